@@ -1,0 +1,88 @@
+"""What a reward is: samples in, one number and one status a sample out."""
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grpo_lightning.types import Question, Sample, UsageError
+
+log = logging.getLogger(__name__)
+
+OK = "ok"
+ERROR = "error"
+
+
+@dataclass(slots=True)
+class RewardResult:
+    """The scores of B samples."""
+
+    value: list[float]
+    """[B] the reward; NaN where the reward failed, which leaves the sample out of its group."""
+    status: list[str]
+    """[B] `ok`, or in one word what happened (`no_answer`, `timeout`, `error`, ...); every rate is a metric."""
+    answer: list[str | None] | None = None
+    """[B] the answer found in each completion, in a form in which equal answers are equal strings: majority votes count it."""
+
+
+class Reward(ABC):
+    """One term of R(q, o): scores samples. A failure costs the sample it happened on, never the run, and is counted.
+
+    Args:
+        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
+        name: Its name in the metrics; by default the class name in snake case.
+    """
+
+    def __init__(self, weight: float = 1.0, name: str | None = None) -> None:
+        if not math.isfinite(weight):
+            raise UsageError(f"weight={weight} of {type(self).__name__}: give a finite number")
+        self.weight = weight
+        self.name = name or snake_case(type(self).__name__)
+
+    @abstractmethod
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        """Scores `samples`, in order. May raise: then the samples are tried again one by one."""
+
+    def prepare(self, questions: Sequence[Question]) -> None:
+        """Sees every question once before the run: parse the gold answers, complain about a bad one."""
+
+    def close(self) -> None:
+        """Releases worker processes and the like. May be called twice."""
+
+    def __call__(self, samples: Sequence[Sample]) -> RewardResult:
+        """`score` with failures contained: a sample on which it raises gets NaN and the status `error`."""
+        try:
+            return self._checked(samples)
+        except Exception as error:
+            if len(samples) == 1:
+                log.warning(
+                    "reward %s failed on a sample of %s: %s: %s",
+                    self.name, samples[0].prompt.question.source or "the task", type(error).__name__, error,
+                )  # fmt: skip
+                return RewardResult([math.nan], [ERROR])
+        parts = [self([sample]) for sample in samples]
+        has_answers = any(part.answer for part in parts)
+        return RewardResult(
+            value=[part.value[0] for part in parts],
+            status=[part.status[0] for part in parts],
+            answer=[part.answer[0] if part.answer else None for part in parts] if has_answers else None,
+        )
+
+    def _checked(self, samples: Sequence[Sample]) -> RewardResult:
+        result = self.score(samples)
+        if not len(result.value) == len(result.status) == len(samples):
+            raise ValueError(
+                f"{type(self).__name__}.score returned {len(result.value)} values and {len(result.status)} statuses "
+                f"for {len(samples)} samples"
+            )
+        bad = [math.isinf(value) or (math.isnan(value) and status == OK) for value, status in zip(result.value, result.status, strict=True)]
+        if any(bad):
+            result.value = [math.nan if b else v for b, v in zip(bad, result.value, strict=True)]
+            result.status = ["not_finite" if b else s for b, s in zip(bad, result.status, strict=True)]
+        return result
+
+
+def snake_case(name: str) -> str:
+    """`MathVerifier` -> `math_verifier`."""
+    return "".join("_" + c.lower() if c.isupper() and i else c.lower() for i, c in enumerate(name))

@@ -1,0 +1,78 @@
+"""The words of the trade: what passes between data, engine, rewards and loop."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class UsageError(ValueError):
+    """The user's mistake: its message names the key, the value, what is allowed and the mend."""
+
+
+class FinishReason(StrEnum):
+    """Why a completion ended."""
+
+    STOP = "stop"
+    """The model emitted one of its stop tokens."""
+    LENGTH = "length"
+    """It reached `max_new_tokens`: the completion is truncated."""
+
+
+@dataclass(slots=True)
+class Question:
+    """One row of a task: what is asked, what is right, and where the row came from."""
+
+    text: str
+    """The question as the task states it, before any prompt template."""
+    answer: str
+    """The gold answer, bare (`42`, not `#### 42`)."""
+    source: str = ""
+    """Where the row stands, for messages: `train.jsonl:17`."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """The row's other columns, for rewards that want them."""
+
+
+@dataclass(slots=True)
+class Prompt:
+    """q of the paper: a question as the model sees it."""
+
+    id: int
+    """Its row in the task, which keys its random numbers: the same prompt draws the same completions anywhere."""
+    text: str
+    """After the template."""
+    token_ids: list[int]
+    """[P] token ids, never empty."""
+    question: Question
+
+
+@dataclass(slots=True)
+class Completion:
+    """o_i of the paper: one sampled answer."""
+
+    token_ids: list[int]
+    """[R] sampled ids with the stop token, if one was sampled; at least one."""
+    logp: list[float]
+    """[R] log-probability of each id under the distribution it was drawn from."""
+    finish_reason: FinishReason
+
+
+@dataclass(slots=True)
+class Sample:
+    """A prompt and one of its completions, as a reward sees them."""
+
+    prompt: Prompt
+    text: str
+    """The completion decoded, without special tokens such as the stop token."""
+    token_ids: list[int]
+    """[R] as in `Completion`."""
+    finish_reason: FinishReason
+
+    @property
+    def answer(self) -> str:
+        """The gold answer."""
+        return self.prompt.question.answer
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the completion was cut off at `max_new_tokens`."""
+        return self.finish_reason is FinishReason.LENGTH
