@@ -1,0 +1,50 @@
+"""Counter-based random numbers: the number for (seed, step, prompt, sample, position) is a pure function of them.
+
+So a completion does not depend on the batch it was drawn in, on the order of the prompts, on the number of ranks or on
+what a resumed run did before. Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+"""
+
+import torch
+from torch import Tensor
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_MASK = 0xFFFFFFFF
+WORDS = 4
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Ten rounds over four 32-bit words held in int64 tensors of one shape -> four tensors of 32-bit words."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        # int64 products wrap modulo 2^64, which leaves their 64 bits right; the masks undo the sign.
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            ((p1 >> 32) & _MASK) ^ c1 ^ k0,
+            p1 & _MASK,
+            ((p0 >> 32) & _MASK) ^ c3 ^ k1,
+            p0 & _MASK,
+        )
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def uniforms(seed: int, step: int, prompt: Tensor, sample: Tensor, first: int, count: int) -> Tensor:
+    """Uniform numbers in [0, 1) for positions first..first+count-1 of B completions: [B, count] float32.
+
+    Args:
+        seed: Key of the run.
+        step: Key of the exploration step.
+        prompt: [B] int64 id of each completion's prompt.
+        sample: [B] int64 place of each completion in its group.
+        first: First position.
+        count: Number of positions.
+    """
+    blocks = torch.arange(first // WORDS, (first + count - 1) // WORDS + 1, device=prompt.device)
+    shape = (len(prompt), len(blocks))
+    counter = (blocks.expand(shape), sample[:, None].expand(shape), (prompt & _MASK)[:, None].expand(shape), ((prompt >> 32) & _MASK)[:, None].expand(shape))
+    words = torch.stack(philox(counter, (seed & _MASK, step & _MASK)), dim=-1).flatten(1)
+    offset = first % WORDS
+    # The upper 24 bits are exact in float32.
+    return (words[:, offset : offset + count] >> 8).float() * 2.0**-24

@@ -1,0 +1,86 @@
+"""How a token is drawn from logits: temperature, filters, and the inverse of the cumulative distribution."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grpo_lightning.types import UsageError
+
+
+@dataclass
+class Sampling:
+    """The distribution completions are drawn from.
+
+    Args:
+        max_new_tokens: Longest completion, in tokens with the stop token; a completion cut off there is truncated.
+        temperature: Divides the logits, in sampling and in the policy's log-probs alike. 0 is greedy decoding.
+        top_k: Keep the k likeliest tokens; 0 keeps all.
+        top_p: Keep the likeliest tokens whose probabilities reach this sum; 1 keeps all.
+        min_p: Keep the tokens at least this share as likely as the likeliest; 0 keeps all.
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise UsageError(f"max_new_tokens={self.max_new_tokens}: give 1 or more")
+        if self.temperature < 0:
+            raise UsageError(f"temperature={self.temperature}: give 0 (greedy) or more")
+        if self.top_k < 0:
+            raise UsageError(f"top_k={self.top_k}: give 0 (keep all) or more")
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"top_p={self.top_p}: give a number above 0, at most 1 (keep all)")
+        if not 0 <= self.min_p <= 1:
+            raise UsageError(f"min_p={self.min_p}: give a number from 0 (keep all) to 1")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken, no number drawn."""
+        return self.temperature == 0
+
+    @property
+    def unfiltered(self) -> bool:
+        """Whether every token can be drawn, so that the sampler's log-probs are the policy's own."""
+        return not self.greedy and self.top_k == 0 and self.top_p == 1 and self.min_p == 0
+
+
+def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """One token a row: [B, V] logits, [B] numbers in [0, 1) -> [B] int64 tokens, [B] float32 log-probs.
+
+    The log-prob is that of the distribution drawn from, after temperature and filters; of greedy decoding, that of
+    temperature 1.
+    """
+    logits = logits.float()
+    if sampling.greedy:
+        logp = logits.log_softmax(-1)
+        token = logp.argmax(-1, keepdim=True)
+    else:
+        logp = _filtered(logits / sampling.temperature, sampling).log_softmax(-1)
+        cdf = logp.exp().cumsum(-1)
+        # Strictly under the total, so the search always ends on a token that has probability.
+        total = cdf[:, -1:]
+        target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+        token = torch.searchsorted(cdf, target, right=True)
+    return token.squeeze(-1), logp.gather(-1, token).squeeze(-1)
+
+
+def _filtered(logits: Tensor, sampling: Sampling) -> Tensor:
+    if sampling.unfiltered:
+        return logits
+    keep = torch.ones_like(logits, dtype=torch.bool)
+    if 0 < sampling.top_k < logits.shape[-1]:
+        keep &= logits >= logits.topk(sampling.top_k).values[:, -1:]
+    if sampling.min_p > 0:
+        probability = logits.softmax(-1)
+        keep &= probability >= sampling.min_p * probability.amax(-1, keepdim=True)
+    if sampling.top_p < 1:
+        # Of the tokens that are left, those before which less than top_p has been seen: the likeliest always stays.
+        probability, order = logits.masked_fill(~keep, -torch.inf).softmax(-1).sort(descending=True, stable=True)
+        inside = probability.cumsum(-1) - probability < sampling.top_p
+        keep &= torch.zeros_like(keep).scatter(-1, order, inside)
+    return logits.masked_fill(~keep, -torch.inf)

@@ -1,0 +1,224 @@
+"""The policy π_θ: a causal LM that says how likely it finds the tokens of completions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_lightning import ragged
+from grpo_lightning.rollouts import Rollouts
+from grpo_lightning.types import UsageError
+
+HEAD_ELEMENTS = 2**25
+"""Logits held at once by the vocabulary head: 128 MiB of float32."""
+
+
+@dataclass(slots=True)
+class TokenLogp:
+    """What the policy says of N completion tokens."""
+
+    logp: Tensor
+    """[N] float32 log-probability of each token."""
+    entropy: Tensor
+    """[N] float32 entropy in nats of the distribution each token was drawn from; no gradient."""
+
+
+@final
+class Policy(nn.Module):
+    """A causal LM of transformers. Its weights are read by `load`, so that Lightning decides where and when.
+
+    Args:
+        path: Folder made by `save_pretrained`, or a model id of the Hugging Face hub.
+        dtype: Type of the weights. With `bfloat16` weights, AdamW rounds small updates away: prefer float32 weights with
+            the trainer's `precision: bf16-mixed`.
+        attention: Attention implementation of transformers for the optimisation passes.
+        dropout: Keep the model's dropout in training. Off by default: with it the first ratio is not 1.
+        gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
+        compile: Compile the transformer with `torch.compile`.
+        trust_remote_code: Run Python code shipped with the model. Leave it off for models you have not read.
+    """
+
+    model: PreTrainedModel
+
+    def __init__(
+        self,
+        path: str,
+        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa",
+        dropout: bool = False,
+        gradient_checkpointing: bool = False,
+        compile: bool = False,
+        trust_remote_code: bool = False,
+    ) -> None:
+        super().__init__()
+        self.path = path
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.attention = attention
+        self.dropout = dropout
+        self.gradient_checkpointing = gradient_checkpointing
+        self.compile_model = compile
+        self.trust_remote_code = trust_remote_code
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> "Policy":
+        """A policy around a model that exists already."""
+        policy = cls(path=model.name_or_path)
+        policy.tokenizer = tokenizer
+        policy.model = model.eval()
+        return policy
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer that lies beside the weights."""
+        return self._from_pretrained(AutoTokenizer)
+
+    def load(self) -> None:
+        """Reads the weights; the second call does nothing."""
+        if hasattr(self, "model"):
+            return
+        self.model = self._from_pretrained(AutoModelForCausalLM, dtype=self.dtype, attn_implementation=self.attention)
+        if not self.dropout:
+            remove_dropout(self.model)
+        if self.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self._check_head()
+
+    def _from_pretrained(self, auto_class: Any, **kwargs: Any) -> Any:
+        looks_local = self.path.startswith((".", "/", "~")) or self.path.count("/") > 1
+        path = Path(self.path).expanduser()
+        if looks_local and not path.is_dir():
+            raise UsageError(
+                f"policy.path={self.path}: no such folder (looked in {Path.cwd()}). Give a folder made by save_pretrained or a hub id"
+            )
+        try:
+            return auto_class.from_pretrained(
+                str(path) if path.is_dir() else self.path, trust_remote_code=self.trust_remote_code, **kwargs
+            )
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UsageError(
+                f"policy.path={self.path}: {auto_class.__name__} found no usable model there ({reason}). "
+                "Give a folder made by save_pretrained (config.json, weights, tokenizer) or a hub id"
+            ) from error
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def context_length(self) -> int | None:
+        """Longest sequence, prompt and completion together, or None where the model sets no limit."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Every token that ends a completion: those of the generation config, the model config and the tokenizer."""
+        ids: set[int] = set()
+        for owner in (self.model.generation_config, self.model.config, self.tokenizer):
+            eos = getattr(owner, "eos_token_id", None)
+            ids.update([eos] if isinstance(eos, int) else eos or [])
+        return frozenset(ids)
+
+    def hidden(self, input_ids: Tensor, **kwargs: Any) -> Tensor:
+        """[B, T] token ids -> [B, T, hidden] last hidden states."""
+        return self.model.base_model(input_ids=input_ids, **kwargs).last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., hidden] -> [..., V] float32 logits."""
+        logits = self.model.get_output_embeddings()(hidden).float()
+        config = self.model.config
+        if (scale := getattr(config, "logit_scale", None)) is not None:
+            logits = logits * scale
+        if (scaling := getattr(config, "logits_scaling", None)) is not None:
+            logits = logits / scaling
+        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    def forward(self, rollouts: Rollouts, temperature: float = 1.0) -> TokenLogp:
+        """log π_θ of every completion token, with gradient where gradients are on.
+
+        Rows are right-padded: with causal attention no token sees the padding behind it, so no mask is needed and the
+        model's own positions are right.
+
+        Args:
+            rollouts: B completions with their prompts.
+            temperature: That of the sampling; divides the logits.
+        """
+        prompt_lengths = rollouts.prompt_lengths[rollouts.group]
+        lengths = prompt_lengths + rollouts.lengths
+        prompts = rollouts.prompt_token_ids[ragged.take(rollouts.group, rollouts.prompt_lengths)]
+        input_ids = rollouts.token_ids.new_zeros(len(lengths), int(lengths.max()))
+        row = torch.arange(len(lengths), device=lengths.device)
+        completion_row = ragged.spread(row, rollouts.lengths)
+        completion_position = ragged.spread(prompt_lengths, rollouts.lengths) + ragged.positions(rollouts.lengths)
+        input_ids[ragged.spread(row, prompt_lengths), ragged.positions(prompt_lengths)] = prompts
+        input_ids[completion_row, completion_position] = rollouts.token_ids
+        # The last token of the longest row predicts nothing.
+        hidden = self._transformer(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state
+        return self._score(hidden[completion_row, completion_position - 1], rollouts.token_ids, temperature)
+
+    @cached_property
+    def _transformer(self) -> Callable[..., Any]:
+        # Compiled for the passes over whole sequences alone: decoding would compile anew for every length.
+        base = self.model.base_model
+        return torch.compile(base, dynamic=True) if self.compile_model else base.__call__
+
+    def _score(self, hidden: Tensor, token_ids: Tensor, temperature: float) -> TokenLogp:
+        """[N, hidden], [N] -> log-probs; the logits exist a chunk at a time, and are made again in the backward pass."""
+
+        def score(hidden: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+            logp = (self.logits(hidden) / temperature).log_softmax(-1)
+            with torch.no_grad():
+                entropy = -(logp.exp() * logp).sum(-1)
+            return logp.gather(-1, token_ids[:, None]).squeeze(-1), entropy
+
+        chunk = max(1, HEAD_ELEMENTS // self.model.config.vocab_size)
+        if len(token_ids) <= chunk:
+            return TokenLogp(*score(hidden, token_ids))
+        parts = [
+            checkpoint(score, h, ids, use_reentrant=False) if torch.is_grad_enabled() else score(h, ids)
+            for h, ids in zip(hidden.split(chunk), token_ids.split(chunk), strict=True)
+        ]
+        return TokenLogp(torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts]))
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        """Makes sure that `hidden` and `logits` together are the model, whatever its class does behind its head."""
+        was_training = self.model.training
+        self.model.eval()
+        input_ids = torch.arange(2, device=self.device)[None]
+        expected = self.model(input_ids=input_ids, use_cache=False).logits.float()
+        actual = self.logits(self.hidden(input_ids, use_cache=False))
+        self.model.train(was_training)
+        if not torch.allclose(actual, expected, rtol=1e-3, atol=1e-3):
+            raise UsageError(
+                f"policy.path={self.path}: {type(self.model).__name__} changes its logits after the output embedding in a "
+                "way grpo_lightning does not know; please report it"
+            )
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes weights and tokenizer as transformers reads them."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+def remove_dropout(model: nn.Module) -> None:
+    """Sets every dropout probability of the model to 0, in its modules and in its config."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+    config = getattr(model, "config", None)
+    for name, value in vars(config).items() if config is not None else ():
+        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
+            setattr(config, name, 0.0)

@@ -1,0 +1,60 @@
+"""Weightings: how tokens are averaged, said as one weight a token and fixed before the optimisation passes.
+
+Every loss of the literature is sum_t weight_t * (surrogate_t - beta * kl_t); they differ in `weight`. A weight is computed
+from the whole batch of one optimizer update over all ranks, so the gradients of micro-batches and of ranks simply add up.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grpo_lightning.types import UsageError
+
+
+@dataclass(slots=True)
+class BatchSize:
+    """The batch of one optimizer update, over all ranks."""
+
+    sequences: int
+    groups: int
+    tokens: int
+
+
+class TokenWeighting(ABC):
+    """The weight of a token, which is the same for all tokens of a completion."""
+
+    @abstractmethod
+    def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
+        """[B] completion lengths, [B] groups, the whole batch's size -> [B] float32 weight of each token of the completion."""
+
+
+class SequenceMean(TokenWeighting):
+    """GRPO: 1 / (B |o_i|): the mean over completions of the mean over their tokens (DeepSeekMath Eq. 3)."""
+
+    def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
+        return 1.0 / (batch.sequences * lengths.float())
+
+
+class TokenMean(TokenWeighting):
+    """DAPO: 1 / sum_j |o_j|: every token of the batch counts the same (arXiv 2503.14476, Eq. 8)."""
+
+    def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
+        return torch.full_like(lengths, 1.0 / batch.tokens, dtype=torch.float32)
+
+
+class FixedLength(TokenWeighting):
+    """Dr. GRPO: 1 / (B L): no length of the batch's own enters, so long answers are not favoured (arXiv 2503.20783, Sec. 3.2).
+
+    Args:
+        length: L, by convention the longest completion allowed (`max_new_tokens`).
+    """
+
+    def __init__(self, length: int) -> None:
+        if length < 1:
+            raise UsageError(f"length={length} of FixedLength: give 1 or more, e.g. the value of max_new_tokens")
+        self.length = length
+
+    def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
+        return torch.full_like(lengths, 1.0 / (batch.sequences * self.length), dtype=torch.float32)
