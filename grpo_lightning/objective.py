@@ -1,5 +1,6 @@
 """The GRPO objective as one weighted sum over tokens, and what to watch while it is maximised."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -29,6 +30,14 @@ class Diagnostics:
     def __add__(self, other: "Diagnostics") -> "Diagnostics":
         sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         return Diagnostics(**sums | {"ratio_max": torch.maximum(self.ratio_max, other.ratio_max)})
+
+    def reduce(self, reduce: Callable[..., Tensor]) -> "Diagnostics":
+        """Those of all ranks together; `reduce` is the strategy's, told `sum` or `max`."""
+        names = [f.name for f in fields(self) if f.name != "ratio_max"]
+        sums = reduce(torch.stack([getattr(self, name) for name in names]), reduce_op="sum")
+        return Diagnostics(
+            **dict(zip(names, sums, strict=True)), ratio_max=reduce(self.ratio_max.clone(), reduce_op="max")
+        )
 
 
 @dataclass

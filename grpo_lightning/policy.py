@@ -9,7 +9,14 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from grpo_lightning import ragged
 from grpo_lightning.rollouts import Rollouts
@@ -70,6 +77,7 @@ class Policy(nn.Module):
         """A policy around a model that exists already."""
         policy = cls(path=model.name_or_path)
         policy.tokenizer = tokenizer
+        policy.config = model.config
         policy.model = model.eval()
         return policy
 
@@ -77,6 +85,11 @@ class Policy(nn.Module):
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer that lies beside the weights."""
         return self._from_pretrained(AutoTokenizer)
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        """The model's configuration, which is known before its weights are."""
+        return self._from_pretrained(AutoConfig)
 
     def load(self) -> None:
         """Reads the weights; the second call does nothing."""
@@ -115,7 +128,7 @@ class Policy(nn.Module):
     @property
     def context_length(self) -> int | None:
         """Longest sequence, prompt and completion together, or None where the model sets no limit."""
-        return getattr(self.model.config, "max_position_embeddings", None)
+        return getattr(self.config, "max_position_embeddings", None)
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -133,7 +146,7 @@ class Policy(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., hidden] -> [..., V] float32 logits."""
         logits = self.model.get_output_embeddings()(hidden).float()
-        config = self.model.config
+        config = self.config
         if (scale := getattr(config, "logit_scale", None)) is not None:
             logits = logits * scale
         if (scaling := getattr(config, "logits_scaling", None)) is not None:
@@ -180,7 +193,7 @@ class Policy(nn.Module):
                 entropy = -(logp.exp() * logp).sum(-1)
             return logp.gather(-1, token_ids[:, None]).squeeze(-1), entropy
 
-        chunk = max(1, HEAD_ELEMENTS // self.model.config.vocab_size)
+        chunk = max(1, HEAD_ELEMENTS // self.config.vocab_size)
         if len(token_ids) <= chunk:
             return TokenLogp(*score(hidden, token_ids))
         parts = [

@@ -24,6 +24,7 @@ class Rollouts:
         weight: [N] float32, the factor of each token in the objective, fixed before the passes.
         old_logp: [N] float32, log π_old of each token; None where π_old is π_θ at this very update, so the ratio is 1.
         ref_logp: [N] float32, log π_ref of each token; None without a reference.
+        sampler_logp: [N] float32, what the engine noted, where that should equal log π_old; else None.
         row: [B] int64, the row's place in the exploration step, for messages.
     """
 
@@ -38,6 +39,7 @@ class Rollouts:
         weight: Tensor | None = None,
         old_logp: Tensor | None = None,
         ref_logp: Tensor | None = None,
+        sampler_logp: Tensor | None = None,
         row: Tensor | None = None,
     ) -> None:
         self.prompt_token_ids = prompt_token_ids
@@ -50,9 +52,10 @@ class Rollouts:
         self.weight = zeros if weight is None else weight
         self.old_logp = old_logp
         self.ref_logp = ref_logp
+        self.sampler_logp = sampler_logp
         self.row = torch.arange(len(lengths), device=lengths.device) if row is None else row
         assert group.shape == lengths.shape == self.row.shape
-        for values in (self.advantage, self.weight, old_logp, ref_logp):
+        for values in (self.advantage, self.weight, old_logp, ref_logp, sampler_logp):
             assert values is None or (values.shape == token_ids.shape and values.dtype == torch.float32)
 
     @classmethod
@@ -104,6 +107,7 @@ class Rollouts:
             weight=of(self.weight),
             old_logp=of(self.old_logp),
             ref_logp=of(self.ref_logp),
+            sampler_logp=of(self.sampler_logp),
             row=self.row[rows],
         )
 

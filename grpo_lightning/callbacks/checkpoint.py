@@ -1,0 +1,97 @@
+"""Checkpoints a killed run resumes from bit for bit, and the clean end of a run that is told to stop."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_info
+
+from grpo_lightning.types import UsageError
+
+
+class StepCheckpoint(ModelCheckpoint):
+    """Saves the run at the end of exploration steps, the only place from which it resumes exactly, as `last.ckpt`.
+
+    SIGTERM lets the running step end, saves, and ends the run cleanly.
+
+    Args:
+        every_n_steps: Exploration steps between two checkpoints.
+        keep: How many older checkpoints stay beside `last.ckpt`: the newest, or the best by `monitor`; -1 keeps all.
+        monitor: Metric to judge checkpoints by, such as `val/pass@1`; None keeps the newest.
+        mode: Whether the best is the largest (`max`) or the smallest (`min`).
+    """
+
+    CHECKPOINT_EQUALS_CHAR = "-"
+
+    def __init__(self, every_n_steps: int = 1, keep: int = 0, monitor: str | None = None, mode: str = "max") -> None:
+        if every_n_steps < 1:
+            raise UsageError(f"checkpoint.every_n_steps={every_n_steps}: give 1 or more")
+        super().__init__(
+            filename="step-{epoch}",
+            auto_insert_metric_name=False,
+            monitor=monitor,
+            mode=mode,
+            save_top_k=keep,
+            save_last=True,
+            every_n_epochs=every_n_steps,
+            save_on_train_epoch_end=True,
+        )
+        self._stopping = False
+        self._replaced: Any = None
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage != "fit" or self.dirpath is None or trainer.ckpt_path is not None:
+            return
+        last = Path(self.dirpath) / "last.ckpt"
+        if last.exists():
+            raise UsageError(
+                f"{last.parent.parent} already holds a run. Continue it with --ckpt_path last, or choose another folder "
+                "with --trainer.default_root_dir"
+            )
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        # Lightning's own handler would leave the epoch in the middle.
+        if threading.current_thread() is threading.main_thread():
+            self._replaced = signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        self._stopping = True
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.strategy.reduce_boolean_decision(self._stopping, all=False):
+            rank_zero_info("SIGTERM: the step is done and saved; continue with --ckpt_path last")
+            trainer.should_stop = True
+            self._every_n_epochs = 1
+        super().on_train_epoch_end(trainer, pl_module)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        super().teardown(trainer, pl_module, stage)
+        if self._replaced is not None:
+            signal.signal(signal.SIGTERM, self._replaced)
+            self._replaced = None
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its place and then moves it there, so that a killed run never leaves half a file.
+
+    Lightning's own writes to the temporary folder and moves it, which copies where that is another file system.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)

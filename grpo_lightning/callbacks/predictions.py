@@ -1,0 +1,44 @@
+"""Predictions as a jsonl file."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch.distributed
+from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.utilities import rank_zero_info
+
+
+class PredictionWriter(BasePredictionWriter):
+    """Writes what `grpo predict` finds, one completion a line.
+
+    Args:
+        path: Where to; relative to `trainer.default_root_dir`.
+    """
+
+    def __init__(self, path: str = "predictions.jsonl") -> None:
+        super().__init__(write_interval="epoch")
+        self.path = path
+
+    def write_on_epoch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        predictions: Sequence[Any],
+        batch_indices: Sequence[Any],
+    ) -> None:
+        rows = [row for batch in predictions for row in batch]
+        if trainer.world_size > 1:
+            ranks: list[Any] = [None] * trainer.world_size
+            torch.distributed.all_gather_object(ranks, rows)
+            rows = [row for rank in ranks for row in rank]
+        if trainer.is_global_zero:
+            path = Path(trainer.default_root_dir) / self.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(path.name + ".partial")
+            partial.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+            os.replace(partial, path)
+            rank_zero_info(f"{len(rows)} completions in {path}")

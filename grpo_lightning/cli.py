@@ -1,0 +1,120 @@
+"""The command line: `grpo fit|validate|test|predict`."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
+
+import grpo_lightning.rewards
+import grpo_lightning.surrogates
+import grpo_lightning.tasks  # noqa: F401  (what is imported here is known by its short name in YAML)
+from grpo_lightning.callbacks.checkpoint import AtomicCheckpointIO, StepCheckpoint
+from grpo_lightning.callbacks.completions import SampledCompletions
+from grpo_lightning.callbacks.predictions import PredictionWriter
+from grpo_lightning.callbacks.progress import StepProgressBar
+from grpo_lightning.data import PromptDataModule
+from grpo_lightning.loop import GRPOLoop
+from grpo_lightning.module import GRPOModule
+from grpo_lightning.rewards.scorer import RewardFailure
+from grpo_lightning.types import UsageError
+
+INSTEAD = {
+    "gradient_clip_val": "model.grad_clip",
+    "gradient_clip_algorithm": "model.grad_clip (a norm)",
+    "max_steps": "trainer.max_epochs (exploration steps)",
+    "max_time": "trainer.max_epochs (exploration steps)",
+}
+"""Trainer options that do not go with manual optimisation or exact resuming, and what to use."""
+
+
+class GRPOCLI(LightningCLI):
+    """LightningCLI with the loop, checkpoints, logging and output of grpo_lightning."""
+
+    def __init__(self, args: Sequence[str] | None = None) -> None:
+        super().__init__(
+            GRPOModule,
+            PromptDataModule,
+            save_config_callback=SaveConfig,
+            save_config_kwargs={"overwrite": True},
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            trainer_defaults={
+                "default_root_dir": "runs/grpo",
+                "max_epochs": 100,
+                "log_every_n_steps": 1,
+                "num_sanity_val_steps": 0,
+            },
+            args=list(args) if args is not None else None,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(GRPOLoop, "loop")
+        parser.add_lightning_class_args(StepCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(SampledCompletions, "completions")
+        parser.add_lightning_class_args(PredictionWriter, "predictions")
+        # GRPOModule's own defaults, spelled out for --help and --print_config.
+        parser.set_defaults(
+            {
+                "model.engine": {"class_path": "NativeEngine"},
+                "model.advantage": {"class_path": "GroupStd"},
+                "model.old_policy": {"class_path": "RecordedLogp"},
+                "model.reference": {"class_path": "FrozenCopy"},
+                "model.sampling": {},
+                "model.objective": {
+                    "surrogate": {"class_path": "Clipped"},
+                    "kl": {"class_path": "K3"},
+                    "weighting": {"class_path": "SequenceMean"},
+                },
+            }
+        )
+        parser.link_arguments("seed_everything", "loop.seed", compute_fn=int)
+        parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
+
+    def before_instantiate_classes(self) -> None:
+        trainer = self.config[self.subcommand].trainer
+        for name, instead in INSTEAD.items():
+            if trainer.get(name) not in (None, -1):
+                raise UsageError(f"trainer.{name}={trainer[name]}: use {instead}")
+        if trainer.accumulate_grad_batches != 1:
+            raise UsageError(
+                f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: use loop.max_tokens; it sets the memory of a "
+                "forward and backward and never changes the gradient"
+            )
+        if str(trainer.precision).startswith("16"):
+            raise UsageError(f"trainer.precision={trainer.precision}: use 32-true, bf16-mixed or bf16-true; float16 overflows")
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        config = self.config_init[self.subcommand].trainer
+        if config.logger in (None, True):
+            kwargs["logger"] = TensorBoardLogger(config.default_root_dir, name="", version="", default_hp_metric=False)
+        kwargs["callbacks"] = [StepProgressBar(), *(config.callbacks or [])]
+        kwargs["plugins"] = [AtomicCheckpointIO(), *(config.plugins or [])]
+        return super().instantiate_trainer(**kwargs)
+
+
+class SaveConfig(SaveConfigCallback):
+    """Keeps the run's configuration: config.yaml, and TensorBoard's hparams for comparing runs."""
+
+    def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == "fit" and trainer.logger is not None:
+            config = self.config.as_dict()
+            trainer.logger.log_hyperparams({key: config[key] for key in ("model", "data", "loop") if key in config})
+
+
+def run(args: Sequence[str] | None = None) -> None:
+    """Runs the command line; the user's mistakes end it with one message and exit code 2."""
+    try:
+        GRPOCLI(args)
+    except UsageError as error:
+        sys.exit(fail(error, code=2))
+    except (RewardFailure, FloatingPointError) as error:
+        sys.exit(fail(error, code=1))
+
+
+def fail(error: Exception, code: int) -> int:
+    """Says what went wrong on standard error."""
+    print(f"grpo: error: {error}", file=sys.stderr)
+    return code

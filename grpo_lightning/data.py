@@ -1,0 +1,204 @@
+"""The data module: a task's questions as prompts, in a shuffled stream for training and in batches for validation."""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+import torch
+
+from grpo_lightning.tasks.base import Split, Task
+from grpo_lightning.types import Prompt, Question, UsageError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class PromptBatch:
+    """Prompts to validate or predict on."""
+
+    prompts: list[Prompt]
+    num_real: int
+    """How many count: those behind only keep the ranks in step."""
+
+    def to(self, device: torch.device | str) -> "PromptBatch":
+        """Itself: it holds no tensors."""
+        return self
+
+
+class PromptDataModule(L.LightningDataModule):
+    """Prompts from a task's questions.
+
+    Args:
+        task: Where the questions come from.
+        template: The prompt, with `{question}` where the question goes.
+        chat: Put the prompt into the tokenizer's chat template, as the user's turn.
+        system: System turn of the chat template.
+        skip_long: Leave out questions whose prompt does not fit the model's context, instead of stopping.
+        val_limit: Use the first so many validation (and test) questions; None uses all.
+        val_batch_size: Questions validated at once.
+        seed: Order of the training questions.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        template: str = "{question}",
+        chat: bool = False,
+        system: str | None = None,
+        skip_long: bool = False,
+        val_limit: int | None = None,
+        val_batch_size: int = 64,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if "{question}" not in template:
+            raise UsageError(f"data.template={template!r}: it must contain {{question}}")
+        if system is not None and not chat:
+            raise UsageError("data.system is the system turn of a chat: set data.chat=true, or put it into data.template")
+        if val_batch_size < 1 or (val_limit is not None and val_limit < 1):
+            raise UsageError(f"data.val_batch_size={val_batch_size}, data.val_limit={val_limit}: give 1 or more")
+        self.task = task
+        self.template = template
+        self.chat = chat
+        self.system = system
+        self.skip_long = skip_long
+        self.val_limit = val_limit
+        self.val_batch_size = val_batch_size
+        self.seed = seed
+        self.drawn = 0
+        self.minibatches: Iterable[Any] | None = None
+        self.questions: dict[Split, Sequence[Question]] = {}
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def setup(self, stage: str) -> None:
+        """Reads the questions of the splits that `stage` needs, checks that they fit the model, and shows them to the rewards."""
+        splits: dict[str, list[Split]] = {"fit": ["train", "val"], "validate": ["val"], "test": ["test"], "predict": ["predict"]}
+        for split in splits[stage]:
+            if split not in self.questions:
+                questions = self._that_fit(self.task.questions(split), split)
+                self.questions[split] = questions if split == "train" else questions[: self.val_limit]
+        if stage != "predict":
+            self._module.explorer.scorer.prepare([q for split in splits[stage] for q in self.questions[split]])
+
+    @property
+    def _module(self) -> Any:
+        assert self.trainer is not None
+        return self.trainer.lightning_module
+
+    def _that_fit(self, questions: Sequence[Question], split: Split) -> Sequence[Question]:
+        """The questions whose prompt leaves room for a completion."""
+        context, new_tokens = self._module.policy.context_length, self._module.sampling.max_new_tokens
+        if context is None:
+            return questions
+        too_long = []
+        for row, question in enumerate(questions):
+            text = self.render(question)
+            # No tokenizer makes more tokens than bytes, bar a few special ones: most rows need no tokenizing here.
+            if len(text.encode()) + 8 > context - new_tokens and len(self.encode(text)) > context - new_tokens:
+                too_long.append(row)
+                if not self.skip_long:
+                    raise UsageError(
+                        f"{question.source}: the prompt has {len(self.encode(text))} tokens, and with "
+                        f"sampling.max_new_tokens={new_tokens} it exceeds the model's context of {context}. Lower "
+                        "max_new_tokens, shorten the row, or set data.skip_long=true to leave such rows out"
+                    )
+        if not too_long:
+            return questions
+        log.warning("%d of %d %s questions do not fit the model's context and are left out", len(too_long), len(questions), split)
+        skipped = set(too_long)
+        kept = [question for row, question in enumerate(questions) if row not in skipped]
+        if not kept:
+            raise UsageError(f"no {split} question fits the model's context of {context} tokens; lower sampling.max_new_tokens")
+        return kept
+
+    def render(self, question: Question) -> str:
+        """The text the model sees."""
+        text = self.template.replace("{question}", question.text)
+        if not self.chat:
+            return text
+        turns = [{"role": "system", "content": self.system}] if self.system is not None else []
+        turns.append({"role": "user", "content": text})
+        tokenizer = self._module.policy.tokenizer
+        if tokenizer.chat_template is None:
+            raise UsageError("data.chat=true: the tokenizer has no chat template; set data.chat=false and write data.template")
+        return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+
+    def encode(self, text: str) -> list[int]:
+        """The text's token ids; a chat template writes its special tokens itself."""
+        return self._module.policy.tokenizer.encode(text, add_special_tokens=not self.chat)
+
+    def prompt(self, question: Question, id: int) -> Prompt:
+        """The question as a prompt; `id` keys its random numbers."""
+        text = self.render(question)
+        token_ids = self.encode(text)
+        if not token_ids:
+            raise UsageError(f"{question.source}: the prompt {text!r} has no tokens")
+        return Prompt(id, text, token_ids, question)
+
+    def draw(self, count: int) -> list[tuple[int, Question]]:
+        """The next `count` training questions of all ranks together, each with its place in the stream.
+
+        Every pass over the data has an order of its own. The place serves as prompt id, so a question that comes again
+        gets new completions.
+        """
+        questions = self.questions["train"]
+        drawn = []
+        for place in range(self.drawn, self.drawn + count):
+            epoch, position = divmod(place, len(questions))
+            if self._order[0] != epoch:
+                generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+                self._order = (epoch, torch.randperm(len(questions), generator=generator).tolist())
+            drawn.append((place, questions[self._order[1][position]]))
+        self.drawn += count
+        return drawn
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.drawn = state_dict["drawn"]
+
+    def train_dataloader(self) -> Any:
+        """The loop's minibatches: the rollouts of its exploration steps."""
+        if self.minibatches is None:
+            raise UsageError("fit needs the GRPOLoop callback: Trainer(callbacks=[GRPOLoop(...)])")
+        return self.minibatches
+
+    def val_dataloader(self) -> "PromptLoader":
+        return PromptLoader(self, "val")
+
+    def test_dataloader(self) -> "PromptLoader":
+        return PromptLoader(self, "test")
+
+    def predict_dataloader(self) -> "PromptLoader":
+        return PromptLoader(self, "predict")
+
+
+class PromptLoader:
+    """This rank's share of a split, in batches; every rank gets as many."""
+
+    def __init__(self, data: PromptDataModule, split: Split) -> None:
+        self.data = data
+        self.split = split
+
+    def _share(self) -> tuple[list[int], int]:
+        """Rows of this rank and how many of them are real: the last ones may repeat row 0 to fill up."""
+        assert self.data.trainer is not None
+        rank, world_size = self.data.trainer.global_rank, self.data.trainer.world_size
+        total = len(self.data.questions[self.split])
+        rows = list(range(rank, total, world_size))
+        size = -(-total // world_size)
+        return rows + [0] * (size - len(rows)), len(rows)
+
+    def __len__(self) -> int:
+        return -(-len(self._share()[0]) // self.data.val_batch_size)
+
+    def __iter__(self) -> Iterator[PromptBatch]:
+        rows, real = self._share()
+        questions = self.data.questions[self.split]
+        for first in range(0, len(rows), self.data.val_batch_size):
+            chosen = rows[first : first + self.data.val_batch_size]
+            prompts = [self.data.prompt(questions[row], id=row) for row in chosen]
+            yield PromptBatch(prompts, min(len(chosen), max(0, real - first)))

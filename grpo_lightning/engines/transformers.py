@@ -1,0 +1,108 @@
+"""The fallback engine: `generate` of transformers, for any architecture that has it."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from grpo_lightning.engines.base import Progress, RolloutEngine
+from grpo_lightning.engines.philox import uniforms
+from grpo_lightning.engines.sampling import Sampling, draw
+from grpo_lightning.types import Completion, FinishReason, Prompt, UsageError
+
+
+class TransformersEngine(RolloutEngine):
+    """Decodes with `model.generate`: slower than `NativeEngine`, but right for every causal LM of transformers.
+
+    Prompts are left-padded and each is prefilled once a completion. Tokens are drawn as `NativeEngine` draws them.
+
+    Args:
+        max_rows: Completions decoded at once.
+    """
+
+    exact = True
+
+    def __init__(self, max_rows: int = 1024) -> None:
+        if max_rows < 1:
+            raise UsageError(f"max_rows={max_rows}: give 1 or more")
+        self.max_rows = max_rows
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        seed: int = 0,
+        step: int = 0,
+        progress: Progress | None = None,
+    ) -> list[Completion]:
+        at_once = max(1, self.max_rows // group_size)
+        completions: list[Completion] = []
+        for first in range(0, len(prompts), at_once):
+            done = self._generate(prompts[first : first + at_once], group_size, sampling, (seed, step))
+            completions += done
+            if progress:
+                progress(len(done))
+        return completions
+
+    def _generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, key: tuple[int, int]
+    ) -> list[Completion]:
+        assert self.policy is not None, "call sync(policy) first"
+        model, stop_ids = self.policy.model, sorted(self.policy.stop_ids)
+        width = max(len(prompt.token_ids) for prompt in prompts)
+        pad = stop_ids[0] if stop_ids else 0
+        ids = [[pad] * (width - len(p.token_ids)) + p.token_ids for p in prompts for _ in range(group_size)]
+        mask = [[0] * (width - len(p.token_ids)) + [1] * len(p.token_ids) for p in prompts for _ in range(group_size)]
+        drawing = _Drawing(prompts, group_size, sampling, key, width, self.policy.device)
+        was_training = model.training
+        model.eval()
+        try:
+            sequences = model.generate(
+                torch.tensor(ids, device=self.policy.device),
+                attention_mask=torch.tensor(mask, device=self.policy.device),
+                generation_config=GenerationConfig(
+                    max_new_tokens=sampling.max_new_tokens,
+                    do_sample=False,
+                    repetition_penalty=1.0,
+                    eos_token_id=stop_ids or None,
+                    pad_token_id=pad,
+                ),
+                logits_processor=LogitsProcessorList([drawing]),
+            )
+        finally:
+            model.train(was_training)
+        logps = torch.stack(drawing.logps, dim=1).tolist()
+        completions = []
+        for tokens, logp in zip(sequences[:, width:].tolist(), logps, strict=True):
+            length = next((at + 1 for at, token in enumerate(tokens) if token in stop_ids), len(tokens))
+            reason = FinishReason.STOP if tokens[length - 1] in stop_ids else FinishReason.LENGTH
+            completions.append(Completion(tokens[:length], logp[:length], reason))
+        return completions
+
+
+class _Drawing(LogitsProcessor):
+    """Draws the token itself and leaves `generate` no choice but to take it."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        key: tuple[int, int],
+        width: int,
+        device: torch.device,
+    ) -> None:
+        prompt = torch.tensor([prompt.id for prompt in prompts], device=device).repeat_interleave(group_size)
+        sample = torch.arange(group_size, device=device).repeat(len(prompts))
+        self.uniform = uniforms(*key, prompt, sample, 0, sampling.max_new_tokens)
+        self.sampling = sampling
+        self.width = width
+        self.logps: list[Tensor] = []
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        token, logp = draw(scores, self.uniform[:, input_ids.shape[1] - self.width], self.sampling)
+        self.logps.append(logp)
+        return torch.full_like(scores, -torch.inf).scatter(1, token[:, None], 0.0)  # type: ignore[return-value]

@@ -1,0 +1,26 @@
+"""Numbers about the k completions of one prompt."""
+
+import math
+from collections.abc import Sequence
+
+
+def pass_at_k(values: Sequence[float]) -> float:
+    """Whether any of the answers is right."""
+    return float(any(value > 0.5 for value in values))
+
+
+def majority_at_k(values: Sequence[float], answers: Sequence[str | None]) -> float:
+    """Whether the answer given most often is right; of answers given equally often, the first counts."""
+    votes: dict[str, list[float]] = {}
+    for value, answer in zip(values, answers, strict=True):
+        if answer is not None:
+            votes.setdefault(answer, []).append(value)
+    if not votes:
+        return 0.0
+    return float(max(votes.values(), key=len)[0] > 0.5)
+
+
+def nan_mean(values: Sequence[float]) -> float:
+    """The mean of the numbers among `values`; NaN if there are none."""
+    numbers = [value for value in values if not math.isnan(value)]
+    return sum(numbers) / len(numbers) if numbers else math.nan

@@ -1,0 +1,77 @@
+"""The reward for keeping to the form that was asked for."""
+
+import math
+import re
+from collections.abc import Sequence
+
+from grpo_lightning.rewards.base import OK, Reward, RewardResult
+from grpo_lightning.rewards.extraction import whole_turn
+from grpo_lightning.rewards.workers import WorkerPool
+from grpo_lightning.types import Sample, UsageError
+
+NO_MATCH = "no_match"
+
+
+class FormatReward(Reward):
+    """1 if the whole completion has the asked form, else 0. Alone it teaches form without content.
+
+    A `<think>` that ends the prompt counts as the start of the completion.
+
+    Args:
+        pattern: Regular expression for the whole completion, where `.` matches newlines too. By default the
+            form is `<think>...</think><answer>...</answer>`: one of each, and an answer that is not empty.
+        timeout: Seconds the pattern may take on one completion, in the worker process where it runs.
+        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
+        name: Its name in the metrics.
+
+    Raises:
+        UsageError: `pattern` is not a regular expression.
+    """
+
+    def __init__(
+        self,
+        pattern: str | None = None,
+        timeout: float = 1.0,
+        weight: float = 1.0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(weight, name)
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise UsageError(f"pattern={pattern!r}: not a regular expression: {error}") from error
+        self.pattern = pattern
+        self._pool = WorkerPool(workers=1, timeout=timeout)
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        """Status `ok` or `no_match`; a pattern that takes too long on a sample gives NaN and `timeout`."""
+        texts = [whole_turn(sample) for sample in samples]
+        if self.pattern is None:
+            matches: list[bool | str] = [has_default_form(text) for text in texts]
+        else:
+            outcomes = self._pool.map(f"{__name__}:matches", [[self.pattern, text] for text in texts])
+            matches = [outcome.value if outcome.status == OK else outcome.status for outcome in outcomes]
+        return RewardResult(
+            value=[math.nan if isinstance(match, str) else float(match) for match in matches],
+            status=[match if isinstance(match, str) else OK if match else NO_MATCH for match in matches],
+        )
+
+    def close(self) -> None:
+        """Ends the worker process."""
+        self._pool.close()
+
+
+def has_default_form(text: str) -> bool:
+    """Whether `text` is one `<think>` block and one `<answer>` block with something in it."""
+    if any(text.count(tag) != 1 for tag in ("<think>", "</think>", "<answer>", "</answer>")):
+        return False
+    before, _, rest = text.partition("<think>")
+    _, _, rest = rest.partition("</think>")
+    between, _, rest = rest.partition("<answer>")
+    answer, closed, after = rest.partition("</answer>")
+    return not (before + between + after).strip() and bool(closed) and bool(answer.strip())
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Whether `pattern` matches all of `text`. Runs in the worker."""
+    return re.fullmatch(pattern, text, re.DOTALL) is not None

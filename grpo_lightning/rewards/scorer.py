@@ -1,0 +1,84 @@
+"""The weighted list of rewards: R(q, o) = sum_k weight_k * reward_k."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grpo_lightning.rewards.base import OK, Reward, RewardResult
+from grpo_lightning.types import Question, Sample, UsageError
+
+
+class RewardFailure(RuntimeError):
+    """Too many samples of one step got no score: the reward is broken, not the samples."""
+
+
+@dataclass(slots=True)
+class Scores:
+    """The scores of B samples."""
+
+    total: list[float]
+    """[B] the weighted sum; NaN where a reward that counts failed."""
+    results: dict[str, RewardResult]
+    """What each reward said, by its name, in the order of the list."""
+
+    @property
+    def main(self) -> RewardResult:
+        """The first reward's: it decides what counts as a right answer in validation."""
+        return next(iter(self.results.values()))
+
+    def describe(self, row: int) -> dict[str, tuple[float, str]]:
+        """Value and status of each reward for one sample."""
+        return {name: (result.value[row], result.status[row]) for name, result in self.results.items()}
+
+
+class Scorer:
+    """Scores samples with every reward of the list.
+
+    Args:
+        rewards: The terms; their names must differ.
+        max_failed: Largest share of a batch's samples that one reward may fail on.
+    """
+
+    def __init__(self, rewards: Sequence[Reward], max_failed: float = 0.5) -> None:
+        names = [reward.name for reward in rewards]
+        if not names:
+            raise UsageError("rewards=[]: give at least one, e.g. rewards: [{class_path: MathVerifier}]")
+        if repeated := [name for name, count in Counter(names).items() if count > 1]:
+            raise UsageError(f"rewards: the name {repeated[0]!r} is used twice; give each reward its own `name`")
+        if not 0 <= max_failed <= 1:
+            raise UsageError(f"max_failed_rewards={max_failed}: give a share from 0 to 1")
+        self.rewards = list(rewards)
+        self.max_failed = max_failed
+
+    def prepare(self, questions: Sequence[Question]) -> None:
+        """Lets every reward see the questions before the run."""
+        for reward in self.rewards:
+            reward.prepare(questions)
+
+    def close(self) -> None:
+        """Closes every reward."""
+        for reward in self.rewards:
+            reward.close()
+
+    def __call__(self, samples: Sequence[Sample]) -> Scores:
+        """Scores B samples; failures are in the statuses."""
+        total = [0.0] * len(samples)
+        results = {}
+        for reward in self.rewards:
+            result = results[reward.name] = reward(samples)
+            if reward.weight != 0:
+                total = [sum_ + reward.weight * value for sum_, value in zip(total, result.value, strict=True)]
+        return Scores(total, results)
+
+    def check(self, scores: Scores) -> None:
+        """Raises RewardFailure if a reward failed on more than `max_failed` of the samples."""
+        for name, result in scores.results.items():
+            failed = sum(map(math.isnan, result.value))
+            if failed > self.max_failed * len(result.value):
+                kinds = Counter(status for status in result.status if status != OK).most_common()
+                raise RewardFailure(
+                    f"reward {name} failed on {failed} of {len(result.value)} samples "
+                    f"({', '.join(f'{status}: {count}' for status, count in kinds)}); "
+                    f"max_failed_rewards={self.max_failed}. The warnings above name the first failures"
+                )

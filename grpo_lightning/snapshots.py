@@ -1,0 +1,52 @@
+"""The policy as it was: π_old of the ratio and π_ref of the KL term."""
+
+import copy
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from grpo_lightning.policy import Policy
+from grpo_lightning.rollouts import Rollouts
+
+
+class PolicySnapshot(nn.Module, ABC):
+    """Log-probs of the policy as it was at the last `refresh`."""
+
+    @abstractmethod
+    def refresh(self, policy: Policy) -> None:
+        """Takes the policy as it is now."""
+
+    @abstractmethod
+    def forward(self, policy: Policy, rollouts: Rollouts, temperature: float) -> Tensor:
+        """[N] float32 log-probs of the completion tokens; call it without gradients."""
+
+
+class RecordedLogp(PolicySnapshot):
+    """π_old by its numbers alone: no second copy of the weights.
+
+    Exploration happens with the live weights, before the first update, so the log-probs noted then are those of π_old: the
+    sampler's own where they are exact (the policy's weights, float32, no filter), else one pass over the rollouts.
+    """
+
+    def refresh(self, policy: Policy) -> None:
+        """Nothing to keep."""
+
+    def forward(self, policy: Policy, rollouts: Rollouts, temperature: float) -> Tensor:
+        if rollouts.sampler_logp is not None:
+            return rollouts.sampler_logp
+        return policy(rollouts, temperature).logp
+
+
+class FrozenCopy(PolicySnapshot):
+    """A frozen copy of the weights: a reference that stays, or is refreshed at the start of every iteration."""
+
+    def refresh(self, policy: Policy) -> None:
+        if not hasattr(self, "policy"):
+            self.policy = copy.deepcopy(policy).requires_grad_(False).eval()
+        else:
+            self.policy.load_state_dict(policy.state_dict())
+
+    @torch.no_grad()
+    def forward(self, policy: Policy, rollouts: Rollouts, temperature: float) -> Tensor:
+        return self.policy(rollouts, temperature).logp

@@ -1,0 +1,305 @@
+"""Questions from tables: files on disk and datasets of the Hub."""
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from numbers import Number
+from pathlib import Path
+from typing import Any
+
+from grpo_lightning.tasks.base import Split, Task
+from grpo_lightning.types import Question, UsageError
+
+
+class _Table(Task):
+    """What a row of a table must hold to be a question."""
+
+    def __init__(self, question: str, answer: str, answer_pattern: str | None) -> None:
+        self.question = question
+        self.answer = answer
+        self.answer_pattern = _compiled(answer_pattern)
+
+    def _questions(self, rows: Iterable[tuple[str, str, Any]], table: str, split: Split) -> list[Question]:
+        """Questions from rows given as (where in words, where for `Question.source`, the row)."""
+        questions = [self._question(where, source, row, split) for where, source, row in rows]
+        if not questions:
+            raise UsageError(f"task.{split}: {table} has no rows: give a table with at least one question")
+        return questions
+
+    def _question(self, where: str, source: str, row: Any, split: Split) -> Question:
+        if not isinstance(row, dict):
+            raise UsageError(f"{where}: expected an object of columns and values, found {_kind(row)}")
+        text = self._cell(where, row, "question", self.question)
+        if text is None:
+            raise UsageError(
+                f"{where}: column {self.question!r} (task.question) is empty: every row needs a question"
+            )
+        answer = self._gold(where, row, split)
+        metadata = {key: value for key, value in row.items() if key not in (self.question, self.answer)}
+        return Question(text, answer, source, metadata)
+
+    def _gold(self, where: str, row: dict[str, Any], split: Split) -> str:
+        if split == "predict" and self.answer not in row:
+            return ""
+        cell = self._cell(where, row, "answer", self.answer)
+        if cell is None:
+            if split == "predict":
+                return ""
+            raise UsageError(
+                f"{where}: column {self.answer!r} (task.answer) is empty: every row needs a gold answer"
+            )
+        if self.answer_pattern is None:
+            return cell.strip()
+        matches = self.answer_pattern.findall(cell)
+        if not matches:
+            raise UsageError(
+                f"{where}: task.answer_pattern={self.answer_pattern.pattern!r} is not found in column "
+                f"{self.answer!r}, which ends in {cell[-60:]!r}: mend the row or the pattern"
+            )
+        if not matches[-1].strip():
+            raise UsageError(
+                f"{where}: task.answer_pattern={self.answer_pattern.pattern!r} finds an empty answer in "
+                f"column {self.answer!r}: mend the row or the pattern"
+            )
+        return matches[-1].strip()
+
+    @staticmethod
+    def _cell(where: str, row: dict[str, Any], key: str, column: str) -> str | None:
+        """The text of a cell; None if nothing is in it."""
+        if column not in row:
+            raise UsageError(
+                f"{where}: no column {column!r} (task.{key}={column!r}); there are "
+                f"{', '.join(map(repr, row)) or 'none'}: mend the row or set task.{key}"
+            )
+        cell = row[column]
+        if isinstance(cell, Number) and not isinstance(cell, bool):
+            cell = str(cell)
+        if cell is None or (isinstance(cell, str) and not cell.strip()):
+            return None
+        if not isinstance(cell, str):
+            raise UsageError(
+                f"{where}: column {column!r} (task.{key}) is {_kind(cell)}, expected text or a number"
+            )
+        return cell
+
+
+class JsonPrompts(_Table):
+    """Questions from files: JSON lines, a JSON list of objects, CSV or Parquet, told apart by their ending.
+
+    Columns other than the question and the answer go into the question's metadata. Cells are taken as they
+    are written (CSV is all text); only the answer loses the white space around it.
+
+    Args:
+        train: File to train on (.jsonl, .json, .csv or .parquet).
+        val: File for validation.
+        test: File for testing.
+        predict: File to answer; its rows may lack an answer.
+        question: Column that holds the question.
+        answer: Column that holds the gold answer.
+        answer_pattern: Regular expression with one group: its last match in the answer column is the gold
+            answer, such as `####\\s*(.+)` for GSM8K. None takes the whole cell.
+
+    Raises:
+        UsageError: `answer_pattern` is no regular expression with one group.
+    """
+
+    def __init__(
+        self,
+        train: str | None = None,
+        val: str | None = None,
+        test: str | None = None,
+        predict: str | None = None,
+        question: str = "question",
+        answer: str = "answer",
+        answer_pattern: str | None = None,
+    ) -> None:
+        super().__init__(question, answer, answer_pattern)
+        self.paths: dict[str, str | None] = {"train": train, "val": val, "test": test, "predict": predict}
+
+    def questions(self, split: Split) -> Sequence[Question]:
+        """The rows of the file of `split`; see `Task.questions`."""
+        given = self.paths.get(split)
+        if given is None:
+            raise UsageError(
+                f"task.{split} is not set: give the path of a .jsonl, .json, .csv or .parquet file"
+            )
+        path = Path(given).expanduser()
+        if not path.is_file():
+            folder = path.absolute().parent
+            found = "is a folder" if path.is_dir() else f"does not exist (looked in {folder})"
+            raise UsageError(f"task.{split}={given!r} {found}: give the path of a file")
+        reader = READERS.get(path.suffix.lower())
+        if reader is None:
+            raise UsageError(
+                f"task.{split}={given!r}: the ending {path.suffix!r} is not one of {', '.join(READERS)}"
+            )
+        return self._questions(reader(path), str(path), split)
+
+
+class HubPrompts(_Table):
+    """Questions from a dataset of the Hugging Face Hub, or of a folder laid out like one.
+
+    Columns other than the question and the answer go into the question's metadata.
+
+    Args:
+        id: The dataset, such as `openai/gsm8k`.
+        config: Its configuration, where it has several, such as `main`.
+        train: Name of its split to train on; slices such as `train[:-500]` are allowed.
+        val: Name of its split for validation, such as `train[-500:]`.
+        test: Name of its split for testing.
+        predict: Name of its split to answer; its rows may lack an answer.
+        question: Column that holds the question.
+        answer: Column that holds the gold answer.
+        answer_pattern: Regular expression with one group: its last match in the answer column is the gold
+            answer, such as `####\\s*(.+)` for GSM8K. None takes the whole cell.
+        revision: Branch, tag or commit of the dataset. A commit makes the run repeatable.
+
+    Raises:
+        UsageError: `answer_pattern` is no regular expression with one group.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        config: str | None = None,
+        train: str | None = "train",
+        val: str | None = None,
+        test: str | None = "test",
+        predict: str | None = None,
+        question: str = "question",
+        answer: str = "answer",
+        answer_pattern: str | None = None,
+        revision: str | None = None,
+    ) -> None:
+        super().__init__(question, answer, answer_pattern)
+        self.id = id
+        self.config = config
+        self.revision = revision
+        self.names: dict[str, str | None] = {"train": train, "val": val, "test": test, "predict": predict}
+
+    def questions(self, split: Split) -> Sequence[Question]:
+        """The rows of the dataset's split for `split`; see `Task.questions`."""
+        import datasets  # takes a second, which the other tasks need not wait for
+
+        name = self.names.get(split)
+        if name is None:
+            raise UsageError(f"task.{split} is not set: give the name of a split of {self.id}")
+        bars = datasets.is_progress_bar_enabled()
+        datasets.disable_progress_bars()
+        try:
+            rows = datasets.load_dataset(self.id, self.config, split=name, revision=self.revision)
+        except (ConnectionError, datasets.exceptions.DatasetsError, ValueError) as error:
+            raise UsageError(
+                f"task.id={self.id!r} (config={self.config!r}, {split}={name!r}, revision={self.revision!r}) "
+                f"could not be loaded: {error.__cause__ or error}: mend the name, or download it first if "
+                f"this machine is offline"
+            ) from error
+        finally:
+            if bars:
+                datasets.enable_progress_bars()
+        table = f"{self.id} {name}"
+        return self._questions(
+            ((f"{table}, row {i}", f"{self.id}/{name}:{i}", row) for i, row in enumerate(rows, 1)),
+            table,
+            split,
+        )
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines; decoded one by one, so that a bad byte has a line number."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            yield number, _decoded(line, f"{path}, line {number}")
+
+
+def _jsonl(path: Path) -> Iterator[tuple[str, str, Any]]:
+    for number, text in _lines(path):
+        if text.strip():
+            where = f"{path}, line {number}"
+            yield where, f"{path.name}:{number}", _parsed(text, where)
+
+
+def _json(path: Path) -> Iterator[tuple[str, str, Any]]:
+    with path.open("rb") as file:
+        start = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not start.startswith(b"["):  # many a .json file holds JSON lines
+        yield from _jsonl(path)
+        return
+    for number, row in enumerate(_parsed(_decoded(path.read_bytes(), str(path)), str(path)), 1):
+        yield f"{path}, row {number}", f"{path.name}:{number}", row
+
+
+def _csv(path: Path) -> Iterator[tuple[str, str, Any]]:
+    reader = csv.reader((text for _, text in _lines(path)), strict=True)
+    header: list[str] | None = None
+    number = 1
+    try:
+        for cells in reader:
+            where, source = f"{path}, line {number}", f"{path.name}:{number}"
+            number = reader.line_num + 1  # a row with line breaks in its cells is known by its first line
+            if not cells:
+                continue
+            if header is None:
+                header = cells
+            elif len(cells) != len(header):
+                raise UsageError(f"{where}: {len(cells)} cells under a header of {len(header)}: mend the row")
+            else:
+                yield where, source, dict(zip(header, cells, strict=True))
+    except csv.Error as error:
+        raise UsageError(f"{path}, line {number}: not CSV: {error}") from error
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, str, Any]]:
+    import pyarrow
+    from pyarrow.parquet import (
+        ParquetFile,
+    )  # `datasets` would take the path for a glob, and copy the file to its cache
+
+    number = 0
+    try:
+        with ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}, row {number}", f"{path.name}:{number}", row
+    except pyarrow.ArrowException as error:
+        raise UsageError(f"{path}, row {number + 1}: not Parquet: {error}") from error
+
+
+READERS = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
+
+
+def _decoded(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where}: not UTF-8 text: {error}") from error
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f", line {error.lineno}" if "\n" in text.strip() else ""
+        raise UsageError(f"{where}{place}: not JSON: {error.msg} at column {error.colno}") from error
+
+
+def _compiled(pattern: str | None) -> re.Pattern[str] | None:
+    if pattern is None:
+        return None
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"task.answer_pattern={pattern!r} is no regular expression: {error}") from error
+    if compiled.groups != 1:
+        raise UsageError(
+            f"task.answer_pattern={pattern!r} has {compiled.groups} groups: give it one, ( ), around the "
+            f"answer, and write others as (?: )"
+        )
+    return compiled
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", bool: "true or false", str: "text", type(None): "null"}
+    return names.get(type(value), type(value).__name__)

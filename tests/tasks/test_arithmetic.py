@@ -1,0 +1,109 @@
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from grpo_lightning.tasks import Arithmetic, Split
+from grpo_lightning.tasks.arithmetic import shuffled
+from grpo_lightning.types import UsageError
+
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+
+
+def texts(task: Arithmetic, split: Split) -> list[str]:
+    return [question.text for question in task.questions(split)]
+
+
+def test_first_rows_are_these():
+    first = Arithmetic().questions("train")[0]
+    assert (first.text, first.answer, first.source) == ("46+93=", "139", "arithmetic train:1")
+    assert first.metadata == {"expression": "46+93"}
+    assert texts(Arithmetic(), "train")[:3] == ["46+93=", "52+43=", "87+61="]
+    assert texts(Arithmetic(), "val")[:3] == ["68+88=", "62+4=", "87+42="]
+    assert texts(Arithmetic(seed=1), "val")[:3] != texts(Arithmetic(), "val")[:3]
+
+
+def test_same_in_another_process():
+    code = (
+        "from grpo_lightning.tasks import Arithmetic;"
+        "print(*[q.text for q in Arithmetic(operators=['-', '*'], terms=3).questions('train')[:50]])"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    assert out.stdout.split() == texts(Arithmetic(operators=["-", "*"], terms=3), "train")[:50]
+
+
+def test_splits_are_disjoint_and_exhaust_the_expressions():
+    task = Arithmetic(digits=1, operators=["+", "-"], num_train=180, num_val=10)
+    rows = [text for split in SPLITS for text in texts(task, split)]
+    assert len(rows) == len(set(rows)) == 200 == task.num_expressions
+    assert set(rows) == {f"{a}{o}{b}=" for a in range(10) for b in range(10) for o in "+-"}
+
+
+def test_sizes_and_predict():
+    task = Arithmetic(digits=3, num_train=700, num_val=30)
+    assert [len(task.questions(split)) for split in SPLITS] == [700, 30, 30]
+    assert texts(task, "predict") == texts(task, "test")
+
+
+def test_held_out_rows_do_not_depend_on_num_train():
+    few, many = Arithmetic(num_train=10), Arithmetic(num_train=5000)
+    assert texts(few, "val") == texts(many, "val")
+    assert texts(few, "test") == texts(many, "test")
+    assert texts(few, "train") == texts(many, "train")[:10]
+
+
+@pytest.mark.parametrize(("operators", "terms"), [(["+"], 2), (["-"], 3), (["+", "-", "*"], 4)])
+def test_answers_are_pythons(operators: list[str], terms: int):
+    for question in Arithmetic(operators=operators, terms=terms, num_train=2000).questions("train"):
+        assert question.answer == str(eval(question.metadata["expression"]))
+        assert question.text == question.metadata["expression"] + "="
+
+
+def test_numbers_are_even_and_reach_the_ends():
+    operands = [int(text[:-1].split("+")[0]) for text in texts(Arithmetic(num_train=9000), "train")]
+    assert (min(operands), max(operands)) == (0, 99)
+    assert abs(sum(operands) / len(operands) - 49.5) < 1
+
+
+def test_shuffled_is_a_permutation_whose_prefix_is_stable():
+    assert sorted(shuffled(1000, 1000, seed=3)) == list(range(1000))
+    assert shuffled(1000, 10, seed=3) == shuffled(1000, 1000, seed=3)[:10]
+    assert max(shuffled(10**40, 100, seed=0)) > 9 * 10**39
+
+
+def test_ten_thousand_are_quick():
+    start = time.process_time()
+    Arithmetic(digits=6, operators=["+", "-", "*"], terms=4, num_train=10_000).questions("train")
+    assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"digits": 1},
+            r"num_train=8000 and task.num_val=500 need 9000 .* at most 100: ask for fewer, or raise",
+        ),
+        ({"digits": 0}, r"task.digits=0: give 1 to 9"),
+        ({"digits": 10}, r"task.digits=10: give 1 to 9"),
+        ({"terms": 1}, r"task.terms=1: give 2 to 8"),
+        ({"num_train": 0}, r"task.num_train=0: give 1 or more"),
+        ({"num_val": 0}, r"task.num_val=0: give 1 or more"),
+        ({"operators": []}, r"task.operators=\[\]: give one or more of \+, -, \*, each once"),
+        ({"operators": ["/"]}, r"task.operators=\['/'\]: give"),
+        ({"operators": ["+", "+"]}, r"each once"),
+    ],
+)
+def test_bad_arguments(arguments: dict, message: str):
+    with pytest.raises(UsageError, match=message):
+        Arithmetic(**arguments)
+
+
+def test_bad_split():
+    with pytest.raises(UsageError, match=r"split='dev' of Arithmetic: use train, val, test or predict"):
+        Arithmetic().questions("dev")  # type: ignore[arg-type]

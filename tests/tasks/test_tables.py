@@ -1,0 +1,221 @@
+import csv
+import json
+import re
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from grpo_lightning.tasks import HubPrompts, JsonPrompts, Split
+from grpo_lightning.types import UsageError
+
+GSM8K = Path(__file__).parents[2] / ".." / "shared" / "data" / "gsm8k"
+
+ROWS = [
+    {"question": "1+1?", "answer": "so\n#### 2", "level": "easy"},
+    {"question": 'say "a, b"\nand ü', "answer": "#### 1\n#### 1,234 ", "level": "N/A"},
+    {"question": " 007?", "answer": "#### 007", "level": ""},
+]
+GOLDS = ["2", "1,234", "007"]
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    match path.suffix:
+        case ".jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        case ".json":
+            path.write_text(json.dumps(rows, indent=1))
+        case ".csv":
+            with path.open("w", newline="", encoding="utf-8-sig") as file:
+                writer = csv.DictWriter(file, rows[0].keys())
+                writer.writeheader()
+                writer.writerows(rows)
+        case ".parquet":
+            parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def message(path: Path | str, split: Split = "train", **arguments: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        JsonPrompts(**{split: str(path), **arguments}).questions(split)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "parquet"])
+def test_all_formats_give_the_same_questions(tmp_path: Path, ending: str):
+    path = write(tmp_path / f"a [1] b.{ending}", ROWS)
+    questions = JsonPrompts(train=str(path), answer_pattern=r"####\s*(.+)").questions("train")
+    assert [question.text for question in questions] == [row["question"] for row in ROWS]
+    assert [question.answer for question in questions] == GOLDS
+    assert [question.metadata for question in questions] == [{"level": row["level"]} for row in ROWS]
+
+
+def test_sources_are_lines(tmp_path: Path):
+    jsonl = write(tmp_path / "a.jsonl", ROWS)
+    jsonl.write_text("\n" + jsonl.read_text())
+    assert [q.source for q in JsonPrompts(str(jsonl)).questions("train")] == [
+        "a.jsonl:2",
+        "a.jsonl:3",
+        "a.jsonl:4",
+    ]
+    table = write(tmp_path / "a.csv", ROWS)  # the first row is on lines 2 and 3, the second on 4 to 6
+    assert [q.source for q in JsonPrompts(str(table)).questions("train")] == ["a.csv:2", "a.csv:4", "a.csv:7"]
+
+
+def test_json_lines_may_end_in_json(tmp_path: Path):
+    path = write(tmp_path / "a.jsonl", ROWS).rename(tmp_path / "a.json")
+    assert len(JsonPrompts(val=str(path)).questions("val")) == 3
+
+
+def test_numbers_are_answers_and_types_may_mix(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"q": "a", "a": 42}\n{"q": "b", "a": "x = 1 "}\n{"q": "c", "a": 0.5, "tags": [1]}\n')
+    questions = JsonPrompts(str(path), question="q", answer="a").questions("train")
+    assert [question.answer for question in questions] == ["42", "x = 1", "0.5"]
+    assert questions[2].metadata == {"tags": [1]}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('{"question": "a", "answer": }', "line 2: not JSON: Expecting value at column 29"),
+        ('["a", "b"]', "line 2: expected an object of columns and values, found a list"),
+        ('{"answer": "1"}', "line 2: no column 'question' (task.question='question'); there are 'answer'"),
+        ('{"question": " ", "answer": "1"}', "line 2: column 'question' (task.question) is empty"),
+        ('{"question": "a"}', "line 2: no column 'answer' (task.answer='answer'); there are 'question'"),
+        ('{"question": "a", "answer": ""}', "line 2: column 'answer' (task.answer) is empty"),
+        ('{"question": "a", "answer": null}', "line 2: column 'answer' (task.answer) is empty"),
+        ('{"question": "a", "answer": [1]}', "line 2: column 'answer' (task.answer) is a list"),
+        ('{"question": true, "answer": "1"}', "line 2: column 'question' (task.question) is true or false"),
+        (
+            '{"question": "a", "answer": "so 7"}',
+            "line 2: task.answer_pattern='#(.*)' is not found in column 'answer'",
+        ),
+        ('{"question": "a", "answer": "# "}', "line 2: task.answer_pattern='#(.*)' finds an empty answer"),
+    ],
+)
+def test_bad_row_of_jsonl(tmp_path: Path, line: str, expected: str):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"question": "a", "answer": "# 1"}\n' + line + "\n")
+    assert f"{path}, {expected}" in message(path, answer_pattern="#(.*)")
+
+
+def test_bad_rows_of_other_formats(tmp_path: Path):
+    path = tmp_path / "bad.csv"
+    path.write_text('question,answer\n"a\nb",1\n\nc,\n')
+    assert f"{path}, line 5: column 'answer' (task.answer) is empty" in message(path)
+    path.write_text("question,answer\na,1\nb,1,2\n")
+    assert f"{path}, line 3: 3 cells under a header of 2" in message(path)
+    path.write_text('question,answer\na,1\n"b,1\n')
+    assert f"{path}, line 3: not CSV: unexpected end of data" in message(path)
+    path.write_bytes(b"question,answer\n" + b"a,1\n" * 5000 + b"\xff,1\n")
+    assert f"{path}, line 5002: not UTF-8 text" in message(path)
+
+    path = tmp_path / "bad.json"
+    path.write_text('[{"question": "a", "answer": "1"},\n {"question": "a"}]')
+    assert f"{path}, row 2: no column 'answer'" in message(path)
+    path.write_text('[{"question": "a", "answer": "1"},\n {"question": }]')
+    assert f"{path}, line 2: not JSON: Expecting value at column 15" in message(path)
+
+    path = write(
+        tmp_path / "bad.parquet", [{"question": "a", "answer": 1}, {"question": "b", "answer": None}]
+    )
+    assert f"{path}, row 2: column 'answer' (task.answer) is empty" in message(path)
+    path.write_text("no parquet")
+    assert f"{path}, row 1: not Parquet" in message(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.jsonl", "\n"), ("a.json", "[]"), ("a.csv", "question,answer\n"), ("b.csv", "")]
+)
+def test_no_rows(tmp_path: Path, name: str, text: str):
+    (tmp_path / name).write_text(text)
+    assert f"task.val: {tmp_path / name} has no rows" in message(tmp_path / name, "val")
+
+
+def test_missing_files_and_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert message("data/a.jsonl") == (
+        f"task.train='data/a.jsonl' does not exist (looked in {tmp_path}/data): give the path of a file"
+    )
+    assert "is a folder" in message(tmp_path)
+    (tmp_path / "a.txt").touch()
+    assert "the ending '.txt' is not one of .jsonl, .json, .csv, .parquet" in message("a.txt")
+    with pytest.raises(UsageError, match=r"^task.val is not set: give the path"):
+        JsonPrompts(train="a.jsonl").questions("val")
+
+
+def test_only_predict_goes_without_answers(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        '{"question": "a"}\n{"question": "b", "answer": null}\n{"question": "c", "answer": "# 3"}\n'
+    )
+    questions = JsonPrompts(predict=str(path), answer_pattern="#(.*)").questions("predict")
+    assert [question.answer for question in questions] == ["", "", "3"]
+    assert "line 1: no column 'answer'" in message(path, "test")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [("(", "is no regular expression"), ("####.*", "has 0 groups: give it one"), ("(a)(b)", "has 2 groups")],
+)
+def test_bad_answer_pattern(pattern: str, expected: str):
+    with pytest.raises(UsageError, match=re.escape(expected)):
+        JsonPrompts(answer_pattern=pattern)
+
+
+@pytest.mark.skipif(not GSM8K.is_dir(), reason=f"no GSM8K in {GSM8K}")
+def test_gsm8k():
+    task = JsonPrompts(
+        str(GSM8K / "train.jsonl"), test=str(GSM8K / "test.jsonl"), answer_pattern=r"####\s*(.+)"
+    )
+    train, test = task.questions("train"), task.questions("test")
+    assert (len(train), len(test)) == (7473, 1319)
+    assert all(re.fullmatch(r"-?[\d,]+(\.\d+)?", question.answer) for question in (*train, *test))
+    assert (train[0].answer, test[0].answer) == ("72", "18")
+    assert train[0].text.startswith("Natalia sold clips")
+    assert test[0].source == "test.jsonl:1"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A folder laid out like a dataset of the Hub, and a cache that goes away with the test."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data" / "train.jsonl", ROWS)
+    write(tmp_path / "data" / "test.jsonl", [{"question": "a", "answer": ""}])
+    return str(tmp_path / "data")
+
+
+def test_hub(hub: str, capfd: pytest.CaptureFixture[str]):
+    task = HubPrompts(hub, val="train[1:]", predict="test", answer_pattern=r"####\s*(.+)")
+    questions = task.questions("train")
+    assert [(q.text, q.answer) for q in questions] == [
+        (r["question"], g) for r, g in zip(ROWS, GOLDS, strict=True)
+    ]
+    assert questions[1].source == f"{hub}/train:2"
+    assert questions[0].metadata == {"level": "easy"}
+    assert [question.answer for question in task.questions("val")] == GOLDS[1:]
+    assert [question.answer for question in task.questions("predict")] == [""]
+    assert capfd.readouterr().err == ""
+
+
+def test_hub_errors(hub: str, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UsageError, match=r"test, row 1: column 'answer' \(task.answer\) is empty"):
+        HubPrompts(hub).questions("test")
+    with pytest.raises(UsageError, match=r"^task.val is not set: give the name of a split of"):
+        HubPrompts(hub).questions("val")
+    with pytest.raises(UsageError, match=r"train='dev'.* could not be loaded: Unknown split \"dev\""):
+        HubPrompts(hub, train="dev").questions("train")
+    with pytest.raises(UsageError, match=r"config='main'.*BuilderConfig 'main' not found"):
+        HubPrompts(hub, config="main").questions("train")
+
+    def unreachable(*args: object, **kwargs: object) -> None:
+        raise ConnectionError("Couldn't reach 'no/such' on the Hub")
+
+    monkeypatch.setattr("datasets.load_dataset", unreachable)
+    with pytest.raises(UsageError, match=r"task.id='no/such'.*Couldn't reach .*download it first"):
+        HubPrompts("no/such").questions("train")
