@@ -86,6 +86,11 @@ class GRPOCLI(LightningCLI):
         if str(trainer.precision).startswith("16"):
             raise UsageError(f"trainer.precision={trainer.precision}: use 32-true, bf16-mixed or bf16-true; float16 overflows")
 
+    def after_instantiate_classes(self) -> None:
+        # Mistakes in the data or the model's folder show before the run's folder exists.
+        stage, trainer = str(self.subcommand), self.trainer
+        self.datamodule.load(stage, self.model, validates=trainer.limit_val_batches != 0)
+
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         config = self.config_init[self.subcommand].trainer
         if config.logger in (None, True):

@@ -69,23 +69,36 @@ class PromptDataModule(L.LightningDataModule):
         self.seed = seed
         self.drawn = 0
         self.minibatches: Iterable[Any] | None = None
+        self._module: Any = None
         self.questions: dict[Split, Sequence[Question]] = {}
         self._order: tuple[int, list[int]] = (-1, [])
 
     def setup(self, stage: str) -> None:
-        """Reads the questions of the splits that `stage` needs, checks that they fit the model, and shows them to the rewards."""
-        splits: dict[str, list[Split]] = {"fit": ["train", "val"], "validate": ["val"], "test": ["test"], "predict": ["predict"]}
-        for split in splits[stage]:
-            if split not in self.questions:
-                questions = self._that_fit(self.task.questions(split), split)
-                self.questions[split] = questions if split == "train" else questions[: self.val_limit]
-        if stage != "predict":
-            self._module.explorer.scorer.prepare([q for split in splits[stage] for q in self.questions[split]])
-
-    @property
-    def _module(self) -> Any:
         assert self.trainer is not None
-        return self.trainer.lightning_module
+        self.load(stage, self.trainer.lightning_module, validates=self.trainer.limit_val_batches != 0)
+
+    def load(self, stage: str, module: Any, validates: bool = True) -> None:
+        """Reads the questions of the splits that `stage` needs, checks that they fit the model, and shows them to the rewards.
+
+        Args:
+            stage: `fit`, `validate`, `test` or `predict`.
+            module: The GRPOModule, for its tokenizer, context length and rewards.
+            validates: Whether `fit` validates, and so needs validation questions.
+        """
+        self._module = module
+        splits: dict[str, list[Split]] = {"validate": ["val"], "test": ["test"], "predict": ["predict"]}
+        splits["fit"] = ["train", "val"] if validates else ["train"]
+        missing = [split for split in splits[stage] if split not in self.questions]
+        for split in missing:
+            try:
+                questions = self._that_fit(self.task.questions(split), split)
+            except UsageError as error:
+                if (stage, split) != ("fit", "val"):
+                    raise
+                raise UsageError(f"{error}; or set trainer.limit_val_batches=0 to fit without validation") from error
+            self.questions[split] = questions if split == "train" else questions[: self.val_limit]
+        if stage != "predict":
+            module.explorer.scorer.prepare([question for split in missing for question in self.questions[split]])
 
     def _that_fit(self, questions: Sequence[Question], split: Split) -> Sequence[Question]:
         """The questions whose prompt leaves room for a completion."""

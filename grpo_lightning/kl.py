@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from grpo_lightning.surrogates import log_ratio
+from grpo_lightning.surrogates import MAX_LOG_RATIO
 
 
 class KLEstimator(ABC):
@@ -19,5 +19,7 @@ class K3(KLEstimator):
     """k3 = π_ref/π_θ - log(π_ref/π_θ) - 1: unbiased, never negative, 0 where they agree (Schulman 2020; DeepSeekMath Eq. 4)."""
 
     def __call__(self, logp: Tensor, ref_logp: Tensor) -> Tensor:
-        difference = log_ratio(ref_logp, logp)
-        return difference.exp() - difference - 1
+        # Clamped where exp overflows, but not below: there the gradient, 1 - π_ref/π_θ, is 1, the full pull down.
+        difference = (ref_logp - logp).clamp(max=MAX_LOG_RATIO)
+        # Near 0 the value is difference²/2, which exp(difference) - difference - 1 would lose in rounding.
+        return difference.expm1() - difference

@@ -83,7 +83,7 @@ class Objective:
             ratio=ratio.sum(),
             kl_ref=kl_ref.detach().sum(),
             # k3 of KL(old || new): the tokens were drawn from π_old, so here the estimate is unbiased.
-            kl_old=(ratio - difference - 1).sum(),
+            kl_old=(difference.expm1() - difference).sum(),
             clipped_low=surrogate.clipped_low.sum().float(),
             clipped_high=surrogate.clipped_high.sum().float(),
             ratio_max=ratio.max(),

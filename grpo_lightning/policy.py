@@ -99,7 +99,7 @@ class Policy(nn.Module):
         if not self.dropout:
             remove_dropout(self.model)
         if self.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
         self._check_head()
 
     def _from_pretrained(self, auto_class: Any, **kwargs: Any) -> Any:

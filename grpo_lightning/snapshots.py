@@ -47,6 +47,10 @@ class FrozenCopy(PolicySnapshot):
         else:
             self.policy.load_state_dict(policy.state_dict())
 
+    def train(self, mode: bool = True) -> "FrozenCopy":
+        """Stays in eval mode, whoever trains the module that holds it: a snapshot has no dropout."""
+        return super().train(False)
+
     @torch.no_grad()
     def forward(self, policy: Policy, rollouts: Rollouts, temperature: float) -> Tensor:
         return self.policy(rollouts, temperature).logp

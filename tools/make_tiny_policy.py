@@ -1,32 +1,35 @@
-"""Makes a tiny, mediocre policy for demonstrations: a character-level Qwen2 that half knows how to add.
+"""Makes a tiny, mediocre policy for demonstrations: a character-level Llama that half knows how to add.
 
-It is trained for a minute on worked sums, of which a share goes wrong at a random digit. So it can do the sums, but
-samples right answers only about a third of the time: what GRPO is there to mend.
+It is trained for a minute on worked sums, towards the end with a wrong digit in most answers. So it can do
+the sums, but samples right answers only about a third of the time: what GRPO is there to mend.
 
     python tools/make_tiny_policy.py --out runs/tiny_policy
 """
 
 import argparse
 import random
-import re
 import string
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from torch.nn.utils.rnn import pad_sequence
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from grpo_lightning.tasks import Arithmetic
 from grpo_lightning.types import Question
 
 PAD, EOS = "<pad>", "<eos>"
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
-BATCH = 128
-MAX_NEW_TOKENS = 64
+BATCH = 32
+LEARNING_RATE = 3e-3
+MAX_NEW_TOKENS = 128
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -34,112 +37,188 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     characters = string.digits + string.ascii_letters + string.punctuation + " \n"
     vocabulary = {token: i for i, token in enumerate([PAD, EOS, *TAGS, *characters])}
     backend = Tokenizer(WordLevel(vocabulary, unk_token="?"))
-    backend.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")  # type: ignore[assignment]
-    backend.decoder = decoders.Fuse()  # type: ignore[assignment]
+    backend.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
     backend.add_tokens(TAGS)
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token=PAD, eos_token=EOS, padding_side="left", clean_up_tokenization_spaces=False
+        tokenizer_object=backend,
+        pad_token=PAD,
+        eos_token=EOS,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int) -> Qwen2ForCausalLM:
-    """A blank Qwen2 in float32, with heads of 32 and half as many key-value heads as heads."""
+def make_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int) -> LlamaForCausalLM:
+    """A blank Llama in float32, with heads of 32 and half as many key-value heads as heads.
+
+    Llama, because beside a Qwen2 `AutoTokenizer` replaces the saved tokenizer's splitting by Qwen2's.
+    """
     heads = hidden // 32
-    config = Qwen2Config(
+    config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
         intermediate_size=3 * hidden,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads // 2,
+        attention_bias=True,
         max_position_embeddings=512,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    return Qwen2ForCausalLM(config)
+    return LlamaForCausalLM(config)
 
 
-def worked_solution(expression: str, slip: random.Random | None) -> str:
+def worked_solution(expression: str, wrong: float, chance: random.Random) -> str:
     """The written method, column by column: `47+85` -> `<think>7+5=12 4+8+1=13</think><answer>132</answer>`.
 
     Args:
         expression: Two numbers and `+` or `-`. The smaller is taken from the larger: `7-47` is `-(47-7)`.
-        slip: Where given, one digit goes wrong, and what follows is right for that digit.
+        wrong: Probability that one digit of the answer is wrong. The steps are always right.
+        chance: Decides about the wrong digit.
     """
-    left, operator, right = re.match(r"(\d+)([+-])(\d+)", expression).groups()  # type: ignore[union-attr]
+    operator = "+" if "+" in expression else "-"
+    left, right = expression.split(operator)
     negative = operator == "-" and int(left) < int(right)
     high, low = (right, left) if negative else (left, right)
     width = max(len(high), len(low))
-    high, low = high.zfill(width), low.zfill(width)
-    slip_at = slip.randrange(width + 1) if slip else None
     steps, digits, carry = [], "", 0
-    for column in range(width):
-        a, b = int(high[-1 - column]), int(low[-1 - column])
-        value = a + b + carry if operator == "+" else a - b - carry
-        borrowed = operator == "-" and value < 0
-        value += 10 * borrowed
-        if column == slip_at:
-            assert slip
-            value = slip.choice([v for v in range(20 if operator == "+" else 10) if v != value])
+    for a, b in zip(map(int, reversed(high.zfill(width))), map(int, reversed(low.zfill(width))), strict=True):
+        value = a + b + carry if operator == "+" else (a - b - carry) % 10
         steps.append(f"{a}{operator}{b}{operator + '1' if carry else ''}={value}")
         digits = f"{value % 10}{digits}"
-        carry = value // 10 if operator == "+" else int(borrowed)
+        carry = value // 10 if operator == "+" else int(a - b - carry < 0)
     answer = str(int(f"{carry}{digits}" if operator == "+" else digits))
-    if slip_at == width:
-        assert slip
-        place = slip.randrange(len(answer))
-        wrong = slip.choice([d for d in string.digits if d != answer[place]])
-        answer = answer[:place] + wrong + answer[place + 1 :]
-    sign = "-" if negative and answer != "0" else ""
+    if chance.random() < wrong:
+        place = chance.randrange(len(answer))
+        digit = chance.choice([d for d in string.digits if d != answer[place]])
+        answer = answer[:place] + digit + answer[place + 1 :]
+    sign = "-" if negative else ""
     return f"<think>{' '.join(steps)}</think><answer>{sign}{answer}</answer>"
 
 
 def train(
-    model: Qwen2ForCausalLM,
+    model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     questions: Sequence[Question],
     steps: int,
     wrong: float,
-    learning_rate: float,
     chance: random.Random,
 ) -> None:
-    """Supervised training on fresh solutions of `questions`, right ones and wrong ones."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.15)
-    ids = tokenizer.convert_tokens_to_ids
+    """Supervised training on fresh solutions of `questions`: right ones first, then mixed ones.
+
+    Args:
+        model: Trained in place.
+        tokenizer: Its tokenizer.
+        questions: From Arithmetic, with their expressions.
+        steps: Optimizer steps; the first 70 % see right solutions only: with mixed ones
+            throughout, seed 0 stopped at 0.90 greedy, and GRPO did not get it higher.
+        wrong: Share of wrong solutions in the rest.
+        chance: Draws questions and wrong digits.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.15
+    )
+    model.train()
     for step in range(steps):
+        share = wrong if step >= 0.7 * steps else 0.0
         batch = chance.choices(questions, k=BATCH)
-        rows, starts = [], []
-        for question in batch:
-            slip = chance if chance.random() < wrong else None
-            solution = worked_solution(question.metadata["expression"], slip)
-            prompt = tokenizer(question.text)["input_ids"]
-            rows.append(prompt + tokenizer(solution)["input_ids"] + [tokenizer.eos_token_id])
-            starts.append(len(prompt))
-        length = max(map(len, rows))
-        inputs = torch.tensor([row + [tokenizer.pad_token_id] * (length - len(row)) for row in rows])
-        labels = inputs.clone()
-        for i, (row, start) in enumerate(zip(rows, starts, strict=True)):
-            labels[i, :start] = -100
-            labels[i, len(row) :] = -100
-        loss = model(input_ids=inputs, labels=labels, use_cache=False).loss
+        prompts = tokenizer([question.text for question in batch])["input_ids"]
+        solutions = tokenizer(
+            [
+                worked_solution(question.metadata["expression"], share, chance) + tokenizer.eos_token
+                for question in batch
+            ]
+        )["input_ids"]
+        ids = [torch.tensor(p + s) for p, s in zip(prompts, solutions, strict=True)]
+        labels = [torch.tensor([-100] * len(p) + s) for p, s in zip(prompts, solutions, strict=True)]
+        loss = model(
+            input_ids=pad_sequence(ids, batch_first=True, padding_value=tokenizer.pad_token_id),
+            labels=pad_sequence(labels, batch_first=True, padding_value=-100),
+            use_cache=False,
+        ).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        if step % 50 == 49: print(step, round(loss.item(), 4), flush=True)
+    model.eval()
 
 
 @torch.inference_mode()
 def accuracy(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: Sequence[Question], sample: bool
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: Sequence[Question], sample: bool
 ) -> float:
-    """Share of `questions` whose `<answer>` is the gold answer, by greedy decoding or sampled at temperature 1."""
+    """Share of `questions` with the gold answer in `<answer>`, greedy or sampled at temperature 1."""
     inputs = tokenizer([question.text for question in questions], padding=True, return_tensors="pt")
-    output = model.generate(**inputs, do_sample=sample, max_new_tokens=MAX_NEW_TOKENS)
+    choice: dict[str, Any] = {"do_sample": True, "top_k": 0} if sample else {"do_sample": False}
+    output = model.generate(**inputs, **choice, max_new_tokens=MAX_NEW_TOKENS)  # type: ignore[misc]
     texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    right = [f"<answer>{question.answer}</answer>" in text for question, text in zip(questions, texts, strict=True)]
-    return sum(right) / len(right)
+    golds = [f"<answer>{question.answer}</answer>" for question in questions]
+    return sum(text.endswith(gold) for text, gold in zip(texts, golds, strict=True)) / len(questions)
+
+
+def make(
+    out: Path,
+    seed: int = 0,
+    digits: int = 2,
+    operators: Sequence[str] = ("+",),
+    steps: int = 800,
+    wrong: float = 0.7,
+    hidden: int = 128,
+    layers: int = 2,
+) -> None:
+    """Makes the policy, saves it in `out` and prints one line about it. The arguments are the command's."""
+    start, cpu_start = time.perf_counter(), time.process_time()
+    expressions = 100**digits * len(operators)
+    held_out = min(500, expressions // 20)
+    task = Arithmetic(digits, operators, num_train=min(8000, expressions - 2 * held_out), num_val=held_out)
+    torch.manual_seed(seed)
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, hidden, layers)
+    train(model, tokenizer, task.questions("train"), steps, wrong, random.Random(seed))
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    trained, cpu = time.perf_counter() - start, time.process_time() - cpu_start
+    questions = [*task.questions("val"), *task.questions("test")]
+    greedy, sampled = (accuracy(model, tokenizer, questions, sample) for sample in (False, True))
+    print(
+        f"{out}: {model.num_parameters() / 1e6:.2f} M parameters, {trained:.0f} s ({cpu:.0f} s of CPU); "
+        f"{len(questions)} held-out questions: greedy {greedy:.3f}, sampled at temperature 1 {sampled:.3f}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description="Makes a tiny, mediocre policy that adds: a model and a tokenizer.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder to save it in")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and training data")
+    parser.add_argument("--digits", type=int, default=2, help="most digits of a number")
+    parser.add_argument(
+        "--operators", nargs="+", choices=["+", "-"], default=["+"], help="between the two numbers"
+    )
+    parser.add_argument("--steps", type=int, default=800, help=f"training steps of {BATCH} sums")
+    parser.add_argument(
+        "--wrong", type=float, default=0.7, help="share of wrong solutions at the end, 0 to 1"
+    )
+    parser.add_argument("--hidden", type=int, default=128, help="width of the model, a multiple of 64")
+    parser.add_argument("--layers", type=int, default=2, help="depth of the model")
+    options = parser.parse_args(arguments)
+    if options.hidden < 64 or options.hidden % 64:
+        parser.error(f"--hidden {options.hidden}: give a multiple of 64")
+    if not 0 <= options.wrong <= 1:
+        parser.error(f"--wrong {options.wrong}: give a share from 0 to 1")
+    torch.set_num_threads(min(2, torch.get_num_threads()))
+    disable_progress_bar()
+    make(**vars(options))
+
+
+if __name__ == "__main__":
+    main()

@@ -78,8 +78,12 @@ def attention(
         attention_mask: [B, 1, 1, S] bool in decoding where prompts differ in length, else None.
         scaling: Factor of the scores.
         dropout: Unused: sampling has none.
-        **kwargs: What other attention functions may need; a sliding window shorter than S is refused.
+        **kwargs: What other attention functions may need; what would change the result, such as a sliding
+            window shorter than S, is refused.
     """
+    for name in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise NotImplementedError(f"attention with {name}")
     window = kwargs.get("sliding_window")
     if isinstance(window, int) and key.shape[2] > window:
         raise NotImplementedError(f"a sliding window of {window} tokens")

@@ -57,23 +57,27 @@ class TransformersEngine(RolloutEngine):
         ids = [[pad] * (width - len(p.token_ids)) + p.token_ids for p in prompts for _ in range(group_size)]
         mask = [[0] * (width - len(p.token_ids)) + [1] * len(p.token_ids) for p in prompts for _ in range(group_size)]
         drawing = _Drawing(prompts, group_size, sampling, key, width, self.policy.device)
-        was_training = model.training
+        config = GenerationConfig(
+            max_new_tokens=sampling.max_new_tokens,
+            do_sample=False,
+            eos_token_id=stop_ids or None,
+            pad_token_id=pad,
+        )
+        was_training, own_config = model.training, model.generation_config
         model.eval()
+        # `generate` fills what `config` leaves open from the model's own settings: penalties, forbidden tokens,
+        # least lengths. They would change the distribution behind the noted log-probs.
+        model.generation_config = config
         try:
             sequences = model.generate(
                 torch.tensor(ids, device=self.policy.device),
                 attention_mask=torch.tensor(mask, device=self.policy.device),
-                generation_config=GenerationConfig(
-                    max_new_tokens=sampling.max_new_tokens,
-                    do_sample=False,
-                    repetition_penalty=1.0,
-                    eos_token_id=stop_ids or None,
-                    pad_token_id=pad,
-                ),
+                generation_config=config,
                 logits_processor=LogitsProcessorList([drawing]),
             )
         finally:
             model.train(was_training)
+            model.generation_config = own_config
         logps = torch.stack(drawing.logps, dim=1).tolist()
         completions = []
         for tokens, logp in zip(sequences[:, width:].tolist(), logps, strict=True):

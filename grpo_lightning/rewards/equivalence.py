@@ -24,7 +24,7 @@ _TOLERANCE = 1e-6
 def equivalence(gold: str, answer: str) -> str:
     """`equal`, `different`, or `unparseable` where `answer` (or `gold`) is not mathematics.
 
-    Of an answer `a = b = c` to a gold answer without `=`, c must equal the gold answer, and a and b must equal c.
+    Of an answer `a = b = c` to a gold answer without `=`, c must be the gold answer, and a and b must be c.
     """
     steps = re.split("(?<![<>!:])=", answer) if "=" not in gold else [answer]
     verdicts = [_compare(left, steps[-1]) for left in (gold, *steps[:-1])]
@@ -37,9 +37,10 @@ def _compare(gold: str, answer: str) -> str:
     golds, answers = _parse(gold), _parse(answer)
     if not golds or not answers:
         return UNPARSEABLE
-    if not verify(golds, answers, allow_set_relation_comp=_is_solved(answers[0]), timeout_seconds=None):
+    if not _is_close(golds[0], answers[0]):
         return DIFFERENT
-    return EQUAL if _is_close(golds[0], answers[0]) else DIFFERENT
+    same = verify(golds, answers, allow_set_relation_comp=_is_solved(answers[0]), timeout_seconds=None)
+    return EQUAL if same else DIFFERENT
 
 
 @lru_cache(maxsize=4096)
@@ -66,7 +67,7 @@ def _is_solved(relation: Basic) -> bool:
 
 
 def _is_close(gold: Basic, answer: Basic) -> bool:
-    """Whether two numbers agree relative to their size: math-verify rounds 1/2004! and 1/2006! both to 0."""
+    """Not for two numbers that differ relative to their size: math-verify rounds 1/2004! and 1/2006! to 0."""
     if gold == answer or not (isinstance(gold, Expr) and isinstance(answer, Expr)):
         return True
     if gold.free_symbols or answer.free_symbols:

@@ -15,7 +15,7 @@ _SENTENCE_END = re.compile(r"\.(?:\s|\**$)")
 def extract_answer(text: str) -> str | None:
     r"""The answer as the completion wrote it, or None.
 
-    Reasoning does not count: only what follows the last `</think>`, and nothing while `<think>` is still open.
+    Reasoning does not count: only what follows the last `</think>`, and nothing while `<think>` is open.
     There the first of these that occurs decides, and of several the last one: `\boxed{}` or `\fbox{}` with
     balanced braces (boxes joined by a comma, "and" or "or" are one answer), `<answer></answer>`, and then
     whichever comes later of a `####` line and "answer is" or "answer:".

@@ -18,7 +18,7 @@ class FunctionReward(Reward):
     """What a function of yours makes of a sample: `def shorter(sample): return -len(sample.token_ids)`.
 
     It is called once a sample, in a worker process. `sample` has `prompt` and `question` (texts), `text` (the
-    completion), `answer` (the gold one), `token_ids`, `truncated` and `metadata` (the row's other columns). It
+    completion), `answer` (gold), `token_ids`, `truncated` and `metadata` (the row's other columns). It
     returns a finite number. If it hangs, raises or takes too much memory, the sample is counted and left out.
 
     Args:

@@ -64,9 +64,9 @@ class MathVerifier(Reward):
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Grades `samples`.
 
-        Status `ok` (graded), or, worth 0, `no_answer`, `unparseable` (not mathematics, or not a plain number
-        though the gold answer is one), `too_long`, `timeout`, `memory` and `crash` (of the worker). NaN is for
-        `gold_bad` alone.
+        Status `ok` (graded), or, worth 0, `no_answer`, `unparseable` (not mathematics, or no plain number
+        though the gold answer is one), `too_long`, `timeout`, `memory` and `crash` (of the worker). Only
+        `gold_bad` gives NaN.
         """
         self._check_golds([sample.answer for sample in samples])
         answers = [extract_answer(whole_turn(sample)) for sample in samples]
@@ -121,8 +121,8 @@ class MathVerifier(Reward):
 def decide(gold: str, answer: str) -> str | tuple[str, str]:
     """The verdict, or the two texts for a worker where words and exact rational numbers cannot decide.
 
-    A gold answer that is a number wants a number: a sum, product, integral or gcd that only restates the question
-    is `unparseable`, whatever its value.
+    A gold answer that is a number wants a number: a sum, product, integral or gcd that only restates the
+    question is `unparseable`, whatever its value.
     """
     if len(answer) > _MAX_CHARS:
         return TOO_LONG
@@ -134,15 +134,12 @@ def decide(gold: str, answer: str) -> str | tuple[str, str]:
     if right.number is not None:
         if said.number is not None:
             return EQUAL if _same(right, said) else DIFFERENT
-        parts = said.text.split("=")  # "5 + 3 = 8" states 8, provided that it is true
-        if len(parts) > 1 and _is_safe(said.text, right.text):
-            last = read(parts[-1])
-            if (
-                last.number is not None
-                and _same(right, last)
-                and all(_ARITHMETIC.fullmatch(part) for part in parts)
-            ):
-                return right.body, said.text
+        sums = _without_unit(said.text)  # "5 + 3 = 8" says 8, provided that it is true
+        *steps, last = sums.split("=")
+        stated = read(last.strip())
+        is_right = stated.number is not None and _same(right, stated)
+        if is_right and steps and all(_ARITHMETIC.fullmatch(step) for step in steps) and _is_safe(sums, ""):
+            return right.body, sums
         return UNPARSEABLE
     if right.words:
         choice = _CHOICE.match(said.text) if len(right.words) == 1 else None
@@ -172,7 +169,7 @@ class Reading:
     name: str = ""
     """`x` of `x=3`."""
     body: str = ""
-    """`3` of `x=3`; without a name, the text."""
+    """`3` of `x=3` or `3\\text{ cm}`; else the text."""
     number: Fraction | None = None
     """Its exact value, if it is a plain number."""
     words: str = ""
@@ -194,6 +191,7 @@ def read(answer: str) -> Reading:
         return Reading(text, "", text)
     named = _NAMED.fullmatch(text)
     name, body = ("".join(named[1].split()), named[2].rpartition("=")[2].strip()) if named else ("", text)
+    body = _without_unit(body)
     number = _number(body) if len(body) <= _MAX_DIGITS else None
     return Reading(text, name, body, number, "" if number is not None else _words(body))
 
@@ -222,11 +220,6 @@ def _same(right: Reading, said: Reading) -> bool:
     return decimal and a.denominator > 1 and b.denominator > 1 and abs(a - b) <= max(abs(a), abs(b)) / 10**10
 
 
-def _number(text: str) -> Fraction | None:
-    number = _bare_number(text)
-    return number if number is not None else _bare_number(_without_unit(text))
-
-
 def _without_unit(text: str) -> str:
     unit = _MARKED_UNIT.fullmatch(text) or _WORD_UNIT.fullmatch(text)
     return unit[1].strip() if unit and not _NOT_A_UNIT.search(unit[2]) else text
@@ -241,21 +234,21 @@ def _formulas(right: Reading, said: Reading) -> tuple[str, str]:
     return formulas[0], formulas[1]
 
 
-def _bare_number(text: str) -> Fraction | None:
+def _number(text: str) -> Fraction | None:
     """The value of an integer, decimal, fraction, mixed number, power or scientific notation."""
     if text.endswith("%"):
-        number = _bare_number(text[:-1].rstrip())
+        number = _number(text[:-1].rstrip())
         return None if number is None else number / 100
     if text[:1] in ("-", "+"):
-        number = _bare_number(text[1:].lstrip()) if text[1:2] not in ("-", "+") else None
+        number = _number(text[1:].lstrip()) if text[1:2] not in ("-", "+") else None
         return -number if number is not None and text[0] == "-" else number
     if text[:1] + text[-1:] in ("()", "{}"):
-        return _bare_number(text[1:-1].strip())
+        return _number(text[1:-1].strip())
     if _PLAIN.fullmatch(text):
         return Fraction(text.replace(",", ""))
     if match := _FRACTION.fullmatch(text):
         whole, *parts = match.groups()
-        top, bottom = (_bare_number(part.strip()) for part in parts if part is not None)
+        top, bottom = (_number(part.strip()) for part in parts if part is not None)
         if top is None or not bottom or (whole and (top < 0 or bottom < 0)):
             return None
         return Fraction(whole or 0) + top / bottom
@@ -366,6 +359,8 @@ _SPELLINGS = [
             r"\\begin{pmatrix}\1\\end{pmatrix}",
         ),
         (r"\\(begin|end)\s*\{bmatrix\}", r"\\\1{pmatrix}"),
+        (r"\\langle(?![a-z])", "("),
+        (r"\\rangle(?![a-z])", ")"),
         (r"\\leq?(?![a-z])", r"\\le "),
         (r"\\geq?(?![a-z])", r"\\ge "),
     )

@@ -126,7 +126,7 @@ class _Worker:
             },
             start_new_session=True,  # a group: kill() takes the task's child processes along; Ctrl-C is ours
         )
-        self.function = ""
+        self.function = ""  # which it has, or is loading
         self.job = IDLE
         self.deadline = math.inf
         self.unread = b""
@@ -182,7 +182,7 @@ class _Run:
     def outcomes(self) -> list[Outcome]:
         """Works until every task has an outcome, and at least one worker has the function."""
         running = self.pool._running
-        while len(self.done) < len(self.tasks) or not any(w.function == self.function for w in running):
+        while len(self.done) < len(self.tasks) or not any(self._is_ready(worker) for worker in running):
             self._give_out_work()
             busy = [worker for worker in running if worker.job != IDLE]
             patience = max(0.0, min(worker.deadline for worker in busy) - monotonic())
@@ -190,6 +190,9 @@ class _Run:
             for worker in busy:
                 self._look_at(worker, worker in readable)
         return [self.done[index] for index in range(len(self.tasks))]
+
+    def _is_ready(self, worker: _Worker) -> bool:
+        return worker.job != LOADING and worker.function == self.function
 
     def _give_out_work(self) -> None:
         running = self.pool._running
@@ -199,7 +202,7 @@ class _Run:
             if worker.job != IDLE:
                 continue
             if worker.function != self.function:
-                worker.function = ""
+                worker.function = self.function
                 worker.send(LOADING, {"load": self.function, "path": sys.path}, LOAD_SECONDS)
             elif self.waiting:
                 index = self.waiting.popleft()
@@ -215,9 +218,11 @@ class _Run:
             if monotonic() >= worker.deadline:
                 self._lose(worker, TIMEOUT)
         elif worker.job == LOADING:
+            worker.job = IDLE
             if reply["status"] != OK:
-                raise LoadError(f"cannot load {self.function}: {reply['error']}")
-            worker.job, worker.function = IDLE, self.function
+                failed, worker.function = worker.function, ""
+                if failed == self.function:  # else it is the last map's, which ended without this worker
+                    raise LoadError(f"cannot load {failed}: {reply['error']}")
         elif reply["status"] == MEMORY:  # what the task left behind may still be there: start afresh
             self._lose(worker, MEMORY)
         else:

@@ -57,8 +57,8 @@ class Arithmetic(Task):
         if total > self.num_expressions:
             raise UsageError(
                 f"task.num_train={num_train} and task.num_val={num_val} need {total} questions "
-                f"(num_train + 2 * num_val); digits={digits}, terms={terms}, operators={list(operators)} allow "
-                f"at most {self.num_expressions}: ask for fewer, or raise task.digits or task.terms"
+                f"(num_train + 2 * num_val); digits={digits}, terms={terms}, operators={list(operators)} "
+                f"allow at most {self.num_expressions}: ask for fewer, or raise task.digits or task.terms"
             )
 
     @property

@@ -1,0 +1,105 @@
+import itertools
+import random
+
+import pytest
+import torch
+
+from grpo_lightning.engines.philox import philox, uniforms
+
+ALL_ONES = 0xFFFFFFFF
+
+
+def words(counter: tuple[int, int, int, int], key: tuple[int, int]) -> list[int]:
+    c0, c1, c2, c3 = (torch.tensor([word]) for word in counter)
+    return [int(word) for word in philox((c0, c1, c2, c3), key)]
+
+
+def reference(counter: tuple[int, int, int, int], key: tuple[int, int]) -> list[int]:
+    """Philox4x32-10 as the paper writes it, in Python's unbounded integers."""
+    (l0, r0, l1, r1), (k0, k1) = counter, key
+    for _ in range(10):
+        high0, low0 = divmod(0xD2511F53 * l0, 2**32)
+        high1, low1 = divmod(0xCD9E8D57 * l1, 2**32)
+        l0, r0, l1, r1 = high1 ^ r0 ^ k0, low1, high0 ^ r1 ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
+    return [l0, r0, l1, r1]
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "answer"),
+    [
+        ((0, 0, 0, 0), (0, 0), [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        ((ALL_ONES,) * 4, (ALL_ONES,) * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+        ),
+    ],
+)
+def test_known_answers_of_random123(counter, key, answer):
+    assert words(counter, key) == answer
+    assert reference(counter, key) == answer
+
+
+def test_agrees_with_unbounded_integers():
+    chance = random.Random(0)
+    for _ in range(200):
+        counter = tuple(chance.getrandbits(32) for _ in range(4))
+        key = (chance.getrandbits(32), chance.getrandbits(32))
+        assert words(counter, key) == reference(counter, key)
+
+
+def test_uniform_is_the_upper_24_bits_of_the_word_for_its_five_keys():
+    prompt, sample, seed, step = 2**40 + 17, 6, 2**32 - 3, 12
+    numbers = uniforms(seed, step, torch.tensor([prompt]), torch.tensor([sample]), first=5, count=9)[
+        0
+    ].tolist()
+    for position, number in zip(range(5, 14), numbers, strict=True):
+        counter = (position // 4, sample, prompt % 2**32, prompt >> 32)
+        assert number == (reference(counter, (seed, step))[position % 4] >> 8) / 2**24
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_split_of_positions_and_rows_gives_the_same_numbers(seed):
+    chance = random.Random(seed)
+    prompt, sample = torch.arange(6) * 1000, torch.tensor([0, 1, 2, 0, 1, 2])
+    whole = uniforms(7, 3, prompt, sample, 0, 40)
+    cuts = [0, *sorted(chance.sample(range(1, 40), 5)), 40]
+    parts = [uniforms(7, 3, prompt, sample, a, b - a) for a, b in itertools.pairwise(cuts)]
+    assert torch.cat(parts, dim=1).equal(whole)
+    rows = torch.tensor(chance.sample(range(6), 6))
+    assert uniforms(7, 3, prompt[rows], sample[rows], 0, 40).equal(whole[rows])
+
+
+def test_each_key_changes_the_numbers():
+    base = {"seed": 1, "step": 2, "prompt": torch.tensor([3]), "sample": torch.tensor([4])}
+    others = [{"seed": 2}, {"step": 1}, {"prompt": torch.tensor([4])}, {"prompt": torch.tensor([3 + 2**32])}]
+    others += [{"sample": torch.tensor([3])}, {"seed": 2, "step": 1}]
+    seen = {tuple(uniforms(**base | other, first=0, count=8)[0].tolist()) for other in [{}, *others]}
+    assert len(seen) == 7
+
+
+def test_numbers_are_uniform_and_independent():
+    prompt, sample = torch.arange(100).repeat_interleave(10), torch.arange(10).repeat(100)
+    numbers = uniforms(0, 0, prompt, sample, 0, 100)
+    assert numbers.shape == (1000, 100)
+    assert numbers.dtype == torch.float32
+    assert float(numbers.min()) >= 0
+    assert float(numbers.max()) < 1
+    numbers = numbers.double()
+    # Five standard errors, which are sqrt(1/12) / sqrt(1e5) = 9.1e-4 of the mean, sqrt(1/180) / sqrt(1e5) =
+    # 2.4e-4 of the variance and 1 / sqrt(1e5) = 3.2e-3 of a correlation.
+    assert float(numbers.mean()) == pytest.approx(1 / 2, abs=4.6e-3)
+    assert float(numbers.var()) == pytest.approx(1 / 12, abs=1.2e-3)
+    centred = numbers - 0.5
+    by_prompt = centred.unflatten(0, (100, 10))
+    for left, right in (
+        (centred[:, :-1], centred[:, 1:]),  # Neighbouring positions.
+        (by_prompt[:, :-1], by_prompt[:, 1:]),  # Neighbouring samples.
+        (by_prompt[:-1], by_prompt[1:]),  # Neighbouring prompts.
+    ):
+        assert float((left * right).mean() * 12) == pytest.approx(0, abs=1.6e-2)
+    counts = (numbers.flatten() * 100).long().bincount(minlength=100).double()
+    # Chi-squared with 99 degrees of freedom: mean 99, standard deviation 14.
+    assert float((counts - 1000).square().sum() / 1000) == pytest.approx(99, abs=70)

@@ -1,0 +1,200 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from grpo_lightning.engines.sampling import Sampling, draw
+from grpo_lightning.types import UsageError
+
+LARGEST = 1 - 2.0**-24
+"""The largest uniform number: Philox gives 24 bits. The largest float below 1 is the same."""
+
+
+def grid(n: int) -> Tensor:
+    """The middles of n equal parts of [0, 1)."""
+    return (torch.arange(n, dtype=torch.float64) + 0.5).div(n).float()
+
+
+def drawn(logits: Tensor, sampling: Sampling, n: int = 20_000) -> Tensor:
+    """[V] how often each token is drawn over the grid, as shares."""
+    tokens, _ = draw(logits.expand(n, -1), grid(n), sampling)
+    return tokens.bincount(minlength=len(logits)) / n
+
+
+def kept(probabilities: list[float], sampling: Sampling) -> set[int]:
+    """The tokens that may be drawn, by the three filters' definitions; top_p is of what the others leave."""
+    tokens = set(range(len(probabilities)))
+    if sampling.top_k:
+        order = sorted(tokens, key=lambda token: -probabilities[token])
+        tokens &= set(order[: sampling.top_k])
+    if sampling.min_p:
+        tokens &= {token for token in tokens if probabilities[token] >= sampling.min_p * max(probabilities)}
+    if sampling.top_p < 1:
+        mass, nucleus = sum(probabilities[token] for token in tokens), set()
+        for token in sorted(tokens, key=lambda token: -probabilities[token]):
+            if sum(probabilities[other] for other in nucleus) / mass >= sampling.top_p:
+                break
+            nucleus.add(token)
+        tokens = nucleus
+    return tokens
+
+
+def softmax(logits: Tensor, temperature: float) -> list[float]:
+    weights = [math.exp(logit / temperature) for logit in logits.tolist()]
+    return [weight / sum(weights) for weight in weights]
+
+
+LOGITS = torch.tensor([0.3, -1.2, 2.0, 0.4, -4.0, 1.1, 0.0, -30.0])
+FILTERS = {
+    "top_k": {"top_k": 3},
+    "top_k 1": {"top_k": 1},
+    "top_k of all": {"top_k": 99},
+    "top_p": {"top_p": 0.75},
+    "top_p tiny": {"top_p": 1e-6},
+    "min_p": {"min_p": 0.15},
+    "min_p 1": {"min_p": 1.0},
+    "all three": {"top_k": 6, "top_p": 0.9, "min_p": 0.05},
+}
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 3.0])
+def test_frequencies_are_the_softmax_of_the_logits_over_the_temperature(temperature):
+    # Over a uniform grid the shares are those of the distribution to 1/n.
+    shares = drawn(LOGITS, Sampling(temperature=temperature))
+    assert shares.tolist() == pytest.approx(softmax(LOGITS, temperature), abs=1e-4)
+
+
+def test_inverse_cdf_by_hand():
+    # Probabilities 0.5, 0.25, 0.25; the token is the first whose cumulated probability exceeds the number.
+    logits = torch.tensor([0.5, 0.25, 0.25]).log()
+    uniform = torch.tensor([0.0, 0.499, 0.501, 0.749, 0.751, LARGEST])
+    tokens, logp = draw(logits.expand(6, -1), uniform, Sampling())
+    assert tokens.tolist() == [0, 0, 1, 1, 2, 2]
+    assert logp.exp().tolist() == pytest.approx([0.5, 0.5, 0.25, 0.25, 0.25, 0.25])
+
+
+@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+def test_filters_keep_and_renormalise_what_their_definitions_say(name, temperature):
+    sampling = Sampling(temperature=temperature, **FILTERS[name])
+    probabilities = softmax(LOGITS, temperature)
+    tokens = kept(probabilities, sampling)
+    total = sum(probabilities[token] for token in tokens)
+    expected = [p / total if token in tokens else 0 for token, p in enumerate(probabilities)]
+    assert drawn(LOGITS, sampling).tolist() == pytest.approx(expected, abs=1e-4)
+    token, logp = draw(LOGITS.expand(1000, -1), grid(1000), sampling)
+    for t, value in zip(token.tolist(), logp.tolist(), strict=True):
+        assert value == pytest.approx(math.log(expected[t]), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "warper"),
+    [
+        ("top_k", 1, TopKLogitsWarper),
+        ("top_k", 7, TopKLogitsWarper),
+        ("top_p", 0.3, TopPLogitsWarper),
+        ("top_p", 0.9, TopPLogitsWarper),
+        ("min_p", 0.02, MinPLogitsWarper),
+        ("min_p", 0.3, MinPLogitsWarper),
+    ],
+)
+def test_filters_keep_the_tokens_that_transformers_keeps(key, value, warper):
+    logits = 2.5 * torch.randn(50, 40, generator=torch.Generator().manual_seed(1))
+    n = 4000
+    expected = warper(value)(None, logits.clone()).isfinite()
+    sizes = set()
+    for row, theirs in zip(logits, expected, strict=True):
+        tokens, _ = draw(row.expand(n, -1), grid(n), Sampling(**{key: value}))
+        ours = set(tokens.tolist())
+        allowed = set(theirs.nonzero().flatten().tolist())
+        assert ours <= allowed
+        # A token may be so unlikely that the grid misses it.
+        mass = float(row[theirs].logsumexp(0))
+        assert all(row[token].item() - mass < math.log(1 / n) + 1e-3 for token in allowed - ours)
+        sizes.add(len(allowed))
+    assert len(sizes) > 1 or key == "top_k"
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_filtered_token_is_never_drawn_even_by_the_largest_number(name):
+    # Many rows of many tokens, so that the cumulated float32 probabilities end on either side of 1.
+    logits = 3 * torch.randn(2000, 300, generator=torch.Generator().manual_seed(2))
+    sampling = Sampling(**FILTERS[name])
+    for uniform in (0.0, 0.5, LARGEST):
+        _, logp = draw(logits, torch.full((2000,), uniform), sampling)
+        # What is noted is the log-prob under the filtered distribution: -inf for a filtered token.
+        assert logp.isfinite().all()
+
+
+def test_top_k_keeps_all_of_equally_likely_tokens():
+    shares = drawn(torch.tensor([1.0, 3.0, 1.0, 0.0]), Sampling(top_k=2))
+    total = 2 * math.e + math.e**3
+    assert shares.tolist() == pytest.approx([math.e / total, math.e**3 / total, math.e / total, 0], abs=1e-4)
+
+
+@pytest.mark.parametrize("uniform", [0.0, LARGEST])
+def test_tokens_of_no_probability_at_the_ends_are_never_drawn(uniform):
+    logits = torch.tensor([-torch.inf, -1e9, 0.0, 1.0, -1e9, -torch.inf])
+    token, logp = draw(logits.expand(3, -1), torch.full((3,), uniform), Sampling())
+    assert token.tolist() == [2 if uniform == 0 else 3] * 3
+    assert logp.isfinite().all()
+
+
+def test_rows_are_drawn_independently():
+    logits = torch.randn(64, 20, generator=torch.Generator().manual_seed(3))
+    uniform = torch.rand(64, generator=torch.Generator().manual_seed(4))
+    sampling = Sampling(temperature=0.8, top_p=0.9)
+    tokens, logp = draw(logits, uniform, sampling)
+    for row in range(64):
+        token, own = draw(logits[row : row + 1], uniform[row : row + 1], sampling)
+        assert int(token) == int(tokens[row])
+        assert float(own) == pytest.approx(float(logp[row]), abs=1e-6)
+
+
+def test_unfiltered_log_probs_are_the_softmax_at_the_temperature():
+    logits = torch.randn(100, 30, generator=torch.Generator().manual_seed(5))
+    token, logp = draw(logits, grid(100), Sampling(temperature=0.7))
+    expected = (logits.double() / 0.7).log_softmax(-1).gather(-1, token[:, None]).squeeze(-1)
+    torch.testing.assert_close(logp, expected.float(), atol=1e-6, rtol=1e-6)
+
+
+def test_greedy_takes_the_likeliest_and_notes_the_log_prob_of_temperature_one():
+    logits = torch.tensor([[0.0, 2.0, 1.0], [5.0, 1.0, 1.0]])
+    token, logp = draw(logits, torch.tensor([0.99, 0.99]), Sampling(temperature=0.0))
+    assert token.tolist() == [1, 0]
+    expected = [2 - math.log(1 + math.e + math.e**2), 5 - math.log(math.e**5 + 2 * math.e)]
+    assert logp.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_half_precision_logits_are_drawn_in_float32():
+    logits = torch.randn(8, 20, generator=torch.Generator().manual_seed(6)).bfloat16()
+    token, logp = draw(logits, grid(8), Sampling())
+    expected_token, expected = draw(logits.float(), grid(8), Sampling())
+    assert logp.dtype == torch.float32
+    assert token.equal(expected_token)
+    assert logp.equal(expected)
+
+
+def test_unfiltered_means_that_every_token_can_be_drawn():
+    assert Sampling(temperature=0.7).unfiltered
+    for filtered in ({"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"temperature": 0.0}):
+        assert not Sampling(**filtered).unfiltered
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("max_new_tokens", 0),
+        ("temperature", -0.5),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("min_p", -0.1),
+        ("min_p", 2.0),
+    ],
+)
+def test_values_out_of_range_are_refused_by_key_and_value(key, value):
+    with pytest.raises(UsageError, match=f"{key}={value}"):
+        Sampling(**{key: value})

@@ -1,0 +1,109 @@
+"""The reward that is a user's function."""
+
+import logging
+import math
+
+import pytest
+
+from grpo_lightning.rewards import FunctionReward
+from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
+
+MODULE = """
+import numpy as np
+
+def by_text(sample):
+    return {
+        "good": lambda: 2.5,
+        "true": lambda: True,
+        "numpy": lambda: np.float32(0.5),
+        "hang": lambda: exec("while True: pass"),
+        "raise": lambda: {}["key"],
+        "hog": lambda: len(bytearray(2**30)),
+        "none": lambda: None,
+        "nan": lambda: float("nan"),
+        "text": lambda: "1.0",
+        "dead": lambda: __import__("os")._exit(1),
+    }[sample.text]()
+
+def sees(sample):
+    return float(
+        (sample.prompt, sample.question, sample.text, sample.answer, sample.token_ids, sample.truncated)
+        == ("Q: q", "q", "good", "42", [5, 6], True)
+        and sample.metadata == {"level": 3}
+    )
+
+number = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rewards") / "users_rewards.py"
+    path.write_text(MODULE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def reward(module):
+    reward = FunctionReward(f"{module}:by_text", timeout=0.5, memory_limit_mb=512)
+    yield reward
+    reward.close()
+
+
+def sample(text: str) -> Sample:
+    question = Question("q", "42", "train.jsonl:17", {"level": 3})
+    return Sample(Prompt(0, "Q: q", [1], question), text, [5, 6], FinishReason.LENGTH)
+
+
+def test_values_and_failures(reward):
+    texts = ["good", "hang", "true", "raise", "hog", "numpy", "none", "nan", "text", "dead", "good"]
+    result = reward([sample(text) for text in texts])
+    assert result.status == [
+        "ok", "timeout", "ok", "error", "memory", "ok",
+        "not_a_number", "not_a_number", "not_a_number", "crash", "ok",
+    ]  # fmt: skip
+    expected = [2.5, None, 1.0, None, None, 0.5, None, None, None, None, 2.5]
+    assert [None if math.isnan(value) else value for value in result.value] == expected
+
+
+def test_the_first_failure_of_a_kind_is_told(module, caplog):
+    reward = FunctionReward(f"{module}:by_text", name="mine")
+    with caplog.at_level(logging.WARNING):
+        reward([sample("raise"), sample("raise"), sample("none")])
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2
+    assert all("mine" in message and "train.jsonl:17" in message for message in messages)
+    assert "KeyError: 'key'" in messages[0]
+    assert "None" in messages[1]
+    reward.close()
+
+
+def test_what_the_function_sees(module):
+    reward = FunctionReward(f"{module}:sees")
+    reward.prepare([])
+    assert reward.name == "sees"
+    assert reward([sample("good")]).value == [1.0]
+    reward.close()
+
+
+def test_dotted_paths_and_the_working_directory(module, monkeypatch):
+    monkeypatch.chdir(module.parent)
+    for function in ("users_rewards.sees", "users_rewards:sees", "users_rewards.py:sees"):
+        reward = FunctionReward(function)
+        assert reward([sample("good")]).value == [1.0]
+        reward.close()
+
+
+@pytest.mark.parametrize("function", ["sees", "", "my_rewards.", "path/to/my_rewards.py", "my_rewards:"])
+def test_not_an_import_path(function):
+    with pytest.raises(UsageError, match="import path"):
+        FunctionReward(function)
+
+
+@pytest.mark.parametrize("name", ["missing", "number"])
+def test_what_cannot_be_imported_is_said_before_the_run(module, name):
+    reward = FunctionReward(f"{module}:{name}")
+    with pytest.raises(UsageError, match=f"{name}"):
+        reward.prepare([])
+    with pytest.raises(UsageError, match="no_such_module"):
+        FunctionReward("no_such_module.f").prepare([])

@@ -1,0 +1,98 @@
+import itertools
+import random
+
+import pytest
+import torch
+
+from grpo_lightning import ragged
+
+
+def random_segments(seed: int) -> list[list[int]]:
+    """Up to 8 segments of up to 6 numbers; some are empty."""
+    chance = random.Random(seed)
+    return [
+        [chance.randrange(100) for _ in range(chance.randrange(7))] for _ in range(chance.randrange(1, 9))
+    ]
+
+
+def flat(segments: list[list[int]]) -> torch.Tensor:
+    return torch.tensor([value for segment in segments for value in segment], dtype=torch.int64)
+
+
+def sizes(segments: list[list[int]]) -> torch.Tensor:
+    return torch.tensor([len(segment) for segment in segments])
+
+
+def test_starts_spread_and_positions_by_hand():
+    lengths = torch.tensor([3, 0, 1, 2])
+    assert ragged.starts(lengths).tolist() == [0, 3, 3, 4]
+    assert ragged.spread(torch.tensor([7, 8, 9, 5]), lengths).tolist() == [7, 7, 7, 9, 5, 5]
+    assert ragged.positions(lengths).tolist() == [0, 1, 2, 0, 0, 1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_starts_spread_and_positions_agree_with_loops(seed):
+    segments = random_segments(seed)
+    lengths = sizes(segments)
+    assert ragged.starts(lengths).tolist() == [sum(map(len, segments[:i])) for i in range(len(segments))]
+    assert ragged.positions(lengths).tolist() == [i for segment in segments for i in range(len(segment))]
+    spread = ragged.spread(torch.arange(len(segments)), lengths)
+    assert spread.tolist() == [number for number, segment in enumerate(segments) for _ in segment]
+
+
+def test_segment_sum_leaves_an_empty_segment_at_zero():
+    sums = ragged.segment_sum(torch.tensor([1.5, 2.0, -4.0]), torch.tensor([2, 0, 2]), 4)
+    assert sums.tolist() == [2.0, 0.0, -2.5, 0.0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_take_finds_the_elements_of_the_rows_in_their_order(seed):
+    segments = random_segments(seed)
+    chance = random.Random(1000 + seed)
+    rows = [chance.randrange(len(segments)) for _ in range(chance.randrange(1, 10))]
+    taken = flat(segments)[ragged.take(torch.tensor(rows), sizes(segments))]
+    assert taken.tolist() == [value for row in rows for value in segments[row]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pad_puts_every_segment_at_the_left(seed):
+    segments = random_segments(seed)
+    longest = max(map(len, segments))
+    padded = ragged.pad(flat(segments), sizes(segments), value=-1)
+    assert padded.tolist() == [segment + [-1] * (longest - len(segment)) for segment in segments]
+
+
+def test_token_budget_by_hand():
+    # Longest first: 9 alone; 5 with 4 is 2 x 5 = 10; 3, 2 and 1 are 3 x 3 = 9.
+    assert ragged.token_budget([3, 9, 5, 1, 4, 2], max_tokens=10) == [[1], [2, 4], [0, 5, 3]]
+
+
+def test_token_budget_zero_sets_no_limit():
+    assert ragged.token_budget([3, 9, 5], max_tokens=0) == [[1, 2, 0]]
+
+
+def test_token_budget_gives_a_row_that_is_too_long_a_batch_of_its_own():
+    assert ragged.token_budget([12, 30, 2, 11], max_tokens=10) == [[1], [0], [3], [2]]
+
+
+def test_token_budget_keeps_rows_of_one_length_in_order():
+    assert ragged.token_budget([4, 4, 4, 4, 4], max_tokens=8) == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_token_budget_holds_every_row_once_within_the_budget_and_longest_first(seed):
+    chance = random.Random(seed)
+    lengths = [chance.randrange(1, 40) for _ in range(chance.randrange(1, 60))]
+    max_tokens = chance.choice([0, 1, 20, 40, 100, 400])
+    batches = ragged.token_budget(lengths, max_tokens)
+    order = [row for batch in batches for row in batch]
+    assert sorted(order) == list(range(len(lengths)))
+    assert [lengths[row] for row in order] == sorted(lengths, reverse=True)
+    if max_tokens == 0:
+        assert len(batches) == 1
+        return
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= max_tokens
+    # No batch is left before it is full: the next row would not have fitted.
+    for batch, following in itertools.pairwise(batches):
+        assert (len(batch) + 1) * max(lengths[row] for row in [*batch, following[0]]) > max_tokens

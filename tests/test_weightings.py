@@ -1,0 +1,65 @@
+import random
+
+import pytest
+import torch
+
+from grpo_lightning.types import UsageError
+from grpo_lightning.weightings import BatchSize, FixedLength, SequenceMean, TokenMean, TokenWeighting
+
+WEIGHTINGS = [SequenceMean(), TokenMean(), FixedLength(16)]
+
+
+def weights(weighting: TokenWeighting, lengths: list[int]) -> list[float]:
+    """Of a batch of one group that is seen whole."""
+    batch = BatchSize(sequences=len(lengths), groups=1, tokens=sum(lengths))
+    return weighting(torch.tensor(lengths), torch.zeros(len(lengths), dtype=torch.int64), batch).tolist()
+
+
+def test_sequence_mean_by_hand():
+    assert weights(SequenceMean(), [2, 5, 1, 10]) == pytest.approx([1 / 8, 1 / 20, 1 / 4, 1 / 40])
+
+
+def test_token_mean_by_hand():
+    assert weights(TokenMean(), [2, 5, 1, 10]) == pytest.approx([1 / 18] * 4)
+
+
+def test_fixed_length_by_hand():
+    assert weights(FixedLength(16), [2, 5, 1, 10]) == pytest.approx([1 / 64] * 4)
+
+
+def test_the_mean_of_ones_is_one():
+    lengths = [2, 5, 1, 10]
+    for weighting in (SequenceMean(), TokenMean()):
+        total = sum(w * n for w, n in zip(weights(weighting, lengths), lengths, strict=True))
+        assert total == pytest.approx(1)
+    total = sum(w * n for w, n in zip(weights(FixedLength(16), lengths), lengths, strict=True))
+    assert total == pytest.approx(18 / 64)
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS, ids=lambda weighting: type(weighting).__name__)
+@pytest.mark.parametrize("seed", range(5))
+def test_parts_of_a_batch_have_the_weights_of_the_whole_so_gradients_add_up(weighting, seed):
+    chance = random.Random(seed)
+    lengths = torch.tensor([chance.randrange(1, 17) for _ in range(24)])
+    group = torch.arange(24) // 4
+    batch = BatchSize(sequences=24, groups=6, tokens=int(lengths.sum()))
+    whole = weighting(lengths, group, batch)
+    assert (whole.shape, whole.dtype) == (lengths.shape, torch.float32)
+    order = torch.tensor(chance.sample(range(24), 24))
+    parts = order.split([1, 7, 16])
+    assert torch.cat([weighting(lengths[rows], group[rows], batch) for rows in parts]).equal(whole[order])
+
+    # And so does the gradient of the weighted sum over the tokens.
+    def gradient(rows: torch.Tensor) -> torch.Tensor:
+        values = torch.ones(24, requires_grad=True)
+        weight = weighting(lengths[rows], group[rows], batch)
+        (weight * lengths[rows] * values[rows]).sum().backward()
+        assert values.grad is not None
+        return values.grad
+
+    torch.testing.assert_close(sum(gradient(rows) for rows in parts), gradient(torch.arange(24)))
+
+
+def test_a_length_below_one_is_refused_by_name():
+    with pytest.raises(UsageError, match="length=0"):
+        FixedLength(0)

@@ -1,0 +1,176 @@
+"""Tiny things to test with: random causal LMs of several architectures, a tokenizer, prompts, rollouts."""
+
+import string
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from grpo_lightning.policy import Policy
+from grpo_lightning.rollouts import Rollouts
+from grpo_lightning.types import Prompt, Question
+
+SHAPES = ("llama", "qwen2", "qwen3", "gpt2")
+VOCABULARY = 64
+STOP_IDS = (3, 5)
+SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>", "<sep>", "<end>")
+"""Ids 0 to 5: 3 and 5 end a completion."""
+CONTEXT = 128
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One character a token, `0` is id 6; 64 tokens in all."""
+    characters = (string.digits + string.ascii_letters)[: VOCABULARY - len(SPECIAL)]
+    backend = Tokenizer(
+        WordLevel({token: i for i, token in enumerate([*SPECIAL, *characters])}, unk_token="<unk>")
+    )
+    backend.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        bos_token="<bos>",
+        eos_token="<end>",
+        additional_special_tokens=["<eos>", "<sep>"],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def model_of(shape: str, seed: int = 0, scale: float = 0.2, **overrides: Any) -> PreTrainedModel:
+    """Two layers of width 32 in float32 and eval mode. `scale` makes some tokens far likelier than others.
+
+    Args:
+        shape: Model type of transformers, such as `llama`.
+        seed: Of the weights.
+        scale: Standard deviation of the matrices.
+        **overrides: Further keys of the config.
+    """
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT,
+    }
+    if shape == "gpt2":
+        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
+    if shape in ("qwen3", "gemma2"):
+        sizes["head_dim"] = 16
+    ids = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": list(STOP_IDS)}
+    config = AutoConfig.for_model(shape, vocab_size=VOCABULARY, **sizes | ids | overrides)
+    model = AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager" if shape == "gemma2" else "sdpa"
+    )
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim > 1:
+                parameter.copy_(scale * noise)
+            else:  # Norms and biases, which a new model has at 1 and 0, where mistakes hide.
+                parameter.add_(0.1 * noise)
+    return model.eval()
+
+
+def policy_of(shape: str = "llama", seed: int = 0, scale: float = 0.2, **overrides: Any) -> Policy:
+    """A policy around `model_of`."""
+    return Policy.of(model_of(shape, seed, scale, **overrides), tokenizer())
+
+
+def prompts_of(lengths: Sequence[int], seed: int = 0) -> list[Prompt]:
+    """Prompts of random characters with ids 10, 20, ..."""
+    generator = torch.Generator().manual_seed(seed)
+    spell: PreTrainedTokenizerBase = tokenizer()
+    prompts = []
+    for number, length in enumerate(lengths, start=1):
+        ids = torch.randint(len(SPECIAL), VOCABULARY, (length,), generator=generator).tolist()
+        text = spell.decode(ids)
+        prompts.append(
+            Prompt(10 * number, text, ids, Question(text, answer=str(number), source=f"tiny:{number}"))
+        )
+    return prompts
+
+
+def rollouts_of(
+    lengths: Sequence[int],
+    prompt_lengths: Sequence[int] = (3,),
+    group: Sequence[int] | None = None,
+    seed: int = 0,
+) -> Rollouts:
+    """Random rollouts with every field set: probabilities and weights in (0, 1), normal advantages.
+
+    Args:
+        lengths: [B] |o_i|.
+        prompt_lengths: [Q].
+        group: [B] prompt of each completion; by default they take turns.
+        seed: Of everything that is random.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def ids(count: int) -> list[int]:
+        return torch.randint(len(SPECIAL), VOCABULARY, (count,), generator=generator).tolist()
+
+    def uniform() -> Tensor:
+        return torch.rand(sum(lengths), generator=generator) * 0.98 + 0.01
+
+    rollouts = Rollouts.from_lists(
+        prompts=[ids(length) for length in prompt_lengths],
+        group=[row % len(prompt_lengths) for row in range(len(lengths))] if group is None else group,
+        completions=[ids(length) for length in lengths],
+    )
+    rollouts.advantage = torch.randn(len(lengths), generator=generator).repeat_interleave(rollouts.lengths)
+    rollouts.weight = uniform()
+    rollouts.old_logp, rollouts.ref_logp, rollouts.sampler_logp = (
+        uniform().log(),
+        uniform().log(),
+        uniform().log(),
+    )
+    return rollouts
+
+
+def rows_of(rollouts: Rollouts) -> list[dict[str, Any]]:
+    """What `rollouts` say, as one plain dict a completion: lists and ints, the prompt written out."""
+    prompts = rollouts.prompt_token_ids.split(rollouts.prompt_lengths.tolist())
+    per_token = ("token_ids", "advantage", "weight", "old_logp", "ref_logp", "sampler_logp")
+    rows: list[dict[str, Any]] = []
+    start = 0
+    for number, length in enumerate(rollouts.lengths.tolist()):
+        row: dict[str, Any] = {
+            "row": int(rollouts.row[number]),
+            "prompt": prompts[int(rollouts.group[number])].tolist(),
+        }
+        for name in per_token:
+            values = getattr(rollouts, name)
+            row[name] = None if values is None else values[start : start + length].tolist()
+        rows.append(row)
+        start += length
+    assert start == rollouts.num_tokens
+    return rows
+
+
+@torch.no_grad()
+def teacher_forced(
+    model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float = 1.0
+) -> Tensor:
+    """[R, V] float64 log-probs before each completion token, from a forward over one unpadded sequence."""
+    logits = model(input_ids=torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0].double()
+    return (logits[len(prompt) - 1 : -1] / temperature).log_softmax(-1)
+
+
+def gradients(module: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The gradient of every parameter, 0 where there is none."""
+    for name, parameter in module.named_parameters():
+        yield name, torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()

@@ -1,0 +1,104 @@
+import importlib.util
+import random
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
+
+from grpo_lightning.tasks import Arithmetic
+
+
+def load_tool() -> ModuleType:
+    path = Path(__file__).parents[2] / "tools" / "make_tiny_policy.py"
+    spec = importlib.util.spec_from_file_location("make_tiny_policy", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tool = load_tool()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    disable_progress_bar()
+    out = tmp_path_factory.mktemp("policy") / "one"
+    tool.make(out, digits=1, steps=60, wrong=0.0, hidden=64, layers=1)
+    return out
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def test_tokenizer_round_trips(tokenizer: PreTrainedTokenizerFast):
+    text = "47+85=  a B?\n<think>7+5=12 4+8+1=13</think><answer>132</answer>"
+    ids = tokenizer(text)["input_ids"]
+    tags = ("<think>", "</think>", "<answer>", "</answer>")
+    assert len(ids) == len(re.sub("|".join(tags), "#", text))  # a tag is one token, and nothing is added
+    decoded = tokenizer.decode(
+        [*ids, tokenizer.eos_token_id, tokenizer.pad_token_id], skip_special_tokens=True
+    )
+    assert decoded == text
+    assert tokenizer.eos_token_id != tokenizer.pad_token_id
+
+
+def test_model_loads_and_stops_at_eos(folder: Path, tokenizer: PreTrainedTokenizerFast):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.dtype == torch.float32
+    for config in (model.config, model.generation_config):
+        assert (config.eos_token_id, config.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+    inputs = tokenizer(["3+4=", "9+8="], return_tensors="pt")
+    output = model.generate(**inputs, do_sample=False, max_new_tokens=60)[:, 4:]
+    assert output.shape[1] < 60
+    assert ((output == tokenizer.eos_token_id).sum(1) == 1).all()
+
+
+def test_deterministic_for_a_seed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for name, seed in (("same", 0), ("other", 1)):
+        tool.make(tmp_path / name, seed=seed, digits=1, steps=60, wrong=0.0, hidden=64, layers=1)
+    weights = [
+        (path / "model.safetensors").read_bytes() for path in (folder, tmp_path / "same", tmp_path / "other")
+    ]
+    assert weights[0] == weights[1] != weights[2]
+    assert "10 held-out questions: greedy " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("expression", "solution"),
+    [
+        ("47+85", "<think>7+5=12 4+8+1=13</think><answer>132</answer>"),
+        ("7+85", "<think>7+5=12 0+8+1=9</think><answer>92</answer>"),
+        ("0+0", "<think>0+0=0</think><answer>0</answer>"),
+        ("52-38", "<think>2-8=4 5-3-1=1</think><answer>14</answer>"),
+        ("7-47", "<think>7-7=0 4-0=4</think><answer>-40</answer>"),
+    ],
+)
+def test_worked_solutions(expression: str, solution: str):
+    assert tool.worked_solution(expression, 0.0, random.Random(0)) == solution
+
+
+@pytest.mark.parametrize("operator", ["+", "-"])
+def test_share_of_wrong_solutions(operator: str):
+    chance = random.Random(0)
+    questions = Arithmetic(operators=[operator]).questions("train")
+    for wrong in (0.0, 0.5):
+        solutions = [tool.worked_solution(q.metadata["expression"], wrong, chance) for q in questions]
+        right = [
+            s.endswith(f"<answer>{q.answer}</answer>") for q, s in zip(questions, solutions, strict=True)
+        ]
+        assert abs(sum(right) / len(right) - (1 - wrong)) < 0.03
+
+
+@pytest.mark.parametrize("arguments", [["--hidden", "100"], ["--wrong", "1.5"], ["--operators", "*"]])
+def test_bad_arguments(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        tool.main(["--out", str(tmp_path), *arguments])
+    assert arguments[0] in capsys.readouterr().err
