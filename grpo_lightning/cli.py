@@ -80,11 +80,13 @@ class GRPOCLI(LightningCLI):
                 raise UsageError(f"trainer.{name}={trainer[name]}: use {instead}")
         if trainer.accumulate_grad_batches != 1:
             raise UsageError(
-                f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: use loop.max_tokens; it sets the memory of a "
-                "forward and backward and never changes the gradient"
+                f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: use loop.max_tokens; it sets the "
+                "memory of a forward and backward and never changes the gradient"
             )
         if str(trainer.precision).startswith("16"):
-            raise UsageError(f"trainer.precision={trainer.precision}: use 32-true, bf16-mixed or bf16-true; float16 overflows")
+            raise UsageError(
+                f"trainer.precision={trainer.precision}: use 32-true, bf16-mixed or bf16-true; float16 overflows"
+            )
 
     def after_instantiate_classes(self) -> None:
         # Mistakes in the data or the model's folder show before the run's folder exists.

@@ -56,7 +56,9 @@ class PromptDataModule(L.LightningDataModule):
         if "{question}" not in template:
             raise UsageError(f"data.template={template!r}: it must contain {{question}}")
         if system is not None and not chat:
-            raise UsageError("data.system is the system turn of a chat: set data.chat=true, or put it into data.template")
+            raise UsageError(
+                "data.system is the system turn of a chat: set data.chat=true, or put it into data.template"
+            )
         if val_batch_size < 1 or (val_limit is not None and val_limit < 1):
             raise UsageError(f"data.val_batch_size={val_batch_size}, data.val_limit={val_limit}: give 1 or more")
         self.task = task
@@ -78,7 +80,7 @@ class PromptDataModule(L.LightningDataModule):
         self.load(stage, self.trainer.lightning_module, validates=self.trainer.limit_val_batches != 0)
 
     def load(self, stage: str, module: Any, validates: bool = True) -> None:
-        """Reads the questions of the splits that `stage` needs, checks that they fit the model, and shows them to the rewards.
+        """Reads the questions `stage` needs, checks that they fit the model, and shows them to the rewards.
 
         Args:
             stage: `fit`, `validate`, `test` or `predict`.
@@ -119,11 +121,18 @@ class PromptDataModule(L.LightningDataModule):
                     )
         if not too_long:
             return questions
-        log.warning("%d of %d %s questions do not fit the model's context and are left out", len(too_long), len(questions), split)
+        log.warning(
+            "%d of %d %s questions do not fit the model's context and are left out",
+            len(too_long),
+            len(questions),
+            split,
+        )
         skipped = set(too_long)
         kept = [question for row, question in enumerate(questions) if row not in skipped]
         if not kept:
-            raise UsageError(f"no {split} question fits the model's context of {context} tokens; lower sampling.max_new_tokens")
+            raise UsageError(
+                f"no {split} question fits the model's context of {context} tokens; lower sampling.max_new_tokens"
+            )
         return kept
 
     def render(self, question: Question) -> str:
@@ -135,7 +144,9 @@ class PromptDataModule(L.LightningDataModule):
         turns.append({"role": "user", "content": text})
         tokenizer = self._module.policy.tokenizer
         if tokenizer.chat_template is None:
-            raise UsageError("data.chat=true: the tokenizer has no chat template; set data.chat=false and write data.template")
+            raise UsageError(
+                "data.chat=true: the tokenizer has no chat template; set data.chat=false and write data.template"
+            )
         return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
 
     def encode(self, text: str) -> list[int]:

@@ -13,7 +13,7 @@ from grpo_lightning.policy import Policy
 from grpo_lightning.ragged import spread
 from grpo_lightning.rewards.scorer import Scorer, Scores
 from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.types import Completion, Prompt, Sample
+from grpo_lightning.types import Completion, FinishReason, Prompt, Sample
 
 
 @dataclass(slots=True)
@@ -60,7 +60,8 @@ class Explorer:
         """`group_size` completions of each prompt, as the engine and as the rewards see them."""
         self.engine.sync(policy)
         completions = self.engine.generate(prompts, group_size, sampling, seed, step, progress)
-        texts = policy.tokenizer.batch_decode([c.token_ids for c in completions], skip_special_tokens=True)
+        written = [c.token_ids[:-1] if c.finish_reason is FinishReason.STOP else c.token_ids for c in completions]
+        texts = policy.tokenizer.batch_decode(written, skip_special_tokens=True)
         samples = [
             Sample(prompts[row // group_size], text, completion.token_ids, completion.finish_reason)
             for row, (text, completion) in enumerate(zip(texts, completions, strict=True))
@@ -96,4 +97,3 @@ class Explorer:
         if self.engine.exact and sampling.unfiltered and float32:
             rollouts.sampler_logp = torch.tensor([logp for c in completions for logp in c.logp])
         return Exploration(samples, scores, rollouts, {"generate": sampled - started, "reward": scored - sampled})
-

@@ -16,7 +16,11 @@ class KLEstimator(ABC):
 
 
 class K3(KLEstimator):
-    """k3 = π_ref/π_θ - log(π_ref/π_θ) - 1: unbiased, never negative, 0 where they agree (Schulman 2020; DeepSeekMath Eq. 4)."""
+    """k3 = π_ref/π_θ - log(π_ref/π_θ) - 1 (Schulman 2020; DeepSeekMath Eq. 4).
+
+    Unbiased, never negative, 0 where the two agree.
+
+    """
 
     def __call__(self, logp: Tensor, ref_logp: Tensor) -> Tensor:
         # Clamped where exp overflows, but not below: there the gradient, 1 - π_ref/π_θ, is 1, the full pull down.

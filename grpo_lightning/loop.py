@@ -1,7 +1,7 @@
 """Algorithm 1 of DeepSeekMath (arXiv 2402.03300) as a callback: explore, then mu passes over what was found.
 
-One Lightning epoch is one exploration step, one Lightning batch is one optimizer update. The numbers in the comments are
-the algorithm's lines.
+One Lightning epoch is one exploration step, one Lightning batch is one optimizer update. The numbers in the
+comments are the algorithm's lines.
 """
 
 import random
@@ -63,7 +63,7 @@ class GRPOLoop(Callback):
                 raise UsageError(f"loop.{name}={value}: give {least} or more")
         if group_size < 2:
             raise UsageError(
-                f"loop.group_size={group_size}: give 2 or more; advantages compare the completions of one prompt with each other"
+                f"loop.group_size={group_size}: give 2 or more; advantages compare the completions of one prompt"
             )
         if prompts_per_step % minibatches:
             raise UsageError(
@@ -80,15 +80,21 @@ class GRPOLoop(Callback):
         self.exploration: Exploration | None = None
         self._passes: list[Minibatch] = []
         self._seconds: dict[str, float] = {}
-        self._step_started = 0.0
+        self._step_started = self._updates_started = self._updates_ended = 0.0
+
+    @staticmethod
+    def of(trainer: L.Trainer) -> "GRPOLoop":
+        """The loop among the trainer's callbacks."""
+        callbacks: list[Callback] = getattr(trainer, "callbacks", [])
+        return next(callback for callback in callbacks if isinstance(callback, GRPOLoop))
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
         if self.prompts_per_step % (self.minibatches * trainer.world_size):
             raise UsageError(
-                f"loop.prompts_per_step={self.prompts_per_step} is not a multiple of loop.minibatches={self.minibatches} x "
-                f"{trainer.world_size} ranks: every rank takes as many prompts of every update"
+                f"loop.prompts_per_step={self.prompts_per_step} is not a multiple of loop.minibatches="
+                f"{self.minibatches} x {trainer.world_size} ranks: every rank takes as many prompts of every update"
             )
         _data(trainer).minibatches = _MinibatchLoader(self)
 
@@ -121,10 +127,11 @@ class GRPOLoop(Callback):
             self._add_logp(module, exploration.rollouts)
             self._passes = self._minibatches(trainer, module, exploration)
         self.exploration = exploration
-        self._seconds = exploration.seconds | {"logp": time.perf_counter() - started}
+        self._updates_started = time.perf_counter()
+        self._seconds = exploration.seconds | {"logp": self._updates_started - started}
 
     def _share(self, drawn: list[Any], rank: int, world_size: int) -> list[Any]:
-        """This rank's prompts, minibatch by minibatch: each minibatch holds the same prompts for any number of ranks."""
+        """This rank's prompts: each minibatch holds the same prompts for any number of ranks."""
         size = len(drawn) // self.minibatches
         return [item for first in range(0, len(drawn), size) for item in drawn[first : first + size][rank::world_size]]
 
@@ -136,7 +143,9 @@ class GRPOLoop(Callback):
         packs = rollouts.split(self.max_tokens)
         if self.mu * self.minibatches > 1:
             rollouts.old_logp = _in_packs(
-                rollouts, packs, lambda pack: module.old_policy(module.policy, pack, module.sampling.temperature)
+                rollouts,
+                packs,
+                lambda pack: module.old_policy(module.policy, pack, module.sampling.temperature),
             )
         if (reference := module.reference) is not None:
             rollouts.ref_logp = _in_packs(
@@ -176,11 +185,17 @@ class GRPOLoop(Callback):
         """Optimizer updates of one exploration step."""
         return self.mu * self.minibatches
 
+    def on_train_batch_end(self, *args: Any) -> None:
+        # Validation comes between the last update and on_train_epoch_end and is not part of the step.
+        self._updates_ended = time.perf_counter()
+
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         module = _module(pl_module)
         assert self.exploration is not None
-        seconds = self._seconds | {"step": time.perf_counter() - self._step_started}
-        seconds["optimise"] = seconds["step"] - sum(self._seconds.values())
+        seconds = self._seconds | {
+            "optimise": self._updates_ended - self._updates_started,
+            "step": self._updates_ended - self._step_started,
+        }
         statistics = StepStatistics.of(self.exploration, self.group_size, seconds).gather(trainer.world_size)
         metrics = statistics.metrics()
         metrics["time/peak_memory_gib"] = peak_memory_gib(module.device)

@@ -83,9 +83,7 @@ class GRPOModule(L.LightningModule):
         if self.sampling.greedy:
             raise UsageError("sampling.temperature=0: training needs completions that differ; give more than 0")
         self.objective = objective or Objective()
-        self.explorer = Explorer(
-            engine or NativeEngine(), Scorer(rewards, max_failed_rewards), advantage or GroupStd()
-        )
+        self.explorer = Explorer(engine or NativeEngine(), Scorer(rewards, max_failed_rewards), advantage or GroupStd())
         self.old_policy = old_policy or RecordedLogp()
         self.reference = (reference or FrozenCopy()) if self.objective.beta > 0 else None
         self.optimizer = optimizer
@@ -118,7 +116,10 @@ class GRPOModule(L.LightningModule):
         optimizer = self.optimizer([p for p in self.policy.parameters() if p.requires_grad])
         if self.lr_scheduler is None:
             return {"optimizer": optimizer}
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.lr_scheduler(optimizer), "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": self.lr_scheduler(optimizer), "interval": "step"},
+        }
 
     def on_fit_start(self) -> None:
         # from_pretrained leaves the model in eval mode, and gradient checkpointing needs training mode.
@@ -134,7 +135,8 @@ class GRPOModule(L.LightningModule):
         if bool(diagnostics.objective.isfinite() & grad_norm.isfinite()):
             self.bad_updates_in_a_row.zero_()
             optimizer.step()
-            if (scheduler := self.lr_schedulers()) is not None:
+            scheduler = self.lr_schedulers()
+            if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
                 scheduler.step()
         else:
             self.bad_updates += 1
@@ -194,8 +196,9 @@ class GRPOModule(L.LightningModule):
         """The first pass finds the policy unchanged, so its log-probs should be those of the sampler."""
         if gap > LOGP_TOLERANCE:
             rank_zero_warn(
-                f"the sampler's and the policy's log-probs of the same tokens differ by up to {gap:.2g} before the first "
-                f"update (expected: at most {LOGP_TOLERANCE:g}); the ratio does not start at 1. See policy/logp_gap"
+                f"the sampler's and the policy's log-probs of the same tokens differ by up to {gap:.2g} before the "
+                f"first update (expected: at most {LOGP_TOLERANCE:g}); the ratio does not start at 1. "
+                "See policy/logp_gap"
             )
         return gap
 
@@ -219,8 +222,8 @@ class GRPOModule(L.LightningModule):
             + minibatch.exploration.describe(int(minibatch.packs[0].row[0]))
         )
         return (
-            f"{int(self.bad_updates_in_a_row)} updates in a row were not finite (objective {float(objective)}, gradient norm "
-            f"{float(grad_norm)}); max_bad_updates={self.max_bad_updates}.\n  {where}"
+            f"{int(self.bad_updates_in_a_row)} updates in a row were not finite (objective {float(objective)}, "
+            f"gradient norm {float(grad_norm)}); max_bad_updates={self.max_bad_updates}.\n  {where}"
         )
 
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
@@ -233,28 +236,32 @@ class GRPOModule(L.LightningModule):
 
     def _evaluate(self, batch: PromptBatch, stage: str) -> None:
         k = self.val_samples
-        greedy, greedy_scores = self._sample_and_score(batch.prompts, 1, replace(self.sampling, temperature=0.0))
+        _, greedy_scores = self._sample_and_score(batch.prompts, 1, replace(self.sampling, temperature=0.0))
         samples, scores = self._sample_and_score(batch.prompts, k, self.sampling)
+        # A rank whose prompts only fill up still takes part in every metric, or the ranks would not sync alike.
+        self._record(dict.fromkeys(self.val_metrics, math.nan))
         for number in range(batch.num_real):
             group = slice(number * k, (number + 1) * k)
-            values = scores.main.value[group]
-            self._record("pass@1", float(greedy_scores.main.value[number] > 0.5))
-            self._record(f"avg@{k}", nan_mean(values))
-            self._record(f"pass@{k}", pass_at_k(values))
-            if scores.main.answer is not None:
-                self._record(f"maj@{k}", majority_at_k(values, scores.main.answer[group]))
-            self._record("reward", nan_mean(scores.total[group]))
-            self._record("length", nan_mean([len(sample.token_ids) for sample in samples[group]]))
-            self._record("truncated", nan_mean([sample.truncated for sample in samples[group]]))
-        self.log_dict(
-            {f"{stage}/{name}": metric for name, metric in self.val_metrics.items() if metric.update_called},
-            on_step=False, on_epoch=True, batch_size=len(batch.prompts),
-        )  # fmt: skip
+            values, answers = scores.main.value[group], scores.main.answer
+            self._record(
+                {
+                    "pass@1": float(greedy_scores.main.value[number] > 0.5),
+                    f"avg@{k}": nan_mean(values),
+                    f"pass@{k}": pass_at_k(values),
+                    f"maj@{k}": majority_at_k(values, answers[group]) if answers is not None else math.nan,
+                    "reward": nan_mean(scores.total[group]),
+                    "length": nan_mean([len(sample.token_ids) for sample in samples[group]]),
+                    "truncated": nan_mean([sample.truncated for sample in samples[group]]),
+                }
+            )
+        metrics: dict[str, Any] = {f"{stage}/{name}": metric for name, metric in self.val_metrics.items()}
+        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=len(batch.prompts))
 
-    def _record(self, name: str, value: float) -> None:
-        metric = self.val_metrics[name]
-        assert isinstance(metric, MeanMetric)
-        metric.update(value)
+    def _record(self, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            metric = self.val_metrics[name]
+            assert isinstance(metric, MeanMetric)
+            metric.update(value)
 
     def _sample_and_score(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling

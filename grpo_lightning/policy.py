@@ -42,8 +42,8 @@ class Policy(nn.Module):
 
     Args:
         path: Folder made by `save_pretrained`, or a model id of the Hugging Face hub.
-        dtype: Type of the weights. With `bfloat16` weights, AdamW rounds small updates away: prefer float32 weights with
-            the trainer's `precision: bf16-mixed`.
+        dtype: Type of the weights. With `bfloat16` weights, AdamW rounds small updates away: prefer float32 weights
+            with the trainer's `precision: bf16-mixed`.
         attention: Attention implementation of transformers for the optimisation passes.
         dropout: Keep the model's dropout in training. Off by default: with it the first ratio is not 1.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
@@ -75,7 +75,7 @@ class Policy(nn.Module):
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> "Policy":
         """A policy around a model that exists already."""
-        policy = cls(path=model.name_or_path)
+        policy = cls(path=str(model.name_or_path))
         policy.tokenizer = tokenizer
         policy.config = model.config
         policy.model = model.eval()
@@ -99,7 +99,10 @@ class Policy(nn.Module):
         if not self.dropout:
             remove_dropout(self.model)
         if self.gradient_checkpointing:
-            self.model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+            if hasattr(self.model, "activation_checkpointing_enable"):
+                self.model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+            else:
+                self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self._check_head()
 
     def _from_pretrained(self, auto_class: Any, **kwargs: Any) -> Any:
@@ -107,7 +110,8 @@ class Policy(nn.Module):
         path = Path(self.path).expanduser()
         if looks_local and not path.is_dir():
             raise UsageError(
-                f"policy.path={self.path}: no such folder (looked in {Path.cwd()}). Give a folder made by save_pretrained or a hub id"
+                f"policy.path={self.path}: no such folder (looked in {Path.cwd()}). "
+                "Give a folder made by save_pretrained or a hub id"
             )
         try:
             return auto_class.from_pretrained(
@@ -185,7 +189,7 @@ class Policy(nn.Module):
         return torch.compile(base, dynamic=True) if self.compile_model else base.__call__
 
     def _score(self, hidden: Tensor, token_ids: Tensor, temperature: float) -> TokenLogp:
-        """[N, hidden], [N] -> log-probs; the logits exist a chunk at a time, and are made again in the backward pass."""
+        """[N, hidden], [N] -> log-probs; the logits exist a chunk at a time, and again in the backward pass."""
 
         def score(hidden: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
             logp = (self.logits(hidden) / temperature).log_softmax(-1)
@@ -213,8 +217,8 @@ class Policy(nn.Module):
         self.model.train(was_training)
         if not torch.allclose(actual, expected, rtol=1e-3, atol=1e-3):
             raise UsageError(
-                f"policy.path={self.path}: {type(self.model).__name__} changes its logits after the output embedding in a "
-                "way grpo_lightning does not know; please report it"
+                f"policy.path={self.path}: {type(self.model).__name__} changes its logits after the output embedding in "
+                "a way grpo_lightning does not know; please report it"
             )
 
     def save_pretrained(self, folder: str | Path) -> None:

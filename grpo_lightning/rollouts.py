@@ -1,6 +1,7 @@
 """One exploration step's completions as flat, ragged tensors: what every token-level formula works on."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,7 +88,8 @@ class Rollouts:
 
     def to(self, device: torch.device | str) -> "Rollouts":
         """A copy with every tensor on `device`; dtypes stay."""
-        return Rollouts(**{name: None if value is None else value.to(device) for name, value in vars(self).items()})
+        moved: dict[str, Any] = {name: None if v is None else v.to(device) for name, v in vars(self).items()}
+        return Rollouts(**moved)
 
     def select(self, rows: Tensor) -> "Rollouts":
         """The completions `rows` [r], in that order, with only the prompts they need."""

@@ -25,8 +25,8 @@ class PolicySnapshot(nn.Module, ABC):
 class RecordedLogp(PolicySnapshot):
     """π_old by its numbers alone: no second copy of the weights.
 
-    Exploration happens with the live weights, before the first update, so the log-probs noted then are those of π_old: the
-    sampler's own where they are exact (the policy's weights, float32, no filter), else one pass over the rollouts.
+    Exploration happens with the live weights, before the first update, so the log-probs noted then are those of π_old:
+    the sampler's own where they are exact (the policy's weights, float32, no filter), else one pass over the rollouts.
     """
 
     def refresh(self, policy: Policy) -> None:

@@ -62,7 +62,7 @@ class Sample:
 
     prompt: Prompt
     text: str
-    """The completion decoded, without special tokens such as the stop token."""
+    """The completion decoded, without the stop token and without special tokens."""
     token_ids: list[int]
     """[R] as in `Completion`."""
     finish_reason: FinishReason

@@ -1,7 +1,8 @@
 """Weightings: how tokens are averaged, said as one weight a token and fixed before the optimisation passes.
 
-Every loss of the literature is sum_t weight_t * (surrogate_t - beta * kl_t); they differ in `weight`. A weight is computed
-from the whole batch of one optimizer update over all ranks, so the gradients of micro-batches and of ranks simply add up.
+Every loss of the literature is sum_t weight_t * (surrogate_t - beta * kl_t); they differ in `weight`. A weight is
+computed from the whole batch of one optimizer update over all ranks, so the gradients of micro-batches and of ranks
+simply add up.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +28,7 @@ class TokenWeighting(ABC):
 
     @abstractmethod
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
-        """[B] completion lengths, [B] groups, the whole batch's size -> [B] float32 weight of each token of the completion."""
+        """[B] lengths, [B] groups, the whole batch's size -> [B] float32, the weight of each of a completion's tokens."""
 
 
 class SequenceMean(TokenWeighting):
@@ -45,7 +46,7 @@ class TokenMean(TokenWeighting):
 
 
 class FixedLength(TokenWeighting):
-    """Dr. GRPO: 1 / (B L): no length of the batch's own enters, so long answers are not favoured (arXiv 2503.20783, Sec. 3.2).
+    """Dr. GRPO: 1 / (B L): no completion's own length enters, so long wrong ones are not favoured (arXiv 2503.20783).
 
     Args:
         length: L, by convention the longest completion allowed (`max_new_tokens`).

@@ -30,9 +30,7 @@ def reference(rewards: list[float], group: list[int], eps: float, ddof: int) -> 
 
 def test_sample_std_by_hand():
     # Mean 0.5, squared deviations 4 x 0.25 = 1, std sqrt(1/3) = 0.57735: 0.5 / 0.57735 = 0.866025.
-    assert advantage([1, 0, 0, 1], advantage_eps=0) == pytest.approx(
-        [0.8660254, -0.8660254, -0.8660254, 0.8660254]
-    )
+    assert advantage([1, 0, 0, 1], advantage_eps=0) == pytest.approx([0.8660254, -0.8660254, -0.8660254, 0.8660254])
     # Mean 2, squared deviations 1 + 0 + 1 = 2, std sqrt(2/2) = 1.
     assert advantage([1, 2, 3], advantage_eps=0) == pytest.approx([-1, 0, 1])
 
@@ -40,9 +38,7 @@ def test_sample_std_by_hand():
 def test_population_std_by_hand():
     # std sqrt(1/4) = 0.5 and sqrt(2/3) = 0.8164966.
     assert advantage([1, 0, 0, 1], advantage_eps=0, std="population") == pytest.approx([1, -1, -1, 1])
-    assert advantage([1, 2, 3], advantage_eps=0, std="population") == pytest.approx(
-        [-1.2247449, 0, 1.2247449]
-    )
+    assert advantage([1, 2, 3], advantage_eps=0, std="population") == pytest.approx([-1.2247449, 0, 1.2247449])
 
 
 def test_eps_is_added_to_the_std():
@@ -51,9 +47,7 @@ def test_eps_is_added_to_the_std():
 
 
 def test_defaults_are_the_sample_std_and_one_millionth():
-    assert advantage([0, 1]) == pytest.approx(
-        [-0.5 / (math.sqrt(0.5) + 1e-6), 0.5 / (math.sqrt(0.5) + 1e-6)], rel=1e-7
-    )
+    assert advantage([0, 1]) == pytest.approx([-0.5 / (math.sqrt(0.5) + 1e-6), 0.5 / (math.sqrt(0.5) + 1e-6)], rel=1e-7)
 
 
 def test_groups_do_not_see_each_other():
@@ -92,9 +86,7 @@ def test_all_nan_gets_zero():
 
 
 def test_a_group_of_nans_does_not_disturb_the_others():
-    assert advantage([math.nan, 1, math.nan, 2, 3], [1, 0, 1, 0, 0], advantage_eps=0) == pytest.approx(
-        [0, -1, 0, 0, 1]
-    )
+    assert advantage([math.nan, 1, math.nan, 2, 3], [1, 0, 1, 0, 0], advantage_eps=0) == pytest.approx([0, -1, 0, 0, 1])
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -53,9 +53,7 @@ def test_leaving_out_idle_rows_keeps_the_gradient(policy, advantage, kept):
     whole = backward(policy, [rollouts])
     assert largest(whole) > 0.01
     for name, gradient in backward(policy, [active]).items():
-        torch.testing.assert_close(
-            gradient, whole[name], atol=1e-6, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        torch.testing.assert_close(gradient, whole[name], atol=1e-6, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_one_row_stays_if_all_are_idle_and_its_gradient_is_zero():

@@ -126,14 +126,10 @@ def test_objective_and_gradient_of_packs_add_up_to_those_of_the_whole():
     torch.testing.assert_close(summed, gradient, rtol=1e-6, atol=1e-8)
     together = sum(parts[1:], parts[0])
     for name in Diagnostics.__slots__:
-        assert float(getattr(together, name)) == pytest.approx(
-            float(getattr(diagnostics, name)), rel=1e-5, abs=1e-6
-        )
+        assert float(getattr(together, name)) == pytest.approx(float(getattr(diagnostics, name)), rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "weighting", [SequenceMean(), TokenMean(), FixedLength(10)], ids=lambda w: type(w).__name__
-)
+@pytest.mark.parametrize("weighting", [SequenceMean(), TokenMean(), FixedLength(10)], ids=lambda w: type(w).__name__)
 def test_a_weight_is_a_factor_of_its_token_gradient(weighting):
     rollouts, logp = random_rollouts(1)
     rollouts.weight = torch.ones(rollouts.num_tokens)

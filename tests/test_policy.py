@@ -39,9 +39,7 @@ def load(path: str, **kwargs: Any) -> Policy:
     return policy
 
 
-def expected_logp_and_entropy(
-    policy: Policy, rollouts: Rollouts, temperature: float
-) -> tuple[Tensor, Tensor]:
+def expected_logp_and_entropy(policy: Policy, rollouts: Rollouts, temperature: float) -> tuple[Tensor, Tensor]:
     """Row by row, from the full logits of one unpadded sequence."""
     logps, entropies = [], []
     for row in rows_of(rollouts):
@@ -58,9 +56,7 @@ def gradient_of(policy: Policy, rollouts: Rollouts, temperature: float = 0.7) ->
     return dict(gradients(policy))
 
 
-def assert_same_gradient(
-    actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-6
-) -> None:
+def assert_same_gradient(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-6) -> None:
     assert actual.keys() == expected.keys()
     assert any(float(value.abs().max()) > 0.01 for value in expected.values())
     for name, value in expected.items():
@@ -317,9 +313,7 @@ def test_save_pretrained_round_trip(tmp_path, shape):
 def test_compiled_policy_gives_the_same(tmp_path, monkeypatch):
     # What is compiled is the transformer, once, and its result is used. No compiler is needed to see that.
     compiled = []
-    monkeypatch.setattr(
-        torch, "compile", lambda module, dynamic: compiled.append((module, dynamic)) or module
-    )
+    monkeypatch.setattr(torch, "compile", lambda module, dynamic: compiled.append((module, dynamic)) or module)
     path, rollouts = save(tmp_path, "llama"), rollouts_of(LENGTHS, PROMPT_LENGTHS)
     policy = load(path, compile=True)
     assert policy(rollouts).logp.equal(load(path)(rollouts).logp)

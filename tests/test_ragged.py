@@ -10,9 +10,7 @@ from grpo_lightning import ragged
 def random_segments(seed: int) -> list[list[int]]:
     """Up to 8 segments of up to 6 numbers; some are empty."""
     chance = random.Random(seed)
-    return [
-        [chance.randrange(100) for _ in range(chance.randrange(7))] for _ in range(chance.randrange(1, 9))
-    ]
+    return [[chance.randrange(100) for _ in range(chance.randrange(7))] for _ in range(chance.randrange(1, 9))]
 
 
 def flat(segments: list[list[int]]) -> torch.Tensor:

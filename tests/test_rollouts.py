@@ -17,9 +17,7 @@ def random_rollouts(seed: int) -> Rollouts:
 
 
 def test_from_lists_lays_prompts_and_completions_end_to_end():
-    rollouts = Rollouts.from_lists(
-        prompts=[[1, 2], [3]], group=[1, 0, 1], completions=[[7], [8, 9], [6, 5, 4]]
-    )
+    rollouts = Rollouts.from_lists(prompts=[[1, 2], [3]], group=[1, 0, 1], completions=[[7], [8, 9], [6, 5, 4]])
     assert rollouts.prompt_token_ids.tolist() == [1, 2, 3]
     assert rollouts.prompt_lengths.tolist() == [2, 1]
     assert rollouts.group.tolist() == [1, 0, 1]
@@ -33,9 +31,7 @@ def test_from_lists_lays_prompts_and_completions_end_to_end():
 
 
 def test_select_by_hand():
-    rollouts = Rollouts.from_lists(
-        prompts=[[1, 2], [3], [4, 4]], group=[1, 0, 2], completions=[[7], [8, 9], [6]]
-    )
+    rollouts = Rollouts.from_lists(prompts=[[1, 2], [3], [4, 4]], group=[1, 0, 2], completions=[[7], [8, 9], [6]])
     rollouts.advantage = torch.tensor([1.0, 2.0, 2.5, 3.0])
     chosen = rollouts.select(torch.tensor([2, 1]))
     assert chosen.prompt_token_ids.tolist() == [1, 2, 4, 4]

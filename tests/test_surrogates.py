@@ -133,9 +133,7 @@ def test_values_and_gradients_stay_finite_at_absurd_ratios(advantage):
     assert result.value.isfinite().all()
     assert gradient.isfinite().all()
     if advantage > 0:  # 0 below and 1 + ε above, both times Â.
-        torch.testing.assert_close(
-            result.value, torch.tensor([0, 0, 0, 2.4, 2.4, 2.4, 0]), atol=1e-8, rtol=1e-6
-        )
+        torch.testing.assert_close(result.value, torch.tensor([0, 0, 0, 2.4, 2.4, 2.4, 0]), atol=1e-8, rtol=1e-6)
     if advantage < 0:  # 1 - ε below; above, the objective is unbounded, held only by the clamp of the ratio.
         torch.testing.assert_close(result.value[[0, 1, 2, 6]], torch.full((4,), -1.6))
         assert (result.value[3:6] < -1e6).all()

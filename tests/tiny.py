@@ -32,9 +32,7 @@ CONTEXT = 128
 def tokenizer() -> PreTrainedTokenizerFast:
     """One character a token, `0` is id 6; 64 tokens in all."""
     characters = (string.digits + string.ascii_letters)[: VOCABULARY - len(SPECIAL)]
-    backend = Tokenizer(
-        WordLevel({token: i for i, token in enumerate([*SPECIAL, *characters])}, unk_token="<unk>")
-    )
+    backend = Tokenizer(WordLevel({token: i for i, token in enumerate([*SPECIAL, *characters])}, unk_token="<unk>"))
     backend.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
@@ -71,9 +69,7 @@ def model_of(shape: str, seed: int = 0, scale: float = 0.2, **overrides: Any) ->
         sizes["head_dim"] = 16
     ids = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": list(STOP_IDS)}
     config = AutoConfig.for_model(shape, vocab_size=VOCABULARY, **sizes | ids | overrides)
-    model = AutoModelForCausalLM.from_config(
-        config, attn_implementation="eager" if shape == "gemma2" else "sdpa"
-    )
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager" if shape == "gemma2" else "sdpa")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -98,9 +94,7 @@ def prompts_of(lengths: Sequence[int], seed: int = 0) -> list[Prompt]:
     for number, length in enumerate(lengths, start=1):
         ids = torch.randint(len(SPECIAL), VOCABULARY, (length,), generator=generator).tolist()
         text = spell.decode(ids)
-        prompts.append(
-            Prompt(10 * number, text, ids, Question(text, answer=str(number), source=f"tiny:{number}"))
-        )
+        prompts.append(Prompt(10 * number, text, ids, Question(text, answer=str(number), source=f"tiny:{number}")))
     return prompts
 
 

@@ -120,9 +120,7 @@ def train(
         chance: Draws questions and wrong digits.
     """
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.15
-    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.15)
     model.train()
     for step in range(steps):
         share = wrong if step >= 0.7 * steps else 0.0
@@ -201,13 +199,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to save it in")
     parser.add_argument("--seed", type=int, default=0, help="of weights and training data")
     parser.add_argument("--digits", type=int, default=2, help="most digits of a number")
-    parser.add_argument(
-        "--operators", nargs="+", choices=["+", "-"], default=["+"], help="between the two numbers"
-    )
+    parser.add_argument("--operators", nargs="+", choices=["+", "-"], default=["+"], help="between the two numbers")
     parser.add_argument("--steps", type=int, default=800, help=f"training steps of {BATCH} sums")
-    parser.add_argument(
-        "--wrong", type=float, default=0.7, help="share of wrong solutions at the end, 0 to 1"
-    )
+    parser.add_argument("--wrong", type=float, default=0.7, help="share of wrong solutions at the end, 0 to 1")
     parser.add_argument("--hidden", type=int, default=128, help="width of the model, a multiple of 64")
     parser.add_argument("--layers", type=int, default=2, help="depth of the model")
     options = parser.parse_args(arguments)

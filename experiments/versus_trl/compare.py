@@ -3,8 +3,8 @@
     pip install -e '.[bench]' -c constraints.txt
     python experiments/versus_trl/compare.py
 
-Each side runs in a process of its own, in turns, and is timed from the end of its third step to the end of its last, with
-whatever it does between steps. Nothing else should run on the machine meanwhile.
+Each side runs in a process of its own, in turns, and is timed from the end of its third step to the end of its last,
+with whatever it does between steps. Nothing else should run on the machine meanwhile.
 """
 
 import argparse
@@ -175,7 +175,11 @@ def main() -> None:
         (options.folder / f"{options.side}.json").write_text(json.dumps(timed))
         return
 
-    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = os.environ | {
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     seconds: dict[str, list[float]] = {"ours": [], "trl": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -53,8 +53,8 @@ class StepCheckpoint(ModelCheckpoint):
         last = Path(self.dirpath) / "last.ckpt"
         if last.exists():
             raise UsageError(
-                f"{last.parent.parent} already holds a run. Continue it with --ckpt_path last, or choose another folder "
-                "with --trainer.default_root_dir"
+                f"{last.parent.parent} already holds a run. Continue it with --ckpt_path last, or choose another "
+                "folder with --trainer.default_root_dir"
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -29,7 +29,7 @@ class SampledCompletions(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.current_epoch % self.every_n_steps or not trainer.is_global_zero:
             return
-        loop = next(callback for callback in trainer.callbacks if isinstance(callback, GRPOLoop))
+        loop = GRPOLoop.of(trainer)
         if not isinstance(trainer.logger, TensorBoardLogger) or loop.exploration is None:
             return
         writer, step = trainer.logger.experiment, trainer.fit_loop.epoch_loop._batches_that_stepped

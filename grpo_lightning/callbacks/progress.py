@@ -26,7 +26,9 @@ class StepProgressBar(TQDMProgressBar):
     def on_train_epoch_start(self, trainer: L.Trainer, *args: Any) -> None:
         """Nothing yet: the loop starts the bar when it explores."""
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         if batch_idx == 0:
             self._begin("update", int(self.total_train_batches))
 

@@ -86,7 +86,12 @@ class _Batch:
     """The completions decoded together: `rows` are those still running, everything else is indexed by completion."""
 
     def __init__(
-        self, policy: Policy, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, key: tuple[int, int]
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        key: tuple[int, int],
     ) -> None:
         self.policy = policy
         self.group_size = group_size
@@ -104,8 +109,8 @@ class _Batch:
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
         self.logp = torch.zeros(shape, dtype=torch.float32, device=device)
 
-    def _prefill(self) -> tuple[Cache, Tensor]:
-        """Every prompt once -> a cache expanded to the groups and the logits [B, V] of the first tokens.
+    def _prefill(self) -> tuple[Cache, list[SlabLayer], Tensor]:
+        """Every prompt once -> a cache expanded to the groups, its layers, and the logits [B, V] of the first tokens.
 
         Right-padded: causal attention keeps the padding out of sight, and decoding masks its columns.
         """
@@ -113,12 +118,13 @@ class _Batch:
         plain = DynamicCache(config=self.policy.model.config)
         if any(not isinstance(layer, DynamicLayer) for layer in plain.layers):
             raise NotImplementedError("a cache that is not keys and values alone")
-        cache = Cache(layers=[SlabLayer(width) for _ in plain.layers])
+        layers = [SlabLayer(width) for _ in plain.layers]
+        cache = Cache(layers=list(layers))
         hidden = self.policy.hidden(self.input_ids, past_key_values=cache, use_cache=True)
         last = hidden[torch.arange(len(hidden), device=hidden.device), self.input_lengths - 1]
-        for layer in cache.layers:
+        for layer in layers:
             layer.expand(self.group_size, width + self.sampling.max_new_tokens)
-        return cache, self.policy.logits(last).repeat_interleave(self.group_size, 0)
+        return cache, layers, self.policy.logits(last).repeat_interleave(self.group_size, 0)
 
     def _mask(self) -> Tensor | None:
         """[B, 1, 1, width + max_new_tokens] bool, False on the padding between prompt and completion."""
@@ -130,7 +136,7 @@ class _Batch:
 
     def run(self, check_every: int, progress: Progress) -> list[Completion]:
         """Decodes until every row has ended."""
-        cache, logits = self._prefill()
+        cache, layers, logits = self._prefill()
         mask, width = self._mask(), self.input_ids.shape[1]
         rows = torch.arange(len(self.sample), device=logits.device)
         ended = torch.zeros(len(rows), dtype=torch.bool, device=logits.device)
@@ -144,7 +150,7 @@ class _Batch:
                     if len(rows) == 0:
                         break
                     mask = None if mask is None else mask[going]
-                    for layer in cache.layers:
+                    for layer in layers:
                         layer.keep(going)
                 uniform = uniforms(*self.key, self.prompt_id[rows], self.sample[rows], position, check_every)
             token, logp = draw(logits, uniform[:, position % check_every], self.sampling)

@@ -13,7 +13,9 @@ _MASK = 0xFFFFFFFF
 WORDS = 4
 
 
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def philox(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Ten rounds over four 32-bit words held in int64 tensors of one shape -> four tensors of 32-bit words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -43,7 +45,12 @@ def uniforms(seed: int, step: int, prompt: Tensor, sample: Tensor, first: int, c
     """
     blocks = torch.arange(first // WORDS, (first + count - 1) // WORDS + 1, device=prompt.device)
     shape = (len(prompt), len(blocks))
-    counter = (blocks.expand(shape), sample[:, None].expand(shape), (prompt & _MASK)[:, None].expand(shape), ((prompt >> 32) & _MASK)[:, None].expand(shape))
+    counter = (
+        blocks.expand(shape),
+        sample[:, None].expand(shape),
+        (prompt & _MASK)[:, None].expand(shape),
+        ((prompt >> 32) & _MASK)[:, None].expand(shape),
+    )
     words = torch.stack(philox(counter, (seed & _MASK, step & _MASK)), dim=-1).flatten(1)
     offset = first % WORDS
     # The upper 24 bits are exact in float32.

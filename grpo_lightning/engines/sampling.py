@@ -62,10 +62,14 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
     else:
         logp = _filtered(logits / sampling.temperature, sampling).log_softmax(-1)
         cdf = logp.exp().cumsum(-1)
+        if not sampling.unfiltered:
+            # A parallel cumsum may dip by a rounding error, and a dip lets the search end on a filtered token.
+            cdf = cdf.masked_fill(logp == -torch.inf, 0.0).cummax(-1).values
         # Strictly under the total, so the search always ends on a token that has probability.
         total = cdf[:, -1:]
         target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-        token = torch.searchsorted(cdf, target, right=True)
+        # NaN logits find no place; the clamp lets them through to the update, which reports them.
+        token = torch.searchsorted(cdf, target, right=True).clamp_(max=logits.shape[-1] - 1)
     return token.squeeze(-1), logp.gather(-1, token).squeeze(-1)
 
 

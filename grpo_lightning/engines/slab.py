@@ -22,7 +22,9 @@ class SlabLayer(DynamicLayer):
         self.key_slab = keys.new_empty(rows, keys.shape[1], self.capacity, keys.shape[3])
         self.value_slab = values.new_empty(rows, values.shape[1], self.capacity, values.shape[3])
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Appends the states of new positions and returns all, as views."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -68,7 +70,7 @@ def attention(
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Attention over a slab: a causal prefill, or one new token a row whose query heads share a key head in one product.
+    """Attention over a slab: a causal prefill, or one new token a row with the query heads of a key head in one product.
 
     Args:
         module: The attention module, unused.

@@ -69,7 +69,7 @@ class TransformersEngine(RolloutEngine):
         # least lengths. They would change the distribution behind the noted log-probs.
         model.generation_config = config
         try:
-            sequences = model.generate(
+            sequences = model.generate(  # type: ignore[operator]
                 torch.tensor(ids, device=self.policy.device),
                 attention_mask=torch.tensor(mask, device=self.policy.device),
                 generation_config=config,

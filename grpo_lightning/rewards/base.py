@@ -23,7 +23,7 @@ class RewardResult:
     status: list[str]
     """[B] `ok`, or in one word what happened (`no_answer`, `timeout`, `error`, ...); every rate is a metric."""
     answer: list[str | None] | None = None
-    """[B] the answer found in each completion, in a form in which equal answers are equal strings: majority votes count it."""
+    """[B] the answer found in each completion, equal answers as equal strings: majority votes count it."""
 
 
 class Reward(ABC):
@@ -76,7 +76,10 @@ class Reward(ABC):
                 f"{type(self).__name__}.score returned {len(result.value)} values and {len(result.status)} statuses "
                 f"for {len(samples)} samples"
             )
-        bad = [math.isinf(value) or (math.isnan(value) and status == OK) for value, status in zip(result.value, result.status, strict=True)]
+        bad = [
+            math.isinf(value) or (math.isnan(value) and status == OK)
+            for value, status in zip(result.value, result.status, strict=True)
+        ]
         if any(bad):
             result.value = [math.nan if b else v for b, v in zip(bad, result.value, strict=True)]
             result.status = ["not_finite" if b else s for b, s in zip(bad, result.status, strict=True)]

@@ -15,9 +15,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its ow
 EQUAL, DIFFERENT, UNPARSEABLE = "equal", "different", "unparseable"
 
 # Without its list of units, which takes the t of `2t` for one.
-_LATEX = [
-    LatexExtractionConfig(normalization_config=NormalizationConfig(malformed_operators=True, nits=True))
-]
+_LATEX = [LatexExtractionConfig(normalization_config=NormalizationConfig(malformed_operators=True, nits=True))]
 _TOLERANCE = 1e-6
 
 

@@ -68,9 +68,7 @@ class FunctionReward(Reward):
         outcomes = self._pool.map(self.function, [_as_task(sample) for sample in samples])
         result = RewardResult([], [])
         for sample, outcome in zip(samples, outcomes, strict=True):
-            status = (
-                NOT_A_NUMBER if outcome.status == OK and not _is_finite(outcome.value) else outcome.status
-            )
+            status = NOT_A_NUMBER if outcome.status == OK and not _is_finite(outcome.value) else outcome.status
             result.value.append(float(outcome.value) if status == OK else math.nan)
             result.status.append(status)
             if status != OK:

@@ -264,9 +264,7 @@ def _number(text: str) -> Fraction | None:
         return Fraction(base) ** exponent if small and (base or exponent > 0) else None
     if match := _REPEATING.fullmatch(text):
         whole, fixed, repeated = match[1] or "0", match[2], match[3]
-        return Fraction(f"{whole}.{fixed}0") + Fraction(
-            int(repeated), (10 ** len(repeated) - 1) * 10 ** len(fixed)
-        )
+        return Fraction(f"{whole}.{fixed}0") + Fraction(int(repeated), (10 ** len(repeated) - 1) * 10 ** len(fixed))
     return None
 
 
@@ -275,9 +273,7 @@ def _words(text: str) -> str:
     plain = (match[1] if match else text).strip()
     if plain[:1] + plain[-1:] == "()":
         plain = plain[1:-1].strip()
-    is_words = _WORDS.fullmatch(plain) and (
-        match or re.search("[A-Za-z]{3}", plain) or _CHOICE_GOLD.fullmatch(plain)
-    )
+    is_words = _WORDS.fullmatch(plain) and (match or re.search("[A-Za-z]{3}", plain) or _CHOICE_GOLD.fullmatch(plain))
     return " ".join(plain.casefold().split()) if is_words and not _FUNCTIONS.search(plain) else ""
 
 

@@ -236,9 +236,7 @@ class _Run:
         if worker.job == LOADING:
             self.loads_lost += 1
             if status == TIMEOUT or self.loads_lost > self.pool.workers:
-                raise LoadError(
-                    f"cannot load {self.function}: the worker {'hung' if status == TIMEOUT else 'died'}"
-                )
+                raise LoadError(f"cannot load {self.function}: the worker {'hung' if status == TIMEOUT else 'died'}")
         elif status == TIMEOUT or worker.job in self.retried:
             self.done[worker.job] = Outcome(status)
         else:

@@ -44,9 +44,7 @@ class Arithmetic(Task):
         _check_range("num_train", num_train, 1)
         _check_range("num_val", num_val, 1)
         if not operators or not set(operators) <= set(OPERATORS) or len(set(operators)) < len(operators):
-            raise UsageError(
-                f"task.operators={list(operators)}: give one or more of {', '.join(OPERATORS)}, each once"
-            )
+            raise UsageError(f"task.operators={list(operators)}: give one or more of {', '.join(OPERATORS)}, each once")
         self.digits = digits
         self.operators = tuple(operators)
         self.terms = terms

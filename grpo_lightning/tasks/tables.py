@@ -32,9 +32,7 @@ class _Table(Task):
             raise UsageError(f"{where}: expected an object of columns and values, found {_kind(row)}")
         text = self._cell(where, row, "question", self.question)
         if text is None:
-            raise UsageError(
-                f"{where}: column {self.question!r} (task.question) is empty: every row needs a question"
-            )
+            raise UsageError(f"{where}: column {self.question!r} (task.question) is empty: every row needs a question")
         answer = self._gold(where, row, split)
         metadata = {key: value for key, value in row.items() if key not in (self.question, self.answer)}
         return Question(text, answer, source, metadata)
@@ -46,9 +44,7 @@ class _Table(Task):
         if cell is None:
             if split == "predict":
                 return ""
-            raise UsageError(
-                f"{where}: column {self.answer!r} (task.answer) is empty: every row needs a gold answer"
-            )
+            raise UsageError(f"{where}: column {self.answer!r} (task.answer) is empty: every row needs a gold answer")
         if self.answer_pattern is None:
             return cell.strip()
         matches = self.answer_pattern.findall(cell)
@@ -78,9 +74,7 @@ class _Table(Task):
         if cell is None or (isinstance(cell, str) and not cell.strip()):
             return None
         if not isinstance(cell, str):
-            raise UsageError(
-                f"{where}: column {column!r} (task.{key}) is {_kind(cell)}, expected text or a number"
-            )
+            raise UsageError(f"{where}: column {column!r} (task.{key}) is {_kind(cell)}, expected text or a number")
         return cell
 
 
@@ -121,9 +115,7 @@ class JsonPrompts(_Table):
         """The rows of the file of `split`; see `Task.questions`."""
         given = self.paths.get(split)
         if given is None:
-            raise UsageError(
-                f"task.{split} is not set: give the path of a .jsonl, .json, .csv or .parquet file"
-            )
+            raise UsageError(f"task.{split} is not set: give the path of a .jsonl, .json, .csv or .parquet file")
         path = Path(given).expanduser()
         if not path.is_file():
             folder = path.absolute().parent
@@ -131,9 +123,7 @@ class JsonPrompts(_Table):
             raise UsageError(f"task.{split}={given!r} {found}: give the path of a file")
         reader = READERS.get(path.suffix.lower())
         if reader is None:
-            raise UsageError(
-                f"task.{split}={given!r}: the ending {path.suffix!r} is not one of {', '.join(READERS)}"
-            )
+            raise UsageError(f"task.{split}={given!r}: the ending {path.suffix!r} is not one of {', '.join(READERS)}")
         return self._questions(reader(path), str(path), split)
 
 

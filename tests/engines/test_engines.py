@@ -88,12 +88,8 @@ def test_completions_end_with_the_first_of_several_stop_tokens(engine_class, pol
 def test_a_stop_token_at_the_last_position_counts_as_stopped(engine_class):
     policy = policy_of("llama")
     whole = generate(engine_class(), policy, PROMPTS, group_size=8)
-    length = next(
-        len(c.token_ids) for c in whole if c.finish_reason is FinishReason.STOP and len(c.token_ids) > 2
-    )
-    for long, cut in zip(
-        whole, generate(engine_class(), policy, PROMPTS, group_size=8, length=length), strict=True
-    ):
+    length = next(len(c.token_ids) for c in whole if c.finish_reason is FinishReason.STOP and len(c.token_ids) > 2)
+    for long, cut in zip(whole, generate(engine_class(), policy, PROMPTS, group_size=8, length=length), strict=True):
         assert cut.token_ids == long.token_ids[:length]
         stopped = long.finish_reason is FinishReason.STOP and len(long.token_ids) <= length
         assert cut.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
@@ -187,9 +183,7 @@ def test_the_models_own_generation_settings_do_not_change_the_distribution(engin
 def test_filtered_log_probs_are_those_of_the_filtered_distribution(engine_class):
     policy = policy_of("llama")
     for row, completion in enumerate(generate(engine_class(), policy, PROMPTS, top_k=3, temperature=0.9)):
-        logp = teacher_forced(
-            policy.model, PROMPTS[row // 4].token_ids, completion.token_ids, temperature=0.9
-        )
+        logp = teacher_forced(policy.model, PROMPTS[row // 4].token_ids, completion.token_ids, temperature=0.9)
         top = logp.topk(3)
         renormalised = top.values.log_softmax(-1)
         for place, (token, noted) in enumerate(zip(completion.token_ids, completion.logp, strict=True)):
@@ -236,9 +230,7 @@ def test_sampling_from_a_model_that_recomputes_activations_in_training(engine_cl
 
 
 def test_without_any_stop_token_every_completion_has_full_length(engine_class, policy):
-    policy.model.generation_config.eos_token_id = policy.model.config.eos_token_id = (
-        policy.tokenizer.eos_token
-    ) = None
+    policy.model.generation_config.eos_token_id = policy.model.config.eos_token_id = policy.tokenizer.eos_token = None
     assert not policy.stop_ids
     completions = generate(engine_class(), policy, PROMPTS)
     assert {len(completion.token_ids) for completion in completions} == {24}
@@ -262,9 +254,7 @@ def test_new_weights_count_at_once(engine_class):
 def test_native_refuses_a_sliding_window_and_names_the_engine_that_can(at_prefill):
     policy = policy_of("mistral", sliding_window=4 if at_prefill else 12)
     policy.model.train()
-    with pytest.raises(
-        UsageError, match=r"MistralForCausalLM .*sliding window of .* engine=TransformersEngine"
-    ):
+    with pytest.raises(UsageError, match=r"MistralForCausalLM .*sliding window of .* engine=TransformersEngine"):
         generate(NativeEngine(), policy, PROMPTS)
     assert policy.model.config._attn_implementation == "sdpa"
     assert policy.model.training
@@ -306,9 +296,9 @@ def test_up_to_the_last_position_of_the_context(engine_class):
     prompts = prompts_of([CONTEXT - 8, 3])
     for shape in SHAPES:
         policy = policy_of(shape)
-        policy.model.generation_config.eos_token_id = policy.model.config.eos_token_id = (
-            policy.tokenizer.eos_token
-        ) = None
+        policy.model.generation_config.eos_token_id = policy.model.config.eos_token_id = policy.tokenizer.eos_token = (
+            None
+        )
         completions = generate(engine_class(), policy, prompts, length=8, group_size=1)
         assert_scored_as_teacher_forced(policy, prompts, completions)
 

@@ -52,9 +52,7 @@ def test_agrees_with_unbounded_integers():
 
 def test_uniform_is_the_upper_24_bits_of_the_word_for_its_five_keys():
     prompt, sample, seed, step = 2**40 + 17, 6, 2**32 - 3, 12
-    numbers = uniforms(seed, step, torch.tensor([prompt]), torch.tensor([sample]), first=5, count=9)[
-        0
-    ].tolist()
+    numbers = uniforms(seed, step, torch.tensor([prompt]), torch.tensor([sample]), first=5, count=9)[0].tolist()
     for position, number in zip(range(5, 14), numbers, strict=True):
         counter = (position // 4, sample, prompt % 2**32, prompt >> 32)
         assert number == (reference(counter, (seed, step))[position % 4] >> 8) / 2**24

@@ -207,9 +207,7 @@ def test_a_think_tag_in_the_prompt_counts(verifier):
 def test_a_bad_gold_answer_is_named(caplog):
     verifier = MathVerifier()
     with caplog.at_level(logging.WARNING):
-        verifier.prepare(
-            [Question("q", "7", "a:1"), Question("q", r"\frac{", "a:2"), Question("q", "", "a:3")]
-        )
+        verifier.prepare([Question("q", "7", "a:1"), Question("q", r"\frac{", "a:2"), Question("q", "", "a:3")])
     assert [r.args[2] for r in caplog.records] == ["a:2", "a:3"]
     assert verifier([sample(r"\frac{", r"\boxed{7}")]).status == ["gold_bad"]
     verifier.close()

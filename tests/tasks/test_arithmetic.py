@@ -31,9 +31,7 @@ def test_same_in_another_process():
         "print(*[q.text for q in Arithmetic(operators=['-', '*'], terms=3).questions('train')[:50]])"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
-    out = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
-    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert out.stdout.split() == texts(Arithmetic(operators=["-", "*"], terms=3), "train")[:50]
 
 

@@ -118,9 +118,7 @@ def test_bad_rows_of_other_formats(tmp_path: Path):
     path.write_text('[{"question": "a", "answer": "1"},\n {"question": }]')
     assert f"{path}, line 2: not JSON: Expecting value at column 15" in message(path)
 
-    path = write(
-        tmp_path / "bad.parquet", [{"question": "a", "answer": 1}, {"question": "b", "answer": None}]
-    )
+    path = write(tmp_path / "bad.parquet", [{"question": "a", "answer": 1}, {"question": "b", "answer": None}])
     assert f"{path}, row 2: column 'answer' (task.answer) is empty" in message(path)
     path.write_text("no parquet")
     assert f"{path}, row 1: not Parquet" in message(path)
@@ -148,9 +146,7 @@ def test_missing_files_and_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_only_predict_goes_without_answers(tmp_path: Path):
     path = tmp_path / "a.jsonl"
-    path.write_text(
-        '{"question": "a"}\n{"question": "b", "answer": null}\n{"question": "c", "answer": "# 3"}\n'
-    )
+    path.write_text('{"question": "a"}\n{"question": "b", "answer": null}\n{"question": "c", "answer": "# 3"}\n')
     questions = JsonPrompts(predict=str(path), answer_pattern="#(.*)").questions("predict")
     assert [question.answer for question in questions] == ["", "", "3"]
     assert "line 1: no column 'answer'" in message(path, "test")
@@ -167,9 +163,7 @@ def test_bad_answer_pattern(pattern: str, expected: str):
 
 @pytest.mark.skipif(not GSM8K.is_dir(), reason=f"no GSM8K in {GSM8K}")
 def test_gsm8k():
-    task = JsonPrompts(
-        str(GSM8K / "train.jsonl"), test=str(GSM8K / "test.jsonl"), answer_pattern=r"####\s*(.+)"
-    )
+    task = JsonPrompts(str(GSM8K / "train.jsonl"), test=str(GSM8K / "test.jsonl"), answer_pattern=r"####\s*(.+)")
     train, test = task.questions("train"), task.questions("test")
     assert (len(train), len(test)) == (7473, 1319)
     assert all(re.fullmatch(r"-?[\d,]+(\.\d+)?", question.answer) for question in (*train, *test))
@@ -193,9 +187,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_hub(hub: str, capfd: pytest.CaptureFixture[str]):
     task = HubPrompts(hub, val="train[1:]", predict="test", answer_pattern=r"####\s*(.+)")
     questions = task.questions("train")
-    assert [(q.text, q.answer) for q in questions] == [
-        (r["question"], g) for r, g in zip(ROWS, GOLDS, strict=True)
-    ]
+    assert [(q.text, q.answer) for q in questions] == [(r["question"], g) for r, g in zip(ROWS, GOLDS, strict=True)]
     assert questions[1].source == f"{hub}/train:2"
     assert questions[0].metadata == {"level": "easy"}
     assert [question.answer for question in task.questions("val")] == GOLDS[1:]

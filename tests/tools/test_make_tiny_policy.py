@@ -43,9 +43,7 @@ def test_tokenizer_round_trips(tokenizer: PreTrainedTokenizerFast):
     ids = tokenizer(text)["input_ids"]
     tags = ("<think>", "</think>", "<answer>", "</answer>")
     assert len(ids) == len(re.sub("|".join(tags), "#", text))  # a tag is one token, and nothing is added
-    decoded = tokenizer.decode(
-        [*ids, tokenizer.eos_token_id, tokenizer.pad_token_id], skip_special_tokens=True
-    )
+    decoded = tokenizer.decode([*ids, tokenizer.eos_token_id, tokenizer.pad_token_id], skip_special_tokens=True)
     assert decoded == text
     assert tokenizer.eos_token_id != tokenizer.pad_token_id
 
@@ -64,9 +62,7 @@ def test_model_loads_and_stops_at_eos(folder: Path, tokenizer: PreTrainedTokeniz
 def test_deterministic_for_a_seed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for name, seed in (("same", 0), ("other", 1)):
         tool.make(tmp_path / name, seed=seed, digits=1, steps=60, wrong=0.0, hidden=64, layers=1)
-    weights = [
-        (path / "model.safetensors").read_bytes() for path in (folder, tmp_path / "same", tmp_path / "other")
-    ]
+    weights = [(path / "model.safetensors").read_bytes() for path in (folder, tmp_path / "same", tmp_path / "other")]
     assert weights[0] == weights[1] != weights[2]
     assert "10 held-out questions: greedy " in capsys.readouterr().out
 
@@ -91,9 +87,7 @@ def test_share_of_wrong_solutions(operator: str):
     questions = Arithmetic(operators=[operator]).questions("train")
     for wrong in (0.0, 0.5):
         solutions = [tool.worked_solution(q.metadata["expression"], wrong, chance) for q in questions]
-        right = [
-            s.endswith(f"<answer>{q.answer}</answer>") for q, s in zip(questions, solutions, strict=True)
-        ]
+        right = [s.endswith(f"<answer>{q.answer}</answer>") for q, s in zip(questions, solutions, strict=True)]
         assert abs(sum(right) / len(right) - (1 - wrong)) < 0.03
 
 
