@@ -217,8 +217,8 @@ class Policy(nn.Module):
         self.model.train(was_training)
         if not torch.allclose(actual, expected, rtol=1e-3, atol=1e-3):
             raise UsageError(
-                f"policy.path={self.path}: {type(self.model).__name__} changes its logits after the output embedding in "
-                "a way grpo_lightning does not know; please report it"
+                f"policy.path={self.path}: {type(self.model).__name__} changes its logits after the output "
+                "embedding in a way grpo_lightning does not know; please report it"
             )
 
     def save_pretrained(self, folder: str | Path) -> None:

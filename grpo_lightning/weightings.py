@@ -28,7 +28,7 @@ class TokenWeighting(ABC):
 
     @abstractmethod
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
-        """[B] lengths, [B] groups, the whole batch's size -> [B] float32, the weight of each of a completion's tokens."""
+        """[B] lengths, [B] groups, the whole batch's size -> [B] float32, a completion's weight a token."""
 
 
 class SequenceMean(TokenWeighting):

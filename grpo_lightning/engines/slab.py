@@ -70,7 +70,7 @@ def attention(
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Attention over a slab: a causal prefill, or one new token a row with the query heads of a key head in one product.
+    """Attention over a slab: a causal prefill, or one new token a row with a key head's query heads in one product.
 
     Args:
         module: The attention module, unused.
