@@ -2,16 +2,18 @@
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 
 import grpo_lightning.rewards
 import grpo_lightning.surrogates
 import grpo_lightning.tasks  # noqa: F401  (what is imported here is known by its short name in YAML)
-from grpo_lightning.callbacks.checkpoint import AtomicCheckpointIO, StepCheckpoint
+from grpo_lightning.callbacks.checkpoint import AtomicCheckpointIO, StepCheckpoint, refuse_overwriting
 from grpo_lightning.callbacks.completions import SampledCompletions
 from grpo_lightning.callbacks.predictions import PredictionWriter
 from grpo_lightning.callbacks.progress import StepProgressBar
@@ -28,6 +30,13 @@ INSTEAD = {
     "max_time": "trainer.max_epochs (exploration steps)",
 }
 """Trainer options that do not go with manual optimisation or exact resuming, and what to use."""
+
+
+class Parser(LightningArgumentParser):
+    """A parser that says what is wrong in a line, and points to --help for the options."""
+
+    def print_usage(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: 80 lines of options would hide the one that says what is wrong."""
 
 
 class GRPOCLI(LightningCLI):
@@ -47,6 +56,7 @@ class GRPOCLI(LightningCLI):
                 "log_every_n_steps": 1,
                 "num_sanity_val_steps": 0,
             },
+            parser_class=Parser,
             args=list(args) if args is not None else None,
         )
 
@@ -89,15 +99,33 @@ class GRPOCLI(LightningCLI):
             )
 
     def after_instantiate_classes(self) -> None:
-        # Mistakes in the data or the model's folder show before the run's folder exists.
+        # Mistakes in the data, the model's folder or the run's folder show before anything is written.
         stage, trainer = str(self.subcommand), self.trainer
+        self._check_checkpoint(stage)
+        if stage == "fit" and self.config[stage].ckpt_path is None and trainer.checkpoint_callback is not None:
+            refuse_overwriting(Path(trainer.default_root_dir) / "checkpoints")
+        _ = self.model.policy.tokenizer  # it would else be read at the first long prompt
         self.datamodule.load(stage, self.model, validates=trainer.limit_val_batches != 0)
+
+    def _check_checkpoint(self, stage: str) -> None:
+        """A checkpoint that is named must exist; `fit --ckpt_path last` alone may start a run as well."""
+        path = self.config[stage].ckpt_path
+        if path is None or "://" in path or (path == "last" and stage == "fit"):
+            return
+        folder = Path(self.trainer.default_root_dir) / "checkpoints"
+        if not ((folder / "last.ckpt") if path == "last" else Path(path)).exists():
+            raise UsageError(
+                f"ckpt_path={path}: there is no such checkpoint. Give its path, or `last` for {folder / 'last.ckpt'}"
+            )
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         config = self.config_init[self.subcommand].trainer
         if config.logger in (None, True):
             kwargs["logger"] = TensorBoardLogger(config.default_root_dir, name="", version="", default_hp_metric=False)
-        kwargs["callbacks"] = [StepProgressBar(), *(config.callbacks or [])]
+        progress_bar = [] if config.enable_progress_bar is False else [StepProgressBar()]
+        kwargs["callbacks"] = [*progress_bar, *(config.callbacks or [])]
+        if config.enable_checkpointing is False:
+            self._parser(self.subcommand).callback_keys.remove("checkpoint")
         kwargs["plugins"] = [AtomicCheckpointIO(), *(config.plugins or [])]
         return super().instantiate_trainer(**kwargs)
 
@@ -105,8 +133,14 @@ class GRPOCLI(LightningCLI):
 class SaveConfig(SaveConfigCallback):
     """Keeps the run's configuration: config.yaml, and TensorBoard's hparams for comparing runs."""
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Nothing: the model may not load, and a `validate` in a run's folder must leave its config.yaml alone."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().setup(trainer, pl_module, "fit")
+
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage == "fit" and trainer.logger is not None:
+        if trainer.logger is not None:
             config = self.config.as_dict()
             trainer.logger.log_hyperparams({key: config[key] for key in ("model", "data", "loop") if key in config})
 
@@ -115,10 +149,22 @@ def run(args: Sequence[str] | None = None) -> None:
     """Runs the command line; the user's mistakes end it with one message and exit code 2."""
     try:
         GRPOCLI(args)
-    except UsageError as error:
-        sys.exit(fail(error, code=2))
     except (RewardFailure, FloatingPointError) as error:
         sys.exit(fail(error, code=1))
+    except Exception as error:
+        mistake = usage_error(error)
+        if mistake is None:
+            raise
+        sys.exit(fail(mistake, code=2))
+
+
+def usage_error(error: BaseException | None) -> Exception | None:
+    """The user's mistake behind `error`: jsonargparse raises its own where an argument may also be None."""
+    while error is not None:
+        if isinstance(error, UsageError | MisconfigurationException):
+            return error
+        error = error.__cause__
+    return None
 
 
 def fail(error: Exception, code: int) -> int:

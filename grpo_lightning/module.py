@@ -102,7 +102,8 @@ class GRPOModule(L.LightningModule):
         self.register_buffer("bad_updates", torch.tensor(0))
         self.register_buffer("bad_updates_in_a_row", torch.tensor(0))
         k = val_samples
-        names = ("pass@1", f"avg@{k}", f"pass@{k}", f"maj@{k}", "reward", "length", "truncated")
+        names = ["pass@1", f"avg@{k}", f"pass@{k}", "reward", "length", "truncated"]
+        names += [f"maj@{k}"] if rewards[0].finds_answers else []
         self.val_metrics = torch.nn.ModuleDict({name: MeanMetric(nan_strategy="ignore") for name in names})
 
     def configure_model(self) -> None:
@@ -242,18 +243,19 @@ class GRPOModule(L.LightningModule):
         self._record(dict.fromkeys(self.val_metrics, math.nan))
         for number in range(batch.num_real):
             group = slice(number * k, (number + 1) * k)
-            values, answers = scores.main.value[group], scores.main.answer
-            self._record(
-                {
-                    "pass@1": float(greedy_scores.main.value[number] > 0.5),
-                    f"avg@{k}": nan_mean(values),
-                    f"pass@{k}": pass_at_k(values),
-                    f"maj@{k}": majority_at_k(values, answers[group]) if answers is not None else math.nan,
-                    "reward": nan_mean(scores.total[group]),
-                    "length": nan_mean([len(sample.token_ids) for sample in samples[group]]),
-                    "truncated": nan_mean([sample.truncated for sample in samples[group]]),
-                }
-            )
+            values = scores.main.value[group]
+            found = {
+                "pass@1": float(greedy_scores.main.value[number] > 0.5),
+                f"avg@{k}": nan_mean(values),
+                f"pass@{k}": pass_at_k(values),
+                "reward": nan_mean(scores.total[group]),
+                "length": nan_mean([len(sample.token_ids) for sample in samples[group]]),
+                "truncated": nan_mean([sample.truncated for sample in samples[group]]),
+            }
+            if f"maj@{k}" in self.val_metrics:
+                answers = scores.main.answer or [None] * len(samples)
+                found[f"maj@{k}"] = majority_at_k(values, answers[group])
+            self._record(found)
         metrics: dict[str, Any] = {f"{stage}/{name}": metric for name, metric in self.val_metrics.items()}
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=len(batch.prompts))
 

@@ -33,6 +33,8 @@ class Echo(Task):
 class Digits(Reward):
     """The share of characters that are digits."""
 
+    finds_answers = True
+
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         values = [sum(c.isdigit() for c in sample.text) / max(1, len(sample.text)) for sample in samples]
         return RewardResult(values, ["ok"] * len(values), [sample.text for sample in samples])
@@ -96,7 +98,7 @@ def scalars(folder: Path | str) -> dict[str, dict[int, float]]:
         for name in events.Tags()["scalars"]:
             for event in [] if name.startswith("time/") else events.Scalars(name):
                 seen = found.setdefault(name, {}).setdefault(event.step, event.value)
-                assert seen == event.value or seen != seen, f"{name} at {event.step}: {seen} and {event.value}"
+                assert seen == event.value, f"{name} at {event.step}: {seen} and {event.value}"
     return found
 
 

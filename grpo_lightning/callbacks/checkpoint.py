@@ -44,24 +44,19 @@ class StepCheckpoint(ModelCheckpoint):
             save_on_train_epoch_end=True,
         )
         self._stopping = False
-        self._replaced: Any = None
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        if stage != "fit" or self.dirpath is None or trainer.ckpt_path is not None:
-            return
-        last = Path(self.dirpath) / "last.ckpt"
-        if last.exists():
-            raise UsageError(
-                f"{last.parent.parent} already holds a run. Continue it with --ckpt_path last, or choose another "
-                "folder with --trainer.default_root_dir"
-            )
+    @property
+    def state_key(self) -> str:
+        """The same whatever the options, so that a run may go on with others."""
+        return type(self).__name__
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        # Lightning's own handler would leave the epoch in the middle.
+        if trainer.global_step == 0 and self.dirpath is not None:
+            refuse_overwriting(Path(self.dirpath))
+        # Lightning's own handler would leave the epoch in the middle. Lightning puts back what was there before fit.
         if threading.current_thread() is threading.main_thread():
-            self._replaced = signal.signal(signal.SIGTERM, self._on_sigterm)
+            signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self._stopping = True
@@ -73,11 +68,14 @@ class StepCheckpoint(ModelCheckpoint):
             self._every_n_epochs = 1
         super().on_train_epoch_end(trainer, pl_module)
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        super().teardown(trainer, pl_module, stage)
-        if self._replaced is not None:
-            signal.signal(signal.SIGTERM, self._replaced)
-            self._replaced = None
+
+def refuse_overwriting(checkpoints: Path) -> None:
+    """Raises UsageError if a new run would write over the checkpoints of an earlier one."""
+    if (checkpoints / "last.ckpt").exists():
+        raise UsageError(
+            f"{checkpoints.parent} already holds a run. Continue it with --ckpt_path last, or choose another folder "
+            "with --trainer.default_root_dir"
+        )
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

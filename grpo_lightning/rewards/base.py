@@ -5,6 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from grpo_lightning.types import Question, Sample, UsageError
 
@@ -33,6 +34,9 @@ class Reward(ABC):
         weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
         name: Its name in the metrics; by default the class name in snake case.
     """
+
+    finds_answers: ClassVar[bool] = False
+    """Whether results name the answer found, so that majority votes can be counted."""
 
     def __init__(self, weight: float = 1.0, name: str | None = None) -> None:
         if not math.isfinite(weight):

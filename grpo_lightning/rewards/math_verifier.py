@@ -36,6 +36,8 @@ class MathVerifier(Reward):
         name: Its name in the metrics.
     """
 
+    finds_answers = True
+
     def __init__(
         self,
         timeout: float = 2.0,

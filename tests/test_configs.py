@@ -1,0 +1,88 @@
+"""Every configuration in configs/ fits the signatures: types, ranges and no unknown key."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_lightning.cli import GRPOCLI
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+QUICKSTART = CONFIGS / "quickstart.yaml"
+RUNNABLE = ["model", "data"]
+"""The sections a configuration that runs on its own has; one that changes a method builds on another."""
+
+
+class Built(GRPOCLI):
+    """The command line up to its objects: no model is read, no data, nothing runs."""
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        """None: the trainer may want hardware that is not here."""
+
+    def after_instantiate_classes(self) -> None:
+        """Nothing: it would read the data and the model's folder."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Nothing."""
+
+
+def build(config: Path, subcommand: str = "fit") -> Built:
+    runnable = all(section in yaml.safe_load(config.read_text()) for section in RUNNABLE)
+    base = [] if runnable else ["--config", str(QUICKSTART)]
+    return Built([subcommand, *base, "--config", str(config)])
+
+
+@pytest.fixture(autouse=True)
+def _no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["grpo"])
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: str(path.relative_to(CONFIGS)))
+def test_config_fits_the_signatures(path: Path) -> None:
+    cli = build(path)
+    assert cli.model.explorer.scorer.rewards and cli.datamodule.task is not None
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "validate", "test", "predict"])
+def test_one_file_serves_every_subcommand(subcommand: str) -> None:
+    build(QUICKSTART, subcommand)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "traner",
+        "trainer.max_epoch",
+        "model.grad_clp",
+        "model.policy.pth",
+        "model.rewards.0.init_args.wieght",
+        "model.sampling.max_tokens",
+        "model.objective.betta",
+        "model.objective.surrogate.init_args.clip",
+        "model.optimizer.init_args.lrr",
+        "data.tempalte",
+        "data.task.init_args.digit",
+        "loop.group",
+        "checkpoint.every",
+        "completions.every",
+        "predictions.file",
+    ],
+)
+def test_an_unknown_key_is_refused_wherever_it_stands(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = yaml.safe_load(QUICKSTART.read_text())
+    config["model"]["objective"] = {"surrogate": {"class_path": "Clipped", "init_args": {}}}
+    *parents, last = key.split(".")
+    place = config
+    for parent in parents:
+        place = place[int(parent)] if parent.isdigit() else place.setdefault(parent, {})
+    place[last] = 1
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    with pytest.raises(SystemExit) as stopped:
+        build(path)
+    assert stopped.value.code == 2
+    assert last in capsys.readouterr().err

@@ -1,0 +1,67 @@
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from PIL import Image
+from torch.utils.tensorboard import SummaryWriter
+
+
+def load_tool() -> ModuleType:
+    path = Path(__file__).parents[2] / "tools" / "plot_run.py"
+    spec = importlib.util.spec_from_file_location("plot_run", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tool = load_tool()
+
+
+def write(folder: Path, suffix: str, values: dict[str, dict[int, float]], time: float) -> None:
+    """One event file, all of it written at `time`."""
+    with SummaryWriter(str(folder), filename_suffix=suffix) as writer:
+        for name, points in values.items():
+            for step, value in points.items():
+                writer.add_scalar(name, value, step, walltime=time)
+
+
+def test_the_last_value_at_a_step_wins(tmp_path: Path):
+    # The first run got to step 2 and was resumed at step 1; the name of its file sorts last.
+    write(tmp_path, ".z", {"reward/mean": {0: 0.0, 1: 0.25, 2: 0.5}, "val/avg@4": {2: 0.5}}, time=1000.0)
+    write(tmp_path, ".a", {"reward/mean": {1: 0.75, 2: 1.0, 3: 2.0}}, time=2000.0)
+    renamed = sorted(tmp_path.iterdir(), key=lambda path: path.name.endswith(".z"))
+    for number, path in enumerate(renamed):
+        path.rename(tmp_path / f"events.out.tfevents.{number}")
+    assert tool.read_scalars(tmp_path) == {
+        "reward/mean": [(0, 0.0), (1, 0.75), (2, 1.0), (3, 2.0)],
+        "val/avg@4": [(2, 0.5)],
+    }
+
+
+def test_more_points_than_tensorboard_keeps_by_default(tmp_path: Path):
+    write(tmp_path, "", {"reward/mean": {step: float(step) for step in range(10_500)}}, time=1.0)
+    assert tool.read_scalars(tmp_path)["reward/mean"] == [(step, float(step)) for step in range(10_500)]
+
+
+def test_picture(tmp_path: Path):
+    points = {0: 0.25, 5: 0.5}
+    names = ("reward/mean", "val/avg@4", "val/pass@1", "val/maj@4")
+    write(tmp_path / "run", "", dict.fromkeys(names, points), time=1.0)
+    tool.main([str(tmp_path / "run"), "--out", str(tmp_path / "new" / "run.png")])
+    with Image.open(tmp_path / "new" / "run.png") as picture:
+        assert picture.size == (900, 350)
+    assert tool.validation_names(tool.read_scalars(tmp_path / "run")) == ["val/avg@4", "val/pass@1", "val/maj@4"]
+
+
+def test_run_without_validation(tmp_path: Path):
+    write(tmp_path, "", {"reward/mean": {0: 1.0}}, time=1.0)
+    tool.main([str(tmp_path), "--out", str(tmp_path / "run.png")])
+    assert (tmp_path / "run.png").stat().st_size > 0
+
+
+def test_folder_without_a_run(tmp_path: Path):
+    with pytest.raises(SystemExit, match="no event file there has reward/mean"):
+        tool.main([str(tmp_path), "--out", str(tmp_path / "run.png")])

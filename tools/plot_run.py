@@ -1,0 +1,72 @@
+"""Draws what a run learned: the mean reward and the validation scores over the optimizer updates.
+
+python tools/plot_run.py runs/quickstart --out docs/quickstart.png
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+Scalars = dict[str, list[tuple[int, float]]]
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
+"""Okabe and Ito's colours, which the colour-blind can tell apart."""
+
+
+def read_scalars(folder: Path | str) -> Scalars:
+    """Every scalar of a run as (step, value), by step. Of several values at a step, as in a resumed run, the last."""
+    found: dict[str, dict[int, tuple[float, float]]] = {}
+    for file in Path(folder).glob("events.out.tfevents.*"):
+        events = EventAccumulator(str(file), size_guidance={"scalars": 0})
+        events.Reload()
+        for name in events.Tags()["scalars"]:
+            values = found.setdefault(name, {})
+            for event in events.Scalars(name):
+                if event.step not in values or values[event.step][0] <= event.wall_time:
+                    values[event.step] = (event.wall_time, event.value)
+    return {name: [(step, values[step][1]) for step in sorted(values)] for name, values in sorted(found.items())}
+
+
+def validation_names(scalars: Scalars) -> list[str]:
+    """`val/avg@k`, `val/pass@1` and `val/maj@k` with the run's k; empty if it never validated."""
+    k = next((name.removeprefix("val/avg@") for name in scalars if name.startswith("val/avg@")), None)
+    return [] if k is None else [f"val/avg@{k}", "val/pass@1", f"val/maj@{k}"]
+
+
+def plot(scalars: Scalars, out: Path) -> None:
+    """Two panels, side by side, in a picture of 900 x 350 pixels."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.5), dpi=100, layout="constrained")
+    reward, validation = figure.subplots(1, 2)
+    reward.plot(*zip(*scalars["reward/mean"], strict=True), color=GREY, linewidth=1.8)
+    reward.set(title="Training", xlabel="optimizer updates", ylabel="reward/mean")
+    names = validation_names(scalars)
+    for name, color, marker in zip(names, (BLUE, ORANGE, GREEN), "os^", strict=False):
+        validation.plot(*zip(*scalars[name], strict=True), color=color, marker=marker, markersize=4, label=name)
+    validation.set(title="Validation", xlabel="optimizer updates", ylabel="share right")
+    if names:
+        validation.legend(frameon=False, loc="lower right")
+    for panel in (reward, validation):
+        panel.spines[["top", "right"]].set_visible(False)
+    FigureCanvasAgg(figure).print_png(out)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Draws what a run learned.")
+    parser.add_argument("run", type=Path, help="the run's folder, which holds its event files")
+    parser.add_argument("--out", type=Path, required=True, help="the picture, a PNG")
+    options = parser.parse_args(arguments)
+    scalars = read_scalars(options.run)
+    if "reward/mean" not in scalars:
+        sys.exit(f"{options.run}: no event file there has reward/mean; give a folder that grpo fit has logged to")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    plot(scalars, options.out)
+
+
+if __name__ == "__main__":
+    main()
