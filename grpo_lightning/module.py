@@ -162,7 +162,7 @@ class GRPOModule(L.LightningModule):
         if self.reference is not None:
             metrics["policy/kl_ref"] = diagnostics.kl_ref / tokens
         if minibatch.on_policy and logp_gap is not None:
-            metrics["policy/logp_gap"] = self._check_gap(logp_gap)
+            self.log("policy/logp_gap", self._check_gap(logp_gap), on_step=False, on_epoch=True, batch_size=1)
         metrics["time/update"] = time.perf_counter() - started
         self.log_dict(metrics)
 

@@ -9,8 +9,25 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from grpo_lightning.callbacks.completions import SampledCompletions
 from grpo_lightning.objective import Objective
+from grpo_lightning.rewards import base, format, function, math_verifier, workers
 
-METRICS = Path(__file__).parents[1] / "docs" / "metrics.md"
+METRICS = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")
+
+
+def names_in(tables: str) -> list[str]:
+    """The first cells, which stand in backquotes."""
+    names = re.findall(r"^\| `([^`]+)` \|", tables, re.MULTILINE)
+    assert len(names) == len(set(names))
+    return names
+
+
+NAMES, STATUSES = map(names_in, METRICS.split("\n## Statuses of the rewards\n"))
+
+
+def pattern(name: str) -> re.Pattern[str]:
+    """What a documented name stands for: `<name>` for any reward, `<status>` for any status, `@k` for any number."""
+    name = name.replace("<status>", f"({'|'.join(STATUSES)})").replace("<name>", "[a-z_]+")
+    return re.compile(name.replace("@k", r"@\d+"))
 
 
 @pytest.fixture(scope="module")
@@ -26,29 +43,21 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return {*tags["scalars"], *tags["histograms"], *texts}
 
 
-@pytest.fixture(scope="module")
-def documented() -> dict[str, re.Pattern[str]]:
-    """The names in the tables, and what each stands for: `<name>` for any word, `@k` for any number."""
-    metrics = METRICS.read_text(encoding="utf-8").partition("## Statuses")[0]
-    names = re.findall(r"^\| `([^`]+)` \|", metrics, re.MULTILINE)
-    assert len(names) == len(set(names))
-    return {name: re.compile(re.sub("<[a-z]+>", "[a-z_]+", name).replace("@k", r"@\d+")) for name in names}
+def test_every_logged_name_is_documented(logged: set[str]):
+    assert {name for name in logged if not any(pattern(known).fullmatch(name) for known in NAMES)} == set()
 
 
-def test_every_logged_name_is_documented(logged: set[str], documented: dict[str, re.Pattern[str]]):
-    assert sorted(n for n in logged if not any(pattern.fullmatch(n) for pattern in documented.values())) == []
+def test_every_documented_name_is_logged(logged: set[str]):
+    assert {known for known in NAMES if not any(map(pattern(known).fullmatch, logged))} == set()
 
 
-def test_every_documented_name_is_logged(logged: set[str], documented: dict[str, re.Pattern[str]]):
-    assert sorted(name for name, pattern in documented.items() if not any(map(pattern.fullmatch, logged))) == []
-
-
-def test_every_status_is_documented():
-    statuses = set(
-        re.findall(r"^\| `([a-z_]+)` \|", METRICS.read_text(encoding="utf-8").partition("## Statuses")[2], re.M)
-    )
-    from grpo_lightning.rewards import base, format, function, math_verifier, workers
-
-    known = {workers.OK, workers.ERROR, workers.TIMEOUT, workers.MEMORY, workers.CRASH, format.NO_MATCH, "not_finite"}
-    known |= {math_verifier.NO_ANSWER, math_verifier.UNPARSEABLE, math_verifier.TOO_LONG, math_verifier.GOLD_BAD}
-    assert statuses == known | {base.OK, base.ERROR, function.NOT_A_NUMBER}
+def test_statuses_are_those_of_the_code():
+    by_worker = {workers.OK, workers.ERROR, workers.TIMEOUT, workers.MEMORY, workers.CRASH}
+    by_verifier = {
+        math_verifier.NO_ANSWER,
+        math_verifier.UNPARSEABLE,
+        math_verifier.TOO_LONG,
+        math_verifier.GOLD_BAD,
+    }
+    others = {base.OK, base.ERROR, "not_finite", format.NO_MATCH, function.NOT_A_NUMBER}
+    assert set(STATUSES) == by_worker | by_verifier | others

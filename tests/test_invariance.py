@@ -1,8 +1,9 @@
 """Execution never changes the gradient: token budget, row order, padding, ranks.
 
-The policy's weights are about as large as a new model's. Ten times larger ones make the float32 gradient itself inexact:
-then it is 1e-6 away from the float64 one, whichever way it is computed.
+The policy's weights are about as large as a new model's. Ten times larger ones make the float32 gradient itself
+inexact: then it is 1e-6 away from the float64 one, whichever way it is computed.
 """
+
 import subprocess
 import sys
 from pathlib import Path
@@ -62,7 +63,9 @@ def test_row_order_and_padding_do_not_change_the_gradient() -> None:
 def test_two_ranks_have_the_gradient_of_one(tmp_path: Path) -> None:
     script = Path(__file__).with_name("gradient_of_ranks.py")
     for ranks in (1, 2):
-        subprocess.run([sys.executable, script, str(ranks), str(tmp_path)], check=True, capture_output=True, timeout=240)
+        subprocess.run(
+            [sys.executable, script, str(ranks), str(tmp_path)], check=True, capture_output=True, timeout=240
+        )
     one, two = (torch.load(tmp_path / f"{ranks}.pt") for ranks in (1, 2))
     assert len(one) == len(two) == 4
     for a, b in zip(two, one, strict=True):

@@ -1,0 +1,318 @@
+"""The command line as its users meet it: what they get wrong ends with one message and exit code 2, nothing written."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fitting import scalars
+from tiny import CONTEXT, policy_of
+
+from grpo_lightning.cli import run
+
+QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
+FILES = {
+    "rows.jsonl": "".join(f'{{"question": "{row}", "answer": "{row}"}}\n' for row in range(8)),
+    "empty.jsonl": "",
+    "no_answer.jsonl": '{"question": "1", "answer": "1"}\n{"question": "2"}\n',
+    "syntax.jsonl": '{"question": "1", "answer": "1"}\n{"question": "2",\n',
+    "long.jsonl": f'{{"question": "1", "answer": "1"}}\n{{"question": "{"2" * (CONTEXT + 1)}", "answer": "2"}}\n',
+    "unknown.yaml": "model:\n  grad_clp: 1\n",
+    "syntax.yaml": "model: [\n",
+    "rewards.yaml": "model:\n  rewards:\n    - class_path: MathVerifier\n    - class_path: MathVerifier\n",
+    "broken.py": "def score(sample):\n    raise KeyError('nothing like this')\n",
+}
+OPTIONS = {
+    "trainer.accelerator": "cpu",
+    "trainer.max_epochs": "1",
+    "trainer.default_root_dir": "run",
+    "trainer.enable_progress_bar": "false",
+    "trainer.enable_model_summary": "false",
+    "model.policy.path": "policy",
+    "model.rewards": "[FormatReward]",
+    "model.sampling.max_new_tokens": "4",
+    "model.val_samples": "2",
+    "data.task": "JsonPrompts",
+    "data.task.train": "rows.jsonl",
+    "data.task.val": "rows.jsonl",
+    "data.task.test": "rows.jsonl",
+    "loop.group_size": "2",
+    "loop.prompts_per_step": "2",
+}
+"""A run of one step in a folder that has FILES and a tiny model in it."""
+
+Grpo = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="session")
+def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli") / "policy"
+    policy_of().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory: FILES, a model and broken copies of it."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    shutil.copytree(policy_folder, tmp_path / "policy")
+    shutil.copytree(policy_folder, tmp_path / "no_config", ignore=shutil.ignore_patterns("config.json"))
+    shutil.copytree(policy_folder, tmp_path / "no_weights", ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(policy_folder, tmp_path / "no_tokenizer", ignore=shutil.ignore_patterns("tokenizer*"))
+    shutil.copytree(policy_folder, tmp_path / "bad_config")
+    (tmp_path / "bad_config" / "config.json").write_text("{")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def grpo(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Grpo:
+    """Runs a command line in `folder`, with OPTIONS and what overrides them: exit code, stdout, stderr."""
+    monkeypatch.setattr(sys, "argv", ["grpo"])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def command(subcommand: str, *options: str) -> tuple[int, str, str]:
+        code: Any = 0
+        try:
+            run(arguments(subcommand, *options))
+        except SystemExit as stopped:
+            code = stopped.code
+        return code, *capsys.readouterr()
+
+    return command
+
+
+def arguments(subcommand: str, *options: str) -> list[str]:
+    """`--key value` of OPTIONS; `options` override them, and `--key!` takes one away."""
+    gone = {option.removeprefix("--").removesuffix("!") for option in options if option.endswith("!")}
+    base = [f"--{key}={value}" for key, value in OPTIONS.items() if key not in gone]
+    return [subcommand, *base, *(option for option in options if not option.endswith("!"))]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file under `folder`."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+MISTAKES: dict[str, tuple[list[str], list[str]]] = {
+    # Keys and types.
+    "unknown flag": (["--model.grad_clp=1"], ["--model.grad_clp"]),
+    "unknown flag, value apart": (["--model.grad_clp", "1"], ["--model.grad_clp"]),
+    "unknown key in YAML": (["--config=unknown.yaml"], ["model.grad_clp"]),
+    "YAML syntax": (["--config=syntax.yaml"], ["line 2"]),
+    "no such YAML": (["--config=nowhere.yaml"], ["nowhere.yaml"]),
+    "wrong type": (["--loop.group_size=a"], ["loop.group_size", "int", "a"]),
+    "wrong choice": (["--model.policy.dtype=float8"], ["model.policy.dtype", "float8", "bfloat16"]),
+    "seed in two places": (["--loop.seed=1"], ["loop.seed", "seed_everything"]),
+    "missing section": (["--data.task!", "--data.task.train!", "--data.task.val!", "--data.task.test!"], ["data.task"]),
+    # The model.
+    "no such folder": (["--model.policy.path=./nowhere"], ["policy.path=./nowhere", "no such folder"]),
+    "no model in folder": (["--model.policy.path=no_config"], ["policy.path=no_config", "config.json"]),
+    "no weights in folder": (["--model.policy.path=no_weights"], ["policy.path=no_weights", "safetensors"]),
+    "no tokenizer in folder": (["--model.policy.path=no_tokenizer"], ["policy.path=no_tokenizer", "okenizer"]),
+    "config.json is no JSON": (["--model.policy.path=bad_config"], ["policy.path=bad_config", "JSON"]),
+    "no such model on the hub": (["--model.policy.path=nobody/nothing"], ["policy.path=nobody/nothing"]),
+    # The data.
+    "no such file": (["--data.task.train=nowhere.jsonl"], ["task.train", "nowhere.jsonl", "does not exist"]),
+    "empty file": (["--data.task.train=empty.jsonl"], ["task.train", "empty.jsonl", "no rows"]),
+    "row without answer": (["--data.task.train=no_answer.jsonl"], ["no_answer.jsonl, line 2", "'answer'"]),
+    "row is no JSON": (["--data.task.train=syntax.jsonl"], ["syntax.jsonl, line 2", "JSON"]),
+    "bad row for validation": (["--data.task.val=syntax.jsonl"], ["syntax.jsonl, line 2", "limit_val_batches=0"]),
+    "no validation file": (["--data.task.val!"], ["task.val is not set", "limit_val_batches=0"]),
+    "answer without the mark": (["--data.task.answer_pattern=#### (.+)"], ["rows.jsonl, line 1", "#### (.+)"]),
+    "pattern is no pattern": (["--data.task.answer_pattern=(("], ["task.answer_pattern='(('"]),
+    "prompt too long": (["--data.task.train=long.jsonl"], ["long.jsonl:2", str(CONTEXT), "data.skip_long=true"]),
+    "no room to answer": (["--model.sampling.max_new_tokens=200"], ["max_new_tokens=200", str(CONTEXT)]),
+    "template without question": (["--data.template=Answer:"], ["data.template='Answer:'", "{question}"]),
+    "chat without template": (["--data.chat=true"], ["data.chat", "data.template"]),
+    "system without chat": (["--data.system=Think."], ["data.system", "data.chat=true"]),
+    "validate nothing": (["--data.val_limit=0"], ["data.val_limit=0", "1 or more"]),
+    # Sizes.
+    "group of one": (["--loop.group_size=1"], ["loop.group_size=1", "2 or more"]),
+    "minibatches do not fit": (["--loop.minibatches=3"], ["loop.prompts_per_step=2", "loop.minibatches=3"]),
+    "no passes": (["--loop.mu=0"], ["loop.mu=0", "1 or more"]),
+    "negative memory": (["--loop.max_tokens=-1"], ["loop.max_tokens=-1", "0 or more"]),
+    "negative beta": (["--model.objective.beta=-1"], ["beta=-1.0", "0 (no KL term) or more"]),
+    "negative clipping": (["--model.grad_clip=-1"], ["grad_clip=-1.0", "0 (no clipping) or more"]),
+    "temperature 0": (["--model.sampling.temperature=0"], ["sampling.temperature=0", "more than 0"]),
+    "temperature below 0": (["--model.sampling.temperature=-1"], ["temperature=-1.0"]),
+    "top_p 0": (["--model.sampling.top_p=0"], ["top_p=0.0", "above 0"]),
+    "too many failures": (["--model.max_failed_rewards=2"], ["max_failed_rewards=2.0", "0 to 1"]),
+    # Rewards.
+    "unknown reward": (["--model.rewards=[MathVerfier]"], ["model.rewards", "MathVerfier"]),
+    "unknown key of a reward": (
+        ["--model.rewards=[{class_path: FormatReward, init_args: {wieght: 1}}]"],
+        ["model.rewards", "wieght"],
+    ),
+    "no rewards": (["--model.rewards=[]"], ["rewards=[]", "at least one"]),
+    "same reward twice": (["--config=rewards.yaml"], ["'math_verifier'", "twice", "name"]),
+    "weight is no number": (["--model.rewards.weight=.nan"], ["weight=nan", "FormatReward"]),
+    "function does not import": (
+        ["--model.rewards+=FunctionReward", "--model.rewards.function=nowhere.score"],
+        ["function='nowhere.score'", "No module named 'nowhere'"],
+    ),
+    "no such function": (
+        ["--model.rewards+=FunctionReward", "--model.rewards.function=broken.py:nothing"],
+        ["broken.py:nothing"],
+    ),
+    "function without module": (
+        ["--model.rewards+=FunctionReward", "--model.rewards.function=score"],
+        ["function='score'", "my_rewards.shorter"],
+    ),
+    # The trainer.
+    "clipping by the trainer": (["--trainer.gradient_clip_val=1"], ["trainer.gradient_clip_val", "model.grad_clip"]),
+    "accumulation": (["--trainer.accumulate_grad_batches=2"], ["trainer.accumulate_grad_batches=2", "loop.max_tokens"]),
+    "updates instead of steps": (["--trainer.max_steps=2"], ["trainer.max_steps=2", "trainer.max_epochs"]),
+    "time limit": (["--trainer.max_time=00:01:00:00"], ["trainer.max_time", "trainer.max_epochs"]),
+    "float16": (["--trainer.precision=16-mixed"], ["trainer.precision=16-mixed", "bf16-mixed"]),
+    "no such checkpoint": (["--ckpt_path=nowhere.ckpt"], ["ckpt_path=nowhere.ckpt", "last"]),
+    "best checkpoint": (["--ckpt_path=best"], ["ckpt_path=best", "last"]),
+    "checkpoints never": (["--checkpoint.every_n_steps=0"], ["checkpoint.every_n_steps=0"]),
+}
+
+
+@pytest.mark.parametrize(("options", "words"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_ends_with_one_message_and_writes_nothing(
+    options: list[str], words: list[str], grpo: Grpo, folder: Path
+) -> None:
+    before = contents(folder)
+    code, _, errors = grpo("fit", *options)
+    assert code == 2
+    assert "error: " in errors and "Traceback" not in errors and len(errors.splitlines()) < 15
+    assert [word for word in words if word not in errors] == []
+    assert contents(folder) == before and not (folder / "run").exists()
+
+
+def test_long_rows_can_be_left_out(grpo: Grpo, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    code, _, _ = grpo("fit", "--data.task.train=long.jsonl", "--data.skip_long=true", "--loop.prompts_per_step=1")
+    assert code == 0
+    assert "1 of 2 train questions do not fit the model's context and are left out" in caplog.text
+
+
+def test_a_folder_that_holds_a_run_is_left_as_it_is_or_continued(grpo: Grpo, folder: Path) -> None:
+    assert grpo("fit")[::2] == (0, "")
+    before = contents(folder)
+    code, _, errors = grpo("fit", "--loop.group_size=4")
+    assert code == 2
+    assert str(Path("run")) in errors and "--ckpt_path last" in errors
+    assert contents(folder) == before
+
+    code, _, errors = grpo("fit", "--ckpt_path=last", "--trainer.max_epochs=2")
+    assert code == 0
+    assert len(scalars(folder / "run")["optim/lr"]) == 2
+
+
+def test_evaluating_a_run_leaves_its_configuration_and_reads_its_weights(grpo: Grpo, folder: Path) -> None:
+    assert grpo("fit", "--model.optimizer=SGD", "--model.optimizer.lr=0")[0] == 0
+    (config,) = (folder / "run").glob("config.yaml")
+    before = config.read_bytes()
+    assert grpo("validate", "--ckpt_path=last")[0] == 0
+    assert grpo("test", "--ckpt_path=run/checkpoints/last.ckpt")[0] == 0
+    assert config.read_bytes() == before
+    code, _, errors = grpo("test", "--ckpt_path=last", "--trainer.default_root_dir=elsewhere")
+    assert code == 2
+    assert "ckpt_path=last" in errors and str(Path("elsewhere", "checkpoints", "last.ckpt")) in errors
+
+
+def test_a_reward_that_always_fails_stops_the_run_with_exit_code_1(grpo: Grpo) -> None:
+    code, _, errors = grpo("fit", "--model.rewards+=FunctionReward", "--model.rewards.function=broken.py:score")
+    assert code == 1
+    assert "reward score failed on 4 of 4 samples" in errors and "max_failed_rewards=0.5" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("options", [["--model.policy.path=./nowhere"], ["--model.grad_clp=1"]], ids=["value", "key"])
+def test_the_program_itself(options: list[str], folder: Path) -> None:
+    command = [sys.executable, "-m", "grpo_lightning", *arguments("fit", *options)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    lines = ended.stderr.splitlines()
+    assert ("error: " in lines[-1] and "nowhere" in lines[-1]) or "--model.grad_clp" in lines[-1]
+    assert len(lines) < 15 and "Traceback" not in ended.stderr
+    assert not (folder / "run").exists()
+
+
+def test_help_names_every_section_and_explains_it(grpo: Grpo, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run(["fit", "--help"])
+    assert stopped.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for section in ("trainer", "model", "data", "loop", "checkpoint", "completions", "predictions"):
+        assert f"--{section} CONFIG" in text
+    for explained in (
+        "--loop.group_size GROUP_SIZE G, completions of each prompt. (type: int, default: 8)",
+        "--loop.mu MU μ, optimisation passes over the rollouts of one step.",
+        "--model.grad_clip GRAD_CLIP Largest norm of the gradient; 0 does not clip.",
+        "--data.template TEMPLATE The prompt, with `{question}` where the question goes.",
+    ):
+        assert explained in text
+
+
+def printed(grpo: Grpo, *options: str) -> dict[str, Any]:
+    code, out, errors = grpo("fit", *options, "--print_config")
+    assert code == 0, errors
+    return yaml.safe_load(out)
+
+
+def class_and_arguments(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return value["class_path"].rpartition(".")[2], value.get("init_args", {})
+
+
+def test_print_config_shows_the_defaults_and_is_a_configuration(grpo: Grpo, folder: Path) -> None:
+    config = printed(grpo)
+    model = config["model"]
+    assert class_and_arguments(model["engine"])[0] == "NativeEngine"
+    assert class_and_arguments(model["advantage"]) == ("GroupStd", {"advantage_eps": 1e-6, "std": "sample"})
+    assert class_and_arguments(model["objective"]["surrogate"]) == ("Clipped", {"clip_low": 0.2, "clip_high": 0.2})
+    assert class_and_arguments(model["objective"]["kl"])[0] == "K3"
+    assert class_and_arguments(model["objective"]["weighting"])[0] == "SequenceMean"
+    assert model["objective"]["beta"] == 0
+    assert class_and_arguments(model["old_policy"])[0] == "RecordedLogp"
+    assert class_and_arguments(model["reference"])[0] == "FrozenCopy"
+    optimizer, settings = class_and_arguments(model["optimizer"])
+    assert optimizer == "AdamW" and settings["lr"] == 1e-6 and settings["weight_decay"] == 0
+    assert model["sampling"] == {"max_new_tokens": 4, "temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0}
+    assert config["loop"]["mu"] == 1 and config["loop"]["max_tokens"] == 16384
+    assert config["data"]["template"] == "{question}"
+    assert config["trainer"]["max_epochs"] == 1 and config["trainer"]["num_sanity_val_steps"] == 0
+
+    (folder / "printed.yaml").write_text(yaml.safe_dump(config))
+    assert printed(grpo, "--config=printed.yaml") == config
+
+
+def test_one_flag_swaps_a_part(grpo: Grpo) -> None:
+    base = ["--config", str(QUICKSTART), "--model.rewards!"]
+
+    def model(*options: str) -> dict[str, Any]:
+        return printed(grpo, *base, *options)["model"]
+
+    def rewards(*options: str) -> list[tuple[str, float]]:
+        parts = [class_and_arguments(reward) for reward in model(*options)["rewards"]]
+        return [(name, arguments["weight"]) for name, arguments in parts]
+
+    objective = model("--model.objective.weighting=TokenMean", "--model.objective.surrogate.clip_high=0.28")[
+        "objective"
+    ]
+    assert class_and_arguments(objective["weighting"]) == ("TokenMean", {})
+    assert class_and_arguments(objective["surrogate"]) == ("Clipped", {"clip_low": 0.2, "clip_high": 0.28})
+    objective = model("--model.objective.weighting=FixedLength", "--model.objective.weighting.length=32")["objective"]
+    assert class_and_arguments(objective["weighting"]) == ("FixedLength", {"length": 32})
+    name, settings = class_and_arguments(model("--model.optimizer=SGD", "--model.optimizer.lr=1")["optimizer"])
+    assert name == "SGD" and settings["lr"] == 1
+    name, settings = class_and_arguments(
+        model("--model.lr_scheduler=LinearLR", "--model.lr_scheduler.total_iters=9")["lr_scheduler"]
+    )
+    assert name == "LinearLR" and settings["total_iters"] == 9
+
+    written = [("MathVerifier", 1.0), ("FormatReward", 0.2)]
+    assert rewards() == written
+    assert rewards("--model.rewards=[MathVerifier]") == written[:1]
+    added = ["--model.rewards+=FunctionReward", "--model.rewards.function=mine.shorter"]
+    assert rewards(*added) == [*written, ("FunctionReward", 1.0)]
+    assert rewards(*added, "--model.rewards.weight=0.01") == [*written, ("FunctionReward", 0.01)]

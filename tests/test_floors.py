@@ -1,0 +1,59 @@
+"""A file imports only from the floors below it, or from what stands before it on its own."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "grpo_lightning"
+
+FLOORS = [
+    "types",
+    # maths
+    "ragged rollouts metrics advantages surrogates kl weightings objective",
+    # the world
+    "tasks.base tasks.arithmetic tasks.tables tasks",
+    "rewards.base rewards.worker rewards.workers rewards.extraction rewards.equivalence rewards.reading",
+    "rewards.math_verifier rewards.format rewards.function rewards rewards.scorer",
+    # material
+    "policy snapshots",
+    "engines.philox engines.sampling engines.base engines.slab engines.native engines.transformers engines.scripted",
+    "engines explorer minibatch statistics",
+    # Lightning
+    "data module callbacks.progress callbacks.checkpoint callbacks.predictions loop callbacks.completions callbacks",
+    # doors
+    "cli __main__",
+]
+ORDER = " ".join(FLOORS).split()
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem != "__init__"}
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("grpo_lightning"):
+            found.add((node.module or "").removeprefix("grpo_lightning").lstrip("."))
+            found |= {
+                f"{node.module}.{alias.name}".removeprefix("grpo_lightning.") for alias in node.names
+            } & MODULES.keys()
+        if isinstance(node, ast.Import):
+            names = (alias.name for alias in node.names if alias.name.startswith("grpo_lightning"))
+            found |= {name.removeprefix("grpo_lightning").lstrip(".") for name in names}
+    return found - {""}
+
+
+def test_every_module_has_its_place() -> None:
+    assert set(MODULES) == set(ORDER)
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_imports_go_down(name: str) -> None:
+    above = {other for other in imports_of(MODULES[name]) if ORDER.index(other) >= ORDER.index(name)}
+    assert not above, f"{name} imports {above}"
