@@ -93,6 +93,11 @@ class GRPOCLI(LightningCLI):
                 f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: use loop.max_tokens; it sets the "
                 "memory of a forward and backward and never changes the gradient"
             )
+        if trainer.check_val_every_n_epoch == 0:
+            raise UsageError(
+                "trainer.check_val_every_n_epoch=0: give 1 or more, or set trainer.limit_val_batches=0 to fit without "
+                "validation"
+            )
         if str(trainer.precision).startswith("16"):
             raise UsageError(
                 f"trainer.precision={trainer.precision}: use 32-true, bf16-mixed or bf16-true; float16 overflows"
@@ -104,8 +109,18 @@ class GRPOCLI(LightningCLI):
         self._check_checkpoint(stage)
         if stage == "fit" and self.config[stage].ckpt_path is None and trainer.checkpoint_callback is not None:
             refuse_overwriting(Path(trainer.default_root_dir) / "checkpoints")
-        _ = self.model.policy.tokenizer  # it would else be read at the first long prompt
+        self._check_policy()
         self.datamodule.load(stage, self.model, validates=trainer.limit_val_batches != 0)
+
+    def _check_policy(self) -> None:
+        """What the model's folder lacks would else show when the run has begun."""
+        policy, folder = self.model.policy, Path(self.model.policy.path).expanduser()
+        _ = policy.config, policy.tokenizer
+        if folder.is_dir() and not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+            raise UsageError(
+                f"policy.path={policy.path}: no weights (.safetensors or .bin) in this folder. "
+                "Give a folder made by save_pretrained (config.json, weights, tokenizer) or a hub id"
+            )
 
     def _check_checkpoint(self, stage: str) -> None:
         """A checkpoint that is named must exist; `fit --ckpt_path last` alone may start a run as well."""
@@ -127,7 +142,10 @@ class GRPOCLI(LightningCLI):
         if config.enable_checkpointing is False:
             self._parser(self.subcommand).callback_keys.remove("checkpoint")
         kwargs["plugins"] = [AtomicCheckpointIO(), *(config.plugins or [])]
-        return super().instantiate_trainer(**kwargs)
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (MisconfigurationException, ValueError) as error:
+            raise UsageError(f"trainer: {error}") from error
 
 
 class SaveConfig(SaveConfigCallback):
@@ -158,10 +176,10 @@ def run(args: Sequence[str] | None = None) -> None:
         sys.exit(fail(mistake, code=2))
 
 
-def usage_error(error: BaseException | None) -> Exception | None:
+def usage_error(error: BaseException | None) -> UsageError | None:
     """The user's mistake behind `error`: jsonargparse raises its own where an argument may also be None."""
     while error is not None:
-        if isinstance(error, UsageError | MisconfigurationException):
+        if isinstance(error, UsageError):
             return error
         error = error.__cause__
     return None

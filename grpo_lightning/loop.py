@@ -140,7 +140,7 @@ class GRPOLoop(Callback):
 
         With one update a step π_θ is π_old in it, so the ratio is 1 and log π_old need not be known.
         """
-        packs = rollouts.split(self.max_tokens)
+        packs = rollouts.split(self.max_tokens, module.policy.shares_prefix)
         if self.mu * self.minibatches > 1:
             rollouts.old_logp = _in_packs(
                 rollouts,
@@ -166,7 +166,7 @@ class GRPOLoop(Callback):
             share.weight = spread(weight, share.lengths)
             if module.objective.beta == 0:
                 share = without_idle_rows(share)
-            packs = share.split(self.max_tokens)
+            packs = share.split(self.max_tokens, module.policy.shares_prefix)
             most = int(trainer.strategy.reduce(torch.tensor(len(packs), device=module.device), reduce_op="max"))
             packs += [idle_pack(packs[0])] * (most - len(packs))
             minibatches.append(Minibatch(packs, on_policy=number == 0, exploration=exploration))

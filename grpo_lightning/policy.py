@@ -18,8 +18,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from grpo_lightning import ragged
+from grpo_lightning import ragged, shared_prefix
 from grpo_lightning.rollouts import Rollouts
+from grpo_lightning.shared_prefix import SharedPrefix
 from grpo_lightning.types import UsageError
 
 HEAD_ELEMENTS = 2**25
@@ -46,12 +47,16 @@ class Policy(nn.Module):
             with the trainer's `precision: bf16-mixed`.
         attention: Attention implementation of transformers for the optimisation passes.
         dropout: Keep the model's dropout in training. Off by default: with it the first ratio is not 1.
+        share_prefix: Pass a group's prompt through the model once instead of once a completion, where the architecture
+            allows it (full attention everywhere). It changes speed and memory alone.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
         compile: Compile the transformer with `torch.compile`.
         trust_remote_code: Run Python code shipped with the model. Leave it off for models you have not read.
     """
 
     model: PreTrainedModel
+    shares_prefix: bool
+    """Whether a group's prompt goes through the model once; known when the weights are."""
 
     def __init__(
         self,
@@ -59,6 +64,7 @@ class Policy(nn.Module):
         dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa",
         dropout: bool = False,
+        share_prefix: bool = True,
         gradient_checkpointing: bool = False,
         compile: bool = False,
         trust_remote_code: bool = False,
@@ -68,6 +74,7 @@ class Policy(nn.Module):
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.attention = attention
         self.dropout = dropout
+        self.share_prefix = share_prefix
         self.gradient_checkpointing = gradient_checkpointing
         self.compile_model = compile
         self.trust_remote_code = trust_remote_code
@@ -79,6 +86,7 @@ class Policy(nn.Module):
         policy.tokenizer = tokenizer
         policy.config = model.config
         policy.model = model.eval()
+        policy.shares_prefix = policy._try_shared_prefix()
         return policy
 
     @cached_property
@@ -104,6 +112,7 @@ class Policy(nn.Module):
             else:
                 self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self._check_head()
+        self.shares_prefix = self.share_prefix and self._try_shared_prefix()
 
     def _from_pretrained(self, auto_class: Any, **kwargs: Any) -> Any:
         looks_local = self.path.startswith((".", "/", "~")) or self.path.count("/") > 1
@@ -162,12 +171,32 @@ class Policy(nn.Module):
     def forward(self, rollouts: Rollouts, temperature: float = 1.0) -> TokenLogp:
         """log π_θ of every completion token, with gradient where gradients are on.
 
-        Rows are right-padded: with causal attention no token sees the padding behind it, so no mask is needed and the
-        model's own positions are right.
-
         Args:
             rollouts: B completions with their prompts.
             temperature: That of the sampling; divides the logits.
+        """
+        shared = self.shares_prefix and len(rollouts) > len(rollouts.prompt_lengths)
+        hidden = self._hidden_shared(rollouts) if shared else self._hidden_by_row(rollouts)
+        return self._score(hidden, rollouts.token_ids, temperature)
+
+    def _hidden_shared(self, rollouts: Rollouts) -> Tensor:
+        """[N, hidden] the states that predict the completion tokens, each prompt computed once."""
+        layout = SharedPrefix.of(rollouts)
+        hidden = self._transformer(
+            input_ids=layout.input_ids,
+            position_ids=layout.position_ids,
+            # Nobody looks at it, but a mask of four dimensions keeps transformers from making one of T x T.
+            attention_mask=layout.input_ids.new_zeros(1, 1, 1, 1),
+            shared_prefix=layout,
+            use_cache=False,
+        ).last_hidden_state
+        return hidden[0].index_select(0, layout.predicts)
+
+    def _hidden_by_row(self, rollouts: Rollouts) -> Tensor:
+        """[N, hidden] the states that predict the completion tokens, from prompt and completion row by row.
+
+        Rows are right-padded: with causal attention no token sees the padding behind it, so no mask is needed and the
+        model's own positions are right.
         """
         prompt_lengths = rollouts.prompt_lengths[rollouts.group]
         lengths = prompt_lengths + rollouts.lengths
@@ -180,7 +209,30 @@ class Policy(nn.Module):
         input_ids[completion_row, completion_position] = rollouts.token_ids
         # The last token of the longest row predicts nothing.
         hidden = self._transformer(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state
-        return self._score(hidden[completion_row, completion_position - 1], rollouts.token_ids, temperature)
+        return hidden[completion_row, completion_position - 1]
+
+    @torch.no_grad()
+    def _try_shared_prefix(self) -> bool:
+        """Whether this model computes the same with the shared prefix; if so, its attention is set for it."""
+        config = self.config
+        windowed = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+        full = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+        if self.model.config._attn_implementation != "sdpa" or windowed or not full:
+            return False
+        was_training = self.model.training
+        self.model.eval()
+        trial = Rollouts.from_lists([[1, 2, 3], [4]], [0, 1, 0], [[2, 3], [1, 2, 3], [4]]).to(self.device)
+        expected = self._hidden_by_row(trial)
+        self.model.set_attn_implementation(shared_prefix.ATTENTION)
+        try:
+            actual = self._hidden_shared(trial)
+        except TypeError:  # The model hands no extra arguments on to its attention.
+            actual = torch.full_like(expected, torch.nan)
+        self.model.train(was_training)
+        same = torch.allclose(actual, expected, rtol=1e-2, atol=1e-2 if actual.dtype != torch.float32 else 1e-4)
+        if not same:
+            self.model.set_attn_implementation("sdpa")
+        return same
 
     @cached_property
     def _transformer(self) -> Callable[..., Any]:

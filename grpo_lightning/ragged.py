@@ -39,6 +39,35 @@ def pad(values: Tensor, lengths: Tensor, value: float = 0) -> Tensor:
     return padded
 
 
+def group_budget(
+    prompt_lengths: Sequence[int], group: Sequence[int], lengths: Sequence[int], max_tokens: int
+) -> list[list[int]]:
+    """Packs rows into few batches of at most `max_tokens`, groups whole, where a group's prompt counts once.
+
+    Groups with the longest completions first. A group over the budget is cut into pieces of at least a row.
+    `max_tokens=0` sets no limit.
+    """
+    rows: dict[int, list[int]] = {}
+    for row, number in enumerate(group):
+        rows.setdefault(number, []).append(row)
+    order = sorted(rows, key=lambda number: (-max(lengths[row] for row in rows[number]), number))
+    batches: list[list[int]] = []
+    room = 0
+    for number in order:
+        pieces = [rows[number]]
+        if 0 < max_tokens < prompt_lengths[number] + sum(lengths[row] for row in rows[number]):
+            own = token_budget([lengths[row] for row in rows[number]], max(1, max_tokens - prompt_lengths[number]))
+            pieces = [[rows[number][place] for place in piece] for piece in own]
+        for piece in pieces:
+            size = prompt_lengths[number] + sum(lengths[row] for row in piece)
+            if not batches or (max_tokens > 0 and size > room):
+                batches.append([])
+                room = max_tokens
+            batches[-1] += piece
+            room -= size
+    return batches
+
+
 def token_budget(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Packs rows into few batches whose padded size, rows x longest row, stays within `max_tokens`.
 

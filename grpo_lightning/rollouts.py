@@ -113,7 +113,16 @@ class Rollouts:
             row=self.row[rows],
         )
 
-    def split(self, max_tokens: int) -> list["Rollouts"]:
-        """Micro-batches of at most `max_tokens` padded tokens (prompt and completion) each; 0 sets no limit."""
-        batches = ragged.token_budget(self.sequence_lengths.tolist(), max_tokens)
+    def split(self, max_tokens: int, by_group: bool = False) -> list["Rollouts"]:
+        """Micro-batches of at most `max_tokens` each.
+
+        Args:
+            max_tokens: Tokens of prompts, completions and padding; 0 sets no limit.
+            by_group: Keep groups together, for a policy that shares their prompt; then there is no padding.
+        """
+        if by_group:
+            sizes = self.prompt_lengths.tolist(), self.group.tolist(), self.lengths.tolist()
+            batches = ragged.group_budget(*sizes, max_tokens)
+        else:
+            batches = ragged.token_budget(self.sequence_lengths.tolist(), max_tokens)
         return [self.select(torch.tensor(rows, device=self.lengths.device)) for rows in batches]

@@ -124,7 +124,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "row is no JSON": (["--data.task.train=syntax.jsonl"], ["syntax.jsonl, line 2", "JSON"]),
     "bad row for validation": (["--data.task.val=syntax.jsonl"], ["syntax.jsonl, line 2", "limit_val_batches=0"]),
     "no validation file": (["--data.task.val!"], ["task.val is not set", "limit_val_batches=0"]),
-    "answer without the mark": (["--data.task.answer_pattern=#### (.+)"], ["rows.jsonl, line 1", "#### (.+)"]),
+    "answer without the mark": (["--data.task.answer_pattern=answer=(.+)"], ["rows.jsonl, line 1", "answer=(.+)"]),
     "pattern is no pattern": (["--data.task.answer_pattern=(("], ["task.answer_pattern='(('"]),
     "prompt too long": (["--data.task.train=long.jsonl"], ["long.jsonl:2", str(CONTEXT), "data.skip_long=true"]),
     "no room to answer": (["--model.sampling.max_new_tokens=200"], ["max_new_tokens=200", str(CONTEXT)]),
@@ -169,9 +169,17 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "accumulation": (["--trainer.accumulate_grad_batches=2"], ["trainer.accumulate_grad_batches=2", "loop.max_tokens"]),
     "updates instead of steps": (["--trainer.max_steps=2"], ["trainer.max_steps=2", "trainer.max_epochs"]),
     "time limit": (["--trainer.max_time=00:01:00:00"], ["trainer.max_time", "trainer.max_epochs"]),
+    "unknown accelerator": (["--trainer.accelerator=abacus"], ["trainer: ", "accelerator='abacus'"]),
+    "no device": (["--trainer.devices=0"], ["trainer: ", "devices='0'"]),
+    "validate every 0 steps": (
+        ["--trainer.check_val_every_n_epoch=0"],
+        ["check_val_every_n_epoch=0", "limit_val_batches=0"],
+    ),
     "float16": (["--trainer.precision=16-mixed"], ["trainer.precision=16-mixed", "bf16-mixed"]),
     "no such checkpoint": (["--ckpt_path=nowhere.ckpt"], ["ckpt_path=nowhere.ckpt", "last"]),
     "best checkpoint": (["--ckpt_path=best"], ["ckpt_path=best", "last"]),
+    "checkpoint mode": (["--checkpoint.mode=most"], ["checkpoint.mode", "most", "max"]),
+    "checkpoints to keep": (["--checkpoint.keep=-2"], ["checkpoint.keep=-2", "-1 for all"]),
     "checkpoints never": (["--checkpoint.every_n_steps=0"], ["checkpoint.every_n_steps=0"]),
 }
 
@@ -195,7 +203,7 @@ def test_long_rows_can_be_left_out(grpo: Grpo, folder: Path, caplog: pytest.LogC
 
 
 def test_a_folder_that_holds_a_run_is_left_as_it_is_or_continued(grpo: Grpo, folder: Path) -> None:
-    assert grpo("fit")[::2] == (0, "")
+    assert grpo("fit")[0] == 0
     before = contents(folder)
     code, _, errors = grpo("fit", "--loop.group_size=4")
     assert code == 2
@@ -217,6 +225,19 @@ def test_evaluating_a_run_leaves_its_configuration_and_reads_its_weights(grpo: G
     code, _, errors = grpo("test", "--ckpt_path=last", "--trainer.default_root_dir=elsewhere")
     assert code == 2
     assert "ckpt_path=last" in errors and str(Path("elsewhere", "checkpoints", "last.ckpt")) in errors
+
+
+def test_the_last_step_is_saved_whatever_the_interval(grpo: Grpo, folder: Path) -> None:
+    assert grpo("fit", "--trainer.max_epochs=3", "--checkpoint.every_n_steps=2", "--checkpoint.keep=-1")[0] == 0
+    checkpoints = folder / "run" / "checkpoints"
+    assert {path.name for path in checkpoints.iterdir()} == {"step-1.ckpt", "step-2.ckpt", "last.ckpt"}
+    assert (checkpoints / "last.ckpt").read_bytes() == (checkpoints / "step-2.ckpt").read_bytes()
+
+
+def test_a_trial_run_leaves_nothing(grpo: Grpo, folder: Path) -> None:
+    before = contents(folder)
+    assert grpo("fit", "--trainer.fast_dev_run=true")[0] == 0
+    assert contents(folder) == before
 
 
 def test_a_reward_that_always_fails_stops_the_run_with_exit_code_1(grpo: Grpo) -> None:

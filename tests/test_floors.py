@@ -16,7 +16,7 @@ FLOORS = [
     "rewards.base rewards.worker rewards.workers rewards.extraction rewards.equivalence rewards.reading",
     "rewards.math_verifier rewards.format rewards.function rewards rewards.scorer",
     # material
-    "policy snapshots",
+    "shared_prefix policy snapshots",
     "engines.philox engines.sampling engines.base engines.slab engines.native engines.transformers engines.scripted",
     "engines explorer minibatch statistics",
     # Lightning

@@ -94,3 +94,22 @@ def test_token_budget_holds_every_row_once_within_the_budget_and_longest_first(s
     # No batch is left before it is full: the next row would not have fitted.
     for batch, following in itertools.pairwise(batches):
         assert (len(batch) + 1) * max(lengths[row] for row in [*batch, following[0]]) > max_tokens
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 12, 25, 60])
+def test_group_budget_keeps_groups_together_and_loses_no_row(max_tokens: int) -> None:
+    prompt_lengths, group, lengths = [4, 2, 7], [0, 1, 2, 0, 1, 2, 0], [5, 9, 1, 3, 2, 8, 6]
+    batches = ragged.group_budget(prompt_lengths, group, lengths, max_tokens)
+    assert sorted(row for batch in batches for row in batch) == list(range(7))
+    whole = {
+        number: prompt_lengths[number] + sum(n for n, g in zip(lengths, group, strict=True) if g == number)
+        for number in range(3)
+    }
+    for batch in batches:
+        tokens = sum(lengths[row] for row in batch) + sum(
+            prompt_lengths[number] for number in {group[row] for row in batch}
+        )
+        assert max_tokens == 0 or tokens <= max_tokens or len(batch) == 1
+    for number, size in whole.items():
+        parts = sum(any(group[row] == number for row in batch) for batch in batches)
+        assert parts == 1 or size > max_tokens > 0

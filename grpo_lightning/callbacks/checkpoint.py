@@ -5,7 +5,7 @@ import signal
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -22,7 +22,7 @@ class StepCheckpoint(ModelCheckpoint):
     SIGTERM lets the running step end, saves, and ends the run cleanly.
 
     Args:
-        every_n_steps: Exploration steps between two checkpoints.
+        every_n_steps: Exploration steps between two checkpoints; the last step of the run is saved too.
         keep: How many older checkpoints stay beside `last.ckpt`: the newest, or the best by `monitor`; -1 keeps all.
         monitor: Metric to judge checkpoints by, such as `val/pass@1`; None keeps the newest.
         mode: Whether the best is the largest (`max`) or the smallest (`min`).
@@ -30,9 +30,17 @@ class StepCheckpoint(ModelCheckpoint):
 
     CHECKPOINT_EQUALS_CHAR = "-"
 
-    def __init__(self, every_n_steps: int = 1, keep: int = 0, monitor: str | None = None, mode: str = "max") -> None:
+    def __init__(
+        self,
+        every_n_steps: int = 1,
+        keep: int = 0,
+        monitor: str | None = None,
+        mode: Literal["max", "min"] = "max",
+    ) -> None:
         if every_n_steps < 1:
             raise UsageError(f"checkpoint.every_n_steps={every_n_steps}: give 1 or more")
+        if keep < -1:
+            raise UsageError(f"checkpoint.keep={keep}: give a number of checkpoints, or -1 for all")
         super().__init__(
             filename="step-{epoch}",
             auto_insert_metric_name=False,
@@ -65,8 +73,12 @@ class StepCheckpoint(ModelCheckpoint):
         if trainer.strategy.reduce_boolean_decision(self._stopping, all=False):
             rank_zero_info("SIGTERM: the step is done and saved; continue with --ckpt_path last")
             trainer.should_stop = True
+        if trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs:
             self._every_n_epochs = 1
         super().on_train_epoch_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Nothing: the last step is saved already, and Lightning would save a `fast_dev_run` here."""
 
 
 def refuse_overwriting(checkpoints: Path) -> None:

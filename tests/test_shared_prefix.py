@@ -1,0 +1,77 @@
+"""A prompt computed once for its whole group gives what it gives computed once a completion."""
+
+import pytest
+import torch
+from fitting import relative
+from tiny import gradients, policy_of, rollouts_of, teacher_forced
+
+from grpo_lightning.policy import Policy
+from grpo_lightning.rollouts import Rollouts
+from grpo_lightning.shared_prefix import SharedPrefix
+
+CASES = {
+    "prompts of different lengths": ([5, 1, 9, 3, 7, 2], [4, 1, 6]),
+    "prompts of one length": ([5, 1, 9, 3], [4, 4]),
+    "one prompt": ([3, 8], [5]),
+    "single tokens": ([1, 1, 1], [1]),
+}
+
+
+def both_ways(policy: Policy, rollouts: Rollouts) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    found = []
+    for shares in (True, False):
+        policy.shares_prefix = shares
+        policy.zero_grad()
+        logp = policy(rollouts, temperature=0.7).logp
+        (logp * rollouts.advantage).sum().backward()
+        found.append((logp.detach(), dict(gradients(policy))))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("shape", ["llama", "qwen2", "qwen3", "gpt2", "granite", "cohere"])
+def test_log_probs_and_gradients_are_those_of_single_rows(shape: str, case: str) -> None:
+    lengths, prompt_lengths = CASES[case]
+    policy = policy_of(shape, scale=0.05)
+    assert policy.shares_prefix
+    (shared, shared_gradient), (single, single_gradient) = both_ways(policy, rollouts_of(lengths, prompt_lengths))
+    assert float((shared - single).abs().max()) < 2e-6
+    assert relative(shared_gradient, single_gradient) < 1e-6
+
+
+def test_layout_by_hand() -> None:
+    # Prompts A = [11, 12], B = [21]; completions A: [31, 32, 33], B: [41], A: [51, 52].
+    layout = SharedPrefix.of(Rollouts.from_lists([[11, 12], [21]], [0, 1, 0], [[31, 32, 33], [41], [51, 52]]))
+    assert layout.input_ids.tolist() == [[11, 12, 21, 31, 32, 33, 41, 51, 52]]
+    assert layout.position_ids.tolist() == [[0, 1, 0, 2, 3, 4, 1, 2, 3]]
+    assert layout.predicts.tolist() == [1, 3, 4, 2, 1, 7]
+    prompts, completions = layout.parts
+    assert prompts.queries.tolist() == prompts.keys.tolist() == [[0, 1], [2, 2]]
+    assert completions.queries.tolist() == [[3, 4, 5], [6, 6, 6], [7, 8, 8]]
+    assert completions.keys.tolist() == [[0, 1, 3, 4, 5], [2, 2, 6, 6, 6], [0, 1, 7, 8, 8]]
+    assert completions.mask is not None
+    assert completions.mask[:, 0].int().tolist() == [
+        [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]],
+        [[1, 0, 1, 0, 0], [1, 0, 1, 1, 0], [1, 0, 1, 1, 1]],
+        [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]],
+    ]
+    assert completions.filled.tolist() == [0, 1, 2, 3, 6, 7]
+
+
+def test_gradient_checkpointing_sees_the_same_layout() -> None:
+    policy, rollouts = policy_of(scale=0.05), rollouts_of([5, 1, 9, 3], [4, 2])
+    (_, plain), _ = both_ways(policy, rollouts)
+    policy.model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    policy.train()
+    (_, checkpointed), _ = both_ways(policy, rollouts)
+    assert relative(checkpointed, plain) < 1e-6
+
+
+@pytest.mark.parametrize(("shape", "why"), [("mistral", "sliding window"), ("gemma2", "eager attention and windows")])
+def test_models_with_other_attention_go_row_by_row(shape: str, why: str) -> None:
+    policy = policy_of(shape)
+    assert not policy.shares_prefix, why
+    rollouts = rollouts_of([4, 2], [3])
+    prompt, completion = rollouts.prompt_token_ids.tolist(), rollouts.token_ids[:4].tolist()
+    expected = teacher_forced(policy.model, prompt, completion)[torch.arange(4), rollouts.token_ids[:4]]
+    torch.testing.assert_close(policy(rollouts).logp[:4].double(), expected, atol=1e-5, rtol=0)
