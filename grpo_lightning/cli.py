@@ -1,11 +1,14 @@
 """The command line: `grpo fit|validate|test|predict`."""
 
+import logging
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import transformers.utils.logging
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -165,6 +168,7 @@ class SaveConfig(SaveConfigCallback):
 
 def run(args: Sequence[str] | None = None) -> None:
     """Runs the command line; the user's mistakes end it with one message and exit code 2."""
+    quieten()
     try:
         GRPOCLI(args)
     except (RewardFailure, FloatingPointError) as error:
@@ -174,6 +178,17 @@ def run(args: Sequence[str] | None = None) -> None:
         if mistake is None:
             raise
         sys.exit(fail(mistake, code=2))
+
+
+def quieten() -> None:
+    """Silences what libraries say that helps nobody here."""
+    # Lightning 2.6 asks torch 2.13 in a way torch calls old.
+    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec", category=FutureWarning)
+    # The reference is meant to be in eval mode.
+    warnings.filterwarnings("ignore", message="Found .* in eval mode at the start of training")
+    # An advertisement.
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda r: "litlogger" not in r.getMessage())
+    transformers.utils.logging.disable_progress_bar()
 
 
 def usage_error(error: BaseException | None) -> UsageError | None:

@@ -34,9 +34,9 @@ class PromptDataModule(L.LightningDataModule):
         task: Where the questions come from.
         template: The prompt, with `{question}` where the question goes.
         chat: Put the prompt into the tokenizer's chat template, as the user's turn.
-        system: System turn of the chat template.
+        system: System turn of the chat template; empty leaves it out.
         skip_long: Leave out questions whose prompt does not fit the model's context, instead of stopping.
-        val_limit: Use the first so many validation (and test) questions; None uses all.
+        val_limit: Use the first so many questions of validation, test and predict; None uses all.
         val_batch_size: Questions validated at once.
         seed: Order of the training questions.
     """
@@ -46,7 +46,7 @@ class PromptDataModule(L.LightningDataModule):
         task: Task,
         template: str = "{question}",
         chat: bool = False,
-        system: str | None = None,
+        system: str = "",  # not None: YAML reads a leading # as a comment, and nothing as null
         skip_long: bool = False,
         val_limit: int | None = None,
         val_batch_size: int = 64,
@@ -55,7 +55,7 @@ class PromptDataModule(L.LightningDataModule):
         super().__init__()
         if "{question}" not in template:
             raise UsageError(f"data.template={template!r}: it must contain {{question}}")
-        if system is not None and not chat:
+        if system and not chat:
             raise UsageError(
                 "data.system is the system turn of a chat: set data.chat=true, or put it into data.template"
             )
@@ -140,7 +140,7 @@ class PromptDataModule(L.LightningDataModule):
         text = self.template.replace("{question}", question.text)
         if not self.chat:
             return text
-        turns = [{"role": "system", "content": self.system}] if self.system is not None else []
+        turns = [{"role": "system", "content": self.system}] if self.system else []
         turns.append({"role": "user", "content": text})
         tokenizer = self._module.policy.tokenizer
         if tokenizer.chat_template is None:

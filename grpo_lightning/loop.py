@@ -4,6 +4,7 @@ One Lightning epoch is one exploration step, one Lightning batch is one optimize
 comments are the algorithm's lines.
 """
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from grpo_lightning.callbacks.progress import StepProgressBar
@@ -97,6 +99,15 @@ class GRPOLoop(Callback):
                 f"{self.minibatches} x {trainer.world_size} ranks: every rank takes as many prompts of every update"
             )
         _data(trainer).minibatches = _MinibatchLoader(self)
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        module = _module(pl_module)
+        size = f"at most {self.max_tokens} tokens" if self.max_tokens else "the whole minibatch"
+        rank_zero_info(
+            f"{trainer.max_epochs} steps of {self.prompts_per_step} prompts x {self.group_size} completions of at most "
+            f"{module.sampling.max_new_tokens} tokens; each step {self.mu} x {self.minibatches} updates, {size} in one "
+            f"forward and backward{', prompts shared by their group' if module.policy.shares_prefix else ''}"
+        )
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         module, data, step = _module(pl_module), _data(trainer), trainer.current_epoch
@@ -199,6 +210,7 @@ class GRPOLoop(Callback):
         statistics = StepStatistics.of(self.exploration, self.group_size, seconds).gather(trainer.world_size)
         metrics = statistics.metrics()
         metrics["time/peak_memory_gib"] = peak_memory_gib(module.device)
+        module.log("reward/mean", metrics.pop("reward/mean", math.nan), prog_bar=True)
         module.log_dict(metrics)
         self._passes = []
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from fitting import scalars
 from tiny import CONTEXT, policy_of
 
 from grpo_lightning.cli import run
+from grpo_lightning.data import PromptDataModule
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 FILES = {
@@ -44,6 +46,8 @@ OPTIONS = {
     "loop.prompts_per_step": "2",
 }
 """A run of one step in a folder that has FILES and a tiny model in it."""
+
+NO_TASK = [f"--{key}!" for key in OPTIONS if key.startswith("data.task")]
 
 Grpo = Callable[..., tuple[int, str, str]]
 
@@ -109,7 +113,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "wrong type": (["--loop.group_size=a"], ["loop.group_size", "int", "a"]),
     "wrong choice": (["--model.policy.dtype=float8"], ["model.policy.dtype", "float8", "bfloat16"]),
     "seed in two places": (["--loop.seed=1"], ["loop.seed", "seed_everything"]),
-    "missing section": (["--data.task!", "--data.task.train!", "--data.task.val!", "--data.task.test!"], ["data.task"]),
+    "missing section": (NO_TASK, ["data.task"]),
     # The model.
     "no such folder": (["--model.policy.path=./nowhere"], ["policy.path=./nowhere", "no such folder"]),
     "no model in folder": (["--model.policy.path=no_config"], ["policy.path=no_config", "config.json"]),
@@ -125,6 +129,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "bad row for validation": (["--data.task.val=syntax.jsonl"], ["syntax.jsonl, line 2", "limit_val_batches=0"]),
     "no validation file": (["--data.task.val!"], ["task.val is not set", "limit_val_batches=0"]),
     "answer without the mark": (["--data.task.answer_pattern=answer=(.+)"], ["rows.jsonl, line 1", "answer=(.+)"]),
+    "pattern in a flag is a comment": (["--data.task.answer_pattern=#### (.+)"], ["task.answer_pattern=null", "[#]"]),
     "pattern is no pattern": (["--data.task.answer_pattern=(("], ["task.answer_pattern='(('"]),
     "prompt too long": (["--data.task.train=long.jsonl"], ["long.jsonl:2", str(CONTEXT), "data.skip_long=true"]),
     "no room to answer": (["--model.sampling.max_new_tokens=200"], ["max_new_tokens=200", str(CONTEXT)]),
@@ -227,11 +232,47 @@ def test_evaluating_a_run_leaves_its_configuration_and_reads_its_weights(grpo: G
     assert "ckpt_path=last" in errors and str(Path("elsewhere", "checkpoints", "last.ckpt")) in errors
 
 
-def test_the_last_step_is_saved_whatever_the_interval(grpo: Grpo, folder: Path) -> None:
-    assert grpo("fit", "--trainer.max_epochs=3", "--checkpoint.every_n_steps=2", "--checkpoint.keep=-1")[0] == 0
-    checkpoints = folder / "run" / "checkpoints"
-    assert {path.name for path in checkpoints.iterdir()} == {"step-1.ckpt", "step-2.ckpt", "last.ckpt"}
-    assert (checkpoints / "last.ckpt").read_bytes() == (checkpoints / "step-2.ckpt").read_bytes()
+def checkpoints(folder: Path) -> dict[str, int]:
+    """The exploration steps done in each checkpoint of the run."""
+    files = (folder / "run" / "checkpoints").iterdir()
+    return {file.name: torch.load(file, weights_only=True)["epoch"] + 1 for file in files}
+
+
+def test_which_checkpoints_stay(grpo: Grpo, folder: Path) -> None:
+    steps = "--trainer.max_epochs=5"
+    for keep, every, kept in (
+        (0, 2, {}),
+        (2, 2, {"step-3.ckpt": 4, "step-4.ckpt": 5}),
+        (-1, 3, {"step-2.ckpt": 3, "step-4.ckpt": 5}),
+    ):
+        assert grpo("fit", steps, f"--checkpoint.keep={keep}", f"--checkpoint.every_n_steps={every}")[0] == 0
+        assert checkpoints(folder) == kept | {"last.ckpt": 5}
+        shutil.rmtree(folder / "run")
+
+
+def test_last_is_the_last_even_if_another_is_the_best(grpo: Grpo, folder: Path) -> None:
+    best = ["--checkpoint.keep=1", "--checkpoint.monitor=val/reward", "--trainer.check_val_every_n_epoch=2"]
+    assert grpo("fit", *best, "--trainer.max_epochs=5")[0] == 0
+    assert checkpoints(folder) == {"step-1.ckpt": 2, "last.ckpt": 5}  # every reward is 0, and the first best stays
+    code, _, errors = grpo("fit", "--checkpoint.monitor=val/nothing", "--trainer.default_root_dir=elsewhere")
+    assert code == 2
+    assert "checkpoint.monitor=val/nothing" in errors and "val/pass@1" in errors
+
+
+def test_a_killed_run_has_its_last_step(grpo: Grpo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    def draw(data: PromptDataModule, count: int) -> Any:
+        if data.drawn == 6:
+            raise Killed
+        return original(data, count)
+
+    original = PromptDataModule.draw
+    monkeypatch.setattr(PromptDataModule, "draw", draw)
+    with pytest.raises(Killed):
+        grpo("fit", "--trainer.max_epochs=9")
+    assert checkpoints(folder) == {"last.ckpt": 3}
 
 
 def test_a_trial_run_leaves_nothing(grpo: Grpo, folder: Path) -> None:
@@ -305,6 +346,19 @@ def test_print_config_shows_the_defaults_and_is_a_configuration(grpo: Grpo, fold
 
     (folder / "printed.yaml").write_text(yaml.safe_dump(config))
     assert printed(grpo, "--config=printed.yaml") == config
+
+
+def test_text_that_starts_like_a_comment_is_text(grpo: Grpo, folder: Path) -> None:
+    pattern = r"#### (\d+)"
+    reward = {"class_path": "FormatReward", "init_args": {"pattern": pattern}}
+    task = {"class_path": "JsonPrompts", "init_args": {"answer_pattern": pattern}}
+    data = {"template": "# {question}", "system": "# Think", "chat": True, "task": task}
+    (folder / "hashes.yaml").write_text(yaml.safe_dump({"model": {"rewards": [reward]}, "data": data}))
+    config = printed(grpo, "--config=hashes.yaml", "--model.rewards!", *NO_TASK, "--data.task.test=rows.jsonl")
+    assert config["model"]["rewards"][0]["init_args"]["pattern"] == pattern
+    assert config["data"]["task"]["init_args"]["answer_pattern"] == pattern
+    assert (config["data"]["template"], config["data"]["system"]) == ("# {question}", "# Think")
+    assert printed(grpo, "--data.system=# Think")["data"]["system"] == "# Think"
 
 
 def test_one_flag_swaps_a_part(grpo: Grpo) -> None:

@@ -44,12 +44,13 @@ class StepCheckpoint(ModelCheckpoint):
         super().__init__(
             filename="step-{epoch}",
             auto_insert_metric_name=False,
-            monitor=monitor,
-            mode=mode,
+            monitor=monitor or "epoch",  # which Lightning counts among the metrics: the best are the newest
+            mode=mode if monitor else "max",
             save_top_k=keep,
             save_last=True,
             every_n_epochs=every_n_steps,
             save_on_train_epoch_end=True,
+            enable_version_counter=False,
         )
         self._stopping = False
 
@@ -73,9 +74,20 @@ class StepCheckpoint(ModelCheckpoint):
         if trainer.strategy.reduce_boolean_decision(self._stopping, all=False):
             rank_zero_info("SIGTERM: the step is done and saved; continue with --ckpt_path last")
             trainer.should_stop = True
-        if trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs:
-            self._every_n_epochs = 1
-        super().on_train_epoch_end(trainer, pl_module)
+        step = trainer.current_epoch + 1
+        due = step % self._every_n_epochs == 0 or step == trainer.max_epochs or trainer.should_stop
+        if due and not self._should_skip_saving_checkpoint(trainer):
+            self._save(trainer)
+
+    def _save(self, trainer: L.Trainer) -> None:
+        """Lightning's own writes `last.ckpt` only together with one of those that are kept."""
+        metrics = self._monitor_candidates(trainer)
+        validated = any(name.startswith("val/") for name in metrics)
+        if self.monitor in metrics:
+            self._save_topk_checkpoint(trainer, metrics)
+        elif validated or not str(self.monitor).startswith("val/"):
+            raise UsageError(f"checkpoint.monitor={self.monitor}: no such metric; there are {', '.join(metrics)}")
+        self._save_last_checkpoint(trainer, metrics)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Nothing: the last step is saved already, and Lightning would save a `fast_dev_run` here."""

@@ -2,17 +2,16 @@
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch.distributed
-from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 
 
-class PredictionWriter(BasePredictionWriter):
+class PredictionWriter(Callback):
     """Writes what `grpo predict` finds, one completion a line.
 
     Args:
@@ -20,17 +19,19 @@ class PredictionWriter(BasePredictionWriter):
     """
 
     def __init__(self, path: str = "predictions.jsonl") -> None:
-        super().__init__(write_interval="epoch")
         self.path = path
+        self._rows: list[dict[str, Any]] = []
 
-    def write_on_epoch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        predictions: Sequence[Any],
-        batch_indices: Sequence[Any],
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._rows = []
+
+    def on_predict_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *args: Any, **kwargs: Any
     ) -> None:
-        rows = [row for batch in predictions for row in batch]
+        self._rows += outputs
+
+    def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        rows = self._rows
         if trainer.world_size > 1:
             ranks: list[Any] = [None] * trainer.world_size
             torch.distributed.all_gather_object(ranks, rows)

@@ -30,15 +30,15 @@ class FormatReward(Reward):
 
     def __init__(
         self,
-        pattern: str | None = None,
+        pattern: str = "",  # not None: YAML reads a leading # as a comment, and nothing as null
         timeout: float = 1.0,
         weight: float = 1.0,
         name: str | None = None,
     ) -> None:
         super().__init__(weight, name)
         try:
-            re.compile(pattern or "")
-        except re.error as error:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
             raise UsageError(f"pattern={pattern!r}: not a regular expression: {error}") from error
         self.pattern = pattern
         self._pool = WorkerPool(workers=1, timeout=timeout)
@@ -46,7 +46,7 @@ class FormatReward(Reward):
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Status `ok` or `no_match`; a pattern that takes too long on a sample gives NaN and `timeout`."""
         texts = [whole_turn(sample) for sample in samples]
-        if self.pattern is None:
+        if not self.pattern:
             matches: list[bool | str] = [has_default_form(text) for text in texts]
         else:
             outcomes = self._pool.map(f"{__name__}:matches", [[self.pattern, text] for text in texts])

@@ -15,7 +15,7 @@ from grpo_lightning.types import Question, UsageError
 class _Table(Task):
     """What a row of a table must hold to be a question."""
 
-    def __init__(self, question: str, answer: str, answer_pattern: str | None) -> None:
+    def __init__(self, question: str, answer: str, answer_pattern: str) -> None:
         self.question = question
         self.answer = answer
         self.answer_pattern = _compiled(answer_pattern)
@@ -92,7 +92,7 @@ class JsonPrompts(_Table):
         question: Column that holds the question.
         answer: Column that holds the gold answer.
         answer_pattern: Regular expression with one group: its last match in the answer column is the gold
-            answer, such as `####\\s*(.+)` for GSM8K. None takes the whole cell.
+            answer, such as `####\\s*(.+)` for GSM8K. Empty takes the whole cell.
 
     Raises:
         UsageError: `answer_pattern` is no regular expression with one group.
@@ -106,7 +106,7 @@ class JsonPrompts(_Table):
         predict: str | None = None,
         question: str = "question",
         answer: str = "answer",
-        answer_pattern: str | None = None,
+        answer_pattern: str = "",  # not None: YAML reads a leading # as a comment, and nothing as null
     ) -> None:
         super().__init__(question, answer, answer_pattern)
         self.paths: dict[str, str | None] = {"train": train, "val": val, "test": test, "predict": predict}
@@ -142,7 +142,7 @@ class HubPrompts(_Table):
         question: Column that holds the question.
         answer: Column that holds the gold answer.
         answer_pattern: Regular expression with one group: its last match in the answer column is the gold
-            answer, such as `####\\s*(.+)` for GSM8K. None takes the whole cell.
+            answer, such as `####\\s*(.+)` for GSM8K. Empty takes the whole cell.
         revision: Branch, tag or commit of the dataset. A commit makes the run repeatable.
 
     Raises:
@@ -159,7 +159,7 @@ class HubPrompts(_Table):
         predict: str | None = None,
         question: str = "question",
         answer: str = "answer",
-        answer_pattern: str | None = None,
+        answer_pattern: str = "",  # not None: YAML reads a leading # as a comment, and nothing as null
         revision: str | None = None,
     ) -> None:
         super().__init__(question, answer, answer_pattern)
@@ -275,8 +275,12 @@ def _parsed(text: str, where: str) -> Any:
         raise UsageError(f"{where}{place}: not JSON: {error.msg} at column {error.colno}") from error
 
 
-def _compiled(pattern: str | None) -> re.Pattern[str] | None:
+def _compiled(pattern: str) -> re.Pattern[str] | None:
     if pattern is None:
+        raise UsageError(
+            "task.answer_pattern=null: in a flag, a # in front is a comment; write [#], or use a YAML file"
+        )
+    if not pattern:
         return None
     try:
         compiled = re.compile(pattern)

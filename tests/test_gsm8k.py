@@ -1,0 +1,180 @@
+"""The GSM8K configuration as it stands, on the real questions, with a tiny Qwen2 in place of Qwen2.5-0.5B."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fitting import scalars
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tokenizers import pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from grpo_lightning.cli import run
+from grpo_lightning.rewards.math_verifier import read
+from grpo_lightning.tasks import JsonPrompts
+from grpo_lightning.types import Question
+
+ROOT = Path(__file__).parents[1]
+FILES = ROOT.parent / "shared" / "data" / "gsm8k"
+TRAIN, TEST = FILES / "train.jsonl", FILES / "test.jsonl"
+STEPS, PROMPTS, GROUP, SAMPLES = 3, 4, 4, 8
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+pytestmark = pytest.mark.skipif(not TRAIN.exists(), reason=f"GSM8K is not in {FILES}")
+
+
+def questions(path: Path, split: str) -> list[Question]:
+    return list(JsonPrompts(**{split: str(path)}, answer_pattern=r"####\s*(.+)").questions(split))
+
+
+@pytest.fixture(scope="session")
+def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A blank Qwen2 of two layers, with byte-level BPE of its own and Qwen's chat template and special tokens."""
+    backend = Qwen2Tokenizer()._tokenizer  # the splitting is Qwen2's; the merges are learned here
+    backend.model = BPE()
+    trainer = BpeTrainer(
+        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=[], show_progress=False
+    )
+    backend.train_from_iterator([question.text for question in questions(TRAIN, "train")[:500]], trainer)
+    learned = json.loads(backend.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=learned["vocab"],
+        merges=[tuple(merge) for merge in learned["merges"]],
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+    )
+    tokenizer.chat_template = CHATML
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=4096,
+            tie_word_embeddings=True,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+        )
+    )
+    folder = tmp_path_factory.mktemp("gsm8k") / "policy"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def options(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The configuration with what a CPU and a blank model need, and nothing else, changed."""
+    overrides = {
+        "trainer.accelerator": "cpu",
+        "trainer.precision": "32-true",
+        "trainer.max_epochs": STEPS,
+        "trainer.check_val_every_n_epoch": STEPS,
+        "trainer.default_root_dir": tmp_path_factory.mktemp("gsm8k") / "run",
+        "model.policy.path": policy_folder,
+        "model.sampling.max_new_tokens": 24,
+        "data.task.train": TRAIN,
+        "data.task.val": TEST,
+        "data.task.test": TEST,
+        "data.task.predict": TEST,
+        "data.val_limit": 8,
+        "loop.group_size": GROUP,
+        "loop.prompts_per_step": PROMPTS,
+    }
+    config = ROOT / "configs" / "gsm8k_qwen2.5_0.5b.yaml"
+    return [f"--config={config}", *(f"--{key}={value}" for key, value in overrides.items())]
+
+
+@pytest.fixture(scope="session")
+def warnings() -> list[str]:
+    """What the run warned of."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def run_folder(options: list[str], warnings: list[str]) -> Path:
+    """The folder of a whole run on all training questions: fit, then what was fitted validates and predicts."""
+    log, watch = logging.getLogger("grpo_lightning"), logging.Handler(logging.WARNING)
+    watch.emit = lambda record: warnings.append(record.getMessage())
+    log.addHandler(watch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["grpo"])
+        for command in (["fit"], ["validate", "--ckpt_path=last"], ["predict", "--ckpt_path=last"]):
+            run([command[0], *options, *command[1:]])
+    log.removeHandler(watch)
+    return Path(next(option for option in options if "default_root_dir" in option).partition("=")[2])
+
+
+def test_the_tokenizer_keeps_a_question_as_it_is(policy_folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(policy_folder)
+    for question in questions(TEST, "test")[:200]:
+        ids = tokenizer.encode(question.text)
+        assert tokenizer.decode(ids) == question.text
+        assert len(ids) < len(question.text.encode())
+
+
+@pytest.mark.parametrize(("path", "rows"), [(TRAIN, 7473), (TEST, 1319)], ids=["train", "test"])
+def test_every_gold_answer_is_a_number(path: Path, rows: int) -> None:
+    golds = [read(question.answer).number for question in questions(path, "train")]
+    assert len(golds) == rows
+    assert None not in golds
+
+
+def test_the_run_warned_of_no_gold_answer(run_folder: Path, warnings: list[str]) -> None:
+    assert warnings == []
+
+
+def test_fit_logs_everything_there_is_to_see(run_folder: Path) -> None:
+    logged = scalars(run_folder)
+    for name in (
+        "policy/objective", "policy/entropy", "policy/ratio_mean", "policy/ratio_max", "policy/kl_old",
+        "policy/clip_low", "policy/clip_high", "policy/logp_gap",
+        "optim/grad_norm", "optim/lr", "optim/bad_updates",
+        "reward/mean", "reward/std", "reward/zero_spread", "reward/math_verifier/mean", "reward/format_reward/mean",
+        "rollout/length_mean", "rollout/length_max", "rollout/truncated", "rollout/tokens",
+    ):  # fmt: skip
+        assert len(logged[name]) == STEPS, name
+    for name in ("pass@1", "avg@8", "pass@8", "maj@8", "reward", "length", "truncated"):
+        assert len(logged[f"val/{name}"]) >= 1, name
+    (events, *_) = sorted(run_folder.glob("events.out.tfevents.*"))
+    times = EventAccumulator(str(events)).Reload()
+    for name in ("time/step", "time/generate", "time/reward", "time/logp", "time/optimise", "time/tokens_per_second"):
+        assert all(event.value >= 0 for event in times.Scalars(name)), name
+
+    assert set(logged["policy/ratio_max"].values()) == {1.0}
+    assert max(logged["policy/logp_gap"].values()) < 1e-5
+    assert set(logged["reward/mean"].values()) == {0.0}
+
+
+@pytest.mark.xfail(strict=True, reason="training_step logs the learning rate after the schedule has moved on")
+def test_warm_up_starts_at_a_tenth(run_folder: Path) -> None:
+    assert list(scalars(run_folder)["optim/lr"].values()) == pytest.approx([1e-7, 1.9e-7, 2.8e-7])
+
+
+def test_predictions_are_scored_rows(run_folder: Path) -> None:
+    rows = [json.loads(line) for line in (run_folder / "predictions.jsonl").read_text().splitlines()]
+    asked = questions(TEST, "test")[:8]
+    assert [row["source"] for row in rows] == [q.source for q in asked for _ in range(SAMPLES)]
+    assert [row["question"] for row in rows] == [q.text for q in asked for _ in range(SAMPLES)]
+    assert [row["answer"] for row in rows] == [q.answer for q in asked for _ in range(SAMPLES)]
+    for row in rows:
+        assert row["completion"] or row["finish_reason"] == "stop"
+        assert row["finish_reason"] in ("stop", "length")
+        assert row["scores"] == {"math_verifier": 0.0, "format_reward": 0.0}
+        assert row["statuses"]["math_verifier"] in ("no_answer", "ok", "unparseable")
+        assert row["statuses"]["format_reward"] == "no_match"
+        assert row["reward"] == 0.0
+    assert len({row["completion"] for row in rows}) > SAMPLES
