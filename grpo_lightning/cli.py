@@ -12,6 +12,7 @@ import transformers.utils.logging
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
+from torch.utils.tensorboard.summary import hparams
 
 import grpo_lightning.rewards
 import grpo_lightning.surrogates
@@ -161,9 +162,27 @@ class SaveConfig(SaveConfigCallback):
         super().setup(trainer, pl_module, "fit")
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if trainer.logger is not None:
+        if isinstance(trainer.logger, TensorBoardLogger) and trainer.is_global_zero:
+            assert isinstance(pl_module, GRPOModule)
             config = self.config.as_dict()
-            trainer.logger.log_hyperparams({key: config[key] for key in ("model", "data", "loop") if key in config})
+            options = flat({key: config[key] for key in ("model", "data", "loop")})
+            # The HPARAMS tab shows the last value of these beside the options.
+            shown = dict.fromkeys(["reward/mean", *(f"val/{name}" for name in pl_module.val_metrics)], 0.0)
+            for summary in hparams(options, shown):
+                trainer.logger.experiment._get_file_writer().add_summary(summary)
+
+
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """{"loop": {"mu": 1}} -> {"loop.mu": 1}; what is no number, text or truth value becomes text."""
+    if isinstance(tree, list):
+        tree = dict(enumerate(tree))
+    if not isinstance(tree, dict):
+        return {prefix: tree if isinstance(tree, (bool, int, float, str)) else str(tree)}
+    return {
+        key: value
+        for name, part in tree.items()
+        for key, value in flat(part, f"{prefix}.{name}" if prefix else str(name)).items()
+    }
 
 
 def run(args: Sequence[str] | None = None) -> None:

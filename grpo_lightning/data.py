@@ -36,7 +36,7 @@ class PromptDataModule(L.LightningDataModule):
         chat: Put the prompt into the tokenizer's chat template, as the user's turn.
         system: System turn of the chat template; empty leaves it out.
         skip_long: Leave out questions whose prompt does not fit the model's context, instead of stopping.
-        val_limit: Use the first so many questions of validation, test and predict; None uses all.
+        val_limit: Validate on the first so many validation questions; None takes all. Test and predict take all.
         val_batch_size: Questions validated at once.
         seed: Order of the training questions.
     """
@@ -98,7 +98,7 @@ class PromptDataModule(L.LightningDataModule):
                 if (stage, split) != ("fit", "val"):
                     raise
                 raise UsageError(f"{error}; or set trainer.limit_val_batches=0 to fit without validation") from error
-            self.questions[split] = questions if split == "train" else questions[: self.val_limit]
+            self.questions[split] = questions[: self.val_limit] if split == "val" else questions
         if stage != "predict":
             module.explorer.scorer.prepare([question for split in missing for question in self.questions[split]])
 

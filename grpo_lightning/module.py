@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
@@ -89,11 +90,11 @@ class GRPOModule(L.LightningModule):
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         if grad_clip < 0:
-            raise UsageError(f"grad_clip={grad_clip}: give 0 (no clipping) or more")
+            raise UsageError(f"model.grad_clip={grad_clip}: give 0 (no clipping) or more")
         if max_bad_updates < 1:
-            raise UsageError(f"max_bad_updates={max_bad_updates}: give 1 or more")
+            raise UsageError(f"model.max_bad_updates={max_bad_updates}: give 1 or more")
         if val_samples < 1:
-            raise UsageError(f"val_samples={val_samples}: give 1 or more")
+            raise UsageError(f"model.val_samples={val_samples}: give 1 or more")
         self.grad_clip = grad_clip
         self.max_bad_updates = max_bad_updates
         self.val_samples = val_samples
@@ -126,11 +127,26 @@ class GRPOModule(L.LightningModule):
         # from_pretrained leaves the model in eval mode, and gradient checkpointing needs training mode.
         self.policy.train()
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Lets a checkpoint be read with another `beta`, and evaluated in its run's own TensorBoard folder."""
+        state, own = checkpoint["state_dict"], self.state_dict()
+        reference = [name for name in {**state, **own} if name.startswith("reference.")]
+        for name in reference:
+            if name not in own:
+                del state[name]
+            elif name not in state:
+                state[name] = own[name]
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            # What validation logs belongs to the update the checkpoint was saved at, not to the start.
+            done = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"]
+            self.trainer.fit_loop.epoch_loop._batches_that_stepped = done
+
     def training_step(self, minibatch: Minibatch, batch_idx: int) -> None:
         """One optimizer update: line 11 of DeepSeekMath's Algorithm 1."""
         started = time.perf_counter()
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
+        rate = optimizer.param_groups[0]["lr"]
         diagnostics, logp_gap = self._backward(minibatch)
         grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.grad_clip or math.inf)
         if bool(diagnostics.objective.isfinite() & grad_norm.isfinite()):
@@ -156,7 +172,7 @@ class GRPOModule(L.LightningModule):
             "policy/clip_low": diagnostics.clipped_low / tokens,
             "policy/clip_high": diagnostics.clipped_high / tokens,
             "optim/grad_norm": grad_norm,
-            "optim/lr": optimizer.param_groups[0]["lr"],
+            "optim/lr": rate,
             "optim/bad_updates": self.bad_updates.float(),
         }
         if self.reference is not None:

@@ -58,7 +58,7 @@ class Objective:
 
     def __post_init__(self) -> None:
         if self.beta < 0:
-            raise UsageError(f"beta={self.beta}: give 0 (no KL term) or more; DeepSeekMath uses 0.04")
+            raise UsageError(f"objective.beta={self.beta}: give 0 (no KL term) or more; DeepSeekMath uses 0.04")
 
     def __call__(self, logp: Tensor, entropy: Tensor, rollouts: Rollouts) -> tuple[Tensor, Diagnostics]:
         """[N] log π_θ with gradient, [N] entropy (only watched) -> J of these rollouts and the diagnostics."""

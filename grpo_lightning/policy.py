@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import (
@@ -126,7 +127,7 @@ class Policy(nn.Module):
             return auto_class.from_pretrained(
                 str(path) if path.is_dir() else self.path, trust_remote_code=self.trust_remote_code, **kwargs
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UsageError(
                 f"policy.path={self.path}: {auto_class.__name__} found no usable model there ({reason}). "

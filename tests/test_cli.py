@@ -242,8 +242,8 @@ def test_which_checkpoints_stay(grpo: Grpo, folder: Path) -> None:
     steps = "--trainer.max_epochs=5"
     for keep, every, kept in (
         (0, 2, {}),
-        (2, 2, {"step-3.ckpt": 4, "step-4.ckpt": 5}),
-        (-1, 3, {"step-2.ckpt": 3, "step-4.ckpt": 5}),
+        (2, 2, {"step-4.ckpt": 4, "step-5.ckpt": 5}),
+        (-1, 3, {"step-3.ckpt": 3, "step-5.ckpt": 5}),
     ):
         assert grpo("fit", steps, f"--checkpoint.keep={keep}", f"--checkpoint.every_n_steps={every}")[0] == 0
         assert checkpoints(folder) == kept | {"last.ckpt": 5}
@@ -253,7 +253,7 @@ def test_which_checkpoints_stay(grpo: Grpo, folder: Path) -> None:
 def test_last_is_the_last_even_if_another_is_the_best(grpo: Grpo, folder: Path) -> None:
     best = ["--checkpoint.keep=1", "--checkpoint.monitor=val/reward", "--trainer.check_val_every_n_epoch=2"]
     assert grpo("fit", *best, "--trainer.max_epochs=5")[0] == 0
-    assert checkpoints(folder) == {"step-1.ckpt": 2, "last.ckpt": 5}  # every reward is 0, and the first best stays
+    assert checkpoints(folder) == {"step-2.ckpt": 2, "last.ckpt": 5}  # every reward is 0, and the first best stays
     code, _, errors = grpo("fit", "--checkpoint.monitor=val/nothing", "--trainer.default_root_dir=elsewhere")
     assert code == 2
     assert "checkpoint.monitor=val/nothing" in errors and "val/pass@1" in errors

@@ -82,6 +82,8 @@ class StepCheckpoint(ModelCheckpoint):
     def _save(self, trainer: L.Trainer) -> None:
         """Lightning's own writes `last.ckpt` only together with one of those that are kept."""
         metrics = self._monitor_candidates(trainer)
+        # File names count the steps done, as everything a person sees.
+        metrics["epoch"] = torch.tensor(trainer.current_epoch + 1)
         validated = any(name.startswith("val/") for name in metrics)
         if self.monitor in metrics:
             self._save_topk_checkpoint(trainer, metrics)

@@ -28,15 +28,15 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
-            raise UsageError(f"max_new_tokens={self.max_new_tokens}: give 1 or more")
+            raise UsageError(f"sampling.max_new_tokens={self.max_new_tokens}: give 1 or more")
         if self.temperature < 0:
-            raise UsageError(f"temperature={self.temperature}: give 0 (greedy) or more")
+            raise UsageError(f"sampling.temperature={self.temperature}: give 0 (greedy) or more")
         if self.top_k < 0:
-            raise UsageError(f"top_k={self.top_k}: give 0 (keep all) or more")
+            raise UsageError(f"sampling.top_k={self.top_k}: give 0 (keep all) or more")
         if not 0 < self.top_p <= 1:
-            raise UsageError(f"top_p={self.top_p}: give a number above 0, at most 1 (keep all)")
+            raise UsageError(f"sampling.top_p={self.top_p}: give a number above 0, at most 1 (keep all)")
         if not 0 <= self.min_p <= 1:
-            raise UsageError(f"min_p={self.min_p}: give a number from 0 (keep all) to 1")
+            raise UsageError(f"sampling.min_p={self.min_p}: give a number from 0 (keep all) to 1")
 
     @property
     def greedy(self) -> bool:

@@ -47,7 +47,7 @@ class Scorer:
         if repeated := [name for name, count in Counter(names).items() if count > 1]:
             raise UsageError(f"rewards: the name {repeated[0]!r} is used twice; give each reward its own `name`")
         if not 0 <= max_failed <= 1:
-            raise UsageError(f"max_failed_rewards={max_failed}: give a share from 0 to 1")
+            raise UsageError(f"model.max_failed_rewards={max_failed}: give a share from 0 to 1")
         self.rewards = list(rewards)
         self.max_failed = max_failed
 
