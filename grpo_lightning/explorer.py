@@ -24,7 +24,7 @@ class Exploration:
     scores: Scores
     rollouts: Rollouts
     seconds: dict[str, float]
-    """Seconds spent in `generate` and in `reward`."""
+    """Seconds spent in `explore` (sampling) and in `reward`."""
 
     def describe(self, row: int) -> str:
         """One completion with its prompt and scores, for a message."""
@@ -96,4 +96,4 @@ class Explorer:
         float32 = policy.model.dtype == torch.float32 and not torch.is_autocast_enabled(policy.device.type)
         if self.engine.exact and sampling.unfiltered and float32:
             rollouts.sampler_logp = torch.tensor([logp for c in completions for logp in c.logp])
-        return Exploration(samples, scores, rollouts, {"generate": sampled - started, "reward": scored - sampled})
+        return Exploration(samples, scores, rollouts, {"explore": sampled - started, "reward": scored - sampled})

@@ -153,7 +153,7 @@ def test_fit_logs_everything_there_is_to_see(run_folder: Path) -> None:
         assert len(logged[f"val/{name}"]) >= 1, name
     (events, *_) = sorted(run_folder.glob("events.out.tfevents.*"))
     times = EventAccumulator(str(events)).Reload()
-    for name in ("time/step", "time/generate", "time/reward", "time/logp", "time/optimise", "time/tokens_per_second"):
+    for name in ("time/step", "time/explore", "time/reward", "time/logp", "time/optimise", "time/tokens_per_second"):
         assert all(event.value >= 0 for event in times.Scalars(name)), name
 
     assert set(logged["policy/ratio_max"].values()) == {1.0}
