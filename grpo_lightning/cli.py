@@ -205,6 +205,8 @@ def quieten() -> None:
     warnings.filterwarnings("ignore", message=".*treespec, LeafSpec", category=FutureWarning)
     # The reference is meant to be in eval mode.
     warnings.filterwarnings("ignore", message="Found .* in eval mode at the start of training")
+    # What the loop logs is of all ranks already.
+    warnings.filterwarnings("ignore", message="It is recommended to use .self.log.*sync_dist")
     # An advertisement.
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda r: "litlogger" not in r.getMessage())
     transformers.utils.logging.disable_progress_bar()
