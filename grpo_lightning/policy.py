@@ -108,10 +108,7 @@ class Policy(nn.Module):
         if not self.dropout:
             remove_dropout(self.model)
         if self.gradient_checkpointing:
-            if hasattr(self.model, "activation_checkpointing_enable"):
-                self.model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-            else:
-                self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            recompute_activations(self.model)
         self._check_head()
         self.shares_prefix = self.share_prefix and self._try_shared_prefix()
 
@@ -278,6 +275,14 @@ class Policy(nn.Module):
         """Writes weights and tokenizer as transformers reads them."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+
+
+def recompute_activations(model: PreTrainedModel) -> None:
+    """Turns gradient checkpointing on, by the name the installed transformers has for it."""
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def remove_dropout(model: nn.Module) -> None:

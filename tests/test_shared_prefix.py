@@ -5,7 +5,7 @@ import torch
 from fitting import relative
 from tiny import gradients, policy_of, rollouts_of, teacher_forced
 
-from grpo_lightning.policy import Policy
+from grpo_lightning.policy import Policy, recompute_activations
 from grpo_lightning.rollouts import Rollouts
 from grpo_lightning.shared_prefix import SharedPrefix
 
@@ -61,7 +61,7 @@ def test_layout_by_hand() -> None:
 def test_gradient_checkpointing_sees_the_same_layout() -> None:
     policy, rollouts = policy_of(scale=0.05), rollouts_of([5, 1, 9, 3], [4, 2])
     (_, plain), _ = both_ways(policy, rollouts)
-    policy.model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    recompute_activations(policy.model)
     policy.train()
     (_, checkpointed), _ = both_ways(policy, rollouts)
     assert relative(checkpointed, plain) < 1e-6

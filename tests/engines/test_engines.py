@@ -5,7 +5,7 @@ import torch
 from tiny import CONTEXT, SHAPES, STOP_IDS, policy_of, prompts_of, teacher_forced, tokenizer
 
 from grpo_lightning.engines import NativeEngine, RolloutEngine, Sampling, ScriptedEngine, TransformersEngine
-from grpo_lightning.policy import Policy
+from grpo_lightning.policy import Policy, recompute_activations
 from grpo_lightning.types import Completion, FinishReason, Prompt, UsageError
 
 ENGINES = {"native": NativeEngine, "transformers": TransformersEngine}
@@ -224,7 +224,7 @@ def test_dropout_is_off_while_sampling_from_a_model_in_training(engine_class):
 
 def test_sampling_from_a_model_that_recomputes_activations_in_training(engine_class, policy):
     expected = generate(engine_class(), policy, PROMPTS)
-    policy.model.activation_checkpointing_enable()
+    recompute_activations(policy.model)
     policy.model.train()
     assert tokens(generate(engine_class(), policy, PROMPTS)) == tokens(expected)
 
