@@ -113,18 +113,8 @@ class GRPOCLI(LightningCLI):
         self._check_checkpoint(stage)
         if stage == "fit" and self.config[stage].ckpt_path is None and trainer.checkpoint_callback is not None:
             refuse_overwriting(Path(trainer.default_root_dir) / "checkpoints")
-        self._check_policy()
+        self.model.policy.check()
         self.datamodule.load(stage, self.model, validates=trainer.limit_val_batches != 0)
-
-    def _check_policy(self) -> None:
-        """What the model's folder lacks would else show when the run has begun."""
-        policy, folder = self.model.policy, Path(self.model.policy.path).expanduser()
-        _ = policy.config, policy.tokenizer
-        if folder.is_dir() and not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
-            raise UsageError(
-                f"policy.path={policy.path}: no weights (.safetensors or .bin) in this folder. "
-                "Give a folder made by save_pretrained (config.json, weights, tokenizer) or a hub id"
-            )
 
     def _check_checkpoint(self, stage: str) -> None:
         """A checkpoint that is named must exist; `fit --ckpt_path last` alone may start a run as well."""

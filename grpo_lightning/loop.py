@@ -7,7 +7,7 @@ comments are the algorithm's lines.
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from grpo_lightning.minibatch import Minibatch, idle_pack, without_idle_rows
 from grpo_lightning.module import GRPOModule
 from grpo_lightning.ragged import spread, take
 from grpo_lightning.rollouts import Rollouts
+from grpo_lightning.snapshots import PolicySnapshot
 from grpo_lightning.statistics import StepStatistics, peak_memory_gib
 from grpo_lightning.types import UsageError
 from grpo_lightning.weightings import BatchSize
@@ -80,7 +81,7 @@ class GRPOLoop(Callback):
         self.max_tokens = max_tokens
         self.seed = seed
         self.exploration: Exploration | None = None
-        self._passes: list[Minibatch] = []
+        self._packs: list[list[Rollouts]] = []
         self._seconds: dict[str, float] = {}
         self._step_started = self._updates_started = self._updates_ended = 0.0
 
@@ -136,7 +137,7 @@ class GRPOLoop(Callback):
             started = time.perf_counter()
             exploration.rollouts = exploration.rollouts.to(module.device)
             self._add_logp(module, exploration.rollouts)
-            self._passes = self._minibatches(trainer, module, exploration)
+            self._packs = self._pack(trainer, module, exploration.rollouts)
         self.exploration = exploration
         self._updates_started = time.perf_counter()
         self._seconds = exploration.seconds | {"logp": self._updates_started - started}
@@ -151,21 +152,21 @@ class GRPOLoop(Callback):
 
         With one update a step π_θ is π_old in it, so the ratio is 1 and log π_old need not be known.
         """
-        packs = rollouts.split(self.max_tokens, module.policy.shares_prefix)
-        if self.mu * self.minibatches > 1:
-            rollouts.old_logp = _in_packs(
-                rollouts,
-                packs,
-                lambda pack: module.old_policy(module.policy, pack, module.sampling.temperature),
-            )
-        if (reference := module.reference) is not None:
-            rollouts.ref_logp = _in_packs(
-                rollouts, packs, lambda pack: reference(module.policy, pack, module.sampling.temperature)
-            )
 
-    def _minibatches(self, trainer: L.Trainer, module: GRPOModule, exploration: Exploration) -> list[Minibatch]:
-        """The minibatches of one pass, with the weight of every token in its update."""
-        rollouts = exploration.rollouts
+        def logp(snapshot: PolicySnapshot) -> Tensor:
+            """[N] found pack by pack, back in the rollouts' order."""
+            found = torch.empty(rollouts.num_tokens, dtype=torch.float32, device=rollouts.lengths.device)
+            for pack in rollouts.split(self.max_tokens, module.policy.shares_prefix):
+                found[take(pack.row, rollouts.lengths)] = snapshot(module.policy, pack, module.sampling.temperature)
+            return found
+
+        if self.updates_per_step > 1:
+            rollouts.old_logp = logp(module.old_policy)
+        if module.reference is not None:
+            rollouts.ref_logp = logp(module.reference)
+
+    def _pack(self, trainer: L.Trainer, module: GRPOModule, rollouts: Rollouts) -> list[list[Rollouts]]:
+        """The packs of each minibatch, with the weight of every token in its update."""
         size = len(rollouts) // self.minibatches
         minibatches = []
         for number in range(self.minibatches):
@@ -180,16 +181,17 @@ class GRPOLoop(Callback):
             packs = share.split(self.max_tokens, module.policy.shares_prefix)
             most = int(trainer.strategy.reduce(torch.tensor(len(packs), device=module.device), reduce_op="max"))
             packs += [idle_pack(packs[0])] * (most - len(packs))
-            minibatches.append(Minibatch(packs, on_policy=number == 0, exploration=exploration))
+            minibatches.append(packs)
         return minibatches
 
     def stream(self) -> Iterator[Minibatch]:
         """The step's optimizer updates: mu passes over the minibatches."""
         # 10: for GRPO iteration = 1, ..., mu
+        assert self.exploration is not None
         for number in range(self.mu):
-            for minibatch in self._passes:
+            for place, packs in enumerate(self._packs):
                 # 11: GRPOModule.training_step maximises the objective
-                yield Minibatch(minibatch.packs, minibatch.on_policy and number == 0, minibatch.exploration)
+                yield Minibatch(packs, on_policy=number == place == 0, exploration=self.exploration)
 
     @property
     def updates_per_step(self) -> int:
@@ -212,7 +214,7 @@ class GRPOLoop(Callback):
         metrics["time/peak_memory_gib"] = peak_memory_gib(module.device)
         module.log("reward/mean", metrics.pop("reward/mean", math.nan), prog_bar=True)
         module.log_dict(metrics)
-        self._passes = []
+        self._packs = []
 
 
 class _MinibatchLoader:
@@ -241,14 +243,6 @@ def _exploring(trainer: L.Trainer, module: GRPOModule) -> Iterator[None]:
             yield
     finally:
         module.policy.train(was_training)
-
-
-def _in_packs(rollouts: Rollouts, packs: list[Rollouts], logp: Callable[[Rollouts], Tensor]) -> Tensor:
-    """[N] log-probs found pack by pack, back in the rollouts' order."""
-    found = torch.empty(rollouts.num_tokens, dtype=torch.float32, device=rollouts.lengths.device)
-    for pack in packs:
-        found[take(pack.row, rollouts.lengths)] = logp(pack)
-    return found
 
 
 def _module(pl_module: L.LightningModule) -> GRPOModule:

@@ -24,6 +24,8 @@ from grpo_lightning.rollouts import Rollouts
 from grpo_lightning.shared_prefix import SharedPrefix
 from grpo_lightning.types import UsageError
 
+MEND = "Give a folder made by save_pretrained (config.json, weights, tokenizer) or a hub id"
+
 HEAD_ELEMENTS = 2**25
 """Logits held at once by the vocabulary head: 128 MiB of float32."""
 
@@ -100,6 +102,13 @@ class Policy(nn.Module):
         """The model's configuration, which is known before its weights are."""
         return self._from_pretrained(AutoConfig)
 
+    def check(self) -> None:
+        """Raises UsageError for what `path` lacks, before any weight is read."""
+        folder = Path(self.path).expanduser()
+        _ = self.config, self.tokenizer
+        if folder.is_dir() and not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+            raise UsageError(f"policy.path={self.path}: no weights (.safetensors or .bin) in this folder. {MEND}")
+
     def load(self) -> None:
         """Reads the weights; the second call does nothing."""
         if hasattr(self, "model"):
@@ -127,8 +136,7 @@ class Policy(nn.Module):
         except (OSError, ValueError, SafetensorError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UsageError(
-                f"policy.path={self.path}: {auto_class.__name__} found no usable model there ({reason}). "
-                "Give a folder made by save_pretrained (config.json, weights, tokenizer) or a hub id"
+                f"policy.path={self.path}: {auto_class.__name__} found no usable model there ({reason}). {MEND}"
             ) from error
 
     @property

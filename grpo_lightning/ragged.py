@@ -13,7 +13,7 @@ def starts(lengths: Tensor) -> Tensor:
 
 def spread(values: Tensor, lengths: Tensor) -> Tensor:
     """One value a segment [B] -> one value a position [N]."""
-    return values.repeat_interleave(lengths, output_size=None)
+    return values.repeat_interleave(lengths)
 
 
 def positions(lengths: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ import torch
 import torch.distributed
 
 from grpo_lightning.explorer import Exploration
-from grpo_lightning.metrics import nan_mean
 
 
 @dataclass
@@ -54,10 +53,9 @@ class StepStatistics:
 
     def add_reward(self, name: str, values: Sequence[float], group_size: int) -> None:
         """Mean over the completions, and the standard deviation inside a group averaged over the groups."""
-        if not math.isnan(mean := nan_mean(values)):
-            self.add(f"{name}/mean", mean * len(values), len(values))
         for group in groups(values, group_size):
             if group:
+                self.add(f"{name}/mean", sum(group), len(group))
                 self.add(f"{name}/std", statistics.pstdev(group))
 
     def gather(self, world_size: int) -> "StepStatistics":

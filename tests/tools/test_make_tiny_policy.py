@@ -1,28 +1,16 @@
-import importlib.util
 import random
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
+from loading import load_tool
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from grpo_lightning.tasks import Arithmetic
 
-
-def load_tool() -> ModuleType:
-    path = Path(__file__).parents[2] / "tools" / "make_tiny_policy.py"
-    spec = importlib.util.spec_from_file_location("make_tiny_policy", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-tool = load_tool()
+tool = load_tool("make_tiny_policy")
 
 
 @pytest.fixture(scope="module")

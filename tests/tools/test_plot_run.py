@@ -1,23 +1,11 @@
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from loading import load_tool
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
-
-def load_tool() -> ModuleType:
-    path = Path(__file__).parents[2] / "tools" / "plot_run.py"
-    spec = importlib.util.spec_from_file_location("plot_run", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-tool = load_tool()
+tool = load_tool("plot_run")
 
 
 def write(folder: Path, suffix: str, values: dict[str, dict[int, float]], time: float) -> None:
