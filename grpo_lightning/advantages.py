@@ -1,31 +1,41 @@
-"""Advantages: how much better a completion is than its group. Rewards [B] in, Â [B] out, the same for every token."""
+"""Advantages: how much better a completion is than its group, or than its batch."""
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from grpo_lightning.ragged import segment_sum
+from grpo_lightning.ragged import pad, positions, segment_sum, spread, starts
+from grpo_lightning.reward_batch import RewardBatch
 from grpo_lightning.types import UsageError
+
+ROUNDING = 1e-6
+"""A deviation this small beside the largest of its group is rounding."""
 
 
 class AdvantageEstimator(ABC):
     """Â from rewards. A NaN reward (a failed sample) takes no part in its group's statistics and gets advantage 0."""
+
+    compares_group: ClassVar[bool] = True
+    """Whether Â compares the completions of one prompt, so that G = 1 would make every advantage 0."""
 
     @abstractmethod
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
         """[B] float64 rewards without NaN, [B] int64 group of each -> [B] float64. Groups may be empty."""
 
     def __call__(self, reward: Tensor, group: Tensor) -> Tensor:
-        """[B] rewards, [B] int64 group of each -> [B] float32."""
+        """[B] rewards of the whole step, all ranks; [B] int64 group of each -> [B] float32."""
         assert reward.ndim == 1 and reward.shape == group.shape
         advantage = torch.zeros(len(reward), dtype=torch.float64, device=reward.device)
         valid = ~reward.isnan()
         if valid.any():
-            num_groups = int(group.max()) + 1
-            advantage[valid] = self.estimate(reward[valid].double(), group[valid], num_groups)
+            advantage[valid] = self.estimate(reward[valid].double(), group[valid], int(group.max()) + 1)
         return advantage.float()
+
+    def per_token(self, rewards: RewardBatch) -> Tensor:
+        """[N] float32: here a completion's advantage for each of its tokens."""
+        return spread(self(rewards.total, rewards.group), rewards.lengths)
 
 
 class GroupStd(AdvantageEstimator):
@@ -46,12 +56,149 @@ class GroupStd(AdvantageEstimator):
         self.std = std
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
-        count = segment_sum(torch.ones_like(reward), group, num_groups).clamp(min=1)
-        deviation = reward - (segment_sum(reward, group, num_groups) / count)[group]
+        deviation, count = centred(reward, group, num_groups)
         divisor = count if self.std == "population" else (count - 1).clamp(min=1)
         std = (segment_sum(deviation.square(), group, num_groups) / divisor).sqrt()
-        advantage = deviation / (std + self.advantage_eps)[group]
-        return torch.where(has_spread(reward, group, num_groups)[group], advantage, 0.0)
+        return quotient(deviation, (std + self.advantage_eps)[group])
+
+
+class GroupMean(AdvantageEstimator):
+    """Dr. GRPO: Â_i = r_i - mean(r) over the group, undivided (arXiv 2503.20783, Sec. 3.2)."""
+
+    def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        return centred(reward, group, num_groups)[0]
+
+
+class LeaveOneOut(AdvantageEstimator):
+    """RLOO: Â_i = r_i - mean of the others' r_j, which is G/(G-1) (r_i - mean(r)) (arXiv 2402.14740, Sec. 2.2).
+
+    A group of one gets 0.
+    """
+
+    def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        deviation, count = centred(reward, group, num_groups)
+        return deviation * (count / (count - 1).clamp(min=1))[group]
+
+
+class BatchStd(AdvantageEstimator):
+    """REINFORCE++ with baseline: Â_i = (r_i - mean(r) of the group) / (std of these differences over the batch + eps).
+
+    The batch is the exploration step of all ranks; the differences have mean 0 (arXiv 2501.03262, Sec. 3). So easy and
+    hard questions keep their proportion.
+
+    Args:
+        advantage_eps: Added to the standard deviation, the population's.
+    """
+
+    def __init__(self, advantage_eps: float = 1e-6) -> None:
+        if advantage_eps < 0:
+            raise UsageError(f"advantage_eps={advantage_eps}: give 0 or a small positive number such as 1e-6")
+        self.advantage_eps = advantage_eps
+
+    def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        deviation, _ = centred(reward, group, num_groups)
+        return quotient(deviation, deviation.square().mean().sqrt() + self.advantage_eps)
+
+
+class NoBaseline(AdvantageEstimator):
+    """REINFORCE: Â_i = r_i (Williams 1992)."""
+
+    compares_group = False
+
+    def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        return reward
+
+
+class Sign(AdvantageEstimator):
+    """+1 for better than the group's mean, -1 for worse, 0 for the borderline: only the direction of Â is kept.
+
+    Args:
+        dead_zone: How far from the mean, in units of reward, a completion still counts as borderline.
+    """
+
+    def __init__(self, dead_zone: float = 0.0) -> None:
+        if dead_zone < 0:
+            raise UsageError(f"dead_zone={dead_zone}: give 0 or more, in units of reward")
+        self.dead_zone = dead_zone
+
+    def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        deviation, _ = centred(reward, group, num_groups)
+        size = deviation.abs()
+        largest = torch.zeros(num_groups, dtype=size.dtype, device=size.device).scatter_reduce(0, group, size, "amax")
+        return torch.where(size > self.dead_zone + ROUNDING * largest[group], deviation.sign(), 0.0)
+
+
+class PerRewardStd(GroupStd):
+    """GDPO: each reward is normalised over the group by itself, then their weighted sum over the batch.
+
+    A_i = sum_k weight_k (r_ik - mean(r_k)) / (std(r_k) + eps), Â_i = A_i / (std of A over the batch + eps): a reward of
+    small spread is not drowned by one of large spread (arXiv 2601.05242, Sec. 3). The mean of A over the batch, which
+    the paper subtracts, is 0 already.
+
+    Args:
+        advantage_eps: Added to the standard deviations.
+        std: That over the group, as of `GroupStd`; that over the batch is the population's.
+    """
+
+    def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        return self._over_batch(super().estimate(reward, group, num_groups))
+
+    def per_token(self, rewards: RewardBatch) -> Tensor:
+        advantage = torch.zeros_like(rewards.total)
+        valid = ~rewards.total.isnan()
+        group = rewards.group[valid]
+        for value, weight in zip(rewards.value[:, valid], rewards.weight, strict=True):
+            if valid.any():
+                advantage[valid] += weight * super().estimate(value, group, int(group.max()) + 1)
+        advantage[valid] = self._over_batch(advantage[valid])
+        return spread(advantage.float(), rewards.lengths)
+
+    def _over_batch(self, advantage: Tensor) -> Tensor:
+        return quotient(advantage, advantage.square().mean().sqrt() + self.advantage_eps)
+
+
+class ProcessSupervision(GroupStd):
+    """GRPO with process supervision: Â_it = sum of the normalised rewards of the steps that end at t or later.
+
+    The rewards of all steps of all completions of a group are normalised together, r~ = (r - mean(R)) / (std(R) + eps)
+    (DeepSeekMath 4.1.3). A reward that scores completions as a whole counts as one step that ends at the last token.
+    Each reward is normalised by itself; their advantages are summed by their weights.
+
+    Args:
+        advantage_eps: Added to the standard deviation.
+        std: As of `GroupStd`, over the steps of the group.
+    """
+
+    def per_token(self, rewards: RewardBatch) -> Tensor:
+        if not any(rewards.steps):
+            raise UsageError(
+                "ProcessSupervision: no reward scores steps; add one whose RewardResult has `steps`, or use GroupStd"
+            )
+        lengths, first = rewards.lengths, starts(rewards.lengths)
+        every = torch.arange(len(lengths), device=lengths.device)
+        valid = ~rewards.total.isnan()
+        ending = torch.zeros(int(lengths.sum()), dtype=torch.float64, device=lengths.device)
+        for value, weight, steps in zip(rewards.value, rewards.weight, rewards.steps, strict=True):
+            row, end, reward = (every, lengths - 1, value) if steps is None else (steps.row, steps.end, steps.value)
+            row, end, reward = row[valid[row]], end[valid[row]], reward[valid[row]]
+            if len(row):
+                normalised = self.estimate(reward, rewards.group[row], int(rewards.group.max()) + 1)
+                ending.index_add_(0, first[row] + end, weight * normalised)
+        # From the last token to the first, so a token sums what ends at it or behind it.
+        onward = pad(ending, lengths).flip(1).cumsum(1).flip(1)
+        return onward[spread(every, lengths), positions(lengths)].float()
+
+
+def centred(reward: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
+    """[B] rewards less their group's mean, exactly 0 in a group without spread; [num_groups] sizes of the groups."""
+    count = segment_sum(torch.ones_like(reward), group, num_groups)
+    mean = segment_sum(reward, group, num_groups) / count.clamp(min=1)
+    return torch.where(has_spread(reward, group, num_groups)[group], reward - mean[group], 0.0), count
+
+
+def quotient(deviation: Tensor, scale: Tensor) -> Tensor:
+    """deviation / scale, and 0 where the deviation is 0, whatever the scale."""
+    return torch.where(deviation == 0, 0.0, deviation / scale)
 
 
 def has_spread(reward: Tensor, group: Tensor, num_groups: int) -> Tensor:

@@ -26,6 +26,12 @@ def segment_sum(values: Tensor, segment: Tensor, num_segments: int) -> Tensor:
     return torch.zeros(num_segments, dtype=values.dtype, device=values.device).index_add_(0, segment, values)
 
 
+def segment_mean(values: Tensor, lengths: Tensor) -> Tensor:
+    """Mean of each of B segments laid end to end: [N], [B] lengths, at least 1 each -> [B]."""
+    segment = spread(torch.arange(len(lengths), device=lengths.device), lengths)
+    return segment_sum(values, segment, len(lengths)) / lengths
+
+
 def take(rows: Tensor, lengths: Tensor) -> Tensor:
     """Flat positions of the elements of the chosen segments, in the order of `rows`: [r] -> [sum of their lengths]."""
     chosen = lengths[rows]

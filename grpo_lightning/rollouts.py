@@ -21,13 +21,23 @@ class Rollouts:
         group: [B] int64, the prompt that each completion answers.
         token_ids: [N] int64, the completions end to end, stop tokens included.
         lengths: [B] int64, |o_i|, at least 1 each.
+        row: [B] int64, the row's place in the exploration step, for messages.
+        truncated: [B] bool, whether the completion was cut off at `max_new_tokens`.
         advantage: [N] float32, Â of each token.
         weight: [N] float32, the factor of each token in the objective, fixed before the passes.
         old_logp: [N] float32, log π_old of each token; None where π_old is π_θ at this very update, so the ratio is 1.
         ref_logp: [N] float32, log π_ref of each token; None without a reference.
         sampler_logp: [N] float32, what the engine noted, where that should equal log π_old; else None.
-        row: [B] int64, the row's place in the exploration step, for messages.
+        entropy_rank: [N] float32, the share of the step's tokens at which π_old has less entropy; None if nobody asks.
+        logp_low: [N] float32, log π_θ at or under which the surrogate lets the token be; None if it sets no such bounds.
+        logp_high: [N] float32, log π_θ at or over which it does.
     """
+
+    PER_ROW = ("lengths", "row", "truncated")
+    PER_TOKEN = (
+        *("token_ids", "advantage", "weight", "old_logp", "ref_logp", "sampler_logp"),
+        *("entropy_rank", "logp_low", "logp_high"),
+    )
 
     def __init__(
         self,
@@ -36,28 +46,37 @@ class Rollouts:
         group: Tensor,
         token_ids: Tensor,
         lengths: Tensor,
+        row: Tensor | None = None,
+        truncated: Tensor | None = None,
         advantage: Tensor | None = None,
         weight: Tensor | None = None,
         old_logp: Tensor | None = None,
         ref_logp: Tensor | None = None,
         sampler_logp: Tensor | None = None,
-        row: Tensor | None = None,
+        entropy_rank: Tensor | None = None,
+        logp_low: Tensor | None = None,
+        logp_high: Tensor | None = None,
     ) -> None:
         self.prompt_token_ids = prompt_token_ids
         self.prompt_lengths = prompt_lengths
         self.group = group
         self.token_ids = token_ids
         self.lengths = lengths
+        self.row = torch.arange(len(lengths), device=lengths.device) if row is None else row
+        self.truncated = torch.zeros_like(lengths, dtype=torch.bool) if truncated is None else truncated
         zeros = torch.zeros(len(token_ids), dtype=torch.float32, device=token_ids.device)
         self.advantage = zeros if advantage is None else advantage
         self.weight = zeros if weight is None else weight
         self.old_logp = old_logp
         self.ref_logp = ref_logp
         self.sampler_logp = sampler_logp
-        self.row = torch.arange(len(lengths), device=lengths.device) if row is None else row
-        assert group.shape == lengths.shape == self.row.shape
-        for values in (self.advantage, self.weight, old_logp, ref_logp, sampler_logp):
-            assert values is None or (values.shape == token_ids.shape and values.dtype == torch.float32)
+        self.entropy_rank = entropy_rank
+        self.logp_low = logp_low
+        self.logp_high = logp_high
+        assert group.shape == lengths.shape == self.row.shape == self.truncated.shape
+        for name in self.PER_TOKEN[1:]:
+            values = getattr(self, name)
+            assert values is None or (values.shape == token_ids.shape and values.dtype == torch.float32), name
 
     @classmethod
     def from_lists(
@@ -96,21 +115,15 @@ class Rollouts:
         tokens = ragged.take(rows, self.lengths)
         groups, group = self.group[rows].unique(return_inverse=True)
 
-        def of(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[tokens]
-
+        chosen: dict[str, Any] = {name: getattr(self, name)[rows] for name in self.PER_ROW}
+        for name in self.PER_TOKEN:
+            values = getattr(self, name)
+            chosen[name] = None if values is None else values[tokens]
         return Rollouts(
             prompt_token_ids=self.prompt_token_ids[ragged.take(groups, self.prompt_lengths)],
             prompt_lengths=self.prompt_lengths[groups],
             group=group,
-            token_ids=self.token_ids[tokens],
-            lengths=self.lengths[rows],
-            advantage=of(self.advantage),
-            weight=of(self.weight),
-            old_logp=of(self.old_logp),
-            ref_logp=of(self.ref_logp),
-            sampler_logp=of(self.sampler_logp),
-            row=self.row[rows],
+            **chosen,
         )
 
     def split(self, max_tokens: int, by_group: bool = False) -> list["Rollouts"]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from grpo_lightning.ragged import segment_sum
 from grpo_lightning.types import UsageError
 
 
@@ -28,7 +29,7 @@ class TokenWeighting(ABC):
 
     @abstractmethod
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
-        """[B] lengths, [B] groups, the whole batch's size -> [B] float32, a completion's weight a token."""
+        """[B] lengths, [B] groups (whole ones), the whole batch's size -> [B] float32, a completion's weight a token."""
 
 
 class SequenceMean(TokenWeighting):
@@ -59,3 +60,21 @@ class FixedLength(TokenWeighting):
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
         return torch.full_like(lengths, 1.0 / (batch.sequences * self.length), dtype=torch.float32)
+
+
+class GroupTokenMean(TokenWeighting):
+    """1 / (groups * tokens of the group): the mean over groups of the mean over a group's tokens.
+
+    Every question counts the same however long its answers are, and inside a group every token does.
+    """
+
+    def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
+        tokens = segment_sum(lengths, group, int(group.max()) + 1)[group]
+        return 1.0 / (batch.groups * tokens.float())
+
+
+class Sum(TokenWeighting):
+    """1: neither the number of completions nor their lengths enter; the learning rate must know the batch's size."""
+
+    def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
+        return torch.ones_like(lengths, dtype=torch.float32)
