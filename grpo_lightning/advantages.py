@@ -177,6 +177,9 @@ class ProcessSupervision(GroupStd):
         lengths, first = rewards.lengths, starts(rewards.lengths)
         every = torch.arange(len(lengths), device=lengths.device)
         valid = ~rewards.total.isnan()
+        for steps in rewards.steps:
+            if steps is not None:
+                valid[steps.row[steps.value.isnan()]] = False
         ending = torch.zeros(int(lengths.sum()), dtype=torch.float64, device=lengths.device)
         for value, weight, steps in zip(rewards.value, rewards.weight, rewards.steps, strict=True):
             row, end, reward = (every, lengths - 1, value) if steps is None else (steps.row, steps.end, steps.value)

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
 import grpo_lightning.rewards
-import grpo_lightning.surrogates
+import grpo_lightning.target_probability
 import grpo_lightning.tasks  # noqa: F401  (what is imported here is known by its short name in YAML)
 from grpo_lightning.callbacks.checkpoint import AtomicCheckpointIO, StepCheckpoint, refuse_overwriting
 from grpo_lightning.callbacks.completions import SampledCompletions
@@ -77,6 +77,7 @@ class GRPOCLI(LightningCLI):
                 "model.old_policy": {"class_path": "RecordedLogp"},
                 "model.reference": {"class_path": "FrozenCopy"},
                 "model.sampling": {},
+                "loop.stop": {"class_path": "FixedPasses"},
                 "model.objective": {
                     "surrogate": {"class_path": "Clipped"},
                     "kl": {"class_path": "K3"},

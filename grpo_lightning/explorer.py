@@ -1,4 +1,4 @@
-"""Exploration: prompts -> engine -> rewards -> advantages = rollouts."""
+"""Exploration: prompts -> engine -> rewards = samples, scores and their rollouts."""
 
 import time
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from grpo_lightning.advantages import AdvantageEstimator
 from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.policy import Policy
-from grpo_lightning.ragged import spread
+from grpo_lightning.reward_batch import RewardBatch, StepRewards
+from grpo_lightning.rewards.base import StepScore
 from grpo_lightning.rewards.scorer import Scorer, Scores
 from grpo_lightning.rollouts import Rollouts
 from grpo_lightning.types import Completion, FinishReason, Prompt, Sample
@@ -18,13 +18,24 @@ from grpo_lightning.types import Completion, FinishReason, Prompt, Sample
 
 @dataclass(slots=True)
 class Exploration:
-    """What one exploration step of this rank found: B = prompts * G completions, group after group."""
+    """What this rank found: prompts * G completions, group after group."""
 
     samples: list[Sample]
     scores: Scores
     rollouts: Rollouts
+    """Those that are learned from; `Rollouts.row` is a completion's place in `samples`."""
     seconds: dict[str, float]
     """Seconds spent in `explore` (sampling) and in `reward`."""
+
+    @classmethod
+    def concat(cls, parts: Sequence["Exploration"]) -> "Exploration":
+        """Several rounds of one step together."""
+        return cls(
+            samples=[sample for part in parts for sample in part.samples],
+            scores=Scores.concat([part.scores for part in parts]),
+            rollouts=Rollouts.concat([part.rollouts for part in parts]),
+            seconds={name: sum(part.seconds[name] for part in parts) for name in parts[0].seconds},
+        )
 
     def describe(self, row: int) -> str:
         """One completion with its prompt and scores, for a message."""
@@ -39,13 +50,11 @@ class Explorer:
     Args:
         engine: Draws the completions.
         scorer: Scores them.
-        advantage: Turns the scores of a group into advantages.
     """
 
-    def __init__(self, engine: RolloutEngine, scorer: Scorer, advantage: AdvantageEstimator) -> None:
+    def __init__(self, engine: RolloutEngine, scorer: Scorer) -> None:
         self.engine = engine
         self.scorer = scorer
-        self.advantage = advantage
 
     def sample(
         self,
@@ -59,6 +68,8 @@ class Explorer:
     ) -> tuple[list[Completion], list[Sample]]:
         """`group_size` completions of each prompt, as the engine and as the rewards see them."""
         self.engine.sync(policy)
+        if not prompts:
+            return [], []
         completions = self.engine.generate(prompts, group_size, sampling, seed, step, progress)
         written = [c.token_ids[:-1] if c.finish_reason is FinishReason.STOP else c.token_ids for c in completions]
         texts = policy.tokenizer.batch_decode(written, skip_special_tokens=True)
@@ -78,7 +89,7 @@ class Explorer:
         step: int,
         progress: Progress | None = None,
     ) -> Exploration:
-        """One exploration step: lines 7 to 10 of DeepSeekMath's Algorithm 1."""
+        """Samples and scores: lines 7 and 8 of DeepSeekMath's Algorithm 1. Without prompts, nothing."""
         started = time.perf_counter()
         completions, samples = self.sample(policy, prompts, group_size, sampling, seed, step, progress)
         sampled = time.perf_counter()
@@ -91,9 +102,34 @@ class Explorer:
             group=[row // group_size for row in range(len(completions))],
             completions=[completion.token_ids for completion in completions],
         )
-        advantage = self.advantage(torch.tensor(scores.total), rollouts.group)
-        rollouts.advantage = spread(advantage, rollouts.lengths)
+        rollouts.truncated = torch.tensor([sample.truncated for sample in samples], dtype=torch.bool)
         float32 = policy.model.dtype == torch.float32 and not torch.is_autocast_enabled(policy.device.type)
         if self.engine.exact and sampling.unfiltered and float32:
-            rollouts.sampler_logp = torch.tensor([logp for c in completions for logp in c.logp])
+            rollouts.sampler_logp = torch.tensor([p for c in completions for p in c.logp], dtype=torch.float32)
         return Exploration(samples, scores, rollouts, {"explore": sampled - started, "reward": scored - sampled})
+
+    def rewards(self, exploration: Exploration) -> RewardBatch:
+        """The rewards that count of the completions that are learned from, on the CPU."""
+        rollouts = exploration.rollouts
+        rows = rollouts.row.tolist()
+        counting = [(r.weight, exploration.scores.results[r.name]) for r in self.scorer.rewards if r.weight != 0]
+        value = torch.tensor([[result.value[row] for row in rows] for _, result in counting], dtype=torch.float64)
+        return RewardBatch(
+            value=value.reshape(len(counting), len(rows)),
+            weight=torch.tensor([weight for weight, _ in counting], dtype=torch.float64),
+            group=rollouts.group.cpu(),
+            lengths=rollouts.lengths.cpu(),
+            steps=[step_rewards(result.steps, rows) for _, result in counting],
+        )
+
+
+def step_rewards(scores: list[list[StepScore]] | None, rows: Sequence[int]) -> StepRewards | None:
+    """The steps of the completions `rows`, which they are then counted by."""
+    if scores is None:
+        return None
+    steps = [(place, step) for place, row in enumerate(rows) for step in scores[row]]
+    return StepRewards(
+        row=torch.tensor([place for place, _ in steps], dtype=torch.int64),
+        end=torch.tensor([step.end for _, step in steps], dtype=torch.int64),
+        value=torch.tensor([step.value for _, step in steps], dtype=torch.float64),
+    )

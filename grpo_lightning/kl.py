@@ -65,7 +65,7 @@ class ImportanceWeighted(KLEstimator):
 
 
 class RewardKL:
-    """KL in the reward: R(q, o) - beta * sum over t of kl_t, taken at π_old (DeepSeekMath Eq. 2, summed over the tokens).
+    """KL in the reward: R(q, o) - beta * sum over t of kl_t, taken at π_old (DeepSeekMath Eq. 2, summed over tokens).
 
     It is one reward more, so it passes through the advantage like the others. Beside `objective.beta` above 0 it is the
     dual penalty.

@@ -20,27 +20,29 @@ from torch import Tensor
 from grpo_lightning.callbacks.progress import StepProgressBar
 from grpo_lightning.data import PromptDataModule
 from grpo_lightning.explorer import Exploration
-from grpo_lightning.minibatch import Minibatch, idle_pack, without_idle_rows
+from grpo_lightning.filters import DynamicSampling
+from grpo_lightning.minibatch import Minibatch
 from grpo_lightning.module import GRPOModule
-from grpo_lightning.ragged import spread, take
+from grpo_lightning.preparation import Preparation
 from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.snapshots import PolicySnapshot
 from grpo_lightning.statistics import StepStatistics, peak_memory_gib
+from grpo_lightning.stopping import FixedPasses, Passes, StopRule
 from grpo_lightning.types import UsageError
-from grpo_lightning.weightings import BatchSize
 
 
 class GRPOLoop(Callback):
     """The loop of GRPO. `trainer.max_epochs` is the number of exploration steps.
 
-    The first five sizes decide the result; `max_tokens` decides only memory and speed.
+    All but `max_tokens` decide the result; that decides only memory and speed.
 
     Args:
         group_size: G, completions of each prompt.
         prompts_per_step: Prompts of one exploration step, over all ranks together.
         mu: μ, optimisation passes over the rollouts of one step.
         minibatches: Optimizer updates of one pass; each takes its share of the prompts, groups stay whole.
-        steps_per_iteration: M: the reference becomes the policy at every M-th step. None keeps the first reference.
+        steps_per_iteration: M: the reference is refreshed at every M-th step. None keeps the first reference.
+        stop: When to leave the passes before all μ are done.
+        dynamic_sampling: Draw more prompts until enough groups have rewards that differ. None takes the first drawn.
         max_tokens: Tokens in one forward and backward, prompt, completion and padding; 0 takes the minibatch whole.
         seed: Of the random numbers completions are drawn with.
     """
@@ -52,10 +54,13 @@ class GRPOLoop(Callback):
         mu: int = 1,
         minibatches: int = 1,
         steps_per_iteration: int | None = None,
+        stop: StopRule | None = None,
+        dynamic_sampling: DynamicSampling | None = None,
         max_tokens: int = 16384,
         seed: int = 0,
     ) -> None:
         for name, value, least in (
+            ("group_size", group_size, 1),
             ("prompts_per_step", prompts_per_step, 1),
             ("mu", mu, 1),
             ("minibatches", minibatches, 1),
@@ -64,10 +69,6 @@ class GRPOLoop(Callback):
         ):
             if value < least:
                 raise UsageError(f"loop.{name}={value}: give {least} or more")
-        if group_size < 2:
-            raise UsageError(
-                f"loop.group_size={group_size}: give 2 or more; advantages compare the completions of one prompt"
-            )
         if prompts_per_step % minibatches:
             raise UsageError(
                 f"loop.prompts_per_step={prompts_per_step} is not a multiple of loop.minibatches={minibatches}: "
@@ -78,11 +79,15 @@ class GRPOLoop(Callback):
         self.mu = mu
         self.minibatches = minibatches
         self.steps_per_iteration = steps_per_iteration
+        self.stop = stop or FixedPasses()
+        self.dynamic_sampling = dynamic_sampling
         self.max_tokens = max_tokens
         self.seed = seed
         self.exploration: Exploration | None = None
+        self.passes = Passes(self.stop, minibatches)
         self._packs: list[list[Rollouts]] = []
         self._seconds: dict[str, float] = {}
+        self._rounds, self._kept = 1, 1.0
         self._step_started = self._updates_started = self._updates_ended = 0.0
 
     @staticmethod
@@ -94,6 +99,11 @@ class GRPOLoop(Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
+        if self.group_size < 2 and _module(pl_module).advantage.compares_group:
+            raise UsageError(
+                f"loop.group_size={self.group_size}: give 2 or more; "
+                f"{type(_module(pl_module).advantage).__name__} compares the completions of one prompt"
+            )
         if self.prompts_per_step % (self.minibatches * trainer.world_size):
             raise UsageError(
                 f"loop.prompts_per_step={self.prompts_per_step} is not a multiple of loop.minibatches="
@@ -120,69 +130,60 @@ class GRPOLoop(Callback):
             # 2-3: an iteration begins
             if module.reference is not None and self.steps_per_iteration and step % self.steps_per_iteration == 0:
                 module.reference.refresh(module.policy)
-            # 5: sample a batch D_b
-            mine = self._share(data.draw(self.prompts_per_step), trainer.global_rank, trainer.world_size)
-            prompts = [data.prompt(question, id=place) for place, question in mine]
             # 6: the old policy becomes the policy
             module.old_policy.refresh(module.policy)
-            # 7-9: sample G outputs, compute rewards and advantages
-            progress_bar = trainer.progress_bar_callback
-            progress = None
-            if isinstance(progress_bar, StepProgressBar):
-                progress_bar.start_exploring(len(prompts) * self.group_size)
-                progress = progress_bar.explored
-            exploration = module.explorer.explore(
-                module.policy, prompts, self.group_size, module.sampling, self.seed, step, progress
-            )
+            # 5, 7, 8: sample a batch D_b and G outputs of each, compute rewards
+            self.exploration, minibatch, spare = self._explore(trainer, module, data)
             started = time.perf_counter()
-            exploration.rollouts = exploration.rollouts.to(module.device)
-            self._add_logp(module, exploration.rollouts)
-            self._packs = self._pack(trainer, module, exploration.rollouts)
-        self.exploration = exploration
+            rollouts = self.exploration.rollouts = self.exploration.rollouts.to(module.device)
+            preparation = Preparation(module, trainer.strategy, self.max_tokens, spare.to(module.device))
+            preparation.add_logp(rollouts, one_update=self.updates_per_step == 1)
+            # 9: compute advantages
+            preparation.add_advantage(rollouts, module.explorer.rewards(self.exploration))
+            if len(rollouts):
+                module.objective.surrogate.prepare(rollouts)
+            self._packs = preparation.minibatches(rollouts, minibatch.to(module.device), self.minibatches)
+        self.passes = Passes(self.stop, self.minibatches)
         self._updates_started = time.perf_counter()
-        self._seconds = exploration.seconds | {"logp": self._updates_started - started}
+        self._seconds = self.exploration.seconds | {"logp": self._updates_started - started}
 
-    def _share(self, drawn: list[Any], rank: int, world_size: int) -> list[Any]:
-        """This rank's prompts: each minibatch holds the same prompts for any number of ranks."""
-        size = len(drawn) // self.minibatches
-        return [item for first in range(0, len(drawn), size) for item in drawn[first : first + size][rank::world_size]]
+    def _explore(
+        self, trainer: L.Trainer, module: GRPOModule, data: PromptDataModule
+    ) -> tuple[Exploration, Tensor, Rollouts]:
+        """This rank's share of the step, [B] the minibatch of each completion in it, and all rollouts it sampled.
 
-    def _add_logp(self, module: GRPOModule, rollouts: Rollouts) -> None:
-        """log π_old and log π_ref of every token, where they are needed at all.
-
-        With one update a step π_θ is π_old in it, so the ratio is 1 and log π_old need not be known.
+        Prompts are dealt to the ranks in turn, so each minibatch holds the same prompts for any number of ranks.
         """
-
-        def logp(snapshot: PolicySnapshot) -> Tensor:
-            """[N] found pack by pack, back in the rollouts' order."""
-            found = torch.empty(rollouts.num_tokens, dtype=torch.float32, device=rollouts.lengths.device)
-            for pack in rollouts.split(self.max_tokens, module.policy.shares_prefix):
-                found[take(pack.row, rollouts.lengths)] = snapshot(module.policy, pack, module.sampling.temperature)
-            return found
-
-        if self.updates_per_step > 1:
-            rollouts.old_logp = logp(module.old_policy)
-        if module.reference is not None:
-            rollouts.ref_logp = logp(module.reference)
-
-    def _pack(self, trainer: L.Trainer, module: GRPOModule, rollouts: Rollouts) -> list[list[Rollouts]]:
-        """The packs of each minibatch, with the weight of every token in its update."""
-        size = len(rollouts) // self.minibatches
-        minibatches = []
-        for number in range(self.minibatches):
-            rows = torch.arange(number * size, (number + 1) * size, device=rollouts.lengths.device)
-            share = rollouts.select(rows)
-            local = torch.tensor([len(share), len(share.prompt_lengths), share.num_tokens], device=module.device)
-            total = trainer.strategy.reduce(local, reduce_op="sum").tolist()
-            weight = module.objective.weighting(share.lengths, share.group, BatchSize(*total))
-            share.weight = spread(weight, share.lengths)
-            if module.objective.beta == 0:
-                share = without_idle_rows(share)
-            packs = share.split(self.max_tokens, module.policy.shares_prefix)
-            most = int(trainer.strategy.reduce(torch.tensor(len(packs), device=module.device), reduce_op="max"))
-            packs += [idle_pack(packs[0])] * (most - len(packs))
-            minibatches.append(packs)
-        return minibatches
+        dynamic = self.dynamic_sampling
+        parts: list[Exploration] = []
+        kept: list[int] = []
+        others: list[int] = []
+        while len(kept) < self.prompts_per_step and len(parts) < (dynamic.max_rounds if dynamic else 1):
+            drawn = data.draw(self.prompts_per_step - len(kept))
+            mine = drawn[trainer.global_rank :: trainer.world_size]
+            prompts = [data.prompt(question, id=place) for place, question in mine]
+            progress = None
+            if isinstance(trainer.progress_bar_callback, StepProgressBar):
+                trainer.progress_bar_callback.start_exploring(len(prompts) * self.group_size)
+                progress = trainer.progress_bar_callback.explored
+            parts.append(
+                module.explorer.explore(
+                    module.policy, prompts, self.group_size, module.sampling, self.seed, trainer.current_epoch, progress
+                )
+            )
+            places = [place for place, _ in drawn]
+            passed = set(dynamic.passing(parts[-1]) if dynamic else places)
+            kept += [place for place in places if place in passed]
+            others += [place for place in places if place not in passed]
+        self._rounds, self._kept = len(parts), len(kept) / (len(kept) + len(others))
+        chosen = sorted((kept + others)[: self.prompts_per_step])
+        size = len(chosen) // self.minibatches
+        minibatch_of = {place: number // size for number, place in enumerate(chosen)}
+        exploration = Exploration.concat(parts)
+        spare = exploration.rollouts
+        minibatch = torch.tensor([minibatch_of.get(sample.prompt.id, -1) for sample in exploration.samples])
+        exploration.rollouts = spare.select((minibatch >= 0).nonzero().squeeze(1))
+        return exploration, minibatch[minibatch >= 0], spare
 
     def stream(self) -> Iterator[Minibatch]:
         """The step's optimizer updates: mu passes over the minibatches."""
@@ -191,7 +192,7 @@ class GRPOLoop(Callback):
         for number in range(self.mu):
             for place, packs in enumerate(self._packs):
                 # 11: GRPOModule.training_step maximises the objective
-                yield Minibatch(packs, on_policy=number == place == 0, exploration=self.exploration)
+                yield Minibatch(packs, number == place == 0, self.exploration, self.passes)
 
     @property
     def updates_per_step(self) -> int:
@@ -209,8 +210,20 @@ class GRPOLoop(Callback):
             "optimise": self._updates_ended - self._updates_started,
             "step": self._updates_ended - self._step_started,
         }
-        statistics = StepStatistics.of(self.exploration, self.group_size, seconds).gather(trainer.world_size)
-        metrics = statistics.metrics()
+        # 12: update the reward models
+        iteration_ends = (trainer.current_epoch + 1) % (self.steps_per_iteration or 1) == 0
+        learned = {
+            f"reward/{reward.name}/{key}": value
+            for reward in module.explorer.scorer.rewards
+            for key, value in reward.learn(
+                self.exploration.samples, self.exploration.scores.results[reward.name], iteration_ends
+            ).items()
+        }
+        metrics = StepStatistics.of(self.exploration, self.group_size, seconds).gather().metrics() | learned
+        metrics["optim/updates"] = self.passes.num_updates
+        metrics |= {f"optim/stopped_by/{name}": float(name == self.passes.ended_by) for name in self.stop.names}
+        if self.dynamic_sampling:
+            metrics |= {"rollout/rounds": self._rounds, "rollout/groups_kept": self._kept}
         metrics["time/peak_memory_gib"] = peak_memory_gib(module.device)
         module.log("reward/mean", metrics.pop("reward/mean", math.nan), prog_bar=True)
         module.log_dict(metrics)

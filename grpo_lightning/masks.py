@@ -31,7 +31,7 @@ class Truncated(TokenMask):
 
 
 class TopEntropy(TokenMask):
-    """Keeps the tokens at which π_old was least sure: the top share by entropy of all the step's tokens (arXiv 2506.01939).
+    """Keeps the tokens at which π_old was least sure, by entropy among all of the step's tokens (arXiv 2506.01939).
 
     Args:
         share: ρ, of the tokens that stay; 0.2 in the paper.

@@ -6,6 +6,7 @@ import torch
 
 from grpo_lightning.explorer import Exploration
 from grpo_lightning.rollouts import Rollouts
+from grpo_lightning.stopping import Passes
 
 
 @dataclass(slots=True)
@@ -18,27 +19,36 @@ class Minibatch:
     """Whether π_θ is still π_old, so that every ratio should be 1."""
     exploration: Exploration
     """Where the rollouts come from; `Rollouts.row` counts in it."""
+    passes: Passes
+    """The step's updates so far. Once a stop rule has ended them this minibatch changes nothing."""
 
     def to(self, device: torch.device | str) -> "Minibatch":
         """A copy on `device`; dtypes stay."""
-        return Minibatch([pack.to(device) for pack in self.packs], self.on_policy, self.exploration)
+        return Minibatch([pack.to(device) for pack in self.packs], self.on_policy, self.exploration, self.passes)
 
 
 def without_idle_rows(rollouts: Rollouts) -> Rollouts:
-    """Leaves out completions whose advantage is 0 throughout: where J has no KL term they have no gradient.
+    """Leaves out completions without a token that has both Â and weight: without a KL term they have no gradient.
 
     Their weight has been counted, so the gradient stays what it was. One row always stays: there must be a gradient for
     the optimizer, if a zero one.
     """
     row = torch.arange(len(rollouts), device=rollouts.lengths.device).repeat_interleave(rollouts.lengths)
     moves = torch.zeros(len(rollouts), dtype=torch.bool, device=rollouts.lengths.device)
-    moves[row[rollouts.advantage != 0]] = True
+    moves[row[(rollouts.advantage != 0) & (rollouts.weight != 0)]] = True
     moves[0] |= ~moves.any()
     return rollouts.select(moves.nonzero().squeeze(1))
 
 
-def idle_pack(pack: Rollouts) -> Rollouts:
-    """One row of `pack` with weight 0: a forward and a backward that change nothing, for a rank with less to do."""
-    row = pack.select(torch.zeros(1, dtype=torch.int64, device=pack.lengths.device))
-    row.weight = torch.zeros_like(row.weight)
+def idle_pack(rollouts: Rollouts) -> Rollouts:
+    """The first row with weight 0: a forward and a backward that change nothing, for a rank with less to do.
+
+    Fields that are not known yet are 0.
+    """
+    row = rollouts.select(torch.zeros(1, dtype=torch.int64, device=rollouts.lengths.device))
+    zeros = torch.zeros_like(row.weight)
+    row.weight = zeros
+    for name in ("old_logp", "ref_logp", "entropy_rank", "logp_low", "logp_high"):
+        if getattr(row, name) is None:
+            setattr(row, name, zeros)
     return row

@@ -24,6 +24,7 @@ from grpo_lightning.advantages import AdvantageEstimator, GroupStd
 from grpo_lightning.data import PromptBatch
 from grpo_lightning.engines import NativeEngine, RolloutEngine, Sampling
 from grpo_lightning.explorer import Explorer
+from grpo_lightning.kl import RewardKL
 from grpo_lightning.metrics import majority_at_k, nan_mean, pass_at_k
 from grpo_lightning.minibatch import Minibatch
 from grpo_lightning.objective import Diagnostics, Objective
@@ -50,8 +51,9 @@ class GRPOModule(L.LightningModule):
         sampling: The distribution completions are drawn from.
         advantage: Â from the rewards of a group.
         objective: The surrogate, the KL term and how tokens are averaged.
+        reward_kl: A KL penalty in the reward, beside or in the place of the objective's.
         old_policy: π_old, the denominator of the ratio.
-        reference: π_ref of the KL term; it exists only where `objective.beta` is above 0.
+        reference: π_ref of the KL terms; it exists only where `objective.beta` is above 0 or there is a `reward_kl`.
         optimizer: The optimizer, given the parameters.
         lr_scheduler: The learning-rate schedule, stepped once an optimizer update. None keeps the rate.
         grad_clip: Largest norm of the gradient; 0 does not clip.
@@ -68,6 +70,7 @@ class GRPOModule(L.LightningModule):
         sampling: Sampling | None = None,
         advantage: AdvantageEstimator | None = None,
         objective: Objective | None = None,
+        reward_kl: RewardKL | None = None,
         old_policy: PolicySnapshot | None = None,
         reference: PolicySnapshot | None = None,
         optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-6, weight_decay=0.0),
@@ -84,9 +87,12 @@ class GRPOModule(L.LightningModule):
         if self.sampling.greedy:
             raise UsageError("sampling.temperature=0: training needs completions that differ; give more than 0")
         self.objective = objective or Objective()
-        self.explorer = Explorer(engine or NativeEngine(), Scorer(rewards, max_failed_rewards), advantage or GroupStd())
+        self.explorer = Explorer(engine or NativeEngine(), Scorer(rewards, max_failed_rewards))
+        self.advantage = advantage or GroupStd()
+        self.reward_kl = reward_kl
         self.old_policy = old_policy or RecordedLogp()
-        self.reference = (reference or FrozenCopy()) if self.objective.beta > 0 else None
+        needs_reference = self.objective.beta > 0 or reward_kl is not None
+        self.reference = (reference or FrozenCopy()) if needs_reference else None
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         if grad_clip < 0:
@@ -142,14 +148,19 @@ class GRPOModule(L.LightningModule):
             self.trainer.fit_loop.epoch_loop._batches_that_stepped = done
 
     def training_step(self, minibatch: Minibatch, batch_idx: int) -> None:
-        """One optimizer update: line 11 of DeepSeekMath's Algorithm 1."""
+        """One optimizer update: line 11 of DeepSeekMath's Algorithm 1. Nothing once a stop rule has ended them."""
+        if minibatch.passes.ended_by is not None:
+            self._log_nothing()
+            return
         started = time.perf_counter()
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         rate = optimizer.param_groups[0]["lr"]
         diagnostics, logp_gap = self._backward(minibatch)
         grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.grad_clip or math.inf)
-        if bool(diagnostics.objective.isfinite() & grad_norm.isfinite()):
+        if minibatch.passes.ends_at(diagnostics):
+            pass
+        elif bool(diagnostics.objective.isfinite() & grad_norm.isfinite()):
             self.bad_updates_in_a_row.zero_()
             optimizer.step()
             scheduler = self.lr_schedulers()
@@ -162,7 +173,7 @@ class GRPOModule(L.LightningModule):
                 raise FloatingPointError(self._explain(minibatch, diagnostics.objective, grad_norm))
         optimizer.zero_grad()
 
-        tokens = diagnostics.tokens
+        tokens = diagnostics.tokens.clamp(min=1)
         metrics = {
             "policy/objective": diagnostics.objective,
             "policy/entropy": diagnostics.entropy / tokens,
@@ -171,11 +182,12 @@ class GRPOModule(L.LightningModule):
             "policy/kl_old": diagnostics.kl_old / tokens,
             "policy/clip_low": diagnostics.clipped_low / tokens,
             "policy/clip_high": diagnostics.clipped_high / tokens,
+            "policy/unreachable": diagnostics.unreachable / tokens,
             "optim/grad_norm": grad_norm,
             "optim/lr": rate,
             "optim/bad_updates": self.bad_updates.float(),
         }
-        if self.reference is not None:
+        if self.objective.beta > 0:
             metrics["policy/kl_ref"] = diagnostics.kl_ref / tokens
         if minibatch.on_policy and logp_gap is not None:
             self.log("policy/logp_gap", self._check_gap(logp_gap), on_step=False, on_epoch=True, batch_size=1)
@@ -188,7 +200,7 @@ class GRPOModule(L.LightningModule):
         gaps: list[Tensor] = []
         for number, pack in enumerate(minibatch.packs, start=1):
             with self._gradient_sync(number == len(minibatch.packs)):
-                scored = self.policy(pack, self.sampling.temperature)
+                scored = self.policy(pack, self.sampling.temperature, self.objective.entropy_bonus > 0)
                 objective, diagnostics = self.objective(scored.logp, scored.entropy, pack)
                 # Ranks average their gradients, but J is a sum over all of them.
                 self.manual_backward(-objective * self.trainer.world_size)
@@ -198,6 +210,11 @@ class GRPOModule(L.LightningModule):
         reduce = self.trainer.strategy.reduce
         gap = reduce(torch.stack(gaps).max(), reduce_op="max") if gaps else None
         return functools.reduce(operator.add, parts).reduce(reduce), gap
+
+    def _log_nothing(self) -> None:
+        """Keeps Lightning from logging the last update's numbers again for this one."""
+        for metric in (self.trainer._results or {}).values():
+            metric.has_reset |= metric.meta.on_step and not metric.meta.on_epoch
 
     @contextmanager
     def _gradient_sync(self, sync: bool) -> Iterator[None]:

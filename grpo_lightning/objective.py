@@ -83,7 +83,7 @@ class Objective:
         return weight
 
     def __call__(self, logp: Tensor, entropy: Tensor, rollouts: Rollouts) -> tuple[Tensor, Diagnostics]:
-        """[N] log π_θ with gradient, [N] entropy, with gradient if there is a bonus -> J of these rollouts, diagnostics."""
+        """[N] log π_θ with gradient, [N] entropy, with gradient if it earns a bonus -> J, diagnostics."""
         assert logp.shape == rollouts.token_ids.shape and logp.dtype == torch.float32
         current = logp.detach()
         old_logp = current if rollouts.old_logp is None else rollouts.old_logp

@@ -37,7 +37,7 @@ class TokenLogp:
     logp: Tensor
     """[N] float32 log-probability of each token."""
     entropy: Tensor
-    """[N] float32 entropy in nats of the distribution each token was drawn from; no gradient."""
+    """[N] float32 entropy in nats of the distribution each token was drawn from; with gradient only if asked for."""
 
 
 @final
@@ -174,16 +174,17 @@ class Policy(nn.Module):
             logits = torch.tanh(logits / cap) * cap
         return logits
 
-    def forward(self, rollouts: Rollouts, temperature: float = 1.0) -> TokenLogp:
+    def forward(self, rollouts: Rollouts, temperature: float = 1.0, entropy_gradient: bool = False) -> TokenLogp:
         """log π_θ of every completion token, with gradient where gradients are on.
 
         Args:
             rollouts: B completions with their prompts.
             temperature: That of the sampling; divides the logits.
+            entropy_gradient: Whether the entropy has a gradient too, which costs memory.
         """
         shared = self.shares_prefix and len(rollouts) > len(rollouts.prompt_lengths)
         hidden = self._hidden_shared(rollouts) if shared else self._hidden_by_row(rollouts)
-        return self._score(hidden, rollouts.token_ids, temperature)
+        return self._score(hidden, rollouts.token_ids, temperature, entropy_gradient)
 
     def _hidden_shared(self, rollouts: Rollouts) -> Tensor:
         """[N, hidden] the states that predict the completion tokens, each prompt computed once."""
@@ -246,12 +247,12 @@ class Policy(nn.Module):
         base = self.model.base_model
         return torch.compile(base, dynamic=True) if self.compile_model else base.__call__
 
-    def _score(self, hidden: Tensor, token_ids: Tensor, temperature: float) -> TokenLogp:
+    def _score(self, hidden: Tensor, token_ids: Tensor, temperature: float, entropy_gradient: bool) -> TokenLogp:
         """[N, hidden], [N] -> log-probs; the logits exist a chunk at a time, and again in the backward pass."""
 
         def score(hidden: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
             logp = (self.logits(hidden) / temperature).log_softmax(-1)
-            with torch.no_grad():
+            with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
                 entropy = -(logp.exp() * logp).sum(-1)
             return logp.gather(-1, token_ids[:, None]).squeeze(-1), entropy
 

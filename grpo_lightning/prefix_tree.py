@@ -30,12 +30,12 @@ class PrefixTree:
         device = rollouts.lengths.device
         lengths, token_ids = rollouts.lengths.cpu(), rollouts.token_ids.cpu()
         tokens = pad(token_ids, lengths)
-        vocabulary = int(token_ids.max()) + 1
+        vocabulary = int(token_ids.max()) + 1 if len(token_ids) else 1
         # Prefixes are numbered: first the empty one of each group, then every node's own.
         num_groups = len(rollouts.prompt_lengths)
         prefix = rollouts.group.cpu().clone()
         table = torch.empty_like(tokens)
-        parents: list[Tensor] = []
+        parents = [torch.empty(0, dtype=torch.int64)]
         num_nodes = 0
         for position in range(tokens.shape[1]):
             alive = (lengths > position).nonzero().squeeze(1)

@@ -40,7 +40,7 @@ def take(rows: Tensor, lengths: Tensor) -> Tensor:
 
 def pad(values: Tensor, lengths: Tensor, value: float = 0) -> Tensor:
     """Flat [N] -> right-padded [B, max length]."""
-    padded = values.new_full((len(lengths), int(lengths.max())), value)
+    padded = values.new_full((len(lengths), int(lengths.max()) if len(lengths) else 0), value)
     padded[spread(torch.arange(len(lengths), device=lengths.device), lengths), positions(lengths)] = values
     return padded
 

@@ -55,19 +55,19 @@ class RewardBatch:
         rows = [0, *torch.tensor([len(b.group) for b in batches]).cumsum(0).tolist()]
         groups = [0, *torch.tensor([int(b.group.max()) + 1 if len(b.group) else 0 for b in batches]).cumsum(0).tolist()]
         steps: list[StepRewards | None] = []
-        for number, first in enumerate(batches[0].steps):
-            if first is None:
-                steps.append(None)
-                continue
+        for number in range(len(batches[0].steps)):
             own = [(batch.steps[number], offset) for batch, offset in zip(batches, rows, strict=False)]
             parts = [(part, offset) for part, offset in own if part is not None]
-            steps.append(
+            joined = (
                 StepRewards(
                     row=torch.cat([part.row + offset for part, offset in parts]),
                     end=torch.cat([part.end for part, _ in parts]),
                     value=torch.cat([part.value for part, _ in parts]),
                 )
+                if parts
+                else None
             )
+            steps.append(joined)
         return cls(
             value=torch.cat([batch.value for batch in batches], dim=1),
             weight=batches[0].weight,

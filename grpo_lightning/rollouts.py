@@ -28,8 +28,8 @@ class Rollouts:
         old_logp: [N] float32, log π_old of each token; None where π_old is π_θ at this very update, so the ratio is 1.
         ref_logp: [N] float32, log π_ref of each token; None without a reference.
         sampler_logp: [N] float32, what the engine noted, where that should equal log π_old; else None.
-        entropy_rank: [N] float32, the share of the step's tokens at which π_old has less entropy; None if nobody asks.
-        logp_low: [N] float32, log π_θ at or under which the surrogate lets the token be; None if it sets no such bounds.
+        entropy_rank: [N] float32, the share of the step's tokens at which π_old has less entropy; None if unused.
+        logp_low: [N] float32, log π_θ at or under which the surrogate lets the token be; None without such bounds.
         logp_high: [N] float32, log π_θ at or over which it does.
     """
 
@@ -84,12 +84,25 @@ class Rollouts:
     ) -> "Rollouts":
         """Prompts [Q] and completions [B] as lists of token ids; `group` names each completion's prompt."""
         return cls(
-            prompt_token_ids=torch.tensor([token for prompt in prompts for token in prompt]),
-            prompt_lengths=torch.tensor([len(prompt) for prompt in prompts]),
-            group=torch.tensor(group),
-            token_ids=torch.tensor([token for completion in completions for token in completion]),
-            lengths=torch.tensor([len(completion) for completion in completions]),
+            prompt_token_ids=torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int64),
+            prompt_lengths=torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64),
+            group=torch.tensor(group, dtype=torch.int64),
+            token_ids=torch.tensor([token for completion in completions for token in completion], dtype=torch.int64),
+            lengths=torch.tensor([len(completion) for completion in completions], dtype=torch.int64),
         )
+
+    @classmethod
+    def concat(cls, parts: Sequence["Rollouts"]) -> "Rollouts":
+        """Several rollouts end to end, their rows and prompts numbered on."""
+        rows = ragged.starts(torch.tensor([len(part) for part in parts]))
+        prompts = ragged.starts(torch.tensor([len(part.prompt_lengths) for part in parts]))
+        joined: dict[str, Any] = {"row": torch.cat([p.row + int(n) for p, n in zip(parts, rows, strict=True)])}
+        joined["group"] = torch.cat([p.group + int(n) for p, n in zip(parts, prompts, strict=True)])
+        for name in vars(parts[0]).keys() - joined.keys():
+            # An empty part may lack what the others have.
+            values = [v for part in parts if (v := getattr(part, name)) is not None]
+            joined[name] = torch.cat(values) if values else None
+        return cls(**joined)
 
     def __len__(self) -> int:
         """B."""
@@ -126,8 +139,8 @@ class Rollouts:
             **chosen,
         )
 
-    def split(self, max_tokens: int, by_group: bool = False) -> list["Rollouts"]:
-        """Micro-batches of at most `max_tokens` each.
+    def packs(self, max_tokens: int, by_group: bool = False) -> list[Tensor]:
+        """The rows of micro-batches of at most `max_tokens` each.
 
         Args:
             max_tokens: Tokens of prompts, completions and padding; 0 sets no limit.
@@ -138,4 +151,8 @@ class Rollouts:
             batches = ragged.group_budget(*sizes, max_tokens)
         else:
             batches = ragged.token_budget(self.sequence_lengths.tolist(), max_tokens)
-        return [self.select(torch.tensor(rows, device=self.lengths.device)) for rows in batches]
+        return [torch.tensor(rows, device=self.lengths.device) for rows in batches]
+
+    def split(self, max_tokens: int, by_group: bool = False) -> list["Rollouts"]:
+        """The micro-batches of `packs`."""
+        return [self.select(rows) for rows in self.packs(max_tokens, by_group)]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from grpo_lightning.policy import Policy
 from grpo_lightning.rollouts import Rollouts
+from grpo_lightning.types import UsageError
 
 
 class PolicySnapshot(nn.Module, ABC):
@@ -54,3 +55,27 @@ class FrozenCopy(PolicySnapshot):
     @torch.no_grad()
     def forward(self, policy: Policy, rollouts: Rollouts, temperature: float) -> Tensor:
         return self.policy(rollouts, temperature).logp
+
+
+class MovingAverage(FrozenCopy):
+    """A reference that follows the policy: π_ref <- alpha π_θ + (1 - alpha) π_ref (TR-DPO, arXiv 2404.09656).
+
+    It moves where another reference is replaced, every `loop.steps_per_iteration` steps.
+
+    Args:
+        alpha: How far it goes towards the policy; 1 is a plain refresh.
+    """
+
+    def __init__(self, alpha: float = 0.6) -> None:
+        super().__init__()
+        if not 0 < alpha <= 1:
+            raise UsageError(f"alpha={alpha} of MovingAverage: give more than 0 and at most 1; the paper takes 0.6")
+        self.alpha = alpha
+
+    @torch.no_grad()
+    def refresh(self, policy: Policy) -> None:
+        if not hasattr(self, "policy"):
+            super().refresh(policy)
+            return
+        for mine, its in zip(self.policy.parameters(), policy.parameters(), strict=True):
+            mine.mul_(1 - self.alpha).add_(its, alpha=self.alpha)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed
 
+from grpo_lightning import ranks
 from grpo_lightning.explorer import Exploration
 
 
@@ -42,6 +42,8 @@ class StepStatistics:
         for sample in samples:
             step.add("rollout/length_mean", len(sample.token_ids))
             step.add("rollout/truncated", sample.truncated)
+        sampled = sum(len(sample.token_ids) for sample in samples)
+        step.add("rollout/wasted", sampled - exploration.rollouts.num_tokens, sampled)
         step.maxima["rollout/length_max"] = max(len(sample.token_ids) for sample in samples)
         step.maxima |= {f"time/{phase}": value for phase, value in seconds.items()}
         return step
@@ -58,14 +60,10 @@ class StepStatistics:
                 self.add(f"{name}/mean", sum(group), len(group))
                 self.add(f"{name}/std", statistics.pstdev(group))
 
-    def gather(self, world_size: int) -> "StepStatistics":
+    def gather(self) -> "StepStatistics":
         """Those of all ranks together."""
-        if world_size == 1:
-            return self
-        ranks: list[StepStatistics] = [self] * world_size
-        torch.distributed.all_gather_object(ranks, self)
         total = StepStatistics()
-        for rank in ranks:
+        for rank in ranks.gather(self):
             for name, value in rank.sums.items():
                 total.add(name, value, rank.counts[name])
             for name, value in rank.maxima.items():

@@ -43,12 +43,16 @@ class FixedPasses(StopRule):
     def __call__(self, updates: Sequence[Diagnostics], minibatches: int) -> bool:
         return False
 
+    @property
+    def names(self) -> list[str]:
+        return []
+
 
 class AllSettled(StopRule):
     """Stops when the tokens are where they should go: at their clip bound, or at their target probability.
 
-    Of the tokens that push (Â and weight not 0), those whose bound lies beyond probability 1 never get there and are not
-    counted.
+    Of the tokens that push (Â and weight not 0), those whose bound lies beyond probability 1 never get there and are
+    not counted.
 
     Args:
         share: Of the counted tokens that must be at their bound, in one whole pass.
@@ -68,7 +72,7 @@ class AllSettled(StopRule):
 
 
 class ObjectivePlateau(StopRule):
-    """Stops when the objective of a whole pass has not risen by `min_delta` over the best one, `patience` passes in a row.
+    """Stops when the objective of `patience` passes in a row has not risen by `min_delta` over the best pass.
 
     Args:
         patience: Passes without progress that are allowed for before stopping.

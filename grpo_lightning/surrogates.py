@@ -75,8 +75,8 @@ class Clipped(Surrogate):
         self, clip_low: float | None = 0.2, clip_high: float | None = 0.2, dual_clip: float | None = None
     ) -> None:
         self.low, self.high = bounds(clip_low, clip_high)
-        if dual_clip is not None and not dual_clip > self.high:
-            raise UsageError(f"dual_clip={dual_clip}: give more than 1 + clip_high, which is {self.high}; e.g. 3")
+        if dual_clip is not None and not dual_clip > 1:
+            raise UsageError(f"dual_clip={dual_clip}: give more than 1, e.g. 3, or null for no bound")
         self.dual_clip = math.inf if dual_clip is None else dual_clip
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
@@ -127,7 +127,9 @@ class SequenceClippedToken(SequenceClipped):
 
 
 class CISPO(Surrogate):
-    """CISPO: sg(clip(ratio, 1 - clip_low, 1 + clip_high)) * Â * log π_θ: no token stops pushing (arXiv 2506.13585, Eq. 4-5).
+    """CISPO: sg(clip(ratio, 1 - clip_low, 1 + clip_high)) * Â * log π_θ (arXiv 2506.13585, Eq. 4-5).
+
+    The bounds limit how hard a token pushes; none stops.
 
     Args:
         clip_low: ε below; None, as in the paper, sets no bound.
@@ -222,7 +224,10 @@ class OffPolicyMask(Surrogate):
         away = spread(segment_mean(log_ratio(old_logp, logp.detach()), rollouts.lengths), rollouts.lengths)
         masked = (away > self.threshold) & (rollouts.advantage < 0)
         result.value = torch.where(masked, 0.0, result.value)
-        result.clipped_low |= masked
+        # Not in place: a surrogate without bounds gives the same tensor for all three.
+        result.clipped_low = result.clipped_low | masked
+        result.clipped_high = result.clipped_high & ~masked
+        result.unreachable = result.unreachable & ~masked
         return result
 
 

@@ -23,10 +23,10 @@ TIE = 1e-6
 class TargetProbability(Surrogate):
     """Â log π_θ until π_θ is at the token's target, π_old^exponent; there the token stops pushing.
 
-    Completions that begin alike share their first tokens, and a shared token has one target: it is good if the advantages
-    of the completions through it sum to more than 0, bad if to less, and neither where they cancel. A token that is
-    neither keeps its probability as target. After each prefix the targets of the distinct tokens tried are divided by
-    their sum where that is over 1.
+    Completions that begin alike share their first tokens, and a shared token has one target: it is good if the
+    advantages of the completions through it sum to more than 0, bad if to less, and neither where they cancel; then
+    its probability is its target. After each prefix the targets of the distinct tokens tried are divided by their sum
+    where that is over 1.
 
     Args:
         good_exponent: From 0 to 1; 0.5 is the square root.
@@ -44,7 +44,7 @@ class TargetProbability(Surrogate):
         self.bad_exponent = bad_exponent
 
     def prepare(self, rollouts: Rollouts) -> None:
-        """Sets the targets: `logp_high` of good tokens, `logp_low` of bad ones, both at once of those that are neither."""
+        """Sets the targets: `logp_high` of good tokens, `logp_low` of bad ones, both of those that are neither."""
         assert rollouts.old_logp is not None
         tree = PrefixTree.of(rollouts)
         logp, advantage = rollouts.old_logp.double(), rollouts.advantage.double()

@@ -29,7 +29,7 @@ class TokenWeighting(ABC):
 
     @abstractmethod
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
-        """[B] lengths, [B] groups (whole ones), the whole batch's size -> [B] float32, a completion's weight a token."""
+        """[B] lengths, [B] groups (whole ones), the whole batch's size -> [B] float32, the weight of a token."""
 
 
 class SequenceMean(TokenWeighting):
@@ -69,7 +69,7 @@ class GroupTokenMean(TokenWeighting):
     """
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
-        tokens = segment_sum(lengths, group, int(group.max()) + 1)[group]
+        tokens = segment_sum(lengths, group, int(group.max()) + 1 if len(group) else 0)[group]
         return 1.0 / (batch.groups * tokens.float())
 
 

@@ -13,7 +13,6 @@ from tiny import policy_of
 
 from grpo_lightning.data import PromptDataModule
 from grpo_lightning.engines import NativeEngine, Sampling, ScriptedEngine, TransformersEngine
-from grpo_lightning.loop import GRPOLoop
 from grpo_lightning.minibatch import Minibatch
 from grpo_lightning.module import GRPOModule
 from grpo_lightning.objective import Objective
@@ -246,16 +245,6 @@ def test_every_pass_over_the_data_has_its_own_order_and_no_question_is_lost() ->
     resumed.questions["train"] = data.questions["train"]
     resumed.load_state_dict({"drawn": 30})
     assert resumed.draw(42) == drawn[30:]
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_ranks_share_every_minibatch(ranks: int) -> None:
-    loop = GRPOLoop(prompts_per_step=16, minibatches=2)
-    shares = [loop._share(list(range(16)), rank, ranks) for rank in range(ranks)]
-    size = 8 // ranks
-    for number in range(2):
-        prompts = [prompt for share in shares for prompt in share[number * size : (number + 1) * size]]
-        assert sorted(prompts) == list(range(number * 8, number * 8 + 8))
 
 
 def test_fit_without_the_loop_says_what_is_missing(tmp_path: Path) -> None:

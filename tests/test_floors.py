@@ -10,17 +10,18 @@ PACKAGE = Path(__file__).parent.parent / "grpo_lightning"
 FLOORS = [
     "types",
     # maths
-    "ragged rollouts metrics advantages surrogates kl weightings objective",
+    "ranks ragged rollouts metrics reward_batch advantages surrogates prefix_tree target_probability kl weightings masks",
+    "objective stopping",
     # the world
     "tasks.base tasks.arithmetic tasks.tables tasks",
     "rewards.base rewards.worker rewards.workers rewards.extraction rewards.equivalence rewards.reading",
-    "rewards.math_verifier rewards.format rewards.function rewards rewards.scorer",
+    "rewards.math_verifier rewards.format rewards.function rewards.overlong rewards rewards.scorer",
     # material
     "shared_prefix policy snapshots",
     "engines.philox engines.sampling engines.base engines.slab engines.native engines.transformers engines.scripted",
-    "engines explorer minibatch statistics",
+    "engines explorer filters minibatch statistics",
     # Lightning
-    "data module callbacks.progress callbacks.checkpoint callbacks.predictions loop callbacks.completions callbacks",
+    "data module preparation callbacks.progress callbacks.checkpoint callbacks.predictions loop callbacks.completions callbacks",
     # doors
     "cli __main__",
 ]

@@ -15,6 +15,15 @@ OK = "ok"
 ERROR = "error"
 
 
+@dataclass(slots=True, frozen=True)
+class StepScore:
+    """The reward of one step of a completion."""
+
+    end: int
+    """Place of the step's last token in the completion, from 0."""
+    value: float
+
+
 @dataclass(slots=True)
 class RewardResult:
     """The scores of B samples."""
@@ -25,6 +34,8 @@ class RewardResult:
     """[B] `ok`, or in one word what happened (`no_answer`, `timeout`, `error`, ...); every rate is a metric."""
     answer: list[str | None] | None = None
     """[B] the answer found in each completion, equal answers as equal strings: majority votes count it."""
+    steps: list[list[StepScore]] | None = None
+    """[B] scores of each completion's steps, for `ProcessSupervision`; `value` is still what the whole is worth."""
 
 
 class Reward(ABC):
@@ -51,6 +62,20 @@ class Reward(ABC):
     def prepare(self, questions: Sequence[Question]) -> None:
         """Sees every question once before the run: parse the gold answers, complain about a bad one."""
 
+    def learn(self, samples: Sequence[Sample], result: RewardResult, iteration_ends: bool) -> dict[str, float]:
+        """Line 12 of DeepSeekMath's Algorithm 1, for a reward that learns: called after the updates of every step.
+
+        Args:
+            samples: What this rank explored in the step.
+            result: What this reward said of them.
+            iteration_ends: Whether this was the last of the iteration's M steps (`loop.steps_per_iteration`), where the
+                algorithm updates the reward model; without iterations it is so after every step.
+
+        Returns:
+            Numbers to log as `reward/<name>/<key>`, the same keys on every rank.
+        """
+        return {}
+
     def close(self) -> None:
         """Releases worker processes and the like. May be called twice."""
 
@@ -67,10 +92,12 @@ class Reward(ABC):
                 return RewardResult([math.nan], [ERROR])
         parts = [self([sample]) for sample in samples]
         has_answers = any(part.answer for part in parts)
+        has_steps = any(part.steps for part in parts)
         return RewardResult(
             value=[part.value[0] for part in parts],
             status=[part.status[0] for part in parts],
             answer=[part.answer[0] if part.answer else None for part in parts] if has_answers else None,
+            steps=[part.steps[0] if part.steps else [] for part in parts] if has_steps else None,
         )
 
     def _checked(self, samples: Sequence[Sample]) -> RewardResult:
@@ -80,6 +107,13 @@ class Reward(ABC):
                 f"{type(self).__name__}.score returned {len(result.value)} values and {len(result.status)} statuses "
                 f"for {len(samples)} samples"
             )
+        for sample, steps in zip(samples, result.steps or [], strict=bool(result.steps)):
+            ends = [step.end for step in steps]
+            if ends != sorted(set(ends)) or not all(0 <= end < len(sample.token_ids) for end in ends):
+                raise ValueError(
+                    f"{type(self).__name__}.score: steps that end at {ends} in a completion of {len(sample.token_ids)} "
+                    "tokens; `end` is a place from 0, and later steps end later"
+                )
         bad = [
             math.isinf(value) or (math.isnan(value) and status == OK)
             for value, status in zip(result.value, result.status, strict=True)

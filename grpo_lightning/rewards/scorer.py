@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from grpo_lightning.rewards.base import OK, Reward, RewardResult
 from grpo_lightning.types import Question, Sample, UsageError
@@ -26,6 +27,24 @@ class Scores:
     def main(self) -> RewardResult:
         """The first reward's: it decides what counts as a right answer in validation."""
         return next(iter(self.results.values()))
+
+    @classmethod
+    def concat(cls, parts: Sequence["Scores"]) -> "Scores":
+        """The same rewards' scores of several batches of samples."""
+
+        def joined(name: str) -> RewardResult:
+            results = [part.results[name] for part in parts]
+            answers = [result.answer or [None] * len(result.value) for result in results]
+            steps = [result.steps or [[] for _ in result.value] for result in results]
+            return RewardResult(
+                value=list(chain.from_iterable(result.value for result in results)),
+                status=list(chain.from_iterable(result.status for result in results)),
+                answer=list(chain.from_iterable(answers)) if any(r.answer for r in results) else None,
+                steps=list(chain.from_iterable(steps)) if any(r.steps for r in results) else None,
+            )
+
+        total = list(chain.from_iterable(part.total for part in parts))
+        return cls(total, {name: joined(name) for name in parts[0].results})
 
     def describe(self, row: int) -> dict[str, tuple[float, str]]:
         """Value and status of each reward for one sample."""
@@ -66,7 +85,7 @@ class Scorer:
         total = [0.0] * len(samples)
         results = {}
         for reward in self.rewards:
-            result = results[reward.name] = reward(samples)
+            result = results[reward.name] = reward(samples) if samples else RewardResult([], [])
             if reward.weight != 0:
                 total = [sum_ + reward.weight * value for sum_, value in zip(total, result.value, strict=True)]
         return Scores(total, results)
