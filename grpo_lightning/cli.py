@@ -114,6 +114,8 @@ class GRPOCLI(LightningCLI):
         self._check_checkpoint(stage)
         if stage == "fit" and self.config[stage].ckpt_path is None and trainer.checkpoint_callback is not None:
             refuse_overwriting(Path(trainer.default_root_dir) / "checkpoints")
+        if stage == "fit":
+            GRPOLoop.of(trainer).check(self.model)
         self.model.policy.check()
         self.datamodule.load(stage, self.model, validates=trainer.limit_val_batches != 0)
 

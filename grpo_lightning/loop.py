@@ -96,14 +96,18 @@ class GRPOLoop(Callback):
         callbacks: list[Callback] = getattr(trainer, "callbacks", [])
         return next(callback for callback in callbacks if isinstance(callback, GRPOLoop))
 
+    def check(self, module: GRPOModule) -> None:
+        """Raises UsageError where loop and module do not go together."""
+        if self.group_size < 2 and module.advantage.compares_group:
+            raise UsageError(
+                f"loop.group_size={self.group_size}: give 2 or more; {type(module.advantage).__name__} compares the "
+                "completions of one prompt"
+            )
+
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        if self.group_size < 2 and _module(pl_module).advantage.compares_group:
-            raise UsageError(
-                f"loop.group_size={self.group_size}: give 2 or more; "
-                f"{type(_module(pl_module).advantage).__name__} compares the completions of one prompt"
-            )
+        self.check(_module(pl_module))
         if self.prompts_per_step % (self.minibatches * trainer.world_size):
             raise UsageError(
                 f"loop.prompts_per_step={self.prompts_per_step} is not a multiple of loop.minibatches="

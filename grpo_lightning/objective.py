@@ -90,9 +90,10 @@ class Objective:
         surrogate = self.surrogate(logp, old_logp, rollouts)
         per_token = surrogate.value
         kl_ref = torch.zeros_like(current)
+        if rollouts.ref_logp is not None:
+            kl_ref = self.kl(logp, rollouts.ref_logp, old_logp)
         if self.beta > 0:
             assert rollouts.ref_logp is not None
-            kl_ref = self.kl(logp, rollouts.ref_logp, old_logp)
             per_token = per_token - self.beta * kl_ref
         if self.entropy_bonus > 0:
             per_token = per_token + self.entropy_bonus * entropy

@@ -11,6 +11,7 @@ import torch
 
 from grpo_lightning import ranks
 from grpo_lightning.explorer import Exploration
+from grpo_lightning.metrics import RIGHT
 
 
 @dataclass
@@ -42,6 +43,9 @@ class StepStatistics:
         for sample in samples:
             step.add("rollout/length_mean", len(sample.token_ids))
             step.add("rollout/truncated", sample.truncated)
+        for sample, value in zip(samples, scores.main.value, strict=True):
+            if not math.isnan(value):
+                step.add(f"rollout/length_{'right' if value > RIGHT else 'wrong'}", len(sample.token_ids))
         sampled = sum(len(sample.token_ids) for sample in samples)
         step.add("rollout/wasted", sampled - exploration.rollouts.num_tokens, sampled)
         step.maxima["rollout/length_max"] = max(len(sample.token_ids) for sample in samples)

@@ -31,15 +31,20 @@ class TargetProbability(Surrogate):
     Args:
         good_exponent: From 0 to 1; 0.5 is the square root.
         bad_exponent: 1 or more; 2 is the square.
+        tolerance: Nats around a target that count as being there; it matters for tokens of probability almost 1, whose
+            target is hardly higher and takes for ever to reach.
     """
 
     reads_old_logp = True
 
-    def __init__(self, good_exponent: float = 0.5, bad_exponent: float = 2.0) -> None:
+    def __init__(self, good_exponent: float = 0.5, bad_exponent: float = 2.0, tolerance: float = 0.0) -> None:
         if not 0 <= good_exponent <= 1:
             raise UsageError(f"good_exponent={good_exponent}: give a number from 0 (target 1) to 1 (no change)")
         if not bad_exponent >= 1:
             raise UsageError(f"bad_exponent={bad_exponent}: give 1 (no change) or more")
+        if not tolerance >= 0:
+            raise UsageError(f"tolerance={tolerance} of TargetProbability: give 0 or more nats, e.g. 0.01")
+        self.tolerance = tolerance
         self.good_exponent = good_exponent
         self.bad_exponent = bad_exponent
 
@@ -57,8 +62,8 @@ class TargetProbability(Surrogate):
         target = logp * torch.where(good, self.good_exponent, torch.where(bad, self.bad_exponent, 1.0))
         total = segment_sum(target.exp(), tree.parent, tree.num_parents)
         target = target - total[tree.parent].clamp(min=1).log()
-        rollouts.logp_high = torch.where(bad, torch.inf, target)[tree.node].float()
-        rollouts.logp_low = torch.where(good, -torch.inf, target)[tree.node].float()
+        rollouts.logp_high = torch.where(bad, torch.inf, target - self.tolerance)[tree.node].float()
+        rollouts.logp_low = torch.where(good, -torch.inf, target + self.tolerance)[tree.node].float()
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
         assert rollouts.logp_low is not None and rollouts.logp_high is not None, "prepare comes first"

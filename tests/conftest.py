@@ -1,11 +1,16 @@
 """Fixtures shared by all tests. The helpers they stand on are in tiny.py."""
 
 import random
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
 import torch
+from command import Grpo, arguments
 
+from grpo_lightning.cli import run
 from grpo_lightning.policy import Policy
 
 torch.set_num_threads(1)
@@ -27,3 +32,28 @@ def shape(request: pytest.FixtureRequest) -> str:
 def policy(shape: str) -> Policy:
     """A tiny random policy of each architecture."""
     return tiny.policy_of(shape)
+
+
+@pytest.fixture(scope="session")
+def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random policy as a user has one: a folder."""
+    folder = tmp_path_factory.mktemp("saved") / "policy"
+    tiny.policy_of().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Grpo:
+    """Runs a command line in the working directory: exit code, stdout, stderr."""
+    monkeypatch.setattr(sys, "argv", ["grpo"])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def command(subcommand: str, *options: str) -> tuple[int, str, str]:
+        code: Any = 0
+        try:
+            run(arguments(subcommand, *options))
+        except SystemExit as stopped:
+            code = stopped.code
+        return code, *capsys.readouterr()
+
+    return command

@@ -3,15 +3,15 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from command import OPTIONS, Grpo, arguments
 from fitting import scalars
-from tiny import CONTEXT, policy_of
+from tiny import CONTEXT
 
 from grpo_lightning.cli import run
 from grpo_lightning.data import PromptDataModule
@@ -28,35 +28,7 @@ FILES = {
     "rewards.yaml": "model:\n  rewards:\n    - class_path: MathVerifier\n    - class_path: MathVerifier\n",
     "broken.py": "def score(sample):\n    raise KeyError('nothing like this')\n",
 }
-OPTIONS = {
-    "trainer.accelerator": "cpu",
-    "trainer.max_epochs": "1",
-    "trainer.default_root_dir": "run",
-    "trainer.enable_progress_bar": "false",
-    "trainer.enable_model_summary": "false",
-    "model.policy.path": "policy",
-    "model.rewards": "[FormatReward]",
-    "model.sampling.max_new_tokens": "4",
-    "model.val_samples": "2",
-    "data.task": "JsonPrompts",
-    "data.task.train": "rows.jsonl",
-    "data.task.val": "rows.jsonl",
-    "data.task.test": "rows.jsonl",
-    "loop.group_size": "2",
-    "loop.prompts_per_step": "2",
-}
-"""A run of one step in a folder that has FILES and a tiny model in it."""
-
 NO_TASK = [f"--{key}!" for key in OPTIONS if key.startswith("data.task")]
-
-Grpo = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="session")
-def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cli") / "policy"
-    policy_of().save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture
@@ -75,27 +47,9 @@ def folder(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def grpo(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Grpo:
+def grpo(folder: Path, command: Grpo) -> Grpo:
     """Runs a command line in `folder`, with OPTIONS and what overrides them: exit code, stdout, stderr."""
-    monkeypatch.setattr(sys, "argv", ["grpo"])
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-
-    def command(subcommand: str, *options: str) -> tuple[int, str, str]:
-        code: Any = 0
-        try:
-            run(arguments(subcommand, *options))
-        except SystemExit as stopped:
-            code = stopped.code
-        return code, *capsys.readouterr()
-
     return command
-
-
-def arguments(subcommand: str, *options: str) -> list[str]:
-    """`--key value` of OPTIONS; `options` override them, and `--key!` takes one away."""
-    gone = {option.removeprefix("--").removesuffix("!") for option in options if option.endswith("!")}
-    base = [f"--{key}={value}" for key, value in OPTIONS.items() if key not in gone]
-    return [subcommand, *base, *(option for option in options if not option.endswith("!"))]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -331,7 +285,10 @@ def test_print_config_shows_the_defaults_and_is_a_configuration(grpo: Grpo, fold
     model = config["model"]
     assert class_and_arguments(model["engine"])[0] == "NativeEngine"
     assert class_and_arguments(model["advantage"]) == ("GroupStd", {"advantage_eps": 1e-6, "std": "sample"})
-    assert class_and_arguments(model["objective"]["surrogate"]) == ("Clipped", {"clip_low": 0.2, "clip_high": 0.2})
+    assert class_and_arguments(model["objective"]["surrogate"]) == (
+        "Clipped",
+        {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None},
+    )
     assert class_and_arguments(model["objective"]["kl"])[0] == "K3"
     assert class_and_arguments(model["objective"]["weighting"])[0] == "SequenceMean"
     assert model["objective"]["beta"] == 0
@@ -375,7 +332,10 @@ def test_one_flag_swaps_a_part(grpo: Grpo) -> None:
         "objective"
     ]
     assert class_and_arguments(objective["weighting"]) == ("TokenMean", {})
-    assert class_and_arguments(objective["surrogate"]) == ("Clipped", {"clip_low": 0.2, "clip_high": 0.28})
+    assert class_and_arguments(objective["surrogate"]) == (
+        "Clipped",
+        {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": None},
+    )
     objective = model("--model.objective.weighting=FixedLength", "--model.objective.weighting.length=32")["objective"]
     assert class_and_arguments(objective["weighting"]) == ("FixedLength", {"length": 32})
     name, settings = class_and_arguments(model("--model.optimizer=SGD", "--model.optimizer.lr=1")["optimizer"])

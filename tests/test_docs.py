@@ -1,15 +1,19 @@
 """docs/metrics.md names what a run logs, all of it and nothing else."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from fitting import fit
+from fitting import Digits, fit
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpo_lightning.callbacks.completions import SampledCompletions
+from grpo_lightning.filters import DynamicSampling
 from grpo_lightning.objective import Objective
-from grpo_lightning.rewards import base, format, function, math_verifier, workers
+from grpo_lightning.rewards import RewardResult, base, format, function, math_verifier, workers
+from grpo_lightning.stopping import KLAbove
+from grpo_lightning.types import Sample
 
 METRICS = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
@@ -26,16 +30,28 @@ NAMES, STATUSES = map(names_in, METRICS.split("\n## Statuses of the rewards\n"))
 
 def pattern(name: str) -> re.Pattern[str]:
     """What a documented name stands for: `<name>` for any reward, `<status>` for any status, `@k` for any number."""
-    name = name.replace("<status>", f"({'|'.join(STATUSES)})").replace("<name>", "[a-z_]+")
+    name = (
+        name.replace("<status>", f"({'|'.join(STATUSES)})").replace("<name>", "[a-z_]+").replace("<rule>", "[A-Za-z]+")
+    )
     return re.compile(name.replace("@k", r"@\d+"))
+
+
+class HalfDigits(Digits):
+    """Right are those with at least half as many digits as the best."""
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        result = super().score(samples)
+        result.value = [value / max(result.value) for value in result.value]
+        return result
 
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The names that a run with a reference and validation logs."""
+    """The names that a run with everything on logs."""
     folder = tmp_path_factory.mktemp("run")
     trainer = {"max_epochs": 2, "limit_val_batches": 1}
-    fit(folder, callbacks=[SampledCompletions()], objective=Objective(beta=0.1), trainer=trainer)
+    loop = {"mu": 2, "stop": KLAbove(1e-9), "dynamic_sampling": DynamicSampling()}
+    fit(folder, [SampledCompletions()], loop, objective=Objective(beta=0.1), rewards=[HalfDigits()], trainer=trainer)
     events = EventAccumulator(str(folder))
     events.Reload()
     tags = events.Tags()

@@ -1,0 +1,130 @@
+"""Every method by its name: from the command line, as a file of configs/algorithms/, and as a user's own file."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command import Grpo
+from fitting import scalars
+from test_configs import CONFIGS, QUICKSTART, Built
+
+from grpo_lightning.advantages import AdvantageEstimator
+from grpo_lightning.filters import GroupFilter
+from grpo_lightning.kl import KLEstimator
+from grpo_lightning.masks import TokenMask
+from grpo_lightning.snapshots import PolicySnapshot
+from grpo_lightning.stopping import StopRule
+from grpo_lightning.surrogates import Surrogate
+from grpo_lightning.weightings import TokenWeighting
+
+ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
+EXTENDING = CONFIGS.parent / "docs" / "extending.md"
+REWARD = """
+from grpo_lightning.rewards import Reward, RewardResult
+
+class Digits(Reward):
+    def score(self, samples):
+        values = [sum(c.isdigit() for c in sample.text) / max(1, len(sample.text)) for sample in samples]
+        return RewardResult(values, ["ok"] * len(values))
+"""
+FAMILIES = {
+    "model.advantage": AdvantageEstimator,
+    "model.objective.surrogate": Surrogate,
+    "model.objective.kl": KLEstimator,
+    "model.objective.weighting": TokenWeighting,
+    "model.objective.masks": TokenMask,
+    "model.old_policy": PolicySnapshot,
+    "model.reference": PolicySnapshot,
+    "loop.stop": StopRule,
+    "loop.dynamic_sampling.filter": GroupFilter,
+}
+REQUIRED = {"FixedLength": ".length=12", "FirstOf": ".rules=[KLAbove]"}
+
+
+def members(base: type) -> Iterator[type]:
+    """The classes of a family that the package has."""
+    for cls in base.__subclasses__():
+        if cls.__module__.startswith("grpo_lightning") and not inspect.isabstract(cls):
+            yield cls
+        yield from members(cls)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory: questions, a policy, a reward."""
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "{row}", "answer": "1"}}\n' for row in range(8)))
+    (tmp_path / "digits.py").write_text(REWARD)
+    (tmp_path / "policy").symlink_to(policy_folder)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def fit(command: Grpo, *options: str) -> dict[str, dict[int, float]]:
+    """Two steps of 4 prompts x 4 completions."""
+    sizes = [
+        "--trainer.max_epochs=2",
+        "--loop.group_size=4",
+        "--loop.prompts_per_step=4",
+        "--trainer.limit_val_batches=0",
+    ]
+    code, _, err = command("fit", *sizes, "--model.rewards=[digits.Digits]", *options)
+    assert code == 0, err
+    return scalars("run")
+
+
+def test_the_configurations_are_those_of_the_documentation() -> None:
+    table = (CONFIGS.parent / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    assert {path.name for path in ALGORITHMS} == set(re.findall(r"configs/algorithms/(\w+\.yaml)", table))
+
+
+@pytest.mark.parametrize("path", ALGORITHMS, ids=lambda path: path.stem)
+def test_an_algorithm_fits_two_steps(path: Path, folder: Path, command: Grpo) -> None:
+    found = fit(command, f"--config={path}")
+    assert len(found["reward/mean"]) == 2
+    assert all(value > 0 for value in found["optim/grad_norm"].values())
+    expected = yaml.safe_load(path.read_text()).get("loop", {})
+    updates = expected.get("mu", 1) * expected.get("minibatches", 1)
+    assert max(found["optim/updates"].values()) <= updates
+    if "stop" not in expected:
+        assert set(found["optim/updates"].values()) == {updates}
+    model = yaml.safe_load(path.read_text())["model"]
+    assert ("policy/kl_ref" in found) == (model["objective"]["beta"] > 0 or "reward_kl" in model)
+
+
+@pytest.mark.parametrize("key", FAMILIES)
+def test_every_member_is_reached_by_its_class_name(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["grpo"])
+    found = list(members(FAMILIES[key]))
+    assert found
+    for cls in found:
+        options = [f"--{key}=[{cls.__name__}]" if key.endswith("masks") else f"--{key}={cls.__name__}"]
+        if cls.__name__ in REQUIRED:
+            options.append(f"--{key}{REQUIRED[cls.__name__]}")
+        cli = Built(["fit", "--config", str(QUICKSTART), "--model.objective.beta=0.1", *options])
+        built: Any = {"model": cli.config_init.fit.model, "loop": cli.config_init.fit.loop}
+        for name in key.split("."):
+            built = built[name] if isinstance(built, dict) else getattr(built, name)
+        assert type(built[0] if isinstance(built, list) else built) is cls
+
+
+def test_a_method_in_a_file_of_the_users(folder: Path, command: Grpo) -> None:
+    text = EXTENDING.read_text(encoding="utf-8")
+    code, shell = (re.search(rf"```{name}\n(.*?)```", text, re.DOTALL) for name in ("python", "bash"))
+    assert code and shell
+    (folder / "my_method.py").write_text(code[1])
+    words = shell[1].replace("\\\n", " ").split()
+    assert words[:4] == ["grpo", "fit", "--config", "configs/quickstart.yaml"]
+    found = fit(command, *words[4:], "--loop.stop.nats=100")
+    # The rule stops at the second update of each step, the first one it is asked at.
+    assert set(found["optim/updates"].values()) == {1}
+    assert set(found["optim/stopped_by/EntropyBelow"].values()) == {1}
+    assert all(value > 0 for value in found["optim/grad_norm"].values())
+    in_yaml = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert in_yaml
+    (folder / "my_method.yaml").write_text(in_yaml[1])
+    assert Built(["fit", "--config", str(QUICKSTART), "--config", "my_method.yaml"]).model.advantage.margin == 0.1

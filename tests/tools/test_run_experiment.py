@@ -1,0 +1,239 @@
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from loading import load_tool
+from tiny import policy_of, tokenizer
+from torch.utils.tensorboard import SummaryWriter
+
+import grpo_lightning.cli
+
+tool = load_tool("run_experiment")
+
+EXPERIMENT = {
+    "config": ["configs/quickstart.yaml"],
+    "args": {"trainer.max_epochs": 3, "model.rewards": [{"class_path": "MathVerifier"}]},
+    "seeds": [0, 7],
+    "arms": {
+        "no KL": None,
+        "beta 0.04": {"model.objective.beta": 0.04},
+        "Dapo!": {"config": "configs/dapo.yaml", "trainer.max_epochs": 5, "loop.shuffle": True},
+    },
+    "metrics": ["val/x"],
+}
+
+
+def write(folder: Path, **changes: object) -> Path:
+    """An experiment's folder; a key that is None is left out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    experiment = {key: value for key, value in (EXPERIMENT | changes).items() if value is not None}
+    (folder / "experiment.yaml").write_text(yaml.safe_dump(experiment, sort_keys=False))
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository's root with an experiment, whose runs are made in this process by `fake_fit`."""
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(grpo_lightning.cli, "run", fake_fit)
+    monkeypatch.setattr(tool, "ProcessPoolExecutor", Here)
+    (tmp_path / "configs").mkdir()
+    write(tmp_path / "experiments" / "e")
+    (tmp_path / "experiments" / "e" / "README.md").write_text(f"# E\n{tool.OPEN}\n{tool.CLOSE}\nEnd.\n")
+    return tmp_path
+
+
+class Here:
+    """Runs what is submitted at once, in this process."""
+
+    def __init__(self, workers: int, *_: object) -> None:
+        assert workers >= 1
+
+    def __enter__(self) -> "Here":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing."""
+
+    def submit(self, function, run):
+        future = tool.Future()
+        future.set_result(function(run))
+        return future
+
+
+def option(arguments: list[str], name: str) -> str:
+    [value] = [one.split("=", 1)[1] for one in arguments if one.startswith(f"--{name}=")]
+    return value
+
+
+def fake_fit(arguments: list[str]) -> None:
+    """Says something and logs max_epochs + seed as val/x; seed 7 of the arm with beta makes a mistake."""
+    beta = any(one.startswith("--model.objective.beta=") for one in arguments)
+    seed = int(option(arguments, "seed_everything"))
+    print("working")
+    if beta and seed == 7:
+        print("grpo: error: beta=0.04: too much")
+        raise SystemExit(2)
+    with SummaryWriter(option(arguments, "trainer.default_root_dir")) as writer:
+        writer.add_scalar("epoch", 0, 0)
+        writer.add_scalar("val/x", int(option(arguments, "trainer.max_epochs")) + seed, 0)
+
+
+def test_command_lines(tmp_path: Path):
+    runs = tool.Experiment.read(write(tmp_path / "e")).runs(Path("runs/e"))
+    assert [(run.arm, run.seed) for run in runs] == [(arm, seed) for seed in (0, 7) for arm in EXPERIMENT["arms"]]
+    fixed = ["--trainer.enable_progress_bar=false", "--trainer.enable_checkpointing=false"]
+    fixed += ["--completions.every_n_steps=1000000"]
+    rewards = '--model.rewards=[{"class_path": "MathVerifier"}]'
+    assert runs[0].arguments == [
+        *("fit", "--config=configs/quickstart.yaml", *fixed, "--trainer.max_epochs=3", rewards),
+        *("--seed_everything=0", "--trainer.default_root_dir=runs/e/no_kl/0"),
+    ]
+    assert runs[4].arguments == [
+        *("fit", "--config=configs/quickstart.yaml", *fixed, "--trainer.max_epochs=3", rewards),
+        *("--model.objective.beta=0.04", "--seed_everything=7", "--trainer.default_root_dir=runs/e/beta_0.04/7"),
+    ]
+    # The arm's file lies over the others, and its option stands in the place of that of every run.
+    assert runs[2].arguments == [
+        *("fit", "--config=configs/quickstart.yaml", "--config=configs/dapo.yaml", *fixed, rewards),
+        *("--trainer.max_epochs=5", "--loop.shuffle=true"),
+        *("--seed_everything=0", "--trainer.default_root_dir=runs/e/dapo/0"),
+    ]
+
+
+def test_what_is_fixed_may_be_said_otherwise(tmp_path: Path):
+    folder = write(tmp_path / "e", args={"trainer.enable_checkpointing": True, "model.x": None})
+    arguments = tool.Experiment.read(folder).runs(Path("runs/e"))[0].arguments
+    assert option(arguments, "trainer.enable_checkpointing") == "true" and option(arguments, "model.x") == "null"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arms": {"a b": {}, "A-B": {}}}, "letters and digits differ"),
+        ({"arms": {}}, "the arms need names"),
+        ({"seeds": []}, "one seed or more"),
+        ({"metrics": None}, "give seeds, arms and metrics"),
+        ({"metric": ["val/x"]}, "nothing else"),
+        ({"metrics": ["val/x:median"]}, "metric 'val/x:median'"),
+        ({"x": "hours"}, "x: hours: give any of step"),
+    ],
+)
+def test_mistakes_show_before_anything_runs(root: Path, changes: dict, message: str):
+    with pytest.raises(SystemExit, match=message):
+        tool.main([str(write(root / "experiments" / "e", **changes))])
+    assert not (root / "runs").exists()
+
+
+def test_missing_experiment(tmp_path: Path):
+    with pytest.raises(SystemExit, match=r"experiment\.yaml does not exist"):
+        tool.main([str(tmp_path)])
+
+
+def test_dry_run_prints_the_command_lines(root: Path, capsys: pytest.CaptureFixture[str]):
+    tool.main(["experiments/e", "--dry-run"])
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith("grpo fit --config=configs/quickstart.yaml ") and len(others) == 5
+    assert '\'--model.rewards=[{"class_path": "MathVerifier"}]\'' in first
+    assert not (root / "runs").exists()
+
+
+def test_runs_are_made_compared_and_kept(root: Path, capfd: pytest.CaptureFixture[str]):
+    folder = write(root / "experiments" / "e", arms={"base": {}, "longer": {"trainer.max_epochs": 5}})
+    tool.main([str(folder), "--write"])
+    out = capfd.readouterr().out
+    assert "4 runs, 4 to make" in out and "longer, seed 7: 0 s" in out and "working" not in out
+    assert (root / "runs/e/base/0/log.txt").read_text() == "working\n"
+    assert set(json.loads((root / "runs/e/base/0/done.json").read_text())) == {"arguments", "seconds"}
+    # 3 and 10: mean 6.5, half 12.7 * 7 / 2 = 44.5. 5 and 12: 2 more with either seed.
+    readme = (folder / "README.md").read_text()
+    assert "| base | 2 | 6 ± 44 | – |" in readme and "| longer | 2 | 8 ± 44 | **+2 ± 0** \\* |" in readme
+    assert readme.startswith(f"# E\n{tool.OPEN}\n| arm |") and readme.endswith(f"\n{tool.CLOSE}\nEnd.\n")
+    assert (folder / "results.png").read_bytes() == (root / "runs/e/results.png").read_bytes()
+
+    marks = {path: path.stat().st_mtime_ns for path in root.glob("runs/e/*/*/done.json")}
+    (root / "runs/e/base/7/done.json").unlink()  # as if interrupted
+    (root / "runs/e/base/7/left_over").touch()
+    tool.main([str(folder), "--write"])
+    out = capfd.readouterr().out
+    assert "4 runs, 1 to make" in out and "1/1 base, seed 7" in out
+    assert not (root / "runs/e/base/7/left_over").exists()
+    again = {path for path, time in marks.items() if path.stat().st_mtime_ns != time}
+    assert again == {root / "runs/e/base/7/done.json"}
+    assert (folder / "README.md").read_text() == readme
+
+    write(folder, arms={"base": {}, "longer": {"trainer.max_epochs": 6}})  # other options: run anew
+    tool.main([str(folder)])
+    assert "4 runs, 2 to make" in capfd.readouterr().out
+    tool.main([str(folder), "--again"])
+    assert "4 runs, 4 to make" in capfd.readouterr().out
+
+
+def test_runs_in_processes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import run_experiment  # by its name, as the processes find it
+
+    monkeypatch.setattr(run_experiment, "ROOT", tmp_path)
+    policy_of("llama").model.save_pretrained(tmp_path / "policy")
+    tokenizer().save_pretrained(tmp_path / "policy")
+    args = {
+        **{"trainer.accelerator": "cpu", "trainer.max_epochs": 2, "trainer.limit_val_batches": 0},
+        **{"model.policy.path": "policy", "model.rewards": [{"class_path": "fitting.Digits"}]},
+        **{"model.sampling.max_new_tokens": 4, "model.optimizer.class_path": "torch.optim.SGD"},
+        **{"model.optimizer.init_args.lr": 0.1, "data.task": "fitting.Echo", "loop.group_size": 2},
+        **{"loop.prompts_per_step": 2},
+    }
+    folder = write(tmp_path / "e", config=None, args=args, arms={"one": {}}, metrics=["reward/mean"], x="seconds")
+    run_experiment.main([str(folder), "--workers", "1"])
+    logs = {seed: (tmp_path / f"runs/e/one/{seed}/log.txt").read_text() for seed in (0, 7)}
+    assert all("`Trainer.fit` stopped: `max_epochs=2` reached" in log for log in logs.values())
+    assert "| one | 2 |" in (tmp_path / "runs/e/results.md").read_text()
+
+
+def test_a_run_that_fails_says_why_and_the_others_count(root: Path, capfd: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match=r"1 of 6 runs failed: beta 0\.04, seed 7"):
+        tool.main(["experiments/e", "--write"])
+    out = capfd.readouterr().out
+    assert "beta 0.04, seed 7: failed: grpo: error: beta=0.04: too much (see runs/e/beta_0.04/7/log.txt)" in out
+    assert "| beta 0.04 | 1 |" in out and "| no KL | 2 |" in out
+    assert not (root / "runs/e/beta_0.04/7/done.json").exists()
+    assert not (root / "experiments/e/results.png").exists()  # --write is for what is whole
+
+
+def test_an_exception_is_told_and_stands_in_the_log(root: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(arguments: list[str]) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(grpo_lightning.cli, "run", broken)
+    run = tool.Experiment.read(root / "experiments/e").runs(root / "runs/e")[0]
+    assert tool.train(run)[1] == "RuntimeError: out of luck"
+    assert "in broken" in (run.folder / "log.txt").read_text()
+
+
+def test_readme_without_marks(root: Path):
+    (root / "experiments/e/README.md").write_text(tool.OPEN)
+    with pytest.raises(SystemExit, match="it needs the lines <!-- results -->"):
+        tool.main(["experiments/e", "--write"])
+    assert not (root / "runs").exists()
+
+
+def test_only_runs_of_the_experiment_are_removed(root: Path):
+    run = tool.Run("a", 0, root / "configs", [])
+    with pytest.raises(AssertionError, match="is not a run in"):
+        tool.remove(run, root / "runs" / "e")
+
+
+def test_the_tiny_policy_is_made_where_a_file_names_it(root: Path, monkeypatch: pytest.MonkeyPatch):
+    commands = []
+    monkeypatch.setattr(tool.subprocess, "run", lambda command, **_: commands.append(command[1:]))
+    runs = tool.Experiment.read(root / "experiments/e").runs(root / "runs/e")
+    (root / "configs/quickstart.yaml").write_text("model: {policy: {path: elsewhere}}")
+    tool.make_tiny_policy(runs)
+    assert commands == []
+    (root / "configs/quickstart.yaml").write_text("model: {policy: {path: runs/tiny_policy}}")
+    tool.make_tiny_policy(runs)
+    assert commands == [["tools/make_tiny_policy.py", "--out", "runs/tiny_policy"]]
+    (root / "runs/tiny_policy").mkdir(parents=True)
+    tool.make_tiny_policy(runs)
+    assert len(commands) == 1

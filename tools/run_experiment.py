@@ -1,0 +1,361 @@
+"""Runs the arms of an experiment, several at a time, and compares them.
+
+python tools/run_experiment.py experiments/does_kl_matter [--workers 2] [--again] [--write] [--dry-run]
+
+The experiment is described in `experiments/<name>/experiment.yaml`:
+
+    config: [configs/quickstart.yaml]     # --config files of every run
+    args:                                 # options of every run; a list or a dict stands for itself
+      trainer.max_epochs: 30
+      trainer.check_val_every_n_epoch: 3
+    seeds: [0, 1, 2, 3, 4]
+    arms:                                 # the first is what the others are compared with
+      no KL: {}
+      beta 0.04: {model.objective.beta: 0.04}
+      dapo: {config: configs/algorithms/dapo.yaml, loop.mu: 2}      # one or more files laid over those of every run
+    metrics: [val/avg@8, "val/avg@8:mean", "val/avg@8>=0.9"]        # as tools/compare_runs.py understands them
+    x: [step, seconds]                    # a table and a row of panels for each; step if left out
+
+Of two options with the same name the arm's counts; of an option and a file the option. A class comes before its own
+options (`model.objective.kl: K2`, then `model.objective.kl.<option>`). Paths are relative to the repository's root.
+
+A run is `grpo fit` with these options, its seed and its own folder, runs/<name>/<arm>/<seed>, with what it prints in
+log.txt; without progress bar, checkpoints or sampled completions. `--dry-run` prints the command lines. Each run has
+one thread; the times of arms compare as long as all run with the same number of `--workers`. A run that is complete
+(done.json says so) and had the same options is kept, unless `--again`; one that was interrupted, failed or had other
+options is removed and run anew. A changed configuration file is not noticed.
+
+At the end: runs/<name>/results.md and results.png. `--write` copies them: the tables between `<!-- results -->` and
+`<!-- /results -->` in experiments/<name>/README.md, the picture beside it.
+"""
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY_POLICY = "runs/tiny_policy"
+FIXED = {
+    "trainer.enable_progress_bar": False,
+    "trainer.enable_checkpointing": False,
+    "completions.every_n_steps": 1_000_000,
+}
+"""Options of every run that the experiment need not say, and may say otherwise."""
+OPEN, CLOSE = "<!-- results -->", "<!-- /results -->"
+KEYS = {"config", "args", "seeds", "arms", "metrics", "x"}
+
+
+class Mistake(ValueError):
+    """Something in the experiment that its author can mend."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm with one seed."""
+
+    arm: str
+    seed: int
+    folder: Path
+    arguments: list[str]
+    """Of `grpo`, from `fit` on."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}, seed {self.seed}"
+
+    @property
+    def marker(self) -> Path:
+        """Written when the run is complete, with its arguments."""
+        return self.folder / "done.json"
+
+    def is_complete(self) -> bool:
+        """Whether it has run to its end with these arguments."""
+        return self.marker.exists() and json.loads(self.marker.read_text())["arguments"] == self.arguments
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What experiment.yaml says."""
+
+    name: str
+    config: list[str]
+    args: dict[str, Any]
+    seeds: list[int]
+    arms: dict[str, dict[str, Any]]
+    metrics: list[str]
+    x: list[str]
+
+    @classmethod
+    def read(cls, folder: Path) -> "Experiment":
+        """Reads `folder`/experiment.yaml.
+
+        Raises:
+            Mistake: It is not there, or has not the form that this file's docstring shows.
+        """
+        path = folder / "experiment.yaml"
+        if not path.exists():
+            raise Mistake(f"{path} does not exist")
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or not {"seeds", "arms", "metrics"} <= found.keys() <= KEYS:
+            raise Mistake(f"{path}: give seeds, arms and metrics, and of {', '.join(sorted(KEYS))} nothing else")
+        arms = {str(name): options or {} for name, options in (found["arms"] or {}).items()}
+        slugs = [slug(arm) for arm in arms]
+        if not arms or len(set(slugs)) < len(slugs) or "" in slugs:
+            raise Mistake(f"{path}: the arms need names whose letters and digits differ; they are {', '.join(arms)}")
+        if not found["seeds"] or not found["metrics"]:
+            raise Mistake(f"{path}: give one seed or more, and one metric or more")
+        return cls(
+            folder.resolve().name,
+            config=as_list(found.get("config")),
+            args=found.get("args") or {},
+            seeds=[int(seed) for seed in found["seeds"]],
+            arms=arms,
+            metrics=as_list(found["metrics"]),
+            x=as_list(found.get("x", "step")),
+        )
+
+    def runs(self, folder: Path) -> list[Run]:
+        """Every run, into `folder`/<arm>/<seed>; seed by seed, so that early results are of all arms."""
+        return [self.run(arm, seed, folder) for seed in self.seeds for arm in self.arms]
+
+    def run(self, arm: str, seed: int, folder: Path) -> Run:
+        """One arm with one seed."""
+        folder = folder / slug(arm) / str(seed)
+        own = dict(self.arms[arm])
+        files = [*self.config, *as_list(own.pop("config", None))]
+        # What the arm sets comes last: an option of a class follows the class.
+        args = {key: value for key, value in (FIXED | self.args).items() if key not in own} | own
+        args |= {"seed_everything": seed, "trainer.default_root_dir": shortest(folder)}
+        options = [f"--{key}={as_text(value)}" for key, value in args.items()]
+        return Run(arm, seed, folder, ["fit", *(f"--config={file}" for file in files), *options])
+
+
+def as_list(value: Any) -> list[str]:
+    """None, one or several as a list."""
+    return [] if value is None else [str(one) for one in (value if isinstance(value, list) else [value])]
+
+
+def as_text(value: Any) -> str:
+    """A value of YAML on a command line; a list or a dict as JSON, which is YAML too."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def slug(name: str) -> str:
+    """A folder's name for an arm: beta 0.04 -> beta_0.04."""
+    return re.sub(r"[^a-z0-9.]+", "_", name.lower()).strip("_.")
+
+
+def shortest(path: Path) -> str:
+    """Relative to the repository's root where it lies inside."""
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+
+
+def prepare_worker(root: Path) -> None:
+    """Imports once what every run needs."""
+    os.chdir(root)
+    sys.argv = ["grpo"]  # what its messages call themselves
+    import torch
+
+    torch.set_num_threads(1)
+    import grpo_lightning.cli  # noqa: F401
+
+
+def train(run: Run) -> tuple[float, str]:
+    """Makes one run in this process, its output in log.txt; returns seconds and, if it failed, why."""
+    from grpo_lightning.cli import run as grpo
+
+    run.folder.mkdir(parents=True)
+    started = time.perf_counter()
+    error = ""
+    with output_to(run.folder / "log.txt"):
+        try:
+            grpo(run.arguments)
+        except SystemExit as stopped:  # a mistake, or a signal: fit returns when it is through
+            error = f"exit code {stopped.code}"
+        except Exception as failure:
+            traceback.print_exc()
+            error = f"{type(failure).__name__}: {failure}"
+    seconds = time.perf_counter() - started
+    if error.startswith("exit code"):
+        lines = [line for line in (run.folder / "log.txt").read_text(errors="replace").splitlines() if line.strip()]
+        error = lines[-1] if lines else error
+    if not error:
+        run.marker.write_text(json.dumps({"arguments": run.arguments, "seconds": round(seconds, 1)}, indent=2))
+    return seconds, error
+
+
+@contextlib.contextmanager
+def output_to(path: Path) -> Any:
+    """Sends what this process and its children print to a file; the stream objects stay, as loggers hold them."""
+    streams = (sys.stdout, sys.stderr)
+    kept = [os.dup(stream.fileno()) for stream in streams]
+    with path.open("w") as file:
+        for stream in streams:
+            stream.flush()
+            os.dup2(file.fileno(), stream.fileno())
+        try:
+            yield
+        finally:
+            for stream, descriptor in zip(streams, kept, strict=True):
+                stream.flush()
+                os.dup2(descriptor, stream.fileno())
+                os.close(descriptor)
+
+
+def remove(run: Run, folder: Path) -> None:
+    """Removes a run's folder, which lies two below the experiment's."""
+    assert run.folder.parent.parent == folder, f"{run.folder} is not a run in {folder}"
+    shutil.rmtree(run.folder, ignore_errors=True)
+
+
+def run_all(runs: Sequence[Run], workers: int) -> dict[str, str]:
+    """Makes the runs in worker processes, a line each as they end; returns why those failed that did, by name."""
+    failures: dict[str, str] = {}
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(runs)), context, prepare_worker, (ROOT,)) as pool:
+        pending: dict[Future[tuple[float, str]], Run] = {pool.submit(train, run): run for run in runs}
+        try:
+            for count, future in enumerate(as_completed(pending), start=1):
+                run = pending[future]
+                seconds, error = outcome(future)
+                say = f"failed: {error} (see {shortest(run.folder)}/log.txt)" if error else f"{seconds:.0f} s"
+                print(f"{count}/{len(runs)} {run.name}: {say}", flush=True)
+                if error:
+                    failures[run.name] = error
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.kill()
+            sys.exit("run_experiment: interrupted; what is complete is kept")
+    return failures
+
+
+def outcome(future: "Future[tuple[float, str]]") -> tuple[float, str]:
+    """A run's seconds and failure; a worker that died is one too."""
+    error = future.exception()
+    return future.result() if error is None else (0.0, f"{type(error).__name__}: {error}")
+
+
+def make_tiny_policy(runs: Sequence[Run]) -> None:
+    """Makes the tiny policy if a run's options or files name it and it is not there."""
+    if (ROOT / TINY_POLICY).exists():
+        return
+    arguments = {argument for run in runs for argument in run.arguments}
+    files = {ROOT / argument.removeprefix("--config=") for argument in arguments if argument.startswith("--config=")}
+    if any(TINY_POLICY in text for text in [*arguments, *(file.read_text() for file in files if file.exists())]):
+        print(f"making {TINY_POLICY}", flush=True)
+        command = [sys.executable, "tools/make_tiny_policy.py", "--out", TINY_POLICY]
+        subprocess.run(command, cwd=ROOT, check=True, env=os.environ)
+
+
+def compare(experiment: Experiment, runs: Sequence[Run], out: Path) -> str:
+    """Writes out.md and out.png of the complete runs; returns the tables."""
+    from compare_runs import Metric, read_arms, write
+
+    folders: dict[str, list[Path]] = {arm: [] for arm in experiment.arms}
+    for run in runs:
+        if run.is_complete():
+            folders[run.arm].append(run.folder)
+    metrics = [Metric.parse(metric) for metric in experiment.metrics]
+    return write(read_arms({arm: found for arm, found in folders.items() if found}), metrics, experiment.x, out)
+
+
+def inserted(readme: str, tables: str) -> str:
+    """The README with the tables between the marks.
+
+    Raises:
+        Mistake: The marks are not there, once each and in order.
+    """
+    if readme.count(OPEN) != 1 or readme.count(CLOSE) != 1 or readme.index(OPEN) > readme.index(CLOSE):
+        raise Mistake(f"README.md of the experiment: it needs the lines {OPEN} and {CLOSE}, once each")
+    before, after = readme.split(OPEN)[0], readme.split(CLOSE)[1]
+    return f"{before}{OPEN}\n{tables.strip()}\n{CLOSE}{after}"
+
+
+def write_results(experiment: Path, out: Path, tables: str) -> None:
+    """Puts tables and picture where the experiment's reader looks."""
+    readme = experiment / "README.md"
+    readme.write_text(inserted(readme.read_text(encoding="utf-8"), tables), encoding="utf-8")
+    shutil.copyfile(out.with_suffix(".png"), experiment / "results.png")
+
+
+def check(experiment: Experiment, folder: Path, write: bool) -> None:
+    """Finds before the runs what would fail after them.
+
+    Raises:
+        ValueError: A metric or an axis is none, or the README cannot take the tables.
+    """
+    from compare_runs import AXES, Metric
+
+    for metric in experiment.metrics:
+        Metric.parse(metric)
+    if unknown := set(experiment.x) - AXES.keys():
+        raise Mistake(f"x: {', '.join(sorted(unknown))}: give any of {', '.join(AXES)}")
+    if write:
+        readme = folder / "README.md"
+        inserted(readme.read_text(encoding="utf-8") if readme.exists() else "", "")
+
+
+def execute(folder: Path, options: argparse.Namespace) -> None:
+    """Runs what is missing, compares, and says what failed."""
+    experiment = Experiment.read(folder)
+    check(experiment, folder, options.write)
+    into = ROOT / "runs" / experiment.name
+    runs = experiment.runs(into)
+    missing = [run for run in runs if options.again or not run.is_complete()]
+    if options.dry_run:
+        print("\n".join(shlex.join(["grpo", *run.arguments]) for run in missing))
+        return
+    print(f"{len(runs)} runs, {len(missing)} to make", flush=True)
+    failures: Mapping[str, str] = {}
+    if missing:
+        make_tiny_policy(missing)
+        for run in missing:
+            remove(run, into)
+        failures = run_all(missing, options.workers)
+    out = into / "results"
+    if any(run.is_complete() for run in runs):
+        print(f"\n{compare(experiment, runs, out)}\n{shortest(out)}.md, {shortest(out)}.png")
+    if failures:
+        raise Mistake(f"{len(failures)} of {len(runs)} runs failed: {'; '.join(failures)}")
+    if options.write:
+        write_results(folder, out, out.with_suffix(".md").read_text(encoding="utf-8"))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Runs the arms of an experiment and compares them.")
+    parser.add_argument("experiment", type=Path, help="folder with experiment.yaml")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs at a time, a thread each")
+    parser.add_argument("--again", action="store_true", help="run also what is complete")
+    parser.add_argument("--write", action="store_true", help="put the results into the experiment's folder")
+    parser.add_argument("--dry-run", action="store_true", help="print the command lines of the runs that are missing")
+    options = parser.parse_args(arguments)
+    if options.workers < 1:
+        parser.error(f"--workers {options.workers}: give 1 or more")
+    # Read when torch starts its threads: idle ones sleep, and leave the cores to the other runs.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        execute(options.experiment, options)
+    except ValueError as error:
+        sys.exit(f"run_experiment: {error}")
+
+
+if __name__ == "__main__":
+    main()
