@@ -227,7 +227,6 @@ class OffPolicyMask(Surrogate):
         # Not in place: a surrogate without bounds gives the same tensor for all three.
         result.clipped_low = result.clipped_low | masked
         result.clipped_high = result.clipped_high & ~masked
-        result.unreachable = result.unreachable & ~masked
         return result
 
 

@@ -4,16 +4,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_lightning.kl import K3
+from grpo_lightning.kl import K1, K2, K3, ImportanceWeighted, KLEstimator, RewardKL
 
 
 def k3(theta: list[float], ref: list[float]) -> list[float]:
-    return K3()(torch.tensor(theta).log(), torch.tensor(ref).log()).tolist()
+    logp = torch.tensor(theta).log()
+    return K3()(logp, torch.tensor(ref).log(), logp).tolist()
 
 
-def value_and_gradient(logp: Tensor, ref_logp: Tensor) -> tuple[Tensor, Tensor]:
+def value_and_gradient(
+    logp: Tensor, ref_logp: Tensor, old_logp: Tensor | None = None, kl: KLEstimator | None = None
+) -> tuple[Tensor, Tensor]:
+    """Of k3 and on policy unless said otherwise."""
     logp = logp.clone().requires_grad_()
-    value = K3()(logp, ref_logp)
+    value = (kl or K3())(logp, ref_logp, logp.detach() if old_logp is None else old_logp)
     return value.detach(), torch.autograd.grad(value.sum(), logp)[0]
 
 
@@ -67,4 +71,94 @@ def test_expectation_over_the_policy_is_the_kl_divergence():
     theta = torch.tensor([0.5, 0.3, 0.15, 0.05])
     ref = torch.tensor([0.25, 0.25, 0.25, 0.25])
     exact = sum(p * math.log(p / q) for p, q in zip(theta.tolist(), ref.tolist(), strict=True))
-    assert float((theta * K3()(theta.log(), ref.log())).sum()) == pytest.approx(exact, abs=1e-6)
+    assert float((theta * K3()(theta.log(), ref.log(), theta.log())).sum()) == pytest.approx(exact, abs=1e-6)
+
+
+def test_k1_and_k2_by_hand():
+    # log(0.2/0.4) = -0.693147 and log(0.5/0.05) = 2.302585; their squares' halves 0.240227 and 2.650949.
+    logp, ref_logp = torch.tensor([0.2, 0.5]).log(), torch.tensor([0.4, 0.05]).log()
+    value, gradient = value_and_gradient(logp, ref_logp, kl=K1())
+    assert value.tolist() == pytest.approx([-0.6931472, 2.3025851], rel=1e-6)
+    assert gradient.tolist() == [1, 1]
+    value, gradient = value_and_gradient(logp, ref_logp, kl=K2())
+    assert value.tolist() == pytest.approx([0.2402265, 2.6509491], rel=1e-6)
+    assert gradient.tolist() == pytest.approx([-0.6931472, 2.3025851], rel=1e-6)
+
+
+def test_importance_weighted_by_hand():
+    # π_θ/π_old = 0.2/0.1 = 2, k3 of π_ref/π_θ = 2 is 0.306853: 0.613706. The derivative by log π_θ is the ratio times
+    # k3 + its own derivative 1 - 2: 2 (0.306853 - 1) = -1.386294.
+    logp, ref_logp, old_logp = (torch.tensor([p]).log() for p in (0.2, 0.4, 0.1))
+    value, gradient = value_and_gradient(logp, ref_logp, old_logp, ImportanceWeighted())
+    assert value.tolist() == pytest.approx([0.6137056], rel=1e-5)
+    assert gradient.tolist() == pytest.approx([-1.3862944], rel=1e-5)
+    # Of k1: 2 log(1/2) = -1.386294, and 2 (log(1/2) + 1) = 0.613706.
+    value, gradient = value_and_gradient(logp, ref_logp, old_logp, ImportanceWeighted(K1()))
+    assert value.tolist() == pytest.approx([-1.3862944], rel=1e-5)
+    assert gradient.tolist() == pytest.approx([0.6137056], rel=1e-5)
+
+
+LOOPS = {
+    "k1": (K1(), lambda new, ref, old: math.log(new / ref)),
+    "k2": (K2(), lambda new, ref, old: math.log(new / ref) ** 2 / 2),
+    "k3": (K3(), lambda new, ref, old: ref / new - math.log(ref / new) - 1),
+    "weighted k1": (ImportanceWeighted(K1()), lambda new, ref, old: new / old * math.log(new / ref)),
+    "weighted k3": (ImportanceWeighted(), lambda new, ref, old: new / old * (ref / new - math.log(ref / new) - 1)),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("seed", range(3))
+def test_value_and_gradient_agree_with_float64_loops(name, seed):
+    kl, formula = LOOPS[name]
+    new, ref, old = torch.rand(3, 50, generator=torch.Generator().manual_seed(seed)).clamp(min=0.02)
+    value, gradient = value_and_gradient(new.log(), ref.log(), old.log(), kl)
+    step = 1e-5
+    for i, probabilities in enumerate(zip(new.tolist(), ref.tolist(), old.tolist(), strict=True)):
+        assert float(value[i]) == pytest.approx(formula(*probabilities), rel=1e-4, abs=1e-5)
+        p, q, o = probabilities
+        slope = (formula(p * math.exp(step), q, o) - formula(p * math.exp(-step), q, o)) / (2 * step)
+        assert float(gradient[i]) == pytest.approx(slope, rel=1e-4, abs=1e-4)
+
+
+def average(kl: KLEstimator, logits: Tensor, ref: Tensor, old: Tensor) -> tuple[float, Tensor]:
+    """The estimate's exact average over tokens drawn from π_old, and that of its gradient by the logits."""
+    logits = logits.clone().requires_grad_()
+    value = (old * kl(logits.log_softmax(0), ref.log(), old.log())).sum()
+    return float(value.detach()), torch.autograd.grad(value, logits)[0]
+
+
+def divergence(logits: Tensor, ref: Tensor, reverse: bool) -> tuple[float, Tensor]:
+    """D_KL[π_θ || π_ref], or forward D_KL[π_ref || π_θ], summed over the vocabulary."""
+    logits = logits.clone().requires_grad_()
+    logp = logits.log_softmax(0)
+    value = (logp.exp() * (logp - ref.log())).sum() if reverse else (ref * (ref.log() - logp)).sum()
+    return float(value.detach()), torch.autograd.grad(value, logits)[0]
+
+
+def test_what_each_estimator_is_on_average():
+    logits = torch.tensor([1.0, 0.2, -0.5, -1.5], dtype=torch.float64)
+    theta, ref = logits.softmax(0), torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    old = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+    exact, slope = divergence(logits, ref, reverse=True)
+    # On policy k1 and k3 have the right value; k1 no gradient at all, k2 the right one, k3 the forward KL's.
+    assert average(K1(), logits, ref, theta)[0] == pytest.approx(exact)
+    assert average(K1(), logits, ref, theta)[1].tolist() == pytest.approx([0] * 4, abs=1e-12)
+    assert average(K2(), logits, ref, theta)[0] != pytest.approx(exact, rel=0.01)
+    assert average(K2(), logits, ref, theta)[1].tolist() == pytest.approx(slope.tolist())
+    assert average(K3(), logits, ref, theta)[0] == pytest.approx(exact)
+    forward = divergence(logits, ref, reverse=False)[1]
+    assert average(K3(), logits, ref, theta)[1].tolist() == pytest.approx(forward.tolist())
+    # Off policy only the weighted ones are right, in both.
+    assert average(K3(), logits, ref, old)[0] != pytest.approx(exact, rel=0.01)
+    for kl in (ImportanceWeighted(), ImportanceWeighted(K1())):
+        for drawn_from in (theta, old):
+            value, gradient = average(kl, logits, ref, drawn_from)
+            assert value == pytest.approx(exact)
+            assert gradient.tolist() == pytest.approx(slope.tolist())
+
+
+def test_the_kl_in_the_reward_is_k1_unless_told():
+    assert isinstance(RewardKL().kl, K1)
+    assert isinstance(RewardKL(0.1, K3()).kl, K3)
+    assert RewardKL(0.1).beta == 0.1

@@ -7,6 +7,7 @@ from grpo_lightning.objective import Objective
 from grpo_lightning.policy import Policy
 from grpo_lightning.ragged import spread
 from grpo_lightning.rollouts import Rollouts
+from grpo_lightning.stopping import FixedPasses, Passes
 from grpo_lightning.weightings import BatchSize, SequenceMean
 
 LENGTHS = [4, 9, 1, 6, 2, 5, 3, 7]
@@ -71,6 +72,14 @@ def test_a_row_with_one_token_of_advantage_is_not_idle():
     assert without_idle_rows(rollouts).row.tolist() == [7]
 
 
+def test_a_row_whose_tokens_of_advantage_are_all_masked_is_idle():
+    # Both rows of advantage lose weight: the first all of it, the fifth that of one token.
+    rollouts = weighted([1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0])
+    rollouts.weight[:4] = 0
+    rollouts.weight[sum(LENGTHS[:4])] = 0
+    assert without_idle_rows(rollouts).row.tolist() == [4]
+
+
 @pytest.mark.parametrize("beta", [0.0, 0.04])
 def test_an_idle_pack_adds_nothing(policy, beta):
     rollouts = weighted([1.0, -1.0, 0.5, -0.5, 1.0, -1.0, 0.5, -0.5])
@@ -86,13 +95,25 @@ def test_an_idle_pack_adds_nothing(policy, beta):
     assert float(packs[0].weight.min()) > 0
 
 
+def test_an_idle_pack_knows_every_field():
+    rollouts = weighted([1.0] * 8)
+    names = ("old_logp", "ref_logp", "entropy_rank", "logp_low", "logp_high")
+    rollouts.ref_logp = rollouts.entropy_rank = rollouts.logp_low = rollouts.logp_high = None
+    idle = idle_pack(rollouts)
+    assert all(getattr(idle, name).tolist() == [0.0] * LENGTHS[0] for name in names)
+    assert idle.token_ids.tolist() == rollouts.token_ids[: LENGTHS[0]].tolist()
+    rollouts.ref_logp = torch.full((rollouts.num_tokens,), -2.0)
+    assert idle_pack(rollouts).ref_logp.tolist() == [-2.0] * LENGTHS[0]
+
+
 def test_to_moves_every_pack_and_keeps_the_rest():
-    exploration = object()
+    exploration, passes = object(), Passes(FixedPasses(), minibatches=1)
     packs = weighted([1.0] * 8).split(max_tokens=40)
-    minibatch = Minibatch(packs, on_policy=True, exploration=exploration)  # type: ignore[arg-type]
+    minibatch = Minibatch(packs, True, exploration, passes)  # type: ignore[arg-type]
     moved = minibatch.to("meta")
     assert [len(pack) for pack in moved.packs] == [len(pack) for pack in packs]
     assert {pack.token_ids.device.type for pack in moved.packs} == {"meta"}
     assert {pack.token_ids.device.type for pack in minibatch.packs} == {"cpu"}
     assert moved.on_policy
     assert moved.exploration is exploration
+    assert moved.passes is passes

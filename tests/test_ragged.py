@@ -43,6 +43,30 @@ def test_segment_sum_leaves_an_empty_segment_at_zero():
     assert sums.tolist() == [2.0, 0.0, -2.5, 0.0]
 
 
+def test_segment_mean_by_hand():
+    values = torch.tensor([1.0, 2.0, 6.0, -4.0, 0.5, 1.5], requires_grad=True)
+    means = ragged.segment_mean(values, torch.tensor([3, 1, 2]))
+    assert means.tolist() == [3, -4, 1]
+    means.sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 1, 1 / 2, 1 / 2])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_segment_mean_agrees_with_loops(seed):
+    segments = [segment for segment in random_segments(seed) if segment] or [[1]]
+    means = ragged.segment_mean(flat(segments).double(), sizes(segments))
+    assert means.tolist() == pytest.approx([sum(segment) / len(segment) for segment in segments])
+
+
+def test_no_segments_at_all():
+    none, nothing = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
+    assert ragged.starts(none).shape == ragged.positions(none).shape == (0,)
+    assert ragged.spread(nothing, none).shape == ragged.segment_mean(nothing, none).shape == (0,)
+    assert ragged.segment_sum(nothing, none, 0).shape == (0,)
+    assert ragged.pad(nothing, none).shape == (0, 0)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_take_finds_the_elements_of_the_rows_in_their_order(seed):
     segments = random_segments(seed)

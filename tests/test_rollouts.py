@@ -7,6 +7,8 @@ from tiny import rollouts_of, rows_of
 
 from grpo_lightning.rollouts import Rollouts
 
+OPTIONAL = ("old_logp", "ref_logp", "sampler_logp", "entropy_rank", "logp_low", "logp_high")
+
 
 def random_rollouts(seed: int) -> Rollouts:
     chance = random.Random(seed)
@@ -27,12 +29,16 @@ def test_from_lists_lays_prompts_and_completions_end_to_end():
     assert rollouts.sequence_lengths.tolist() == [2, 4, 4]
     assert rollouts.row.tolist() == [0, 1, 2]
     assert rollouts.advantage.tolist() == rollouts.weight.tolist() == [0.0] * 6
-    assert rollouts.old_logp is rollouts.ref_logp is rollouts.sampler_logp is None
+    assert rollouts.truncated.tolist() == [False] * 3
+    assert all(getattr(rollouts, name) is None for name in OPTIONAL)
 
 
 def test_select_by_hand():
     rollouts = Rollouts.from_lists(prompts=[[1, 2], [3], [4, 4]], group=[1, 0, 2], completions=[[7], [8, 9], [6]])
     rollouts.advantage = torch.tensor([1.0, 2.0, 2.5, 3.0])
+    rollouts.truncated = torch.tensor([True, False, True])
+    rollouts.entropy_rank = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    rollouts.logp_low, rollouts.logp_high = -torch.ones(4), torch.tensor([1.0, 2.0, 3.0, 4.0])
     chosen = rollouts.select(torch.tensor([2, 1]))
     assert chosen.prompt_token_ids.tolist() == [1, 2, 4, 4]
     assert chosen.prompt_lengths.tolist() == [2, 2]
@@ -40,6 +46,10 @@ def test_select_by_hand():
     assert chosen.token_ids.tolist() == [6, 8, 9]
     assert chosen.advantage.tolist() == [3.0, 2.0, 2.5]
     assert chosen.row.tolist() == [2, 1]
+    assert chosen.truncated.tolist() == [True, False]
+    assert chosen.entropy_rank.tolist() == pytest.approx([0.4, 0.2, 0.3])
+    assert chosen.logp_low.tolist() == [-1, -1, -1]
+    assert chosen.logp_high.tolist() == [4, 2, 3]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -53,14 +63,13 @@ def test_select_takes_the_rows_in_their_order_with_only_the_prompts_they_need(se
     assert len(chosen.prompt_lengths) == len({int(rollouts.group[row]) for row in rows})
 
 
-@pytest.mark.parametrize("name", ["old_logp", "ref_logp", "sampler_logp"])
+@pytest.mark.parametrize("name", OPTIONAL)
 def test_select_leaves_out_what_is_not_there(name):
     rollouts = random_rollouts(0)
     setattr(rollouts, name, None)
     chosen = rollouts.select(torch.tensor([0]))
     assert getattr(chosen, name) is None
-    present = {"old_logp", "ref_logp", "sampler_logp"} - {name}
-    assert all(getattr(chosen, other) is not None for other in present)
+    assert all(getattr(chosen, other) is not None for other in OPTIONAL if other != name)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -74,6 +83,50 @@ def test_split_keeps_every_row_whole_and_once_within_the_budget(seed, max_tokens
     assert max_tokens or len(packs) == 1
     assert all(rows == 1 or max_tokens == 0 or rows * longest <= max_tokens for rows, longest in sizes)
     assert [longest for _, longest in sizes] == sorted((longest for _, longest in sizes), reverse=True)
+
+
+@pytest.mark.parametrize("by_group", [False, True])
+def test_split_selects_the_rows_of_packs(by_group):
+    rollouts = random_rollouts(3)
+    packs = rollouts.packs(30, by_group)
+    assert [pack.row.tolist() for pack in rollouts.split(30, by_group)] == [rows.tolist() for rows in packs]
+
+
+def test_concat_by_hand():
+    first = Rollouts.from_lists(prompts=[[1, 2], [3]], group=[1, 0], completions=[[7], [8, 9]])
+    second = Rollouts.from_lists(prompts=[[4]], group=[0, 0], completions=[[6], [5]])
+    first.old_logp, second.old_logp = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([-4.0, -5.0])
+    both = Rollouts.concat([first, second])
+    assert both.prompt_token_ids.tolist() == [1, 2, 3, 4]
+    assert both.prompt_lengths.tolist() == [2, 1, 1]
+    assert both.group.tolist() == [1, 0, 2, 2]
+    assert both.token_ids.tolist() == [7, 8, 9, 6, 5]
+    assert both.row.tolist() == [0, 1, 2, 3]
+    assert both.old_logp.tolist() == [-1, -2, -3, -4, -5]
+    assert both.ref_logp is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_concat_says_what_its_parts_say(seed):
+    parts = [random_rollouts(seed), random_rollouts(100 + seed), random_rollouts(200 + seed)]
+    rows = rows_of(Rollouts.concat(parts))
+    assert [row.pop("row") for row in rows] == list(range(len(rows)))
+    expected = [row for part in parts for row in rows_of(part)]
+    assert rows == [{name: value for name, value in row.items() if name != "row"} for row in expected]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_concat_with_nobody_changes_nothing(place):
+    parts = [random_rollouts(0)]
+    parts.insert(place, Rollouts.from_lists([], [], []))
+    assert rows_of(Rollouts.concat(parts)) == rows_of(random_rollouts(0))
+
+
+def test_rollouts_of_nobody():
+    nobody = Rollouts.from_lists([], [], [])
+    assert (len(nobody), nobody.num_tokens) == (0, 0)
+    dtypes = {getattr(nobody, name).dtype for name in ("prompt_token_ids", "group", "token_ids", "lengths", "row")}
+    assert dtypes == {torch.int64}
 
 
 def test_row_still_counts_in_the_whole_step_after_two_selections():
@@ -106,3 +159,7 @@ def test_a_log_prob_of_the_wrong_length_or_type_is_an_error():
         Rollouts(**fields | {"old_logp": torch.zeros(4)})
     with pytest.raises(AssertionError):
         Rollouts(**fields | {"old_logp": torch.zeros(5, dtype=torch.bfloat16)})
+    with pytest.raises(AssertionError):
+        Rollouts(**fields | {"logp_high": torch.zeros(5, dtype=torch.float64)})
+    with pytest.raises(AssertionError):
+        Rollouts(**fields | {"truncated": torch.zeros(5, dtype=torch.bool)})

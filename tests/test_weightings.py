@@ -4,9 +4,17 @@ import pytest
 import torch
 
 from grpo_lightning.types import UsageError
-from grpo_lightning.weightings import BatchSize, FixedLength, SequenceMean, TokenMean, TokenWeighting
+from grpo_lightning.weightings import (
+    BatchSize,
+    FixedLength,
+    GroupTokenMean,
+    SequenceMean,
+    Sum,
+    TokenMean,
+    TokenWeighting,
+)
 
-WEIGHTINGS = [SequenceMean(), TokenMean(), FixedLength(16)]
+WEIGHTINGS = [SequenceMean(), TokenMean(), FixedLength(16), Sum()]
 
 
 def weights(weighting: TokenWeighting, lengths: list[int]) -> list[float]:
@@ -27,9 +35,35 @@ def test_fixed_length_by_hand():
     assert weights(FixedLength(16), [2, 5, 1, 10]) == pytest.approx([1 / 64] * 4)
 
 
+def test_group_token_mean_by_hand():
+    # Groups of 2 + 6 = 8 and 1 + 3 + 1 = 5 tokens: 1 / (2 * 8) and 1 / (2 * 5), whatever the order of the rows.
+    batch = BatchSize(sequences=5, groups=2, tokens=13)
+    weight = GroupTokenMean()(torch.tensor([1, 2, 3, 6, 1]), torch.tensor([1, 0, 1, 0, 1]), batch)
+    assert weight.tolist() == pytest.approx([1 / 10, 1 / 16, 1 / 10, 1 / 16, 1 / 10])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_group_token_mean_is_the_mean_over_groups_of_the_mean_over_their_tokens(seed):
+    chance = random.Random(seed)
+    groups = [[chance.randrange(1, 9) for _ in range(chance.randrange(1, 5))] for _ in range(chance.randrange(1, 5))]
+    values = [[[chance.gauss(0, 1) for _ in range(n)] for n in lengths] for lengths in groups]
+    means = [sum(v for row in rows for v in row) / sum(map(len, rows)) for rows in values]
+    lengths = torch.tensor([n for group in groups for n in group])
+    group = torch.tensor([number for number, rows in enumerate(groups) for _ in rows])
+    batch = BatchSize(sequences=len(lengths), groups=len(groups), tokens=int(lengths.sum()))
+    weight = GroupTokenMean()(lengths, group, batch).tolist()
+    sums = [sum(row) for rows in values for row in rows]
+    weighted = sum(w * s for w, s in zip(weight, sums, strict=True))
+    assert weighted == pytest.approx(sum(means) / len(means), abs=1e-6)
+
+
+def test_sum_by_hand():
+    assert weights(Sum(), [2, 5, 1, 10]) == [1, 1, 1, 1]
+
+
 def test_the_mean_of_ones_is_one():
     lengths = [2, 5, 1, 10]
-    for weighting in (SequenceMean(), TokenMean()):
+    for weighting in (SequenceMean(), TokenMean(), GroupTokenMean()):
         total = sum(w * n for w, n in zip(weights(weighting, lengths), lengths, strict=True))
         assert total == pytest.approx(1)
     total = sum(w * n for w, n in zip(weights(FixedLength(16), lengths), lengths, strict=True))

@@ -1,5 +1,7 @@
 """Tiny things to test with: random causal LMs of several architectures, a tokenizer, prompts, rollouts."""
 
+import math
+import random
 import string
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -132,21 +134,52 @@ def rollouts_of(
         uniform().log(),
         uniform().log(),
     )
+    rollouts.truncated = torch.rand(len(lengths), generator=generator) < 0.5
+    rollouts.entropy_rank = uniform()
+    rollouts.logp_low, rollouts.logp_high = uniform().log(), uniform().log()
+    return rollouts
+
+
+def branching_rollouts(seed: int = 0, num_groups: int = 3, group_size: int = 6) -> Rollouts:
+    """`rollouts_of` four tokens only, so that completions of a group begin alike.
+
+    π_old is one distribution after each prefix. Advantages are the same for a whole completion, and often 0.
+    """
+    chance = random.Random(seed)
+    after: dict[tuple[int, ...], list[float]] = {}
+    completions, old_logp, advantage = [], [], []
+    for row in range(num_groups * group_size):
+        path: list[int] = []
+        for _ in range(chance.randrange(1, 6)):
+            key = (row % num_groups, *path)
+            if key not in after:
+                sizes = [chance.random() ** 3 + 0.01 for _ in range(4)]
+                after[key] = [size / sum(sizes) for size in sizes]
+            token = chance.choices(range(4), after[key])[0]
+            old_logp.append(math.log(after[key][token]))
+            path.append(token)
+        completions.append(path)
+        advantage.append(chance.choice([-1.0, 0.0, 1.0, 0.5, chance.gauss(0, 1)]))
+    rollouts = rollouts_of([len(path) for path in completions], prompt_lengths=[3] * num_groups, seed=seed)
+    rollouts.token_ids = torch.tensor([len(SPECIAL) + token for path in completions for token in path])
+    rollouts.advantage = torch.tensor(advantage).repeat_interleave(rollouts.lengths)
+    rollouts.old_logp = torch.tensor(old_logp)
+    rollouts.logp_low = rollouts.logp_high = None
     return rollouts
 
 
 def rows_of(rollouts: Rollouts) -> list[dict[str, Any]]:
     """What `rollouts` say, as one plain dict a completion: lists and ints, the prompt written out."""
     prompts = rollouts.prompt_token_ids.split(rollouts.prompt_lengths.tolist())
-    per_token = ("token_ids", "advantage", "weight", "old_logp", "ref_logp", "sampler_logp")
     rows: list[dict[str, Any]] = []
     start = 0
     for number, length in enumerate(rollouts.lengths.tolist()):
         row: dict[str, Any] = {
             "row": int(rollouts.row[number]),
+            "truncated": bool(rollouts.truncated[number]),
             "prompt": prompts[int(rollouts.group[number])].tolist(),
         }
-        for name in per_token:
+        for name in Rollouts.PER_TOKEN:
             values = getattr(rollouts, name)
             row[name] = None if values is None else values[start : start + length].tolist()
         rows.append(row)
