@@ -50,7 +50,7 @@ class GroupStd(AdvantageEstimator):
     """
 
     def __init__(self, advantage_eps: float = 1e-6, std: Literal["population", "sample"] = "sample") -> None:
-        if advantage_eps < 0:
+        if not advantage_eps >= 0:
             raise UsageError(f"advantage_eps={advantage_eps}: give 0 or a small positive number such as 1e-6")
         self.advantage_eps = advantage_eps
         self.std = std
@@ -91,7 +91,7 @@ class BatchStd(AdvantageEstimator):
     """
 
     def __init__(self, advantage_eps: float = 1e-6) -> None:
-        if advantage_eps < 0:
+        if not advantage_eps >= 0:
             raise UsageError(f"advantage_eps={advantage_eps}: give 0 or a small positive number such as 1e-6")
         self.advantage_eps = advantage_eps
 
@@ -117,7 +117,7 @@ class Sign(AdvantageEstimator):
     """
 
     def __init__(self, dead_zone: float = 0.0) -> None:
-        if dead_zone < 0:
+        if not dead_zone >= 0:
             raise UsageError(f"dead_zone={dead_zone}: give 0 or more, in units of reward")
         self.dead_zone = dead_zone
 

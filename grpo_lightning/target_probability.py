@@ -26,7 +26,8 @@ class TargetProbability(Surrogate):
     Completions that begin alike share their first tokens, and a shared token has one target: it is good if the
     advantages of the completions through it sum to more than 0, bad if to less, and neither where they cancel; then
     its probability is its target. After each prefix the targets of the distinct tokens tried are divided by their sum
-    where that is over 1.
+    where that is over 1, which may put a likely good token's target under its probability: then it rests. Use it with
+    the weighting `Sum`: others may weigh the completions through a shared token differently than this sum does.
 
     Args:
         good_exponent: From 0 to 1; 0.5 is the square root.
