@@ -66,11 +66,15 @@ class Explorer:
         step: int,
         progress: Progress | None = None,
     ) -> tuple[list[Completion], list[Sample]]:
-        """`group_size` completions of each prompt, as the engine and as the rewards see them."""
-        self.engine.sync(policy)
-        if not prompts:
-            return [], []
-        completions = self.engine.generate(prompts, group_size, sampling, seed, step, progress)
+        """`group_size` completions of each prompt, as the engine and as the rewards see them.
+
+        Every rank must call it, one without prompts too: sharded weights are gathered for it.
+        """
+        with policy.gathered():
+            self.engine.sync(policy)
+            if not prompts:
+                return [], []
+            completions = self.engine.generate(prompts, group_size, sampling, seed, step, progress)
         written = [c.token_ids[:-1] if c.finish_reason is FinishReason.STOP else c.token_ids for c in completions]
         texts = policy.tokenizer.batch_decode(written, skip_special_tokens=True)
         samples = [

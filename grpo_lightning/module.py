@@ -20,14 +20,16 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torchmetrics import MeanMetric
 
+from grpo_lightning import sharding
 from grpo_lightning.advantages import AdvantageEstimator, GroupStd
 from grpo_lightning.data import PromptBatch
+from grpo_lightning.diagnostics import Diagnostics
 from grpo_lightning.engines import NativeEngine, RolloutEngine, Sampling
 from grpo_lightning.explorer import Explorer
 from grpo_lightning.kl import RewardKL
-from grpo_lightning.metrics import majority_at_k, nan_mean, pass_at_k
+from grpo_lightning.metrics import RIGHT, majority_at_k, nan_mean, pass_at_k
 from grpo_lightning.minibatch import Minibatch
-from grpo_lightning.objective import Diagnostics, Objective
+from grpo_lightning.objective import Objective
 from grpo_lightning.policy import Policy
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.scorer import Scorer, Scores
@@ -113,12 +115,19 @@ class GRPOModule(L.LightningModule):
         names += [f"maj@{k}"] if rewards[0].finds_answers else []
         self.val_metrics = torch.nn.ModuleDict({name: MeanMetric(nan_strategy="ignore") for name in names})
 
+    def setup(self, stage: str) -> None:
+        self.explorer.scorer.setup(self.trainer.strategy.root_device)
+
     def configure_model(self) -> None:
-        """Reads the weights; the reference starts as the initial policy."""
+        """Reads the weights; the reference starts as the initial policy. A strategy with a device mesh shards them."""
+        mesh = None if self.device_mesh is None else sharding.data_mesh(self.device_mesh)
         self.policy.load()
         for snapshot in (self.old_policy, self.reference):
             if snapshot is not None:
                 snapshot.refresh(self.policy)
+        for policy in [module for module in self.modules() if isinstance(module, Policy)]:
+            if mesh is not None:
+                policy.shard(mesh)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = self.optimizer([p for p in self.policy.parameters() if p.requires_grad])
@@ -133,9 +142,15 @@ class GRPOModule(L.LightningModule):
         # from_pretrained leaves the model in eval mode, and gradient checkpointing needs training mode.
         self.policy.train()
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what rewards have learned."""
+        checkpoint["rewards"] = self.explorer.scorer.state_dict()
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Lets a checkpoint be read with another `beta`, and evaluated in its run's own TensorBoard folder."""
-        state, own = checkpoint["state_dict"], self.state_dict()
+        self.explorer.scorer.load_state_dict(checkpoint.get("rewards", {}))
+        # Lightning's own strategy for sharded weights has read them by now.
+        state, own = checkpoint.get("state_dict", {}), self.state_dict()
         reference = [name for name in {**state, **own} if name.startswith("reference.")]
         for name in reference:
             if name not in own:
@@ -157,7 +172,9 @@ class GRPOModule(L.LightningModule):
         assert isinstance(optimizer, LightningOptimizer)
         rate = optimizer.param_groups[0]["lr"]
         diagnostics, logp_gap = self._backward(minibatch)
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.grad_clip or math.inf)
+        grad_norm = sharding.assembled(
+            torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.grad_clip or math.inf)
+        )
         if minibatch.passes.ends_at(diagnostics):
             pass
         elif bool(diagnostics.objective.isfinite() & grad_norm.isfinite()):
@@ -187,7 +204,7 @@ class GRPOModule(L.LightningModule):
             "optim/lr": rate,
             "optim/bad_updates": self.bad_updates.float(),
         }
-        if self.objective.beta > 0:
+        if self.reference is not None:
             metrics["policy/kl_ref"] = diagnostics.kl_ref / tokens
         if minibatch.on_policy and logp_gap is not None:
             self.log("policy/logp_gap", self._check_gap(logp_gap), on_step=False, on_epoch=True, batch_size=1)
@@ -278,7 +295,7 @@ class GRPOModule(L.LightningModule):
             group = slice(number * k, (number + 1) * k)
             values = scores.main.value[group]
             found = {
-                "pass@1": float(greedy_scores.main.value[number] > 0.5),
+                "pass@1": float(greedy_scores.main.value[number] > RIGHT),
                 f"avg@{k}": nan_mean(values),
                 f"pass@{k}": pass_at_k(values),
                 "reward": nan_mean(scores.total[group]),

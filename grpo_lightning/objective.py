@@ -1,11 +1,11 @@
-"""The GRPO objective as one weighted sum over tokens, and what to watch while it is maximised."""
+"""The GRPO objective as one weighted sum over tokens."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from grpo_lightning.diagnostics import Diagnostics
 from grpo_lightning.kl import K3, KLEstimator
 from grpo_lightning.masks import TokenMask
 from grpo_lightning.ragged import spread
@@ -13,35 +13,6 @@ from grpo_lightning.rollouts import Rollouts
 from grpo_lightning.surrogates import Clipped, Surrogate, log_ratio
 from grpo_lightning.types import UsageError
 from grpo_lightning.weightings import BatchSize, SequenceMean, TokenWeighting
-
-
-@dataclass(slots=True)
-class Diagnostics:
-    """Sums over the tokens whose weight is not 0, so that micro-batches and ranks add up; `ratio_max` is a maximum."""
-
-    tokens: Tensor
-    pushing: Tensor
-    unreachable: Tensor
-    objective: Tensor
-    entropy: Tensor
-    ratio: Tensor
-    kl_ref: Tensor
-    kl_old: Tensor
-    clipped_low: Tensor
-    clipped_high: Tensor
-    ratio_max: Tensor
-
-    def __add__(self, other: "Diagnostics") -> "Diagnostics":
-        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
-        return Diagnostics(**sums | {"ratio_max": torch.maximum(self.ratio_max, other.ratio_max)})
-
-    def reduce(self, reduce: Callable[..., Tensor]) -> "Diagnostics":
-        """Those of all ranks together; `reduce` is the strategy's, told `sum` or `max`."""
-        names = [f.name for f in fields(self) if f.name != "ratio_max"]
-        sums = reduce(torch.stack([getattr(self, name) for name in names]), reduce_op="sum")
-        return Diagnostics(
-            **dict(zip(names, sums, strict=True)), ratio_max=reduce(self.ratio_max.clone(), reduce_op="max")
-        )
 
 
 @dataclass
@@ -99,26 +70,4 @@ class Objective:
             per_token = per_token + self.entropy_bonus * entropy
         objective = (rollouts.weight * per_token).sum()
 
-        counts = rollouts.weight != 0
-        pushing = counts & (rollouts.advantage != 0)
-        difference = log_ratio(current, old_logp)
-        ratio = difference.exp()
-
-        def total(values: Tensor, where: Tensor = counts) -> Tensor:
-            return torch.where(where, values.detach(), 0.0).sum()
-
-        diagnostics = Diagnostics(
-            tokens=counts.sum().float(),
-            pushing=pushing.sum().float(),
-            unreachable=total(surrogate.unreachable, pushing),
-            objective=objective.detach(),
-            entropy=total(entropy),
-            ratio=total(ratio),
-            kl_ref=total(kl_ref),
-            # k3 of KL(old || new): the tokens were drawn from π_old, so here the estimate is unbiased.
-            kl_old=total(difference.expm1() - difference),
-            clipped_low=total(surrogate.clipped_low, pushing),
-            clipped_high=total(surrogate.clipped_high, pushing),
-            ratio_max=torch.where(counts, ratio, 0.0).max(),
-        )
-        return objective, diagnostics
+        return objective, Diagnostics.of(rollouts, surrogate, objective, entropy, kl_ref, log_ratio(current, old_logp))

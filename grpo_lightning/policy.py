@@ -1,6 +1,7 @@
 """The policy π_θ: a causal LM that says how likely it finds the tokens of completions."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Literal, final
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
@@ -18,8 +20,9 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from grpo_lightning import ragged, shared_prefix
+from grpo_lightning import ragged, sharding, shared_prefix
 from grpo_lightning.rollouts import Rollouts
 from grpo_lightning.shared_prefix import SharedPrefix
 from grpo_lightning.types import UsageError
@@ -139,6 +142,18 @@ class Policy(nn.Module):
                 f"policy.path={self.path}: {auto_class.__name__} found no usable model there ({reason}). {MEND}"
             ) from error
 
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Shares the weights out over the ranks of `mesh`; `forward` gathers them layer by layer."""
+        layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        sharding.shard(self, layers, mesh)
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Whole weights on every rank, to use `hidden`, `logits` and `model` as often as each likes.
+
+        Every rank must take part. Without sharding nothing happens.
+        """
+        return sharding.gathered(self)
+
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
@@ -254,7 +269,8 @@ class Policy(nn.Module):
             logp = (self.logits(hidden) / temperature).log_softmax(-1)
             with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
                 entropy = -(logp.exp() * logp).sum(-1)
-            return logp.gather(-1, token_ids[:, None]).squeeze(-1), entropy
+            # The sum of one: FSDP wants no view as a module's output.
+            return logp.gather(-1, token_ids[:, None]).sum(-1), entropy
 
         chunk = max(1, HEAD_ELEMENTS // self.config.vocab_size)
         if len(token_ids) <= chunk:

@@ -51,9 +51,11 @@ class Preparation:
         """[N] what `of` finds pack by pack, back in the rollouts' order."""
         found = torch.empty(rollouts.num_tokens, dtype=torch.float32, device=rollouts.lengths.device)
         packs = rollouts.packs(self.max_tokens, self.module.policy.shares_prefix)
+        # Asked first: ranks with sharded weights meet in every forward.
+        idle = self._most(len(packs)) - len(packs)
         for rows in packs:
             found[take(rows, rollouts.lengths)] = of(rollouts.select(rows))
-        for _ in range(self._most(len(packs)) - len(packs)):
+        for _ in range(idle):
             of(self.idle)
         return found
 

@@ -77,5 +77,7 @@ class MovingAverage(FrozenCopy):
         if not hasattr(self, "policy"):
             super().refresh(policy)
             return
-        for mine, its in zip(self.policy.parameters(), policy.parameters(), strict=True):
-            mine.mul_(1 - self.alpha).add_(its, alpha=self.alpha)
+        # Sharded weights may be gathered just now, which parameters() shows and state_dict() undoes.
+        mine, its = self.policy.state_dict(), policy.state_dict()
+        for name, _ in policy.named_parameters():
+            mine[name].mul_(1 - self.alpha).add_(its[name], alpha=self.alpha)

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from grpo_lightning.objective import Diagnostics
+from grpo_lightning.diagnostics import Diagnostics
 from grpo_lightning.types import UsageError
 
 

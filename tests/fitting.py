@@ -19,6 +19,7 @@ from grpo_lightning.engines import Sampling
 from grpo_lightning.loop import GRPOLoop
 from grpo_lightning.module import GRPOModule
 from grpo_lightning.rewards import Reward, RewardResult
+from grpo_lightning.sharding import assembled
 from grpo_lightning.tasks import Task
 from grpo_lightning.types import Question, Sample
 
@@ -43,12 +44,13 @@ class Digits(Reward):
 
 @dataclass
 class Gradients(L.Callback):
-    """The gradient of every parameter at every optimizer update, as the optimizer sees it."""
+    """The gradient of every parameter at every optimizer update, as the optimizer sees it, whole if it is sharded."""
 
     updates: list[dict[str, Tensor]] = field(default_factory=list)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        self.updates.append({name: p.grad.clone() for name, p in pl_module.named_parameters() if p.grad is not None})
+        grads = {name: p.grad for name, p in pl_module.named_parameters() if p.grad is not None}
+        self.updates.append({name: assembled(grad).clone() for name, grad in grads.items()})
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

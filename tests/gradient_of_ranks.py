@@ -1,29 +1,188 @@
-"""Run by test_invariance: `gradient_of_ranks.py RANKS FOLDER` saves the gradients of two steps of two updates."""
+"""The runs test_invariance compares; as a script, `gradient_of_ranks.py STRATEGY FOLDER` does them on two ranks.
+
+Gradients of every objective, each with its own advantage, KL, masks and bonus, taken at a policy that stands still and
+an old policy far from it; and three runs that learn, whose ranks must decide alike.
+"""
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
+from typing import Any
 
+import lightning as L
 import torch
-from fitting import Gradients, fit
+from fitting import Digits, Gradients, fit
+from torch import Tensor
 
+from grpo_lightning import ranks
+from grpo_lightning.advantages import AdvantageEstimator, BatchStd, GroupMean, GroupStd, LeaveOneOut, PerRewardStd
+from grpo_lightning.filters import DynamicSampling
+from grpo_lightning.kl import K2, K3, ImportanceWeighted, KLEstimator, RewardKL
+from grpo_lightning.masks import TokenMask, TopEntropy, Truncated
+from grpo_lightning.minibatch import Minibatch
+from grpo_lightning.module import GRPOModule
 from grpo_lightning.objective import Objective
+from grpo_lightning.policy import Policy
+from grpo_lightning.process_supervision import ProcessSupervision
+from grpo_lightning.rewards import Reward, RewardResult
+from grpo_lightning.rewards.base import StepScore
+from grpo_lightning.rollouts import Rollouts
+from grpo_lightning.sequence_surrogates import GMPO, OffPolicyMask, SequenceClipped, SequenceClippedToken
+from grpo_lightning.snapshots import FrozenCopy, MovingAverage, PolicySnapshot
+from grpo_lightning.stopping import KLAbove
+from grpo_lightning.surrogates import CISPO, SAPO, Clipped, Reinforce, Surrogate
+from grpo_lightning.target_probability import TargetProbability
+from grpo_lightning.types import Sample
+from grpo_lightning.weightings import FixedLength, GroupTokenMean, SequenceMean, Sum, TokenMean, TokenWeighting
+
+# Bounds that both sides of the `Elsewhere` ratios cross.
+SURROGATES: list[Surrogate] = [
+    Reinforce(),
+    Clipped(),
+    Clipped(0.1, 0.28, dual_clip=1.25),
+    SequenceClipped(0.02, 0.02),
+    SequenceClippedToken(0.02, 0.02),
+    CISPO(0.1, 0.2),
+    SAPO(),
+    GMPO(0.2),
+    OffPolicyMask(Clipped(), 0.02),
+    TargetProbability(0.98, 1.02),
+]
+WEIGHTINGS: list[TokenWeighting] = [SequenceMean(), TokenMean(), FixedLength(12), GroupTokenMean(), Sum()]
+
+
+@dataclass
+class Case:
+    """What one exploration step is learned with."""
+
+    objective: Objective
+    advantage: AdvantageEstimator
+    reward_kl: RewardKL | None
+
+
+def cases() -> list[Case]:
+    """Every surrogate with every weighting; what else there is takes turns, in cycles of different lengths."""
+    advantages = [GroupStd(), BatchStd(), PerRewardStd(), ProcessSupervision(), GroupMean(), LeaveOneOut()]
+    estimators: list[KLEstimator] = [K3(), ImportanceWeighted(), K2()]
+    masks: list[list[TokenMask]] = [[], [Truncated()], [], [TopEntropy(0.4)]]
+    found = []
+    for number, (surrogate, weighting) in enumerate(product(SURROGATES, WEIGHTINGS)):
+        objective = Objective(
+            surrogate,
+            estimators[number % 3],
+            beta=0.1 if number % 2 else 0.0,
+            weighting=weighting,
+            masks=masks[number // 2 % 4],
+            entropy_bonus=0.05 if number % 7 == 3 else 0.0,
+        )
+        reward_kl = RewardKL() if number % 9 == 4 else None
+        found.append(Case(objective, advantages[number % 6], reward_kl))
+    return found
+
+
+class TakeTurns(L.Callback):
+    """One case a step. Stands before the loop."""
+
+    def __init__(self) -> None:
+        self.cases = cases()
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        case = self.cases[trainer.current_epoch]
+        assert isinstance(pl_module, GRPOModule)
+        pl_module.objective, pl_module.advantage, pl_module.reward_kl = case.objective, case.advantage, case.reward_kl
+
+
+class Elsewhere(PolicySnapshot):
+    """An old policy whose ratios are far from 1, but no token's is within 1e-4 of a bound of SURROGATES."""
+
+    def refresh(self, policy: Policy) -> None:
+        """Nothing to keep."""
+
+    def forward(self, policy: Policy, rollouts: Rollouts, temperature: float) -> Tensor:
+        assert rollouts.sampler_logp is not None
+        return rollouts.sampler_logp + 0.3 * torch.sin(7.0 * rollouts.token_ids)
+
+
+class Another(FrozenCopy):
+    """A reference that is not the policy, whose KL term would be 0."""
+
+    @torch.no_grad()
+    def refresh(self, policy: Policy) -> None:
+        super().refresh(policy)
+        for parameter in self.policy.parameters():
+            parameter.mul_(1.5)
+
+
+class Vowels(Reward):
+    """Scores every third token's step, and the whole by its first character; few whole groups differ in it."""
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        steps = [
+            [StepScore(end, float(ids[end] % 3)) for end in {*range(2, len(ids), 3), len(ids) - 1}]
+            for ids in ([*sample.token_ids] for sample in samples)
+        ]
+        values = [float(sample.text[:1] in tuple("aeiouAEIOU")) for sample in samples]
+        return RewardResult(values, ["ok"] * len(samples), steps=[sorted(s, key=lambda step: step.end) for s in steps])
+
+
+@dataclass
+class Groups(L.Callback):
+    """The prompts each step learns from, over all ranks."""
+
+    steps: list[list[int]] = field(default_factory=list)
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        batch, batch_idx = args[2:4]
+        assert isinstance(batch, Minibatch)
+        if batch_idx == 0:
+            samples, rows = batch.exploration.samples, batch.exploration.rollouts.row.tolist()
+            mine = {samples[row].prompt.id for row in rows}
+            self.steps.append(sorted(place for places in ranks.gather(mine) for place in places))
+
+
+def runs(folder: Path, max_tokens: int, **trainer: Any) -> dict[str, Any]:
+    """What the runs found: the gradient of every update, by run, and the groups that dynamic sampling chose."""
+    found: dict[str, Any] = {}
+
+    def run(name: str, callbacks: Sequence[L.Callback], steps: int, loop: dict[str, Any], **options: Any) -> None:
+        seen = Gradients()
+        fit(
+            folder / name,
+            [seen, *callbacks],
+            loop={"max_tokens": max_tokens, "minibatches": 2} | loop,
+            trainer={"max_epochs": steps} | trainer,
+            **options,
+        )
+        found[name] = seen.updates
+
+    run(
+        "objectives",
+        [TakeTurns()],
+        len(SURROGATES) * len(WEIGHTINGS),
+        {},
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+        rewards=[Digits(), Vowels(weight=0.5)],
+        objective=Objective(beta=0.1),
+        old_policy=Elsewhere(),
+        reference=Another(),
+    )
+    run("learning", [], 2, {"steps_per_iteration": 1}, objective=Objective(beta=0.1), reference=MovingAverage())
+    groups = Groups()
+    run("sampling", [groups], 3, {"dynamic_sampling": DynamicSampling(max_rounds=3)}, rewards=[Vowels()])
+    found["groups"] = groups.steps
+    run("stop", [], 2, {"mu": 4, "stop": KLAbove(0.09)})
+    return found
 
 
 def main() -> None:
-    ranks, folder = int(sys.argv[1]), Path(sys.argv[2])
+    strategy, folder = sys.argv[1], Path(sys.argv[2])
     torch.set_num_threads(1)
-    seen = Gradients()
-    strategy = "ddp" if ranks > 1 else "auto"
-    module = fit(
-        folder / f"run{ranks}",
-        [seen],
-        # The budget makes packs of one or two rows, and not as many on both ranks.
-        loop={"max_tokens": 30, "minibatches": 2},
-        trainer={"max_epochs": 2, "devices": ranks, "strategy": strategy, "limit_val_batches": 1.0},
-        objective=Objective(beta=0.1),
-    )
-    if module.global_rank == 0:
-        torch.save(seen.updates, folder / f"{ranks}.pt")
+    # The budget makes packs of one or two rows, and not as many on both ranks.
+    found = runs(folder / strategy, max_tokens=30, devices=2, strategy=strategy)
+    if torch.distributed.get_rank() == 0:
+        torch.save(found, folder / f"{strategy}.pt")
 
 
 if __name__ == "__main__":

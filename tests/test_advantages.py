@@ -12,10 +12,10 @@ from grpo_lightning.advantages import (
     LeaveOneOut,
     NoBaseline,
     PerRewardStd,
-    ProcessSupervision,
     Sign,
     has_spread,
 )
+from grpo_lightning.process_supervision import ProcessSupervision
 from grpo_lightning.reward_batch import RewardBatch, StepRewards
 from grpo_lightning.types import UsageError
 

@@ -11,11 +11,22 @@ import torch
 from tiny import branching_rollouts
 from torch import Tensor
 
-from grpo_lightning import advantages, kl, masks, objective, stopping, surrogates, target_probability, weightings
+from grpo_lightning import (
+    advantages,
+    kl,
+    masks,
+    objective,
+    process_supervision,
+    sequence_surrogates,
+    stopping,
+    surrogates,
+    target_probability,
+    weightings,
+)
 from grpo_lightning.advantages import AdvantageEstimator
+from grpo_lightning.diagnostics import Diagnostics
 from grpo_lightning.kl import KLEstimator
 from grpo_lightning.masks import TokenMask
-from grpo_lightning.objective import Diagnostics
 from grpo_lightning.ragged import spread
 from grpo_lightning.reward_batch import RewardBatch, StepRewards
 from grpo_lightning.rollouts import Rollouts
@@ -34,11 +45,11 @@ VARIANTS: dict[str, Callable[[], Surrogate]] = {
     "Clipped without bounds": lambda: surrogates.Clipped(None, None),
     "Clipped on one side": lambda: surrogates.Clipped(0.2, None, dual_clip=3.0),
     "Clipped twice": lambda: surrogates.Clipped(0.2, 0.28, dual_clip=3.0),
-    "SequenceClipped without bounds": lambda: surrogates.SequenceClipped(None, None),
+    "SequenceClipped without bounds": lambda: sequence_surrogates.SequenceClipped(None, None),
     "CISPO with both bounds": lambda: surrogates.CISPO(0.5, 0.5),
-    "OffPolicyMask of Reinforce": lambda: surrogates.OffPolicyMask(surrogates.Reinforce(), 0.0),
-    "OffPolicyMask of dual clip": lambda: surrogates.OffPolicyMask(surrogates.Clipped(dual_clip=1.5), 0.0),
-    "OffPolicyMask of targets": lambda: surrogates.OffPolicyMask(target_probability.TargetProbability()),
+    "OffPolicyMask of Reinforce": lambda: sequence_surrogates.OffPolicyMask(surrogates.Reinforce(), 0.0),
+    "OffPolicyMask of dual clip": lambda: sequence_surrogates.OffPolicyMask(surrogates.Clipped(dual_clip=1.5), 0.0),
+    "OffPolicyMask of targets": lambda: sequence_surrogates.OffPolicyMask(target_probability.TargetProbability()),
 }
 """Other arguments than the defaults, for the same contract."""
 
@@ -103,7 +114,7 @@ SCALING = {
     advantages.LeaveOneOut: EQUIVARIANT,
     advantages.NoBaseline: EQUIVARIANT,
     advantages.PerRewardStd: INVARIANT,
-    advantages.ProcessSupervision: INVARIANT,
+    process_supervision.ProcessSupervision: INVARIANT,
     advantages.Sign: INVARIANT,
 }
 """What Â does where every reward is multiplied by one positive number."""
@@ -201,7 +212,7 @@ def test_advantages_of_nobody(cls):
     nobody = torch.zeros(0, dtype=torch.int64)
     assert estimator(torch.zeros(0), nobody).shape == (0,)
     for steps in (None, StepRewards(nobody, nobody, torch.zeros(0, dtype=torch.float64))):
-        if steps is None and cls is advantages.ProcessSupervision:
+        if steps is None and cls is process_supervision.ProcessSupervision:
             continue
         none = torch.zeros(1, 0, dtype=torch.float64)
         batch = RewardBatch(none, torch.ones(1, dtype=torch.float64), nobody, nobody, [steps])
@@ -217,7 +228,7 @@ def test_one_reward_for_the_whole_is_spread_over_the_tokens(cls, seed):
     reward[::5] = math.nan
     lengths = torch.tensor([1 + i % 4 for i in range(len(reward))])
     steps = None
-    if cls is advantages.ProcessSupervision:  # One step that ends with the completion.
+    if cls is process_supervision.ProcessSupervision:  # One step that ends with the completion.
         steps = StepRewards(torch.arange(len(reward)), lengths - 1, reward)
     batch = RewardBatch(reward[None], torch.ones(1, dtype=torch.float64), group, lengths, [steps])
     result = estimator.per_token(batch)
@@ -493,7 +504,7 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: advantages.GroupStd(advantage_eps=-1e-6), "advantage_eps=-1e-06"),
     (lambda: advantages.BatchStd(advantage_eps=-0.5), "advantage_eps=-0.5"),
     (lambda: advantages.PerRewardStd(advantage_eps=-0.5), "advantage_eps=-0.5"),
-    (lambda: advantages.ProcessSupervision(advantage_eps=-0.5), "advantage_eps=-0.5"),
+    (lambda: process_supervision.ProcessSupervision(advantage_eps=-0.5), "advantage_eps=-0.5"),
     (lambda: advantages.Sign(dead_zone=-0.1), "dead_zone=-0.1"),
     (lambda: surrogates.Clipped(clip_low=-0.1), "clip_low=-0.1"),
     (lambda: surrogates.Clipped(clip_low=1.5), "clip_low=1.5"),
@@ -501,13 +512,13 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: surrogates.Clipped(clip_low=math.nan), "clip_low=nan"),
     (lambda: surrogates.Clipped(dual_clip=1.0), "dual_clip=1.0"),
     (lambda: surrogates.Clipped(clip_high=None, dual_clip=0.5), "dual_clip=0.5"),
-    (lambda: surrogates.SequenceClipped(clip_low=-3e-4), "clip_low=-0.0003"),
-    (lambda: surrogates.SequenceClippedToken(clip_high=-1.0), "clip_high=-1.0"),
+    (lambda: sequence_surrogates.SequenceClipped(clip_low=-3e-4), "clip_low=-0.0003"),
+    (lambda: sequence_surrogates.SequenceClippedToken(clip_high=-1.0), "clip_high=-1.0"),
     (lambda: surrogates.CISPO(clip_high=-1.0), "clip_high=-1.0"),
     (lambda: surrogates.SAPO(tau_good=0.0), "tau_good=0.0"),
     (lambda: surrogates.SAPO(tau_bad=-1.0), "tau_bad=-1.0"),
-    (lambda: surrogates.GMPO(log_clip=0.0), "log_clip=0.0"),
-    (lambda: surrogates.OffPolicyMask(threshold=-0.1), "threshold=-0.1"),
+    (lambda: sequence_surrogates.GMPO(log_clip=0.0), "log_clip=0.0"),
+    (lambda: sequence_surrogates.OffPolicyMask(threshold=-0.1), "threshold=-0.1"),
     (lambda: target_probability.TargetProbability(good_exponent=1.5), "good_exponent=1.5"),
     (lambda: target_probability.TargetProbability(good_exponent=-0.5), "good_exponent=-0.5"),
     (lambda: target_probability.TargetProbability(bad_exponent=0.5), "bad_exponent=0.5"),

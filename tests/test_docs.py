@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from grpo_lightning.callbacks.completions import SampledCompletions
 from grpo_lightning.filters import DynamicSampling
 from grpo_lightning.objective import Objective
-from grpo_lightning.rewards import RewardResult, base, format, function, math_verifier, workers
+from grpo_lightning.rewards import RewardResult, base, classifier, format, function, gate, math_verifier, workers
 from grpo_lightning.stopping import KLAbove
 from grpo_lightning.types import Sample
 
@@ -50,8 +50,9 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The names that a run with everything on logs."""
     folder = tmp_path_factory.mktemp("run")
     trainer = {"max_epochs": 2, "limit_val_batches": 1}
+    rewards = [HalfDigits()]
     loop = {"mu": 2, "stop": KLAbove(1e-9), "dynamic_sampling": DynamicSampling()}
-    fit(folder, [SampledCompletions()], loop, objective=Objective(beta=0.1), rewards=[HalfDigits()], trainer=trainer)
+    fit(folder, [SampledCompletions()], loop, objective=Objective(beta=0.1), rewards=rewards, trainer=trainer)
     events = EventAccumulator(str(folder))
     events.Reload()
     tags = events.Tags()
@@ -75,5 +76,5 @@ def test_statuses_are_those_of_the_code():
         math_verifier.TOO_LONG,
         math_verifier.GOLD_BAD,
     }
-    others = {base.OK, base.ERROR, "not_finite", format.NO_MATCH, function.NOT_A_NUMBER}
+    others = {base.OK, base.ERROR, "not_finite", format.NO_MATCH, function.NOT_A_NUMBER, gate.CLOSED, classifier.CUT}
     assert set(STATUSES) == by_worker | by_verifier | others

@@ -10,18 +10,25 @@ PACKAGE = Path(__file__).parent.parent / "grpo_lightning"
 FLOORS = [
     "types",
     # maths
-    "ranks ragged rollouts metrics reward_batch advantages surrogates prefix_tree target_probability kl weightings masks",
-    "objective stopping",
+    "ranks ragged rollouts metrics reward_batch advantages process_supervision surrogates sequence_surrogates",
+    "prefix_tree target_probability kl weightings masks diagnostics objective stopping",
     # the world
-    "tasks.base tasks.arithmetic tasks.tables tasks",
+    "tasks.base tasks.arithmetic tasks.tables",
     "rewards.base rewards.worker rewards.workers rewards.extraction rewards.equivalence rewards.reading",
-    "rewards.math_verifier rewards.format rewards.function rewards.overlong rewards rewards.scorer",
+    "rewards.math_verifier rewards.format rewards.function rewards.overlong rewards.repetition rewards.gate",
+    "rewards.length",
+    "rewards.control rewards.classifier rewards.equations rewards.separators rewards.splitters",
+    "rewards.step_verifiers",
+    "rewards.step_models rewards.steps rewards.gym_worker rewards.reasoning_gym rewards rewards.scorer",
+    "tasks.reasoning_gym tasks",
     # material
-    "shared_prefix policy snapshots",
-    "engines.philox engines.sampling engines.base engines.slab engines.native engines.transformers engines.scripted",
+    "shared_prefix sharding policy snapshots",
+    "engines.philox engines.sampling engines.base engines.slab engines.native engines.transformers",
+    "engines.scripted",
     "engines explorer filters minibatch statistics",
     # Lightning
-    "data module preparation callbacks.progress callbacks.checkpoint callbacks.predictions loop callbacks.completions callbacks",
+    "data module preparation callbacks.progress callbacks.checkpoint callbacks.predictions loop",
+    "callbacks.completions callbacks",
     # doors
     "cli __main__",
 ]

@@ -6,9 +6,10 @@ import torch
 from tiny import rollouts_of, rows_of
 from torch import Tensor
 
+from grpo_lightning.diagnostics import Diagnostics
 from grpo_lightning.kl import K1, ImportanceWeighted
 from grpo_lightning.masks import TopEntropy, Truncated
-from grpo_lightning.objective import Diagnostics, Objective
+from grpo_lightning.objective import Objective
 from grpo_lightning.ragged import spread
 from grpo_lightning.rollouts import Rollouts
 from grpo_lightning.surrogates import Clipped, Reinforce

@@ -4,7 +4,8 @@ import pytest
 import torch
 from tiny import rollouts_of
 
-from grpo_lightning.objective import Diagnostics, Objective
+from grpo_lightning.diagnostics import Diagnostics
+from grpo_lightning.objective import Objective
 from grpo_lightning.stopping import (
     AllSettled,
     FirstOf,

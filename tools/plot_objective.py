@@ -21,7 +21,8 @@ from torch import Tensor
 
 from grpo_lightning.kl import K3
 from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.surrogates import CISPO, GMPO, SAPO, Clipped, Reinforce, SequenceClipped, Surrogate
+from grpo_lightning.sequence_surrogates import GMPO, SequenceClipped
+from grpo_lightning.surrogates import CISPO, SAPO, Clipped, Reinforce, Surrogate
 from grpo_lightning.target_probability import TargetProbability
 
 GOOD, BAD = (1.0, BLUE, "Â = +1"), (-1.0, ORANGE, "Â = −1")

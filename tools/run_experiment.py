@@ -50,7 +50,11 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-TINY_POLICY = "runs/tiny_policy"
+MADE = {
+    "runs/tiny_policy": ["tools/make_tiny_policy.py", "--out", "runs/tiny_policy"],
+    "runs/tiny_reward_model": ["tools/make_reward_model.py", "--out", "runs/tiny_reward_model"],
+}
+"""How to make what experiments start from, in this order."""
 FIXED = {
     "trainer.enable_progress_bar": False,
     "trainer.enable_checkpointing": False,
@@ -252,16 +256,15 @@ def outcome(future: "Future[tuple[float, str]]") -> tuple[float, str]:
     return future.result() if error is None else (0.0, f"{type(error).__name__}: {error}")
 
 
-def make_tiny_policy(runs: Sequence[Run]) -> None:
-    """Makes the tiny policy if a run's options or files name it and it is not there."""
-    if (ROOT / TINY_POLICY).exists():
-        return
+def make_models(runs: Sequence[Run]) -> None:
+    """Makes the tiny policy and its reward model if a run's options or files name them and they are not there."""
     arguments = {argument for run in runs for argument in run.arguments}
     files = {ROOT / argument.removeprefix("--config=") for argument in arguments if argument.startswith("--config=")}
-    if any(TINY_POLICY in text for text in [*arguments, *(file.read_text() for file in files if file.exists())]):
-        print(f"making {TINY_POLICY}", flush=True)
-        command = [sys.executable, "tools/make_tiny_policy.py", "--out", TINY_POLICY]
-        subprocess.run(command, cwd=ROOT, check=True, env=os.environ)
+    texts = [*arguments, *(file.read_text() for file in files if file.exists())]
+    for folder, command in MADE.items():
+        if not (ROOT / folder).exists() and any(folder in text for text in texts):
+            print(f"making {folder}", flush=True)
+            subprocess.run([sys.executable, *command], cwd=ROOT, check=True, env=os.environ)
 
 
 def compare(experiment: Experiment, runs: Sequence[Run], out: Path) -> str:
@@ -325,7 +328,7 @@ def execute(folder: Path, options: argparse.Namespace) -> None:
     print(f"{len(runs)} runs, {len(missing)} to make", flush=True)
     failures: Mapping[str, str] = {}
     if missing:
-        make_tiny_policy(missing)
+        make_models(missing)
         for run in missing:
             remove(run, into)
         failures = run_all(missing, options.workers)

@@ -13,6 +13,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
+from grpo_lightning.sharding import refuse_folder
 from grpo_lightning.types import UsageError
 
 
@@ -119,3 +120,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        refuse_folder(path)
+        return super().load_checkpoint(path, *args, **kwargs)

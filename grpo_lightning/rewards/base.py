@@ -5,14 +5,21 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from grpo_lightning.types import Question, Sample, UsageError
+
+if TYPE_CHECKING:  # workers that import the package need not wait for torch
+    import torch
 
 log = logging.getLogger(__name__)
 
 OK = "ok"
 ERROR = "error"
+
+
+class RewardFailure(RuntimeError):
+    """Too many samples of one step got no score: the reward is broken, not the samples."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,6 +69,16 @@ class Reward(ABC):
     def prepare(self, questions: Sequence[Question]) -> None:
         """Sees every question once before the run: parse the gold answers, complain about a bad one."""
 
+    def setup(self, device: "torch.device") -> None:
+        """Called once a run, before the first sample: read weights to `device`, if there are any."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold for a resumed run to go on exactly: numbers, text, tensors, lists and dicts."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave."""
+
     def learn(self, samples: Sequence[Sample], result: RewardResult, iteration_ends: bool) -> dict[str, float]:
         """Line 12 of DeepSeekMath's Algorithm 1, for a reward that learns: called after the updates of every step.
 
@@ -75,6 +92,13 @@ class Reward(ABC):
             Numbers to log as `reward/<name>/<key>`, the same keys on every rank.
         """
         return {}
+
+    def check(self, result: RewardResult) -> None:
+        """Called with the result of every step of training.
+
+        Raises:
+            RewardFailure: What `result` counts says that the reward is broken, and the run must stop.
+        """
 
     def close(self) -> None:
         """Releases worker processes and the like. May be called twice."""

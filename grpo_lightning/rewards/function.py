@@ -17,15 +17,18 @@ NOT_A_NUMBER = "not_a_number"
 class FunctionReward(Reward):
     """What a function of yours makes of a sample: `def shorter(sample): return -len(sample.token_ids)`.
 
-    It is called once a sample, in a worker process. `sample` has `prompt` and `question` (texts), `text` (the
-    completion), `answer` (gold), `token_ids`, `truncated` and `metadata` (the row's other columns). It
-    returns a finite number. If it hangs, raises or takes too much memory, the sample is counted and left out.
+    It is called once a sample, in a worker process; an `async def` is awaited there. `sample` has `prompt` and
+    `question` (texts), `text` (the completion), `answer` (gold), `token_ids`, `truncated` and `metadata` (the row's
+    other columns). It returns a finite number. If it hangs, raises or takes too much memory, the sample is counted and
+    left out.
 
     Args:
         function: Where it is: `my_rewards.shorter`, `my_rewards:shorter` or `path/to/my_rewards.py:shorter`.
         timeout: Seconds one call may take; importing its module does not count.
         memory_limit_mb: Memory one worker may use on top of what its imports took, in MiB (Linux only).
         workers: Number of worker processes.
+        concurrency: Samples under way at once in one worker; more than 1 wants an `async def`, one that waits for
+            servers. `timeout` is each one's own.
         weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
         name: Its name in the metrics, by default the function's.
 
@@ -39,6 +42,7 @@ class FunctionReward(Reward):
         timeout: float = 10.0,
         memory_limit_mb: int = 4096,
         workers: int = 2,
+        concurrency: int = 1,
         weight: float = 1.0,
         name: str | None = None,
     ) -> None:
@@ -49,14 +53,19 @@ class FunctionReward(Reward):
                 "such as my_rewards.shorter or path/to/my_rewards.py:shorter"
             )
         super().__init__(weight, name or own_name)
+        if concurrency < 1 or not timeout > 0:
+            raise UsageError(f"concurrency={concurrency}, timeout={timeout} of {self.name}: give 1 or more, above 0")
         self.function = function
-        self._pool = WorkerPool(workers, timeout, memory_limit_mb)
+        self.concurrency = concurrency
+        self._call = function if concurrency == 1 else f"async {timeout} {function}"
+        # Awaited together, each has a deadline of its own; this one is for a call that blocks instead of waiting.
+        self._pool = WorkerPool(workers, timeout if concurrency == 1 else timeout + 1, memory_limit_mb)
         self._warned: set[str] = set()
 
     def prepare(self, questions: Sequence[Question]) -> None:
         """Imports the function in a worker, to say at once that it cannot be."""
         try:
-            self._pool.load(self.function)
+            self._pool.load(self._call)
         except LoadError as error:
             raise UsageError(
                 f"function={self.function!r} of the reward {self.name}: {error}. Give the import path of a "
@@ -65,7 +74,8 @@ class FunctionReward(Reward):
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Status `ok`, or, with a value of NaN, `error`, `timeout`, `memory`, `crash` or `not_a_number`."""
-        outcomes = self._pool.map(self.function, [_as_task(sample) for sample in samples])
+        tasks = [_as_task(sample) for sample in samples]
+        outcomes = self._pool.map(self._call, tasks) if self.concurrency == 1 else self._together(tasks)
         result = RewardResult([], [])
         for sample, outcome in zip(samples, outcomes, strict=True):
             status = NOT_A_NUMBER if outcome.status == OK and not _is_finite(outcome.value) else outcome.status
@@ -79,13 +89,26 @@ class FunctionReward(Reward):
         """Ends the worker processes."""
         self._pool.close()
 
+    def _together(self, tasks: Sequence[dict[str, Any]]) -> list[Outcome]:
+        """The outcome of each task, `concurrency` of them at once. Those that were lost together try alone."""
+        chunks = [list(tasks[start : start + self.concurrency]) for start in range(0, len(tasks), self.concurrency)]
+        outcomes: list[Outcome] = []
+        for chunk, outcome in zip(chunks, self._pool.map(self._call, chunks), strict=True):
+            if outcome.status != OK and len(chunk) > 1:
+                alone = self._pool.map(self._call, [[task] for task in chunk])
+            else:
+                alone = [outcome]
+            for one in alone:
+                outcomes += [Outcome(**reply) for reply in one.value] if one.status == OK else [one]
+        return outcomes
+
     def _warn(self, status: str, outcome: Outcome, sample: Sample) -> None:
         if status not in self._warned:
             self._warned.add(status)
             why = f"it returned {outcome.value!r}" if status == NOT_A_NUMBER else outcome.error or status
             log.warning(
-                "reward %s failed on a sample of %s: %s (said once; the metrics count the status %s)",
-                self.name, sample.prompt.question.source or "the task", why, status,
+                "reward %s failed on a sample of %s, %.80r: %s (said once; the metrics count the status %s)",
+                self.name, sample.prompt.question.source or "the task", sample.text, why, status,
             )  # fmt: skip
 
 

@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING, Any
 
-from grpo_lightning.rewards.base import OK, Reward, RewardResult
+from grpo_lightning.rewards.base import OK, Reward, RewardFailure, RewardResult
 from grpo_lightning.types import Question, Sample, UsageError
 
-
-class RewardFailure(RuntimeError):
-    """Too many samples of one step got no score: the reward is broken, not the samples."""
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(slots=True)
@@ -75,6 +75,22 @@ class Scorer:
         for reward in self.rewards:
             reward.prepare(questions)
 
+    def setup(self, device: "torch.device") -> None:
+        """Lets every reward read its weights."""
+        for reward in self.rewards:
+            reward.setup(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of the rewards that have one, by name."""
+        states = {reward.name: reward.state_dict() for reward in self.rewards}
+        return {name: state for name, state in states.items() if state}
+
+    def load_state_dict(self, states: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave; a reward that was not there keeps its own state."""
+        for reward in self.rewards:
+            if reward.name in states:
+                reward.load_state_dict(states[reward.name])
+
     def close(self) -> None:
         """Closes every reward."""
         for reward in self.rewards:
@@ -91,7 +107,9 @@ class Scorer:
         return Scores(total, results)
 
     def check(self, scores: Scores) -> None:
-        """Raises RewardFailure if a reward failed on more than `max_failed` of the samples."""
+        """Raises RewardFailure if a reward failed on more than `max_failed` of the samples, or says so itself."""
+        for reward in self.rewards:
+            reward.check(scores.results[reward.name])
         for name, result in scores.results.items():
             failed = sum(map(math.isnan, result.value))
             if failed > self.max_failed * len(result.value):

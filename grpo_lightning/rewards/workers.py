@@ -54,23 +54,32 @@ class WorkerPool:
         workers: Number of processes.
         timeout: Seconds one task may take; importing the function does not count.
         memory_limit_mb: Memory one worker may use on top of what its imports took, in MiB (Linux only).
+        cpu_seconds: Processor time one task may take, if that is limited too: unlike `timeout` it does not run
+            faster while the machine is busy with something else.
 
     Raises:
         UsageError: An argument is not positive.
     """
 
-    def __init__(self, workers: int = 2, timeout: float = 2.0, memory_limit_mb: int = 1024) -> None:
+    def __init__(
+        self, workers: int = 2, timeout: float = 2.0, memory_limit_mb: int = 1024, cpu_seconds: float | None = None
+    ) -> None:
         for key, number in (("workers", workers), ("timeout", timeout), ("memory_limit_mb", memory_limit_mb)):
             if not 0 < number < math.inf:
                 raise UsageError(f"{key}={number}: give a number above 0")
-        self.workers, self.timeout, self.memory_limit_mb = workers, timeout, memory_limit_mb
+        self.workers, self.timeout, self.memory_limit_mb, self.cpu_seconds = (
+            workers,
+            timeout,
+            memory_limit_mb,
+            cpu_seconds,
+        )
         self._lock = threading.Lock()
         self._running: list[_Worker] = []
         self._pid = os.getpid()
         weakref.finalize(self, _stop, self._running, self._pid)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WorkerPool, (self.workers, self.timeout, self.memory_limit_mb)
+        return WorkerPool, (self.workers, self.timeout, self.memory_limit_mb, self.cpu_seconds)
 
     def load(self, function: str) -> None:
         """Imports `function` in a worker.
@@ -113,9 +122,9 @@ class WorkerPool:
 class _Worker:
     """One process and the job it is on: a task's index, IDLE or LOADING."""
 
-    def __init__(self, timeout: float, memory_limit_mb: int) -> None:
+    def __init__(self, timeout: float, memory_limit_mb: int, cpu_seconds: float | None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(memory_limit_mb), str(timeout)],
+            [sys.executable, str(SCRIPT), str(memory_limit_mb), str(timeout), str(cpu_seconds or 0)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={
@@ -123,6 +132,7 @@ class _Worker:
                 "SYMPY_GROUND_TYPES": "python",
                 "CUDA_VISIBLE_DEVICES": "",
                 "OMP_NUM_THREADS": "1",
+                "PYTHONHASHSEED": "0",  # what goes through a set comes out the same in every worker and every run
             },
             start_new_session=True,  # a group: kill() takes the task's child processes along; Ctrl-C is ours
         )
@@ -180,9 +190,9 @@ class _Run:
         self.loads_lost = 0
 
     def outcomes(self) -> list[Outcome]:
-        """Works until every task has an outcome, and at least one worker has the function."""
+        """Works until every task has an outcome; without tasks, until a worker has the function."""
         running = self.pool._running
-        while len(self.done) < len(self.tasks) or not any(self._is_ready(worker) for worker in running):
+        while len(self.done) < len(self.tasks) or not (self.done or any(map(self._is_ready, running))):
             self._give_out_work()
             busy = [worker for worker in running if worker.job != IDLE]
             patience = max(0.0, min(worker.deadline for worker in busy) - monotonic())
@@ -197,22 +207,31 @@ class _Run:
     def _give_out_work(self) -> None:
         running = self.pool._running
         while len(running) < min(self.pool.workers, max(1, len(self.tasks) - len(self.done))):
-            running.append(_Worker(self.pool.timeout, self.pool.memory_limit_mb))
+            self._start()
         for worker in running:
             if worker.job != IDLE:
                 continue
             if worker.function != self.function:
-                worker.function = self.function
-                worker.send(LOADING, {"load": self.function, "path": sys.path}, LOAD_SECONDS)
+                self._load(worker)
             elif self.waiting:
                 index = self.waiting.popleft()
                 worker.send(index, {"task": self.tasks[index]}, self.pool.timeout)
+
+    def _start(self) -> None:
+        worker = _Worker(self.pool.timeout, self.pool.memory_limit_mb, self.pool.cpu_seconds)
+        self.pool._running.append(worker)
+        self._load(worker)
+
+    def _load(self, worker: _Worker) -> None:
+        worker.function = self.function
+        worker.send(LOADING, {"load": self.function, "path": sys.path}, LOAD_SECONDS)
 
     def _look_at(self, worker: _Worker, readable: bool) -> None:
         try:
             reply = worker.receive() if readable else None
         except EOFError:
-            self._lose(worker, TIMEOUT if monotonic() >= worker.deadline else CRASH)
+            late = monotonic() >= worker.deadline or worker.process.wait() == -signal.SIGPROF
+            self._lose(worker, TIMEOUT if late else CRASH)
             return
         if reply is None:
             if monotonic() >= worker.deadline:
@@ -237,7 +256,9 @@ class _Run:
             self.loads_lost += 1
             if status == TIMEOUT or self.loads_lost > self.pool.workers:
                 raise LoadError(f"cannot load {self.function}: the worker {'hung' if status == TIMEOUT else 'died'}")
-        elif status == TIMEOUT or worker.job in self.retried:
+            return
+        self._start()  # now, so that it is ready for the next call
+        if status == TIMEOUT or worker.job in self.retried:
             self.done[worker.job] = Outcome(status)
         else:
             self.retried.add(worker.job)

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 
 import pytest
 
@@ -33,6 +34,24 @@ def sees(sample):
     )
 
 number = 3
+
+async def waits(sample):
+    import asyncio, time
+    await asyncio.sleep(0.2)
+    if sample.text == "wait":
+        await asyncio.sleep(60)
+    if sample.text == "block":
+        time.sleep(60)
+    if sample.text == "own timeout":
+        raise TimeoutError("the server's")
+    return by_text(sample)
+
+loops = set()
+
+async def same_loop(sample):
+    import asyncio
+    loops.add(asyncio.get_running_loop())
+    return len(loops)
 """
 
 
@@ -75,6 +94,7 @@ def test_the_first_failure_of_a_kind_is_told(module, caplog):
     assert all("mine" in message and "train.jsonl:17" in message for message in messages)
     assert "KeyError: 'key'" in messages[0]
     assert "None" in messages[1]
+    assert "'none'" in messages[1]
     reward.close()
 
 
@@ -92,6 +112,52 @@ def test_dotted_paths_and_the_working_directory(module, monkeypatch):
         reward = FunctionReward(function)
         assert reward([sample("good")]).value == [1.0]
         reward.close()
+
+
+def test_an_async_function_is_awaited(module):
+    reward = FunctionReward(f"{module}:waits", timeout=1.0, workers=1)
+    reward.prepare([])
+    result = reward([sample(text) for text in ("good", "wait", "raise", "own timeout", "none", "true")])
+    assert result.status == ["ok", "timeout", "error", "error", "not_a_number", "ok"]
+    assert result.value[0] == 2.5
+    assert result.value[5] == 1.0
+    reward.close()
+
+
+def test_one_worker_has_one_event_loop(module):
+    """What a module keeps open, such as an HTTP client, belongs to the loop it was made in."""
+    for concurrency in (1, 2):
+        reward = FunctionReward(f"{module}:same_loop", workers=1, concurrency=concurrency)
+        assert reward([sample("good")] * 4).value == [1.0] * 4
+        reward.close()
+
+
+def test_samples_wait_together(module):
+    reward = FunctionReward(f"{module}:waits", timeout=1.0, workers=1, concurrency=8)
+    reward.prepare([])
+    started = time.monotonic()
+    assert reward([sample("good")] * 16).value == [2.5] * 16
+    assert 0.4 <= time.monotonic() - started < 1.5  # two rounds of 0.2 s; one by one they take 3.2 s
+    reward.close()
+
+
+def test_a_failure_among_those_that_wait_together_is_its_own(module):
+    reward = FunctionReward(f"{module}:waits", timeout=0.6, workers=1, concurrency=4)
+    texts = ["good", "wait", "raise", "own timeout", "good", "none", "dead", "true", "block", "numpy"]
+    result = reward([sample(text) for text in texts])
+    assert result.status == [
+        "ok", "timeout", "error", "error", "ok", "not_a_number", "crash", "ok", "timeout", "ok",
+    ]  # fmt: skip
+    expected = [2.5, None, None, None, 2.5, None, None, 1.0, None, 0.5]
+    assert [None if math.isnan(value) else value for value in result.value] == expected
+    reward.close()
+
+
+def test_only_async_functions_wait_together(module):
+    with pytest.raises(UsageError, match=r"by_text is no `async def`"):
+        FunctionReward(f"{module}:by_text", concurrency=2).prepare([])
+    with pytest.raises(UsageError, match="concurrency=0"):
+        FunctionReward(f"{module}:waits", concurrency=0)
 
 
 @pytest.mark.parametrize("function", ["sees", "", "my_rewards.", "path/to/my_rewards.py", "my_rewards:"])

@@ -224,16 +224,19 @@ def test_only_runs_of_the_experiment_are_removed(root: Path):
         tool.remove(run, root / "runs" / "e")
 
 
-def test_the_tiny_policy_is_made_where_a_file_names_it(root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_models_are_made_where_a_file_names_them(root: Path, monkeypatch: pytest.MonkeyPatch):
     commands = []
     monkeypatch.setattr(tool.subprocess, "run", lambda command, **_: commands.append(command[1:]))
     runs = tool.Experiment.read(root / "experiments/e").runs(root / "runs/e")
     (root / "configs/quickstart.yaml").write_text("model: {policy: {path: elsewhere}}")
-    tool.make_tiny_policy(runs)
+    tool.make_models(runs)
     assert commands == []
     (root / "configs/quickstart.yaml").write_text("model: {policy: {path: runs/tiny_policy}}")
-    tool.make_tiny_policy(runs)
+    tool.make_models(runs)
     assert commands == [["tools/make_tiny_policy.py", "--out", "runs/tiny_policy"]]
     (root / "runs/tiny_policy").mkdir(parents=True)
-    tool.make_tiny_policy(runs)
+    tool.make_models(runs)
     assert len(commands) == 1
+    (root / "configs/quickstart.yaml").write_text("model: {rewards: [{path: runs/tiny_reward_model}]}")
+    tool.make_models(runs)
+    assert commands[1:] == [["tools/make_reward_model.py", "--out", "runs/tiny_reward_model"]]

@@ -1,0 +1,99 @@
+"""The reward of reasoning-gym's puzzles: their own scorers."""
+
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_lightning.rewards.base import OK, Reward, RewardResult
+from grpo_lightning.rewards.extraction import extract_answer, whole_turn
+from grpo_lightning.rewards.math_verifier import NO_ANSWER
+from grpo_lightning.rewards.workers import LoadError, WorkerPool
+from grpo_lightning.types import Question, Sample, UsageError
+
+log = logging.getLogger(__name__)
+
+METADATA = "reasoning_gym"
+"""Key of a question's metadata that says which `entry` of which `dataset` it is."""
+
+_SCORE = f"{Path(__file__).with_name('gym_worker.py')}:score"
+
+
+class ReasoningGymReward(Reward):
+    """1 if reasoning-gym takes the final answer for right, else 0. For the questions of the task `ReasoningGym`.
+
+    The answer is found as `MathVerifier` finds it, so ask for `<answer></answer>` in the prompt. The scorers run in
+    worker processes, because some of them evaluate the answer as Python.
+
+    Args:
+        partial_credit: Take the scorer's number as it is. Many give a little for a wrong answer: a share for one that
+            contains the right one, which pays for listing guesses.
+        timeout: Seconds one score may take.
+        memory_limit_mb: Memory one worker may use on top of what its imports took, in MiB (Linux only).
+        workers: Number of worker processes.
+        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
+        name: Its name in the metrics.
+
+    Raises:
+        UsageError: Before the run starts: reasoning-gym cannot be imported, or the questions are not from it.
+    """
+
+    finds_answers = True
+
+    def __init__(
+        self,
+        partial_credit: bool = False,
+        timeout: float = 10.0,
+        memory_limit_mb: int = 2048,
+        workers: int = 2,
+        weight: float = 1.0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(weight, name)
+        self.partial_credit = partial_credit
+        self._pool = WorkerPool(workers, timeout, memory_limit_mb)
+        self._warned = False
+
+    def prepare(self, questions: Sequence[Question]) -> None:
+        """Imports reasoning-gym in a worker, and looks whether the questions are its own."""
+        for question in questions:
+            if METADATA not in question.metadata:
+                source = question.source or "a question"
+                raise UsageError(f"reward {self.name}: {source} is not of the task ReasoningGym")
+        try:
+            self._pool.load(_SCORE)
+        except LoadError as error:
+            raise UsageError(f"reward {self.name}: {error}. pip install grpo-lightning[reasoning-gym]") from error
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        """Status `ok`; `no_answer`, worth 0; or, with NaN, `error` (the scorer's), `timeout`, `memory` or `crash`."""
+        answers = [extract_answer(whole_turn(sample)) for sample in samples]
+        asked = [row for row, answer in enumerate(answers) if answer is not None]
+        tasks = [_task(samples[row].prompt.question, answers[row]) for row in asked]
+        result = RewardResult([0.0] * len(samples), [NO_ANSWER] * len(samples), answers)
+        for row, outcome in zip(asked, self._pool.map(_SCORE, tasks), strict=True):
+            result.status[row] = outcome.status
+            if outcome.status == OK:
+                result.value[row] = outcome.value if self.partial_credit else float(outcome.value >= 1)
+            else:
+                result.value[row] = math.nan
+                self._warn(samples[row], answers[row], outcome.error or outcome.status)
+        return result
+
+    def close(self) -> None:
+        """Ends the worker processes."""
+        self._pool.close()
+
+    def _warn(self, sample: Sample, answer: str | None, why: str) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "reward %s failed on the answer %.80r to %s: %s (said once)",
+                self.name, answer, sample.prompt.question.source, why,
+            )  # fmt: skip
+
+
+def _task(question: Question, answer: str | None) -> list[Any]:
+    where = question.metadata[METADATA]
+    return [where["dataset"], where["entry"], question.text, answer]

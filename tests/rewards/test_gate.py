@@ -1,0 +1,93 @@
+"""A reward behind a gate."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tiny import prompts_of
+
+from grpo_lightning.rewards import FormatReward, Gated, MathVerifier, Reward, RewardResult, StepScore
+from grpo_lightning.types import FinishReason, Question, Sample, UsageError
+
+
+class Says(Reward):
+    """Values and statuses that a test gives by the completion's text."""
+
+    def __init__(self, said: dict[str, tuple[float, str]], steps: bool = False) -> None:
+        super().__init__()
+        self.said, self.steps, self.calls = said, steps, list[str]()
+
+    def prepare(self, questions: Sequence[Question]) -> None:
+        self.calls.append("prepare")
+
+    def setup(self, device: torch.device) -> None:
+        self.calls.append("setup")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        values = [self.said[sample.text][0] for sample in samples]
+        steps = [[StepScore(0, value), StepScore(1, 2 * value)] for value in values] if self.steps else None
+        return RewardResult(values, [self.said[sample.text][1] for sample in samples], steps=steps)
+
+
+def samples(*texts: str) -> list[Sample]:
+    """Their gold answer is 1."""
+    return [Sample(prompts_of([3])[0], text, [7, 7], FinishReason.STOP) for text in texts]
+
+
+def test_correctness_gates_format():
+    reward = Gated(FormatReward(), MathVerifier())
+    good, wrong = "<think>a</think><answer>1</answer>", "<think>a</think><answer>2</answer>"
+    result = reward(samples(good, wrong, "#### 1", "#### 2", "what?"))
+    assert result.value == [1, 0, 0, 0, 0]
+    assert result.status == ["ok", "closed", "no_match", "no_match", "no_answer-no_match"]
+    assert result.answer == ["1", "2", "1", "2", None]
+    reward.close()
+
+
+def test_failures():
+    gate = Says({"a": (1, "ok"), "b": (0, "ok"), "c": (math.nan, "timeout"), "d": (0.5, "ok")})
+    inner = Says({"a": (math.nan, "crash"), "b": (math.nan, "crash"), "c": (3, "ok"), "d": (3, "ok")})
+    result = Gated(inner, gate)(samples("a", "b", "c", "d"))
+    assert result.status == ["crash", "crash", "timeout", "closed"]
+    assert [None if math.isnan(value) else value for value in result.value] == [None, 0, None, 0]
+    assert Gated(inner, gate, threshold=0.4)(samples("d")).value == [3]
+
+
+def test_steps_behind_a_closed_gate_are_worth_nothing():
+    result = Gated(Says({"a": (3, "ok"), "b": (3, "ok")}, steps=True), Says({"a": (1, "ok"), "b": (0, "ok")}))(
+        samples("a", "b")
+    )
+    assert result.steps == [[StepScore(0, 3), StepScore(1, 6)], [StepScore(0, 0), StepScore(1, 0)]]
+
+
+def test_both_are_prepared_and_closed():
+    inner, gate = Says({}), Says({})
+    reward = Gated(inner, gate)
+    reward.prepare([])
+    reward.setup(torch.device("cpu"))
+    reward.close()
+    assert inner.calls == gate.calls == ["prepare", "setup", "close"]
+
+
+class Learns(Says):
+    """A reward that learns."""
+
+    def learn(self, samples: Sequence[Sample], result: RewardResult, iteration_ends: bool) -> dict[str, float]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Gated(FormatReward(weight=0.2), MathVerifier()), r"reward.weight=0.2"),
+        (lambda: Gated(FormatReward(), MathVerifier(weight=0)), r"gate.weight=0"),
+        (lambda: Gated(FormatReward(), Learns({})), "gate=Learns"),
+    ],
+)
+def test_what_cannot_be_a_part(make, says):
+    with pytest.raises(UsageError, match=says):
+        make()
