@@ -125,8 +125,8 @@ class GRPOModule(L.LightningModule):
         for snapshot in (self.old_policy, self.reference):
             if snapshot is not None:
                 snapshot.refresh(self.policy)
-        for policy in [module for module in self.modules() if isinstance(module, Policy)]:
-            if mesh is not None:
+        if mesh is not None:
+            for policy in [module for module in self.modules() if isinstance(module, Policy)]:
                 policy.shard(mesh)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:

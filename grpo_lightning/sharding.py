@@ -59,13 +59,10 @@ class FSDP2Strategy(ModelParallelStrategy):
         return {**state, "state": {number: self._assembled(values) for number, values in state["state"].items()}}
 
     def _assembled(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        # One after the other, so that a device holds one whole tensor at a time.
         whole = ((name, assembled(value)) for name, value in values.items())
-        # One tensor after the other, so that a device holds one whole tensor at a time.
-        return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in whole if self._saves}
-
-    @property
-    def _saves(self) -> bool:
-        return self.global_rank == 0
+        kept = ((name, value) for name, value in whole if self.global_rank == 0)
+        return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in kept}
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         refuse_folder(checkpoint_path)
@@ -114,11 +111,15 @@ def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
 def shard(module: nn.Module, parts: Sequence[nn.Module], mesh: DeviceMesh) -> None:
     """Shares the weights out over the ranks of `mesh`; a part's are gathered for its forward and backward.
 
+    The second call does nothing.
+
     Args:
         module: What is called from outside.
         parts: Its layers. What belongs to none of them is gathered for the whole of the module's forward and backward.
         mesh: Of a single dimension.
     """
+    if isinstance(module, FSDPModule):
+        return
     trained = any(parameter.requires_grad for parameter in module.parameters())
     for part in parts:
         fully_shard(part, mesh=mesh)
@@ -137,12 +138,12 @@ def gathered(module: nn.Module) -> Iterator[None]:
     with torch.inference_mode(False), torch.no_grad():
         for part in parts:
             part.unshard()
-    # A hook costs 0.1 ms, at every layer and token; and it would take the first part that is called for the whole.
+    # FSDP's hooks cost 0.1 ms at every layer and token, and would take the first part that is called for the whole.
     dicts = [hooks for part in parts for hooks in (part._forward_pre_hooks, part._forward_hooks)]
     originals = [dict(hooks) for hooks in dicts]
     for hooks in dicts:
-        own = [key for key, hook in hooks.items() if hook.__module__.startswith("torch.distributed.fsdp")]
-        assert own, "fully_shard hooks on otherwise than this expects"
+        own = [key for key, hook in hooks.items() if str(hook.__module__).startswith("torch.distributed.fsdp")]
+        assert own, "this torch's fully_shard has its hooks elsewhere"
         for key in own:
             del hooks[key]
     try:

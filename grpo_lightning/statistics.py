@@ -21,6 +21,8 @@ class StepStatistics:
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     counts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     maxima: dict[str, float] = field(default_factory=dict)
+    shares: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Numbers of samples, to be divided by that of all samples: a rank may have none of a kind another has."""
 
     @classmethod
     def of(cls, exploration: Exploration, group_size: int, seconds: dict[str, float]) -> "StepStatistics":
@@ -37,7 +39,7 @@ class StepStatistics:
         for name, result in scores.results.items():
             step.add_reward(f"reward/{name}", result.value, group_size)
             for status, count in Counter(result.status).items():
-                step.add(f"reward/{name}/{status}", count, len(samples))
+                step.shares[f"reward/{name}/{status}"] = count
         for group in groups(scores.total, group_size):
             step.add("reward/zero_spread", max(group, default=0) == min(group, default=0))
         for sample in samples:
@@ -70,6 +72,8 @@ class StepStatistics:
         for rank in ranks.gather(self):
             for name, value in rank.sums.items():
                 total.add(name, value, rank.counts[name])
+            for name, number in rank.shares.items():
+                total.shares[name] += number
             for name, value in rank.maxima.items():
                 total.maxima[name] = max(value, total.maxima.get(name, value))
         return total
@@ -77,6 +81,7 @@ class StepStatistics:
     def metrics(self) -> dict[str, float]:
         """The step's metrics by name."""
         metrics = {name: value / self.counts[name] for name, value in self.sums.items()} | self.maxima
+        metrics |= {name: number / self.counts["rollout/length_mean"] for name, number in self.shares.items()}
         metrics["rollout/tokens"] = self.sums["rollout/length_mean"]
         metrics["time/tokens_per_second"] = metrics["rollout/tokens"] / metrics["time/step"]
         return metrics

@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import policy_of
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from grpo_lightning.callbacks.checkpoint import AtomicCheckpointIO
 from grpo_lightning.data import PromptDataModule
@@ -51,6 +52,18 @@ class Gradients(L.Callback):
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         grads = {name: p.grad for name, p in pl_module.named_parameters() if p.grad is not None}
         self.updates.append({name: assembled(grad).clone() for name, grad in grads.items()})
+
+
+class Shares(L.Callback):
+    """Writes `share-RANK.txt`: how many of the policy's numbers this rank holds, of how many; the reference's too."""
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        counts = []
+        for name in ("policy", "reference"):
+            parameters = list(getattr(pl_module, name).parameters())
+            held = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in parameters)
+            counts += [held, sum(p.numel() for p in parameters)]
+        Path(trainer.default_root_dir, f"share-{trainer.global_rank}.txt").write_text(" ".join(map(str, counts)))
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

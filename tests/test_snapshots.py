@@ -4,7 +4,7 @@ from tiny import gradients, policy_of, rollouts_of
 from torch import nn
 
 from grpo_lightning.policy import Policy
-from grpo_lightning.snapshots import FrozenCopy, RecordedLogp
+from grpo_lightning.snapshots import FrozenCopy, MovingAverage, RecordedLogp
 
 ROLLOUTS = rollouts_of([4, 9, 1, 6], prompt_lengths=[3, 1])
 
@@ -80,6 +80,17 @@ def test_frozen_copy_is_in_the_state_dict_and_comes_back_from_it():
     resumed.refresh(policy)
     resumed.load_state_dict(state)
     assert resumed(policy, ROLLOUTS, 0.7).equal(before)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_moving_average_goes_part_of_the_way(tied):
+    policy, average = policy_of(tie_word_embeddings=tied), MovingAverage(alpha=0.25)
+    average.refresh(policy)
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    update(policy)
+    average.refresh(policy)
+    # 0.25 * 1.05 + 0.75
+    assert all(torch.allclose(value, 1.0125 * before[name]) for name, value in average.policy.state_dict().items())
 
 
 def test_recorded_logp_returns_what_the_sampler_noted():

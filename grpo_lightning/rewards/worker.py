@@ -1,6 +1,6 @@
 """A worker process: JSON lines in, JSON lines out. A script, so that it imports only what it is told to.
 
-`python worker.py MEMORY_MB SECONDS CPU_SECONDS` answers two requests, each by a line `{"status", "value" | "error"}`:
+`python worker.py MEMORY_MB SECONDS CPU_SECONDS` answers two requests, each by a line `{"status", "value" or "error"}`:
 
 - `{"load": FUNCTION, "path": SYS_PATH}` imports it: `package.module.function`, `package.module:function` or
   `path/to/file.py:function`.
