@@ -16,6 +16,7 @@ from torch.utils.tensorboard.summary import hparams
 
 import grpo_lightning.process_supervision
 import grpo_lightning.rewards
+import grpo_lightning.rewards.learned
 import grpo_lightning.sequence_surrogates
 import grpo_lightning.target_probability
 import grpo_lightning.tasks  # noqa: F401  (what is imported here is known by its short name in YAML)

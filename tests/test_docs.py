@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from fitting import Digits, fit
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiny import policy_of
 
 from grpo_lightning.callbacks.completions import SampledCompletions
 from grpo_lightning.filters import DynamicSampling
 from grpo_lightning.objective import Objective
 from grpo_lightning.rewards import RewardResult, base, classifier, format, function, gate, math_verifier, workers
+from grpo_lightning.rewards.learned import LearnedReward
 from grpo_lightning.stopping import KLAbove
 from grpo_lightning.types import Sample
 
@@ -50,7 +52,9 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The names that a run with everything on logs."""
     folder = tmp_path_factory.mktemp("run")
     trainer = {"max_epochs": 2, "limit_val_batches": 1}
-    rewards = [HalfDigits()]
+    policy_of().save_pretrained(folder / "reward_model")
+    learned = LearnedReward(str(folder / "reward_model"), HalfDigits(), lr=3e-3, epochs=3, max_forgetting=1.0, weight=0)
+    rewards = [HalfDigits(), learned]
     loop = {"mu": 2, "stop": KLAbove(1e-9), "dynamic_sampling": DynamicSampling()}
     fit(folder, [SampledCompletions()], loop, objective=Objective(beta=0.1), rewards=rewards, trainer=trainer)
     events = EventAccumulator(str(folder))

@@ -21,6 +21,8 @@ FLOORS = [
     "rewards.step_verifiers",
     "rewards.step_models rewards.steps rewards.gym_worker rewards.reasoning_gym rewards rewards.scorer",
     "tasks.reasoning_gym tasks",
+    "rewards.labelled rewards.replay rewards.reward_loss rewards.reward_metrics rewards.reward_model",
+    "rewards.reward_update rewards.hacking rewards.learned",
     # material
     "shared_prefix sharding policy snapshots",
     "engines.philox engines.sampling engines.base engines.slab engines.native engines.transformers",

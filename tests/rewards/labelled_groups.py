@@ -1,0 +1,11 @@
+"""Labelled completions to test reward models with."""
+
+from collections.abc import Sequence
+
+from grpo_lightning.rewards.labelled import Labelled
+
+
+def group(prompt: str, *labels: float, completions: Sequence[str] = ()) -> Labelled:
+    """One prompt with as many completions as labels."""
+    texts = list(completions) or [f"{prompt}{row}" for row in range(len(labels))]
+    return Labelled(prompt, texts, [True] * len(labels), list(labels))
