@@ -32,7 +32,7 @@ FLOORS = [
     "data module preparation callbacks.progress callbacks.checkpoint callbacks.predictions loop",
     "callbacks.completions callbacks",
     # doors
-    "cli __main__",
+    "cli verify __main__",
 ]
 ORDER = " ".join(FLOORS).split()
 

@@ -7,9 +7,13 @@ from grpo_lightning.types import Sample
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _SPACE = r"(?:[\s$]|\\[()\[\]]|\\quad|\\,)*"
 _BETWEEN_BOXES = re.compile(rf"{_SPACE}(?:,|;|(?:,\s*)?(?:\\text\s*\{{\s*)?(?:and|or)\b\s*\}}?){_SPACE}")
-_PHRASE = re.compile(r"\banswer(?:\s+is\s*:?|\s*:)(?:[ \t*]*\n)?", re.IGNORECASE)
-_FORMULA = re.compile(r"\**\s*(?:\$\$?([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\])")
-_SENTENCE_END = re.compile(r"\.(?:\s|\**$)")
+_ADVERB = r"(?:\s+(?:therefore|thus|then|hence|so|simply|just|exactly|indeed|clearly|equal to),?)?"
+_PHRASE = re.compile(rf"\banswer\*{{0,2}}(?:\s+is\b{_ADVERB}\s*:?|\s*:)(?:[ \t*]*\n)?", re.IGNORECASE)
+_LABEL = re.compile(r"(?:the\s+)?(?:(?:final|correct)\s+)?answer(?:\s+is\s*:?|\s*:)\s*", re.IGNORECASE)
+_DISPLAY = re.compile(r"\s*(?:\$\$([^$]+)\$\$|\\\[([^\]]+)\\\])")
+_FORMULA = re.compile(r"\**\s*(?:\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\])")
+_MORE = re.compile(r"\**\s*(?:,|;|/|-|\bor\b|\band\b|\bto\b)\s*(?:or\b|and\b)?\s*\**[$\\\d(]")
+_CLAUSE_END = re.compile(r"\.(?:\s|\**$)|,?\s(?:because|since|which)\b")
 
 
 def extract_answer(text: str) -> str | None:
@@ -26,7 +30,8 @@ def extract_answer(text: str) -> str | None:
     for find in (_boxed, _tagged, _stated):
         answer = find(text)
         if answer is not None:
-            return answer.strip() or None
+            answer = answer.strip()
+            return answer[label.end() :].rstrip(".") if (label := _LABEL.match(answer)) else answer or None
     return None
 
 
@@ -70,13 +75,16 @@ def _stated(text: str) -> str | None:
     hashes = text.rfind("####")
     phrases = list(_PHRASE.finditer(text, max(hashes, 0)))
     if phrases:
+        display = _DISPLAY.match(text, phrases[-1].end())
+        if display:
+            return display[1] or display[2]
         return _first_of(text[phrases[-1].end() :].partition("\n")[0]).strip().strip("*")
     return text[hashes + 4 :].partition("\n")[0] if hashes >= 0 else None
 
 
 def _first_of(statement: str) -> str:
-    """The formula a statement starts with, or its first sentence."""
+    """The formula a statement starts with, unless there are more, or its first clause."""
     formula = _FORMULA.match(statement)
-    if formula:
+    if formula and not _MORE.match(statement, formula.end()):
         return next(group for group in formula.groups() if group is not None)
-    return _SENTENCE_END.split(statement, maxsplit=1)[0]
+    return _CLAUSE_END.split(statement, maxsplit=1)[0]

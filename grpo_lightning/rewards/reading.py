@@ -4,7 +4,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 
 MAX_CHARS, MAX_NORMALISED_CHARS, MAX_DIGITS = 2000, 600, 200
 
@@ -48,14 +48,37 @@ def read(answer: str) -> Reading:
 def normalise(text: str) -> str:
     """One spelling of what LaTeX has many for, without layout, marked units, currency and degree signs."""
     if not text.isascii():
-        text = "".join(_UNICODE.get(c) or (str(unicodedata.decimal(c)) if c.isdecimal() else c) for c in text)
+        text = _ROOT.sub(r"\\sqrt{\1}", text)
+        text = _SUPERSCRIPTS.sub(lambda match: "^{" + unicodedata.normalize("NFKC", match[0]) + "}", text)
+        text = "".join(c if c.isascii() else _latex_of(c) for c in text)
     text = " ".join(text.split())
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
     before, approx, after = text.partition(r"\approx")
     if approx:
         text = f"{before}={after}" if _NAMED.fullmatch(f"{before}=0") else before.strip() or after
-    return " ".join(text.split()).rstrip(" .,;:").removeprefix("**").removesuffix("**")
+    text = " ".join(text.split())
+    text = text if text.endswith("..") else text.rstrip(" .,;:")
+    return text.removeprefix("**").removesuffix("**").removeprefix("=").strip()
+
+
+@cache
+def _latex_of(character: str) -> str:
+    """How LaTeX spells a character: a Greek letter, a fraction, a full-width or any other script's digit."""
+    if character in _UNICODE:
+        return _UNICODE[character]
+    if character.isdecimal():
+        return str(unicodedata.decimal(character))
+    greek = re.fullmatch("GREEK (SMALL|CAPITAL) LETTER ([A-Z]+)", unicodedata.name(character, ""))
+    if greek:
+        return f"\\{greek[2].lower() if greek[1] == 'SMALL' else greek[2].capitalize()} "
+    parts = unicodedata.decomposition(character).split()
+    plain = "".join(chr(int(part, 16)) for part in parts[1:])
+    if parts[:1] == ["<fraction>"]:
+        return r"\frac{" + plain.replace("\N{FRACTION SLASH}", "}{") + "}"
+    if parts[:1] in (["<wide>"], ["<small>"], ["<font>"]):
+        return plain
+    return "" if unicodedata.category(character) in ("Cf", "Sc") else character
 
 
 def canonical(answer: str) -> str:
@@ -71,6 +94,10 @@ def same_number(right: Reading, said: Reading) -> bool:
     assert b is not None
     if a == b:
         return True
+    # What percentage is it? 25, or 25 %. But 0.25 says 25 %, and 0.25 % something else.
+    if right.body.endswith("%") != said.body.endswith("%"):
+        bare, percent = (b, a) if right.body.endswith("%") else (a, b)
+        return abs(bare) >= 1 and bare == 100 * percent
     # 0.0833333333333 is 1/12 as far as it goes; a whole number is never "as far as it goes".
     decimal = "." in right.body or "." in said.body
     return decimal and a.denominator > 1 and b.denominator > 1 and abs(a - b) <= max(abs(a), abs(b)) / 10**10
@@ -100,6 +127,8 @@ def _number(text: str) -> Fraction | None:
         if top is None or not bottom or (whole and (top < 0 or bottom < 0)):
             return None
         return Fraction(whole or 0) + top / bottom
+    if _SPACED.fullmatch(text):
+        return Fraction(text.replace(" ", ""))
     if match := _SLASH.fullmatch(text):
         top, bottom = Fraction(match[2].replace(",", "")), Fraction(match[3].replace(",", ""))
         return Fraction(match[1] or 0) + top / bottom if bottom else None
@@ -118,16 +147,17 @@ def _number(text: str) -> Fraction | None:
 
 def _words(text: str) -> str:
     match = _MARKED_WORDS.fullmatch(text)
-    plain = (match[1] if match else text).strip()
+    plain = (match[1] if match else text).strip(" .!")
     if plain[:1] + plain[-1:] == "()":
         plain = plain[1:-1].strip()
-    is_words = _WORDS.fullmatch(plain) and (match or re.search("[A-Za-z]{3}", plain) or _CHOICE_GOLD.fullmatch(plain))
+    is_words = _WORDS.fullmatch(plain) and (match or _PLAIN_WORDS.search(plain))
     return " ".join(plain.casefold().split()) if is_words and not _FUNCTIONS.search(plain) else ""
 
 
 _DECIMAL = r"(?:[1-9]\d{0,2}(?:,\d{3}){1,60}(?:\.\d{0,200})?|\d{1,200}(?:\.\d{0,200})?|\.\d{1,200})"
 _GROUP = r"(?:\s*\{((?:[^{}]|\{[^{}]*\})*)\}|\s*(\d))"
 _PLAIN = re.compile(_DECIMAL, re.ASCII)
+_SPACED = re.compile(r"[1-9]\d{0,2}(?: \d{3}){1,60}(?:\.\d{1,200})?", re.ASCII)
 _FRACTION = re.compile(rf"(\d+)?\s*\\frac{_GROUP}{_GROUP}", re.ASCII)
 _SLASH = re.compile(rf"(?:(\d+)\s+)?({_DECIMAL})\s*/\s*(-?{_DECIMAL})", re.ASCII)
 _SCIENTIFIC = re.compile(
@@ -140,23 +170,24 @@ _REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\s*\{(\d+)\}", re.ASCII)
 
 TEXT_COMMAND = r"\\(?:text|textrm|mbox|hbox|mathrm|rm)\s*"
 _MARKED_UNIT = re.compile(rf"(.*?\S)\s*{TEXT_COMMAND}\{{([^{{}}]*)\}}\s*(?:\^\s*\{{?\d\}}?)?")
-_SHORT_UNIT = r"(?:cm|mm|km|ft|mi|yd|kg|mg|lb|oz|ml|hr)\b"
+_SHORT_UNIT = r"(?:cm|mm|km|ft|mi|yd|kg|mg|lb|oz|m[lL]|hr)\b"
 _WORD_UNIT = re.compile(rf"(.*?[\d}}%)])\s+((?:[A-Za-z]{{3}}|{_SHORT_UNIT})[A-Za-z0-9 ,.'/-]*)")
 _NOT_A_UNIT = re.compile(
-    r"\b(?:or|and|to|than|not|if|plus|minus|times|over|mod|divided|squared|cubed|factorial|choose|sqrt|sin|cos|tan|log|exp"
+    r"^\s*-|\b(?:or|and|to|than|not|if|plus|minus|times|over|mod|divided|squared|cubed|factorial|choose|sqrt|sin|cos|tan|log|exp"
     r"|pi|theta|alpha|beta|hundred|thousand|[mbtr]+illion|dozens?|half|halves|thirds?|quarters?|fourths?|fifths?)\b",
     re.IGNORECASE,
 )
 _MARKED_WORDS = re.compile(rf"{TEXT_COMMAND}\{{([^{{}}]*)\}}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z0-9 ,.:'-]*")
 _FUNCTIONS = re.compile(r"\b(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|infty|infinity|pi)\b")
-_CHOICE_GOLD = re.compile("[A-J]")
+_PLAIN_WORDS = re.compile("[A-Za-z]{3}|^[A-J]$|^[Nn][Oo]$")
 LITERAL = re.compile(r"\d+(?::\d+)+|\d+_\{?\d+\}?")
 
-_NAME = r"\\?[A-Za-z]+(?:_(?:\w|\{[^{}]{1,20}\}))?(?:\([A-Za-z0-9]\))?'*"
+_NAME = r"(?:\\text\s*\{[^{}]{1,40}\}|\\?[A-Za-z]+(?:_(?:\w|\{[^{}]{1,20}\}))?(?:\([A-Za-z0-9]\))?'*)"
 NAME_LIST = rf"(?:{_NAME}(?:\s*:\s*{_NAME})*|\(\s*{_NAME}(?:\s*,\s*{_NAME}){{0,8}}\s*\))"
 _NAMED = re.compile(rf"({NAME_LIST})\s*(?:=|\\in(?![a-z]))\s*([^=,;]*(?:=[^=,;]*)*|[^=]*)", re.ASCII)
 
+_FONTS = "(?:text|math)(?:bf|it|sf|tt)|boldsymbol|bm|emph|underline"
 _SPELLINGS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -165,26 +196,48 @@ _SPELLINGS = [
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\.?", ""),
         (r"(?<!\\)\\ |~|\\q?quad(?![A-Za-z])", " "),
         (r"\\[dtc]frac", r"\\frac"),
-        (r"\{\s*,\s*\}", ","),
+        (r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        (r"\{\s*([,:])\s*\}", r"\1"),
         (r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree", ""),
-        (r"\\(?:textbf|mathbf|boldsymbol|bm|textit|mathit|emph)\s*\{([^{}]*)\}", r"\1"),
-        (r"\\(?:mathrm|text)\s*\{\s*([a-zA-Z]|[-+.\d]+)\s*\}", r"\1"),
-        (r"\s*\\text\s*\{\s*(?:percent|\\?%)\s*\}|\s*\bpercent\b|\\%", "%"),
+        (r"\\(?:color\s*\{\s*\w+\s*\}|textcolor\s*\{\s*\w+\s*\}(?=\s*\{)|checkmark|blacksquare)", ""),
+        (r"\\(?:textnormal|textrm|textsf|texttt|mbox|hbox)(?![A-Za-z])", r"\\text"),
+        *[(rf"\\(?:{_FONTS})\s*\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}", r"\1")] * 2,
+        (r"\\(?:mathrm|text)\s*\{\s*([a-zA-Z]|[-+.\d]*)\s*\}", r"\1"),
+        (r"^\s*\\text\s*\{(?![^{}]*\bnot\b)[^{}\d]*(?:\bis|[:=])\s*\}", ""),
+        (r"\s*\\text\s*\{\s*(?:percent|\\?%)\s*\}|\s*\b(?:percent(?:age)?|pct)\b|\\%", "%"),
         (r"(?<=[\w})])\*\*(?=[\w({-])", "^"),
         (
             r"[\[(]\s*\\begin\s*\{array\}\s*\{[clr|\s]*\}(.*?)\\end\s*\{array\}\s*[\])]",
             r"\\begin{pmatrix}\1\\end{pmatrix}",
         ),
         (r"\\(begin|end)\s*\{bmatrix\}", r"\\\1{pmatrix}"),
+        (r"\\cr(?![a-z])", r"\\\\"),
         (r"\\langle(?![a-z])", "("),
         (r"\\rangle(?![a-z])", ")"),
-        (r"\\leq?(?![a-z])", r"\\le "),
-        (r"\\geq?(?![a-z])", r"\\ge "),
+        (r"\\lbrace(?![a-z])", r"\\{"),
+        (r"\\rbrace(?![a-z])", r"\\}"),
+        (r"\\[lr]vert(?![a-z])", "|"),
+        (r"\\(?:leq?|leqslant)(?![a-z])|<=", r"\\le "),
+        (r"\\(?:geq?|geqslant)(?![a-z])|>=", r"\\ge "),
+        (r"\\lt(?![a-z])", "<"),
+        (r"\\gt(?![a-z])", ">"),
+        (r"\\neq?(?![a-z])|!=", r"\\ne "),
+        (r"\\varnothing(?![a-z])", r"\\emptyset "),
+        (r"\\(?:mathbb|Bbb|mathbf)\s*\{?\s*([RZNQC])(?![A-Za-z])\s*\}?", r"\\mathbb{\1}"),
+        (r"\\backslash(?![a-z])", r"\\setminus "),
+        (r"\\colon(?![a-z])", ":"),
+        (r"\^\s*\{?\s*\\prime\s*\}?", "'"),
+        (r"(\d)\s*:\s*(?=\d)", r"\1:"),
+        (r"(?<=\d)_\s*\{\s*(\w+)\s*\}", r"_\1"),
     )
 ]
 _UNICODE = {
-    "−": "-", "–": "-", "±": r"\pm ", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "⋅": r"\cdot ",
-    "√": r"\sqrt ", "²": "^{2}", "³": "^{3}", "½": r"\frac12", "¼": r"\frac14", "¾": r"\frac34", "％": "%",
+    "−": "-", "–": "-", "‐": "-", "﹣": "-", "±": r"\pm ", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ",
+    "⋅": r"\cdot ",
+    "√": r"\sqrt ", "％": "%", "⁄": "/", "∕": "/", "：": ":", "，": ",", "′": "'",
     "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∈": r"\in ", "∪": r"\cup ", "∩": r"\cap ",
-    "∅": r"\emptyset ", "∞": r"\infty ", "π": r"\pi ", "θ": r"\theta ", "°": r"^\circ",
+    "∅": r"\emptyset ", "∞": r"\infty ", "°": r"^\circ ", "…": r"\ldots ", "∨": r"\lor ", "∧": r"\land ",
+    "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}",
 }  # fmt: skip
+_SUPERSCRIPTS = re.compile("[⁰¹²³⁴-⁹⁺⁻ⁿ]+")
+_ROOT = re.compile(r"√\s*\(?(\d+)\)?")

@@ -3,6 +3,9 @@
 import json
 import logging
 import math
+import os
+import signal
+import sys
 import threading
 import time
 from fractions import Fraction
@@ -10,19 +13,27 @@ from pathlib import Path
 
 import pytest
 
-from grpo_lightning.rewards import MathVerifier
+from grpo_lightning.rewards import MathVerifier, RewardResult
+from grpo_lightning.rewards.base import RewardFailure
 from grpo_lightning.rewards.extraction import extract_answer
-from grpo_lightning.rewards.math_verifier import _EQUIVALENCE, canonical, decide, read
-from grpo_lightning.rewards.workers import WorkerPool
-from grpo_lightning.types import FinishReason, Prompt, Question, Sample
+from grpo_lightning.rewards.math_verifier import _EQUIVALENCE, Verdict, canonical, decide, read
+from grpo_lightning.rewards.scorer import Scorer
+from grpo_lightning.rewards.workers import IDLE, WorkerPool
+from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
-needs_cases = pytest.mark.skipif(not (DATA / "math_cases").exists(), reason=f"no {DATA / 'math_cases'}")
 needs_gsm8k = pytest.mark.skipif(not (DATA / "gsm8k").exists(), reason=f"no {DATA / 'gsm8k'}")
 
 
 def sample(gold: str, text: str, prompt: str = "q", finish_reason=FinishReason.STOP) -> Sample:
     return Sample(Prompt(0, prompt, [1], Question("q", gold, "row:1")), text, [1], finish_reason)
+
+
+def outcome(gold: str, answer: str) -> str:
+    """What is decided without a worker."""
+    verdict = decide(gold, answer)
+    assert isinstance(verdict, Verdict)
+    return verdict.outcome
 
 
 def rows(path: str) -> list[dict]:
@@ -70,6 +81,18 @@ def verifier():
         ("−5", -5),
         ("½", Fraction(1, 2)),
         ("٣", 3),
+        ("1 000 000", 10**6),
+        ("⅔", Fraction(2, 3)),
+        ("－８", -8),
+        (r"\mathbf{\text{16}}", 16),
+        (r"\textcolor{red}{16}", 16),
+        (r"\text{The total is }16", 16),
+        (r"\text{Total} = 16", 16),
+        (r"{7 \over 12}", Fraction(7, 12)),
+        ("250 €", 250),
+        ("1 00", None),
+        (r"\text{not: }16", None),
+        (r"12\text{-ish}", None),
         ("5 million", None),
         ("3 or 4", None),
         (r"2 \text{ or } 3", None),
@@ -103,7 +126,15 @@ def test_exact_numbers(text, value):
         (r"\frac{1}{12}", "0.083", "different"),
         ("1234567890", "1234567891", "different"),
         ("0.0000001", "0.0000002", "different"),
-        ("10", r"10\%", "different"),
+        ("10", r"10\%", "equal"),
+        (r"10\%", "10", "equal"),
+        ("0.5", r"0.5\%", "different"),
+        ("50", "0.5", "different"),
+        ("no", r"\text{No.}", "equal"),
+        ("C", "(C) or (D)", "different"),
+        ("y=0", "0=0", "unparseable"),
+        ("10{:}45", "10 : 45", "equal"),
+        ("12", "12...", "unparseable"),
         ("x=1", "y=1", "different"),
         ("11", "x=5+5+1=11", "equal"),
         ("C", r"\textbf{(C)}\ 12", "equal"),
@@ -120,7 +151,7 @@ def test_exact_numbers(text, value):
     ],
 )
 def test_decided_without_a_worker(gold, answer, verdict):
-    assert decide(gold, answer) == verdict
+    assert outcome(gold, answer) == verdict
 
 
 @pytest.mark.parametrize(
@@ -238,63 +269,151 @@ def test_works_in_a_thread(verifier):
 HOSTILE = [
     r"9^{9^{9^{9}}}",
     "9**9**9**9",
+    r"((((9^9)^9)^9)^9)^9",
+    r"2^{2^x}^{2^x}",
+    r"e^{e^{e^{e^{9}}}}",
+    r"7^{99999999}",
+    "1000000000!",
+    "((20!)!)!",
+    r"(999!)^{999}",
+    r"12345678^{999}!",
+    r"\binom{1000000000}{500000000}",
+    r"\binom{999!}{99!}",
+    r"\Gamma(999999999)",
+    r"\log_{\log_{\log_2 3} 5} 7^{999}",
     "(" * 10_000 + "5" + ")" * 10_000,
     "[" * 10_000,
     r"\{" * 10_000,
     r"\sqrt{" * 14 + "5" + "}" * 14,
-    "1000000000!",
-    "((20!)!)!",
-    r"\binom{1000000000}{500000000}",
-    r"7^{99999999}",
+    r"\sqrt{" * 5_000 + "5" + "}" * 5_000,
+    "-" * 600 + "x",
+    r"\pm" * 100 + "1",
     "(x+y+z+w+1)^{60}",
+    r"(a+b+c+d+e+f+g+h+k+l)^{99}-(a+b)^{99}",
+    r"x^5+x+y^7=\sin(xy)",
+    r"\begin{pmatrix}x&y\\z&w\end{pmatrix}^{99}",
+    r"[0,1]\cup" * 60 + "[0,1]",
+    "x<1 or " * 60 + "x<2",
     r"\operatorname{eye}(100000)",
+    r"\sum_{k=1}^{100000000} \frac{1}{k}",
+    "0." + "3" * 190,
+    "1e999999999",
+    "10^{999}",
+    r"\frac{0}{0}",
+    "\x00\ud800",
     "__import__('os').system('touch PWNED_MARKER')",
     "open('PWNED_MARKER','w')",
     "().__class__.__bases__[0].__subclasses__()",
 ]
 
 
-@pytest.mark.parametrize("gold", ["5", r"\sqrt{2}"])
-@pytest.mark.parametrize("answer", HOSTILE)
-def test_hostile_answers_are_bounded_and_wrong(verifier, tmp_path, monkeypatch, gold, answer):
+@pytest.mark.parametrize("gold", ["5", r"\sqrt{2}", "x+y=1"])
+def test_hostile_answers_are_bounded_and_wrong(verifier, tmp_path, monkeypatch, gold):
     monkeypatch.chdir(tmp_path)
-    verifier._check_golds([gold])
-    start = time.monotonic()
-    assert verifier([sample(gold, rf"\boxed{{{answer}}}")]).value == [0.0]
-    assert time.monotonic() - start < 10
+    verifier.prepare([Question("q", gold), Question("q", "x^2+2x+1")])
+    for answer in HOSTILE:
+        start = time.monotonic()
+        assert verifier([sample(gold, rf"\boxed{{{answer}}}")]).value == [0.0], answer
+        assert time.monotonic() - start < 2.5, answer
+        assert verifier([sample("x^2+2x+1", r"\boxed{(x+1)^2}")]).value == [1.0]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_hostile_answers_past_the_guards_execute_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    pool = WorkerPool(workers=2, timeout=0.5, memory_limit_mb=256)
-    outcomes = pool.map(_EQUIVALENCE, [["5", answer] for answer in (HOSTILE[0], HOSTILE[2], *HOSTILE[-4:])])
+    pool = WorkerPool(workers=2, timeout=0.75, memory_limit_mb=256, cpu_seconds=0.5)
+    past = (HOSTILE[0], r"\operatorname{eye}(10000)", r"\operatorname{zeros}(100000,100000)", *HOSTILE[-3:])
+    outcomes = pool.map(_EQUIVALENCE, [["5", answer] for answer in past])
     assert all(outcome.value != "equal" for outcome in outcomes)
     assert list(tmp_path.iterdir()) == []
     pool.close()
 
 
-@needs_cases
-def test_public_cases(verifier):
-    cases = [r for r in rows("math_cases/cases.jsonl") if not r["hostile"] and not r["ambiguous"]]
-    verifier.prepare([Question("q", case["gold"], case["id"]) for case in cases])
-    values = verifier([sample(case["gold"], case["completion"]) for case in cases]).value
-    wrong = [case for case, value in zip(cases, values, strict=True) if (value == 1.0) != case["expected"]]
-    assert [case["id"] for case in wrong if not case["expected"]] == []
-    assert 1 - len(wrong) / len(cases) >= 0.97, [case["id"] for case in wrong]
+def test_the_worker_cannot_evaluate_text(tmp_path):
+    script = tmp_path / "tries.py"
+    script.write_text(
+        "import sympy\nfrom grpo_lightning.rewards.equivalence import equivalence\n"
+        "def tries(text): return str(sympy.sympify(text))\n"
+        "def algebra(gold, answer): return equivalence(gold, answer)\n"
+    )
+    pool = WorkerPool(workers=1)
+    (outcome,) = pool.map(f"{script}:tries", [["1+1"]])
+    assert outcome.status == "error"
+    assert "text is not evaluated here" in outcome.error
+    assert pool.map(f"{script}:algebra", [["x+1", "1.5-0.5+x"]])[0].value == "equal"
+    pool.close()
 
 
-@needs_cases
-def test_public_hostile_cases(verifier, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    cases = [r for r in rows("math_cases/cases.jsonl") if r["hostile"]]
-    verifier.prepare([Question("q", case["gold"], case["id"]) for case in cases])
-    for case in cases:
-        start = time.monotonic()
-        (value,) = verifier([sample(case["gold"], case["completion"])]).value
-        assert value == float(case["expected"]), case["id"]
-        assert time.monotonic() - start < 2.5
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.skipif(sys.platform != "linux", reason="limits on memory are Linux's")
+def test_a_worker_has_less_than_a_gibibyte(verifier):
+    assert verifier([sample("x+y", r"\boxed{y + x}")]).value == [1.0]
+    ready = [worker for worker in verifier._pool._running if worker.job == IDLE]
+    assert ready
+    for worker in ready:
+        limits = Path(f"/proc/{worker.process.pid}/limits").read_text()
+        (line,) = (line for line in limits.splitlines() if line.startswith("Max address space"))
+        assert int(line.split()[3]) < 2**30
+
+
+def test_a_worker_killed_in_the_middle_of_a_batch_costs_nothing():
+    verifier = MathVerifier()
+    verifier.prepare([])
+    pairs = [(rf"\sqrt{{{n}}}+{n}x", rf"\boxed{{{n}x+\sqrt{{{n + k}}}}}") for n in range(2, 62) for k in (0, 1)]
+    stop, killed = threading.Event(), {}  # jobs and the processes that were on them
+
+    def kill():
+        while not stop.is_set() and len(killed) < 3:
+            for worker in list(verifier._pool._running):
+                if worker.job >= 0 and not any(abs(worker.job - job) < 4 for job in killed):  # it gets one more chance
+                    killed[worker.job] = worker.process.pid
+                    os.kill(worker.process.pid, signal.SIGKILL)
+            time.sleep(0.02)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    result = verifier([sample(*pair) for pair in pairs])
+    stop.set()
+    killer.join()
+    pids = [worker.process.pid for worker in verifier._pool._running]
+    verifier.close()
+    assert killed
+    assert set(result.status) == {"ok"}
+    assert result.value == [1.0, 0.0] * 60
+    assert not [pid for pid in (*killed.values(), *pids) if Path(f"/proc/{pid}").exists()]
+
+
+def of_statuses(timeouts: int, count: int) -> RewardResult:
+    return RewardResult([0.0] * count, ["timeout"] * timeouts + ["ok"] * (count - timeouts))
+
+
+def test_many_timeouts_stop_the_run():
+    verifier = MathVerifier(max_timeouts=0.05, name="right")
+    verifier.check(of_statuses(1, 8))  # too few samples to tell
+    verifier.check(of_statuses(3, 72))
+    verifier.check(of_statuses(1, 20))  # 5 of 100
+    with pytest.raises(
+        RewardFailure, match=r"right: 6 of the latest 100 samples timed out.*max_timeouts=0.05.*`timeout`"
+    ):
+        verifier.check(of_statuses(2, 8))
+    for _ in range(20):
+        verifier.check(of_statuses(0, 200))  # what is long past does not count
+    verifier.check(of_statuses(9, 200))
+    with pytest.raises(RewardFailure, match="11 of the latest 200"):
+        verifier.check(of_statuses(11, 200))
+    with pytest.raises(UsageError, match="max_timeouts=2"):
+        MathVerifier(max_timeouts=2)
+
+
+def test_the_scorer_asks_about_timeouts():
+    verifier = MathVerifier(timeout=0.2)
+    slow = r"\boxed{(a+b+c+d+e+f+g+h+k+l)^{99}-(a+b)^{99}}"
+    samples = [sample("x+1", rf"\boxed{{x+{n}}}") for n in range(1, 113)] + [sample("x+1", slow)] * 8
+    scorer = Scorer([verifier])
+    scores = scorer(samples)
+    assert scores.results["math_verifier"].status[-8:] == ["timeout"] * 8
+    with pytest.raises(RewardFailure, match="8 of the latest 120"):
+        scorer.check(scores)
+    scorer.close()
 
 
 @needs_gsm8k
@@ -303,7 +422,7 @@ def test_all_of_gsm8k(verifier):
     assert len(solutions) == 7473 + 1319
     golds = [solution.rpartition("####")[2].strip() for solution in solutions]
     assert [extract_answer(solution) for solution in solutions] == golds
-    assert all(decide(gold, gold) == "equal" for gold in golds)
+    assert {outcome(gold, gold) for gold in golds} == {"equal"}
     result = verifier([sample(gold, text) for gold, text in zip(golds, solutions, strict=True)])
     assert set(result.value) == {1.0}
     assert set(result.status) == {"ok"}

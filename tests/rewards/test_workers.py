@@ -34,6 +34,9 @@ def die(_): os._exit(3)
 def hang(x):
     while x: pass
     return x
+def sleep(seconds):
+    time.sleep(seconds)
+    return "awake"
 def hang_in_c(x): return 7 ** (10 ** 9 * x) % 2
 def child(path):
     code = f"import os, time; open({path!r}, 'w').write(str(os.getpid())); time.sleep(600)"
@@ -108,6 +111,39 @@ def test_each_failure_costs_its_own_task_only(pool, functions):
         ("error", "SystemExit: 1"),
     ]
     assert pool.map(functions("double"), [[21]])[0].value == 42
+
+
+def test_processor_time_has_its_own_limit(functions):
+    pool = WorkerPool(workers=1, timeout=60, cpu_seconds=0.3)
+    start = time.monotonic()
+    assert [o.status for o in pool.map(functions("hang"), [[1], [0]])] == ["timeout", "ok"]
+    assert pool.map(functions("hang_in_c"), [[1]])[0].status == "timeout"
+    assert time.monotonic() - start < 30
+    assert pool.map(functions("sleep"), [[0.6]])[0].value == "awake"
+    pool.close()
+
+
+def test_a_lost_worker_is_replaced_at_once(functions):
+    pool = WorkerPool(workers=2, timeout=0.3)
+    pool.load(functions("hang"))
+    lost = {worker.process.pid for worker in pool._running}
+    pool.map(functions("hang"), [[1]])
+    assert pool._running
+    assert lost.isdisjoint(worker.process.pid for worker in pool._running)
+    pool.close()
+
+
+def test_a_fork_has_workers_of_its_own(pool, functions):
+    before = {outcome.value for outcome in pool.map(functions("pid"), [[0]] * 4)}
+    child = os.fork()
+    if child == 0:
+        try:
+            value = pool.map(functions("double"), [[21]])[0].value
+            pool.close()
+        finally:
+            os._exit(0 if value == 42 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert before & {outcome.value for outcome in pool.map(functions("pid"), [[0]] * 4)}
 
 
 def test_a_hang_in_c_is_ended(pool, functions):
@@ -213,10 +249,10 @@ def test_a_function_that_cannot_be_loaded(pool, name):
 
 
 def test_pickles_without_its_processes(functions):
-    pool = WorkerPool(workers=1, timeout=3.0, memory_limit_mb=99)
+    pool = WorkerPool(workers=1, timeout=3.0, memory_limit_mb=99, cpu_seconds=2.0)
     pool.load(functions("double"))
     copy = pickle.loads(pickle.dumps(pool))
-    assert (copy.workers, copy.timeout, copy.memory_limit_mb) == (1, 3.0, 99)
+    assert (copy.workers, copy.timeout, copy.memory_limit_mb, copy.cpu_seconds) == (1, 3.0, 99, 2.0)
     assert copy.map(functions("double"), [[3]])[0].value == 6
     pool.close()
     copy.close()

@@ -1,0 +1,67 @@
+"""The verifier on whole collections of answers: our own, and the shared ones where they are."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_lightning.rewards import MathVerifier
+from grpo_lightning.types import FinishReason, Prompt, Question, Sample
+
+OWN = Path(__file__).with_name("cases.jsonl")
+SHARED = Path(__file__).parents[3] / "shared" / "data" / "math_cases" / "cases.jsonl"
+needs_shared = pytest.mark.skipif(not SHARED.exists(), reason=f"no {SHARED}")
+
+Case = dict[str, Any]
+
+
+def cases(path: Path) -> list[Case]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def sample(case: Case) -> Sample:
+    text = case.get("completion", rf"So it is $\boxed{{{case.get('answer')}}}$.")
+    return Sample(Prompt(0, "q", [1], Question("q", case["gold"])), text, [1], FinishReason.STOP)
+
+
+def wrong(verifier: MathVerifier, rows: list[Case]) -> list[Case]:
+    values = verifier([sample(row) for row in rows]).value
+    return [row for row, value in zip(rows, values, strict=True) if (value == 1.0) != row["expected"]]
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    verifier = MathVerifier()
+    verifier.prepare([])
+    yield verifier
+    verifier.close()
+
+
+def test_own_cases(verifier):
+    rows = cases(OWN)
+    assert len(rows) > 1000
+    assert 0.3 < sum(row["expected"] for row in rows) / len(rows) < 0.7
+    assert wrong(verifier, rows) == []
+
+
+@needs_shared
+def test_shared_cases(verifier):
+    rows = [row for row in cases(SHARED) if not row["hostile"] and not row["ambiguous"]]
+    missed = wrong(verifier, rows)
+    assert [row["id"] for row in missed if not row["expected"]] == []
+    assert 1 - len(missed) / len(rows) >= 0.97, [row["id"] for row in missed]
+
+
+@needs_shared
+def test_shared_hostile_cases(verifier, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [row for row in cases(SHARED) if row["hostile"]]
+    assert len(rows) > 20
+    for row in rows:
+        start = time.monotonic()
+        assert wrong(verifier, [row]) == []
+        assert time.monotonic() - start < 2.5, row["id"]
+        assert verifier([sample({"gold": "x+y", "answer": "y+x"})]).value == [1.0]
+    assert list(tmp_path.iterdir()) == []
