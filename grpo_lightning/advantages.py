@@ -97,7 +97,7 @@ class BatchStd(AdvantageEstimator):
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
         deviation, _ = centred(reward, group, num_groups)
-        return quotient(deviation, deviation.square().mean().sqrt() + self.advantage_eps)
+        return over_batch(deviation, self.advantage_eps)
 
 
 class NoBaseline(AdvantageEstimator):
@@ -141,7 +141,7 @@ class PerRewardStd(GroupStd):
     """
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
-        return self._over_batch(super().estimate(reward, group, num_groups))
+        return over_batch(super().estimate(reward, group, num_groups), self.advantage_eps)
 
     def per_token(self, rewards: RewardBatch) -> Tensor:
         advantage = torch.zeros_like(rewards.total)
@@ -150,11 +150,8 @@ class PerRewardStd(GroupStd):
         for value, weight in zip(rewards.value[:, valid], rewards.weight, strict=True):
             if valid.any():
                 advantage[valid] += weight * super().estimate(value, group, int(group.max()) + 1)
-        advantage[valid] = self._over_batch(advantage[valid])
+        advantage[valid] = over_batch(advantage[valid], self.advantage_eps)
         return spread(advantage.float(), rewards.lengths)
-
-    def _over_batch(self, advantage: Tensor) -> Tensor:
-        return quotient(advantage, advantage.square().mean().sqrt() + self.advantage_eps)
 
 
 def centred(reward: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
@@ -162,6 +159,11 @@ def centred(reward: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Ten
     count = segment_sum(torch.ones_like(reward), group, num_groups)
     mean = segment_sum(reward, group, num_groups) / count.clamp(min=1)
     return torch.where(has_spread(reward, group, num_groups)[group], reward - mean[group], 0.0), count
+
+
+def over_batch(deviation: Tensor, advantage_eps: float) -> Tensor:
+    """[B] numbers of mean 0 by their standard deviation, the population's."""
+    return quotient(deviation, deviation.square().mean().sqrt() + advantage_eps)
 
 
 def quotient(deviation: Tensor, scale: Tensor) -> Tensor:

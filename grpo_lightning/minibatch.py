@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from grpo_lightning.explorer import Exploration
+from grpo_lightning.ragged import segments
 from grpo_lightning.rollouts import Rollouts
 from grpo_lightning.stopping import Passes
 
@@ -33,7 +34,7 @@ def without_idle_rows(rollouts: Rollouts) -> Rollouts:
     Their weight has been counted, so the gradient stays what it was. One row always stays: there must be a gradient for
     the optimizer, if a zero one.
     """
-    row = torch.arange(len(rollouts), device=rollouts.lengths.device).repeat_interleave(rollouts.lengths)
+    row = segments(rollouts.lengths)
     moves = torch.zeros(len(rollouts), dtype=torch.bool, device=rollouts.lengths.device)
     moves[row[(rollouts.advantage != 0) & (rollouts.weight != 0)]] = True
     moves[0] |= ~moves.any()

@@ -31,6 +31,7 @@ from grpo_lightning.metrics import RIGHT, majority_at_k, nan_mean, pass_at_k
 from grpo_lightning.minibatch import Minibatch
 from grpo_lightning.objective import Objective
 from grpo_lightning.policy import Policy
+from grpo_lightning.ragged import segments
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.scorer import Scorer, Scores
 from grpo_lightning.snapshots import FrozenCopy, PolicySnapshot, RecordedLogp
@@ -260,7 +261,7 @@ class GRPOModule(L.LightningModule):
         for pack in minibatch.packs:
             logp = self.policy(pack, self.sampling.temperature).logp
             bad = ~(logp.isfinite() & pack.advantage.isfinite() & pack.weight.isfinite())
-            rows = torch.arange(len(pack), device=bad.device).repeat_interleave(pack.lengths)
+            rows = segments(pack.lengths)
             for token in bad.nonzero().flatten().tolist()[:1]:
                 text = self.policy.tokenizer.decode([int(pack.token_ids[token])])
                 culprits.append(

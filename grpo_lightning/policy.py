@@ -224,10 +224,9 @@ class Policy(nn.Module):
         lengths = prompt_lengths + rollouts.lengths
         prompts = rollouts.prompt_token_ids[ragged.take(rollouts.group, rollouts.prompt_lengths)]
         input_ids = rollouts.token_ids.new_zeros(len(lengths), int(lengths.max()))
-        row = torch.arange(len(lengths), device=lengths.device)
-        completion_row = ragged.spread(row, rollouts.lengths)
+        completion_row = ragged.segments(rollouts.lengths)
         completion_position = ragged.spread(prompt_lengths, rollouts.lengths) + ragged.positions(rollouts.lengths)
-        input_ids[ragged.spread(row, prompt_lengths), ragged.positions(prompt_lengths)] = prompts
+        input_ids[ragged.segments(prompt_lengths), ragged.positions(prompt_lengths)] = prompts
         input_ids[completion_row, completion_position] = rollouts.token_ids
         # The last token of the longest row predicts nothing.
         hidden = self._transformer(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grpo_lightning.ragged import pad, positions, spread
+from grpo_lightning.ragged import pad, positions, segments
 from grpo_lightning.rollouts import Rollouts
 
 
@@ -45,6 +45,5 @@ class PrefixTree:
             table[alive, position] = which + num_nodes
             prefix[alive] = which + num_groups + num_nodes
             num_nodes += len(distinct)
-        row = spread(torch.arange(len(lengths)), lengths)
-        node = table[row, positions(lengths)]
+        node = table[segments(lengths), positions(lengths)]
         return cls(node.to(device), torch.cat(parents).to(device), num_groups + num_nodes)

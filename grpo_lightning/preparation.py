@@ -9,7 +9,7 @@ from torch import Tensor
 from grpo_lightning import ranks
 from grpo_lightning.minibatch import idle_pack, without_idle_rows
 from grpo_lightning.module import GRPOModule
-from grpo_lightning.ragged import segment_sum, spread, take
+from grpo_lightning.ragged import segment_sum, segments, take
 from grpo_lightning.reward_batch import RewardBatch
 from grpo_lightning.rollouts import Rollouts
 from grpo_lightning.weightings import BatchSize
@@ -65,8 +65,8 @@ class Preparation:
         if penalty is not None:
             assert rollouts.old_logp is not None and rollouts.ref_logp is not None
             per_token = penalty.kl(rollouts.old_logp, rollouts.ref_logp, rollouts.old_logp).double()
-            row = spread(torch.arange(len(rollouts), device=per_token.device), rollouts.lengths)
-            rewards = rewards.plus(segment_sum(per_token, row, len(rollouts)).cpu(), -penalty.beta)
+            per_row = segment_sum(per_token, segments(rollouts.lengths), len(rollouts))
+            rewards = rewards.plus(per_row.cpu(), -penalty.beta)
         everyone = ranks.gather(rewards)
         tokens = [int(batch.lengths.sum()) for batch in everyone]
         advantage = self.module.advantage.per_token(RewardBatch.concat(everyone))

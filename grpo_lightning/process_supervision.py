@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from grpo_lightning.advantages import GroupStd
-from grpo_lightning.ragged import pad, positions, spread, starts
+from grpo_lightning.ragged import pad, positions, segments, starts
 from grpo_lightning.reward_batch import RewardBatch
 from grpo_lightning.types import UsageError
 
@@ -41,4 +41,4 @@ class ProcessSupervision(GroupStd):
                 ending.index_add_(0, first[row] + end, weight * normalised)
         # From the last token to the first, so a token sums what ends at it or behind it.
         onward = pad(ending, lengths).flip(1).cumsum(1).flip(1)
-        return onward[spread(every, lengths), positions(lengths)].float()
+        return onward[segments(lengths), positions(lengths)].float()

@@ -16,6 +16,11 @@ def spread(values: Tensor, lengths: Tensor) -> Tensor:
     return values.repeat_interleave(lengths)
 
 
+def segments(lengths: Tensor) -> Tensor:
+    """Segment that each element belongs to: [3, 1, 2] -> [0, 0, 0, 1, 2, 2]."""
+    return spread(torch.arange(len(lengths), device=lengths.device), lengths)
+
+
 def positions(lengths: Tensor) -> Tensor:
     """Position of each element inside its segment: [3, 1, 2] -> [0, 1, 2, 0, 0, 1]."""
     return torch.arange(int(lengths.sum()), device=lengths.device) - spread(starts(lengths), lengths)
@@ -28,8 +33,7 @@ def segment_sum(values: Tensor, segment: Tensor, num_segments: int) -> Tensor:
 
 def segment_mean(values: Tensor, lengths: Tensor) -> Tensor:
     """Mean of each of B segments laid end to end: [N], [B] lengths, at least 1 each -> [B]."""
-    segment = spread(torch.arange(len(lengths), device=lengths.device), lengths)
-    return segment_sum(values, segment, len(lengths)) / lengths
+    return segment_sum(values, segments(lengths), len(lengths)) / lengths
 
 
 def take(rows: Tensor, lengths: Tensor) -> Tensor:
@@ -41,7 +45,7 @@ def take(rows: Tensor, lengths: Tensor) -> Tensor:
 def pad(values: Tensor, lengths: Tensor, value: float = 0) -> Tensor:
     """Flat [N] -> right-padded [B, max length]."""
     padded = values.new_full((len(lengths), int(lengths.max()) if len(lengths) else 0), value)
-    padded[spread(torch.arange(len(lengths), device=lengths.device), lengths), positions(lengths)] = values
+    padded[segments(lengths), positions(lengths)] = values
     return padded
 
 

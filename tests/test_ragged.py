@@ -137,3 +137,8 @@ def test_group_budget_keeps_groups_together_and_loses_no_row(max_tokens: int) ->
     for number, size in whole.items():
         parts = sum(any(group[row] == number for row in batch) for batch in batches)
         assert parts == 1 or size > max_tokens > 0
+
+
+def test_segments_by_hand():
+    assert ragged.segments(torch.tensor([3, 0, 2])).tolist() == [0, 0, 0, 2, 2]
+    assert ragged.segments(torch.tensor([], dtype=torch.int64)).tolist() == []

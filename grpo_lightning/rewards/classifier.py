@@ -86,7 +86,7 @@ class Classifier:
         import torch
 
         found: list[Any] = [None] * len(inputs)
-        for rows in _batches([len(ids) for ids in inputs], self.max_tokens):
+        for rows in length_batches([len(ids) for ids in inputs], self.max_tokens):
             longest = max(len(inputs[row]) for row in rows)
             pad = self._pad([inputs[row] for row in rows])
             ids = torch.tensor([inputs[row] + [pad] * (longest - len(inputs[row])) for row in rows])
@@ -209,7 +209,7 @@ class SequenceClassifier(Reward):
         return self._classifier
 
 
-def _batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+def length_batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
     """Rows in order of length, as many at once as fit `max_tokens` when padded; one at least."""
     rows: list[int] = []
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):

@@ -36,10 +36,7 @@ class FormatReward(Reward):
         name: str | None = None,
     ) -> None:
         super().__init__(weight, name)
-        try:
-            re.compile(pattern)
-        except (re.error, TypeError) as error:
-            raise UsageError(f"pattern={pattern!r}: not a regular expression: {error}") from error
+        check_pattern(pattern)
         self.pattern = pattern
         self._pool = WorkerPool(workers=1, timeout=timeout)
 
@@ -75,3 +72,11 @@ def has_default_form(text: str) -> bool:
 def matches(pattern: str, text: str) -> bool:
     """Whether `pattern` matches all of `text`. Runs in the worker."""
     return re.fullmatch(pattern, text, re.DOTALL) is not None
+
+
+def check_pattern(pattern: str) -> None:
+    """Raises UsageError unless `pattern` is a regular expression."""
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise UsageError(f"pattern={pattern!r}: not a regular expression: {error}") from error

@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from grpo_lightning.rewards.classifier import length_batches
 from grpo_lightning.types import UsageError
 
 log = logging.getLogger(__name__)
@@ -164,14 +165,8 @@ class RewardModel:
 
 def batches_of(rows: Sequence[tuple[int, ...]], max_tokens: int) -> Iterator[list[tuple[int, ...]]]:
     """`rows`, sorted by length, in batches of at most `max_tokens` with padding; at least one row each."""
-    batch: list[tuple[int, ...]] = []
-    for row in rows:
-        if batch and (len(batch) + 1) * len(row) > max_tokens:
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
+    for batch in length_batches([len(row) for row in rows], max_tokens):
+        yield [rows[place] for place in batch]
 
 
 @contextmanager

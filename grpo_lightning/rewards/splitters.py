@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
+from grpo_lightning.rewards.format import check_pattern
 from grpo_lightning.rewards.workers import OK, Outcome, WorkerPool
 from grpo_lightning.types import UsageError
 
@@ -69,10 +70,7 @@ class ByPattern(Splitter):
     """
 
     def __init__(self, pattern: str, timeout: float = 1.0) -> None:
-        try:
-            re.compile(pattern)
-        except (re.error, TypeError) as error:
-            raise UsageError(f"pattern={pattern!r}: not a regular expression: {error}") from error
+        check_pattern(pattern)
         self.pattern = pattern
         self._pool = WorkerPool(workers=1, timeout=timeout)
 

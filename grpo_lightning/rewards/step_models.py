@@ -17,9 +17,21 @@ class _StepModel(StepVerifier):
 
     kind: Any = "sequence"
 
-    def __init__(self, path: str, **options: Any) -> None:
+    def __init__(
+        self,
+        path: str,
+        max_length: int | None = None,
+        max_tokens: int = 16384,
+        dtype: DType = "float32",
+        trust_remote_code: bool = False,
+    ) -> None:
         self.path = path
-        self._options = options
+        self._options: dict[str, Any] = {
+            "max_length": max_length,
+            "max_tokens": max_tokens,
+            "dtype": dtype,
+            "trust_remote_code": trust_remote_code,
+        }
         self._classifier: Classifier | None = None
 
     def setup(self, device: "torch.device") -> None:
@@ -56,22 +68,6 @@ class PrefixModel(_StepModel):
         dtype: Type of the weights.
         trust_remote_code: Run Python code shipped with the model.
     """
-
-    def __init__(
-        self,
-        path: str,
-        max_length: int | None = None,
-        max_tokens: int = 16384,
-        dtype: DType = "float32",
-        trust_remote_code: bool = False,
-    ) -> None:
-        super().__init__(
-            path,
-            max_length=max_length,
-            max_tokens=max_tokens,
-            dtype=dtype,
-            trust_remote_code=trust_remote_code,
-        )
 
     def score(self, samples: Sequence[Sample], steps: Sequence[Sequence[str]]) -> list[list[float]]:
         classifier = self._load()

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from grpo_lightning.rewards import PrefixModel, Reward, SequenceClassifier, TokenModel
-from grpo_lightning.rewards.classifier import _batches
+from grpo_lightning.rewards.classifier import length_batches
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 EOS = 5
@@ -129,9 +129,9 @@ def test_step_models_have_one_label_or_two(tmp_path: Path):
 
 def test_batches():
     lengths = [5, 1, 9, 2, 2]
-    assert list(_batches(lengths, 6)) == [[1, 3, 4], [0], [2]]
-    assert list(_batches(lengths, 1)) == [[1], [3], [4], [0], [2]]
-    assert list(_batches([], 9)) == []
+    assert list(length_batches(lengths, 6)) == [[1, 3, 4], [0], [2]]
+    assert list(length_batches(lengths, 1)) == [[1], [3], [4], [0], [2]]
+    assert list(length_batches([], 9)) == []
 
 
 # Step models
