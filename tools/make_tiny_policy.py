@@ -4,6 +4,8 @@ It is trained for a minute on worked sums, towards the end with a wrong digit in
 the sums, but samples right answers only about a third of the time: what GRPO is there to mend.
 
     python tools/make_tiny_policy.py --out runs/tiny_policy
+
+With `--mistakes steps` the wrong digits are those of written steps, and the answer follows from them.
 """
 
 import argparse
@@ -12,7 +14,7 @@ import string
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders
@@ -30,6 +32,7 @@ TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 BATCH = 32
 LEARNING_RATE = 3e-3
 MAX_NEW_TOKENS = 128
+Place = Literal["answer", "steps"]
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -72,13 +75,15 @@ def make_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int) -> 
     return LlamaForCausalLM(config)
 
 
-def worked_solution(expression: str, wrong: float, chance: random.Random) -> str:
+def worked_solution(expression: str, wrong: float, chance: random.Random, mistakes: Place = "answer") -> str:
     """The written method, column by column: `47+85` -> `<think>7+5=12 4+8+1=13</think><answer>132</answer>`.
 
     Args:
         expression: Two numbers and `+` or `-`. The smaller is taken from the larger: `7-47` is `-(47-7)`.
-        wrong: Probability that one digit of the answer is wrong. The steps are always right.
-        chance: Decides about the wrong digit.
+        wrong: Probability of a mistake.
+        chance: Decides about mistakes.
+        mistakes: Where: in one digit of the answer, all steps being right; or in the last digit of each step, with
+            this probability each, and the answer takes them over.
     """
     operator = "+" if "+" in expression else "-"
     left, right = expression.split(operator)
@@ -88,11 +93,13 @@ def worked_solution(expression: str, wrong: float, chance: random.Random) -> str
     steps, digits, carry = [], "", 0
     for a, b in zip(map(int, reversed(high.zfill(width))), map(int, reversed(low.zfill(width))), strict=True):
         value = a + b + carry if operator == "+" else (a - b - carry) % 10
+        if mistakes == "steps" and chance.random() < wrong:
+            value += chance.choice([digit for digit in range(10) if digit != value % 10]) - value % 10
         steps.append(f"{a}{operator}{b}{operator + '1' if carry else ''}={value}")
         digits = f"{value % 10}{digits}"
         carry = value // 10 if operator == "+" else int(a - b - carry < 0)
     answer = str(int(f"{carry}{digits}" if operator == "+" else digits))
-    if chance.random() < wrong:
+    if mistakes == "answer" and chance.random() < wrong:
         place = chance.randrange(len(answer))
         digit = chance.choice([d for d in string.digits if d != answer[place]])
         answer = answer[:place] + digit + answer[place + 1 :]
@@ -107,6 +114,7 @@ def train(
     steps: int,
     wrong: float,
     chance: random.Random,
+    mistakes: Place,
 ) -> None:
     """Supervised training on fresh solutions of `questions`: right ones first, then mixed ones.
 
@@ -116,8 +124,9 @@ def train(
         questions: From Arithmetic, with their expressions.
         steps: Optimizer steps; the first 70 % see right solutions only: with mixed ones
             throughout, seed 0 stopped at 0.90 greedy, and GRPO did not get it higher.
-        wrong: Share of wrong solutions in the rest.
+        wrong: Share of wrong answers, or steps, in the rest.
         chance: Draws questions and wrong digits.
+        mistakes: Where the wrong digits are.
     """
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.15)
@@ -128,7 +137,7 @@ def train(
         prompts = tokenizer([question.text for question in batch])["input_ids"]
         solutions = tokenizer(
             [
-                worked_solution(question.metadata["expression"], share, chance) + tokenizer.eos_token
+                worked_solution(question.metadata["expression"], share, chance, mistakes) + tokenizer.eos_token
                 for question in batch
             ]
         )["input_ids"]
@@ -169,6 +178,7 @@ def make(
     wrong: float = 0.7,
     hidden: int = 128,
     layers: int = 2,
+    mistakes: Place = "answer",
 ) -> None:
     """Makes the policy, saves it in `out` and prints one line about it. The arguments are the command's."""
     start, cpu_start = time.perf_counter(), time.process_time()
@@ -178,7 +188,7 @@ def make(
     torch.manual_seed(seed)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, hidden, layers)
-    train(model, tokenizer, task.questions("train"), steps, wrong, random.Random(seed))
+    train(model, tokenizer, task.questions("train"), steps, wrong, random.Random(seed), mistakes)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     trained, cpu = time.perf_counter() - start, time.process_time() - cpu_start
@@ -201,9 +211,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--digits", type=int, default=2, help="most digits of a number")
     parser.add_argument("--operators", nargs="+", choices=["+", "-"], default=["+"], help="between the two numbers")
     parser.add_argument("--steps", type=int, default=800, help=f"training steps of {BATCH} sums")
-    parser.add_argument("--wrong", type=float, default=0.7, help="share of wrong solutions at the end, 0 to 1")
+    parser.add_argument("--wrong", type=float, default=0.7, help="share of wrong answers, or steps, at the end")
     parser.add_argument("--hidden", type=int, default=128, help="width of the model, a multiple of 64")
     parser.add_argument("--layers", type=int, default=2, help="depth of the model")
+    parser.add_argument("--mistakes", choices=get_args(Place), default="answer", help="where a wrong digit is")
     options = parser.parse_args(arguments)
     if options.hidden < 64 or options.hidden % 64:
         parser.error(f"--hidden {options.hidden}: give a multiple of 64")

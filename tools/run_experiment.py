@@ -50,9 +50,13 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
+POLICY, REWARD_MODEL = "tools/make_tiny_policy.py", "tools/make_reward_model.py"
 MADE = {
-    "runs/tiny_policy": ["tools/make_tiny_policy.py", "--out", "runs/tiny_policy"],
-    "runs/tiny_reward_model": ["tools/make_reward_model.py", "--out", "runs/tiny_reward_model"],
+    "runs/tiny_policy": [POLICY],
+    "runs/tiny_reward_model": [REWARD_MODEL],
+    "runs/slipping_policy": [POLICY, *"--digits 3 --mistakes steps --wrong 0.4 --steps 1000".split()],
+    "runs/plus_minus_policy": [POLICY, *"--operators + - --steps 1200".split()],
+    "runs/plus_reward_model": [REWARD_MODEL, "--policy", "runs/plus_minus_policy"],
 }
 """How to make what experiments start from, in this order."""
 FIXED = {
@@ -264,7 +268,7 @@ def make_models(runs: Sequence[Run]) -> None:
     for folder, command in MADE.items():
         if not (ROOT / folder).exists() and any(folder in text for text in texts):
             print(f"making {folder}", flush=True)
-            subprocess.run([sys.executable, *command], cwd=ROOT, check=True, env=os.environ)
+            subprocess.run([sys.executable, *command, "--out", folder], cwd=ROOT, check=True, env=os.environ)
 
 
 def compare(experiment: Experiment, runs: Sequence[Run], out: Path) -> str:

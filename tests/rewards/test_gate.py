@@ -73,6 +73,22 @@ def test_both_are_prepared_and_closed():
     assert inner.calls == gate.calls == ["prepare", "setup", "close"]
 
 
+class Checks(Says):
+    """A reward that remembers what it was asked to check."""
+
+    def check(self, result: RewardResult) -> None:
+        self.calls.append(",".join(result.status))
+
+
+def test_both_check_their_own_part():
+    gate = Checks({"a": (1, "ok"), "b": (0, "timeout")})
+    inner = Checks({"a": (1, "no_match"), "b": (0, "ok")})
+    reward = Gated(inner, gate)
+    reward.check(reward(samples("a", "b")))
+    assert gate.calls == ["ok,timeout"]
+    assert inner.calls == ["no_match,ok"]
+
+
 class Learns(Says):
     """A reward that learns."""
 

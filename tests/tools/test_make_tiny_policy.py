@@ -79,7 +79,24 @@ def test_share_of_wrong_solutions(operator: str):
         assert abs(sum(right) / len(right) - (1 - wrong)) < 0.03
 
 
-@pytest.mark.parametrize("arguments", [["--hidden", "100"], ["--wrong", "1.5"], ["--operators", "*"]])
+@pytest.mark.parametrize("operator", ["+", "-"])
+def test_wrong_steps_are_followed(operator: str):
+    chance = random.Random(0)
+    for question in Arithmetic(digits=3, operators=[operator]).questions("train")[:500]:
+        right, wrong = (
+            tool.worked_solution(question.metadata["expression"], share, chance, mistakes="steps")
+            for share in (0.0, 1.0)
+        )
+        assert right.endswith(f"<answer>{question.answer}</answer>")
+        steps = re.findall(r"([\d+-]+)=(\d+)", wrong)
+        assert all(eval(left) % 10 != int(value) % 10 for left, value in steps)
+        answer = int(wrong.partition("<answer>")[2].removesuffix("</answer>"))
+        digits = "".join(value[-1] for _, value in reversed(steps))
+        carry = steps[-1][1][:-1] if operator == "+" else ""
+        assert abs(answer) == int(carry + digits) != abs(int(question.answer))
+
+
+@pytest.mark.parametrize("arguments", [["--hidden", "100"], ["--wrong", "1.5"], ["--operators", "*"], ["--mistakes", "no"]])
 def test_bad_arguments(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         tool.main(["--out", str(tmp_path), *arguments])

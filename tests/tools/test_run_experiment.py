@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import yaml
 from loading import load_tool
+from test_configs import Built
 from tiny import policy_of, tokenizer
 from torch.utils.tensorboard import SummaryWriter
 
@@ -125,6 +126,19 @@ def test_mistakes_show_before_anything_runs(root: Path, changes: dict, message: 
     with pytest.raises(SystemExit, match=message):
         tool.main([str(write(root / "experiments" / "e", **changes))])
     assert not (root / "runs").exists()
+
+
+EXPERIMENTS = sorted(Path(__file__).parents[2].glob("experiments/*/experiment.yaml"))
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.parent.name)
+def test_experiments_of_the_repository_fit_the_signatures(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tool.ROOT)
+    monkeypatch.setattr("sys.argv", ["grpo"])
+    experiment = tool.Experiment.read(path.parent)
+    tool.check(experiment, path.parent, write=True)
+    for run in experiment.runs(Path("runs/e"))[: len(experiment.arms)]:
+        assert Built(run.arguments).model.explorer.scorer.rewards
 
 
 def test_missing_experiment(tmp_path: Path):
