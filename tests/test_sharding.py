@@ -143,6 +143,20 @@ def test_lightnings_own_strategy_gives_the_same_and_resumes(runs: Path) -> None:
     assert_close(scalars(runs / "lightnings"), scalars(runs / "two"), 0.0)
 
 
+def test_a_learned_reward_learns_on_two_ranks_what_it_learns_on_one(runs: Path) -> None:
+    letters = '{"class_path": "FormatReward", "init_args": {"pattern": ".*[a-m]+.*", "weight": %d}}'
+    learned = (
+        '{"class_path": "LearnedReward", "init_args": {"path": "policy", "labels": %s, "lr": 0.01, "held_out": 0.3, '
+        '"min_gain": -1, "max_forgetting": 1}}'
+    )
+    rewards = f"--model.rewards=[{letters % 0}, {learned % (letters % 1)}]"
+    finish({"learned": [rewards], "learned by two": [*FSDP2, rewards]}, runs)
+    one, two = scalars(runs / "learned"), scalars(runs / "learned by two")
+    assert max(one["reward/learned_reward/version"].values()) == 4
+    assert max(one["reward/std"].values()) > 1e-3
+    assert_close(two, one, 1e-4)
+
+
 def test_lightnings_own_checkpoint_is_refused_elsewhere(
     runs: Path, command: Grpo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
