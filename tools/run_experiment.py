@@ -50,15 +50,14 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-POLICY, REWARD_MODEL = "tools/make_tiny_policy.py", "tools/make_reward_model.py"
 MADE = {
-    "runs/tiny_policy": [POLICY],
-    "runs/tiny_reward_model": [REWARD_MODEL],
-    "runs/slipping_policy": [POLICY, *"--digits 3 --mistakes steps --wrong 0.4 --steps 1000".split()],
-    "runs/plus_minus_policy": [POLICY, *"--operators + - --steps 1200".split()],
-    "runs/plus_reward_model": [REWARD_MODEL, "--policy", "runs/plus_minus_policy"],
+    "runs/tiny_policy": "tools/make_tiny_policy.py",
+    "runs/tiny_reward_model": "tools/make_reward_model.py",
+    "runs/slipping_policy": "tools/make_tiny_policy.py --digits 3 --mistakes steps --wrong 0.4 --steps 1000",
+    "runs/plus_minus_policy": "tools/make_tiny_policy.py --operators + - --steps 1200",
+    "runs/plus_reward_model": "tools/make_reward_model.py --policy runs/plus_minus_policy",
 }
-"""How to make what experiments start from, in this order."""
+"""How to make what experiments start from, in this order; `--out` is added."""
 FIXED = {
     "trainer.enable_progress_bar": False,
     "trainer.enable_checkpointing": False,
@@ -261,14 +260,14 @@ def outcome(future: "Future[tuple[float, str]]") -> tuple[float, str]:
 
 
 def make_models(runs: Sequence[Run]) -> None:
-    """Makes the tiny policy and its reward model if a run's options or files name them and they are not there."""
+    """Makes policies and reward models if a run's options or files name them and they are not there."""
     arguments = {argument for run in runs for argument in run.arguments}
     files = {ROOT / argument.removeprefix("--config=") for argument in arguments if argument.startswith("--config=")}
     texts = [*arguments, *(file.read_text() for file in files if file.exists())]
     for folder, command in MADE.items():
         if not (ROOT / folder).exists() and any(folder in text for text in texts):
             print(f"making {folder}", flush=True)
-            subprocess.run([sys.executable, *command, "--out", folder], cwd=ROOT, check=True, env=os.environ)
+            subprocess.run([sys.executable, *command.split(), "--out", folder], cwd=ROOT, check=True, env=os.environ)
 
 
 def compare(experiment: Experiment, runs: Sequence[Run], out: Path) -> str:

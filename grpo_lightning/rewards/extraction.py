@@ -13,7 +13,7 @@ _LABEL = re.compile(r"(?:the\s+)?(?:(?:final|correct)\s+)?answer(?:\s+is\s*:?|\s
 _DISPLAY = re.compile(r"\s*(?:\$\$([^$]+)\$\$|\\\[([^\]]+)\\\])")
 _FORMULA = re.compile(r"\**\s*(?:\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\])")
 _MORE = re.compile(r"\**\s*(?:,|;|/|-|\bor\b|\band\b|\bto\b)\s*(?:or\b|and\b)?\s*\**[$\\\d(]")
-_CLAUSE_END = re.compile(r"\.(?:\s|\**$)|,?\s(?:because|since|which)\b")
+_CLAUSE_END = re.compile(r"\.(?:\s|\**$)|,?\s(?:as|because|since|which)\b")
 
 
 def extract_answer(text: str) -> str | None:
@@ -62,7 +62,7 @@ def _boxed(text: str) -> str | None:
     first = last = len(boxes) - 1
     while first and _BETWEEN_BOXES.fullmatch(text, boxes[first - 1][2] + 1, boxes[first][0]):
         first -= 1
-    return ", ".join(text[content:end].strip() for _, content, end in boxes[first : last + 1])
+    return ", ".join(dict.fromkeys(text[content:end].strip() for _, content, end in boxes[first : last + 1]))
 
 
 def _tagged(text: str) -> str | None:

@@ -39,7 +39,10 @@ def read(answer: str) -> Reading:
     if len(text) > MAX_NORMALISED_CHARS:
         return Reading(text, "", text)
     named = _NAMED.fullmatch(text)
-    name, body = ("".join(named[1].split()), named[2].rpartition("=")[2].strip()) if named else ("", text)
+    links = [link.strip() for link in named[2].split("=")] if named else []
+    if any(_SECOND_CLAIM.search(link) for link in links[:-1]) or _far_apart(links):
+        named = None
+    name, body = ("".join(named[1].split()), links[-1]) if named else ("", text)
     body = without_unit(body)
     number = _number(body) if len(body) <= MAX_DIGITS else None
     return Reading(text, name, body, number, "" if number is not None else _words(body))
@@ -55,7 +58,7 @@ def normalise(text: str) -> str:
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
     before, approx, after = text.partition(r"\approx")
-    if approx:
+    if approx and not _SECOND_CLAIM.search(after.strip()):
         text = f"{before}={after}" if _NAMED.fullmatch(f"{before}=0") else before.strip() or after
     text = " ".join(text.split())
     text = text if text.endswith("..") else text.rstrip(" .,;:")
@@ -109,6 +112,15 @@ def without_unit(text: str) -> str:
     return unit[1].strip() if unit and not _NOT_A_UNIT.search(unit[2]) else text
 
 
+def _far_apart(links: list[str]) -> bool:
+    """Whether a chain of equations says another number than its end: `5 = 2`, `5 = 2\\pi`, but not `10/3 = 3.33`."""
+    numbers = [_number(without_unit(link)) if len(link) <= MAX_DIGITS else None for link in links]
+    return any(
+        number is not None and (numbers[-1] is None or abs(number - numbers[-1]) * 100 > abs(numbers[-1]))
+        for number in numbers
+    )
+
+
 def _number(text: str) -> Fraction | None:
     """The value of an integer, decimal, fraction, mixed number, power or scientific notation."""
     if text.endswith("%"):
@@ -151,7 +163,7 @@ def _words(text: str) -> str:
     if plain[:1] + plain[-1:] == "()":
         plain = plain[1:-1].strip()
     is_words = _WORDS.fullmatch(plain) and (match or _PLAIN_WORDS.search(plain))
-    return " ".join(plain.casefold().split()) if is_words and not _FUNCTIONS.search(plain) else ""
+    return " ".join(plain.casefold().replace(",", ", ").split()) if is_words and not _FUNCTIONS.search(plain) else ""
 
 
 _DECIMAL = r"(?:[1-9]\d{0,2}(?:,\d{3}){1,60}(?:\.\d{0,200})?|\d{1,200}(?:\.\d{0,200})?|\.\d{1,200})"
@@ -170,11 +182,17 @@ _REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\s*\{(\d+)\}", re.ASCII)
 
 TEXT_COMMAND = r"\\(?:text|textrm|mbox|hbox|mathrm|rm)\s*"
 _MARKED_UNIT = re.compile(rf"(.*?\S)\s*{TEXT_COMMAND}\{{([^{{}}]*)\}}\s*(?:\^\s*\{{?\d\}}?)?")
-_SHORT_UNIT = r"(?:cm|mm|km|ft|mi|yd|kg|mg|lb|oz|m[lL]|hr)\b"
-_WORD_UNIT = re.compile(rf"(.*?[\d}}%)])\s+((?:[A-Za-z]{{3}}|{_SHORT_UNIT})[A-Za-z0-9 ,.'/-]*)")
+_UNIT_TAIL = r"[A-Za-z0-9 ,.'/-]*"
+_SHORT_UNIT = (
+    r"(?:(?<=\d)(?:cm|mm|km|kg|mg)|\s(?:cm|mm|km|ft|mi|yd|kg|mg|lb|oz|m[lL]|hr|m/s))\b"
+    rf"{_UNIT_TAIL}(?:\^\s*(?:[23]|\{{\s*[23]\s*\}}))?"
+)
+_WORD_UNIT = re.compile(rf"(.*?[\d}}%)])(\s+[A-Za-z]{{3}}{_UNIT_TAIL}|{_SHORT_UNIT})")
 _NOT_A_UNIT = re.compile(
-    r"^\s*-|\b(?:or|and|to|than|not|if|plus|minus|times|over|mod|divided|squared|cubed|factorial|choose|sqrt|sin|cos|tan|log|exp"
-    r"|pi|theta|alpha|beta|hundred|thousand|[mbtr]+illion|dozens?|half|halves|thirds?|quarters?|fourths?|fifths?)\b",
+    r"^\s*-|(?<![\w.^{])(?<!\bof )(?<!\bin )(?<!\bat )(?<!\bby )(?<!\bper )(?<!\bfrom )(?<!\bafter )\d"
+    r"|\b(?:or|and|to|than|not|if|wrong|plus|minus|times|over|mod|divided|squared|cubed"
+    r"|factorial|choose|sqrt|sin|cos|tan|log|exp|pi|theta|alpha|beta|one|two|three|four|five|six|seven|eight|nine|tens?"
+    r"|hundred|thousand|[mbtr]+illion|dozens?|half|halves|thirds?|quarters?|fourths?|fifths?)\b",
     re.IGNORECASE,
 )
 _MARKED_WORDS = re.compile(rf"{TEXT_COMMAND}\{{([^{{}}]*)\}}")
@@ -187,6 +205,10 @@ _NAME = r"(?:\\text\s*\{[^{}]{1,40}\}|\\?[A-Za-z]+(?:_(?:\w|\{[^{}]{1,20}\}))?(?
 NAME_LIST = rf"(?:{_NAME}(?:\s*:\s*{_NAME})*|\(\s*{_NAME}(?:\s*,\s*{_NAME}){{0,8}}\s*\))"
 _NAMED = re.compile(rf"({NAME_LIST})\s*(?:=|\\in(?![a-z]))\s*([^=,;]*(?:=[^=,;]*)*|[^=]*)", re.ASCII)
 
+_SECOND_CLAIM = re.compile(
+    r"\b(?:or|and)\b|\\(?:lor|land|text|vee|wedge)(?![a-z])|\\\\|&|\.\s|^[^|]*\|[^|]*$|[\d})]\s+[A-Za-z]\w*$"
+)
+
 _FONTS = "(?:text|math)(?:bf|it|sf|tt)|boldsymbol|bm|emph|underline"
 _SPELLINGS = [
     (re.compile(pattern), replacement)
@@ -198,6 +220,7 @@ _SPELLINGS = [
         (r"\\[dtc]frac", r"\\frac"),
         (r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
         (r"\{\s*([,:])\s*\}", r"\1"),
+        (r"\\(sin|cos|tan|cot|sec|csc)\s*\^\s*\{\s*-\s*1\s*\}", r"\\arc\1 "),
         (r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree", ""),
         (r"\\(?:color\s*\{\s*\w+\s*\}|textcolor\s*\{\s*\w+\s*\}(?=\s*\{)|checkmark|blacksquare)", ""),
         (r"\\(?:textnormal|textrm|textsf|texttt|mbox|hbox)(?![A-Za-z])", r"\\text"),

@@ -96,7 +96,9 @@ def test_wrong_steps_are_followed(operator: str):
         assert abs(answer) == int(carry + digits) != abs(int(question.answer))
 
 
-@pytest.mark.parametrize("arguments", [["--hidden", "100"], ["--wrong", "1.5"], ["--operators", "*"], ["--mistakes", "no"]])
+@pytest.mark.parametrize(
+    "arguments", [["--hidden", "100"], ["--wrong", "1.5"], ["--operators", "*"], ["--mistakes", "no"]]
+)
 def test_bad_arguments(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         tool.main(["--out", str(tmp_path), *arguments])
