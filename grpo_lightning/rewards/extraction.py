@@ -11,9 +11,9 @@ _ADVERB = r"(?:\s+(?:therefore|thus|then|hence|so|simply|just|exactly|indeed|cle
 _PHRASE = re.compile(rf"\banswer\*{{0,2}}(?:\s+is\b{_ADVERB}\s*:?|\s*:)(?:[ \t*]*\n)?", re.IGNORECASE)
 _LABEL = re.compile(r"(?:the\s+)?(?:(?:final|correct)\s+)?answer(?:\s+is\s*:?|\s*:)\s*", re.IGNORECASE)
 _DISPLAY = re.compile(r"\s*(?:\$\$([^$]+)\$\$|\\\[([^\]]+)\\\])")
-_FORMULA = re.compile(r"\**\s*(?:\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\])")
+_FORMULA = re.compile(r"\**\s*(?:\$\$?((?:\\\$|[^$])+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\])")
 _MORE = re.compile(r"\**\s*(?:,|;|/|-|\bor\b|\band\b|\bto\b)\s*(?:or\b|and\b)?\s*\**[$\\\d(]")
-_CLAUSE_END = re.compile(r"\.(?:\s|\**$)|,?\s(?:as|because|since|which)\b")
+_CLAUSE_END = re.compile(r"\.(?:\s|\**$)|,?\s\(?(?:as|because|since|which)\b")
 
 
 def extract_answer(text: str) -> str | None:

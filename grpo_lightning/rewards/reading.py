@@ -190,7 +190,7 @@ _SHORT_UNIT = (
 _WORD_UNIT = re.compile(rf"(.*?[\d}}%)])(\s+[A-Za-z]{{3}}{_UNIT_TAIL}|{_SHORT_UNIT})")
 _NOT_A_UNIT = re.compile(
     r"^\s*-|(?<![\w.^{])(?<!\bof )(?<!\bin )(?<!\bat )(?<!\bby )(?<!\bper )(?<!\bfrom )(?<!\bafter )\d"
-    r"|\b(?:or|and|to|than|not|if|wrong|plus|minus|times|over|mod|divided|squared|cubed"
+    r"|\b(?:or|and|to|than|not|if|wrong|plus|minus|times|over|mod|divided|multiplied|added|squared|cubed"
     r"|factorial|choose|sqrt|sin|cos|tan|log|exp|pi|theta|alpha|beta|one|two|three|four|five|six|seven|eight|nine|tens?"
     r"|hundred|thousand|[mbtr]+illion|dozens?|half|halves|thirds?|quarters?|fourths?|fifths?)\b",
     re.IGNORECASE,
@@ -201,12 +201,16 @@ _FUNCTIONS = re.compile(r"\b(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|infty|inf
 _PLAIN_WORDS = re.compile("[A-Za-z]{3}|^[A-J]$|^[Nn][Oo]$")
 LITERAL = re.compile(r"\d+(?::\d+)+|\d+_\{?\d+\}?")
 
-_NAME = r"(?:\\text\s*\{[^{}]{1,40}\}|\\?[A-Za-z]+(?:_(?:\w|\{[^{}]{1,20}\}))?(?:\([A-Za-z0-9]\))?'*)"
+_NAME = (
+    r"(?:\\text\s*\{[^{}]{1,40}\}|m?\s*\\angle\s*[A-Za-z]{1,3}|\|[A-Z]{2}\||\\overline\s*\{[A-Z]{2}\}"
+    r"|\\?[A-Za-z]+(?:_(?:\w|\{[^{}]{1,20}\}))?(?:\([A-Za-z0-9]\))?'*)"
+)
 NAME_LIST = rf"(?:{_NAME}(?:\s*:\s*{_NAME})*|\(\s*{_NAME}(?:\s*,\s*{_NAME}){{0,8}}\s*\))"
 _NAMED = re.compile(rf"({NAME_LIST})\s*(?:=|\\in(?![a-z]))\s*([^=,;]*(?:=[^=,;]*)*|[^=]*)", re.ASCII)
 
 _SECOND_CLAIM = re.compile(
-    r"\b(?:or|and)\b|\\(?:lor|land|text|vee|wedge)(?![a-z])|\\\\|&|\.\s|^[^|]*\|[^|]*$|[\d})]\s+[A-Za-z]\w*$"
+    r"\b(?:or|and)\b|\\(?:lor|land|text|vee|wedge|therefore|implies|iff|to|(?:Left|left)?(?:R|r)ightarrow)(?![a-z])"
+    r"|\\\\|[&:]|\.\s|^[^|]*\|[^|]*$|[\d})]\s+[A-Za-z]\w*$"
 )
 
 _FONTS = "(?:text|math)(?:bf|it|sf|tt)|boldsymbol|bm|emph|underline"
@@ -214,11 +218,13 @@ _SPELLINGS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\!\s*", ""),
-        (r"\\[,;:]|\\?\$|^\s*\\[(\[]|\\[)\]]\s*$|\\displaystyle", ""),
+        (r"\\,|\\?\$|^\s*\\[(\[]|\\[)\]]\s*$|\\displaystyle", ""),
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\.?", ""),
-        (r"(?<!\\)\\ |~|\\q?quad(?![A-Za-z])", " "),
+        (r"(?<!\\)\\[ ;:]|~|\\q?quad(?![A-Za-z])", " "),
         (r"\\[dtc]frac", r"\\frac"),
         (r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        (r"^\s*(-?\w+)\s*\\over(?![A-Za-z])\s*(\w+)\s*$", r"\\frac{\1}{\2}"),
+        (r"^\s*([`\"'])([^`\"']+)\1\s*$", r"\2"),
         (r"\{\s*([,:])\s*\}", r"\1"),
         (r"\\(sin|cos|tan|cot|sec|csc)\s*\^\s*\{\s*-\s*1\s*\}", r"\\arc\1 "),
         (r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree", ""),
