@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -224,6 +224,7 @@ class LearnedReward(Reward):
         if self.labels is None or not samples:
             return []
         verdicts = self.labels(samples)
+        self.labels.check(verdicts)
         rows = []
         for sample, label, status, value in zip(samples, verdicts.value, verdicts.status, result.value, strict=True):
             if math.isnan(label) or math.isnan(value) or status in NO_LABEL:
@@ -265,7 +266,7 @@ class LearnedReward(Reward):
         """Line 12 of Algorithm 1."""
         groups = [*self._pending, *self._new_pairs()]
         new, held_out = split(groups, self.held_out)
-        self._best = self._accuracies() | self._best  # What was remembered last has none yet.
+        self._best |= self._accuracies(known=self._best)  # What was remembered last has none yet.
         metrics = {"accepted": 0.0, "replayed": 0.0}
         if new and held_out and self.update.epochs:
             verdict = self.update(
@@ -321,12 +322,13 @@ class LearnedReward(Reward):
         self._pairs_read += len(rows)
         return rows
 
-    def _accuracies(self) -> dict[int, float]:
-        """On the held-out prompts of every earlier iteration."""
+    def _accuracies(self, known: Collection[int] = ()) -> dict[int, float]:
+        """On the held-out prompts of every earlier iteration that is not `known`."""
         now = {}
         for iteration, groups in self.test.by_iteration().items():
-            score, label, group = scored(self.model, groups)
-            now[iteration] = Agreement(score.sigmoid(), label, group).accuracy()
+            if iteration not in known:
+                score, label, group = scored(self.model, groups)
+                now[iteration] = Agreement(score.sigmoid(), label, group).accuracy()
         return now
 
     def _hacks(self) -> dict[str, list[float]]:

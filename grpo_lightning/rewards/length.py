@@ -95,6 +95,10 @@ class CosineLength(Reward):
         values = [self._value(sample, value) for sample, value in zip(samples, result.value, strict=True)]
         return RewardResult(values, result.status, result.answer)
 
+    def check(self, result: RewardResult) -> None:
+        """Lets the verifier look at its statuses."""
+        self.verifier.check(result)
+
     def close(self) -> None:
         """Closes the verifier."""
         self.verifier.close()

@@ -38,13 +38,13 @@ def read(answer: str) -> Reading:
     text = normalise(answer[: MAX_CHARS + 1])
     if len(text) > MAX_NORMALISED_CHARS:
         return Reading(text, "", text)
-    named = _NAMED.fullmatch(text)
-    links = [link.strip() for link in named[2].split("=")] if named else []
-    if any(_SECOND_CLAIM.search(link) for link in links[:-1]) or _far_apart(links):
-        named = None
-    name, body = ("".join(named[1].split()), links[-1]) if named else ("", text)
+    name, body = "", text
+    if named := _NAMED.fullmatch(text):
+        *steps, end = (link.strip() for link in named[2].split("="))
+        if not any(_is_another_claim(step, end) for step in steps):
+            name, body = "".join(named[1].split()), end
     body = without_unit(body)
-    number = _number(body) if len(body) <= MAX_DIGITS else None
+    number = _short_number(body)
     return Reading(text, name, body, number, "" if number is not None else _words(body))
 
 
@@ -112,13 +112,16 @@ def without_unit(text: str) -> str:
     return unit[1].strip() if unit and not _NOT_A_UNIT.search(unit[2]) else text
 
 
-def _far_apart(links: list[str]) -> bool:
-    """Whether a chain of equations says another number than its end: `5 = 2`, `5 = 2\\pi`, but not `10/3 = 3.33`."""
-    numbers = [_number(without_unit(link)) if len(link) <= MAX_DIGITS else None for link in links]
-    return any(
-        number is not None and (numbers[-1] is None or abs(number - numbers[-1]) * 100 > abs(numbers[-1]))
-        for number in numbers
-    )
+def _is_another_claim(step: str, end: str) -> bool:
+    """Whether `step = end` claims two things: `1 or x = 2`, `5 = 2`, `5 = 2\\pi`, but not `10/3 = 3.33`."""
+    if _SECOND_CLAIM.search(step):
+        return True
+    number, last = (_short_number(without_unit(link)) for link in (step, end))
+    return number is not None and (last is None or abs(number - last) * 100 > abs(last))
+
+
+def _short_number(text: str) -> Fraction | None:
+    return _number(text) if len(text) <= MAX_DIGITS else None
 
 
 def _number(text: str) -> Fraction | None:

@@ -20,6 +20,7 @@ from tiny import tokenizer
 from grpo_lightning.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.cli import GRPOCLI
 from grpo_lightning.rewards import Reward, RewardResult
+from grpo_lightning.rewards.base import RewardFailure
 from grpo_lightning.rewards.labelled import chance_of, write_labelled
 from grpo_lightning.rewards.learned import SEED, LearnedReward, sigmoid
 from grpo_lightning.types import UsageError
@@ -88,6 +89,20 @@ def test_a_label_that_failed_is_none(folder: Path):
     remembered = [*reward.history, *reward.test]
     assert [g.completions for g in remembered] == [["a", "2", "cut7"]]
     assert remembered[0].ended == [True, True, False]
+
+
+class Broken(EndsInLetter):
+    """It says so itself."""
+
+    def check(self, result: RewardResult) -> None:
+        raise RewardFailure(f"{result.status.count('timeout')} timeouts")
+
+
+def test_a_verifier_that_is_broken_stops_the_run(folder: Path):
+    reward = reward_of(folder, labels=Broken())
+    samples = [sample(0, text) for text in ("a", "y1", "y2")]
+    with pytest.raises(RewardFailure, match="2 timeouts"):
+        reward.learn(samples, reward(samples), iteration_ends=False)
 
 
 class Grades(EndsInLetter):

@@ -5,7 +5,8 @@ import math
 import pytest
 from tiny import prompts_of
 
-from grpo_lightning.rewards import CosineLength, LengthReward, MathVerifier
+from grpo_lightning.rewards import CosineLength, LengthReward, MathVerifier, RewardResult
+from grpo_lightning.rewards.base import RewardFailure
 from grpo_lightning.types import FinishReason, Sample, UsageError
 
 
@@ -52,6 +53,12 @@ def test_a_failed_verdict_has_no_length():
     result = CosineLength(MathVerifier(), 20, truncated=-1.0)([bad_gold])
     assert result.status == ["gold_bad"]
     assert math.isnan(result.value[0])
+
+
+def test_its_verifiers_timeouts_stop_the_run():
+    reward = CosineLength(MathVerifier(max_timeouts=0.1), 20)
+    with pytest.raises(RewardFailure, match="timed out"):
+        reward.check(RewardResult([0.0] * 200, ["timeout"] * 50 + ["ok"] * 150))
 
 
 @pytest.mark.parametrize(
