@@ -1,4 +1,4 @@
-"""The command line: `grpo fit|validate|test|predict`."""
+"""The command line: `grpo fit|validate|test|predict`, and `grpo plan`."""
 
 import logging
 import sys
@@ -9,10 +9,12 @@ from typing import Any
 
 import lightning as L
 import transformers.utils.logging
+from jsonargparse.typing import import_object
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch.utils.tensorboard.summary import hparams
+from lightning.pytorch.trainer.states import TrainerStatus
+from lightning.pytorch.utilities import rank_zero_info
 
 import grpo_lightning.process_supervision
 import grpo_lightning.rewards
@@ -20,13 +22,22 @@ import grpo_lightning.rewards.learned
 import grpo_lightning.sequence_surrogates
 import grpo_lightning.target_probability
 import grpo_lightning.tasks  # noqa: F401  (what is imported here is known by its short name in YAML)
-from grpo_lightning.callbacks.checkpoint import AtomicCheckpointIO, StepCheckpoint, refuse_overwriting
+from grpo_lightning import disk
+from grpo_lightning.callbacks.checkpoint import StepCheckpoint, checkpoints_of, refuse_overwriting
 from grpo_lightning.callbacks.completions import SampledCompletions
+from grpo_lightning.callbacks.config import SaveConfig
+from grpo_lightning.callbacks.interrupts import EXIT_CODE
+from grpo_lightning.callbacks.memory import MemoryReport, is_out_of_memory, out_of_memory_message
 from grpo_lightning.callbacks.predictions import PredictionWriter
-from grpo_lightning.callbacks.progress import StepProgressBar
+from grpo_lightning.callbacks.progress import StepProgressBar, keep_messages_off_bars
+from grpo_lightning.checkpoint_files import AtomicCheckpointIO, read_checkpoint
 from grpo_lightning.data import PromptDataModule
-from grpo_lightning.loop import GRPOLoop
+from grpo_lightning.fellow_ranks import FailTogether, fail_together, last_words
+from grpo_lightning.loop import PASSES, GRPOLoop
 from grpo_lightning.module import GRPOModule
+from grpo_lightning.optimizer_options import refuse_metric
+from grpo_lightning.plan import Planner, PlanningTrainer
+from grpo_lightning.precision import check_precision
 from grpo_lightning.rewards.scorer import RewardFailure
 from grpo_lightning.types import UsageError
 
@@ -35,8 +46,15 @@ INSTEAD = {
     "gradient_clip_algorithm": "model.grad_clip (a norm)",
     "max_steps": "trainer.max_epochs (exploration steps)",
     "max_time": "trainer.max_epochs (exploration steps)",
+    "limit_train_batches": f"trainer.max_epochs for fewer steps; {PASSES}",
+    "overfit_batches": "few questions in data.task, for as many steps as it takes",
+    "reload_dataloaders_every_n_epochs": "nothing: every step samples anew",
 }
 """Trainer options that do not go with manual optimisation or exact resuming, and what to use."""
+
+
+NOTHING = {"overfit_batches": 0, "reload_dataloaders_every_n_epochs": 0}
+"""Those of them whose default is no None."""
 
 
 class Parser(LightningArgumentParser):
@@ -64,6 +82,9 @@ class GRPOCLI(LightningCLI):
                 "num_sanity_val_steps": 0,
             },
             parser_class=Parser,
+            parser_kwargs={
+                "description": "GRPO. `grpo plan`, with the options of fit, says what memory it would hold."
+            },
             args=list(args) if args is not None else None,
         )
 
@@ -72,6 +93,7 @@ class GRPOCLI(LightningCLI):
         parser.add_lightning_class_args(StepCheckpoint, "checkpoint")
         parser.add_lightning_class_args(SampledCompletions, "completions")
         parser.add_lightning_class_args(PredictionWriter, "predictions")
+        parser.add_lightning_class_args(MemoryReport, "memory")
         # GRPOModule's own defaults, spelled out for --help and --print_config.
         parser.set_defaults(
             {
@@ -94,51 +116,103 @@ class GRPOCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         trainer = self.config[self.subcommand].trainer
         for name, instead in INSTEAD.items():
-            if trainer.get(name) not in (None, -1):
+            if trainer.get(name) not in (None, -1) and not (name in NOTHING and trainer[name] == NOTHING[name]):
                 raise UsageError(f"trainer.{name}={trainer[name]}: use {instead}")
         if trainer.accumulate_grad_batches != 1:
             raise UsageError(
                 f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: use loop.max_tokens; it sets the "
                 "memory of a forward and backward and never changes the gradient"
             )
+        scheduler = self.config[self.subcommand].model.lr_scheduler
+        if scheduler is not None:
+            refuse_metric(import_object(scheduler.class_path))
         if trainer.check_val_every_n_epoch == 0:
             raise UsageError(
                 "trainer.check_val_every_n_epoch=0: give 1 or more, or set trainer.limit_val_batches=0 to fit without "
                 "validation"
             )
-        if str(trainer.precision).startswith("16"):
-            raise UsageError(
-                f"trainer.precision={trainer.precision}: use 32-true, bf16-mixed or bf16-true; float16 overflows"
-            )
+        check_precision(trainer.precision)
 
     def after_instantiate_classes(self) -> None:
         # Mistakes in the data, the model's folder or the run's folder show before anything is written.
         stage, trainer = str(self.subcommand), self.trainer
         self._check_checkpoint(stage)
-        if stage == "fit" and self.config[stage].ckpt_path is None and trainer.checkpoint_callback is not None:
-            refuse_overwriting(Path(trainer.default_root_dir) / "checkpoints")
         if stage == "fit":
-            GRPOLoop.of(trainer).check(self.model)
+            folder, path = checkpoints_of(trainer), self.config_init[stage].ckpt_path
+            is_own = path is not None and ("://" in path or Path(path).resolve().parent == folder.resolve())
+            if not is_own and trainer.checkpoint_callback is not None:
+                refuse_overwriting(folder)
+            loop = GRPOLoop.of(trainer)
+            loop.check(self.model)
+            loop.check_trainer(trainer, self.model)
         self.model.policy.check()
         self.datamodule.load(stage, self.model, validates=trainer.limit_val_batches != 0)
+        # Lightning starts its loggers, which write, before it asks for the weights.
+        with trainer.strategy.tensor_init_context(), trainer.strategy.precision_plugin.module_init_context():
+            self.model.load(trainer.strategy.precision_plugin)
 
     def _check_checkpoint(self, stage: str) -> None:
-        """A checkpoint that is named must exist; `fit --ckpt_path last` alone may start a run as well."""
-        path = self.config[stage].ckpt_path
-        if path is None or "://" in path or (path == "last" and stage == "fit"):
+        """A checkpoint that is named must be one, of this program, with steps left to do.
+
+        `fit --ckpt_path last` alone may start a run as well, and says that it does.
+        """
+        given, last = self.config[stage].ckpt_path, checkpoints_of(self.trainer) / "last.ckpt"
+        if given is None or "://" in given:
             return
-        folder = Path(self.trainer.default_root_dir) / "checkpoints"
-        if not ((folder / "last.ckpt") if path == "last" else Path(path)).exists():
+        path = last if given == "last" else Path(given)
+        if not path.exists():
+            if given != "last" or stage != "fit":
+                raise UsageError(f"ckpt_path={given}: there is no such checkpoint. Give its path, or `last` for {last}")
+            elsewhere = sorted(Path(self.trainer.default_root_dir).glob("lightning_logs/*/checkpoints/last.ckpt"))
+            if elsewhere:
+                raise UsageError(f"ckpt_path=last: {last} does not exist. Give --ckpt_path {elsewhere[-1]}")
+            rank_zero_info(f"ckpt_path=last: {last} does not exist yet, so this run starts with step 1")
+            self.config_init[stage].ckpt_path = None
+            return
+        # Lightning looks for `last` only where checkpoints are written.
+        self.config_init[stage].ckpt_path = str(path)
+        if path.is_dir():  # of Lightning's ModelParallelStrategy
+            return
+        checkpoint = read_checkpoint(path, mmap=True, weights_only=self.config[stage].get("weights_only"))
+        if stage == "fit" and "optimizer_states" not in checkpoint:
             raise UsageError(
-                f"ckpt_path={path}: there is no such checkpoint. Give its path, or `last` for {folder / 'last.ckpt'}"
+                f"ckpt_path={path}: it holds the weights alone, without the optimizer's state to go on with"
             )
+        done, steps = checkpoint["epoch"] + 1, self.trainer.max_epochs
+        if stage == "fit" and steps is not None and 0 <= steps <= done:
+            raise UsageError(
+                f"trainer.max_epochs={steps}: {path} has done {done} steps already; give more to go on, such as "
+                f"--trainer.max_epochs {2 * done}"
+            )
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: Lightning reads the whole checkpoint here to look for options, which it does not hold."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        checkpoint, folder = self.trainer.checkpoint_callback, Path(self.trainer.default_root_dir)
+        checkpoint = checkpoint if isinstance(checkpoint, StepCheckpoint) else None
+        try:
+            super()._run_subcommand(subcommand)
+        except Exception as error:
+            refused = disk.refusal(error, folder)
+            if refused is None:
+                raise
+            saved = checkpoint.saved if checkpoint and subcommand == "fit" else "nothing else is lost"
+            raise disk.DiskFailure(f"the disk refuses to write: {refused}. Make room or allow it; {saved}") from error
+        except SystemExit:
+            # Lightning ends a program that is interrupted outside of the training with 1.
+            if self.trainer.state.status == TrainerStatus.INTERRUPTED:
+                sys.exit(EXIT_CODE)
+            raise
+        if checkpoint is not None and checkpoint.interrupts.pressed:
+            sys.exit(EXIT_CODE)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         config = self.config_init[self.subcommand].trainer
         if config.logger in (None, True):
             kwargs["logger"] = TensorBoardLogger(config.default_root_dir, name="", version="", default_hp_metric=False)
         progress_bar = [] if config.enable_progress_bar is False else [StepProgressBar()]
-        kwargs["callbacks"] = [*progress_bar, *(config.callbacks or [])]
+        kwargs["callbacks"] = [FailTogether(), *progress_bar, *(config.callbacks or [])]
         if config.enable_checkpointing is False:
             self._parser(self.subcommand).callback_keys.remove("checkpoint")
         kwargs["plugins"] = [AtomicCheckpointIO(), *(config.plugins or [])]
@@ -148,48 +222,55 @@ class GRPOCLI(LightningCLI):
             raise UsageError(f"trainer: {error}") from error
 
 
-class SaveConfig(SaveConfigCallback):
-    """Keeps the run's configuration: config.yaml, and TensorBoard's hparams for comparing runs."""
+class PlanCLI(GRPOCLI):
+    """`grpo plan`: makes all that a configuration names but the trainer, whose devices may not be here."""
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Nothing: the model may not load, and a `validate` in a run's folder must leave its config.yaml alone."""
+    def setup_parser(self, *args: Any, **kwargs: Any) -> None:
+        self.trainer_class = PlanningTrainer
+        super().setup_parser(*args, **kwargs)
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        super().setup(trainer, pl_module, "fit")
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {"plan": {"model", "datamodule"}}
 
-    def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if isinstance(trainer.logger, TensorBoardLogger) and trainer.is_global_zero:
-            assert isinstance(pl_module, GRPOModule)
-            config = self.config.as_dict()
-            options = flat({key: config[key] for key in ("model", "data", "loop")})
-            # The HPARAMS tab shows the last value of these beside the options.
-            shown = dict.fromkeys(["reward/mean", *(f"val/{name}" for name in pl_module.val_metrics)], 0.0)
-            for summary in hparams(options, shown):
-                trainer.logger.experiment._get_file_writer().add_summary(summary)
+    def before_instantiate_classes(self) -> None:
+        super().before_instantiate_classes()
+        # Some write when they are made.
+        self.config.plan.trainer.logger = False
+        self.config.plan.trainer.callbacks = None
 
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        """No trainer, but what its settings would hold."""
+        return Planner(self.config_init.plan.trainer, self.config_init.plan.loop)
 
-def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """{"loop": {"mu": 1}} -> {"loop.mu": 1}; what is no number, text or truth value becomes text."""
-    if isinstance(tree, list):
-        tree = dict(enumerate(tree))
-    if not isinstance(tree, dict):
-        return {prefix: tree if isinstance(tree, (bool, int, float, str)) else str(tree)}
-    return {
-        key: value
-        for name, part in tree.items()
-        for key, value in flat(part, f"{prefix}.{name}" if prefix else str(name)).items()
-    }
+    def after_instantiate_classes(self) -> None:
+        """Nothing: the weights may not be here."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        planner: Any = self.trainer
+        planner.plan(**self._prepare_subcommand_kwargs(subcommand))
 
 
 def run(args: Sequence[str] | None = None) -> None:
     """Runs the command line; the user's mistakes end it with one message and exit code 2."""
     quieten()
+    with fail_together():
+        run_rank(args)
+
+
+def run_rank(args: Sequence[str] | None = None) -> None:
+    """The command line in this process alone."""
+    given = sys.argv[1:] if args is None else args
     try:
-        GRPOCLI(args)
-    except (RewardFailure, FloatingPointError) as error:
+        (PlanCLI if list(given[:1]) == ["plan"] else GRPOCLI)(args)
+    except KeyboardInterrupt:  # before Lightning runs
+        sys.exit(EXIT_CODE)
+    except (RewardFailure, FloatingPointError, disk.DiskFailure) as error:
         sys.exit(fail(error, code=1))
     except Exception as error:
         mistake = usage_error(error)
+        if mistake is None and is_out_of_memory(error):
+            sys.exit(fail(MemoryError(out_of_memory_message(error)), code=1))
         if mistake is None:
             raise
         sys.exit(fail(mistake, code=2))
@@ -206,6 +287,7 @@ def quieten() -> None:
     # An advertisement.
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda r: "litlogger" not in r.getMessage())
     transformers.utils.logging.disable_progress_bar()
+    keep_messages_off_bars()
 
 
 def usage_error(error: BaseException | None) -> UsageError | None:
@@ -219,5 +301,4 @@ def usage_error(error: BaseException | None) -> UsageError | None:
 
 def fail(error: Exception, code: int) -> int:
     """Says what went wrong on standard error."""
-    print(f"grpo: error: {error}", file=sys.stderr)
-    return code
+    return last_words(f"grpo: error: {error}", code)

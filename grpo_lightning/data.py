@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from jinja2.exceptions import TemplateError
 
 from grpo_lightning.tasks.base import Split, Task
 from grpo_lightning.types import Prompt, Question, UsageError
@@ -147,7 +148,16 @@ class PromptDataModule(L.LightningDataModule):
             raise UsageError(
                 "data.chat=true: the tokenizer has no chat template; set data.chat=false and write data.template"
             )
-        return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        try:
+            return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            instead = (
+                "leave data.system empty and write its text into data.template"
+                if self.system
+                else "set data.chat=false"
+            )
+            system = f"data.system={self.system!r}" if self.system else "data.chat=true"
+            raise UsageError(f"{system}: the model's chat template refuses this ({error}); {instead}") from error
 
     def encode(self, text: str) -> list[int]:
         """The text's token ids; a chat template writes its special tokens itself."""

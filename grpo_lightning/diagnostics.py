@@ -12,7 +12,7 @@ from grpo_lightning.surrogates import SurrogateResult
 
 @dataclass(slots=True)
 class Diagnostics:
-    """Sums over the tokens whose weight is not 0, so that micro-batches and ranks add up; `ratio_max` is a maximum."""
+    """Sums over the tokens whose weight is not 0, so that packs and ranks add up; `ratio_max` is a maximum."""
 
     tokens: Tensor
     pushing: Tensor
@@ -38,6 +38,13 @@ class Diagnostics:
             **dict(zip(names, sums, strict=True)), ratio_max=reduce(self.ratio_max.clone(), reduce_op="max")
         )
 
+    def on_host(self, *more: Tensor) -> tuple["Diagnostics", list[Tensor]]:
+        """Copies on the CPU of these and of further numbers, for which a GPU is waited for once."""
+        names = [f.name for f in fields(self)]
+        numbers = torch.stack([*(getattr(self, name) for name in names), *(number.float() for number in more)])
+        values = list(numbers.cpu())
+        return Diagnostics(**dict(zip(names, values, strict=False))), values[len(names) :]
+
     @classmethod
     def of(
         cls,
@@ -48,7 +55,7 @@ class Diagnostics:
         kl_ref: Tensor,
         change: Tensor,
     ) -> "Diagnostics":
-        """Those of one micro-batch.
+        """Those of one pack.
 
         Args:
             rollouts: Its tokens.

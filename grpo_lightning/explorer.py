@@ -98,7 +98,6 @@ class Explorer:
         completions, samples = self.sample(policy, prompts, group_size, sampling, seed, step, progress)
         sampled = time.perf_counter()
         scores = self.scorer(samples)
-        self.scorer.check(scores)
         scored = time.perf_counter()
 
         rollouts = Rollouts.from_lists(
@@ -107,8 +106,7 @@ class Explorer:
             completions=[completion.token_ids for completion in completions],
         )
         rollouts.truncated = torch.tensor([sample.truncated for sample in samples], dtype=torch.bool)
-        float32 = policy.model.dtype == torch.float32 and not torch.is_autocast_enabled(policy.device.type)
-        if self.engine.exact and sampling.unfiltered and float32:
+        if self.engine.exact and sampling.unfiltered:
             rollouts.sampler_logp = torch.tensor([p for c in completions for p in c.logp], dtype=torch.float32)
         return Exploration(samples, scores, rollouts, {"explore": sampled - started, "reward": scored - sampled})
 

@@ -12,15 +12,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
+import numpy
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from grpo_lightning import ranks
+from grpo_lightning.callbacks.monitors import STEP, UPDATE, check_monitors, is_own, keep_patience, say_why_it_stopped
 from grpo_lightning.callbacks.progress import StepProgressBar
 from grpo_lightning.data import PromptDataModule
 from grpo_lightning.explorer import Exploration
-from grpo_lightning.filters import DynamicSampling
+from grpo_lightning.filters import TOTAL, DynamicSampling
 from grpo_lightning.minibatch import Minibatch
 from grpo_lightning.module import GRPOModule
 from grpo_lightning.preparation import Preparation
@@ -28,6 +31,8 @@ from grpo_lightning.rollouts import Rollouts
 from grpo_lightning.statistics import StepStatistics, peak_memory_gib
 from grpo_lightning.stopping import FixedPasses, Passes, StopRule
 from grpo_lightning.types import UsageError
+
+PASSES = "loop.mu and loop.minibatches set the updates of a step, trainer.max_epochs the steps"
 
 
 class GRPOLoop(Callback):
@@ -43,7 +48,7 @@ class GRPOLoop(Callback):
         steps_per_iteration: M: the reference is refreshed at every M-th step. None keeps the first reference.
         stop: When to leave the passes before all μ are done.
         dynamic_sampling: Draw more prompts until enough groups have rewards that differ. None takes the first drawn.
-        max_tokens: Tokens in one forward and backward, prompt, completion and padding; 0 takes the minibatch whole.
+        max_tokens: Tokens in one forward and backward, prompts, completions and padding; 0 takes the minibatch whole.
         seed: Of the random numbers completions are drawn with.
     """
 
@@ -103,11 +108,42 @@ class GRPOLoop(Callback):
                 f"loop.group_size={self.group_size}: give 2 or more; {type(module.advantage).__name__} compares the "
                 "completions of one prompt"
             )
+        rewards = [reward.name for reward in module.explorer.scorer.rewards]
+        if self.dynamic_sampling and self.dynamic_sampling.filter.reward not in (None, TOTAL, *rewards):
+            raise UsageError(
+                f"loop.dynamic_sampling.filter.reward={self.dynamic_sampling.filter.reward}: give one of "
+                f"{', '.join(rewards)}, or `{TOTAL}` for their weighted sum"
+            )
+
+    def check_trainer(self, trainer: Any, module: GRPOModule) -> None:
+        """Raises UsageError for a trainer that cuts passes short, or a callback that watches what is not logged."""
+        limit, overfit = trainer.limit_train_batches, trainer.overfit_batches
+        whole = isinstance(limit, float) and limit == 1 and not overfit  # an int is a number of updates
+        if not whole and not trainer.fast_dev_run:
+            raise UsageError(
+                f"trainer.limit_train_batches={limit}, overfit_batches={overfit}: they would cut the passes of every "
+                f"step short; {PASSES}"
+            )
+        parts = [module, *trainer.callbacks, *module.explorer.scorer.rewards]
+        check_monitors(
+            trainer.callbacks,
+            self.metrics(module, validates=trainer.limit_val_batches != 0),
+            [reward.name for reward in module.explorer.scorer.rewards],
+            own=any(map(is_own, parts)),
+        )
+
+    def metrics(self, module: GRPOModule, validates: bool) -> list[str]:
+        """The names of all metrics that the run logs, but for those of single rewards and their statuses."""
+        names = [*STEP, *UPDATE, *(f"optim/stopped_by/{name}" for name in self.stop.names)]
+        names += ["policy/kl_ref"] if module.reference is not None else []
+        names += ["rollout/rounds", "rollout/groups_kept"] if self.dynamic_sampling else []
+        return names + ([f"val/{name}" for name in module.val_metrics] if validates else [])
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
         self.check(_module(pl_module))
+        self.check_trainer(trainer, _module(pl_module))
         if self.prompts_per_step % (self.minibatches * trainer.world_size):
             raise UsageError(
                 f"loop.prompts_per_step={self.prompts_per_step} is not a multiple of loop.minibatches="
@@ -130,6 +166,7 @@ class GRPOLoop(Callback):
         # Whatever draws from the global generators (dropout, a user's reward) draws the same after a resume.
         torch.manual_seed(hash((self.seed, step, trainer.global_rank)))
         random.seed(hash((self.seed, step, trainer.global_rank)))
+        numpy.random.seed(hash((self.seed, step, trainer.global_rank)) % 2**32)
         with _exploring(trainer, module):
             # 2-3: an iteration begins
             if module.reference is not None and self.steps_per_iteration and step % self.steps_per_iteration == 0:
@@ -139,14 +176,12 @@ class GRPOLoop(Callback):
             # 5, 7, 8: sample a batch D_b and G outputs of each, compute rewards
             self.exploration, minibatch, spare = self._explore(trainer, module, data)
             started = time.perf_counter()
-            rollouts = self.exploration.rollouts = self.exploration.rollouts.to(module.device)
-            preparation = Preparation(module, trainer.strategy, self.max_tokens, spare.to(module.device))
-            preparation.add_logp(rollouts, one_update=self.updates_per_step == 1)
             # 9: compute advantages
-            preparation.add_advantage(rollouts, module.explorer.rewards(self.exploration))
-            if len(rollouts):
-                module.objective.surrogate.prepare(rollouts)
-            self._packs = preparation.minibatches(rollouts, minibatch.to(module.device), self.minibatches)
+            preparation = Preparation(module, trainer.strategy, self.max_tokens, spare)
+            rewards = module.explorer.rewards(self.exploration)
+            self._packs = preparation.minibatches(
+                self.exploration.rollouts, rewards, minibatch, self.minibatches, self.mu
+            )
         self.passes = Passes(self.stop, self.minibatches)
         self._updates_started = time.perf_counter()
         self._seconds = self.exploration.seconds | {"logp": self._updates_started - started}
@@ -183,6 +218,7 @@ class GRPOLoop(Callback):
         chosen = sorted((kept + others)[: self.prompts_per_step])
         size = len(chosen) // self.minibatches
         minibatch_of = {place: number // size for number, place in enumerate(chosen)}
+        module.explorer.scorer.check()
         exploration = Exploration.concat(parts)
         spare = exploration.rollouts
         minibatch = torch.tensor([minibatch_of.get(sample.prompt.id, -1) for sample in exploration.samples])
@@ -202,6 +238,21 @@ class GRPOLoop(Callback):
     def updates_per_step(self) -> int:
         """Optimizer updates of one exploration step."""
         return self.mu * self.minibatches
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Minibatch, batch_idx: int
+    ) -> None:
+        if batch_idx == 0:
+            scored = [value for value in batch.exploration.scores.total if not math.isnan(value)]
+            totals, counts = zip(*ranks.gather((sum(scored), len(scored))), strict=True)
+            if isinstance(trainer.progress_bar_callback, StepProgressBar) and sum(counts):
+                trainer.progress_bar_callback.rewarded(sum(totals) / sum(counts))
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        keep_patience(trainer, checkpoint)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        say_why_it_stopped(trainer)
 
     def on_train_batch_end(self, *args: Any) -> None:
         # Validation comes between the last update and on_train_epoch_end and is not part of the step.
@@ -229,8 +280,10 @@ class GRPOLoop(Callback):
         if self.dynamic_sampling:
             metrics |= {"rollout/rounds": self._rounds, "rollout/groups_kept": self._kept}
         metrics["time/peak_memory_gib"] = peak_memory_gib(module.device)
-        module.log("reward/mean", metrics.pop("reward/mean", math.nan), prog_bar=True)
-        module.log_dict(metrics)
+        # Lightning would put plain numbers on the GPU, to fetch them from there.
+        logged = {name: torch.tensor(float(value)) for name, value in metrics.items()}
+        module.log("reward/mean", logged.pop("reward/mean", torch.tensor(math.nan)), prog_bar=True)
+        module.log_dict(logged)
         self._packs = []
 
 

@@ -4,13 +4,15 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from grpo_lightning.ragged import spread
 from grpo_lightning.rollouts import Rollouts
 from grpo_lightning.types import UsageError
 
 
 class TokenMask(ABC):
-    """Which tokens are learned from, decided once a step, before the passes."""
+    """Which tokens are learned from, decided once per step, before the passes.
+
+    It sees tokens, lengths, `truncated` and, if it asks for it, `entropy_rank`; log-probs are not known yet.
+    """
 
     reads_entropy: bool = False
     """Whether it needs `entropy_rank`, which costs a pass over the rollouts."""
@@ -27,7 +29,7 @@ class Truncated(TokenMask):
     """
 
     def __call__(self, rollouts: Rollouts) -> Tensor:
-        return spread(~rollouts.truncated, rollouts.lengths)
+        return rollouts.spread(~rollouts.truncated)
 
 
 class TopEntropy(TokenMask):

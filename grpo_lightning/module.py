@@ -5,7 +5,7 @@ import math
 import operator
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import lightning as L
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
@@ -30,9 +31,12 @@ from grpo_lightning.kl import RewardKL
 from grpo_lightning.metrics import RIGHT, majority_at_k, nan_mean, pass_at_k
 from grpo_lightning.minibatch import Minibatch
 from grpo_lightning.objective import Objective
+from grpo_lightning.optimizer_options import OptimizerOptions
 from grpo_lightning.policy import Policy
+from grpo_lightning.precision import check_precision, warn_of_rounded_updates
 from grpo_lightning.ragged import segments
-from grpo_lightning.rewards.base import Reward
+from grpo_lightning.records import record
+from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.scorer import Scorer, Scores
 from grpo_lightning.snapshots import FrozenCopy, PolicySnapshot, RecordedLogp
 from grpo_lightning.types import Prompt, Sample, UsageError
@@ -40,8 +44,8 @@ from grpo_lightning.types import Prompt, Sample, UsageError
 EVALUATION = 2**32 - 1
 """The random numbers' step in validation: the same at every validation, so that two differ by the policy alone."""
 
-LOGP_TOLERANCE = 1e-3
-"""Largest difference between the sampler's and the policy's log-probs of one token that float32 explains."""
+LOGP_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1.0}
+"""Largest difference between the sampler's and the policy's log-probs of one token that rounding explains."""
 
 
 class GRPOModule(L.LightningModule):
@@ -61,7 +65,8 @@ class GRPOModule(L.LightningModule):
         lr_scheduler: The learning-rate schedule, stepped once an optimizer update. None keeps the rate.
         grad_clip: Largest norm of the gradient; 0 does not clip.
         max_bad_updates: Updates in a row that may be skipped for a loss or gradient that is not finite.
-        max_failed_rewards: Largest share of a step's samples that a reward may fail on before the run stops.
+        max_failed_rewards: Largest fraction of a step's samples, over all ranks, that a reward may fail on before the
+            run stops.
         val_samples: k of avg@k, pass@k and maj@k.
     """
 
@@ -86,6 +91,7 @@ class GRPOModule(L.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.policy = policy
+        self._loaded = False
         self.sampling = sampling or Sampling()
         if self.sampling.greedy:
             raise UsageError("sampling.temperature=0: training needs completions that differ; give more than 0")
@@ -111,20 +117,38 @@ class GRPOModule(L.LightningModule):
         self.bad_updates_in_a_row: Tensor
         self.register_buffer("bad_updates", torch.tensor(0))
         self.register_buffer("bad_updates_in_a_row", torch.tensor(0))
+        self._options: OptimizerOptions | None = None
+        self._saved_schedules: list[dict[str, Any]] = []
         k = val_samples
         names = ["pass@1", f"avg@{k}", f"pass@{k}", "reward", "length", "truncated"]
         names += [f"maj@{k}"] if rewards[0].finds_answers else []
         self.val_metrics = torch.nn.ModuleDict({name: MeanMetric(nan_strategy="ignore") for name in names})
 
     def setup(self, stage: str) -> None:
-        self.explorer.scorer.setup(self.trainer.strategy.root_device)
+        check_precision(self.trainer.precision)
+        trainer, tokenizer = self.trainer, self.policy.tokenizer
+        run = Run(trainer.strategy.root_device, tokenizer, self.sampling.max_new_tokens, trainer.global_rank)
+        self.explorer.scorer.setup(run)
+
+    def load(self, precision: Precision) -> None:
+        """Reads the weights and makes sure that the engine can decode them; the second call does nothing."""
+        if self._loaded:
+            return
+        self.policy.load()
+        # What autocast computes is what is checked; the true half precisions convert the weights later.
+        autocast = precision.forward_context() if isinstance(precision, MixedPrecision) else nullcontext()
+        # As in training: Lightning loads where every new tensor is made on the GPU.
+        with autocast, torch.device("cpu"):
+            self.explorer.engine.check(self.policy, self.sampling)
+        self._loaded = True
 
     def configure_model(self) -> None:
         """Reads the weights; the reference starts as the initial policy. A strategy with a device mesh shards them."""
         mesh = None if self.device_mesh is None else sharding.data_mesh(self.device_mesh)
-        self.policy.load()
+        self.load(self.trainer.strategy.precision_plugin)
         for snapshot in (self.old_policy, self.reference):
-            if snapshot is not None:
+            # The second `fit`, or one after `validate`, finds them made: the reference must not follow the policy here.
+            if snapshot is not None and not snapshot.exists:
                 snapshot.refresh(self.policy)
         if mesh is not None:
             for policy in [module for module in self.modules() if isinstance(module, Policy)]:
@@ -132,36 +156,79 @@ class GRPOModule(L.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = self.optimizer([p for p in self.policy.parameters() if p.requires_grad])
-        if self.lr_scheduler is None:
+        self._options = OptimizerOptions(optimizer, self.lr_scheduler)
+        if self._options.scheduler is None:
             return {"optimizer": optimizer}
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": self.lr_scheduler(optimizer), "interval": "step"},
-        }
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self._options.scheduler, "interval": "step"}}
 
     def on_fit_start(self) -> None:
         # from_pretrained leaves the model in eval mode, and gradient checkpointing needs training mode.
         self.policy.train()
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)
+        warn_of_rounded_updates(self.policy, optimizer.optimizer)
+
+    def on_train_start(self) -> None:
+        # The optimizer has its state back by now, under any strategy.
+        assert self._options is not None
+        self._options.restore_schedule(self._saved_schedules, self.trainer.global_step)
+        self._saved_schedules = []
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Weights of policy and reference; those of π_old only where the next step does not make it anew."""
+        state = super().state_dict(*args, **kwargs)
+        if self.old_policy.is_policy:
+            prefix = kwargs.get("prefix", "")
+            for name in [name for name in state if name.startswith(f"{prefix}old_policy.")]:
+                del state[name]
+        return state
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what rewards have learned."""
         checkpoint["rewards"] = self.explorer.scorer.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Lets a checkpoint be read with another `beta`, and evaluated in its run's own TensorBoard folder."""
+        """Lets a checkpoint be read with another `beta`, `reference`, `old_policy` or schedule, but no other model.
+
+        A reference that is not in it starts as the model in `policy.path`, π_old as the policy.
+        """
         self.explorer.scorer.load_state_dict(checkpoint.get("rewards", {}))
         # Lightning's own strategy for sharded weights has read them by now.
-        state, own = checkpoint.get("state_dict", {}), self.state_dict()
-        reference = [name for name in {**state, **own} if name.startswith("reference.")]
-        for name in reference:
-            if name not in own:
-                del state[name]
-            elif name not in state:
-                state[name] = own[name]
-        if self.trainer.state.fn != TrainerFn.FITTING:
-            # What validation logs belongs to the update the checkpoint was saved at, not to the start.
+        if state := checkpoint.get("state_dict", {}):
+            self._refuse_other_model(state)
+            self._fit_snapshots(state)
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            # Lightning would load a schedule's state into whatever schedule there is now.
+            self._saved_schedules, checkpoint["lr_schedulers"] = checkpoint.get("lr_schedulers", []), []
+        else:
+            # What validation logs belongs where the run's own validation of these weights stood: at the last update.
             done = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"]
-            self.trainer.fit_loop.epoch_loop._batches_that_stepped = done
+            self.trainer.fit_loop.epoch_loop._batches_that_stepped = max(0, done - 1)
+            self.trainer.fit_loop.epoch_progress.current.completed = checkpoint["epoch"]
+
+    def _refuse_other_model(self, state: dict[str, Any]) -> None:
+        saved = {name: tuple(value.shape) for name, value in state.items() if name.startswith("policy.")}
+        own = {name: tuple(value.shape) for name, value in self.state_dict().items() if name.startswith("policy.")}
+        differ = [name for name in own | saved if own.get(name) != saved.get(name)]
+        if differ:
+            here, there = (
+                str(list(shapes[differ[0]])) if differ[0] in shapes else "missing" for shapes in (own, saved)
+            )
+            raise UsageError(
+                f"ckpt_path={self.trainer.ckpt_path}: it is of another model than policy.path={self.policy.path}: "
+                f"{differ[0].removeprefix('policy.model.')} is {there} in the checkpoint and {here} in the model "
+                f"({len(differ)} of {len(own | saved)} weights differ)"
+            )
+
+    def _fit_snapshots(self, state: dict[str, Any]) -> None:
+        """Makes the reference and π_old in a checkpoint those that there are now."""
+        for part, snapshot in (("reference", self.reference), ("old_policy", self.old_policy)):
+            own = {} if snapshot is None else snapshot.state_dict(prefix=f"{part}.")
+            for name in [name for name in state if name.startswith(f"{part}.") and name not in own]:
+                del state[name]
+            for name in own.keys() - state.keys():
+                of_policy = state.get(name.removeprefix(f"{part}."))
+                state[name] = own[name] if part == "reference" or of_policy is None else of_policy
 
     def training_step(self, minibatch: Minibatch, batch_idx: int) -> None:
         """One optimizer update: line 11 of DeepSeekMath's Algorithm 1. Nothing once a stop rule has ended them."""
@@ -172,21 +239,22 @@ class GRPOModule(L.LightningModule):
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         rate = optimizer.param_groups[0]["lr"]
-        diagnostics, logp_gap = self._backward(minibatch)
-        grad_norm = sharding.assembled(
-            torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.grad_clip or math.inf)
-        )
+        total, gap = self._backward(minibatch)
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.grad_clip or math.inf)
+        # The one time that the update waits for a GPU: whatever is decided and logged is decided from copies.
+        diagnostics, (grad_norm, logp_gap, bad_updates) = total.on_host(sharding.assembled(norm), gap, self.bad_updates)
         if minibatch.passes.ends_at(diagnostics):
             pass
         elif bool(diagnostics.objective.isfinite() & grad_norm.isfinite()):
             self.bad_updates_in_a_row.zero_()
             optimizer.step()
-            scheduler = self.lr_schedulers()
-            if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
+            scheduler: Any = self.lr_schedulers()
+            if scheduler is not None:
                 scheduler.step()
         else:
             self.bad_updates += 1
             self.bad_updates_in_a_row += 1
+            bad_updates += 1
             if self.bad_updates_in_a_row >= self.max_bad_updates:
                 raise FloatingPointError(self._explain(minibatch, diagnostics.objective, grad_norm))
         optimizer.zero_grad()
@@ -202,18 +270,23 @@ class GRPOModule(L.LightningModule):
             "policy/clip_high": diagnostics.clipped_high / tokens,
             "policy/unreachable": diagnostics.unreachable / tokens,
             "optim/grad_norm": grad_norm,
-            "optim/lr": rate,
-            "optim/bad_updates": self.bad_updates.float(),
+            "optim/lr": torch.tensor(rate),
+            "optim/bad_updates": bad_updates,
         }
         if self.reference is not None:
             metrics["policy/kl_ref"] = diagnostics.kl_ref / tokens
-        if minibatch.on_policy and logp_gap is not None:
+        if minibatch.on_policy and not logp_gap.isnan():
             self.log("policy/logp_gap", self._check_gap(logp_gap), on_step=False, on_epoch=True, batch_size=1)
-        metrics["time/update"] = time.perf_counter() - started
+        metrics["time/update"] = torch.tensor(time.perf_counter() - started)
+        # Lightning would put plain numbers on the GPU, to fetch them from there.
         self.log_dict(metrics)
 
-    def _backward(self, minibatch: Minibatch) -> tuple[Diagnostics, Tensor | None]:
-        """Adds up the gradients of all packs; ranks sync on the last. What is returned is of all ranks."""
+    def _backward(self, minibatch: Minibatch) -> tuple[Diagnostics, Tensor]:
+        """Adds up the gradients of all packs; ranks sync on the last. What is returned is of all ranks.
+
+        Returns:
+            The diagnostics, and the largest difference to the sampler's log-probs; NaN where it noted none.
+        """
         parts: list[Diagnostics] = []
         gaps: list[Tensor] = []
         for number, pack in enumerate(minibatch.packs, start=1):
@@ -222,11 +295,16 @@ class GRPOModule(L.LightningModule):
                 objective, diagnostics = self.objective(scored.logp, scored.entropy, pack)
                 # Ranks average their gradients, but J is a sum over all of them.
                 self.manual_backward(-objective * self.trainer.world_size)
+            self.policy.free_masks(pack)
+            if pack.old_logp is None:
+                # π_θ is π_old here: the passes to come compare with this one.
+                pack.old_logp = scored.logp.detach()
             parts.append(diagnostics)
             if pack.sampler_logp is not None:
                 gaps.append((scored.logp.detach() - pack.sampler_logp).abs().max())
         reduce = self.trainer.strategy.reduce
-        gap = reduce(torch.stack(gaps).max(), reduce_op="max") if gaps else None
+        unknown = torch.full((), math.nan, device=self.device)
+        gap = reduce(torch.stack(gaps).max(), reduce_op="max") if gaps else unknown
         return functools.reduce(operator.add, parts).reduce(reduce), gap
 
     def _log_nothing(self) -> None:
@@ -246,10 +324,12 @@ class GRPOModule(L.LightningModule):
 
     def _check_gap(self, gap: Tensor) -> Tensor:
         """The first pass finds the policy unchanged, so its log-probs should be those of the sampler."""
-        if gap > LOGP_TOLERANCE:
+        autocast = torch.is_autocast_enabled(self.device.type)
+        tolerance = LOGP_TOLERANCE.get(torch.bfloat16 if autocast else self.policy.model.dtype, 1.0)
+        if gap > tolerance:
             rank_zero_warn(
                 f"the sampler's and the policy's log-probs of the same tokens differ by up to {gap:.2g} before the "
-                f"first update (expected: at most {LOGP_TOLERANCE:g}); the ratio does not start at 1. "
+                f"first update (expected: at most {tolerance:g}): the engine does not draw from this policy. "
                 "See policy/logp_gap"
             )
         return gap
@@ -277,6 +357,15 @@ class GRPOModule(L.LightningModule):
             f"{int(self.bad_updates_in_a_row)} updates in a row were not finite (objective {float(objective)}, "
             f"gradient norm {float(grad_norm)}); max_bad_updates={self.max_bad_updates}.\n  {where}"
         )
+
+    def on_validation_start(self) -> None:
+        # What `validate` left was made in inference mode, and `fit` could not add to it.
+        for metric in self.val_metrics.values():
+            assert isinstance(metric, MeanMetric)
+            metric.reset()
+
+    def on_test_start(self) -> None:
+        self.on_validation_start()
 
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
         """Greedy pass@1, and avg@k, pass@k and maj@k of k completions drawn as in training."""
@@ -310,6 +399,12 @@ class GRPOModule(L.LightningModule):
         metrics: dict[str, Any] = {f"{stage}/{name}": metric for name, metric in self.val_metrics.items()}
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=len(batch.prompts))
 
+    def on_validation_epoch_end(self) -> None:
+        """Reports the rewards' failures."""
+        self.explorer.scorer.report()
+
+    on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
+
     def _record(self, values: dict[str, float]) -> None:
         for name, value in values.items():
             metric = self.val_metrics[name]
@@ -325,28 +420,8 @@ class GRPOModule(L.LightningModule):
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
         """`val_samples` completions of each prompt with their scores and statuses, one JSON-ready row each."""
         samples, scores = self._sample_and_score(batch.prompts, self.val_samples, self.sampling)
-        rows = []
-        for row in range(batch.num_real * self.val_samples):
-            sample, parts = samples[row], scores.describe(row)
-            rows.append(
-                {
-                    "source": sample.prompt.question.source,
-                    "question": sample.prompt.question.text,
-                    "answer": sample.answer,
-                    "completion": sample.text,
-                    "finish_reason": str(sample.finish_reason),
-                    "reward": none_if_nan(scores.total[row]),
-                    "scores": {name: none_if_nan(value) for name, (value, _) in parts.items()},
-                    "statuses": {name: status for name, (_, status) in parts.items()},
-                }
-            )
-        return rows
+        return [record(samples[row], scores, row) for row in range(batch.num_real * self.val_samples)]
 
     def teardown(self, stage: str) -> None:
         self.explorer.engine.close()
         self.explorer.scorer.close()
-
-
-def none_if_nan(value: float) -> float | None:
-    """JSON has no NaN."""
-    return None if math.isnan(value) else value

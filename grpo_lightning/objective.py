@@ -8,7 +8,6 @@ from torch import Tensor
 from grpo_lightning.diagnostics import Diagnostics
 from grpo_lightning.kl import K3, KLEstimator
 from grpo_lightning.masks import TokenMask
-from grpo_lightning.ragged import spread
 from grpo_lightning.rollouts import Rollouts
 from grpo_lightning.surrogates import Clipped, Surrogate, log_ratio
 from grpo_lightning.types import UsageError
@@ -48,7 +47,7 @@ class Objective:
 
     def token_weight(self, rollouts: Rollouts, batch: BatchSize) -> Tensor:
         """[N] float32: the weighting's weight of every token, 0 where a mask leaves the token out."""
-        weight = spread(self.weighting(rollouts.lengths, rollouts.group, batch), rollouts.lengths)
+        weight = rollouts.spread(self.weighting(rollouts.lengths, rollouts.group, batch))
         for mask in self.masks:
             weight = torch.where(mask(rollouts), weight, 0.0)
         return weight

@@ -1,5 +1,6 @@
 """The policy π_θ: a causal LM that says how likely it finds the tokens of completions."""
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
-from safetensors import SafetensorError
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
@@ -22,10 +23,13 @@ from transformers import (
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from grpo_lightning import ragged, sharding, shared_prefix
+from grpo_lightning import sharding, shared_prefix
+from grpo_lightning.padded_rows import PaddedRows
 from grpo_lightning.rollouts import Rollouts
 from grpo_lightning.shared_prefix import SharedPrefix
 from grpo_lightning.types import UsageError
+
+log = logging.getLogger(__name__)
 
 MEND = "Give a folder made by save_pretrained (config.json, weights, tokenizer) or a hub id"
 
@@ -51,10 +55,11 @@ class Policy(nn.Module):
         path: Folder made by `save_pretrained`, or a model id of the Hugging Face hub.
         dtype: Type of the weights. With `bfloat16` weights, AdamW rounds small updates away: prefer float32 weights
             with the trainer's `precision: bf16-mixed`.
-        attention: Attention implementation of transformers for the optimisation passes.
+        attention: Attention implementation of transformers for the optimisation passes. A model that lacks `sdpa` gets
+            `eager` in its place, which the run says once. `flash_attention_2` needs its package and a GPU.
         dropout: Keep the model's dropout in training. Off by default: with it the first ratio is not 1.
-        share_prefix: Pass a group's prompt through the model once instead of once a completion, where the architecture
-            allows it (full attention everywhere). It changes speed and memory alone.
+        share_prefix: Pass a group's prompt through the model once instead of once per completion, where the
+            architecture allows it (full attention everywhere). It changes speed and memory alone.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
         compile: Compile the transformer with `torch.compile`.
         trust_remote_code: Run Python code shipped with the model. Leave it off for models you have not read.
@@ -67,7 +72,7 @@ class Policy(nn.Module):
     def __init__(
         self,
         path: str,
-        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        dtype: Literal["float32", "bfloat16"] = "float32",
         attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa",
         dropout: bool = False,
         share_prefix: bool = True,
@@ -84,6 +89,7 @@ class Policy(nn.Module):
         self.gradient_checkpointing = gradient_checkpointing
         self.compile_model = compile
         self.trust_remote_code = trust_remote_code
+        self.shares_prefix = False
 
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> "Policy":
@@ -92,6 +98,7 @@ class Policy(nn.Module):
         policy.tokenizer = tokenizer
         policy.config = model.config
         policy.model = model.eval()
+        look_for_no_padding(policy.model)
         policy.shares_prefix = policy._try_shared_prefix()
         return policy
 
@@ -116,13 +123,51 @@ class Policy(nn.Module):
         """Reads the weights; the second call does nothing."""
         if hasattr(self, "model"):
             return
-        self.model = self._from_pretrained(AutoModelForCausalLM, dtype=self.dtype, attn_implementation=self.attention)
+        model = self._read_weights()
         if not self.dropout:
-            remove_dropout(self.model)
+            remove_dropout(model)
         if self.gradient_checkpointing:
-            recompute_activations(self.model)
-        self._check_head()
-        self.shares_prefix = self.share_prefix and self._try_shared_prefix()
+            recompute_activations(model)
+        freeze_all_but_text(model)
+        look_for_no_padding(model)
+        self.model, self.config = model, model.config
+        # As in training: Lightning loads where every new tensor is made on the GPU.
+        with torch.device("cpu"):
+            try:
+                self._check_head()
+                self._set_attention()
+            except BaseException:
+                del self.model
+                raise
+            # Tried in any case: it also sets an attention that keeps off slow kernels.
+            self.shares_prefix = self._try_shared_prefix() and self.share_prefix
+
+    def _read_weights(self) -> PreTrainedModel:
+        """The model, with `sdpa` attention or, where it has none, `eager`: what works with weights of any type."""
+        try:
+            return self._from_pretrained(
+                AutoModelForCausalLM,
+                dtype=self.dtype,
+                attn_implementation="eager" if self.attention == "eager" else "sdpa",
+            )
+        except UsageError as error:
+            if self.attention == "eager" or "attention" not in str(error):
+                raise
+            model = self._from_pretrained(AutoModelForCausalLM, dtype=self.dtype, attn_implementation="eager")
+            rank_zero_info(f"policy.attention: {type(model).__name__} has no sdpa attention, so eager is used")
+            return model
+
+    def _set_attention(self) -> None:
+        """Switches to an attention that could not be loaded with: flash attention takes no float32 outside autocast."""
+        if self.attention in ("sdpa", "eager"):
+            return
+        try:
+            self.model.set_attn_implementation(self.attention)
+        except (ImportError, ValueError, RuntimeError) as error:
+            raise UsageError(
+                f"policy.attention={self.attention}: {type(self.model).__name__} cannot use it here "
+                f"({first_line(error)}); use policy.attention=sdpa"
+            ) from error
 
     def _from_pretrained(self, auto_class: Any, **kwargs: Any) -> Any:
         looks_local = self.path.startswith((".", "/", "~")) or self.path.count("/") > 1
@@ -136,10 +181,12 @@ class Policy(nn.Module):
             return auto_class.from_pretrained(
                 str(path) if path.is_dir() else self.path, trust_remote_code=self.trust_remote_code, **kwargs
             )
-        except (OSError, ValueError, SafetensorError) as error:
-            reason = str(error).strip().splitlines()[0]
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # Remote code and 200 architectures raise what they like.
             raise UsageError(
-                f"policy.path={self.path}: {auto_class.__name__} found no usable model there ({reason}). {MEND}"
+                f"policy.path={self.path}: {auto_class.__name__} found no usable model there "
+                f"({first_line(error)}). {MEND}"
             ) from error
 
     def shard(self, mesh: DeviceMesh) -> None:
@@ -160,33 +207,48 @@ class Policy(nn.Module):
         return next(self.model.parameters()).device
 
     @property
+    def text_config(self) -> PreTrainedConfig:
+        """The part of the configuration that is about text, where a model also sees or hears."""
+        return self.config.get_text_config(decoder=True)
+
+    @property
     def context_length(self) -> int | None:
         """Longest sequence, prompt and completion together, or None where the model sets no limit."""
-        return getattr(self.config, "max_position_embeddings", None)
+        limits = (getattr(self.text_config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+        return next((limit for limit in limits if limit is not None), None)
 
     @property
     def stop_ids(self) -> frozenset[int]:
         """Every token that ends a completion: those of the generation config, the model config and the tokenizer."""
         ids: set[int] = set()
-        for owner in (self.model.generation_config, self.model.config, self.tokenizer):
+        for owner in (self.model.generation_config, self.model.config, self.text_config, self.tokenizer):
             eos = getattr(owner, "eos_token_id", None)
             ids.update([eos] if isinstance(eos, int) else eos or [])
         return frozenset(ids)
 
     def hidden(self, input_ids: Tensor, **kwargs: Any) -> Tensor:
         """[B, T] token ids -> [B, T, hidden] last hidden states."""
-        return self.model.base_model(input_ids=input_ids, **kwargs).last_hidden_state
+        return self.trunk(input_ids=input_ids, **kwargs).last_hidden_state
+
+    @property
+    def trunk(self) -> nn.Module:
+        """The transformer below the head; that of the text alone, where the model also sees or hears."""
+        return trunk_of(self.model)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., hidden] -> [..., V] float32 logits."""
-        logits = self.model.get_output_embeddings()(hidden).float()
-        config = self.config
+        head = self.model.get_output_embeddings()
+        if not torch.is_autocast_enabled(hidden.device.type):
+            hidden = hidden.to(head.weight.dtype)  # Mamba's residuals are float32 whatever its weights.
+        logits = head(hidden).float()
+        config = self.text_config
         if (scale := getattr(config, "logit_scale", None)) is not None:
             logits = logits * scale
         if (scaling := getattr(config, "logits_scaling", None)) is not None:
             logits = logits / scaling
-        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
-            logits = torch.tanh(logits / cap) * cap
+        for name in ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"):
+            if (cap := getattr(config, name, None)) is not None:
+                logits = torch.tanh(logits / cap) * cap
         return logits
 
     def forward(self, rollouts: Rollouts, temperature: float = 1.0, entropy_gradient: bool = False) -> TokenLogp:
@@ -197,68 +259,61 @@ class Policy(nn.Module):
             temperature: That of the sampling; divides the logits.
             entropy_gradient: Whether the entropy has a gradient too, which costs memory.
         """
-        shared = self.shares_prefix and len(rollouts) > len(rollouts.prompt_lengths)
-        hidden = self._hidden_shared(rollouts) if shared else self._hidden_by_row(rollouts)
+        # Each prompt once where completions share one, else each completion behind a prompt of its own.
+        several = len(rollouts) > len(rollouts.sizes.prompt_lengths)
+        layout = SharedPrefix if self.shares_prefix and several else PaddedRows
+        if not isinstance(rollouts.layout, layout):
+            rollouts.layout = layout.of(rollouts)
+        hidden = self._hidden(rollouts, rollouts.layout)
         return self._score(hidden, rollouts.token_ids, temperature, entropy_gradient)
 
-    def _hidden_shared(self, rollouts: Rollouts) -> Tensor:
-        """[N, hidden] the states that predict the completion tokens, each prompt computed once."""
-        layout = SharedPrefix.of(rollouts)
-        hidden = self._transformer(
-            input_ids=layout.input_ids,
-            position_ids=layout.position_ids,
-            # Nobody looks at it, but a mask of four dimensions keeps transformers from making one of T x T.
-            attention_mask=layout.input_ids.new_zeros(1, 1, 1, 1),
-            shared_prefix=layout,
-            use_cache=False,
-        ).last_hidden_state
-        return hidden[0].index_select(0, layout.predicts)
+    def _hidden(self, rollouts: Rollouts, layout: SharedPrefix | PaddedRows) -> Tensor:
+        """[N, hidden] the states that predict the completion tokens."""
+        inputs = layout.inputs(rollouts)
+        if self.shares_prefix and isinstance(layout, PaddedRows):
+            # For its own mask transformers would look into the positions, and a GPU would be waited for.
+            inputs |= {"attention_mask": rollouts.token_ids.new_zeros(1, 1, 1, 1), "padded_rows": True}
+        hidden = self._transformer(**inputs, use_cache=False).last_hidden_state
+        return hidden.flatten(0, 1).index_select(0, layout.predicts)
 
-    def _hidden_by_row(self, rollouts: Rollouts) -> Tensor:
-        """[N, hidden] the states that predict the completion tokens, from prompt and completion row by row.
-
-        Rows are right-padded: with causal attention no token sees the padding behind it, so no mask is needed and the
-        model's own positions are right.
-        """
-        prompt_lengths = rollouts.prompt_lengths[rollouts.group]
-        lengths = prompt_lengths + rollouts.lengths
-        prompts = rollouts.prompt_token_ids[ragged.take(rollouts.group, rollouts.prompt_lengths)]
-        input_ids = rollouts.token_ids.new_zeros(len(lengths), int(lengths.max()))
-        completion_row = ragged.segments(rollouts.lengths)
-        completion_position = ragged.spread(prompt_lengths, rollouts.lengths) + ragged.positions(rollouts.lengths)
-        input_ids[ragged.segments(prompt_lengths), ragged.positions(prompt_lengths)] = prompts
-        input_ids[completion_row, completion_position] = rollouts.token_ids
-        # The last token of the longest row predicts nothing.
-        hidden = self._transformer(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state
-        return hidden[completion_row, completion_position - 1]
+    def free_masks(self, rollouts: Rollouts) -> None:
+        """Gives back the attention masks of a pack after its backward pass, which may have made them anew."""
+        if isinstance(rollouts.layout, SharedPrefix):
+            rollouts.layout.masks.clear()
 
     @torch.no_grad()
     def _try_shared_prefix(self) -> bool:
-        """Whether this model computes the same with the shared prefix; if so, its attention is set for it."""
-        config = self.config
-        windowed = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
-        full = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-        if self.model.config._attn_implementation != "sdpa" or windowed or not full:
+        """Whether this model computes the same with a shared prefix; its attention becomes ours if that does too."""
+        if self.model.config._attn_implementation != "sdpa":
             return False
         was_training = self.model.training
         self.model.eval()
         trial = Rollouts.from_lists([[1, 2, 3], [4]], [0, 1, 0], [[2, 3], [1, 2, 3], [4]]).to(self.device)
-        expected = self._hidden_by_row(trial)
-        self.model.set_attn_implementation(shared_prefix.ATTENTION)
+        expected = self._hidden(trial, PaddedRows.of(trial))
+        rows, shared = False, False
         try:
-            actual = self._hidden_shared(trial)
-        except TypeError:  # The model hands no extra arguments on to its attention.
-            actual = torch.full_like(expected, torch.nan)
-        self.model.train(was_training)
-        same = torch.allclose(actual, expected, rtol=1e-2, atol=1e-2 if actual.dtype != torch.float32 else 1e-4)
-        if not same:
-            self.model.set_attn_implementation("sdpa")
-        return same
+            self.model.set_attn_implementation(shared_prefix.ATTENTION)
+            rows = same(self._hidden(trial, PaddedRows.of(trial)), expected)
+            shared = rows and self._full_attention and same(self._hidden(trial, SharedPrefix.of(trial)), expected)
+        except Exception as error:  # Whatever a model makes of attention that is not its own, it keeps its own.
+            log.debug("%s keeps transformers' attention: %s", type(self.model).__name__, error)
+        finally:
+            self.model.train(was_training)
+            if not rows:
+                self.model.set_attn_implementation("sdpa")
+        return shared
+
+    @property
+    def _full_attention(self) -> bool:
+        """Whether every layer looks at the whole sequence, as far as the config says."""
+        config = self.text_config
+        windowed = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+        return not windowed and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
 
     @cached_property
     def _transformer(self) -> Callable[..., Any]:
         # Compiled for the passes over whole sequences alone: decoding would compile anew for every length.
-        base = self.model.base_model
+        base = self.trunk
         return torch.compile(base, dynamic=True) if self.compile_model else base.__call__
 
     def _score(self, hidden: Tensor, token_ids: Tensor, temperature: float, entropy_gradient: bool) -> TokenLogp:
@@ -271,7 +326,7 @@ class Policy(nn.Module):
             # The sum of one: FSDP wants no view as a module's output.
             return logp.gather(-1, token_ids[:, None]).sum(-1), entropy
 
-        chunk = max(1, HEAD_ELEMENTS // self.config.vocab_size)
+        chunk = max(1, HEAD_ELEMENTS // self.text_config.vocab_size)
         if len(token_ids) <= chunk:
             return TokenLogp(*score(hidden, token_ids))
         parts = [
@@ -282,23 +337,89 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """Makes sure that `hidden` and `logits` together are the model, whatever its class does behind its head."""
+        """Makes sure that the model is causal, and that `hidden` and `logits` together are the model.
+
+        Its class may do anything behind its head. Both are given the head's output in float32, so that they agree to
+        1e-3 or differ for a reason, whatever the type of the weights. Then that it computes the same in training.
+        """
+        name = type(self.model).__name__
+        refusal = f"policy.path={self.path}: {name}"
         was_training = self.model.training
-        self.model.eval()
-        input_ids = torch.arange(2, device=self.device)[None]
-        expected = self.model(input_ids=input_ids, use_cache=False).logits.float()
-        actual = self.logits(self.hidden(input_ids, use_cache=False))
-        self.model.train(was_training)
+        # Two rows that differ in what follows their first half, as padding would.
+        input_ids = torch.arange(1, 17, device=self.device).repeat(2, 1) % self.text_config.vocab_size
+        input_ids[1, 8:] = 0
+        try:
+            expected, actual = self._logits_both_ways(input_ids)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"{refusal} does not work as a causal LM of text ({first_line(error)}); use another model"
+            ) from error
+        finally:
+            self.model.train(was_training)
+        if not torch.allclose(expected[0, :8], expected[1, :8], rtol=2e-2, atol=2e-2):
+            raise UsageError(f"{refusal} is not causal, its logits depend on later tokens; use another model")
         if not torch.allclose(actual, expected, rtol=1e-3, atol=1e-3):
             raise UsageError(
-                f"policy.path={self.path}: {type(self.model).__name__} changes its logits after the output "
-                "embedding in a way grpo_lightning does not know; please report it"
+                f"{refusal} changes its logits after the output embedding in a way grpo_lightning does not know; use "
+                "another model, and please report it"
             )
+        if not self.dropout and not torch.allclose(self._logits_in_training(input_ids), actual, rtol=2e-2, atol=2e-2):
+            raise UsageError(
+                f"{refusal} computes something else in training, so the first ratio would not be 1; use another model, "
+                "or policy.dropout=true to train with its noise"
+            )
+
+    def _logits_both_ways(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, T, V] logits of the model's class and of `logits`, both made of a float32 output of the head."""
+        self.model.eval()
+        head = self.model.get_output_embeddings().register_forward_hook(lambda module, args, output: output.float())
+        try:
+            expected = self.model(input_ids=input_ids, use_cache=False).logits.float()
+            return expected, self.logits(self.hidden(input_ids, use_cache=False))
+        finally:
+            head.remove()
+
+    def _logits_in_training(self, input_ids: Tensor) -> Tensor:
+        """[B, T, V] logits of the model in training mode; the global random numbers stay as they were."""
+        was_training = self.model.training
+        self.model.train()
+        try:
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                return self.logits(self.hidden(input_ids, use_cache=False))
+        finally:
+            self.model.train(was_training)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes weights and tokenizer as transformers reads them."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+
+
+def trunk_of(model: PreTrainedModel) -> nn.Module:
+    """The transformer below the head of `model`; that of the text alone, where it also sees or hears."""
+    composite = model.config.get_text_config(decoder=True) is not model.config
+    trunk = model.get_decoder() if composite else model.base_model
+    # Llama 4's text model names no base.
+    return getattr(model, "model", model) if trunk is model else trunk
+
+
+def freeze_all_but_text(model: PreTrainedModel) -> None:
+    """Takes gradients from what text never reaches, such as a vision tower."""
+    reached = {id(p) for part in (trunk_of(model), model.get_output_embeddings()) if part for p in part.parameters()}
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.requires_grad and id(parameter) in reached)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says in a line; its type where it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")
+
+
+def same(actual: Tensor, expected: Tensor) -> bool:
+    """Whether two ways to compute hidden states differ by no more than rounding explains."""
+    return torch.allclose(actual, expected, rtol=1e-2, atol=1e-2 if actual.dtype != torch.float32 else 1e-4)
 
 
 def recompute_activations(model: PreTrainedModel) -> None:
@@ -309,13 +430,23 @@ def recompute_activations(model: PreTrainedModel) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
+def look_for_no_padding(model: PreTrainedModel) -> None:
+    """Leaves out a warning of some models, who look for padding at every forward: a GPU would be waited for."""
+    trunk_of(model).__dict__["warn_if_padding_and_no_attention_mask"] = _nothing
+
+
+def _nothing(*args: Any) -> None:
+    """Warns of nothing."""
+
+
 def remove_dropout(model: nn.Module) -> None:
-    """Sets every dropout probability of the model to 0, in its modules and in its config."""
+    """Sets every dropout probability and jitter of the model to 0, in its modules; dropout in its config too."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         for name, value in vars(module).items():
-            if "dropout" in name and isinstance(value, float):
+            noise = "dropout" in name or name in ("layerdrop", "jitter_noise", "input_jitter_noise")
+            if noise and isinstance(value, float):
                 setattr(module, name, 0.0)
     config = getattr(model, "config", None)
     for name, value in vars(config).items() if config is not None else ():

@@ -11,14 +11,20 @@ def starts(lengths: Tensor) -> Tensor:
     return lengths.cumsum(0) - lengths
 
 
-def spread(values: Tensor, lengths: Tensor) -> Tensor:
-    """One value a segment [B] -> one value a position [N]."""
-    return values.repeat_interleave(lengths)
+def spread(values: Tensor, lengths: Tensor, total: int | None = None) -> Tensor:
+    """One value per segment [B] -> one value per element [N].
+
+    Args:
+        values: [B].
+        lengths: [B].
+        total: N, where it is known: a GPU then need not be asked for the sum of `lengths`.
+    """
+    return values.repeat_interleave(lengths, output_size=total)
 
 
-def segments(lengths: Tensor) -> Tensor:
-    """Segment that each element belongs to: [3, 1, 2] -> [0, 0, 0, 1, 2, 2]."""
-    return spread(torch.arange(len(lengths), device=lengths.device), lengths)
+def segments(lengths: Tensor, total: int | None = None) -> Tensor:
+    """Segment that each element belongs to: [3, 1, 2] -> [0, 0, 0, 1, 2, 2]; `total` as in `spread`."""
+    return spread(torch.arange(len(lengths), device=lengths.device), lengths, total)
 
 
 def positions(lengths: Tensor) -> Tensor:
@@ -33,7 +39,7 @@ def segment_sum(values: Tensor, segment: Tensor, num_segments: int) -> Tensor:
 
 def segment_mean(values: Tensor, lengths: Tensor) -> Tensor:
     """Mean of each of B segments laid end to end: [N], [B] lengths, at least 1 each -> [B]."""
-    return segment_sum(values, segments(lengths), len(lengths)) / lengths
+    return segment_sum(values, segments(lengths, len(values)), len(lengths)) / lengths
 
 
 def take(rows: Tensor, lengths: Tensor) -> Tensor:
@@ -49,32 +55,39 @@ def pad(values: Tensor, lengths: Tensor, value: float = 0) -> Tensor:
     return padded
 
 
+KEYS_PER_TOKEN = 4
+"""Most keys that a pack of groups holds, per token of its budget: attention copies a prompt's for each completion."""
+
+
 def group_budget(
     prompt_lengths: Sequence[int], group: Sequence[int], lengths: Sequence[int], max_tokens: int
 ) -> list[list[int]]:
     """Packs rows into few batches of at most `max_tokens`, groups whole, where a group's prompt counts once.
 
-    Groups with the longest completions first. A group over the budget is cut into pieces of at least a row.
-    `max_tokens=0` sets no limit.
+    Groups with the longest completions first. A group over the budget is cut into pieces of at least a row. So is one
+    whose rows, each with a prompt of its own, are over four times the budget. `max_tokens=0` sets no limit.
     """
     rows: dict[int, list[int]] = {}
     for row, number in enumerate(group):
         rows.setdefault(number, []).append(row)
     order = sorted(rows, key=lambda number: (-max(lengths[row] for row in rows[number]), number))
     batches: list[list[int]] = []
-    room = 0
+    tokens = keys = 0
     for number in order:
-        pieces = [rows[number]]
-        if 0 < max_tokens < prompt_lengths[number] + sum(lengths[row] for row in rows[number]):
-            own = token_budget([lengths[row] for row in rows[number]], max(1, max_tokens - prompt_lengths[number]))
-            pieces = [[rows[number][place] for place in piece] for piece in own]
-        for piece in pieces:
-            size = prompt_lengths[number] + sum(lengths[row] for row in piece)
-            if not batches or (max_tokens > 0 and size > room):
+        prompt, own = prompt_lengths[number], sorted(rows[number], key=lambda row: (-lengths[row], row))
+        whole = prompt + sum(lengths[row] for row in own), sum(prompt + lengths[row] for row in own)
+        fits = max_tokens == 0 or (whole[0] <= max_tokens and whole[1] <= KEYS_PER_TOKEN * max_tokens)
+        for piece in [rows[number]] if fits else [[row] for row in own]:
+            continues = not fits and piece != [own[0]]
+            new_tokens = sum(lengths[row] for row in piece) + (0 if continues else prompt)
+            new_keys = sum(prompt + lengths[row] for row in piece)
+            over = tokens + new_tokens > max_tokens or keys + new_keys > KEYS_PER_TOKEN * max_tokens
+            if not batches or (max_tokens > 0 and over):
                 batches.append([])
-                room = max_tokens
+                tokens, keys = prompt if continues else 0, 0
             batches[-1] += piece
-            room -= size
+            tokens += new_tokens
+            keys += new_keys
     return batches
 
 

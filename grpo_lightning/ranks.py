@@ -9,6 +9,13 @@ from torch import Tensor
 T = TypeVar("T")
 
 
+def rank() -> int:
+    """The number of this process, from 0."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return 0
+    return torch.distributed.get_rank()
+
+
 def gather(value: T) -> list[T]:
     """The value of every rank, in their order. Every rank must call it."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):

@@ -1,12 +1,30 @@
 """One exploration step's completions as flat, ragged tensors: what every token-level formula works on."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo_lightning import ragged
+
+
+@dataclass(slots=True)
+class Sizes:
+    """How many tokens stand where, on the host: so that laying out a forward pass asks no GPU anything."""
+
+    prompt_lengths: Tensor
+    """[Q] int64."""
+    group: Tensor
+    """[B] int64."""
+    lengths: Tensor
+    """[B] int64."""
+
+    @property
+    def sequence_lengths(self) -> Tensor:
+        """[B] tokens of prompt and completion together."""
+        return self.prompt_lengths[self.group] + self.lengths
 
 
 class Rollouts:
@@ -21,19 +39,24 @@ class Rollouts:
         group: [B] int64, the prompt that each completion answers.
         token_ids: [N] int64, the completions end to end, stop tokens included.
         lengths: [B] int64, |o_i|, at least 1 each.
-        row: [B] int64, the row's place in the exploration step, for messages.
+        row: [B] int64, the row's index in the exploration step, for messages.
         truncated: [B] bool, whether the completion was cut off at `max_new_tokens`.
         advantage: [N] float32, Â of each token.
         weight: [N] float32, the factor of each token in the objective, fixed before the passes.
         old_logp: [N] float32, log π_old of each token; None where π_old is π_θ at this very update, so the ratio is 1.
         ref_logp: [N] float32, log π_ref of each token; None without a reference.
-        sampler_logp: [N] float32, what the engine noted, where that should equal log π_old; else None.
-        entropy_rank: [N] float32, the share of the step's tokens at which π_old has less entropy; None if unused.
+        sampler_logp: [N] float32, what the engine noted, where it drew from the policy's own weights unfiltered.
+        entropy_rank: [N] float32, the fraction of the step's tokens at which π_old has less entropy; None if unused.
         logp_low: [N] float32, log π_θ at or under which the surrogate lets the token be; None without such bounds.
         logp_high: [N] float32, log π_θ at or over which it does.
+        sizes: The lengths and groups on the host; None copies them.
     """
 
-    PER_ROW = ("lengths", "row", "truncated")
+    layout: Any = None
+    """Where the policy's forward puts the tokens; made by the policy, once for all passes over these rollouts."""
+
+    PER_PROMPT = ("prompt_token_ids", "prompt_lengths")
+    PER_ROW = ("group", "lengths", "row", "truncated")
     PER_TOKEN = (
         *("token_ids", "advantage", "weight", "old_logp", "ref_logp", "sampler_logp"),
         *("entropy_rank", "logp_low", "logp_high"),
@@ -56,6 +79,7 @@ class Rollouts:
         entropy_rank: Tensor | None = None,
         logp_low: Tensor | None = None,
         logp_high: Tensor | None = None,
+        sizes: Sizes | None = None,
     ) -> None:
         self.prompt_token_ids = prompt_token_ids
         self.prompt_lengths = prompt_lengths
@@ -73,6 +97,7 @@ class Rollouts:
         self.entropy_rank = entropy_rank
         self.logp_low = logp_low
         self.logp_high = logp_high
+        self.sizes = sizes or Sizes(prompt_lengths.cpu(), group.cpu(), lengths.cpu())
         assert group.shape == lengths.shape == self.row.shape == self.truncated.shape
         for name in self.PER_TOKEN[1:]:
             values = getattr(self, name)
@@ -98,7 +123,7 @@ class Rollouts:
         prompts = ragged.starts(torch.tensor([len(part.prompt_lengths) for part in parts]))
         joined: dict[str, Any] = {"row": torch.cat([p.row + int(n) for p, n in zip(parts, rows, strict=True)])}
         joined["group"] = torch.cat([p.group + int(n) for p, n in zip(parts, prompts, strict=True)])
-        for name in vars(parts[0]).keys() - joined.keys():
+        for name in {*cls.PER_PROMPT, *cls.PER_ROW, *cls.PER_TOKEN} - joined.keys():
             # An empty part may lack what the others have.
             values = [v for part in parts if (v := getattr(part, name)) is not None]
             joined[name] = torch.cat(values) if values else None
@@ -118,17 +143,24 @@ class Rollouts:
         """[B] tokens of prompt and completion together."""
         return self.prompt_lengths[self.group] + self.lengths
 
+    def spread(self, values: Tensor) -> Tensor:
+        """One value per completion [B] -> one value per token [N]."""
+        return ragged.spread(values, self.lengths, self.num_tokens)
+
     def to(self, device: torch.device | str) -> "Rollouts":
-        """A copy with every tensor on `device`; dtypes stay."""
-        moved: dict[str, Any] = {name: None if v is None else v.to(device) for name, v in vars(self).items()}
-        return Rollouts(**moved)
+        """Itself if it is on `device` already, else a copy with every tensor but the sizes there; dtypes stay."""
+        if self.token_ids.device == torch.device(device):
+            return self
+        names = (*self.PER_PROMPT, *self.PER_ROW, *self.PER_TOKEN)
+        moved: dict[str, Any] = {name: None if (v := getattr(self, name)) is None else v.to(device) for name in names}
+        return Rollouts(**moved, sizes=self.sizes)
 
     def select(self, rows: Tensor) -> "Rollouts":
         """The completions `rows` [r], in that order, with only the prompts they need."""
         tokens = ragged.take(rows, self.lengths)
         groups, group = self.group[rows].unique(return_inverse=True)
 
-        chosen: dict[str, Any] = {name: getattr(self, name)[rows] for name in self.PER_ROW}
+        chosen: dict[str, Any] = {name: getattr(self, name)[rows] for name in self.PER_ROW if name != "group"}
         for name in self.PER_TOKEN:
             values = getattr(self, name)
             chosen[name] = None if values is None else values[tokens]
@@ -140,19 +172,20 @@ class Rollouts:
         )
 
     def packs(self, max_tokens: int, by_group: bool = False) -> list[Tensor]:
-        """The rows of micro-batches of at most `max_tokens` each.
+        """The rows of packs of at most `max_tokens` each.
 
         Args:
             max_tokens: Tokens of prompts, completions and padding; 0 sets no limit.
-            by_group: Keep groups together, for a policy that shares their prompt; then there is no padding.
+            by_group: Keep groups together, for a policy that shares their prompt, where any prompt has several.
         """
-        if by_group:
-            sizes = self.prompt_lengths.tolist(), self.group.tolist(), self.lengths.tolist()
-            batches = ragged.group_budget(*sizes, max_tokens)
+        sizes = self.sizes
+        if by_group and len(self) > len(sizes.prompt_lengths):
+            lengths = sizes.prompt_lengths.tolist(), sizes.group.tolist(), sizes.lengths.tolist()
+            packs = ragged.group_budget(*lengths, max_tokens)
         else:
-            batches = ragged.token_budget(self.sequence_lengths.tolist(), max_tokens)
-        return [torch.tensor(rows, device=self.lengths.device) for rows in batches]
+            packs = ragged.token_budget(sizes.sequence_lengths.tolist(), max_tokens)
+        return [torch.tensor(rows, device=self.lengths.device) for rows in packs]
 
     def split(self, max_tokens: int, by_group: bool = False) -> list["Rollouts"]:
-        """The micro-batches of `packs`."""
+        """The packs of `packs`."""
         return [self.select(rows) for rows in self.packs(max_tokens, by_group)]

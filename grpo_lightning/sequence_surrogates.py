@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from grpo_lightning.ragged import segment_mean, spread
+from grpo_lightning.ragged import segment_mean
 from grpo_lightning.rollouts import Rollouts
 from grpo_lightning.surrogates import Clipped, Surrogate, SurrogateResult, bounds, clip, log_ratio
 from grpo_lightning.types import UsageError
@@ -23,11 +23,11 @@ class SequenceClipped(Surrogate):
         self.low, self.high = bounds(clip_low, clip_high)
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
-        ratio = spread(segment_mean(log_ratio(logp, old_logp), rollouts.lengths).exp(), rollouts.lengths)
+        ratio = rollouts.spread(segment_mean(log_ratio(logp, old_logp), rollouts.lengths).exp())
         return self._clip(ratio, logp, old_logp, rollouts)
 
     def _clip(self, ratio: Tensor, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
-        highest = spread(segment_mean(-old_logp, rollouts.lengths), rollouts.lengths)
+        highest = rollouts.spread(segment_mean(-old_logp, rollouts.lengths))
         return clip(ratio, rollouts.advantage, self.low, self.high, highest)
 
 
@@ -64,7 +64,7 @@ class GMPO(Surrogate):
         advantage, lengths = rollouts.advantage, rollouts.lengths
         change = log_ratio(logp, old_logp)
         good, bad = (
-            spread(segment_mean(bounded, lengths).exp(), lengths)
+            rollouts.spread(segment_mean(bounded, lengths).exp())
             for bounded in (change.clamp(max=self.log_clip), change.clamp(min=-self.log_clip))
         )
         return SurrogateResult(
@@ -97,7 +97,7 @@ class OffPolicyMask(Surrogate):
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
         result = self.surrogate(logp, old_logp, rollouts)
-        away = spread(segment_mean(log_ratio(old_logp, logp.detach()), rollouts.lengths), rollouts.lengths)
+        away = rollouts.spread(segment_mean(log_ratio(old_logp, logp.detach()), rollouts.lengths))
         masked = (away > self.threshold) & (rollouts.advantage < 0)
         result.value = torch.where(masked, 0.0, result.value)
         # Not in place: a surrogate without bounds gives the same tensor for all three.

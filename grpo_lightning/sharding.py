@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from grpo_lightning.checkpoint_files import read_checkpoint
 from grpo_lightning.types import UsageError
 
 
@@ -65,15 +66,16 @@ class FSDP2Strategy(ModelParallelStrategy):
         return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in kept}
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        refuse_folder(checkpoint_path)
         # Mapped, so that the ranks of a machine share one copy in memory.
-        return torch.load(checkpoint_path, map_location="cpu", mmap=True, weights_only=weights_only)
+        return read_checkpoint(checkpoint_path, mmap=True, weights_only=weights_only)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         assert self.lightning_module is not None
-        own = self.lightning_module.state_dict()
+        module = self.lightning_module
+        # state_dict() may leave out what a checkpoint need not hold.
+        own = {**dict(module.named_buffers()), **dict(module.named_parameters(remove_duplicate=False))}
         state = {name: sharded_like(value, own.get(name)) for name, value in checkpoint["state_dict"].items()}
-        self.lightning_module.load_state_dict(state, strict=strict)
+        module.load_state_dict(state, strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
@@ -86,15 +88,6 @@ class FSDP2Strategy(ModelParallelStrategy):
 
 
 StrategyRegistry.register("fsdp2", FSDP2Strategy, description="Weights sharded over all devices (FSDP2)")
-
-
-def refuse_folder(checkpoint: str | Path) -> None:
-    """Raises UsageError for a checkpoint of Lightning's ModelParallelStrategy, which only that can read."""
-    if Path(checkpoint).is_dir():
-        raise UsageError(
-            f"ckpt_path={checkpoint}: a folder, with a file for each rank. Continue it with the ModelParallelStrategy "
-            "that wrote it; --trainer.strategy fsdp2 writes checkpoints that every strategy reads"
-        )
 
 
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:

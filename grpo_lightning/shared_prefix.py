@@ -1,12 +1,17 @@
-"""The shared prefix: a group's prompt goes through the model once, not once a completion.
+"""Completions of one prompt through a transformer with the prompt computed once.
 
-All tokens of a micro-batch form one flat sequence without padding, the prompts first and the completions behind
-them. Everything in a transformer but attention works token by token and does not care; attention gathers, for every
-prompt and every completion, the queries and keys it is about. Exact: a completion's token sees its prompt and what
-stands before it in its completion, at the positions they would have in a sequence of their own.
+The prompts and completions of a pack stand in one flat sequence: first all prompts, then all completions. Everything
+in a transformer but attention works token by token and does not care. Attention gathers, for the prompts and for the
+completions, queries and the keys they see. Exact: a completion's token sees its prompt and what stands before it in
+its completion, at the positions they would have in a sequence of their own.
+
+Rows of like shape are attended to together in a bucket: one prompt length, completions of like length. So no mask
+depends on the row, and one long completion pads no short ones.
 """
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,78 +21,172 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
 from grpo_lightning import ragged
+from grpo_lightning.attention import causal, fold_mask, masked
 from grpo_lightning.rollouts import Rollouts
 
 ATTENTION = "grpo_shared_prefix"
 
+BLOCK = 256
+"""Queries in one call: those of a block see no key behind it, which saves up to half of the scores."""
+
+
+def length_class(length: int) -> int:
+    """The largest length of completions that are attended to together: 16, 24, 36, ... each 1.5 times the last."""
+    bound = 16
+    while bound < length:
+        bound += bound // 2
+    return bound
+
 
 @dataclass(slots=True)
-class Part:
-    """Some rows of queries and the keys they see."""
+class Bucket:
+    """Some rows of one shape: `rows` x `length` queries, each row behind a prefix of `prefix` keys of its own."""
 
-    queries: Tensor
-    """[rows, L] place of each query in the flat sequence; any place where the row is shorter."""
-    keys: Tensor
-    """[rows, S] place of each key."""
-    mask: Tensor | None
-    """[rows or 1, 1, L, S] bool, what is seen; None means causal, with L = S."""
-    filled: Tensor
-    """[tokens] places in `queries`, flattened, that hold a real query, in the order of the flat sequence."""
+    rows: int
+    prefix: int
+    length: int
+
+    @property
+    def queries(self) -> int:
+        """Queries in all, padding included."""
+        return self.rows * self.length
+
+    @property
+    def keys(self) -> int:
+        """Keys in all, padding and each row's copy of its prompt included."""
+        return self.rows * (self.prefix + self.length)
+
+
+def buckets_of(
+    prompt_lengths: Sequence[int], group: Sequence[int], lengths: Sequence[int]
+) -> list[tuple[Bucket, list[int]]]:
+    """The buckets and the rows in each: those of the prompts first, whose rows are prompts, then of the completions."""
+    prompts: dict[int, list[int]] = defaultdict(list)
+    for prompt, length in enumerate(prompt_lengths):
+        prompts[length_class(length)].append(prompt)
+    completions: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for row, length in enumerate(lengths):
+        completions[prompt_lengths[group[row]], length_class(length)].append(row)
+    return [
+        *((Bucket(len(rows), 0, max(prompt_lengths[row] for row in rows)), rows) for rows in prompts.values()),
+        *(
+            (Bucket(len(rows), prefix, max(lengths[row] for row in rows)), rows)
+            for (prefix, _), rows in completions.items()
+        ),
+    ]
 
 
 @dataclass(slots=True)
 class SharedPrefix:
     """Where everything stands in the flat sequence of T = (tokens of all prompts) + N tokens."""
 
-    input_ids: Tensor
-    """[1, T]"""
     position_ids: Tensor
     """[1, T] position of each token in its own sequence."""
     predicts: Tensor
-    """[N] place of the token behind which each completion token was drawn."""
-    parts: tuple[Part, Part]
-    """The prompts and the completions."""
+    """[N] index of the token behind which each completion token was drawn."""
+    buckets: list[Bucket]
+    queries: Tensor
+    """[sum of the buckets' queries] index of each query in the flat sequence; any index where the row is shorter."""
+    keys: Tensor
+    """[sum of the buckets' keys] index of each key."""
+    filled: Tensor
+    """[T] index in `queries` of each token of the flat sequence."""
+    masks: dict[tuple[int, int, int, torch.dtype], Tensor] = field(default_factory=dict)
+    """The masks made so far, by offset, length, query heads per key head and dtype: all layers use the same.
+    `Policy.free_masks` empties it."""
 
     @classmethod
     def of(cls, rollouts: Rollouts) -> "SharedPrefix":
-        """Lays out the prompts and completions of `rollouts`."""
-        group, lengths, prompt_lengths = rollouts.group, rollouts.lengths, rollouts.prompt_lengths
-        num_prompt_tokens = len(rollouts.prompt_token_ids)
+        """Lays out the prompts and completions of `rollouts`. The work is done on the host."""
+        sizes, device = rollouts.sizes, rollouts.token_ids.device
+        group, lengths, prompt_lengths = sizes.group, sizes.lengths, sizes.prompt_lengths
+        num_prompt_tokens = int(prompt_lengths.sum())
         prompt_starts = ragged.starts(prompt_lengths)
         starts = num_prompt_tokens + ragged.starts(lengths)
         positions = ragged.positions(lengths)
         own_prompt_lengths = prompt_lengths[group]
 
-        prompt_places, prompt_filled = _places(prompt_starts, prompt_lengths)
-        places, filled = _places(starts, lengths)
-        width, length = prompt_places.shape[1], places.shape[1]
-        steps = torch.arange(length, device=group.device)
-        causal = (steps <= steps[:, None])[None, None]
-        # Prompts of one length need one mask for all rows.
-        known = own_prompt_lengths[:1] if bool((prompt_lengths == width).all()) else own_prompt_lengths
-        seen = (torch.arange(width, device=group.device) < known[:, None])[:, None, None]
-        mask = torch.cat([seen.expand(-1, 1, length, -1), causal.expand(len(known), -1, -1, -1)], dim=-1)
+        buckets = buckets_of(prompt_lengths.tolist(), group.tolist(), lengths.tolist())
+        queries, keys = [], []
+        filled = torch.empty(num_prompt_tokens + int(lengths.sum()), dtype=torch.int64)
+        first = 0
+        for bucket, members in buckets:
+            rows = torch.tensor(members)
+            own_starts, own_lengths = (starts, lengths) if bucket.prefix else (prompt_starts, prompt_lengths)
+            step = torch.arange(bucket.length)
+            index = own_starts[rows, None] + torch.minimum(step, own_lengths[rows, None] - 1)
+            real = step < own_lengths[rows, None]
+            filled[index[real]] = first + real.flatten().nonzero().squeeze(1)
+            first += bucket.queries
+            queries.append(index.flatten())
+            if bucket.prefix:
+                prefix = prompt_starts[group[rows], None] + torch.arange(bucket.prefix)
+                index = torch.cat([prefix, index], dim=1)
+            keys.append(index.flatten())
 
         last_of_prompt = (prompt_starts + prompt_lengths - 1)[group]
         previous = ragged.spread(starts, lengths) + positions - 1
+        position_ids = torch.cat(
+            [ragged.positions(prompt_lengths), ragged.spread(own_prompt_lengths, lengths) + positions]
+        )
         return cls(
-            input_ids=torch.cat([rollouts.prompt_token_ids, rollouts.token_ids])[None],
-            position_ids=torch.cat(
-                [ragged.positions(prompt_lengths), ragged.spread(own_prompt_lengths, lengths) + positions]
-            )[None],
-            predicts=torch.where(positions == 0, ragged.spread(last_of_prompt, lengths), previous),
-            parts=(
-                Part(prompt_places, prompt_places, None, prompt_filled),
-                Part(places, torch.cat([prompt_places[group], places], dim=1), mask, filled),
-            ),
+            position_ids=position_ids[None].to(device),
+            predicts=torch.where(positions == 0, ragged.spread(last_of_prompt, lengths), previous).to(device),
+            buckets=[bucket for bucket, _ in buckets],
+            queries=torch.cat(queries).to(device),
+            keys=torch.cat(keys).to(device),
+            filled=filled.to(device),
         )
 
+    def inputs(self, rollouts: Rollouts) -> dict[str, Any]:
+        """What the transformer is called with."""
+        input_ids = torch.cat([rollouts.prompt_token_ids, rollouts.token_ids])[None]
+        return {
+            "input_ids": input_ids,
+            "position_ids": self.position_ids,
+            # Nobody looks at it, but a mask of four dimensions keeps transformers from making one of T x T.
+            "attention_mask": input_ids.new_zeros(1, 1, 1, 1),
+            "shared_prefix": self,
+        }
 
-def _places(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows, longest] places of ragged rows, the last one repeated behind a short row, and which of them are real."""
-    step = torch.arange(int(lengths.max()), device=lengths.device)
-    places = starts[:, None] + torch.minimum(step, lengths[:, None] - 1)
-    return places, (step < lengths[:, None]).flatten().nonzero().squeeze(1)
+    def mask(self, offset: int, length: int, groups: int, query: Tensor) -> Tensor:
+        """`fold_mask` of these sizes in the query's dtype, made once."""
+        key = (offset, length, groups, query.dtype)
+        if key not in self.masks:
+            self.masks[key] = fold_mask(offset, length, groups, query.dtype, query.device)
+        return self.masks[key]
+
+
+@torch.compiler.disable
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, layout: SharedPrefix, scaling: float | None, dropout: float
+) -> Tensor:
+    """[H, T, D], [K, T, D], [K, T, E] -> [T, H, E]: every token sees its prompt and its own completion before it.
+
+    Not compiled: the buckets of every pack are others.
+    """
+    groups = query.shape[0] // key.shape[0]
+    # [T, heads, D]: one row per token, so that gathering one copies a piece of memory.
+    query, key, value = (states.transpose(0, 1) for states in (query, key, value))
+    query = query.index_select(0, layout.queries)
+    key, value = key.index_select(0, layout.keys), value.index_select(0, layout.keys)
+    outputs = []
+    sizes = [bucket.queries for bucket in layout.buckets], [bucket.keys for bucket in layout.buckets]
+    parts = zip(layout.buckets, query.split(sizes[0]), key.split(sizes[1]), value.split(sizes[1]), strict=True)
+    for bucket, *states in parts:
+        q, k, v = (part.unflatten(0, (bucket.rows, -1)).transpose(1, 2) for part in states)
+        if bucket.prefix == 0:
+            outputs.append(causal(q, k, v, scaling, dropout).transpose(1, 2).flatten(0, 1))
+            continue
+        blocks = []
+        for first in range(0, bucket.length, BLOCK):
+            block = q[:, :, first : first + BLOCK]
+            end = bucket.prefix + first + block.shape[2]
+            mask = layout.mask(bucket.prefix + first, block.shape[2], groups, q)
+            blocks.append(masked(block, k[:, :, :end], v[:, :, :end], mask, scaling, dropout))
+        output = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
+        outputs.append(output.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs).index_select(0, layout.filled)
 
 
 def attention(
@@ -98,35 +197,30 @@ def attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    is_causal: bool | None = None,
     shared_prefix: SharedPrefix | None = None,
+    padded_rows: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """[1, H, T, D], [1, K, T, D] -> [1, T, H, D]; without a `SharedPrefix`, transformers' own attention."""
-    if shared_prefix is None:
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
-    size = query.shape[-1]
-    query, key, value = (states[0].transpose(0, 1).flatten(1) for states in (query, key, value))
-    outputs = []
-    for part in shared_prefix.parts:
-        rows, length = part.queries.shape
-        q, k, v = (
-            states.index_select(0, places.flatten()).view(rows, places.shape[1], -1, size).transpose(1, 2)
-            for states, places in ((query, part.queries), (key, part.keys), (value, part.keys))
-        )
-        output = torch.nn.functional.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=part.mask,
-            is_causal=part.mask is None,
-            dropout_p=dropout,
-            scale=scaling,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )
-        outputs.append(output.transpose(1, 2).reshape(rows * length, -1).index_select(0, part.filled))
-    return torch.cat(outputs).view(1, -1, query.shape[1] // size, size), None
+    """[1, H, T, D], [1, K, T, D], [1, K, T, E] -> [1, T, H, E]; without a `SharedPrefix`, transformers' own attention.
+
+    But for a causal one without a mask, which transformers sends to the math kernel in float32. With `padded_rows`
+    there is none to look at.
+    """
+    if torch.is_autocast_enabled(query.device.type):
+        # Attention would cast them; before the gathers it is less to copy.
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if shared_prefix is not None:
+        return attend(query[0], key[0], value[0], shared_prefix, scaling, dropout)[None], None
+    if padded_rows:
+        return causal(query, key, value, scaling, dropout).transpose(1, 2).contiguous(), None
+    own = is_causal is not False and getattr(module, "is_causal", True) and 1 < query.shape[2] == key.shape[2]
+    if attention_mask is None and own and kwargs.get("position_bias") is None and kwargs.get("softcap") is None:
+        return causal(query, key, value, scaling, dropout).transpose(1, 2).contiguous(), None
+    return sdpa_attention_forward(
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
+    )
 
 
 AttentionInterface.register(ATTENTION, attention)

@@ -14,6 +14,14 @@ from grpo_lightning.types import UsageError
 class PolicySnapshot(nn.Module, ABC):
     """Log-probs of the policy as it was at the last `refresh`."""
 
+    is_policy: bool = False
+    """Whether right after `refresh` it is the policy itself: as π_old it then makes the first ratios 1."""
+
+    @property
+    def exists(self) -> bool:
+        """Whether it holds weights of its own."""
+        return any(True for _ in self.parameters())
+
     @abstractmethod
     def refresh(self, policy: Policy) -> None:
         """Takes the policy as it is now."""
@@ -26,21 +34,24 @@ class PolicySnapshot(nn.Module, ABC):
 class RecordedLogp(PolicySnapshot):
     """π_old by its numbers alone: no second copy of the weights.
 
-    Exploration happens with the live weights, before the first update, so the log-probs noted then are those of π_old:
-    the sampler's own where they are exact (the policy's weights, float32, no filter), else one pass over the rollouts.
+    Exploration happens with the live weights, before the first update, so their log-probs then are those of π_old. They
+    are the policy's own, not the sampler's, on the packs of the updates: so every ratio starts at exactly 1 in any
+    precision. The first minibatch costs nothing, since its first update computes them anyway.
     """
+
+    is_policy = True
 
     def refresh(self, policy: Policy) -> None:
         """Nothing to keep."""
 
     def forward(self, policy: Policy, rollouts: Rollouts, temperature: float) -> Tensor:
-        if rollouts.sampler_logp is not None:
-            return rollouts.sampler_logp
         return policy(rollouts, temperature).logp
 
 
 class FrozenCopy(PolicySnapshot):
     """A frozen copy of the weights: a reference that stays, or is refreshed at the start of every iteration."""
+
+    is_policy = True
 
     def refresh(self, policy: Policy) -> None:
         if not hasattr(self, "policy"):
@@ -65,6 +76,8 @@ class MovingAverage(FrozenCopy):
     Args:
         alpha: How far it goes towards the policy; 1 is a plain refresh.
     """
+
+    is_policy = False
 
     def __init__(self, alpha: float = 0.6) -> None:
         super().__init__()

@@ -3,6 +3,7 @@
 import math
 import resource
 import statistics
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -99,4 +100,5 @@ def peak_memory_gib(device: torch.device) -> float:
     """Most memory in use at once since the start, in GiB: of the GPU, or of this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    # macOS counts bytes, Linux KiB.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** (30 if sys.platform == "darwin" else 20)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_lightning.rewards.math_verifier import EQUAL, MathVerifier
+from grpo_lightning.rewards.verifier.math_verifier import EQUAL, MathVerifier
 from grpo_lightning.rewards.workers import LoadError
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 

@@ -22,6 +22,8 @@ class BatchSize:
     sequences: int
     groups: int
     tokens: int
+    max_new_tokens: int | None = None
+    """The longest completion that the run allows."""
 
 
 class TokenWeighting(ABC):
@@ -50,16 +52,18 @@ class FixedLength(TokenWeighting):
     """Dr. GRPO: 1 / (B L): no completion's own length enters, so long wrong ones are not favoured (arXiv 2503.20783).
 
     Args:
-        length: L, by convention the longest completion allowed (`max_new_tokens`).
+        length: L. None is the longest completion allowed, `sampling.max_new_tokens`.
     """
 
-    def __init__(self, length: int) -> None:
-        if length < 1:
-            raise UsageError(f"length={length} of FixedLength: give 1 or more, e.g. the value of max_new_tokens")
+    def __init__(self, length: int | None = None) -> None:
+        if length is not None and length < 1:
+            raise UsageError(f"length={length} of FixedLength: give 1 or more, or null for max_new_tokens")
         self.length = length
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
-        return torch.full_like(lengths, 1.0 / (batch.sequences * self.length), dtype=torch.float32)
+        length = batch.max_new_tokens if self.length is None else self.length
+        assert length is not None, "give length, or a BatchSize with max_new_tokens"
+        return torch.full_like(lengths, 1.0 / (batch.sequences * length), dtype=torch.float32)
 
 
 class GroupTokenMean(TokenWeighting):

@@ -8,6 +8,7 @@ OPTIONS = {
     "trainer.default_root_dir": "run",
     "trainer.enable_progress_bar": "false",
     "trainer.enable_model_summary": "false",
+    "memory.show": "false",
     "model.policy.path": "policy",
     "model.rewards": "[FormatReward]",
     "model.sampling.max_new_tokens": "4",

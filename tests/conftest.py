@@ -57,3 +57,12 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         return code, *capsys.readouterr()
 
     return command
+
+
+@pytest.fixture
+def grpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Grpo) -> Grpo:
+    """`command` in a folder of its own, with a tiny policy and eight questions."""
+    tiny.policy_of().save_pretrained(tmp_path / "policy")
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "{n}", "answer": "{n}"}}\n' for n in range(8)))
+    monkeypatch.chdir(tmp_path)
+    return command

@@ -14,7 +14,7 @@ from tiny import policy_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from grpo_lightning.callbacks.checkpoint import AtomicCheckpointIO
+from grpo_lightning.checkpoint_files import AtomicCheckpointIO
 from grpo_lightning.data import PromptDataModule
 from grpo_lightning.engines import Sampling
 from grpo_lightning.loop import GRPOLoop

@@ -13,11 +13,13 @@ from typing import Any
 
 import lightning as L
 import torch
-from fitting import Digits, Gradients, fit
+from fitting import Digits, Gradients, fit, scalars
+from tiny import policy_of
 from torch import Tensor
 
 from grpo_lightning import ranks
 from grpo_lightning.advantages import AdvantageEstimator, BatchStd, GroupMean, GroupStd, LeaveOneOut, PerRewardStd
+from grpo_lightning.engines import ScriptedEngine
 from grpo_lightning.filters import DynamicSampling
 from grpo_lightning.kl import K2, K3, ImportanceWeighted, KLEstimator, RewardKL
 from grpo_lightning.masks import TokenMask, TopEntropy, Truncated
@@ -146,16 +148,23 @@ def runs(folder: Path, max_tokens: int, **trainer: Any) -> dict[str, Any]:
     """What the runs found: the gradient of every update, by run, and the groups that dynamic sampling chose."""
     found: dict[str, Any] = {}
 
-    def run(name: str, callbacks: Sequence[L.Callback], steps: int, loop: dict[str, Any], **options: Any) -> None:
+    def run(
+        name: str,
+        callbacks: Sequence[L.Callback],
+        steps: int,
+        loop: dict[str, Any],
+        precision: str = "32-true",
+        **options: Any,
+    ) -> None:
         seen = Gradients()
         fit(
             folder / name,
             [seen, *callbacks],
             loop={"max_tokens": max_tokens, "minibatches": 2} | loop,
-            trainer={"max_epochs": steps} | trainer,
+            trainer={"max_epochs": steps, "precision": precision} | trainer,
             **options,
         )
-        found[name] = seen.updates
+        found[name] = seen.updates if name[:5] != "still" else {"gradients": seen.updates[:2]}
 
     run(
         "objectives",
@@ -173,6 +182,26 @@ def runs(folder: Path, max_tokens: int, **trainer: Any) -> dict[str, Any]:
     run("sampling", [groups], 3, {"dynamic_sampling": DynamicSampling(max_rounds=3)}, rewards=[Vowels()])
     found["groups"] = groups.steps
     run("stop", [], 2, {"mu": 4, "stop": KLAbove(0.09)})
+    for precision, dtype, shares in product(("32-true", "bf16-mixed"), (torch.float32, torch.bfloat16), (True, False)):
+        if (precision, dtype) == ("bf16-mixed", torch.bfloat16):
+            continue
+        policy = policy_of(scale=0.05)
+        for parameter in policy.parameters():  # not the rotary frequencies
+            parameter.data = parameter.data.to(dtype)
+        policy.shares_prefix = shares
+        name = f"still {precision} {dtype} {shares}"
+        run(
+            name,
+            [],
+            1,
+            {"mu": 2, "minibatches": 2},
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+            objective=Objective(SequenceClipped()),
+            engine=ScriptedEngine(lambda prompt, sample: "7a3b9c"[: 1 + (sample + prompt.id) % 6]),
+            precision=precision,
+            policy=policy,
+        )
+        found[name]["ratios"] = scalars(folder / name).get("policy/ratio_max")  # of rank 0 alone
     return found
 
 

@@ -9,22 +9,24 @@ import lightning as L
 import pytest
 import torch
 from fitting import Digits, fit, scalars
-from tiny import policy_of
+from tiny import policy_of, prompts_of
 from torch import Tensor
 
 from grpo_lightning.advantages import GroupStd
 from grpo_lightning.explorer import Exploration
-from grpo_lightning.filters import DynamicSampling
+from grpo_lightning.filters import DynamicSampling, HasSpread
 from grpo_lightning.kl import K1, RewardKL
 from grpo_lightning.loop import GRPOLoop
 from grpo_lightning.masks import TopEntropy, Truncated
 from grpo_lightning.objective import Objective
 from grpo_lightning.policy import Policy
 from grpo_lightning.rewards import RewardResult
+from grpo_lightning.rewards.scorer import Scores
+from grpo_lightning.rollouts import Rollouts
 from grpo_lightning.snapshots import FrozenCopy, RecordedLogp
 from grpo_lightning.stopping import KLAbove
 from grpo_lightning.target_probability import TargetProbability
-from grpo_lightning.types import Sample
+from grpo_lightning.types import FinishReason, Sample, UsageError
 
 log: list[str] = []
 
@@ -146,6 +148,47 @@ def test_dynamic_sampling_draws_until_enough_groups_have_spread(tmp_path: Path) 
         # reward/ is about everything that was sampled.
         assert found["reward/mean"][step] == pytest.approx(sum(exploration.scores.total) / len(exploration.samples))
     assert max(found["rollout/rounds"].values()) > 1
+
+
+class Form(Digits):
+    """Differs in groups that `Easy` finds all the same."""
+
+
+@pytest.mark.parametrize(
+    ("reward", "looks_at"),
+    [(None, "correctness"), ("correctness", "correctness"), ("total", "total"), ("form", "total")],
+)
+def test_groups_must_differ_in_correctness_not_in_form(tmp_path: Path, reward: str | None, looks_at: str) -> None:
+    """Questions of more than five tokens have all the same correctness, and by their form totals that differ."""
+    look = Look()
+    rewards = [Form(weight=0, name="watched"), Easy(name="correctness"), Form(weight=0.1, name="form")]
+    dynamic = DynamicSampling(filter=HasSpread(reward))
+    fit(tmp_path, [look], loop={"dynamic_sampling": dynamic}, rewards=rewards)
+    kept = [e.samples[row] for e in look.explorations for row in e.rollouts.row.tolist()]
+    longest = max(len(sample.prompt.token_ids) for sample in kept)
+    assert longest <= 5 if looks_at == "correctness" else longest > 5
+    assert max(scalars(tmp_path)["rollout/rounds"].values()) == 1 or looks_at == "correctness"
+
+
+def test_a_filter_looks_at_what_is_learned_from() -> None:
+    """A sample that another reward failed on does not count, and with nothing but watched rewards the total is all."""
+    results = {"right": RewardResult([1.0, 0.0, 0.0, 1.0], ["ok"] * 4)}
+    samples = [Sample(prompt, "", [7], FinishReason.STOP) for prompt in prompts_of([3, 3]) for _ in range(2)]
+    rollouts = Rollouts.from_lists([[1], [2]], [0, 0, 1, 1], [[7]] * 4)
+
+    def passing(total: list[float], learned_from: list[str]) -> set[int]:
+        scores = Scores(total, results, learned_from)
+        return set(DynamicSampling().passing(Exploration(samples, scores, rollouts, {})))
+
+    assert passing([0.0, 0.0, 0.5, 0.5], ["right"]) == {10, 20}
+    assert passing([math.nan, 0.0, 0.5, 0.5], ["right"]) == {20}
+    assert passing([0.0, 1.0, 0.5, 0.5], []) == {10}
+
+
+def test_a_filter_of_an_unknown_reward_is_refused(tmp_path: Path) -> None:
+    dynamic = DynamicSampling(filter=HasSpread("wright"))
+    with pytest.raises(UsageError, match=r"filter.reward=wright: give one of digits, or `total`"):
+        fit(tmp_path, loop={"dynamic_sampling": dynamic})
 
 
 class Same(Digits):

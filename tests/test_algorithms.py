@@ -64,7 +64,7 @@ def folder(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch)
     return tmp_path
 
 
-def fit(command: Grpo, *options: str) -> dict[str, dict[int, float]]:
+def fit(command: Grpo, *options: str, run: str = "run") -> dict[str, dict[int, float]]:
     """Two steps of 4 prompts x 4 completions."""
     sizes = [
         "--trainer.max_epochs=2",
@@ -74,7 +74,7 @@ def fit(command: Grpo, *options: str) -> dict[str, dict[int, float]]:
     ]
     code, _, err = command("fit", *sizes, "--model.rewards=[digits.Digits]", *options)
     assert code == 0, err
-    return scalars("run")
+    return scalars(run)
 
 
 def test_the_configurations_are_those_of_the_documentation() -> None:
@@ -94,6 +94,25 @@ def test_an_algorithm_fits_two_steps(path: Path, folder: Path, command: Grpo) ->
         assert set(found["optim/updates"].values()) == {updates}
     model = yaml.safe_load(path.read_text())["model"]
     assert ("policy/kl_ref" in found) == (model["objective"]["beta"] > 0 or "reward_kl" in model)
+
+
+def test_dr_grpo_divides_by_the_runs_own_length(folder: Path, command: Grpo) -> None:
+    """The objective is linear in 1 / L, so the gradient's norm is too: by default L is `max_new_tokens`, here 4."""
+    norms = []
+    for number, options in enumerate(
+        ([], ["--model.objective.weighting.length=4"], ["--model.objective.weighting.length=1024"])
+    ):
+        path = f"--config={CONFIGS / 'algorithms' / 'dr_grpo.yaml'}"
+        found = fit(
+            command,
+            f"--trainer.default_root_dir=run{number}",
+            path,
+            "--trainer.max_epochs=1",
+            *options,
+            run=f"run{number}",
+        )
+        norms.append(found["optim/grad_norm"][0])
+    assert norms[0] == norms[1] == pytest.approx(256 * norms[2])
 
 
 @pytest.mark.parametrize("key", FAMILIES)
@@ -118,8 +137,8 @@ def test_a_method_in_a_file_of_the_users(folder: Path, command: Grpo) -> None:
     assert code and shell
     (folder / "my_method.py").write_text(code[1])
     words = shell[1].replace("\\\n", " ").split()
-    assert words[:4] == ["grpo", "fit", "--config", "configs/quickstart.yaml"]
-    found = fit(command, *words[4:], "--loop.stop.nats=100")
+    assert " ".join(words[:6]) == "grpo fit --config configs/quickstart.yaml --trainer.default_root_dir runs/my_method"
+    found = fit(command, *words[6:], "--loop.stop.nats=100")
     # The rule stops at the second update of each step, the first one it is asked at.
     assert set(found["optim/updates"].values()) == {1}
     assert set(found["optim/stopped_by/EntropyBelow"].values()) == {1}

@@ -12,8 +12,9 @@ from tiny import policy_of
 from grpo_lightning.callbacks.completions import SampledCompletions
 from grpo_lightning.filters import DynamicSampling
 from grpo_lightning.objective import Objective
-from grpo_lightning.rewards import RewardResult, base, classifier, format, function, gate, math_verifier, workers
+from grpo_lightning.rewards import RewardResult, base, classifier, format, function, gate, workers
 from grpo_lightning.rewards.learned import LearnedReward
+from grpo_lightning.rewards.verifier import math_verifier
 from grpo_lightning.stopping import KLAbove
 from grpo_lightning.types import Sample
 
@@ -53,7 +54,16 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     folder = tmp_path_factory.mktemp("run")
     trainer = {"max_epochs": 2, "limit_val_batches": 1}
     policy_of().save_pretrained(folder / "reward_model")
-    learned = LearnedReward(str(folder / "reward_model"), HalfDigits(), lr=3e-3, epochs=3, max_forgetting=1.0, weight=0)
+    learned = LearnedReward(
+        str(folder / "reward_model"),
+        HalfDigits(),
+        lr=3e-3,
+        epochs=3,
+        held_out=0.4,
+        min_gain=-1,
+        max_forgetting=1,
+        weight=0,
+    )
     rewards = [HalfDigits(), learned]
     loop = {"mu": 2, "stop": KLAbove(1e-9), "dynamic_sampling": DynamicSampling()}
     fit(folder, [SampledCompletions()], loop, objective=Objective(beta=0.1), rewards=rewards, trainer=trainer)
@@ -79,6 +89,7 @@ def test_statuses_are_those_of_the_code():
         math_verifier.UNPARSEABLE,
         math_verifier.TOO_LONG,
         math_verifier.GOLD_BAD,
+        math_verifier.RESTATED,
     }
     others = {base.OK, base.ERROR, "not_finite", format.NO_MATCH, function.NOT_A_NUMBER, gate.CLOSED, classifier.CUT}
     assert set(STATUSES) == by_worker | by_verifier | others

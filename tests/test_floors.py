@@ -14,8 +14,13 @@ FLOORS = [
     "prefix_tree target_probability kl weightings masks diagnostics objective stopping",
     # the world
     "tasks.base tasks.arithmetic tasks.tables",
-    "rewards.base rewards.worker rewards.workers rewards.extraction rewards.equivalence rewards.reading",
-    "rewards.math_verifier rewards.format rewards.function rewards.overlong rewards.repetition rewards.gate",
+    "rewards.tally rewards.base rewards.worker rewards.workers rewards.verifier",
+    "rewards.verifier.units rewards.verifier.tokens",
+    "rewards.verifier.grammar rewards.verifier.numbers rewards.verifier.symbolic",
+    "rewards.verifier.equality rewards.verifier.finished",
+    "rewards.verifier.settling rewards.verifier.spans rewards.verifier.comparison rewards.verifier.extraction",
+    "rewards.verifier.reading rewards.verifier.math_verifier",
+    "rewards.format rewards.function rewards.overlong rewards.repetition rewards.gate",
     "rewards.length",
     "rewards.control rewards.classifier rewards.equations rewards.separators rewards.splitters",
     "rewards.step_verifiers",
@@ -24,15 +29,17 @@ FLOORS = [
     "rewards.labelled rewards.replay rewards.reward_loss rewards.reward_metrics rewards.reward_model",
     "rewards.reward_update rewards.hacking rewards.learned",
     # material
-    "shared_prefix sharding policy snapshots",
-    "engines.philox engines.sampling engines.base engines.slab engines.native engines.transformers",
+    "disk checkpoint_files optimizer_options attention shared_prefix padded_rows sharding policy snapshots",
+    "engines.philox engines.sampling engines.kv_memory engines.trial engines.base engines.slab engines.native",
+    "engines.transformers",
     "engines.scripted",
-    "engines explorer filters minibatch statistics",
+    "engines simulation memory explorer records filters minibatch statistics",
     # Lightning
-    "data module preparation callbacks.progress callbacks.checkpoint callbacks.predictions loop",
-    "callbacks.completions callbacks",
+    "precision data module preparation callbacks.progress callbacks.interrupts callbacks.checkpoint",
+    "callbacks.predictions callbacks.monitors callbacks.config loop",
+    "callbacks.completions callbacks.memory callbacks",
     # doors
-    "cli verify __main__",
+    "plan fellow_ranks cli verify __main__",
 ]
 ORDER = " ".join(FLOORS).split()
 

@@ -15,7 +15,7 @@ from tokenizers.trainers import BpeTrainer
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from grpo_lightning.cli import run
-from grpo_lightning.rewards.math_verifier import read
+from grpo_lightning.rewards.verifier.reading import number
 from grpo_lightning.tasks import JsonPrompts
 from grpo_lightning.types import Question
 
@@ -130,7 +130,7 @@ def test_the_tokenizer_keeps_a_question_as_it_is(policy_folder: Path) -> None:
 
 @pytest.mark.parametrize(("path", "rows"), [(TRAIN, 7473), (TEST, 1319)], ids=["train", "test"])
 def test_every_gold_answer_is_a_number(path: Path, rows: int) -> None:
-    golds = [read(question.answer).number for question in questions(path, "train")]
+    golds = [number(question.answer) for question in questions(path, "train")]
     assert len(golds) == rows
     assert None not in golds
 

@@ -103,6 +103,20 @@ def test_a_stop_rule_stops_at_the_same_update(found: Found, way: str) -> None:
     assert largest_difference(found[way]["stop"], found["whole"]["stop"]) < 1e-5
 
 
+@pytest.mark.parametrize("way", ["whole", *WAYS])
+@pytest.mark.parametrize("shares", [True, False], ids=["shared prefix", "rows"])
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("32-true", torch.float32), ("bf16-mixed", torch.float32), ("32-true", torch.bfloat16)],
+    ids=["32-true", "bf16-mixed", "bfloat16 weights"],
+)
+def test_every_precision_over_ranks(found: Found, way: str, precision: str, dtype: torch.dtype, shares: bool) -> None:
+    run, exact = found[way][f"still {precision} {dtype} {shares}"], found["whole"]["still 32-true torch.float32 False"]
+    assert run["ratios"] and set(run["ratios"].values()) == {1.0}, "nothing was learned"
+    tolerance = 1e-6 if (precision, dtype) == ("32-true", torch.float32) else 0.03
+    assert largest_difference(run["gradients"], exact["gradients"]) < tolerance
+
+
 @pytest.mark.parametrize("weighting", [SequenceMean(), TokenMean(), FixedLength(12)], ids=lambda w: type(w).__name__)
 @pytest.mark.parametrize("max_tokens", [1, 40, 100])
 def test_the_token_budget_does_not_change_the_gradient(

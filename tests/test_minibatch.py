@@ -1,8 +1,10 @@
 import pytest
 import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch.plugins.precision import HalfPrecision
 from tiny import gradients, policy_of, rollouts_of, rows_of
 
-from grpo_lightning.minibatch import Minibatch, idle_pack, without_idle_rows
+from grpo_lightning.minibatch import Minibatch, idle_pack, moving_rows
 from grpo_lightning.objective import Objective
 from grpo_lightning.policy import Policy
 from grpo_lightning.ragged import spread
@@ -21,6 +23,10 @@ def weighted(advantage: list[float]) -> Rollouts:
     rollouts.weight = spread(SequenceMean()(rollouts.lengths, rollouts.group, batch), rollouts.lengths)
     rollouts.old_logp = None
     return rollouts
+
+
+def without_idle_rows(rollouts: Rollouts) -> Rollouts:
+    return rollouts.select(moving_rows(rollouts))
 
 
 def backward(policy: Policy, packs: list[Rollouts], beta: float = 0.0) -> dict[str, torch.Tensor]:
@@ -106,14 +112,10 @@ def test_an_idle_pack_knows_every_field():
     assert idle_pack(rollouts).ref_logp.tolist() == [-2.0] * LENGTHS[0]
 
 
-def test_to_moves_every_pack_and_keeps_the_rest():
-    exploration, passes = object(), Passes(FixedPasses(), minibatches=1)
+def test_lightning_hands_on_the_very_packs_the_loop_made() -> None:
+    # Each notes its log-probs in the first pass for the others.
     packs = weighted([1.0] * 8).split(max_tokens=40)
-    minibatch = Minibatch(packs, True, exploration, passes)  # type: ignore[arg-type]
-    moved = minibatch.to("meta")
-    assert [len(pack) for pack in moved.packs] == [len(pack) for pack in packs]
-    assert {pack.token_ids.device.type for pack in moved.packs} == {"meta"}
-    assert {pack.token_ids.device.type for pack in minibatch.packs} == {"cpu"}
-    assert moved.on_policy
-    assert moved.exploration is exploration
-    assert moved.passes is passes
+    minibatch = Minibatch(packs, True, object(), Passes(FixedPasses(), minibatches=1))  # type: ignore[arg-type]
+    assert move_data_to_device(minibatch, torch.device("meta")) is minibatch
+    assert HalfPrecision("bf16-true").convert_input(minibatch) is minibatch
+    assert packs[0].advantage.dtype == torch.float32

@@ -2,6 +2,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import architectures
 import pytest
 import torch
 from tiny import (
@@ -319,3 +320,124 @@ def test_compiled_policy_gives_the_same(tmp_path, monkeypatch):
     assert policy(rollouts).logp.equal(load(path)(rollouts).logp)
     policy(rollouts)
     assert compiled == [(policy.model.base_model, True)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "overrides"),
+    [
+        ("gemma2", {"final_logit_softcapping": 30.0, "query_pre_attn_scalar": 16}),
+        ("granite", {"logits_scaling": 7.0}),
+        ("cohere", {"logit_scale": 0.07}),
+        ("llama", {}),
+    ],
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_bfloat16_weights_are_no_reason_to_refuse_a_head(tmp_path, shape, overrides, seed):
+    # The model scales and caps in bfloat16, ours in float32: with large logits they differ by rounding.
+    attention = "eager" if shape == "gemma2" else "sdpa"
+    load(save(tmp_path, shape, seed=seed, scale=1.0, **overrides), dtype="bfloat16", attention=attention)
+
+
+def test_an_unknown_head_is_refused_in_bfloat16_too(tmp_path, monkeypatch):
+    policy = load(save(tmp_path, "llama"), dtype="bfloat16")
+    forward = type(policy.model).forward
+
+    def shifted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = forward(self, *args, **kwargs)
+        output.logits = output.logits + torch.linspace(0, 0.01, 64)
+        return output
+
+    monkeypatch.setattr(type(policy.model), "forward", shifted)
+    with pytest.raises(UsageError, match="changes its logits after the output embedding"):
+        load(str(tmp_path), dtype="bfloat16")
+
+
+class TestAttention:
+    """sdpa where there is one, else eager; flash attention after the checks."""
+
+    @pytest.fixture(autouse=True)
+    def _said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.said: list[str] = []
+        monkeypatch.setattr(policy_module, "rank_zero_info", self.said.append)
+
+    def test_falls_back_to_eager_and_says_so_once(self, tmp_path):
+        policy = load(save(tmp_path, "gemma2", query_pre_attn_scalar=16))
+        assert policy.model.config._attn_implementation == "eager"
+        policy.load()
+        assert self.said == ["policy.attention: Gemma2ForCausalLM has no sdpa attention, so eager is used"]
+
+    def test_says_nothing_where_nothing_changes(self, tmp_path):
+        load(save(tmp_path / "gemma2", "gemma2", query_pre_attn_scalar=16), attention="eager")
+        load(save(tmp_path / "llama", "llama"))
+        assert self.said == []
+
+    def test_flash_attention_without_its_package_is_refused_with_the_way_out(self, tmp_path):
+        with pytest.raises(UsageError, match=r"^policy\.attention=flash_attention_2: LlamaForCausalLM cannot use it"):
+            load(save(tmp_path, "llama"), attention="flash_attention_2")
+
+    def test_flash_attention_is_switched_to_after_checks_that_it_cannot_run(self, tmp_path, monkeypatch):
+        # It refuses float32 outside autocast, which the weights are in when they are checked.
+        path, asked = save(tmp_path, "llama"), []
+        model_class = type(model_of("llama"))
+        forward, switch = model_class.forward, model_class.set_attn_implementation
+
+        def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+            assert not asked, "a forward with flash attention and float32 weights"
+            return forward(self, *args, **kwargs)
+
+        def noted(self: Any, implementation: str) -> None:
+            if implementation != "flash_attention_2":
+                return switch(self, implementation)
+            return asked.append(implementation)
+
+        monkeypatch.setattr(model_class, "forward", watched)
+        monkeypatch.setattr(model_class, "set_attn_implementation", noted)
+        load(path, attention="flash_attention_2", share_prefix=False)
+        assert asked == ["flash_attention_2"]
+
+
+class TestTextOfAMultimodalModel:
+    """Gemma 3 with a vision tower: its text is what counts."""
+
+    def test_sizes_limits_and_stops_are_those_of_its_text(self, tmp_path):
+        policy = Policy(gemma3(tmp_path))
+        assert policy.context_length == architectures.CONTEXT
+        policy.load()
+        assert policy.text_config.vocab_size == 64
+        assert set(STOP_IDS) <= policy.stop_ids
+
+    def test_the_tower_has_no_gradient_and_all_else_has(self, tmp_path):
+        policy = load(gemma3(tmp_path)).train()
+        policy(rollouts_of(LENGTHS, PROMPT_LENGTHS)).logp.sum().backward()
+        trained = {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
+        assert trained == {name for name, parameter in policy.named_parameters() if parameter.grad is not None}
+        assert any("vision" in name for name, _ in policy.named_parameters())
+        assert not any("vision" in name for name in trained)
+
+
+def gemma3(folder: Path) -> str:
+    architectures.save("gemma3", str(folder))
+    return str(folder)
+
+
+@pytest.mark.parametrize("family", ["bert", "cpmant", "phimoe", "modernbert-decoder"])
+def test_models_that_would_be_scored_wrongly_are_refused_and_leave_no_weights(tmp_path, family):
+    architectures.save(family, str(tmp_path))
+    policy = Policy(str(tmp_path))
+    state = torch.get_rng_state()
+    with pytest.raises(UsageError, match="; use another model"):
+        policy.load()
+    assert torch.get_rng_state().equal(state)
+    assert not hasattr(policy, "model")
+    assert not list(policy.parameters())
+
+
+def test_running_out_of_memory_is_no_mistake_of_the_user(tmp_path, monkeypatch):
+    path = save(tmp_path, "llama")
+
+    def full(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(type(model_of("llama")), "forward", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        load(path)

@@ -57,7 +57,8 @@ HALF = "--trainer.max_epochs=2"
 def finish(runs: dict[str, list[str]], folder: Path) -> None:
     """Fits each run in its folder, all at the same time."""
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    environment["PYTHONPATH"] = str(Path(__file__).parent)
+    here = Path(__file__).parent
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (here, here.parent)))
     command = [sys.executable, "-m", "grpo_lightning"]
     processes = {
         name: subprocess.Popen(
@@ -152,7 +153,8 @@ def test_a_learned_reward_learns_on_two_ranks_what_it_learns_on_one(runs: Path) 
     rewards = f"--model.rewards=[{letters % 0}, {learned % (letters % 1)}]"
     finish({"learned": [rewards], "learned by two": [*FSDP2, rewards]}, runs)
     one, two = scalars(runs / "learned"), scalars(runs / "learned by two")
-    assert max(one["reward/learned_reward/version"].values()) == 4
+    # The third iteration has no held-out prompt: its prompts are learned from with the fourth's.
+    assert list(one["reward/learned_reward/version"].values()) == [1, 2, 2, 3]
     assert max(one["reward/std"].values()) > 1e-3
     assert_close(two, one, 1e-4)
 

@@ -5,9 +5,10 @@ import torch
 from fitting import relative
 from tiny import gradients, policy_of, rollouts_of, teacher_forced
 
+from grpo_lightning import shared_prefix
 from grpo_lightning.policy import Policy, recompute_activations
 from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.shared_prefix import SharedPrefix
+from grpo_lightning.shared_prefix import Bucket, SharedPrefix, buckets_of
 
 CASES = {
     "prompts of different lengths": ([5, 1, 9, 3, 7, 2], [4, 1, 6]),
@@ -41,21 +42,40 @@ def test_log_probs_and_gradients_are_those_of_single_rows(shape: str, case: str)
 
 def test_layout_by_hand() -> None:
     # Prompts A = [11, 12], B = [21]; completions A: [31, 32, 33], B: [41], A: [51, 52].
-    layout = SharedPrefix.of(Rollouts.from_lists([[11, 12], [21]], [0, 1, 0], [[31, 32, 33], [41], [51, 52]]))
-    assert layout.input_ids.tolist() == [[11, 12, 21, 31, 32, 33, 41, 51, 52]]
+    rollouts = Rollouts.from_lists([[11, 12], [21]], [0, 1, 0], [[31, 32, 33], [41], [51, 52]])
+    layout = SharedPrefix.of(rollouts)
+    assert layout.inputs(rollouts)["input_ids"].tolist() == [[11, 12, 21, 31, 32, 33, 41, 51, 52]]
     assert layout.position_ids.tolist() == [[0, 1, 0, 2, 3, 4, 1, 2, 3]]
     assert layout.predicts.tolist() == [1, 3, 4, 2, 1, 7]
-    prompts, completions = layout.parts
-    assert prompts.queries.tolist() == prompts.keys.tolist() == [[0, 1], [2, 2]]
-    assert completions.queries.tolist() == [[3, 4, 5], [6, 6, 6], [7, 8, 8]]
-    assert completions.keys.tolist() == [[0, 1, 3, 4, 5], [2, 2, 6, 6, 6], [0, 1, 7, 8, 8]]
-    assert completions.mask is not None
-    assert completions.mask[:, 0].int().tolist() == [
-        [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]],
-        [[1, 0, 1, 0, 0], [1, 0, 1, 1, 0], [1, 0, 1, 1, 1]],
-        [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]],
-    ]
-    assert completions.filled.tolist() == [0, 1, 2, 3, 6, 7]
+    # The prompts; A's completions; B's.
+    assert layout.buckets == [Bucket(2, 0, 2), Bucket(2, 2, 3), Bucket(1, 1, 1)]
+    assert layout.queries.tolist() == [0, 1, 2, 2, 3, 4, 5, 7, 8, 8, 6]
+    assert layout.keys.tolist() == [0, 1, 2, 2, 0, 1, 3, 4, 5, 0, 1, 7, 8, 8, 2, 6]
+    assert layout.filled.tolist() == [0, 1, 2, 4, 5, 6, 10, 7, 8]
+
+
+def test_a_long_completion_pads_no_short_ones() -> None:
+    buckets = [bucket for bucket, _ in buckets_of([3], [0] * 9, [20] * 8 + [1000])]
+    assert buckets == [Bucket(1, 0, 3), Bucket(8, 3, 20), Bucket(1, 3, 1000)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_padding_is_bounded_by_half(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = (64 * torch.randn(200, generator=generator).exp()).long().clamp(16, 3000).tolist()
+    buckets = [bucket for bucket, _ in buckets_of([5, 9], [row % 2 for row in range(200)], lengths)][1:]
+    assert sum(bucket.queries for bucket in buckets if bucket.prefix) <= 1.5 * sum(lengths)
+
+
+@pytest.mark.parametrize("shape", ["llama", "gpt2"])
+def test_long_completions_go_in_blocks_of_queries(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, rollouts = policy_of(shape, scale=0.05), rollouts_of([25, 9, 30, 17, 24], [4, 6])
+    (_, whole), (single, expected) = both_ways(policy, rollouts)
+    monkeypatch.setattr(shared_prefix, "BLOCK", 8)
+    rollouts.layout = None
+    (blocks, gradient), _ = both_ways(policy, rollouts)
+    assert float((blocks - single).abs().max()) < 2e-6
+    assert relative(gradient, expected) < 1e-6 and relative(whole, expected) < 1e-6
 
 
 def test_gradient_checkpointing_sees_the_same_layout() -> None:

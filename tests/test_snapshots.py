@@ -93,17 +93,10 @@ def test_moving_average_goes_part_of_the_way(tied):
     assert all(torch.allclose(value, 1.0125 * before[name]) for name, value in average.policy.state_dict().items())
 
 
-def test_recorded_logp_returns_what_the_sampler_noted():
-    policy, recorded = policy_of(), RecordedLogp()
-    recorded.refresh(policy)
-    assert recorded(policy, ROLLOUTS, 0.7) is ROLLOUTS.sampler_logp
-
-
-def test_recorded_logp_computes_what_nobody_noted_and_holds_no_weights():
+def test_recorded_logp_is_the_policys_own_and_holds_no_weights():
     policy, recorded = policy_of(), RecordedLogp()
     recorded.refresh(policy)
     rollouts = rollouts_of([4, 9, 1, 6], prompt_lengths=[3, 1])
-    rollouts.sampler_logp = None
     with torch.no_grad():
         assert recorded(policy, rollouts, 0.7).equal(logp(policy))
     assert not recorded.state_dict()

@@ -35,6 +35,13 @@ def test_fixed_length_by_hand():
     assert weights(FixedLength(16), [2, 5, 1, 10]) == pytest.approx([1 / 64] * 4)
 
 
+def test_fixed_length_is_by_default_the_longest_that_the_run_allows():
+    lengths, group = torch.tensor([2, 5, 1, 10]), torch.zeros(4, dtype=torch.int64)
+    batch = BatchSize(sequences=4, groups=1, tokens=18, max_new_tokens=32)
+    assert FixedLength()(lengths, group, batch).tolist() == pytest.approx([1 / 128] * 4)
+    assert FixedLength(16)(lengths, group, batch).tolist() == pytest.approx([1 / 64] * 4)
+
+
 def test_group_token_mean_by_hand():
     # Groups of 2 + 6 = 8 and 1 + 3 + 1 = 5 tokens: 1 / (2 * 8) and 1 / (2 * 5), whatever the order of the rows.
     batch = BatchSize(sequences=5, groups=2, tokens=13)

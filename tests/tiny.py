@@ -67,7 +67,7 @@ def model_of(shape: str, seed: int = 0, scale: float = 0.2, **overrides: Any) ->
     }
     if shape == "gpt2":
         sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
-    if shape in ("qwen3", "gemma2"):
+    if shape in ("qwen3", "gemma2", "gemma3_text"):
         sizes["head_dim"] = 16
     ids = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": list(STOP_IDS)}
     config = AutoConfig.for_model(shape, vocab_size=VOCABULARY, **sizes | ids | overrides)

@@ -24,7 +24,7 @@ from grpo_lightning.rewards.learned import SEED, LearnedReward
 from grpo_lightning.rewards.reward_loss import BinaryCrossEntropy, BradleyTerry, SumOf
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.tasks import Arithmetic
-from grpo_lightning.types import Prompt, Sample
+from grpo_lightning.types import Prompt, Sample, UsageError
 
 GROUP_SIZE = 8
 BATCH = 8
@@ -66,6 +66,8 @@ def make(
         found = reward.learn(samples, reward(samples), iteration_ends=True)
     finally:
         reward.close()
+    if "new_before" not in found:
+        raise UsageError(f"--questions {questions}: too few to hold some out; give more")
     reward.model.save_pretrained(out)
     write_labelled(out / SEED, [*reward.history, *reward.test])
     print(
@@ -93,7 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: give 1 or more")
     torch.set_num_threads(min(2, torch.get_num_threads()))
     disable_progress_bar()
-    make(**vars(options))
+    try:
+        make(**vars(options))
+    except UsageError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,29 @@
-"""Sampled completions and histograms in TensorBoard."""
+"""Sampled completions in a file and in every logger that shows text, and histograms."""
 
 import html
+import json
+import math
+from pathlib import Path
+from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
 
+from grpo_lightning import disk
 from grpo_lightning.explorer import Exploration
 from grpo_lightning.loop import GRPOLoop
+from grpo_lightning.records import record
 from grpo_lightning.types import UsageError
+
+FILE = "completions.jsonl"
 
 
 class SampledCompletions(Callback):
-    """Shows some of a step's completions with their rewards as a table in TensorBoard's Text tab, and histograms.
+    """Shows some of a step's completions with their rewards, and histograms of lengths and rewards.
+
+    The completions go to `completions.jsonl` in `trainer.default_root_dir`, and as a table to every logger that shows
+    text: TensorBoard's Text tab, Weights & Biases, MLflow.
 
     Args:
         every_n_steps: Exploration steps between two tables.
@@ -26,34 +36,84 @@ class SampledCompletions(Callback):
         self.every_n_steps = every_n_steps
         self.num_groups = num_groups
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Leaves out of the file what a killed run wrote of steps that come again."""
+        path = Path(trainer.default_root_dir) / FILE
+        if trainer.is_global_zero and not fast_dev_run(trainer) and path.exists():
+            # Not splitlines, which also splits at what a model may write inside of a text.
+            *lines, rest = path.read_text(encoding="utf-8").split("\n")
+            kept = [line for line in lines if _step_of(line) <= trainer.current_epoch]
+            if rest or kept != lines:
+                disk.write_whole(path, "".join(line + "\n" for line in kept))
+
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.current_epoch % self.every_n_steps or not trainer.is_global_zero:
+        exploration = GRPOLoop.of(trainer).exploration
+        if trainer.current_epoch % self.every_n_steps or not trainer.is_global_zero or fast_dev_run(trainer):
             return
-        loop = GRPOLoop.of(trainer)
-        if not isinstance(trainer.logger, TensorBoardLogger) or loop.exploration is None:
-            return
-        writer, step = trainer.logger.experiment, trainer.fit_loop.epoch_loop._batches_that_stepped
-        rows = range(min(self.num_groups * loop.group_size, len(loop.exploration.samples)))
-        writer.add_text("completions", as_table(loop.exploration, list(rows)), step)
-        samples = loop.exploration.samples
-        writer.add_histogram("rollout/length", torch.tensor([len(sample.token_ids) for sample in samples]), step)
-        writer.add_histogram("reward/total", torch.tensor(loop.exploration.scores.total).nan_to_num(), step)
+        assert exploration is not None
+        rows = list(range(min(self.num_groups * GRPOLoop.of(trainer).group_size, len(exploration.samples))))
+        # Where the step's scalars stand.
+        update = trainer.fit_loop.epoch_loop._batches_that_stepped - 1
+        where = {"step": trainer.current_epoch + 1, "update": update}
+        found = [where | record(exploration.samples[row], exploration.scores, row) for row in rows]
+        path = Path(trainer.default_root_dir) / FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in found))
+        for logger in trainer.loggers:
+            show(logger, as_table(exploration, rows), update)
+            histograms(logger, exploration, update)
 
 
-def as_table(exploration: Exploration, rows: list[int]) -> str:
-    """A Markdown table of completions; what the model wrote is escaped."""
-    names = list(exploration.scores.results)
-    lines = [
-        "| prompt | gold | completion | ended | reward | " + " | ".join(names) + " |",
-        "|" + " --- |" * (5 + len(names)),
-    ]
+def _step_of(line: str) -> float:
+    """The step of a record; infinity for a line that is none."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def fast_dev_run(trainer: Any) -> bool:
+    """Whether this is a trial that is to write nothing."""
+    return bool(trainer.fast_dev_run)
+
+
+def show(logger: Any, table: list[list[str]], update: int) -> None:
+    """Hands a table, its header first, to a logger in the way it takes one, if it takes any."""
+    experiment: Any = getattr(logger, "experiment", None)
+    if callable(getattr(logger, "log_table", None)):
+        logger.log_table(key="completions", columns=table[0], data=table[1:], step=update)
+    elif callable(getattr(experiment, "add_text", None)):
+        experiment.add_text("completions", as_markdown(table), update)
+    elif callable(getattr(experiment, "log_text", None)) and hasattr(logger, "run_id"):
+        experiment.log_text(logger.run_id, as_markdown(table), f"completions/update-{update}.md")
+
+
+def histograms(logger: Any, exploration: Exploration, update: int) -> None:
+    """Lengths and total rewards of all completions, where the logger draws histograms."""
+    experiment: Any = getattr(logger, "experiment", None)
+    if callable(getattr(experiment, "add_histogram", None)):
+        lengths = torch.tensor([len(sample.token_ids) for sample in exploration.samples])
+        experiment.add_histogram("rollout/length", lengths, update)
+        experiment.add_histogram("reward/total", torch.tensor(exploration.scores.total).nan_to_num(), update)
+
+
+def as_table(exploration: Exploration, rows: list[int]) -> list[list[str]]:
+    """A header and one line for each completion, as they are."""
+    table = [["prompt", "gold", "completion", "ended", "reward", *exploration.scores.results]]
     for row in rows:
         sample = exploration.samples[row]
         scores = [f"{value:.2f} {status}" for value, status in exploration.scores.describe(row).values()]
         cells = [sample.prompt.text, sample.answer, sample.text, str(sample.finish_reason)]
-        cells = [escape(cell) for cell in cells] + [f"{exploration.scores.total[row]:.2f}", *scores]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        table.append([*cells, f"{exploration.scores.total[row]:.2f}", *scores])
+    return table
+
+
+def as_markdown(table: list[list[str]]) -> str:
+    """The table in Markdown; what the model wrote is escaped."""
+    header, *lines = table
+    shown = [header, ["---"] * len(header), *([escape(cell) for cell in line] for line in lines)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in shown)
 
 
 def escape(text: str) -> str:

@@ -1,7 +1,6 @@
 """Predictions as a jsonl file."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,8 @@ import lightning as L
 import torch.distributed
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
+
+from grpo_lightning import disk
 
 
 class PredictionWriter(Callback):
@@ -38,8 +39,5 @@ class PredictionWriter(Callback):
             rows = [row for rank in ranks for row in rank]
         if trainer.is_global_zero:
             path = Path(trainer.default_root_dir) / self.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(path.name + ".partial")
-            partial.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-            os.replace(partial, path)
+            disk.write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
             rank_zero_info(f"{len(rows)} completions in {path}")

@@ -1,13 +1,21 @@
 """The progress bar: completions while a step is explored, updates while it is learned from."""
 
+import logging
+import sys
+import warnings
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import TQDMProgressBar
+from tqdm import tqdm
 
 
 class StepProgressBar(TQDMProgressBar):
-    """One line for the run: `step 3/60 explore 128/256`, then `step 3/60 update 1/4`, with the last mean reward."""
+    """One line for the run: `step 3/60 explore 128/256`, then `step 3/60 update 1/4`, with the step's mean reward."""
+
+    def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:
+        super().__init__(refresh_rate, process_position, leave)
+        self._reward: float | None = None
 
     def start_exploring(self, num_completions: int) -> None:
         """The step's exploration begins."""
@@ -16,6 +24,12 @@ class StepProgressBar(TQDMProgressBar):
     def explored(self, num_completions: int) -> None:
         """So many more completions have ended."""
         self.train_progress_bar.update(num_completions)
+
+    def rewarded(self, mean: float) -> None:
+        """The step's mean reward, over all ranks, is known."""
+        self._reward = mean
+        if not self.train_progress_bar.disable:
+            self.train_progress_bar.set_postfix(self.get_metrics(self.trainer, self.trainer.lightning_module))
 
     def _begin(self, phase: str, total: int) -> None:
         bar = self.train_progress_bar
@@ -32,7 +46,49 @@ class StepProgressBar(TQDMProgressBar):
         if batch_idx == 0:
             self._begin("update", int(self.total_train_batches))
 
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Ends every bar's line, so that what is said next has its own."""
+        for name in ("_train_progress_bar", "_val_progress_bar", "_test_progress_bar", "_predict_progress_bar"):
+            if (bar := getattr(self, name)) is not None:
+                bar.close()
+
     def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
-        return metrics
+        # Lightning has the last step's until this one has ended.
+        return metrics if self._reward is None else metrics | {"reward/mean": self._reward}
+
+
+class BesideBars(logging.Filter):
+    """Clears the progress bars from the line a message is about to be written on; tqdm draws them again below it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        clear_bars()
+        return True
+
+
+def clear_bars() -> None:
+    """Takes all progress bars off the screen until they are drawn next."""
+    for bar in list(getattr(tqdm, "_instances", [])):
+        if not getattr(bar, "disable", True):
+            bar.clear()
+    sys.stdout.flush()
+
+
+def keep_messages_off_bars() -> None:
+    """Gives log messages and warnings lines of their own. The second call does nothing."""
+    # The root's stand for the rewards' warnings; the last resort takes them where it has none.
+    named = [logging.getLogger(name).handlers for name in ("lightning.pytorch", "lightning.fabric", "")]
+    for handler in [logging.lastResort, *(handler for handlers in named for handler in handlers)]:
+        if handler is not None and not any(isinstance(other, BesideBars) for other in handler.filters):
+            handler.addFilter(BesideBars())
+    show = warnings.showwarning
+    if getattr(show, "beside_bars", False):
+        return
+
+    def beside_bars(*args: Any, **kwargs: Any) -> None:
+        clear_bars()
+        show(*args, **kwargs)
+
+    beside_bars.beside_bars = True  # type: ignore[attr-defined]
+    warnings.showwarning = beside_bars

@@ -24,6 +24,13 @@ class RolloutEngine(ABC):
         """Makes `policy`, as it is now, the one to draw from."""
         self.policy = policy
 
+    def check(self, policy: Policy, sampling: Sampling) -> None:
+        """Raises UsageError if the engine cannot decode this policy, before anything is done.
+
+        Every rank calls it, with whole weights or inside a strategy that shares them out. It leaves the policy and the
+        random numbers as they were.
+        """
+
     @abstractmethod
     def generate(
         self,

@@ -61,7 +61,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
         token = logp.argmax(-1, keepdim=True)
     else:
         logp = _filtered(logits / sampling.temperature, sampling).log_softmax(-1)
-        cdf = logp.exp().cumsum(-1)
+        cdf = cumulative(logp.exp())
         if not sampling.unfiltered:
             # A parallel cumsum may dip by a rounding error, and a dip lets the search end on a filtered token.
             cdf = cdf.masked_fill(logp == -torch.inf, 0.0).cummax(-1).values
@@ -71,6 +71,23 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
         # NaN logits find no place; the clamp lets them through to the update, which reports them.
         token = torch.searchsorted(cdf, target, right=True).clamp_(max=logits.shape[-1] - 1)
     return token.squeeze(-1), logp.gather(-1, token).squeeze(-1)
+
+
+def cumulative(probability: Tensor) -> Tensor:
+    """[B, V] sums of the probabilities so far; float64 where CUDA must be deterministic.
+
+    CUDA has no deterministic sum of floats, and raises where one is asked for (`trainer.deterministic: true`).
+    """
+    return fixed_point_cumsum(probability) if _must_be_exact(probability) else probability.cumsum(-1)
+
+
+def _must_be_exact(probability: Tensor) -> bool:
+    return probability.is_cuda and torch.are_deterministic_algorithms_enabled()
+
+
+def fixed_point_cumsum(probability: Tensor) -> Tensor:
+    """[B, V] float64 sums so far, in steps of 2^-40: those of whole numbers, which have the same sum in any order."""
+    return (probability.double() * 2.0**40).long().cumsum(-1).double() * 2.0**-40
 
 
 def _filtered(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -85,6 +102,6 @@ def _filtered(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1:
         # Of the tokens that are left, those before which less than top_p has been seen: the likeliest always stays.
         probability, order = logits.masked_fill(~keep, -torch.inf).softmax(-1).sort(descending=True, stable=True)
-        inside = probability.cumsum(-1) - probability < sampling.top_p
+        inside = cumulative(probability) - probability < sampling.top_p
         keep &= torch.zeros_like(keep).scatter(-1, order, inside)
     return logits.masked_fill(~keep, -torch.inf)

@@ -1,8 +1,12 @@
 """A key-value cache layer in one preallocated slab: decoding writes into it and never copies what is there."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
+
+from grpo_lightning import attention as kernels
 
 
 class SlabLayer(DynamicLayer):
@@ -14,13 +18,17 @@ class SlabLayer(DynamicLayer):
         self.length = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
+        kind = key_states.device.type
+        # Where autocast is on, attention would cast all that is cached, at every token.
+        self.dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else key_states.dtype
+        self.device = key_states.device
         self._allocate(key_states, value_states, key_states.shape[0])
         self.is_initialized = True
 
     def _allocate(self, keys: Tensor, values: Tensor, rows: int) -> None:
-        self.key_slab = keys.new_empty(rows, keys.shape[1], self.capacity, keys.shape[3])
-        self.value_slab = values.new_empty(rows, values.shape[1], self.capacity, values.shape[3])
+        shape = (rows, keys.shape[1], self.capacity)
+        self.key_slab = keys.new_empty(*shape, keys.shape[3], dtype=self.dtype)
+        self.value_slab = values.new_empty(*shape, values.shape[3], dtype=self.dtype)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
@@ -77,23 +85,51 @@ def attention(
         query: [B, H, L, D]; L is the length of `key` (prefill) or 1 (decoding).
         key: [B, K, S, D] with K dividing H.
         value: [B, K, S, D].
-        attention_mask: [B, 1, 1, S] bool in decoding where prompts differ in length, else None.
+        attention_mask: As `mask` makes it.
         scaling: Factor of the scores.
         dropout: Unused: sampling has none.
-        **kwargs: What other attention functions may need; what would change the result, such as a sliding
-            window shorter than S, is refused.
+        **kwargs: What other attention functions may need; what would change the result is refused.
     """
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"attention with {name}")
-    window = kwargs.get("sliding_window")
-    if isinstance(window, int) and key.shape[2] > window:
-        raise NotImplementedError(f"a sliding window of {window} tokens")
-    sdpa = torch.nn.functional.scaled_dot_product_attention
-    rows, heads, length, size = query.shape
-    if length > 1:
-        output = sdpa(query, key, value, is_causal=True, scale=scaling, enable_gqa=heads != key.shape[1])
-        return output.transpose(1, 2).contiguous(), None
-    packed = query.reshape(rows, key.shape[1], heads // key.shape[1], size)
-    output = sdpa(packed, key, value, attn_mask=attention_mask, scale=scaling)
-    return output.reshape(rows, 1, heads, output.shape[-1]), None
+    length = query.shape[2]
+    if length > 1 and attention_mask is None:
+        output = kernels.causal(query, key, value, scaling)
+    else:
+        groups = query.shape[1] // key.shape[1]
+        folded = attention_mask.repeat(1, 1, groups, 1) if attention_mask is not None and length > 1 else attention_mask
+        output = kernels.masked(query, key, value, folded, scaling)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def mask(
+    q_length: int,
+    kv_length: int,
+    mask_function: Any,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    device: torch.device | None = None,
+    **kwargs: object,
+) -> Tensor | None:
+    """The mask that `attention` wants, [B or 1, 1, L, S] bool or None, in the place of one of transformers' own.
+
+    Args:
+        q_length: L: that of the prompts (prefill, right-padded) or 1 (decoding).
+        kv_length: S.
+        mask_function: Whether the query at a position sees the key at another.
+        attention_mask: [B, S] bool in decoding where prompts differ in length: False on the padding between prompt
+            and completion.
+        local_size: Width of a window or chunk; None where all is seen.
+        device: Of the mask.
+        **kwargs: What other masks need.
+    """
+    known = None if attention_mask is None else attention_mask[:, None, None, :kv_length]
+    if local_size is None or kv_length <= local_size:
+        return known
+    if attention_mask is None:
+        keys = torch.arange(kv_length, device=device)[None]
+    else:
+        keys = attention_mask[:, :kv_length].cumsum(-1) - 1
+    seen = mask_function(0, 0, keys[:, -q_length:, None], keys[:, None, :])[:, None]
+    return seen if known is None else seen & known

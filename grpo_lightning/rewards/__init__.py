@@ -1,13 +1,12 @@
 """Rewards: what a completion is worth."""
 
-from grpo_lightning.rewards.base import Reward, RewardResult, StepScore
+from grpo_lightning.rewards.base import Reward, RewardResult, Run, StepScore
 from grpo_lightning.rewards.classifier import SequenceClassifier
 from grpo_lightning.rewards.control import LastNumber, RandomReward
 from grpo_lightning.rewards.format import FormatReward
 from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.rewards.gate import Gated
 from grpo_lightning.rewards.length import CosineLength, LengthReward
-from grpo_lightning.rewards.math_verifier import MathVerifier
 from grpo_lightning.rewards.overlong import OverlongPenalty
 from grpo_lightning.rewards.reasoning_gym import ReasoningGymReward
 from grpo_lightning.rewards.repetition import RepetitionPenalty
@@ -15,6 +14,7 @@ from grpo_lightning.rewards.splitters import ByLine, ByPattern, ByTag, Splitter
 from grpo_lightning.rewards.step_models import PrefixModel, TokenModel
 from grpo_lightning.rewards.step_verifiers import ArithmeticSteps, StepVerifier
 from grpo_lightning.rewards.steps import StepReward
+from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 
 __all__ = [
     "ArithmeticSteps",
@@ -35,6 +35,7 @@ __all__ = [
     "RepetitionPenalty",
     "Reward",
     "RewardResult",
+    "Run",
     "SequenceClassifier",
     "Splitter",
     "StepReward",

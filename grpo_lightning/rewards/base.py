@@ -1,18 +1,17 @@
 """What a reward is: samples in, one number and one status a sample out."""
 
-import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from grpo_lightning.rewards.tally import Tally
 from grpo_lightning.types import Question, Sample, UsageError
 
 if TYPE_CHECKING:  # workers that import the package need not wait for torch
     import torch
-
-log = logging.getLogger(__name__)
 
 OK = "ok"
 ERROR = "error"
@@ -20,6 +19,20 @@ ERROR = "error"
 
 class RewardFailure(RuntimeError):
     """Too many samples of one step got no score: the reward is broken, not the samples."""
+
+
+@dataclass(slots=True, frozen=True)
+class Run:
+    """What a reward may want to know about the run."""
+
+    device: "torch.device"
+    """Where this rank computes."""
+    tokenizer: Any
+    """The policy's."""
+    max_new_tokens: int
+    """Longest completion in tokens, the stop token included."""
+    rank: int = 0
+    """This process, of all the processes of the run."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -61,6 +74,10 @@ class Reward(ABC):
             raise UsageError(f"weight={weight} of {type(self).__name__}: give a finite number")
         self.weight = weight
         self.name = name or snake_case(type(self).__name__)
+        self.parts: Sequence[Reward] = ()
+        """The rewards inside this one, which are prepared, set up, checked and closed with it."""
+        self.tally = Tally()
+        """What became of the samples since the last report."""
 
     @abstractmethod
     def score(self, samples: Sequence[Sample]) -> RewardResult:
@@ -68,9 +85,13 @@ class Reward(ABC):
 
     def prepare(self, questions: Sequence[Question]) -> None:
         """Sees every question once before the run: parse the gold answers, complain about a bad one."""
+        for part in self.parts:
+            part.prepare(questions)
 
-    def setup(self, device: "torch.device") -> None:
-        """Called once a run, before the first sample: read weights to `device`, if there are any."""
+    def setup(self, run: Run) -> None:
+        """Called once per run, before the first sample: reads weights to `run.device`, takes defaults from the run."""
+        for part in self.parts:
+            part.setup(run)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold for a resumed run to go on exactly: numbers, text, tensors, lists and dicts."""
@@ -93,28 +114,47 @@ class Reward(ABC):
         """
         return {}
 
-    def check(self, result: RewardResult) -> None:
-        """Called with the result of every step of training.
+    def check(self, statuses: Counter[str]) -> None:
+        """Called once per step of training, on every rank alike.
+
+        Args:
+            statuses: How many samples of the step got each status, over all ranks.
 
         Raises:
-            RewardFailure: What `result` counts says that the reward is broken, and the run must stop.
+            RewardFailure: The counts say that the reward is broken, and the run must stop.
         """
 
     def close(self) -> None:
         """Releases worker processes and the like. May be called twice."""
+        for part in self.parts:
+            part.close()
+
+    def with_parts(self) -> Iterator["Reward"]:
+        """This reward, the rewards inside it, and those inside them."""
+        yield self
+        for part in self.parts:
+            yield from part.with_parts()
 
     def __call__(self, samples: Sequence[Sample]) -> RewardResult:
-        """`score` with failures contained: a sample on which it raises gets NaN and the status `error`."""
+        """`score` with failures contained: a sample on which it raises gets NaN and the status `error`.
+
+        Failures are counted in `tally`, and reported together.
+        """
+        result = self._contained(samples)
+        self.tally.add(samples, result.value, result.status)
+        return result
+
+    def _contained(self, samples: Sequence[Sample]) -> RewardResult:
+        parts_before = [(part, part.tally.copy()) for part in self.with_parts() if part is not self]
         try:
             return self._checked(samples)
         except Exception as error:
             if len(samples) == 1:
-                log.warning(
-                    "reward %s failed on a sample of %s: %s: %s",
-                    self.name, samples[0].prompt.question.source or "the task", type(error).__name__, error,
-                )  # fmt: skip
+                self.tally.explain(samples[0], ERROR, f"{type(error).__name__}: {error}")
                 return RewardResult([math.nan], [ERROR])
-        parts = [self([sample]) for sample in samples]
+        for part, tally in parts_before:  # they will count these samples again
+            part.tally = tally
+        parts = [self._contained([sample]) for sample in samples]
         has_answers = any(part.answer for part in parts)
         has_steps = any(part.steps for part in parts)
         return RewardResult(

@@ -2,13 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from grpo_lightning.rewards.base import OK, Reward, RewardResult
+from grpo_lightning.rewards.base import OK, Reward, RewardResult, Run
 from grpo_lightning.types import Sample, UsageError
-
-if TYPE_CHECKING:
-    import torch
 
 # torch and transformers are imported where they are used: workers that import the package need not wait for them.
 
@@ -169,9 +166,9 @@ class SequenceClassifier(Reward):
         }
         self._classifier: Classifier | None = None
 
-    def setup(self, device: "torch.device") -> None:
+    def setup(self, run: Run) -> None:
         """Reads the model."""
-        self._load(device)
+        self._load(run.device)
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """The logit. Status `ok`, or `cut` where the model did not see the beginning."""

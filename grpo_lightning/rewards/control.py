@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from grpo_lightning.rewards.base import OK, Reward, RewardResult
-from grpo_lightning.rewards.math_verifier import NO_ANSWER
-from grpo_lightning.rewards.reading import MAX_DIGITS, canonical, read, same_number
+from grpo_lightning.rewards.verifier.math_verifier import NO_ANSWER
+from grpo_lightning.rewards.verifier.reading import MAX_DIGITS, canonical, same_number
 from grpo_lightning.types import Sample, UsageError
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?", re.ASCII)
@@ -63,7 +63,7 @@ class LastNumber(Reward):
         """Status `ok`, or `no_answer` with 0 where there is no number; a gold answer that is no number gives 0."""
         numbers = [last_number(sample.text) for sample in samples]
         values = [
-            float(number is not None and _is_gold(sample.answer, number))
+            float(number is not None and same_number(sample.answer, number))
             for sample, number in zip(samples, numbers, strict=True)
         ]
         return RewardResult(
@@ -79,8 +79,3 @@ def last_number(text: str) -> str | None:
     for match in _NUMBER.finditer(text):
         found = match[0]
     return None if found is None else found[:MAX_DIGITS].rstrip(",")
-
-
-def _is_gold(gold: str, number: str) -> bool:
-    right, said = read(gold), read(number)
-    return right.number is not None and said.number is not None and same_number(right, said)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 from grpo_lightning.rewards.base import OK, Reward, RewardResult
-from grpo_lightning.rewards.extraction import whole_turn
+from grpo_lightning.rewards.verifier.extraction import whole_turn
 from grpo_lightning.rewards.workers import WorkerPool
 from grpo_lightning.types import Sample, UsageError
 

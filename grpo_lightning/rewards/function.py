@@ -1,6 +1,5 @@
 """The reward that is a function of the user's."""
 
-import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -8,8 +7,6 @@ from typing import Any
 from grpo_lightning.rewards.base import OK, Reward, RewardResult
 from grpo_lightning.rewards.workers import LoadError, Outcome, WorkerPool
 from grpo_lightning.types import Question, Sample, UsageError
-
-log = logging.getLogger(__name__)
 
 NOT_A_NUMBER = "not_a_number"
 
@@ -60,7 +57,6 @@ class FunctionReward(Reward):
         self._call = function if concurrency == 1 else f"async {timeout} {function}"
         # Awaited together, each has a deadline of its own; this one is for a call that blocks instead of waiting.
         self._pool = WorkerPool(workers, timeout if concurrency == 1 else timeout + 1, memory_limit_mb)
-        self._warned: set[str] = set()
 
     def prepare(self, questions: Sequence[Question]) -> None:
         """Imports the function in a worker, to say at once that it cannot be."""
@@ -82,7 +78,8 @@ class FunctionReward(Reward):
             result.value.append(float(outcome.value) if status == OK else math.nan)
             result.status.append(status)
             if status != OK:
-                self._warn(status, outcome, sample)
+                why = f"it returned {outcome.value!r}" if status == NOT_A_NUMBER else outcome.error or status
+                self.tally.explain(sample, status, why)
         return result
 
     def close(self) -> None:
@@ -101,15 +98,6 @@ class FunctionReward(Reward):
             for one in alone:
                 outcomes += [Outcome(**reply) for reply in one.value] if one.status == OK else [one]
         return outcomes
-
-    def _warn(self, status: str, outcome: Outcome, sample: Sample) -> None:
-        if status not in self._warned:
-            self._warned.add(status)
-            why = f"it returned {outcome.value!r}" if status == NOT_A_NUMBER else outcome.error or status
-            log.warning(
-                "reward %s failed on a sample of %s, %.80r: %s (said once; the metrics count the status %s)",
-                self.name, sample.prompt.question.source or "the task", sample.text, why, status,
-            )  # fmt: skip
 
 
 def _as_task(sample: Sample) -> dict[str, Any]:

@@ -2,13 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from grpo_lightning.rewards.base import OK, Reward, RewardResult, StepScore
-from grpo_lightning.types import Question, Sample, UsageError
-
-if TYPE_CHECKING:
-    import torch
+from grpo_lightning.types import Sample, UsageError
 
 CLOSED = "closed"
 
@@ -49,22 +45,12 @@ class Gated(Reward):
         self.reward = part_of(self, "reward", reward)
         self.gate = part_of(self, "gate", gate)
         self.threshold = threshold
-        self._latest: tuple[RewardResult, RewardResult] | None = None  # of the gate and of what is behind it
-
-    def prepare(self, questions: Sequence[Question]) -> None:
-        """Prepares both."""
-        self.gate.prepare(questions)
-        self.reward.prepare(questions)
-
-    def setup(self, device: "torch.device") -> None:
-        """Lets both read their weights."""
-        self.gate.setup(device)
-        self.reward.setup(device)
+        self.parts = self.gate, self.reward
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """What the two say, the gate first: `no_answer-no_match`. `ok` is left out of it; two of them are `ok` where
         the gate is open and `closed` where it is not. The answers are the gate's."""
-        gates, inner = self._latest = self.gate(samples), self.reward(samples)
+        gates, inner = self.gate(samples), self.reward(samples)
         result = RewardResult([], [], gates.answer, None if inner.steps is None else [])
         for row, gate in enumerate(gates.value):
             is_open = gate > self.threshold
@@ -76,14 +62,3 @@ class Gated(Reward):
                 steps = inner.steps[row]
                 result.steps.append(steps if is_open else [StepScore(step.end, 0.0) for step in steps])
         return result
-
-    def check(self, result: RewardResult) -> None:
-        """Lets both look at their own part of `result`, which is what was scored last."""
-        if self._latest is not None:
-            self.gate.check(self._latest[0])
-            self.reward.check(self._latest[1])
-
-    def close(self) -> None:
-        """Closes both."""
-        self.gate.close()
-        self.reward.close()

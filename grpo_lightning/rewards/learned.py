@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning import ranks
 from grpo_lightning.rewards import workers
-from grpo_lightning.rewards.base import ERROR, OK, Reward, RewardResult
+from grpo_lightning.rewards.base import ERROR, OK, Reward, RewardResult, Run
 from grpo_lightning.rewards.classifier import CUT
 from grpo_lightning.rewards.hacking import HackingAlarm, hacks
 from grpo_lightning.rewards.labelled import Labelled, chance_of, read_labelled
@@ -23,6 +23,7 @@ from grpo_lightning.rewards.reward_loss import BinaryCrossEntropy, RewardLoss
 from grpo_lightning.rewards.reward_metrics import Agreement, forgotten
 from grpo_lightning.rewards.reward_model import RewardModel
 from grpo_lightning.rewards.reward_update import RewardUpdate, Verdict, scored
+from grpo_lightning.rewards.scorer import settle
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,8 @@ class LearnedReward(Reward):
         epochs: Passes over an iteration's new data. 0 only measures: the model stays as it is.
         batch_size: Prompts of one optimizer step.
         lr: Learning rate of AdamW, which begins anew at every update: rises to this over a tenth of it, falls to 0.
-        held_out: Share of the prompts that nothing is trained on.
+        held_out: Fraction of the prompts that nothing is ever trained on; the prompt's text alone decides. An
+            iteration without any of them, or with nothing else, waits for the next one.
         max_forgetting: Accuracy on held-out prompts of earlier iterations that an update may lose; else it is undone.
         min_gain: Accuracy that an update must gain on this iteration's held-out prompts; at 0 the same with a smaller
             loss is enough. -1, with `max_forgetting` 1, keeps every update.
@@ -130,6 +132,7 @@ class LearnedReward(Reward):
             raise UsageError(f"lr={lr} of LearnedReward: give more than 0")
         self.model = RewardModel(path, dtype, max_tokens)
         self.labels = labels
+        self.parts = () if labels is None else (labels,)
         self.pairs = None if pairs is None else Path(pairs).expanduser()
         self.update = RewardUpdate(loss or BinaryCrossEntropy(), replay, epochs, batch_size, lr)
         self.per_label = per_label
@@ -164,18 +167,13 @@ class LearnedReward(Reward):
             raise UsageError(f"chat=true of LearnedReward: the tokenizer of {self.model.path} has no chat template")
         if self.pairs is not None:
             read_labelled(self.pairs)
-        if self.labels is not None:
-            self.labels.prepare(questions)
+        super().prepare(questions)
 
-    def setup(self, device: torch.device) -> None:
+    def setup(self, run: Run) -> None:
         """Reads the weights."""
-        self.model.to(device)
+        super().setup(run)
+        self.model.to(run.device)
         _ = self.model.model
-
-    def close(self) -> None:
-        """Ends the verifier's workers."""
-        if self.labels is not None:
-            self.labels.close()
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Status `ok`, or `cut` where the beginning did not fit the reward model's context."""
@@ -199,6 +197,7 @@ class LearnedReward(Reward):
         if self.labels is None and self.pairs is None:
             return {}
         rows = [row for rank in ranks.gather(self._label(samples, result)) for row in rank]
+        settle(self.parts)
         rows.sort(key=lambda row: row.id)  # The same for any number of ranks.
         if bad := [row.label for row in rows if not 0 <= row.label <= 1]:
             raise UsageError(f"labels of LearnedReward: the verifier gave {bad[0]}; a label is a number from 0 to 1")
@@ -224,7 +223,6 @@ class LearnedReward(Reward):
         if self.labels is None or not samples:
             return []
         verdicts = self.labels(samples)
-        self.labels.check(verdicts)
         rows = []
         for sample, label, status, value in zip(samples, verdicts.value, verdicts.status, result.value, strict=True):
             if math.isnan(label) or math.isnan(value) or status in NO_LABEL:
@@ -266,6 +264,7 @@ class LearnedReward(Reward):
         """Line 12 of Algorithm 1."""
         groups = [*self._pending, *self._new_pairs()]
         new, held_out = split(groups, self.held_out)
+        waits = bool(groups) and self.update.epochs > 0 and not (new and held_out)
         self._best |= self._accuracies(known=self._best)  # What was remembered last has none yet.
         metrics = {"accepted": 0.0, "replayed": 0.0}
         if new and held_out and self.update.epochs:
@@ -278,10 +277,18 @@ class LearnedReward(Reward):
         now = self._accuracies()
         metrics["forgetting"] = forgotten(self._best, now)
         self._best |= {iteration: max(self._best[iteration], accuracy) for iteration, accuracy in now.items()}
-        self._remember(self.iteration + 1, groups)
+        if waits:
+            if ranks.rank() == 0:
+                log.warning(
+                    "%s: of this iteration's %d prompts %s held out (held_out=%g), so no update can be trained and "
+                    "judged; they wait for the next iteration. Give an iteration more prompts, or change held_out",
+                    self.name, len({g.prompt for g in groups}), "all are" if held_out else "none is", self.held_out,
+                )  # fmt: skip
+        else:
+            self._remember(self.iteration + 1, groups)
+        self._pending = groups[-self.history.size :] if waits else []
         metrics["remembered"] = len(self.history)
         self.iteration += 1
-        self._pending = []
         for name, scores in self._hacks().items():
             metrics[f"hack_{name}"] = sum(scores) / len(scores)
         metrics["alarm"] = float(self.alarm.end_iteration(self.name))
@@ -370,13 +377,11 @@ class LearnedReward(Reward):
         self.alarm.load_state_dict(state["alarm"])
 
 
-def split(groups: Sequence[Labelled], share: float) -> tuple[list[Labelled], list[Labelled]]:
-    """Prompts to train on, and those held out: the same in every iteration, but at least one of several."""
-    prompts = {group.prompt for group in groups}
-    chosen = {prompt for prompt in prompts if chance_of(prompt) < share}
-    if not chosen and len(prompts) > 1:
-        chosen = {min(prompts, key=chance_of)}
-    return [g for g in groups if g.prompt not in chosen], [g for g in groups if g.prompt in chosen]
+def split(groups: Sequence[Labelled], fraction: float) -> tuple[list[Labelled], list[Labelled]]:
+    """Those to train on, and those held out. The prompt alone decides: what is held out once is so for good."""
+    chosen = [chance_of(group.prompt) < fraction for group in groups]
+    new = [group for group, is_held_out in zip(groups, chosen, strict=True) if not is_held_out]
+    return new, [group for group, is_held_out in zip(groups, chosen, strict=True) if is_held_out]
 
 
 def sigmoid(score: float) -> float:

@@ -2,14 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from grpo_lightning.rewards.base import OK, Reward, RewardResult
+from grpo_lightning.rewards.base import OK, Reward, RewardResult, Run
 from grpo_lightning.rewards.gate import part_of
-from grpo_lightning.types import Question, Sample, UsageError
-
-if TYPE_CHECKING:
-    import torch
+from grpo_lightning.types import Sample, UsageError
 
 
 class LengthReward(Reward):
@@ -47,7 +43,7 @@ class CosineLength(Reward):
 
     Args:
         verifier: The reward that decides what is right: above 0.5. It replaces that reward in the list.
-        max_length: Tokens from which `long` holds, by convention `sampling.max_new_tokens`.
+        max_length: Tokens from which `long` holds; None is the run's `sampling.max_new_tokens`.
         right_short: Value of a right answer without length.
         right_long: Value of a right answer of `max_length`.
         wrong_short: Value of a wrong answer without length.
@@ -63,7 +59,7 @@ class CosineLength(Reward):
     def __init__(
         self,
         verifier: Reward,
-        max_length: int,
+        max_length: int | None = None,
         right_short: float = 1.0,
         right_long: float = 0.5,
         wrong_short: float = 0.0,
@@ -73,21 +69,20 @@ class CosineLength(Reward):
         name: str | None = None,
     ) -> None:
         super().__init__(weight, name)
-        if max_length < 1:
+        if max_length is not None and max_length < 1:
             raise UsageError(f"max_length={max_length} of CosineLength: give 1 token or more")
         self.verifier = part_of(self, "verifier", verifier)
+        self.parts = (self.verifier,)
         self.max_length = max_length
+        self._longest = max_length
         self.right = right_short, right_long
         self.wrong = wrong_short, wrong_long
         self.truncated = truncated
 
-    def prepare(self, questions: Sequence[Question]) -> None:
-        """Prepares the verifier."""
-        self.verifier.prepare(questions)
-
-    def setup(self, device: "torch.device") -> None:
-        """Lets the verifier read its weights."""
-        self.verifier.setup(device)
+    def setup(self, run: Run) -> None:
+        """Takes the run's limit where `max_length` is None."""
+        super().setup(run)
+        self._longest = self.max_length or run.max_new_tokens
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """The verifier's statuses and answers; NaN where it failed."""
@@ -95,19 +90,12 @@ class CosineLength(Reward):
         values = [self._value(sample, value) for sample, value in zip(samples, result.value, strict=True)]
         return RewardResult(values, result.status, result.answer)
 
-    def check(self, result: RewardResult) -> None:
-        """Lets the verifier look at its statuses."""
-        self.verifier.check(result)
-
-    def close(self) -> None:
-        """Closes the verifier."""
-        self.verifier.close()
-
     def _value(self, sample: Sample, verdict: float) -> float:
         if math.isnan(verdict):
             return math.nan
         if sample.truncated and self.truncated is not None:
             return self.truncated
         short, long = self.right if verdict > 0.5 else self.wrong
-        progress = min(len(sample.token_ids) / self.max_length, 1.0)
+        assert self._longest is not None, "give max_length, or call setup(run)"
+        progress = min(len(sample.token_ids) / self._longest, 1.0)
         return long + (short - long) * (1 + math.cos(math.pi * progress)) / 2

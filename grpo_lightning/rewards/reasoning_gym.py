@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lightning.rewards.base import OK, Reward, RewardResult
-from grpo_lightning.rewards.extraction import extract_answer, whole_turn
-from grpo_lightning.rewards.math_verifier import NO_ANSWER
+from grpo_lightning.rewards.verifier.extraction import extract_answer, whole_turn
+from grpo_lightning.rewards.verifier.math_verifier import NO_ANSWER
 from grpo_lightning.rewards.workers import LoadError, WorkerPool
 from grpo_lightning.types import Question, Sample, UsageError
 

@@ -1,17 +1,18 @@
 """The weighted list of rewards: R(q, o) = sum_k weight_k * reward_k."""
 
-import math
+import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from grpo_lightning.rewards.base import OK, Reward, RewardFailure, RewardResult
+from grpo_lightning import ranks
+from grpo_lightning.rewards.base import Reward, RewardFailure, RewardResult, Run
+from grpo_lightning.rewards.tally import Tally
 from grpo_lightning.types import Question, Sample, UsageError
 
-if TYPE_CHECKING:
-    import torch
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -22,6 +23,8 @@ class Scores:
     """[B] the weighted sum; NaN where a reward that counts failed."""
     results: dict[str, RewardResult]
     """What each reward said, by its name, in the order of the list."""
+    learned_from: list[str] = field(default_factory=list)
+    """The names of those whose weight is not 0."""
 
     @property
     def main(self) -> RewardResult:
@@ -44,7 +47,7 @@ class Scores:
             )
 
         total = list(chain.from_iterable(part.total for part in parts))
-        return cls(total, {name: joined(name) for name in parts[0].results})
+        return cls(total, {name: joined(name) for name in parts[0].results}, parts[0].learned_from)
 
     def describe(self, row: int) -> dict[str, tuple[float, str]]:
         """Value and status of each reward for one sample."""
@@ -56,7 +59,7 @@ class Scorer:
 
     Args:
         rewards: The terms; their names must differ.
-        max_failed: Largest share of a batch's samples that one reward may fail on.
+        max_failed: Largest fraction of a step's samples, over all ranks, that one reward may fail on.
     """
 
     def __init__(self, rewards: Sequence[Reward], max_failed: float = 0.5) -> None:
@@ -66,7 +69,7 @@ class Scorer:
         if repeated := [name for name, count in Counter(names).items() if count > 1]:
             raise UsageError(f"rewards: the name {repeated[0]!r} is used twice; give each reward its own `name`")
         if not 0 <= max_failed <= 1:
-            raise UsageError(f"model.max_failed_rewards={max_failed}: give a share from 0 to 1")
+            raise UsageError(f"model.max_failed_rewards={max_failed}: give a fraction from 0 to 1")
         self.rewards = list(rewards)
         self.max_failed = max_failed
 
@@ -75,10 +78,10 @@ class Scorer:
         for reward in self.rewards:
             reward.prepare(questions)
 
-    def setup(self, device: "torch.device") -> None:
-        """Lets every reward read its weights."""
+    def setup(self, run: Run) -> None:
+        """Lets every reward read its weights, and take its defaults from the run."""
         for reward in self.rewards:
-            reward.setup(device)
+            reward.setup(run)
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the rewards that have one, by name."""
@@ -104,18 +107,50 @@ class Scorer:
             result = results[reward.name] = reward(samples) if samples else RewardResult([], [])
             if reward.weight != 0:
                 total = [sum_ + reward.weight * value for sum_, value in zip(total, result.value, strict=True)]
-        return Scores(total, results)
+        return Scores(total, results, [reward.name for reward in self.rewards if reward.weight != 0])
 
-    def check(self, scores: Scores) -> None:
-        """Raises RewardFailure if a reward failed on more than `max_failed` of the samples, or says so itself."""
+    def check(self) -> None:
+        """Ends an exploration step: reports its failures, and stops the run if there were too many.
+
+        Every rank must call it. All decide from the counts of all ranks and all rounds, and say the same.
+
+        Raises:
+            RewardFailure: A reward failed on more than `max_failed` of the step's samples, or says so itself.
+        """
+        tallies = settle(self.rewards)
         for reward in self.rewards:
-            reward.check(scores.results[reward.name])
-        for name, result in scores.results.items():
-            failed = sum(map(math.isnan, result.value))
-            if failed > self.max_failed * len(result.value):
-                kinds = Counter(status for status in result.status if status != OK).most_common()
+            tally = tallies[id(reward)]
+            if tally.num_failed > self.max_failed * tally.num_samples:
                 raise RewardFailure(
-                    f"reward {name} failed on {failed} of {len(result.value)} samples "
-                    f"({', '.join(f'{status}: {count}' for status, count in kinds)}); "
-                    f"max_failed_rewards={self.max_failed}. The warnings above name the first failures"
+                    f"reward {reward.name} {tally.describe()}; max_failed_rewards={self.max_failed} of a step's samples"
                 )
+
+    def report(self) -> None:
+        """Ends a validation or a prediction: reports its failures. Every rank must call it."""
+        report(self.rewards)
+
+
+def report(rewards: Sequence[Reward]) -> dict[int, Tally]:
+    """Warns once of each reward that failed since the last report, and of each inside it. Every rank must call it.
+
+    Returns:
+        The tally of each over all ranks, by the `id` of the reward.
+    """
+    everyone = [part for reward in rewards for part in reward.with_parts()]
+    by_rank = ranks.gather([part.tally for part in everyone])
+    tallies = [Tally.total(tallies) for tallies in zip(*by_rank, strict=True)]
+    for part, tally in zip(everyone, tallies, strict=True):
+        part.tally = Tally()
+        if tally.num_failed and ranks.rank() == 0:
+            log.warning("reward %s %s", part.name, tally.describe())
+    return {id(part): tally for part, tally in zip(everyone, tallies, strict=True)}
+
+
+def settle(rewards: Sequence[Reward]) -> dict[int, Tally]:
+    """`report`, and then lets every reward and every one inside it check its counts."""
+    tallies = report(rewards)
+    for reward in rewards:
+        for part in reward.with_parts():
+            if tallies[id(part)].num_samples:
+                part.check(tallies[id(part)].statuses)
+    return tallies

@@ -2,14 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from grpo_lightning.rewards.base import Run
 from grpo_lightning.rewards.classifier import Classifier, DType
 from grpo_lightning.rewards.step_verifiers import StepVerifier
 from grpo_lightning.types import Sample, UsageError
-
-if TYPE_CHECKING:
-    import torch
 
 
 class _StepModel(StepVerifier):
@@ -34,9 +32,9 @@ class _StepModel(StepVerifier):
         }
         self._classifier: Classifier | None = None
 
-    def setup(self, device: "torch.device") -> None:
+    def setup(self, run: Run) -> None:
         """Reads the model."""
-        self._load(device)
+        self._load(run.device)
 
     def close(self) -> None:
         """Lets go of the model."""

@@ -2,15 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from grpo_lightning.rewards.base import Run
 from grpo_lightning.rewards.equations import verdicts
-from grpo_lightning.rewards.extraction import extract_answer, whole_turn
-from grpo_lightning.rewards.reading import read, same_number
+from grpo_lightning.rewards.verifier.extraction import extract_answer, whole_turn
+from grpo_lightning.rewards.verifier.reading import number, same_number
 from grpo_lightning.types import Question, Sample, UsageError
-
-if TYPE_CHECKING:
-    import torch
 
 
 class StepVerifier(ABC):
@@ -28,8 +25,8 @@ class StepVerifier(ABC):
     def prepare(self, questions: Sequence[Question]) -> None:
         """Sees every question once before the run."""
 
-    def setup(self, device: "torch.device") -> None:
-        """Called once a run, before the first sample: reads weights to `device`, if there are any."""
+    def setup(self, run: Run) -> None:
+        """Called once per run, before the first sample: reads weights to `run.device`, if there are any."""
 
     def close(self) -> None:
         """Releases what it holds. May be called twice."""
@@ -53,7 +50,7 @@ class ArithmeticSteps(StepVerifier):
 
     def prepare(self, questions: Sequence[Question]) -> None:
         """With `check_answer`, complains about a gold answer that is no number."""
-        bad = [question for question in questions if self.check_answer and read(question.answer).number is None]
+        bad = [question for question in questions if self.check_answer and number(question.answer) is None]
         if bad:
             raise UsageError(
                 f"check_answer of ArithmeticSteps: the gold answer {bad[0].answer[:80]!r} of "
@@ -73,6 +70,4 @@ class ArithmeticSteps(StepVerifier):
 
 
 def _has_gold_answer(sample: Sample) -> bool:
-    answer = extract_answer(whole_turn(sample))
-    right, said = read(sample.answer), read(answer or "")
-    return right.number is not None and said.number is not None and same_number(right, said)
+    return same_number(sample.answer, extract_answer(whole_turn(sample)) or "")

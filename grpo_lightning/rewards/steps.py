@@ -5,15 +5,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from grpo_lightning.rewards.base import OK, Reward, RewardResult, StepScore
+from grpo_lightning.rewards.base import OK, Reward, RewardResult, Run, StepScore
 from grpo_lightning.rewards.splitters import ByLine, Splitter
 from grpo_lightning.rewards.step_verifiers import StepVerifier
 from grpo_lightning.types import FinishReason, Question, Sample, UsageError
-
-if TYPE_CHECKING:
-    import torch
 
 Reduce = Literal["sum", "min", "last", "mean"]
 
@@ -33,7 +30,8 @@ class StepReward(Reward):
 
     Args:
         verifier: Scores the steps.
-        tokenizer: The policy's, as `policy.path`. It tells which token a character belongs to.
+        tokenizer: Folder or hub id of the policy's tokenizer, which tells the token that a character belongs to. None
+            takes it from the run.
         splitter: Cuts completions into steps; `ByLine` if left out.
         step_reduce: The value of the whole: the `sum` of the scores, which pays for many steps, their `min`, the `last`
             one, or their `mean`.
@@ -49,7 +47,7 @@ class StepReward(Reward):
     def __init__(
         self,
         verifier: StepVerifier,
-        tokenizer: str,
+        tokenizer: str | None = None,
         splitter: Splitter | None = None,
         step_reduce: Reduce = "min",
         max_steps: int = 64,
@@ -74,6 +72,7 @@ class StepReward(Reward):
         """The tokenizer at `path`."""
         from transformers import AutoTokenizer  # the workers, which import the package, need not wait for it
 
+        assert self.path is not None, "give tokenizer, or call setup(run)"
         path = Path(self.path).expanduser()
         try:
             return AutoTokenizer.from_pretrained(
@@ -86,13 +85,16 @@ class StepReward(Reward):
             ) from error
 
     def prepare(self, questions: Sequence[Question]) -> None:
-        """Reads the tokenizer and prepares the verifier."""
-        _ = self.tokenizer
+        """Reads the tokenizer, if it has a path, and prepares the verifier."""
+        if self.path is not None:
+            _ = self.tokenizer
         self.verifier.prepare(questions)
 
-    def setup(self, device: "torch.device") -> None:
-        """Lets the verifier read its weights."""
-        self.verifier.setup(device)
+    def setup(self, run: Run) -> None:
+        """Takes the policy's tokenizer where none is given, and lets the verifier read its weights."""
+        if self.path is None:
+            self.tokenizer = run.tokenizer
+        self.verifier.setup(run)
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Status `ok`, or, with a value of NaN and no steps, `timeout`, `memory` or `crash` of the splitter.

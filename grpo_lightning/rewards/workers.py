@@ -196,9 +196,9 @@ class _Run:
             self._give_out_work()
             busy = [worker for worker in running if worker.job != IDLE]
             patience = max(0.0, min(worker.deadline for worker in busy) - monotonic())
-            readable, _, _ = select.select(busy, [], [], patience)
+            readable = ready(busy, patience)
             for worker in busy:
-                self._look_at(worker, worker in readable)
+                self._look_at(worker, worker.fileno() in readable)
         return [self.done[index] for index in range(len(self.tasks))]
 
     def _is_ready(self, worker: _Worker) -> bool:
@@ -263,6 +263,14 @@ class _Run:
         else:
             self.retried.add(worker.job)
             self.waiting.appendleft(worker.job)
+
+
+def ready(workers: Sequence[_Worker], seconds: float) -> set[int]:
+    """The descriptors of those that have answered or ended, waited for at most `seconds`."""
+    waiting = select.poll()  # unlike select.select, for descriptors above 1023 too
+    for worker in workers:
+        waiting.register(worker.fileno(), select.POLLIN)
+    return {descriptor for descriptor, _ in waiting.poll(math.ceil(1000 * seconds))}
 
 
 def _stop(running: list[_Worker], pid: int) -> None:

@@ -250,16 +250,16 @@ def test_new_weights_count_at_once(engine_class):
     assert_scored_as_teacher_forced(policy, PROMPTS, after)
 
 
-@pytest.mark.parametrize("at_prefill", [True, False])
-def test_native_refuses_a_sliding_window_and_names_the_engine_that_can(at_prefill):
-    policy = policy_of("mistral", sliding_window=4 if at_prefill else 12)
+@pytest.mark.parametrize("prompts", [PROMPTS, EQUAL], ids=["ragged", "equal"])
+@pytest.mark.parametrize("window", [2, 4, 12])
+@pytest.mark.parametrize("shape", ["mistral", "gemma3_text"])
+def test_sliding_windows_shorter_than_prompts_or_completions(engine_class, shape, window, prompts):
+    policy = policy_of(shape, sliding_window=window)
     policy.model.train()
-    with pytest.raises(UsageError, match=r"MistralForCausalLM .*sliding window of .* engine=TransformersEngine"):
-        generate(NativeEngine(), policy, PROMPTS)
-    assert policy.model.config._attn_implementation == "sdpa"
+    completions = generate(engine_class(), policy, prompts)
     assert policy.model.training
-    completions = generate(TransformersEngine(), policy, PROMPTS)
-    assert_scored_as_teacher_forced(policy, PROMPTS, completions)
+    policy.model.eval()
+    assert_scored_as_teacher_forced(policy, prompts, completions)
 
 
 def test_native_decodes_a_sliding_window_that_nothing_reaches():

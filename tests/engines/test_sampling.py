@@ -1,11 +1,13 @@
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from grpo_lightning.engines.sampling import Sampling, draw
+from grpo_lightning.engines.sampling import Sampling, cumulative, draw, fixed_point_cumsum
 from grpo_lightning.types import UsageError
 
 LARGEST = 1 - 2.0**-24
@@ -198,3 +200,50 @@ def test_unfiltered_means_that_every_token_can_be_drawn():
 def test_values_out_of_range_are_refused_by_key_and_value(key, value):
     with pytest.raises(UsageError, match=f"{key}={value}"):
         Sampling(**{key: value})
+
+
+class NoFloatCumsum(TorchFunctionMode):
+    """As CUDA is where it must be deterministic."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__name__", "") == "cumsum" and args[0].is_floating_point():
+            raise RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_p": 0.8}, {"top_k": 5}, {"min_p": 0.1, "temperature": 1.5}], ids=str)
+def test_draws_without_a_float_cumsum_where_cuda_must_be_deterministic(monkeypatch, settings):
+    sampling = Sampling(**settings)
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(4000, 64, generator=generator)
+    uniform = torch.rand(4000, generator=generator)
+    expected, expected_logp = draw(logits, uniform, sampling)
+    monkeypatch.setattr("grpo_lightning.engines.sampling._must_be_exact", lambda probability: True)
+    with NoFloatCumsum():
+        token, logp = draw(logits, uniform, sampling)
+    # The sums differ by rounding, so a number next to a boundary may fall on its other side.
+    assert (token == expected).float().mean() > 0.999
+    same = token == expected
+    torch.testing.assert_close(logp[same], expected_logp[same])
+    assert logp.dtype == torch.float32
+    assert (logp > -torch.inf).all()
+
+
+def test_fixed_point_sums_are_exact_and_never_dip():
+    probability = (5 * torch.randn(50, 3000, generator=torch.Generator().manual_seed(0))).softmax(-1)
+    probability[:, 100:200] = 0
+    sums = fixed_point_cumsum(probability)
+    torch.testing.assert_close(sums, probability.double().cumsum(-1), atol=3000 * 2.0**-40, rtol=0)
+    steps = sums.diff(dim=-1)
+    assert (steps >= 0).all()
+    assert (steps[:, 99:199] == 0).all()
+    order = torch.randperm(3000, generator=torch.Generator().manual_seed(1))
+    assert fixed_point_cumsum(probability[:, order])[:, -1].equal(sums[:, -1])
+
+
+def test_a_cpu_sums_floats_also_where_it_must_be_deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert cumulative(torch.full((1, 4), 0.25)).dtype == torch.float32
+    finally:
+        torch.use_deterministic_algorithms(False)

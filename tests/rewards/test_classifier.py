@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from grpo_lightning.rewards import PrefixModel, Reward, SequenceClassifier, TokenModel
+from grpo_lightning.rewards import PrefixModel, Reward, Run, SequenceClassifier, TokenModel
 from grpo_lightning.rewards.classifier import length_batches
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
@@ -99,7 +99,7 @@ def test_an_input_that_is_too_long_loses_its_beginning(tmp_path: Path):
 
 def test_the_models_weights_stay_as_they_are(tmp_path: Path):
     reward: Reward = SequenceClassifier(save(tmp_path, pad_token_id=0))
-    reward.setup(torch.device("cpu"))
+    reward.setup(Run(torch.device("cpu"), None, 8))
     assert isinstance(reward, SequenceClassifier)
     assert reward._classifier is not None
     assert not any(parameter.requires_grad for parameter in reward._classifier.model.parameters())
@@ -119,12 +119,12 @@ def test_the_models_weights_stay_as_they_are(tmp_path: Path):
 )
 def test_mistakes(tmp_path: Path, make, says):
     with pytest.raises(UsageError, match=says):
-        make(tmp_path).setup(torch.device("cpu"))
+        make(tmp_path).setup(Run(torch.device("cpu"), None, 8))
 
 
 def test_step_models_have_one_label_or_two(tmp_path: Path):
     with pytest.raises(UsageError, match="has 3 labels"):
-        PrefixModel(save(tmp_path, labels=3)).setup(torch.device("cpu"))
+        PrefixModel(save(tmp_path, labels=3)).setup(Run(torch.device("cpu"), None, 8))
 
 
 def test_batches():

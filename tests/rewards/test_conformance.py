@@ -23,7 +23,8 @@ def cases(path: Path) -> list[Case]:
 
 def sample(case: Case) -> Sample:
     text = case.get("completion", rf"So it is $\boxed{{{case.get('answer')}}}$.")
-    return Sample(Prompt(0, "q", [1], Question("q", case["gold"])), text, [1], FinishReason.STOP)
+    question = case.get("question", "q")
+    return Sample(Prompt(0, question, [1], Question(question, case["gold"])), text, [1], FinishReason.STOP)
 
 
 def wrong(verifier: MathVerifier, rows: list[Case]) -> list[Case]:
@@ -52,6 +53,16 @@ def test_shared_cases(verifier):
     missed = wrong(verifier, rows)
     assert [row["id"] for row in missed if not row["expected"]] == []
     assert 1 - len(missed) / len(rows) >= 0.97, [row["id"] for row in missed]
+
+
+@needs_shared
+def test_shared_attack(verifier):
+    rows = [row for row in cases(SHARED.with_name("attack.jsonl")) if not row["ambiguous"]]
+    missed = wrong(verifier, rows)
+    accepted = [(row["gold"], row["completion"]) for row in missed if not row["expected"]]
+    rejected = [(row["gold"], row["completion"]) for row in missed if row["expected"]]
+    assert len(accepted) <= 0.003 * sum(not row["expected"] for row in rows), accepted
+    assert len(rejected) <= 0.04 * sum(row["expected"] for row in rows), rejected
 
 
 @needs_shared

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from grpo_lightning.rewards.extraction import extract_answer
+from grpo_lightning.rewards.verifier.extraction import extract_answer
 
 
 @pytest.mark.parametrize(
@@ -16,9 +16,31 @@ from grpo_lightning.rewards.extraction import extract_answer
         (r"\boxed{\{1,2\}}", r"\{1,2\}"),
         (r"\boxed{\boxed{24}}", "24"),
         (r"\boxed{3}, no: \boxed{4}", "4"),
-        (r"\boxed{3} or \boxed{4}", "3, 4"),
-        (r"$\boxed{(1,2)}$, $\boxed{(2,1)}$ and $\boxed{5}$", "(1,2), (2,1), 5"),
-        (r"\boxed{3} \boxed{4}", "4"),
+        (r"\boxed{3} or \boxed{4}", "3; 4"),
+        (r"$\boxed{(1,2)}$, $\boxed{(2,1)}$ and $\boxed{5}$", "(1,2); (2,1); 5"),
+        (r"\boxed{3} \boxed{4}", "3; 4"),
+        (r"\boxed{3}. \boxed{4}", "4"),
+        (r"Either $\boxed{2}$ or else $\boxed{3}$.", "2; 3"),
+        (r"$\boxed{2}$ / $\boxed{3}$", "2; 3"),
+        (r"$\boxed{8}$, or rather $\boxed{9}$", "9"),
+        (r"$x=\boxed2$ and $x=\boxed3$", "2; 3"),
+        (r"\boxed{-\boxed{3}}", "-3"),
+        (r"\boxed{\text{not }\boxed{3}}", r"\text{not }3"),
+        (r"\boxed{2, \boxed{3}}", "2, 3"),
+        (r"-\boxed{3}", "- 3"),
+        (r"The answer is not \boxed{3}.", "not 3"),
+        (r"\boxed{3} or maybe 8.", "3 or maybe 8"),
+        (r"\boxed{3} and we are done.", "3"),
+        (r"Thus Tim has $\boxed{42}$ apples and 3 pears.", "42"),
+        ("Either the answer is 3, or the answer is 8", "either 8"),
+        ("The answer is $7$ or maybe $8$.", "$7$ or maybe $8$"),
+        ("The answer is $7$ $8$ $9$.", "$7$ $8$ $9$"),
+        ("The answer is $7$ thousand.", "$7$ thousand"),
+        ("The answer is $18 (9 eggs at $2 each).", "$18"),
+        ("The answer is 7 (mod 10)", "7 (mod 10)"),
+        ("<answer>7</answer> or <answer>8</answer>", "8 or another"),
+        ("The answer is 7:30 a.m. sharp", "7:30 a.m. sharp"),
+        ("Answer: 42<|im_end|>", "42"),
         (r"\boxed{3} and then \boxed{4", "3"),
         (r"stray { and } and } \boxed{5} }", "5"),
         (r"\boxed{24} \boxed{}", None),

@@ -1,12 +1,12 @@
 """The reward that is a user's function."""
 
-import logging
 import math
 import time
 
 import pytest
 
 from grpo_lightning.rewards import FunctionReward
+from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 MODULE = """
@@ -85,17 +85,20 @@ def test_values_and_failures(reward):
     assert [None if math.isnan(value) else value for value in result.value] == expected
 
 
-def test_the_first_failure_of_a_kind_is_told(module, caplog):
-    reward = FunctionReward(f"{module}:by_text", name="mine")
-    with caplog.at_level(logging.WARNING):
-        reward([sample("raise"), sample("raise"), sample("none")])
-    messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == 2
-    assert all("mine" in message and "train.jsonl:17" in message for message in messages)
-    assert "KeyError: 'key'" in messages[0]
-    assert "None" in messages[1]
-    assert "'none'" in messages[1]
-    reward.close()
+def test_failures_are_told_once_per_step_with_their_count_and_an_example(module, caplog):
+    scorer = Scorer([FunctionReward(f"{module}:by_text", name="mine")])
+    for _ in range(2):
+        scorer([sample("raise"), sample("none"), sample("raise"), sample("good")])
+        scorer([sample("good"), sample("none"), sample("raise"), sample("good")])
+        scorer.report()
+    assert caplog.messages == 2 * [
+        "reward mine failed on 5 of 8 samples (error: 3, not_a_number: 2), for example on a sample of "
+        "train.jsonl:17, 'raise': KeyError: 'key'"
+    ]
+    scorer([sample("none")])
+    scorer.report()
+    assert caplog.messages[2].endswith("'none': it returned None")
+    scorer.close()
 
 
 def test_what_the_function_sees(module):

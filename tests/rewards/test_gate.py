@@ -1,13 +1,15 @@
 """A reward behind a gate."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 import torch
 from tiny import prompts_of
 
-from grpo_lightning.rewards import FormatReward, Gated, MathVerifier, Reward, RewardResult, StepScore
+from grpo_lightning.rewards import FormatReward, Gated, MathVerifier, Reward, RewardResult, Run, StepScore
+from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.types import FinishReason, Question, Sample, UsageError
 
 
@@ -21,7 +23,7 @@ class Says(Reward):
     def prepare(self, questions: Sequence[Question]) -> None:
         self.calls.append("prepare")
 
-    def setup(self, device: torch.device) -> None:
+    def setup(self, run: Run) -> None:
         self.calls.append("setup")
 
     def close(self) -> None:
@@ -68,7 +70,7 @@ def test_both_are_prepared_and_closed():
     inner, gate = Says({}), Says({})
     reward = Gated(inner, gate)
     reward.prepare([])
-    reward.setup(torch.device("cpu"))
+    reward.setup(Run(torch.device("cpu"), None, 8))
     reward.close()
     assert inner.calls == gate.calls == ["prepare", "setup", "close"]
 
@@ -76,17 +78,20 @@ def test_both_are_prepared_and_closed():
 class Checks(Says):
     """A reward that remembers what it was asked to check."""
 
-    def check(self, result: RewardResult) -> None:
-        self.calls.append(",".join(result.status))
+    def check(self, statuses: Counter[str]) -> None:
+        self.calls.append(str(dict(statuses)))
 
 
 def test_both_check_their_own_part():
     gate = Checks({"a": (1, "ok"), "b": (0, "timeout")})
     inner = Checks({"a": (1, "no_match"), "b": (0, "ok")})
     reward = Gated(inner, gate)
-    reward.check(reward(samples("a", "b")))
-    assert gate.calls == ["ok,timeout"]
-    assert inner.calls == ["no_match,ok"]
+    scorer = Scorer([reward])
+    for _ in range(2):  # two rounds of one step
+        scorer(samples("a", "b"))
+    scorer.check()
+    assert gate.calls == ["{'ok': 2, 'timeout': 2}"]
+    assert inner.calls == ["{'no_match': 2, 'ok': 2}"]
 
 
 class Learns(Says):

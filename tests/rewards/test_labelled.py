@@ -68,8 +68,12 @@ def test_the_held_out_prompts_are_the_same_in_every_iteration():
     assert not {g.prompt for g in new} & {g.prompt for g in held_out}
 
 
-def test_one_of_several_prompts_is_always_held_out():
-    new, held_out = split([group("a", 1), group("b", 0), group("a", 0)], 1e-9)
-    rarest = min("ab", key=chance_of)
-    assert {g.prompt for g in held_out} == {rarest} and {g.prompt for g in new} == {"a", "b"} - {rarest}
-    assert split([group("a", 1)], 1e-9) == ([group("a", 1)], [])
+@pytest.mark.parametrize("prompts", ["ab", "ba", "a", "b", "abab"])
+def test_the_prompt_alone_decides(prompts: str):
+    """Whatever else comes with it: of `a` and `b` one has a chance below the fraction between theirs."""
+    below, above = sorted("ab", key=chance_of)
+    fraction = (chance_of(below) + chance_of(above)) / 2
+    new, held_out = split([group(prompt, 1) for prompt in prompts], fraction)
+    assert {g.prompt for g in held_out} == {below} & set(prompts)
+    assert {g.prompt for g in new} == {above} & set(prompts)
+    assert split([group(prompt, 1) for prompt in prompts], 1e-9)[1] == []

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from grpo_lightning.rewards import Reward, RewardResult
 from grpo_lightning.rewards.base import RewardFailure
 from grpo_lightning.rewards.labelled import chance_of, write_labelled
 from grpo_lightning.rewards.learned import SEED, LearnedReward, sigmoid
+from grpo_lightning.rewards.reward_update import RewardUpdate
 from grpo_lightning.types import UsageError
 
 from labelled_groups import group  # isort: skip
@@ -94,8 +96,8 @@ def test_a_label_that_failed_is_none(folder: Path):
 class Broken(EndsInLetter):
     """It says so itself."""
 
-    def check(self, result: RewardResult) -> None:
-        raise RewardFailure(f"{result.status.count('timeout')} timeouts")
+    def check(self, statuses: Counter[str]) -> None:
+        raise RewardFailure(f"{statuses['timeout']} timeouts")
 
 
 def test_a_verifier_that_is_broken_stops_the_run(folder: Path):
@@ -200,9 +202,45 @@ def test_preference_pairs_from_a_file_that_grows(folder: Path, tmp_path: Path):
     assert metrics["accepted"] == 1 and metrics["new_after"] > 0.9
     assert len(reward.history) + len(reward.test) == 30
     assert reward.learn([], nothing, iteration_ends=True)["accepted"] == 0  # nothing new
-    append(30, 4)
+    append(30, 12)
     reward.learn([], nothing, iteration_ends=True)
     assert {iteration for iteration, _ in reward.history.strata} == {1, 3}
+
+
+def test_what_is_held_out_is_never_trained_on(folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any):
+    """Iterations of 2, 2 and 8 prompts; only q1 and q9 are held out, so the first two wait for the third."""
+    trained: list[set[str]] = []
+    original = RewardUpdate.train
+
+    def train(self: RewardUpdate, model: Any, new: Any, history: Any, chance: Any) -> float:
+        trained.append({g.prompt for g in [*new, *history]})
+        return original(self, model, new, history, chance)
+
+    monkeypatch.setattr(RewardUpdate, "train", train)
+    held_out = sorted((f"q{id}" for id in range(12)), key=chance_of)[:2]
+    others = [id for id in range(12) if f"q{id}" not in held_out]
+    last = [int(prompt[1:]) for prompt in held_out]
+    reward = reward_of(folder, held_out=sorted(map(chance_of, held_out))[1] + 1e-6)
+    for ids in (others[:2], others[2:4], [*others[4:], *last], others + last):
+        samples = [sample(id, text) for id in ids for text in ("1a", "27")]
+        metrics = reward.learn(samples, reward(samples), iteration_ends=True)
+        remembered = {g.prompt for g in [*reward.history, *reward.test]} | {g.prompt for g in reward._pending}
+        assert {f"q{id}" for id in ids} <= remembered
+    everyone = {f"q{id}" for id in others}
+    assert trained == [everyone, everyone]
+    assert {g.prompt for g in reward.test} == set(held_out)
+    assert metrics["version"] == reward.version and reward.iteration == 4
+    waiting = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(waiting) == 2 and "2 prompts none is held" in waiting[0] and "4 prompts none is held" in waiting[1]
+
+
+def test_one_prompt_alone_trains_nothing(folder: Path):
+    reward = reward_of(folder)
+    before = {name: value.clone() for name, value in reward.model.model.state_dict().items()}
+    samples = [sample(3, "1a"), sample(3, "22")]
+    for _ in range(2):
+        assert reward.learn(samples, reward(samples), iteration_ends=True)["accepted"] == 0
+    assert same(before, reward.model.model.state_dict())
 
 
 def test_replay_begins_with_what_the_model_came_with(folder: Path):
@@ -256,7 +294,7 @@ class HalfDigits(Digits):
 
 def run(folder: Path, where: str, **options: Any) -> LearnedReward:
     """Four steps in iterations of two."""
-    reward = reward_of(folder, labels=HalfDigits(), **options)
+    reward = reward_of(folder, labels=HalfDigits(), held_out=0.6, **options)
     watched: list[Reward] = [HalfDigits(weight=0), reward]
     trainer = {"max_epochs": 4, "enable_checkpointing": True}
     loop = {"steps_per_iteration": 2, "prompts_per_step": 8}

@@ -5,8 +5,10 @@ import math
 import pytest
 from tiny import prompts_of
 
-from grpo_lightning.rewards import CosineLength, LengthReward, MathVerifier, RewardResult
+from grpo_lightning.rewards import CosineLength, LengthReward, MathVerifier
 from grpo_lightning.rewards.base import RewardFailure
+from grpo_lightning.rewards.scorer import Scorer
+from grpo_lightning.rewards.workers import Outcome
 from grpo_lightning.types import FinishReason, Sample, UsageError
 
 
@@ -55,10 +57,17 @@ def test_a_failed_verdict_has_no_length():
     assert math.isnan(result.value[0])
 
 
-def test_its_verifiers_timeouts_stop_the_run():
-    reward = CosineLength(MathVerifier(max_timeouts=0.1), 20)
-    with pytest.raises(RewardFailure, match="timed out"):
-        reward.check(RewardResult([0.0] * 200, ["timeout"] * 50 + ["ok"] * 150))
+def test_its_verifiers_timeouts_stop_the_run(monkeypatch):
+    verifier = MathVerifier(max_timeouts=0.1)
+    monkeypatch.setattr(verifier._pool, "map", lambda _, tasks: [Outcome("timeout") for _ in tasks])
+    verifier._good_golds = {f"{n}x": True for n in range(200)}
+    samples = [sample(10, "#### x") for _ in range(200)]
+    for n, one in enumerate(samples):
+        one.prompt.question.answer = f"{n}x"
+    scorer = Scorer([CosineLength(verifier, 20)])
+    scorer(samples)
+    with pytest.raises(RewardFailure, match="timed out for 200 of the latest 200 questions"):
+        scorer.check()
 
 
 @pytest.mark.parametrize(

@@ -28,14 +28,17 @@ def lines(text: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["1/2", "0.5"], 0, {"right": "True", "status": "ok", "extracted": "0.5", "stage": "numbers"}),
-        (["5", "2+3"], 1, {"right": "False", "status": "unparseable", "extracted": "2+3", "stage": "numbers"}),
+        (["1,000", "$1000"], 0, {"right": "True", "status": "ok", "extracted": "$1000", "stage": "numbers"}),
+        (["1/2", "0.5"], 0, {"right": "True", "status": "ok", "extracted": "0.5", "stage": "worker"}),
+        (["5", "2+3"], 1, {"right": "False", "status": "ok", "extracted": "2+3", "stage": "worker"}),
         (["x^2-1", "(x-1)(x+1)"], 0, {"right": "True", "status": "ok", "stage": "worker"}),
         (["x^2-1", "(x-1)^2"], 1, {"right": "False", "status": "ok", "stage": "worker"}),
-        (["Yes", "no"], 1, {"right": "False", "status": "ok", "stage": "words"}),
+        (["Yes", "no"], 1, {"right": "False", "status": "ok", "stage": "worker"}),
+        (["7", "7 maybe eleven"], 1, {"right": "False", "status": "unparseable", "stage": "worker"}),
         (["18", "It is 18.", "--completion"], 1, {"status": "no_answer", "extracted": "None", "stage": "extraction"}),
         (["", "5"], 1, {"right": "False", "status": "gold_bad", "stage": "gold"}),
-        (["x", "__import__('os')"], 1, {"status": "unparseable", "stage": "guards"}),
+        (["x", "__import__('os')"], 1, {"status": "unparseable", "stage": "worker"}),
+        (["x", "x" * 3000], 1, {"status": "too_long", "stage": "guards"}),
     ],
 )
 def test_one_pair(capsys, arguments, code, said):
@@ -58,7 +61,7 @@ def test_a_file_is_graded_as_in_training(capsys, tmp_path):
     assert main(["--jsonl", str(file), "--out", str(out)]) == 1
     printed = capsys.readouterr().out
     assert "2 of 6 right (33.3%)" in printed
-    assert f"{file}:3: gold '5': wrong (status unparseable), extracted '2+3', decided by numbers" in printed
+    assert f"{file}:3: gold '5': wrong (status ok), extracted '2+3', decided by worker" in printed
     assert "as `expected`: 1 of 2" in printed
     graded = [json.loads(line) for line in out.read_text().splitlines()]
     assert [{key: row[key] for key in before} for row, before in zip(graded, ROWS, strict=True)] == ROWS
@@ -75,7 +78,7 @@ def test_a_file_is_graded_as_in_training(capsys, tmp_path):
     result = verifier(samples)
     verifier.close()
     assert result.status == [row["status"] for row in graded]
-    assert result.status == ["ok", "ok", "unparseable", "ok", "no_answer", "gold_bad"]
+    assert result.status == ["ok", "ok", "ok", "ok", "no_answer", "gold_bad"]
     assert [value == 1.0 for value in result.value] == [row["right"] for row in graded]
 
 
@@ -116,7 +119,7 @@ def test_as_a_program(tmp_path):
     command = [sys.executable, "-m", "grpo_lightning.verify", "1/2", "0.5"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     assert (done.returncode, done.stderr) == (0, "")
-    assert "the same number" in done.stdout
+    assert "equal" in done.stdout
 
 
 def test_it_is_a_command_of_the_package():

@@ -1,0 +1,58 @@
+"""Calls of scaled dot product attention that no GPU needs its slow "math" kernel for.
+
+That kernel writes all scores to memory and keeps them for the backward pass. The fast ones are particular: flash takes
+no mask and no float32, memory-efficient attention takes no `enable_gqa` (torch 2.11 to 2.13, sdp_utils.cpp). So where
+several query heads share a key head, they are laid side by side as more queries under a mask, and keys and values are
+repeated only where neither flash nor a mask is there to help.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+FLASH_HEAD_SIZE = 256
+"""Largest head size that flash takes."""
+
+
+def causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None, dropout: float = 0.0) -> Tensor:
+    """[B, H, L, D], [B, K, L, D], [B, K, L, E] -> [B, H, L, E]: each position sees itself and those before it."""
+    groups = query.shape[1] // key.shape[1]
+    flash = query.dtype != torch.float32 and query.shape[-1] == value.shape[-1] <= FLASH_HEAD_SIZE
+    if groups > 1 and not flash:
+        key, value, groups = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), 1
+    return scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=groups > 1
+    )
+
+
+def masked(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None, dropout: float = 0.0
+) -> Tensor:
+    """[B, H, L, D], [B, K, S, D], [B, K, S, E] -> [B, H, L, E], each key head with its query heads in one product.
+
+    Args:
+        query: The H / K query heads of each key head become (H / K) * L queries of it.
+        key: The keys.
+        value: The values.
+        mask: [B or 1, 1, (H / K) * L or 1, S], as `fold_mask` makes it; None: every query sees every key.
+        scaling: Factor of the scores; None is 1 / sqrt(D).
+        dropout: Probability of dropping a score.
+    """
+    rows, heads, length, size = query.shape
+    folded = query.reshape(rows, key.shape[1], heads // key.shape[1] * length, size)
+    output = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling, dropout_p=dropout)
+    return output.reshape(rows, heads, length, value.shape[-1])
+
+
+def fold_mask(offset: int, length: int, groups: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[1, 1, groups * length, offset + length] for `masked`: query i sees the keys up to offset + i.
+
+    The scores' addend rather than a bool mask, which attention would turn into one at every call and keep. Its rows
+    start at multiples of 8 elements, or a GPU's kernel would copy it first.
+    """
+    keys = offset + length
+    seen = torch.arange(keys, device=device) <= offset + torch.arange(length, device=device)[:, None]
+    padded = torch.zeros(groups * length, -(-keys // 8) * 8, dtype=dtype, device=device)
+    mask = padded[:, :keys]
+    mask.masked_fill_(~seen.repeat(groups, 1), -torch.inf)
+    return mask[None, None]

@@ -1,0 +1,51 @@
+"""SIGTERM and Ctrl-C: the running step ends and is saved before the run stops."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+EXIT_CODE = 128 + signal.SIGINT
+"""What a shell expects of a program that Ctrl-C has ended."""
+
+
+class Interrupts:
+    """Takes note of SIGTERM and Ctrl-C; a second Ctrl-C ends the program at once, with exit code 130.
+
+    Args:
+        saved: Says in a few words what a checkpoint holds by now.
+    """
+
+    def __init__(self, saved: Callable[[], str]) -> None:
+        self.terminated = self.pressed = False
+        self._saved = saved
+
+    @property
+    def asked(self) -> bool:
+        """Whether the run is to stop after this step."""
+        return self.terminated or self.pressed
+
+    def listen(self) -> None:
+        """Takes both signals until Lightning puts back, at the end of a fit, what was there before."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+            signal.signal(signal.SIGINT, self._on_sigint)
+
+    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        self.terminated = True
+
+    def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
+        if self.pressed:
+            say(f"Ctrl-C again: stopped at once; {self._saved()}")
+            raise SystemExit(EXIT_CODE)
+        self.pressed = True
+        say("Ctrl-C: this step will be finished and saved; press it again to stop at once")
+
+
+def say(message: str) -> None:
+    """Writes a line of its own, on rank 0. A signal may come in the middle of a print, which bars another."""
+    if getattr(rank_zero_only, "rank", 0) in (0, None):
+        os.write(2, f"\n{message}\n".encode())

@@ -1,0 +1,107 @@
+"""Metrics that callbacks watch: whether the run will log them, said before its first step."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+from lightning.pytorch.utilities import rank_zero_info
+
+from grpo_lightning.types import UsageError
+
+STEP = [
+    "reward/mean",
+    "reward/std",
+    "reward/zero_spread",
+    "rollout/length_mean",
+    "rollout/length_right",
+    "rollout/length_wrong",
+    "rollout/length_max",
+    "rollout/truncated",
+    "rollout/tokens",
+    "rollout/wasted",
+    "optim/updates",
+    "time/step",
+    "time/explore",
+    "time/reward",
+    "time/logp",
+    "time/optimise",
+    "time/tokens_per_second",
+    "time/peak_memory_gib",
+    "epoch",
+    "step",
+]
+"""What every exploration step logs."""
+
+UPDATE = [
+    "policy/objective",
+    "policy/entropy",
+    "policy/ratio_mean",
+    "policy/ratio_max",
+    "policy/kl_old",
+    "policy/clip_low",
+    "policy/clip_high",
+    "policy/unreachable",
+    "policy/logp_gap",
+    "optim/grad_norm",
+    "optim/lr",
+    "optim/bad_updates",
+    "time/update",
+]
+"""What every optimizer update logs."""
+
+GROUPS = ("reward", "rollout", "policy", "optim", "time", "val")
+"""The first part of the names above."""
+
+
+def check_monitors(callbacks: Iterable[Callback], names: Sequence[str], rewards: Iterable[str], own: bool) -> None:
+    """Raises UsageError for a callback that watches a metric which the run will not log.
+
+    Args:
+        callbacks: The trainer's, each of which may have a `monitor`.
+        names: The metrics the run logs.
+        rewards: The names of the rewards, any of which may log more under `reward/<name>/`.
+        own: Whether code of the user's may log anything.
+    """
+    of_rewards = re.compile(f"reward/({'|'.join(map(re.escape, rewards))})/.+")
+    for callback in callbacks:
+        monitor = getattr(callback, "monitor", None)
+        if not isinstance(monitor, str) or monitor in names or of_rewards.fullmatch(monitor):
+            continue
+        if own and monitor.partition("/")[0] not in GROUPS:
+            continue
+        key = "checkpoint" if type(callback).__name__ == "StepCheckpoint" else type(callback).__name__
+        raise UsageError(
+            f"{key}.monitor={monitor}: the run does not log this. There are {', '.join(sorted(names))}, and more under "
+            "reward/<name>/ (docs/metrics.md)"
+        )
+
+
+def is_own(thing: Any) -> bool:
+    """Whether a class is neither Lightning's nor of this package."""
+    return type(thing).__module__.partition(".")[0] not in ("lightning", "pytorch_lightning", "grpo_lightning")
+
+
+def keep_patience(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Lets an EarlyStopping keep the patience that it is given now; Lightning would take the checkpoint's."""
+    callbacks: list[Callback] = getattr(trainer, "callbacks", [])
+    for callback in callbacks:
+        if isinstance(callback, EarlyStopping) and (state := checkpoint["callbacks"].get(callback.state_key)):
+            state["patience"] = callback.patience
+
+
+def say_why_it_stopped(trainer: L.Trainer) -> None:
+    """One line for an EarlyStopping that has just ended the run; Lightning says nothing."""
+    callbacks: list[Callback] = getattr(trainer, "callbacks", [])
+    for callback in callbacks:
+        if isinstance(callback, EarlyStopping) and stopped_now(trainer, callback):
+            reason = str(callback.stopping_reason_message).removesuffix(" Signaling Trainer to stop.")
+            rank_zero_info(f"EarlyStopping: stopped after step {callback.stopped_epoch + 1}. {reason}")
+
+
+def stopped_now(trainer: L.Trainer, callback: EarlyStopping) -> bool:
+    """Whether it was this callback, in the step that was the last."""
+    stopped = callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED
+    return stopped and callback.stopped_epoch == trainer.current_epoch - 1

@@ -1,0 +1,68 @@
+"""Writing files whole or not at all, and what to say when the disk refuses."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+"""The disk itself refuses."""
+
+FORBIDDEN = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR}
+"""This place refuses; an error of these kinds may also come from reading elsewhere."""
+
+
+class DiskFailure(Exception):
+    """A file of the run could not be written."""
+
+
+@contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """A place to write to, which is then moved to `path`: readers see the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        yield partial
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes `text` whole or not at all."""
+    with beside(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def refusal(error: BaseException | None, folder: Path) -> str | None:
+    """What the disk said, if `error` goes back to a file that could not be written; None for any other error.
+
+    Args:
+        error: An exception. torch and TensorBoard raise others over the one of the system, which is looked for in the
+            whole chain.
+        folder: Where the run writes.
+    """
+    seen: set[int] = set()
+    found: OSError | None = None
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, OSError) and _concerns(error, folder):
+            found = error
+        error = error.__cause__ or error.__context__
+    if found is None:
+        return None
+    where = f" ({found.filename})" if found.filename else ""
+    return f"{found.strerror or found}{where}"
+
+
+def _concerns(error: OSError, folder: Path) -> bool:
+    if error.errno in FULL:
+        return True
+    if error.errno not in FORBIDDEN or not isinstance(error.filename, str):
+        return False
+    file, folder = Path(error.filename).absolute(), folder.absolute()
+    # The folder itself may be what cannot be made, under a file for instance.
+    return folder in (file, *file.parents) or file in folder.parents

@@ -1,0 +1,108 @@
+"""How much memory the key-value cache of decoding takes, and how many rows fit into what there is."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+GIB = 2**30
+
+CUDA_FRACTION = 0.8
+"""Of the free memory of a GPU: the rest is for activations of the prefill, and for what fragments."""
+
+CPU_FRACTION = 0.5
+"""Of the available memory of a machine, which is not ours alone."""
+
+LOGITS_COPIES = 4
+"""Float32 tensors [rows, V] that live at once while a token is drawn."""
+
+
+def cache_bytes_per_token(config: PreTrainedConfig, dtype: torch.dtype) -> int:
+    """Bytes that one token of one row takes in the key-value cache, over all layers.
+
+    Args:
+        config: Of the model; that of its text part counts.
+        dtype: Of the cache: the autocast dtype where there is one, else that of the weights.
+    """
+    config = config.get_text_config(decoder=True)
+    layers = getattr(config, "per_layer_config", None) or [config] * config.num_hidden_layers
+    return sum(_numbers_per_token(layer) for layer in layers) * dtype.itemsize
+
+
+def _numbers_per_token(layer: Any) -> int:
+    """Keys and values of one token in one layer."""
+    query_heads = layer.num_attention_heads
+    latent = getattr(layer, "kv_lora_rank", None)
+    if latent is not None:  # Multi-head latent attention caches what its keys and values are made of.
+        return latent + layer.qk_rope_head_dim
+    size = getattr(layer, "head_dim", None) or layer.hidden_size // query_heads
+    heads = getattr(layer, "num_key_value_heads", None) or getattr(layer, "num_kv_heads", None) or query_heads
+    if getattr(layer, "multi_query", False) and not getattr(layer, "new_decoder_architecture", False):
+        heads = 1
+    return heads * (size + (getattr(layer, "v_head_dim", None) or size))
+
+
+def row_bytes(config: PreTrainedConfig, dtype: torch.dtype, tokens: int) -> int:
+    """Bytes that decoding a row of so many tokens takes, prompt and completion together: its cache and its logits."""
+    vocabulary = config.get_text_config(decoder=True).vocab_size
+    return cache_bytes_per_token(config, dtype) * tokens + LOGITS_COPIES * vocabulary * torch.float32.itemsize
+
+
+def rows_at_once(
+    config: PreTrainedConfig, dtype: torch.dtype, tokens: int, group_size: int, memory: int, max_rows: int
+) -> int:
+    """Rows decoded at once: whole groups where one fits, else part of a group, 0 where not even one row fits.
+
+    Args:
+        config: Of the model.
+        dtype: Of the cache.
+        tokens: Prompt width and `max_new_tokens` together.
+        group_size: G.
+        memory: Bytes that they may take.
+        max_rows: No more than these.
+    """
+    rows = min(max_rows, memory // row_bytes(config, dtype, tokens))
+    return rows // group_size * group_size if rows >= group_size else rows
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that decoding may take on `device`, by what is free there now."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(CUDA_FRACTION * (free + cached))
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    processes = torch.distributed.get_world_size() if distributed else 1
+    return int(CPU_FRACTION * available_bytes()) // processes
+
+
+def available_bytes() -> int:
+    """Bytes of main memory that can be had without swapping, as far as the system tells."""
+    limits = [_in_meminfo(Path("/proc/meminfo")), _in_cgroup(Path("/sys/fs/cgroup"))]
+    known = [limit for limit in limits if limit is not None]
+    if known:
+        return min(known)
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, OSError, ValueError):
+        return 8 * GIB
+
+
+def _in_meminfo(file: Path) -> int | None:
+    try:
+        fields = dict(line.split(":") for line in file.read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _in_cgroup(folder: Path) -> int | None:
+    """What a container may still take; files that it has cached count as free."""
+    try:
+        limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+        cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return max(0, limit - used + int(cached["inactive_file"]))
+    except (OSError, KeyError, ValueError):
+        return None

@@ -1,0 +1,349 @@
+"""Ranks fail together: what ends one of them ends all within seconds, and its message is the last on the console.
+
+A rank that fails says so in a file that the other ranks of the machine know. They may be in a collective that would
+wait for half an hour, so a thread in each of them looks at that file, and at the processes, and ends its rank.
+"""
+
+import contextlib
+import ctypes
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic, sleep, time
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+
+from grpo_lightning.types import UsageError
+
+VARIABLE = "GRPO_FELLOW_RANKS"
+"""In the environment of ranks that Lightning starts: the process that started them, and the folder."""
+INTERRUPTED = 130
+"""Exit code of a program that Ctrl-C ended."""
+LOOK = 0.25
+"""Seconds between two looks."""
+GRACE = 3.0
+"""Seconds a rank gets to leave by itself, closing its files and loggers, before its process is ended."""
+
+STARTED = time()
+"""When this process began, near enough."""
+
+_LOST = re.compile(r"gloo|nccl|tcpstore|processgroup|connection (closed|reset|refused|was)|broken pipe", re.IGNORECASE)
+"""How torch says that another rank is gone."""
+
+
+@dataclass(slots=True)
+class LastWords:
+    """Why the run ends."""
+
+    process: int
+    """The process that failed first."""
+    text: str
+    """For the console."""
+    code: int
+    """The exit code."""
+    final: bool
+    """Whether that rank has nothing to add."""
+
+
+class FellowFailed(BaseException):
+    """Another rank has failed. No Exception, or what contains the failures of rewards would contain it."""
+
+
+class FellowRanks:
+    """This process among the ranks of its machine.
+
+    Args:
+        folder: Where a rank that fails says so; known to all ranks of the machine.
+        rank: This process, of those of the machine.
+        parent: The process that started this rank and speaks for all of them; None if this one does.
+        external: Whether something else, such as torchrun, has started all ranks. Then the one that fails speaks.
+    """
+
+    def __init__(self, folder: Path, rank: int = 0, parent: int | None = None, external: bool = False) -> None:
+        self.folder = folder
+        self.rank = rank
+        self.parent = parent
+        self.external = external
+        self.children: list[subprocess.Popen[Any]] = []
+        """The ranks that Lightning has started from here."""
+        self._leaving = False
+        self._adopting = threading.Lock()
+        self._spoke = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.get_ident()
+        if external:
+            self._forget_an_earlier_start()
+        self._watch = threading.Thread(target=self._look, name="fellow-ranks", daemon=True)
+        self._watch.start()
+
+    @property
+    def alone(self) -> bool:
+        """Whether there are no other ranks."""
+        return self.parent is None and not self.external and not self.children
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "last_words.json"
+
+    def first(self) -> LastWords | None:
+        """What the first rank that failed says, if one has."""
+        try:
+            return LastWords(**json.loads(self._file.read_text(encoding="utf-8")))
+        except (OSError, ValueError):  # not there, or not yet written to its end
+            return None
+
+    def _forget_an_earlier_start(self) -> None:
+        """Removes what a start before this one has left in a folder that both know."""
+        with contextlib.suppress(OSError):
+            if self._file.stat().st_mtime < STARTED:
+                self._file.unlink()
+
+    def claim(self, text: str, code: int, process: int | None = None, final: bool = False) -> LastWords:
+        """The last words of the run: these, unless another rank failed before."""
+        words = LastWords(process or os.getpid(), text, code, final)
+        try:
+            with self._file.open("x", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(words)))
+        except FileExistsError:
+            known = self.first()
+            if known is None or (known.process, known.final) != (words.process, False):
+                return known or words
+            changed = self._file.with_suffix(f".{words.process}")
+            changed.write_text(json.dumps(asdict(words)), encoding="utf-8")
+            changed.replace(self._file)
+        except OSError:  # no folder, no disk: say it here
+            pass
+        return words
+
+    def raised(self, error: BaseException) -> None:
+        """Says at once that this rank fails: closing it takes a while, and others see only lost connections."""
+        self._leaving = True
+        self._adopt()
+        if self.alone or is_of_a_lost_rank(error):
+            return
+        if isinstance(error, KeyboardInterrupt):
+            self.claim(f"grpo: rank {self.rank} was interrupted", INTERRUPTED)
+        elif isinstance(error, UsageError):
+            self.claim(f"grpo: error: {error}", 2)
+        elif not isinstance(error, FellowFailed | SystemExit):
+            self.claim("".join(traceback.format_exception(error)).rstrip(), 1)
+
+    def fail(self, text: str, code: int) -> int:
+        """Says why the run ends, if no other rank has failed before, and otherwise what that one says.
+
+        Returns:
+            The exit code of all ranks.
+        """
+        self._leaving = True
+        self._adopt()
+        if self.alone:
+            print(text, file=sys.stderr)
+            return code
+        if is_of_a_lost_rank(sys.exception()):
+            self._wait_for_words(2 * GRACE)
+        words = self.claim(text, code, final=True)
+        if words.process != os.getpid() and not words.final:
+            self._wait_for_words(GRACE, final=True)
+            words = self.first() or words
+        if self.parent is None and (not self.external or words.process == os.getpid()):
+            self._speak(words)
+        return words.code
+
+    def leave(self, code: Any) -> None:
+        """Tells whether a rank that ends with an exit code of its own has failed."""
+        words = self.first()
+        if self.parent is not None and words is not None and words.process == os.getpid():
+            self.fail(words.text, words.code)
+        elif code in (None, 0, 128 + signal.SIGTERM, INTERRUPTED):
+            with contextlib.suppress(OSError):  # the process that started all ranks may have ended first
+                self.folder.joinpath(f"left-{os.getpid()}").touch()
+        elif self.parent is not None:
+            text = f"grpo: error: rank {self.rank} ended with exit code {code}"
+            self.fail(text, code if isinstance(code, int) else 1)
+
+    def finish(self) -> None:
+        """Waits for the other ranks, which may still fail on their last steps.
+
+        Raises:
+            SystemExit: One did.
+        """
+        self._adopt()
+        end = monotonic() + 3 * GRACE
+        while self.children and monotonic() < end and any(child.poll() is None for child in self.children):
+            sleep(LOOK / 5)
+        if self.parent is None and not self.external and self.first() is not None:
+            sys.exit(self.fail("", 1))
+
+    def close(self) -> None:
+        """Ends the watch."""
+        self._over.set()
+        self._watch.join()
+        self._clean_up()
+
+    def _wait_for_words(self, seconds: float, final: bool = False) -> None:
+        end = monotonic() + seconds
+        while monotonic() < end and not ((words := self.first()) and (words.final or not final)):
+            sleep(LOOK / 5)
+
+    def _speak(self, words: LastWords) -> None:
+        """Ends the other ranks, and then says why, once."""
+        if self._spoke.acquire(blocking=False):
+            for child in self.children:
+                child.kill()
+            for child in self.children:
+                child.wait()
+            print(words.text, file=sys.stderr, flush=True)
+
+    def _look(self) -> None:
+        """The thread: looks until the run is over."""
+        seen, told = math.inf, False
+        while not self._over.wait(LOOK):
+            self._adopt()
+            if self.parent is not None and os.getppid() != self.parent:
+                self._end(1)  # the process that speaks for the run is gone
+            words = self.first()
+            if words is None:
+                self._look_for_the_lost()
+                continue
+            seen = min(seen, monotonic())
+            late = monotonic() - seen > GRACE
+            mine = words.process == os.getpid()
+            if not mine and (self.parent is not None or self.external):
+                self._end(words.code)
+            if mine and monotonic() - seen > 10 * GRACE:
+                self._end(self.fail(words.text, words.code))
+            if not mine and late and not (self._leaving and monotonic() - seen < 3 * GRACE):
+                self._speak(words)
+                self._end(words.code)
+            if not (mine or told or self._leaving or words.code == INTERRUPTED):
+                told = True
+                raise_in(self._thread, FellowFailed)
+
+    def _adopt(self) -> None:
+        """Takes the processes over from Lightning's own observer, which ends this process by SIGKILL without a word."""
+        with self._adopting:
+            for thread in threading.enumerate():
+                if thread.name == "child-process-observer" and getattr(thread, "_child_processes", None):
+                    self.children += thread._child_processes  # type: ignore[attr-defined]
+                    thread._child_processes = []  # type: ignore[attr-defined]
+
+    def _end(self, code: int) -> None:
+        self._clean_up()
+        end_process(code)
+
+    def _clean_up(self) -> None:
+        if self.parent is None and not (self.external and (self.rank > 0 or self.first())):
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _look_for_the_lost(self) -> None:
+        """A rank may be gone without having said why: out of memory, or killed by somebody."""
+        for rank, child in enumerate(self.children, start=1):
+            code = child.poll()
+            if code in (None, 0) or self.folder.joinpath(f"left-{child.pid}").exists():
+                continue
+            assert code is not None
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            memory = "; the system does that when memory runs out" if code == -signal.SIGKILL else ""
+            self.claim(f"grpo: error: rank {rank} (process {child.pid}) {how}{memory}", 1, child.pid, final=True)
+
+
+class FailTogether(Callback):
+    """Tells the other ranks at once that this one fails."""
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        if _current is not None:
+            _current.raised(exception)
+
+
+_current: FellowRanks | None = None
+
+
+@contextlib.contextmanager
+def fail_together() -> Iterator[None]:
+    """While the ranks of a run are at work: ends all of them when one fails.
+
+    Raises:
+        SystemExit: This rank or another one failed.
+    """
+    global _current
+    folder, options = _place()
+    fellows = _current = FellowRanks(folder, **options)
+    starts_ranks = fellows.parent is None and not fellows.external
+    if starts_ranks:
+        os.environ[VARIABLE] = f"{os.getpid()}:{folder}"
+    try:
+        yield
+        fellows.finish()
+    except SystemExit as stopped:
+        fellows.leave(stopped.code)
+        raise
+    except (Exception, FellowFailed):
+        if fellows.alone:
+            raise
+        sys.exit(fellows.fail(traceback.format_exc().rstrip(), 1))
+    finally:
+        fellows.close()
+        _current = None
+        if starts_ranks:
+            os.environ.pop(VARIABLE, None)
+
+
+def last_words(text: str, code: int) -> int:
+    """Says on standard error why the run ends, once for all ranks; the exit code."""
+    if _current is None:
+        print(text, file=sys.stderr)
+        return code
+    return _current.fail(text, code)
+
+
+def _place() -> tuple[Path, dict[str, Any]]:
+    """The folder of this run's ranks on this machine, and who this process is among them."""
+    parent, _, folder = os.environ.get(VARIABLE, "").partition(":")
+    rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
+    if parent == str(os.getppid()) and rank > 0:
+        return Path(folder), {"rank": rank, "parent": os.getppid()}
+    torchrun = [os.environ[key] for key in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT") if key in os.environ]
+    slurm = [os.environ[key] for key in ("SLURM_JOB_ID", "SLURM_STEP_ID") if key in os.environ]
+    if torchrun or (len(slurm) == 2 and int(os.environ.get("SLURM_NTASKS", 1)) > 1):
+        names = [*(torchrun and [str(os.getppid())]), *torchrun, *slurm]
+        names += [os.environ.get(key, "") for key in ("SLURM_RESTART_COUNT", "MASTER_PORT")]
+        shared = Path(tempfile.gettempdir(), "grpo-" + re.sub(r"[^\w]+", "-", "-".join(names)))
+        shared.mkdir(mode=0o700, exist_ok=True)
+        return shared, {"rank": rank, "external": True}
+    if parent and rank > 0 and not Path("/proc", parent).exists() and Path("/proc").exists():
+        end_process(1)  # the process that started this rank is gone already
+    return Path(tempfile.mkdtemp(prefix="grpo-")), {}
+
+
+def is_of_a_lost_rank(error: BaseException | None) -> bool:
+    """Whether `error` only says that another rank is gone, which will have said why."""
+    if isinstance(error, FellowFailed):
+        return True
+    from_torch = type(error) is RuntimeError or type(error).__module__.startswith("torch")
+    return from_torch and _LOST.search(str(error)) is not None
+
+
+def raise_in(thread: int, kind: type[BaseException]) -> None:
+    """Raises `kind` in a thread as soon as it runs Python."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
+
+
+def end_process(code: int) -> None:
+    """Ends this process at once, whatever its threads wait for."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,568 @@
+"""Whether two claims say the same. Runs in a worker process, on texts that a model wrote."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import permutations
+from typing import Any
+
+from grpo_lightning.rewards.verifier import equality, finished
+from grpo_lightning.rewards.verifier.grammar import Claim, Item, Node, read_claim
+from grpo_lightning.rewards.verifier.numbers import (
+    exact,
+    infinity,
+    is_decimal,
+    is_infinite,
+    is_percent,
+    literal,
+    nodes,
+    symbols,
+)
+from grpo_lightning.rewards.verifier.settling import (
+    WHOLES,
+    base_of,
+    bound_names,
+    by_names,
+    choice_of,
+    chosen,
+    condition,
+    expanded,
+    has_signs,
+    is_true_chain,
+    padded,
+    renamed,
+    scaled,
+    settle,
+    system,
+    values_agree,
+    vector,
+    with_argument,
+    with_counter,
+)
+from grpo_lightning.rewards.verifier.spans import FLIPPED, SPANS, Span, is_interval, is_span, span_of, span_of_claim
+from grpo_lightning.rewards.verifier.tokens import Unreadable, tokenize
+from grpo_lightning.rewards.verifier.units import FACTORS, Unit
+
+EQUAL, DIFFERENT, UNPARSEABLE, RESTATED, GOLD_BAD = "equal", "different", "unparseable", "restated", "gold_bad"
+_BARE_UNIT = re.compile(r"(.*[\d})])(?:\s|\\[, ])*([A-Za-z]{1,2})(\^\{?\d\}?)?")
+_NOTHING = frozenset(
+    [
+        "none",
+        "no solution",
+        "no solutions",
+        "no real solution",
+        "no real solutions",
+        "there is no solution",
+        "there are no solutions",
+        "empty set",
+        "the empty set",
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What reasonable people decide differently; the arguments of `MathVerifier`, which explain them."""
+
+    percent: bool = True
+    degrees: bool = True
+    convert_units: bool = False
+    ordered_lists: bool = False
+    tuples_are_intervals: bool = False
+    finished: bool = True
+    decimals: int = 10
+
+
+def compare(gold: str, answer: str, question: str = "", policy: dict[str, Any] | None = None) -> str:
+    """What is to be said of an answer: `equal`, `different`, `unparseable`, `restated`, or `gold_bad`."""
+    return _Comparison(Policy(**(policy or {})), question).outcome(gold, answer)
+
+
+class _Comparison:
+    def __init__(self, policy: Policy, question: str) -> None:
+        self.policy, self.question = policy, question
+        self.allowed: frozenset[str] = frozenset()
+        self.asked = finished.expressions(question)
+
+    def outcome(self, gold: str, answer: str) -> str:
+        try:
+            right_tokens = _spelling(gold)
+        except Unreadable:
+            return GOLD_BAD
+        known = finished.words_of(self.question)
+        try:
+            right = read_claim(gold, known)
+        except Unreadable:
+            return self._by_spelling(right_tokens, answer)
+        try:
+            said = read_claim(answer, known)
+        except Unreadable:
+            return self._by_spelling(right_tokens, answer)
+        except RecursionError:
+            return UNPARSEABLE
+        self.allowed = frozenset().union(*(finished.unfinished(item.chain) for item in right.items))
+        if not self.same(right, said):
+            if len(said.items) != len(right.items) and len(said.items) == 1:
+                said = self._split(answer, known) or said
+            if not self.same(right, said) and not self._with_unit(right, answer, known):
+                return DIFFERENT
+        wants_work = self.policy.finished and self.question and _spelling(answer) != right_tokens
+        return RESTATED if wants_work and finished.is_restated(right, said, self.question) else EQUAL
+
+    def _split(self, answer: str, known: frozenset[str]) -> Claim | None:
+        """The answer with every comma between two values: where the gold answer is a list, `100,200` is one."""
+        try:
+            return read_claim(answer.replace(",", ", "), known) if "," in answer else None
+        except Unreadable:
+            return None
+
+    def _with_unit(self, gold: Claim, answer: str, known: frozenset[str]) -> bool:
+        """`5m` where the gold answer is in metres."""
+        bare = _BARE_UNIT.fullmatch(answer.strip())
+        if not bare or not gold.items[-1].unit:
+            return False
+        try:
+            return self.same(gold, read_claim(f"{bare[1]}\\text{{ {bare[2]}}}{bare[3] or ''}", known))
+        except Unreadable:
+            return False
+
+    def _by_spelling(self, gold: tuple[str, ...], answer: str) -> str:
+        try:
+            said = _spelling(answer)
+        except Unreadable:
+            return UNPARSEABLE
+        return EQUAL if said == gold else UNPARSEABLE
+
+    # ----- claims
+
+    def same(self, gold: Claim, answer: Claim) -> bool:
+        """Whether two claims say the same."""
+        right, said = choice_of(gold), choice_of(answer)
+        if right:
+            return right == said
+        gold, answer = system(gold), system(chosen(answer))
+        if "trailing" in answer.joins and "trailing" not in gold.joins:
+            return False
+        conditions = [condition(claim) for claim in (gold, answer)]
+        if conditions[0] is not None:
+            return self.same_families(gold, answer)
+        if conditions[1] is not None and conditions[1][1] in (("numbers", "R"), ("numbers", "Z")):
+            answer = Claim(answer.items[:-1], answer.joins if len(answer.items) > 2 else frozenset())
+        if (
+            len(gold.items) == 1
+            and answer.joins == {"or"}
+            and all(
+                literal(item.chain[2][-1]) is not None and self.same_item(gold.items[0], item) for item in answer.items
+            )
+        ):
+            return True  # `3/4 or 75 %`
+        named = by_names(gold)
+        if len(named) > 1:
+            return self.same_assignments(named, gold, answer)
+        span, other = span_of_claim(gold), span_of_claim(answer)
+        if span and other and (is_span(gold) or is_span(answer)):
+            return self.same_spans(span, other)
+        ours, theirs = self.members(gold), self.members(answer)
+        if ours is None and len(answer.items) > 1 and theirs is None:
+            return self.same_tuple(gold, answer)
+        if ours is not None or theirs is not None:
+            return self.same_members(gold, answer, ours, theirs)
+        if len(gold.items) != 1 or len(answer.items) != 1:
+            return False
+        return self.same_item(gold.items[0], answer.items[0])
+
+    def same_item(self, gold: Item, answer: Item) -> bool:
+        right, said = settle(gold), settle(answer, not gold.chain[1], self.asked)
+        factor = self.unit_factor(gold.unit, answer.unit)
+        if factor is None:
+            return False
+        if right is None:
+            return self.same_relation(gold.chain, answer.chain)
+        if said is None:
+            return (
+                len(gold.chain[1]) == 1
+                and len(symbols(gold.chain)) > 1
+                and self.same_relation(gold.chain, answer.chain)
+            )
+        said = with_argument(right, said)
+        if right.names and said.names and not right.names & said.names:
+            return (
+                len(symbols(gold.chain)) > 1
+                and len(gold.chain[1]) == 1 == len(answer.chain[1])
+                and self.same_relation(gold.chain, answer.chain)
+            )
+        if not is_true_chain(said) or (said.names - right.names) & symbols(said.value):
+            return False
+        if right.names and not said.names and any(literal(link) is not None for link in said.links):
+            return False  # `0 = 0` says nothing about x
+        ours, theirs = right.value, said.value
+        if gold.unit and is_percent(theirs):
+            return False
+        if factor != 1:
+            theirs = ("number", factor * value, None) if (value := literal(theirs)) is not None else theirs
+        if literal(ours) is not None and literal(theirs) is None and not symbols(theirs):
+            theirs = next((link for link in said.links if literal(link) is not None), theirs)
+        if right.close is not None and self.same_value(right.close, theirs, gold.unit, answer.unit):
+            return True
+        if said.close is not None and literal(ours) is not None and literal(theirs) is None:
+            return self.same_value(ours, said.close, gold.unit, answer.unit)
+        return self.same_value(ours, theirs, gold.unit, answer.unit)
+
+    def unit_factor(self, gold: Unit, answer: Unit) -> Fraction | None:
+        """By what the answer's number is to be multiplied to be in the gold answer's unit; None if it cannot be."""
+        if not gold or not answer or gold == answer:
+            return Fraction(1)
+        ours, theirs = dict(gold), dict(answer)
+        if self.policy.degrees and {*ours, *theirs} <= {"degree", "radian"}:
+            return Fraction(1)
+        loose = {"unit", "point"}
+        if set(ours) <= loose or set(theirs) <= loose:
+            return Fraction(1)
+        if not self.policy.convert_units:
+            return None
+        factor = Fraction(1)
+        for unit, sign in ((answer, 1), (gold, -1)):
+            bases: dict[str, int] = {}
+            for name, power in unit:
+                base, size = FACTORS.get(name, (name, 1))
+                factor *= Fraction(size) ** (sign * power)
+                bases[base] = bases.get(base, 0) + power
+            if sign == 1:
+                wanted = bases
+        return factor if bases == wanted else None
+
+    # ----- several things
+
+    def members(self, claim: Claim) -> list[Node] | None:
+        """The values of a list or a set, in their order; None if the claim is one value."""
+        if len(claim.items) == 1:
+            settled = settle(claim.items[0])
+            if settled is None:
+                return None
+            value = settled.value
+            if value[0] == "set" or has_signs(value):
+                return list(expanded([*value[1:]] if value[0] == "set" else [value]))
+            return None
+        values = []
+        names: set[str] = set()
+        for item in claim.items:
+            settled = settle(item)
+            if settled is None or (item.unit != claim.items[-1].unit and item.unit):
+                return None
+            if settled.names and names and not {base_of(name) for name in settled.names} & {*map(base_of, names)}:
+                return None
+            if not is_true_chain(settled):
+                return None
+            names |= settled.names
+            values.append(settled.value)
+        return list(expanded(values))
+
+    def same_members(self, gold: Claim, answer: Claim, ours: list[Node] | None, theirs: list[Node] | None) -> bool:
+        if ours is None or theirs is None:
+            return False
+        if any(part == ("dots",) for part in ours + theirs):
+            return len(ours) == len(theirs) and all(map(self.same_part, ours, theirs))
+        braces = [
+            any(node[0] == "set" for item in claim.items for node in nodes(item.chain)) for claim in (gold, answer)
+        ]
+        if any(braces):
+            ours, theirs = self.distinct(ours), self.distinct(theirs)
+        if len(ours) != len(theirs):
+            return False
+        if self.policy.ordered_lists and not any(braces):
+            return all(map(self.same_part, ours, theirs))
+        return self.is_matching(ours, theirs)
+
+    def is_matching(self, ours: Sequence[Node], theirs: Sequence[Node]) -> bool:
+        """Whether each of ours is one of theirs, and each of theirs is taken once."""
+        left = list(theirs)
+        for part in ours:
+            found = next((other for other in left if self.same_part(part, other)), None)
+            if found is None:
+                return False
+            left.remove(found)
+        return True
+
+    def distinct(self, values: Sequence[Node]) -> list[Node]:
+        found: list[Node] = []
+        for value in values:
+            if not any(values_agree(value, other) for other in found):
+                found.append(value)
+        return found
+
+    def same_part(self, gold: Node, answer: Node) -> bool:
+        """Of a list or a tuple: a percent sign counts."""
+        return is_percent(gold) == is_percent(answer) and self.same_value(gold, answer)
+
+    def same_tuple(self, gold: Claim, answer: Claim) -> bool:
+        """`x=2, y=3` for `(2,3)`."""
+        settled = settle(gold.items[0])
+        named = by_names(answer)
+        if settled is None or settled.value[0] != "group" or settled.value[1:3] != ("(", ")") or "or" in answer.joins:
+            return False
+        if len(named) != len(answer.items):
+            return False
+        order = settled.order if settled.order and set(settled.order) == set(named) else sorted(named)
+        ours, theirs = settled.value[3:], [named[name] for name in order]
+        return len(ours) == len(theirs) and all(map(self.same_part, ours, theirs))
+
+    def same_assignments(self, named: dict[str, Node], gold: Claim, answer: Claim) -> bool:
+        """`b=3, a=2` or `(2,3)` or `2, 3` for `a=2, b=3`."""
+        if "or" in answer.joins and "or" not in gold.joins:
+            return False
+        theirs = by_names(answer)
+        if theirs:
+            return set(theirs) == set(named) and all(self.same_part(named[name], theirs[name]) for name in named)
+        values = [settled.value for item in answer.items if (settled := settle(item)) and not settled.names]
+        if len(answer.items) == 1:
+            settled = settle(answer.items[0])
+            if settled is None or settled.value[0] != "group" or (settled.order and list(settled.order) != list(named)):
+                return False
+            values = list(settled.value[3:]) if settled.value[1:3] == ("(", ")") else []
+        return len(values) == len(named) and all(map(self.same_part, named.values(), values))
+
+    def same_families(self, gold: Claim, answer: Claim) -> bool:
+        """`\\frac\\pi2 + n\\pi, n \\in \\mathbb Z`, whatever the counter is called."""
+        ours, theirs = condition(gold), condition(answer)
+        if ours is None or theirs is None or ours[1] != theirs[1]:
+            return False
+        rest = [Claim(claim.items[:-1], claim.joins) for claim in (gold, answer)]
+        others = tuple(Item(renamed(item.chain, {theirs[0]: ours[0]}), item.unit) for item in rest[1].items)
+        return self.same(rest[0], Claim(others, rest[1].joins))
+
+    # ----- values
+
+    def same_value(self, gold: Node, answer: Node, ours: Unit = (), theirs: Unit = ()) -> bool:
+        """Whether two values are equal and the answer's is worked out."""
+        kinds = gold[0], answer[0]
+        answer = with_counter(gold, answer)
+        right, said = literal(gold), literal(answer)
+        if {*dict(ours), *dict(theirs)} == {"degree", "radian"}:
+            return self.same_angle(gold, answer, ours, theirs)
+        if right is not None:
+            if said is None:
+                return self.same_angle(gold, answer, ours, theirs)
+            return same_number(right, said, is_percent(gold), is_percent(answer), is_decimal(gold, answer), self.policy)
+        if (gold[0] == "symbol" and answer[0] == "words") or gold[0] == "words":
+            return _same_words(gold, answer)
+        if not self.policy.degrees and kinds.count("degree") == 1:
+            return False
+        if WHOLES.intersection(kinds):
+            return self.same_whole(gold, answer)
+        if gold[0] == "percent" or answer[0] == "percent":
+            if kinds[0] != kinds[1]:
+                return False
+            gold, answer = gold[1], answer[1]
+        if (answer[0] == "constant" and answer[1] == "inf") or gold == ("constant", "inf") or is_infinite(gold):
+            return infinity(gold) == infinity(answer) != 0
+        if self.policy.finished and finished.unfinished(answer) - self.allowed - _free_of(gold, answer):
+            return False
+        if said is not None and is_decimal(answer) and not self.is_long(answer):
+            return exact(gold) is not None and equality.equal(gold, answer)
+        return equality.equal(gold, answer) or self.same_angle(gold, answer, ours, theirs)
+
+    def is_long(self, answer: Node) -> bool:
+        return answer[0] == "number" and len(str(answer[1].numerator)) >= 9
+
+    def same_angle(self, gold: Node, answer: Node, ours: Unit, theirs: Unit) -> bool:
+        """Degrees and radians of one angle, where one side has a degree sign and the other a pi."""
+        if not self.policy.degrees:
+            return False
+        bare = [node[1] if node[0] == "degree" else node for node in (gold, answer)]
+        units = ["degree" if node[0] == "degree" else dict(unit) for node, unit in ((gold, ours), (answer, theirs))]
+        in_degrees = ["degree" in unit for unit in units]
+        if any("radian" in unit for unit in units) and any(in_degrees):
+            pairs = [("degree", node) if flag else node for node, flag in zip(bare, in_degrees, strict=True)]
+            return equality.equal_constants(*pairs)
+        has_pi = [any(part == ("constant", "pi") for part in nodes(node)) for node in bare]
+        if in_degrees == [True, True] or (any(in_degrees) and not any(has_pi)):
+            return self.same_value(*bare) if (gold, answer) != tuple(bare) else False
+        if in_degrees == [True, False] and has_pi == [False, True]:
+            return equality.equal_constants(("degree", bare[0]), bare[1])
+        if in_degrees == [False, True] and has_pi == [True, False]:
+            return equality.equal_constants(bare[0], ("degree", bare[1]))
+        return False
+
+    def same_whole(self, gold: Node, answer: Node) -> bool:
+        """Tuples, intervals, sets, matrices and the like."""
+        spans = span_of(gold), span_of(answer)
+        if all(spans) and (gold[0] in SPANS or answer[0] in SPANS or is_interval(gold) != is_interval(answer)):
+            return self.same_spans(*spans)  # type: ignore[arg-type]
+        gold, answer = scaled(gold), scaled(answer)
+        if {gold[0], answer[0]} == {"matrix", "group"}:
+            gold, answer = (vector(gold), vector(answer))
+        if gold[0] == "ratio" and len(gold) == 3 and literal(answer) is not None:
+            parts = [literal(part) for part in gold[1:]]
+            return None not in parts and bool(parts[1]) and parts[0] / parts[1] == literal(answer)  # type: ignore[operator]
+        if gold[0] == "ratio" and answer[0] == "time":
+            return [literal(part) for part in gold[1:]] == list(answer[2:])
+        if gold[0] != answer[0]:
+            return False
+        if gold[0] == "group":
+            if gold[1:3] != answer[1:3] and not (
+                self.policy.tuples_are_intervals and {gold[1:3], answer[1:3]} == {("(", ")"), ("[", "]")}
+            ):
+                return False
+            return len(gold) == len(answer) and all(map(self.same_part, gold[3:], answer[3:]))
+        if gold[0] == "matrix":
+            if [len(row) for row in gold[1:]] != [len(row) for row in answer[1:]]:
+                return False
+            return all(
+                self.same_part(a, b)
+                for ours, theirs in zip(gold[1:], answer[1:], strict=True)
+                for a, b in zip(ours, theirs, strict=True)
+            )
+        if gold[0] == "cases":
+            return len(gold) == len(answer) and any(
+                all(len(a) == len(b) and all(map(self.same_cell, a, b)) for a, b in zip(gold[1:], other, strict=True))
+                for other in permutations(answer[1:])
+                if len(answer) < 6
+            )
+        if gold[0] == "set":
+            one, two = (Claim((Item(("chain", (), (node,))),)) for node in (gold, answer))
+            return self.same_members(one, two, self.members(one), self.members(two))
+        if gold[0] == "builder":
+            return self.same_builder(gold, answer)
+        if gold[0] == "mod":
+            return self.same_part(gold[2], answer[2]) and equality.equal(gold[1], answer[1])
+        if gold[0] in ("union", "meet", "minus"):
+            pairs = [answer[1:], answer[:0:-1]] if gold[0] != "minus" else [answer[1:]]
+            return any(all(map(self.same_part, gold[1:], pair)) for pair in pairs)
+        if gold[0] == "chain":
+            return self.same_relation(gold, answer)
+        if gold[0] == "ratio":
+            return len(gold) == len(answer) and all(map(self.same_part, gold[1:], answer[1:]))
+        if gold[0] == "time":
+            return gold[1] == answer[1] and padded(gold[2:]) == padded(answer[2:])
+        return gold == answer
+
+    def same_cell(self, gold: Node, answer: Node) -> bool:
+        if gold[0] == "chain" or answer[0] == "chain":
+            spans = span_of(gold), span_of(answer)
+            return self.same_spans(*spans) if all(spans) else self.same_relation(gold, answer)  # type: ignore[arg-type]
+        return self.same_value(gold, answer)
+
+    def same_builder(self, gold: Node, answer: Node) -> bool:
+        bound = [bound_names(node) for node in (gold, answer)]
+        if len(bound[0]) != len(bound[1]) or len(gold) != len(answer):
+            return False
+        for order in permutations(bound[0]):
+            other = renamed(answer, dict(zip(bound[1], order, strict=True)))
+            if self.same_part(gold[1], other[1]) and all(map(self.same_cell, gold[2:], other[2:])):
+                return True
+        return False
+
+    def same_spans(self, gold: "Span", answer: "Span") -> bool:
+        """Whether two sets of real numbers are the same, of the same variable if both name one."""
+        if gold.name and answer.name and gold.name != answer.name:
+            return False
+        if any(finished.unfinished(end) - self.allowed for end in answer.ends):
+            return False
+        if len(gold.pieces) != len(answer.pieces):
+            return False
+        return all(
+            (a.left_closed, a.right_closed) == (b.left_closed, b.right_closed)
+            and self.same_end(a.left, b.left)
+            and self.same_end(a.right, b.right)
+            for a, b in zip(gold.pieces, answer.pieces, strict=True)
+        )
+
+    def same_end(self, gold: Node, answer: Node) -> bool:
+        return gold == answer or self.same_value(gold, answer)
+
+    # ----- relations
+
+    def same_relation(self, gold: Node, answer: Node) -> bool:
+        """Whether two equations or inequalities say the same, up to a factor; a chain link by link."""
+        ours, theirs = _oriented(gold), _oriented(answer)
+        if ours is None or theirs is None or ours[0] != theirs[0]:
+            return False
+        operators, right, said = ours[0], ours[1], theirs[1]
+        if self._pairwise(right, said) or (set(operators) <= {"=", "ne"} and self._pairwise(right, said[::-1])):
+            return True
+        if len(operators) > 1 or operators[0] not in ("=", "ne", "<", "le"):
+            return False
+        if len(symbols(gold)) < 2 and operators[0] == "=" and _is_solved(gold):
+            return False
+        if any(node[0] in WHOLES for side in (*right, *said) for node in nodes(side)):
+            return False
+        differences = [("add", sides[0], ("neg", sides[1])) for sides in (right, said)]
+        sign = equality.proportional(*differences)
+        return sign is not None and (operators[0] in ("=", "ne") or sign > 0)
+
+    def _pairwise(self, ours: Sequence[Node], theirs: Sequence[Node]) -> bool:
+        if len(ours) != len(theirs):
+            return False
+        return all(a == b for a, b in zip(ours, theirs, strict=True)) or (
+            (len(ours) > 2 or any(part[0] in WHOLES or literal(part) is not None for part in (*ours, *theirs)))
+            and all(self.same_value(a, b) for a, b in zip(ours, theirs, strict=True))
+        )
+
+
+# ----- numbers
+
+
+def same_number(right: Fraction, said: Fraction, ours: bool, theirs: bool, decimal: bool, policy: Policy) -> bool:
+    """Whether two numbers are equal, a decimal as far as its digits go. `ours`, `theirs`: has it a percent sign?"""
+    if right == said and (ours == theirs or policy.percent or right == 0):
+        return True
+    # What percentage is it? 25, or 25 %. But 0.25 says 25 %, and 0.25 % something else.
+    if ours != theirs:
+        bare, percent = (said, right) if ours else (right, said)
+        return policy.percent and abs(bare) >= 1 and bare == 100 * percent
+    # 0.0833333333333 is 1/12 as far as it goes; a whole number is never "as far as it goes".
+    both = right.denominator > 1 and said.denominator > 1
+    return decimal and both and abs(right - said) * 10**policy.decimals <= max(abs(right), abs(said))
+
+
+def _free_of(gold: Node, answer: Node) -> frozenset[str]:
+    """What an answer may leave to do because of what the gold answer is."""
+    is_complex = any(node == ("constant", "i") for node in nodes(gold))
+    return frozenset(["complex exponential"] if is_complex else [])
+
+
+def _same_words(gold: Node, answer: Node) -> bool:
+    ours, theirs = _text(gold), _text(answer)
+    if ours in _NOTHING and answer == ("set",):
+        return ours != "none"
+    if ours in _NOTHING and theirs in _NOTHING:
+        return True
+    return bool(ours) and ours == theirs
+
+
+def _text(tree: Node) -> str:
+    if tree[0] == "words":
+        words = [str(word).casefold().rstrip(".") for word in tree[1:]]
+        return " ".join(words[1:] if words[0] in ("the", "a", "an") and len(words) > 1 else words)
+    if tree[0] == "symbol":
+        return str(tree[1]).casefold()
+    return ""
+
+
+# ----- relations
+
+
+def _oriented(chain: Node) -> tuple[tuple[str, ...], tuple[Node, ...]] | None:
+    """The chain with all its inequalities pointing one way."""
+    if chain[0] != "chain" or not chain[1]:
+        return None
+    _, operators, operands = chain
+    if any(operator in (">", "ge") for operator in operators):
+        operators = tuple(FLIPPED.get(operator, operator) for operator in operators[::-1])
+        operands = operands[::-1]
+    if any(operator in (">", "ge") for operator in operators):
+        return None
+    return operators, operands
+
+
+def _is_solved(chain: Node) -> bool:
+    return chain[2][0][0] in ("symbol", "named", "apply") and not symbols(chain[2][1])
+
+
+def _spelling(text: str) -> tuple[str, ...]:
+    """The tokens of a text, without braces that only group."""
+    found = tuple(token.text for token in tokenize(text) if token.text not in ("{", "}"))
+    if text.count("{") - text.count(r"\{") != text.count("}") - text.count(r"\}") or not found:
+        raise Unreadable("open braces")
+    return found

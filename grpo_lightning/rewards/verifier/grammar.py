@@ -1,0 +1,973 @@
+"""Reads an answer: tokens in, one claim out. What the grammar does not know is no answer."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+from grpo_lightning.rewards.verifier.tokens import Token, Unreadable, tokenize
+from grpo_lightning.rewards.verifier.units import CURRENCIES, SCALES, UNITS, Unit, is_phrase, word_set
+
+Node = tuple[Any, ...]
+"""A tree: the kind of node, then its parts. Equal trees mean the same; see `_Parser` for the kinds."""
+
+MAX_TOKENS, MAX_DEPTH = 500, 25
+RELATIONS = {
+    "=": "=", "<": "<", ">": ">", "le": "le", "ge": "ge", "ne": "ne", "approx": "approx", "in": "in", "equiv": "equiv",
+    "subset": "subset", "subseteq": "subseteq", "to": "to", "sim": "sim", "mapsto": "mapsto", "propto": "propto",
+    "notin": "notin", "parallel": "parallel", "perp": "perp", "supset": "supset", "cong": "cong",
+}  # fmt: skip
+FUNCTION_LETTERS = frozenset("fghFGH")
+_LOGS = ("ln", "log", "lg")
+_CLOSING = {"(": ")", "[": "]", r"\{": r"\}"}
+_LABELS = word_set(
+    "the a final correct answer answers is are total sum probability area volume perimeter length width height "
+    "distance speed cost price time number value solution solutions choice option so therefore hence thus mean "
+    "median mode average result of x it that slope ratio degree degrees remainder radius percent percentage "
+    "profit"
+)
+_BASE_WORDS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+_BASES = {name: base for base, word in enumerate(_BASE_WORDS.split(), 2) for name in (word, str(base))}
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One of the things that an answer claims."""
+
+    chain: Node
+    """`("chain", operators, operands)`: `x = 3` has one operator and two operands, `3` none and one."""
+    unit: Unit = ()
+    """Its unit, if it is in the table."""
+    names_things: bool = False
+    """Whether something is counted: `3 cookies`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What an answer claims: one thing, or several."""
+
+    items: tuple[Item, ...]
+    joins: frozenset[str] = frozenset()
+    """What stands between the items: `,`, `;`, `and`, `or`."""
+
+
+@lru_cache(maxsize=1 << 14)
+def read_claim(text: str, known: frozenset[str] = frozenset(), brackets: bool = True) -> Claim:
+    """The claim of an answer.
+
+    Args:
+        text: The answer.
+        known: Words that may follow a number because the question has them.
+        brackets: Whether `3,500` inside brackets is two numbers.
+
+    Raises:
+        Unreadable: It is none, or more than one.
+    """
+    tokens = tokenize(text, brackets)
+    if len(tokens) > MAX_TOKENS:
+        raise Unreadable("too long")
+    return _Parser(_without_frame(list(tokens), known), known).claim()
+
+
+def _without_frame(tokens: list[Token], known: frozenset[str]) -> list[Token]:
+    """Without marks around the whole and a label in front: `The answer is`, `Total =`."""
+    while tokens and tokens[-1].text in (".", ",", ";", r"\\", "!") and tokens[-1].kind == "mark":
+        if tokens[-1].text == "!" and not (len(tokens) > 1 and tokens[-2].kind == "word"):
+            break
+        tokens = tokens[:-1]
+    while tokens and tokens[0].kind in ("mark", "command") and tokens[0].text in ("=", ":", ",", "approx"):
+        tokens = tokens[1:]
+    words = 0
+    while words < len(tokens) and tokens[words].kind == "word":
+        words += 1
+    is_usual = 0 < words < len(tokens) and all(token.text.casefold() in _LABELS for token in tokens[:words])
+    if is_usual and (tokens[words].text in ("=", ":") or tokens[words - 1].text.casefold() in ("is", "are")):
+        return _without_frame(tokens[words:], known)
+    while 0 < words < len(tokens) and (
+        tokens[words].kind in ("word", "symbol") or tokens[words].text in ("triangle", "angle")
+    ):
+        words += 1
+    is_label = 0 < words < len(tokens) - 1 and tokens[words].text in ("=", ":") and _is_label(tokens[:words], known)
+    return _without_frame(tokens[words + 1 :], known) if is_label else tokens
+
+
+def _is_label(tokens: list[Token], known: frozenset[str]) -> bool:
+    """`Probability`, `Area of ABC`, `Total cost`: one noun, or words that the question or the table has."""
+    low = [token.text.casefold() for token in tokens if token.kind == "word"]
+    if len(low) == len(tokens) == 1:
+        return len(low[0]) > 2 and low[0] not in _DENIALS
+    has_symbols = len(low) < len(tokens)
+    return (
+        (not has_symbols or "of" in low)
+        and all(word in _LABELS or word in known for word in low)
+        and not _DENIALS & {*low}
+    )
+
+
+_DENIALS = word_set(
+    "not no isn't without never neither nor either unless except than least most less more min max minimum "
+    "maximum if wrong incorrect false maybe perhaps possibly probably unsure anything but or other another "
+    "first last one none dne"
+)
+
+
+class _Parser:
+    """By descent. Kinds of nodes: number value decimals · symbol name · constant name · add · neg · mul · div · pow ·
+    root degree radicand · call name arguments · apply name arguments · fact · abs · percent · degree · pm sign ·
+    group opening closing items · set · builder body conditions · matrix rows · cases rows · ratio · base digits base ·
+    time hours minutes half · words · dots · chain operators operands · union · minus · meet · numbers name ·
+    big name below above body · mod value modulus · marked mark name."""
+
+    def __init__(self, tokens: list[Token], known: frozenset[str]) -> None:
+        self.tokens, self.known, self.place, self.depth = tokens, known, 0, 0
+        self.bars = 0
+        self.stops: list[str] = []
+
+    # ----- tokens
+
+    @property
+    def next(self) -> Token:
+        return self.tokens[self.place] if self.place < len(self.tokens) else _END
+
+    def peek(self, offset: int) -> Token:
+        return self.tokens[self.place + offset] if self.place + offset < len(self.tokens) else _END
+
+    def take(self, *texts: str) -> str:
+        token = self.next
+        if token.text in texts and token.kind in ("mark", "command", "environment", "join"):
+            self.place += 1
+            return token.text
+        return ""
+
+    def expect(self, text: str) -> None:
+        if not self.take(text):
+            raise Unreadable(f"expected {text}, found {self.next.text or 'the end'}")
+
+    # ----- claims
+
+    def claim(self) -> Claim:
+        items, joins = self.items()
+        if self.place < len(self.tokens):
+            raise Unreadable(f"what does {self.next.text!r} mean here?")
+        if not items:
+            raise Unreadable("nothing")
+        return Claim(tuple(items), frozenset(joins))
+
+    def items(self) -> tuple[list[Item], set[str]]:
+        """Items up to a closing bracket or the end."""
+        items, joins = [self.item()], set[str]()
+        while True:
+            if self.next.kind == "join" and self.next.text in self.stops:
+                return items, joins
+            found = []
+            while join := self.take(",", ";", "and", "or"):
+                found.append(join)
+            if not found or self.at_end():
+                return items, joins | ({"trailing"} if found else set())
+            if "or" in found and self.next.text in ("about", "approximately", "roughly"):
+                self.place += 1
+                _, operators, operands = items[-1].chain
+                items[-1] = Item(("chain", (*operators, "approx"), (*operands, self.operand())), items[-1].unit)
+                continue
+            if found.count(",") > 1:
+                raise Unreadable("an empty place in a list")
+            joins.add("or" if "or" in found else "and" if "and" in found else found[0])
+            items.append(self.item())
+
+    def at_end(self) -> bool:
+        return self.place >= len(self.tokens) or self.next.text in (")", "]", r"\}")
+
+    def item(self) -> Item:
+        self.quantifier()
+        choice = self.choice()
+        if choice:
+            return Item(("chain", (), (choice,)))
+        currency = self.currency()
+        if self.next.kind == "word" and not self.is_operand_word():
+            return Item(("chain", (), (self.words(),)))
+        operators, operands = [], [self.operand()]
+        if self.take("over"):
+            operands = [("div", operands[0], self.operand())]
+        while (relation := RELATIONS.get(self.next.text, "")) and self.next.kind in ("mark", "command"):
+            if relation in self.stops:
+                break
+            self.place += 1
+            operators.append(relation)
+            if not currency:
+                currency = self.currency()
+            operands.append(self.words() if self.next.kind == "word" and not self.is_operand_word() else self.operand())
+        if operators[-1:] == ["equiv"] and operands[-1][:2] == ("call", "mod"):
+            operands[-1] = ("mod", *operands[-1][2:])
+        if self.take("pmod") or (self.next.text == "(" and self.peek(1).text in ("mod", "bmod") and self.advance()):
+            in_brackets = self.next.text in ("mod", "bmod") and self.advance()
+            operands[-1] = ("mod", operands[-1], self.argument() if not in_brackets else self.operand())
+            if in_brackets:
+                self.expect(")")
+        self.quantifier()
+        scale, unit, things = self.unit()
+        if scale != 1 and operands[-1][0] == "number":
+            operands[-1] = ("number", operands[-1][1] * scale, None)
+        elif scale != 1:
+            operands[-1] = ("mul", operands[-1], ("number", Fraction(scale), None))
+        if currency:
+            unit = unit or ((currency, 1),)
+        if unit == (("percent", 1),):
+            operands[-1], unit = ("percent", operands[-1]), ()
+        self.quantifier()
+        return Item(("chain", tuple(operators), tuple(operands)), unit, things)
+
+    def advance(self) -> str:
+        self.place += 1
+        if self.place > len(self.tokens):
+            raise Unreadable("it ends too early")
+        return self.tokens[self.place - 1].text
+
+    def currency(self) -> str:
+        """A sign of money before a number."""
+        if self.next.text in CURRENCIES and self.next.kind == "mark":
+            return CURRENCIES[self.advance()]
+        if self.next.text == "Rs" and self.peek(1).kind in ("number", "mark"):
+            self.place += 1
+            self.take(".")
+            return "rupee"
+        return ""
+
+    def quantifier(self) -> None:
+        """`for all real x`, where it says nothing."""
+        start = self.place
+        if self.next.text == "forall" or (self.next.text == "for" and self.peek(1).text in ("all", "any", "every")):
+            self.place += 1
+            while self.next.kind == "word" and self.next.text in ("all", "any", "every", "real", "values", "of"):
+                self.place += 1
+            if self.next.kind in ("symbol", "word") and len(self.next.text) == 1:
+                self.place += 1
+                if self.take("in"):
+                    self.operand()
+                return
+        self.place = start
+
+    def choice(self) -> Node | None:
+        """`(C)`, `C.`, `(C) 12`: the letter of a choice, alone or before its text."""
+        texts = [self.peek(offset).text for offset in range(3)]
+        if texts[0] in ("Choice", "Option", "choice", "option"):
+            self.place += 1
+            return self.choice() or (("symbol", self.advance()) if len(self.next.text) == 1 else None)
+        for letter, end in ((texts[1], 3 if texts[0] == "(" and texts[2] == ")" else 0), (texts[0], 2)):
+            is_marked = end == 3 or (end == 2 and texts[1] in (")", ".", ":"))
+            if not (is_marked and len(letter) == 1 and letter in "ABCDEFGHIJ"):
+                continue
+            after = self.peek(end)
+            if after is _END or after.text in (",", ";", "and", "or", ")"):
+                if end == 2 and texts[1] == ")" and self.place:
+                    return None
+                self.place += end
+                return ("symbol", letter)
+            if self.place == 0 and (end == 3 or texts[1] != "." or after.spaced) and after.text not in _AFTER_NO_CHOICE:
+                if after.text == "(":
+                    return None
+                self.place += end
+                if any(
+                    token.kind == "word" and token.text.casefold() in _DENIALS for token in self.tokens[self.place :]
+                ):
+                    raise Unreadable("a choice that is taken back")
+                rest = _Parser(self.tokens[self.place :], self.known).claim()
+                self.place = len(self.tokens)
+                if len(rest.items) > 1 or {*rest.items[0].chain[1]} - {"=", "approx"}:
+                    raise Unreadable("a second claim")
+                return ("choice", letter, rest)
+        return None
+
+    def is_operand_word(self) -> bool:
+        """Whether the word is a symbol set in upright letters."""
+        token = self.next
+        return token.kind == "word" and token.text.isascii() and (len(token.text) == 1 or token.text.isupper())
+
+    def words(self) -> Node:
+        """Text that is an answer by itself: `Tuesday`, `June 20`."""
+        said: list[str] = []
+        while self.next.kind in ("word", "number") or (self.next.kind == "symbol" and said):
+            said.append(self.next.text)
+            self.place += 1
+        if [word.casefold() for word in said] in (["all", "real", "numbers"], ["all", "reals"]):
+            return ("numbers", "R")
+        return ("words", *said)
+
+    def unit(self) -> tuple[int, Unit, bool]:
+        """What stands behind a value: its scale, its unit, and whether it counts things."""
+        scale = 1
+        while self.next.kind == "word" and self.next.text in SCALES:
+            scale *= SCALES[self.advance()]
+        factors: dict[str, int] = {}
+        if currency := self.currency():
+            factors[currency] = 1
+        self.unit_product(factors, 1)
+        if self.next.kind == "number" and self.peek(1).text == "-" and self.peek(2).text == "digit":
+            self.place += 3  # `12 three-digit numbers`, with a 3
+        phrase = ["per"] if self.next.text == "/" and self.advance() else []
+        while self.next.kind in ("word", "symbol") or (self.next.text in ("per", "in") and self.next.kind == "command"):
+            phrase.append(self.advance())
+        if self.next.kind == "number" and phrase[-2:] == ["out", "of"]:
+            phrase = phrase[:-2]
+            self.place += 1
+        if phrase and phrase[0] in ("(", ")"):
+            raise Unreadable("brackets")
+        if phrase and factors:
+            phrase = ["units", *phrase]
+        if phrase and not is_phrase(phrase, self.known):
+            raise Unreadable(f"{' '.join(phrase)!r} is no unit")
+        if self.next.text == "(" and (phrase or factors or self.place) and self.peek(1).kind == "word":
+            start = self.place
+            self.place += 1
+            inside = []
+            while self.next.kind == "word":
+                inside.append(self.advance())
+            if self.take(")") and is_phrase(inside, self.known):
+                phrase = phrase or inside
+            else:
+                self.place = start
+        unit = tuple(sorted((name, power) for name, power in factors.items() if power))
+        return scale, unit, bool(phrase)
+
+    def unit_product(self, factors: dict[str, int], sign: int) -> bool:
+        """Units and their powers, as `kg`, `m/s^2`, `J/(mol K)`."""
+        found = False
+        while True:
+            start = self.place
+            square = 1
+            if self.next.text in ("square", "sq", "cubic") and self.next.kind == "word":
+                square = 3 if self.advance() == "cubic" else 2
+                self.take(".")
+            self.take(".") if found else None
+            token = self.next
+            name = UNITS.get(token.text) or UNITS.get(token.text.casefold())
+            if name and (token.kind == "word" or (token.text == "Omega" and not found)):
+                self.place += 1
+                self.take(".")
+                power = square * self.unit_power()
+                factors[name] = factors.get(name, 0) + sign * power
+            elif token.text == "frac" and self.peek(2).kind == "word":
+                self.place += 1
+                for direction in (1, -1):
+                    self.expect("{")
+                    if not self.unit_product(factors, sign * direction):
+                        raise Unreadable("no unit")
+                    self.expect("}")
+            elif found and (token.text == "/" or (token.text == "per" and token.kind == "word")):
+                self.place += 1
+                inner = self.take("(")
+                if not self.unit_product(factors, -sign):
+                    self.place = start
+                    return found
+                if inner:
+                    self.expect(")")
+            elif token.text == "per" and token.kind == "word" and self.next.text == "per":
+                self.place = start
+                return found
+            elif found and token.text == "*":
+                self.place += 1
+                continue
+            else:
+                self.place = start
+                return found
+            found = True
+
+    def unit_power(self) -> int:
+        if not self.take("^"):
+            return 1
+        in_braces = self.take("{")
+        sign = -1 if self.take("-") else 1
+        if self.next.kind != "number" or not self.next.text.isdigit() or len(self.next.text) > 1:
+            raise Unreadable("no power of a unit")
+        power = sign * int(self.advance())
+        if in_braces:
+            self.expect("}")
+        return power
+
+    # ----- expressions
+
+    def operand(self) -> Node:
+        """Sets and their unions, ratios, times."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise Unreadable("too deep")
+        node = self.name() or self.ratio()
+        while operator := self.take("cup", "cap", "setminus"):
+            node = ({"cup": "union", "cap": "meet", "setminus": "minus"}[operator], node, self.ratio())
+        self.depth -= 1
+        return node
+
+    def name(self) -> Node | None:
+        """The left side of `P(X = 2) =` or `(f \\circ g)(x) =`: any symbol or group applied to any group."""
+        start = self.place
+        end = start
+        texts = [token.text for token in self.tokens[start:]]
+        if "=" in texts:
+            first = self.tokens[start : start + texts.index("=")]
+            composed = any(a.kind == "symbol" and b.text == "circ" for a, b in pairwise(first))
+            if (composed or texts[:4] == ["frac", "{", "d", "}"]) and all(token.kind != "join" for token in first):
+                self.place += len(first)
+                return ("named", "".join(token.text for token in first))
+        if self.next.text == "(":
+            end = self.matching(start) + 1
+            composed = any(token.text == "circ" for token in self.tokens[start:end])
+            if not composed:
+                return None
+        elif self.next.kind in ("symbol", "word") or self.next.text in ("mathbb P", "mathbb E", "Pr"):
+            end = start + 1
+        else:
+            return None
+        while end < len(self.tokens) and self.tokens[end].text in ("'", "_", "^"):
+            if self.tokens[end].text == "'":
+                end += 1
+            elif end + 1 < len(self.tokens) and self.tokens[end + 1].text == "{":
+                end = self.matching(end + 1) + 1
+            else:
+                end += 2
+        if end >= len(self.tokens) or self.tokens[end].text != "(":
+            return None
+        last = self.matching(end)
+        if last + 1 < len(self.tokens) and self.tokens[last + 1].text in ("=", "approx") and last > end + 1:
+            self.place = last + 1
+            return ("named", "".join(token.text for token in self.tokens[start : last + 1] if token.text not in "{}"))
+        return None
+
+    def matching(self, start: int) -> int:
+        """Where the bracket that opens at `start` closes."""
+        depth = 0
+        for index in range(start, len(self.tokens)):
+            text = self.tokens[index].text
+            depth += (text in ("(", "[", "{", r"\{")) - (text in (")", "]", "}", r"\}"))
+            if depth == 0:
+                return index
+        raise Unreadable("an open bracket")
+
+    def ratio(self) -> Node:
+        parts = [self.sum()]
+        while ":" not in self.stops and (self.take(":") or self.take_to()):
+            parts.append(self.sum())
+        half = self.advance() if self.next.kind == "word" and self.next.text in ("am", "pm") else ""
+        if half:
+            if not all(part[0] == "number" for part in parts):
+                raise Unreadable("no time")
+            return ("time", half, *(part[1] for part in parts))
+        return parts[0] if len(parts) == 1 else ("ratio", *parts)
+
+    def take_to(self) -> bool:
+        """The word of `3 to 4`."""
+        is_ratio = self.next.kind == "word" and self.next.text == "to" and self.peek(1).kind == "number"
+        self.place += is_ratio
+        return is_ratio
+
+    def sum(self) -> Node:
+        sign = self.take("+", "-", "pm", "mp")
+        if sign and self.next.text in ("+", "-"):
+            raise Unreadable("two signs")
+        first = self.product()
+        terms = [_signed(sign, first)]
+        while sign := self.take("+", "-", "pm", "mp"):
+            if self.next.text in ("+", "-"):
+                raise Unreadable("two signs")
+            terms.append(_signed(sign, self.product()))
+        return terms[0] if len(terms) == 1 else ("add", *terms)
+
+    def product(self) -> Node:
+        node = self.factor()
+        while True:
+            if self.take("*"):
+                node = ("mul", node, self.signed_factor())
+            elif self.next.text == "/" and self.next.kind == "mark":
+                if self.peek(1).kind == "word" and len(self.peek(1).text) > 1:
+                    return node
+                self.place += 1
+                node = self.quotient(node)
+            elif self.next.text in ("mod", "bmod") and self.next.kind in ("function", "command"):
+                self.place += 1
+                node = ("call", "mod", node, self.factor())
+            elif self.take("circ"):
+                raise Unreadable("a composition")
+            elif self.starts_factor():
+                is_fraction = self.next.text == "frac"
+                is_number = self.next.kind == "number" or (self.next.text == "{" and self.peek(1).kind == "number")
+                right = self.factor()
+                if is_fraction and _is_mixed(node, right):
+                    node = ("number", node[1] + _exact(right), None)
+                elif (is_number and right[0] == "number" and node != ("constant", "i")) or (
+                    node[0] == "number" and right[0] == "number"
+                ):
+                    raise Unreadable("two numbers side by side")
+                else:
+                    node = ("mul", node, right)
+            else:
+                return node
+
+    def quotient(self, node: Node) -> Node:
+        """`7 3/4` is a mixed number, else left to right."""
+        right = self.signed_factor()
+        return ("div", node, right)
+
+    def signed_factor(self) -> Node:
+        return ("neg", self.factor()) if self.take("-") else self.factor()
+
+    def starts_factor(self) -> bool:
+        token = self.next
+        if token.text == "Omega" and self.tokens[self.place - 1].kind == "number" and self.peek(1) is _END:
+            return False
+        if token.kind in ("number", "symbol", "function"):
+            return True
+        if token.kind == "word":
+            return False
+        if token.text == "|" and token.kind == "mark":
+            return self.bars == 0 and "|" not in self.stops
+        if token.text == "frac" and self.peek(1).text == "{" and self.peek(2).kind == "word":
+            return False
+        if token.text == "(" and self.peek(1).text in ("mod", "bmod"):
+            return False
+        if token.text == "(" and self.peek(1).kind == "word" and len(self.peek(1).text) != 1:
+            return False
+        return token.kind != "join" and (
+            token.text in ("(", "{", "begin pmatrix", "begin bmatrix") or token.text in _OPENERS
+        )
+
+    def factor(self) -> Node:
+        node = self.atom()
+        while True:
+            if self.take("^"):
+                node = self.power(node)
+            elif self.take("!"):
+                node = ("call", "!!", node) if self.take("!") else ("fact", node)
+            elif self.take("%"):
+                node = ("percent", node)
+            elif self.take("circ"):
+                node = self.degrees(node)
+            elif self.next.text == "'" and node[0] in ("symbol", "apply"):
+                self.place += 1
+                node = (node[0], node[1] + "'", *node[2:])
+                if node[0] == "symbol" and self.next.text == "(":
+                    node = ("apply", node[1], *self.arguments())
+            elif self.next.text == "_" and node[0] == "number":
+                self.place += 1
+                node = self.based(node)
+            else:
+                return node
+
+    def power(self, node: Node) -> Node:
+        if self.take("circ", "degree"):
+            return self.degrees(node)
+        if self.next.text == "{" and self.peek(1).text == "circ" and self.peek(2).text == "}":
+            self.place += 3
+            return self.degrees(node)
+        if self.next.text == "*" or (self.next.text == "{" and self.peek(1).text == "*"):
+            raise Unreadable("a star")
+        if self.next.text == "{" and self.peek(1).text == "'":
+            self.place += 1
+            primes = ""
+            while self.take("'"):
+                primes += "'"
+            self.expect("}")
+            return ("symbol", node[1] + primes) if node[0] == "symbol" else ("marked", primes, node)
+        if node[0] == "symbol" and node[1] in FUNCTION_LETTERS and self.is_inverse():
+            self.argument()
+            return (
+                ("apply", node[1] + "^-1", *self.arguments()) if self.next.text == "(" else ("symbol", node[1] + "^-1")
+            )
+        exponent = ("neg", self.atom()) if self.take("-") else self.argument(whole_numbers=True)
+        return ("pow", node, exponent)
+
+    def degrees(self, node: Node) -> Node:
+        """Of an angle, or of temperature."""
+        if self.next.text in ("C", "F") and self.peek(1) is _END:
+            self.tokens[self.place] = Token("word", "celsius" if self.next.text == "C" else "fahrenheit")
+            return node
+        return ("degree", node)
+
+    def is_inverse(self) -> bool:
+        return [self.peek(offset).text for offset in range(4)] == ["{", "-", "1", "}"]
+
+    def based(self, node: Node) -> Node:
+        """`204_5`."""
+        if self.take("{"):
+            inner = self.take("(")
+            text = self.advance()
+            if inner:
+                self.expect(")")
+            self.expect("}")
+        else:
+            text = self.advance()
+        base = int(text) if text.isdigit() and len(text) < 3 else _BASES.get(text, 0)
+        if not base:
+            raise Unreadable("no base")
+        return ("base", str(node[1]), base)
+
+    def argument(self, whole_numbers: bool = False) -> Node:
+        """What TeX takes for an argument: a group in braces or one character."""
+        if self.take("{"):
+            stops, self.stops = self.stops, []
+            bars, self.bars = self.bars, 0
+            node = self.operand()
+            if self.take("over"):
+                node = ("div", node, self.operand())
+            self.bars, self.stops = bars, stops
+            self.expect("}")
+            return node
+        token = self.next
+        if token.kind == "number" and not whole_numbers and len(token.text) > 1:
+            first, rest = token.text[0], token.text[1:]
+            if not first.isdigit():
+                raise Unreadable("no argument")
+            self.tokens[self.place] = Token("number", rest)
+            return ("number", Fraction(first), None)
+        return self.atom()
+
+    def arguments(self) -> list[Node]:
+        """`(a, b)` behind a function's name."""
+        self.expect("(")
+        bars, self.bars = self.bars, 0
+        stops, self.stops = self.stops, []
+        items, _ = self.items()
+        self.bars, self.stops = bars, stops
+        self.expect(")")
+        return [_plain_value(item) for item in items]
+
+    def atom(self) -> Node:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise Unreadable("too deep")
+        node = self._atom()
+        self.depth -= 1
+        return node
+
+    def _atom(self) -> Node:
+        token = self.next
+        if token.kind == "number":
+            return self.number()
+        if token.kind == "function":
+            return self.function()
+        if token.kind == "symbol" or self.is_operand_word():
+            return self.symbol()
+        if token.kind == "environment":
+            return self.environment()
+        if token.kind == "word" or token.kind == "join" or token is _END:
+            raise Unreadable(f"{token.text or 'the end'!r} where a value should be")
+        self.place += 1
+        text = token.text
+        if text == "(" or text == "[":
+            return self.group(text)
+        if text == r"\{":
+            return self.set()
+        if text == "{":
+            self.place -= 1
+            return self.argument()
+        if text in ("|", r"\|"):
+            bars, self.bars = self.bars, 1
+            node = self.operand()
+            self.bars = bars
+            self.expect(text)
+            return ("abs", node) if text == "|" else ("call", "norm", node)
+        if text in ("lfloor", "lceil"):
+            node = self.operand()
+            self.expect("rfloor" if text == "lfloor" else "rceil")
+            return ("call", "floor" if text == "lfloor" else "ceil", node)
+        if text == "frac":
+            top, bottom = self.argument(), self.argument()
+            return _derivative(top, bottom) or ("div", top, bottom)
+        if text == "sqrt":
+            degree: Node = ("number", Fraction(2), None)
+            if self.take("["):
+                degree = self.operand()
+                self.expect("]")
+            return ("root", degree, self.argument())
+        if text == "binom":
+            return ("call", "binom", self.argument(), self.argument())
+        if text == "infty":
+            return ("constant", "inf")
+        if text == "emptyset":
+            return ("set",)
+        if text.startswith("mathbb "):
+            return self.number_set(text)
+        if text == "ldots":
+            return ("dots",)
+        if text in ("overline", "vec", "hat", "dot", "ddot", "tilde"):
+            return self.marked(text)
+        if text in ("angle", "triangle", "measuredangle"):
+            letters = ""
+            while self.next.kind == "symbol":
+                letters += self.advance()
+            if not letters and self.take("{"):
+                while self.next.kind == "symbol":
+                    letters += self.advance()
+                self.expect("}")
+            return self.subscripts("angle " + letters if text != "triangle" else "triangle " + letters)
+        if text in ("sum", "prod", "int", "iint", "oint", "lim", "bigcup", "bigcap"):
+            return self.big(text)
+        raise Unreadable(f"what does {text!r} mean here?")
+
+    def number(self) -> Node:
+        text = self.advance()
+        if "(" in text:
+            whole, _, rest = text.partition(".")
+            fixed, _, repeated = rest.rstrip(")").partition("(")
+            value = Fraction(f"{whole}.{fixed}0") + Fraction(
+                int(repeated), (10 ** len(repeated) - 1) * 10 ** len(fixed)
+            )
+            return ("number", value, None)
+        mantissa = text.casefold().partition("e")[0]
+        if len(mantissa) > 200:
+            raise Unreadable("too many digits")
+        decimals = len(mantissa.partition(".")[2]) if "." in mantissa else None
+        node: Node = ("number", Fraction(text), decimals)
+        if decimals is None and self.next.kind == "number" and self.next.spaced and self.peek(1).text == "/":
+            bottom = self.peek(2)
+            digits = self.next.text.isdigit() and bottom.kind == "number" and bottom.text.isdigit()
+            if digits and 0 < int(self.next.text) < int(bottom.text):
+                node = ("number", node[1] + Fraction(int(self.next.text), int(bottom.text)), None)
+                self.place += 3
+        if self.next.text == "in" and self.peek(1).text == "base":
+            self.place += 1
+        if self.next.text == "base" and self.next.kind == "word" and self.peek(1).text in _BASES:
+            self.place += 1
+            base = self.advance()
+            return ("base", str(node[1]), _BASES[base])
+        return node
+
+    def symbol(self) -> Node:
+        name = self.advance()
+        if name == "e" and self.next.text != "_":
+            return ("constant", "e")
+        if name == "pi" and self.next.text != "_":
+            return ("constant", "pi")
+        if name == "i" and self.next.text != "_":
+            return ("constant", "i")
+        node = self.subscripts(name)
+        if self.next.text == "(" and name in FUNCTION_LETTERS:
+            return ("apply", node[1], *self.arguments())
+        return node
+
+    def subscripts(self, name: str) -> Node:
+        """A symbol with what stands below it: `a_{n}` is `a_n`."""
+        while self.take("_"):
+            if self.next.text == "{":
+                end = self.matching(self.place)
+                inner = self.tokens[self.place + 1 : end]
+                self.place = end + 1
+            else:
+                inner = [self.next]
+                self.place += 1
+            name += "_" + "".join(token.text for token in inner if token.text not in ("{", "}"))
+        return ("symbol", name)
+
+    def marked(self, mark: str) -> Node:
+        if mark == "overline" and not (self.next.text == "{" and self.peek(1).kind == "symbol"):
+            node = self.argument()
+            return ("call", "conj", node)
+        in_braces = self.take("{")
+        letters = ""
+        while self.next.kind == "symbol" and (in_braces or not letters):
+            letters += self.advance()
+        node = self.subscripts(f"{mark} {letters}")
+        if not letters:
+            raise Unreadable("a mark over nothing")
+        if in_braces:
+            self.expect("}")
+        return self.subscripts(node[1])
+
+    def function(self) -> Node:
+        name = self.advance()
+        if name == "Pr":
+            return ("symbol", name)
+        power: Node | None = None
+        below: Node | None = None
+        while self.next.text in ("^", "_"):
+            if self.take("^"):
+                inverse = self.is_inverse() or (self.next.text == "-" and self.peek(1).text == "1")
+                if inverse and name in ("sin", "cos", "tan", "cot", "sec", "csc"):
+                    name, _ = (
+                        "arc" + name,
+                        self.argument() if self.next.text == "{" else (self.advance(), self.advance()),
+                    )
+                    continue
+                power = self.argument()
+            else:
+                self.place += 1
+                below = self.argument(whole_numbers=True)
+        arguments, bracketed = self.function_arguments(name)
+        node: Node = ("call", name, *arguments) if below is None else ("call", name + "_", below, *arguments)
+        if power is not None:
+            return ("pow", node, power)
+        if bracketed and name in _LOGS and self.next.text == "^":
+            self.place += 1
+            exponent = self.argument(whole_numbers=True)
+            return (*node[:-1], ("pow", node[-1], exponent))
+        return node
+
+    def function_arguments(self, name: str) -> tuple[list[Node], bool]:
+        if self.next.text == "(":
+            return self.arguments(), True
+        if self.next.text == r"\{" and name in ("max", "min", "gcd", "lcm"):
+            self.place += 1
+            node = self.set()
+            return list(node[1:]), True
+        if not self.starts_factor():
+            raise Unreadable(f"{name} of nothing")
+        node = self.factor()
+        while (self.starts_factor() and self.next.kind != "function" and self.next.text != "(") and not (
+            self.next.text == "|" and node[0] == "abs"
+        ):
+            node = ("mul", node, self.factor())
+        return [node], False
+
+    def group(self, opening: str) -> Node:
+        bars, self.bars = self.bars, 0
+        stops, self.stops = self.stops, []
+        items, joins = self.items()
+        self.bars, self.stops = bars, stops
+        closing = self.take(")", "]")
+        if not closing:
+            raise Unreadable("an open bracket")
+        if joins & {"or", "and", "trailing"}:
+            raise Unreadable("words in brackets")
+        values = [_plain_value(item) for item in items]
+        if len(values) == 1 and values[0][0] == "matrix":
+            return values[0]
+        if len(values) == 1 and (opening, closing) == ("(", ")"):
+            return values[0] if values[0][0] != "chain" else ("group", "(", ")", *values)
+        return ("group", opening, closing, *values)
+
+    def set(self) -> Node:
+        if self.take(r"\}"):
+            return ("set",)
+        bars, self.bars = self.bars, 0
+        stops, self.stops = self.stops, ["|", ":", "mid"]
+        items, joins = self.items()
+        if self.take("|", ":", "mid"):
+            self.stops = []
+            conditions, how = self.items()
+            self.stops, self.bars = stops, bars
+            self.expect(r"\}")
+            if len(items) > 1 or ("or" in how and how != {"or"}):
+                raise Unreadable("a set of more than one kind")
+            if how == {"or"}:
+                return ("builder", _plain_value(items[0]), ("either", *(_plain_value(item) for item in conditions)))
+            return ("builder", _plain_value(items[0]), *(_plain_value(item) for item in conditions))
+        self.stops, self.bars = stops, bars
+        self.expect(r"\}")
+        if joins & {"or", "and", "trailing"}:
+            raise Unreadable("words in brackets")
+        return ("set", *(_plain_value(item) for item in items))
+
+    def number_set(self, text: str) -> Node:
+        name = text.removeprefix("mathbb ")
+        while self.next.text in ("^", "_"):
+            mark = self.advance()
+            if self.next.text == "{":
+                end = self.matching(self.place)
+                name += mark + "".join(token.text for token in self.tokens[self.place + 1 : end])
+                self.place = end + 1
+            else:
+                name += mark + self.advance()
+        return ("numbers", name)
+
+    def big(self, name: str) -> Node:
+        below: Node = ()
+        above: Node = ()
+        while self.next.text in ("_", "^"):
+            if self.take("_"):
+                below = self.limits()
+            else:
+                self.place += 1
+                above = self.argument(whole_numbers=True)
+        return ("big", name, below, above, self.product())
+
+    def limits(self) -> Node:
+        if not self.take("{"):
+            return self.argument(whole_numbers=True)
+        items, _ = self.items()
+        self.expect("}")
+        return ("group", "{", "}", *(_plain_value(item) for item in items))
+
+    def environment(self) -> Node:
+        name = self.advance().removeprefix("begin ")
+        if name not in ("pmatrix", "bmatrix", "matrix", "array", "cases", "vmatrix", "Bmatrix", "smallmatrix"):
+            raise Unreadable(f"an environment {name!r}")
+        end = self.place
+        depth = 1
+        while depth and end < len(self.tokens):
+            text = self.tokens[end].text
+            depth += text.startswith("begin ") - text.startswith("end ")
+            end += 1
+        if depth:
+            raise Unreadable("an open environment")
+        rows = [_split(row, "&") for row in _split(self.tokens[self.place : end - 1], r"\\") if row]
+        self.place = end
+        if not rows:
+            raise Unreadable("an empty environment")
+        if name == "cases":
+            return ("cases", *(tuple(self.cell(cell) for cell in row if cell) for row in rows))
+        cells = [[self.cell(cell) for cell in row] for row in rows]
+        if name == "vmatrix":
+            return ("call", "det", ("matrix", *map(tuple, cells)))
+        return ("matrix", *map(tuple, cells))
+
+    def cell(self, tokens: list[Token]) -> Node:
+        while tokens and (tokens[-1].text == "," or tokens[0].text in ("if", "for", "when")):
+            tokens = tokens[:-1] if tokens[-1].text == "," else tokens[1:]
+        claim = _Parser(tokens, self.known).claim() if tokens else None
+        if claim is None or len(claim.items) != 1:
+            raise Unreadable("a cell with more than one value")
+        return _plain_value(claim.items[0])
+
+
+_END = Token("end", "")
+_AFTER_NO_CHOICE = word_set("/ = ^ * + - ( , ! ' _ < > in no not")
+_OPENERS = word_set(
+    "frac sqrt binom lfloor lceil infty overline vec hat dot ddot tilde angle triangle sum prod int lim"
+)
+
+
+def _split(tokens: list[Token], separator: str) -> list[list[Token]]:
+    parts: list[list[Token]] = [[]]
+    depth = 0
+    for token in tokens:
+        depth += token.text.startswith("begin ") - token.text.startswith("end ")
+        if token.text == separator and depth == 0:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts
+
+
+def _plain_value(item: Item) -> Node:
+    """The value of an item that has no unit; a relation is a chain."""
+    if item.unit or item.names_things:
+        raise Unreadable("a unit inside a formula")
+    _, operators, operands = item.chain
+    return item.chain if operators else operands[0]
+
+
+def _signed(sign: str, node: Node) -> Node:
+    if sign == "-":
+        return ("number", -node[1], node[2]) if node[0] == "number" else ("neg", node)
+    return ("pm", 1 if sign == "pm" else -1, node) if sign in ("pm", "mp") else node
+
+
+def _is_mixed(left: Node, right: Node) -> bool:
+    """Whether `2\\frac12` stands there: a whole number and a fraction below 1 of two others."""
+    if left[0] != "number" or left[2] is not None or left[1].denominator > 1 or right[0] != "div":
+        return False
+    whole = all(part[0] == "number" and part[1].denominator == 1 for part in right[1:])
+    # Any other would be a sum that is not worked out.
+    return whole and 0 < right[1][1] < right[2][1]
+
+
+def _exact(quotient: Node) -> Fraction:
+    return quotient[1][1] / quotient[2][1]
+
+
+def _derivative(top: Node, bottom: Node) -> Node | None:
+    """`\\frac{dy}{dx}` is a symbol."""
+    if bottom[0] == "mul" and bottom[1] == ("symbol", "d") and bottom[2][0] == "symbol":
+        if top == ("symbol", "d"):
+            raise Unreadable("a derivative that is not worked out")
+        if top[0] == "mul" and top[1] == ("symbol", "d") and top[2][0] == "symbol":
+            return ("symbol", f"d{top[2][1]}/d{bottom[2][1]}")
+    return None

@@ -1,0 +1,249 @@
+"""The rule-based reward for mathematics: right or wrong, decided by value and not by spelling."""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_lightning.rewards.base import OK, Reward, RewardFailure, RewardResult
+from grpo_lightning.rewards.verifier.comparison import DIFFERENT, EQUAL, GOLD_BAD, RESTATED, UNPARSEABLE
+from grpo_lightning.rewards.verifier.extraction import extract_answer, whole_turn
+from grpo_lightning.rewards.verifier.reading import MAX_CHARS, canonical, plain_number
+from grpo_lightning.rewards.workers import ERROR, TIMEOUT, WorkerPool
+from grpo_lightning.types import Question, Sample, UsageError
+
+log = logging.getLogger(__name__)
+
+NO_ANSWER, TOO_LONG = "no_answer", "too_long"
+
+_COMPARE = "grpo_lightning.rewards.verifier.comparison:compare"
+_CACHE_SIZE = 1 << 17
+_MIN_COUNTED = 100
+"""Questions before a fraction of timeouts means something."""
+_PATIENCE = 10.0
+"""A worker may take that many times its processor time by the clock: a busy machine is no reason for a timeout."""
+
+Pair = tuple[str, str, str]
+"""A gold answer, an answer and their question: what a worker gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was decided about an answer, by whom and why."""
+
+    outcome: str
+    """`equal`, `different`, or the status that kept it from being compared."""
+    stage: str
+    """Where: `gold`, `extraction`, `guards`, `numbers` or `worker`."""
+    why: str
+    """In words."""
+
+
+class MathVerifier(Reward):
+    """1 if the final answer of the completion has the value of the gold answer, else 0.
+
+    Args:
+        timeout: Processor seconds that a comparison may take in a worker process, where all go but plain numbers.
+        memory_limit_mb: Memory one worker may use on top of what its imports take (about 20), in MiB.
+        workers: Number of worker processes.
+        max_timeouts: Largest fraction of questions with a new timeout among the latest ones, at least 100 of them,
+            before the run stops: a timeout is worth 0, and many of them say that right answers are, too.
+        percent: Whether `25` and `25\\%` are equal, and `0.25` and `25\\%`: a question for a percentage may be answered
+            in either way. False: only what has the same value, `0.25`, is.
+        degrees: Whether `90^\\circ`, `90` and, where one of them has a degree sign, `\\frac\\pi2` are equal.
+        convert_units: Whether `1\\text{ foot}` is `12\\text{ inches}`. False: another unit is wrong.
+        ordered_lists: Whether `2, 1` is wrong where the gold answer is `1, 2`. Sets in braces never have an order.
+        tuples_are_intervals: Whether `(1,2)` and `[1,2]` are equal.
+        finished: Whether an answer must be worked out: not `\\sqrt{50}+\\sqrt{18}` for `8\\sqrt2`, nothing that stands
+            in the question. A gold number always wants a number.
+        decimals: Digits to which a decimal must agree with a fraction that it cannot write out.
+        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
+        name: Its name in the metrics.
+    """
+
+    finds_answers = True
+
+    def __init__(
+        self,
+        timeout: float = 1.0,
+        memory_limit_mb: int = 512,
+        workers: int = 2,
+        max_timeouts: float = 0.05,
+        percent: bool = True,
+        degrees: bool = True,
+        convert_units: bool = False,
+        ordered_lists: bool = False,
+        tuples_are_intervals: bool = False,
+        finished: bool = True,
+        decimals: int = 10,
+        weight: float = 1.0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(weight, name)
+        if not 0 <= max_timeouts <= 1:
+            raise UsageError(f"max_timeouts={max_timeouts}: give a fraction from 0 to 1")
+        if not 3 <= decimals <= 30:
+            raise UsageError(f"decimals={decimals}: give a number from 3 to 30")
+        self.max_timeouts = max_timeouts
+        self.policy: dict[str, Any] = {
+            "percent": percent,
+            "degrees": degrees,
+            "convert_units": convert_units,
+            "ordered_lists": ordered_lists,
+            "tuples_are_intervals": tuples_are_intervals,
+            "finished": finished,
+            "decimals": decimals,
+        }
+        self._pool = WorkerPool(workers, _PATIENCE * timeout, memory_limit_mb, cpu_seconds=timeout)
+        self._known: dict[Pair, str] = {}  # in the order of their last use
+        self._good_golds: dict[str, bool] = {}
+        self._slow: set[str] = set()  # gold answers with a new timeout since the last check
+        self._seen: set[str] = set()  # gold answers since the last check
+        self._counted: list[tuple[int, int]] = []  # both, of the latest checks
+
+    def prepare(self, questions: Sequence[Question]) -> None:
+        """Starts a worker, compares every gold answer with itself, and warns of each that cannot be read.
+
+        Raises:
+            LoadError: A worker cannot start.
+        """
+        self._pool.load(_COMPARE)
+        self._check_golds([question.answer for question in questions])
+        bad = [question for question in questions if not self._good_golds[question.answer]]
+        for question in bad[:20]:
+            log.warning(
+                "reward %s cannot read the gold answer %.200r of %s: its samples get no reward (status %s)",
+                self.name, question.answer, question.source or "a question without source", GOLD_BAD,
+            )  # fmt: skip
+        if len(bad) > 20:
+            log.warning("reward %s: %d gold answers more could not be read", self.name, len(bad) - 20)
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        """Grades `samples`.
+
+        Status `ok` (graded), or, worth 0, `no_answer`, `unparseable` (not one answer that the grammar knows),
+        `restated` (equal, but as the question has it), `too_long`, `timeout`, `memory` and `crash` (of the worker).
+        Only `gold_bad` gives NaN.
+        """
+        return self.report(samples, *self.grade(samples))
+
+    def report(
+        self, samples: Sequence[Sample], answers: Sequence[str | None], verdicts: Sequence[Verdict]
+    ) -> RewardResult:
+        """What `grade` says as values and statuses."""
+        values, statuses, names = [], [], []
+        for sample, answer, verdict in zip(samples, answers, verdicts, strict=True):
+            outcome = verdict.outcome
+            values.append(math.nan if outcome == GOLD_BAD else float(outcome == EQUAL))
+            statuses.append(OK if outcome in (EQUAL, DIFFERENT) else outcome)
+            # A right answer is the gold answer, however it was written: then a vote counts them as one.
+            names.append(canonical(sample.answer if outcome == EQUAL else answer) if answer else None)
+        return RewardResult(values, statuses, names)
+
+    def grade(self, samples: Sequence[Sample]) -> tuple[list[str | None], list[Verdict]]:
+        """The answer that each completion gives, and what is decided about it."""
+        self._check_golds([sample.answer for sample in samples])
+        answers = [extract_answer(whole_turn(sample)) for sample in samples]
+        verdicts: list[Verdict | Pair] = []
+        for sample, answer in zip(samples, answers, strict=True):
+            if not self._good_golds[sample.answer]:
+                verdicts.append(_GOLD_BAD)
+            elif not answer:
+                verdicts.append(_NO_ANSWER)
+            else:
+                question = sample.prompt.question.text if self.policy["finished"] else ""
+                verdicts.append(decide(sample.answer, answer, question))
+        pairs = [verdict for verdict in verdicts if isinstance(verdict, tuple)]
+        by_worker = self._compare(pairs)
+        self._seen.update(sample.answer for sample in samples)
+        return answers, [
+            verdict if isinstance(verdict, Verdict) else _by_worker(by_worker[verdict], verdict) for verdict in verdicts
+        ]
+
+    def check(self, statuses: Counter[str]) -> None:
+        """Counts the questions with a new timeout, on all ranks: one counts once, whatever is answered to it.
+
+        Raises:
+            RewardFailure: More than `max_timeouts` of the latest questions had one.
+        """
+        from grpo_lightning import ranks  # it imports torch, which a worker that imports this package need not
+
+        of_ranks = zip(*ranks.gather((self._slow, self._seen)), strict=True)
+        slow, count = (len(set[str]().union(*parts)) for parts in of_ranks)
+        self._counted.append((slow, count))
+        self._slow, self._seen = set(), set()
+        while sum(count for _, count in self._counted[1:]) >= _MIN_COUNTED:
+            del self._counted[0]
+        slow, count = (sum(column) for column in zip(*self._counted, strict=True))
+        if count >= _MIN_COUNTED and slow > self.max_timeouts * count:
+            raise RewardFailure(
+                f"reward {self.name}: comparing an answer timed out for {slow} of the latest {count} questions, more "
+                f"than max_timeouts={self.max_timeouts}, and each such answer got 0. Either the reward needs a larger "
+                f"`timeout`, now {self._pool.cpu_seconds:g} s, or the policy learned to write what is slow to compare "
+                "(look at its completions)"
+            )
+
+    def close(self) -> None:
+        """Ends the worker processes."""
+        self._pool.close()
+
+    def _check_golds(self, golds: Sequence[str]) -> None:
+        unseen = [gold for gold in dict.fromkeys(golds) if gold not in self._good_golds]
+        pairs = {gold: (gold, gold, "") for gold in unseen if gold.strip() and len(gold) <= MAX_CHARS}
+        compared = self._compare([pair for gold, pair in pairs.items() if plain_number(gold.strip()) is None])
+        for gold in unseen:
+            self._good_golds[gold] = gold in pairs and compared.get(pairs[gold], EQUAL) == EQUAL
+
+    def _compare(self, pairs: Sequence[Pair]) -> dict[Pair, str]:
+        """The outcome for each distinct pair, from memory or from a worker."""
+        known = self._known
+        outcomes = {}
+        for pair in dict.fromkeys(pairs):
+            if pair in known:
+                outcomes[pair] = known[pair] = known.pop(pair)
+        unknown = [pair for pair in dict.fromkeys(pairs) if pair not in outcomes]
+        tasks = [[*pair, self.policy] for pair in unknown]
+        for pair, outcome in zip(unknown, self._pool.map(_COMPARE, tasks), strict=True):
+            if outcome.status == ERROR:
+                outcomes[pair] = UNPARSEABLE
+            else:
+                outcomes[pair] = outcome.value if outcome.status == OK else outcome.status
+            if outcome.status == TIMEOUT:
+                self._slow.add(pair[0])
+            if outcome.status in (OK, ERROR, TIMEOUT):  # the others depend on the machine's load
+                known[pair] = outcomes[pair]
+        while len(known) > _CACHE_SIZE:
+            del known[next(iter(known))]
+        return outcomes
+
+
+_NO_ANSWER = Verdict(NO_ANSWER, "extraction", r"no \boxed{}, <answer>, #### or 'answer is' after the reasoning")
+_GOLD_BAD = Verdict(GOLD_BAD, "gold", "the gold answer cannot be read: it is empty, too long or no mathematics")
+_TOO_LONG = Verdict(TOO_LONG, "guards", f"longer than {MAX_CHARS} characters")
+_SAME_NUMBER = Verdict(EQUAL, "numbers", "the same number")
+_OTHER_NUMBER = Verdict(DIFFERENT, "numbers", "another number")
+_OUTCOMES = {
+    EQUAL: "equal",
+    DIFFERENT: "different",
+    UNPARSEABLE: "not one answer that can be read",
+    RESTATED: "equal, but it stands so in the question, or has not the form that is asked for",
+    TIMEOUT: "comparing them took too long",
+    "memory": "comparing them took too much memory",
+    "crash": "comparing them ended two workers",
+}
+
+
+def decide(gold: str, answer: str, question: str = "") -> Verdict | Pair:
+    """The verdict where both are plain numbers, else what a worker has to compare."""
+    if len(answer) > MAX_CHARS:
+        return _TOO_LONG
+    right, said = plain_number(gold.strip()), plain_number(answer)
+    if right is not None and said is not None and (right == said or right.denominator == said.denominator == 1):
+        return _SAME_NUMBER if right == said else _OTHER_NUMBER
+    return gold, answer, question
+
+
+def _by_worker(outcome: str, pair: Pair) -> Verdict:
+    return Verdict(outcome, "worker", f"{_OUTCOMES.get(outcome, outcome)}: `{pair[1]}` with `{pair[0]}`")

@@ -1,0 +1,50 @@
+"""What the process of the run itself reads of an answer: plain numbers. All else is compared in a worker."""
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+
+from grpo_lightning.rewards.verifier.grammar import read_claim
+from grpo_lightning.rewards.verifier.numbers import literal
+from grpo_lightning.rewards.verifier.tokens import Unreadable
+
+MAX_CHARS, MAX_DIGITS = 2000, 200
+
+_PLAIN = re.compile(r"-?\$?(?:[1-9]\d{0,2}(?:,\d{3}){1,60}|\d{1,200})(?:\.\d{1,100})?", re.ASCII)
+
+
+@lru_cache(maxsize=1 << 16)
+def plain_number(text: str) -> Fraction | None:
+    """The value of `18`, `-3`, `1,234.50` and `$18`; None for all that is spelt in another way."""
+    return Fraction(text.replace(",", "").replace("$", "")) if _PLAIN.fullmatch(text) else None
+
+
+@lru_cache(maxsize=1 << 14)
+def number(text: str) -> Fraction | None:
+    """The value of an answer that is one number, however it is spelt: `\\frac12`, `37.5\\%`, `7 3/4`, `x = 3 cm`."""
+    found = plain_number(text)
+    if found is not None or len(text) > MAX_CHARS:
+        return found
+    try:
+        claim = read_claim(text)
+    except (Unreadable, RecursionError):
+        return None
+    _, operators, operands = claim.items[0].chain
+    is_one = len(claim.items) == 1 and not set(operators) - {"="} and all(part[0] == "symbol" for part in operands[:-1])
+    value = operands[-1][1] if operands[-1][0] == "degree" else operands[-1]
+    return literal(value) if is_one else None
+
+
+def same_number(gold: str, answer: str) -> bool:
+    """Whether two answers are one number, a decimal as far as ten digits go."""
+    right, said = number(gold), number(answer)
+    if right is None or said is None:
+        return False
+    is_rounded = "." in gold + answer and right.denominator > 1 and said.denominator > 1
+    return right == said or (is_rounded and abs(right - said) * 10**10 <= max(abs(right), abs(said)))
+
+
+def canonical(answer: str) -> str:
+    """A spelling that answers of equal value share, as far as exact numbers can tell."""
+    value = number(answer)
+    return str(value) if value is not None else " ".join(answer.split()).casefold()

@@ -1,0 +1,297 @@
+"""What an item of a claim settles on: 3 of `x = 1 + 2 = 3`, the names before it, and what it is said to equal."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from grpo_lightning.rewards.verifier import equality, finished
+from grpo_lightning.rewards.verifier.grammar import Claim, Item, Node
+from grpo_lightning.rewards.verifier.numbers import NoNumber, is_decimal, literal, nodes, precise, symbols
+from grpo_lightning.rewards.verifier.units import word_set
+
+WHOLES = word_set("group set matrix cases builder ratio time base numbers union minus meet dots chain mod words")
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The value that an item settles on: 3 of `x = 1 + 2 = 3 \\approx 3.0`."""
+
+    value: Node
+    names: frozenset[str] = frozenset()
+    order: tuple[str, ...] = ()
+    """The names of `(x, y) = (2, 3)`."""
+    links: tuple[Node, ...] = ()
+    """What the value is said to be equal to."""
+    close: Node | None = None
+    """What it is said to be about."""
+
+
+def settle(item: Item, loose: bool = False, asked: frozenset[Node] = frozenset()) -> Settled | None:
+    """None for a relation that is yet to be solved. `loose`: `m + n` and `AB \\cdot CD` are names too."""
+    _, operators, operands = item.chain
+    if operators == ("in",) and operands[1][0] in WHOLES and (name := _name(operands[0], False)):
+        return Settled(operands[1], frozenset(name), name if operands[0][0] == "group" else ())
+    if set(operators) - {"=", "approx"}:
+        return None
+    close = None
+    if "approx" in operators:
+        if operators.index("approx") < len(operators) - 1:
+            return None
+        if len(operands) == 2 and _name(operands[0]) is not None:
+            return Settled(operands[1], frozenset(_name(operands[0]) or ()))
+        close, operands = operands[-1], operands[:-1]
+    *before, value = operands
+    names: set[str] = set()
+    order: tuple[str, ...] = ()
+    links = []
+    for index, link in enumerate(before):
+        name = _name(link, loose)
+        if name is None and loose and finished.canonical(link) in asked:
+            name = (repr(link),)
+        if name is None and link[0] == "pow" and value[0] == "matrix" and link[1][0] == "symbol":
+            name = (repr(link),)
+        if name is not None:
+            names |= set(name)
+            if link[0] == "group":
+                order = name
+        elif not symbols(link) or index > 0 or any(node[0] == "big" for node in nodes(link)):
+            links.append(link)
+        else:
+            return None
+    if value[0] == "words" and before:
+        return None
+    return Settled(value, frozenset(names), order, tuple(links), close)
+
+
+def with_argument(gold: Settled, answer: Settled) -> Settled:
+    """`f(t) = t^2` as `f(x) = x^2`, if the gold answer calls the variable x."""
+    if len(gold.names) != 1 or len(answer.names) != 1 or gold.names == answer.names:
+        return answer
+    ours, theirs = (_APPLIED.fullmatch(next(iter(settled.names))) for settled in (gold, answer))
+    if not ours or not theirs or ours[1] != theirs[1] or ours[2] in symbols(answer.value):
+        return answer
+    return Settled(renamed(answer.value, {theirs[2]: ours[2]}), gold.names)
+
+
+_APPLIED = re.compile(r"([A-Za-z]'*)\(([a-z])\)")
+
+
+def base_of(name: str) -> str:
+    """`x` of `x_1`."""
+    return name.partition("_")[0]
+
+
+def _name(tree: Node, loose: bool = True) -> tuple[str, ...] | None:
+    """The names if the left side of an equation is one: `x`, `f(3)`, `\\sin A`, `|AB|`, `m+n`, `(x, y)`."""
+    kind = tree[0]
+    if kind == "symbol":
+        return (tree[1],)
+    if kind == "named":
+        return (tree[1],)
+    if kind == "apply":
+        return (repr(tree),)
+    if kind == "words":
+        return (" ".join(map(str, tree[1:])),)
+    if kind == "group" and tree[1] == "(" and len(tree) > 3:
+        parts = [_name(part) for part in tree[3:]]
+        return tuple(part[0] for part in parts if part) if all(part and len(part) == 1 for part in parts) else None
+    if kind == "group" and tree[1:3] == ("[", "]") and len(tree) == 4:
+        return _name(tree[3])
+    if kind == "abs" and symbols(tree):
+        return (repr(tree),)
+    if kind == "call" and symbols(tree) and tree[1] not in ("exp", "ln"):
+        return (repr(tree),)
+    if kind == "ratio" and all(part[0] == "symbol" for part in tree[1:]):
+        return (repr(tree),)
+    if kind == "add" and loose and all(part[0] == "symbol" for part in tree[1:]):
+        return (repr(tree),)
+    if (
+        kind == "mul"
+        and loose
+        and all(
+            part[0] == "symbol" and (part[1][:1].isupper() or part[1] == "m" or part[1].startswith("angle"))
+            for part in tree[1:]
+        )
+    ):
+        return (repr(tree),)
+    return None
+
+
+def is_true_chain(said: Settled) -> bool:
+    """Whether the value is equal to all that it is said to be equal to, as far as numbers can tell."""
+    for link in said.links:
+        if any(node[0] == "big" for node in nodes(link)):
+            continue
+        if symbols(link):
+            if said.value[0] in WHOLES or (
+                link[0] == "mul" and literal(link[1]) is not None and link[2][0] == "symbol"
+            ):
+                return link[0] == said.value[0]
+            if link[0] in WHOLES:
+                return False
+            continue
+        if link[0] in WHOLES and link[0] != said.value[0]:
+            return False
+        if any(node[0] in WHOLES for node in nodes(link)):
+            continue
+        if any(node[0] == "call" and node[1] in ("det", "norm", "conj") for node in nodes(link)):
+            continue
+        if not values_agree(link, said.value) and not _is_close(link, said.value, True):
+            return False
+    return said.close is None or _is_close(said.value, said.close, False)
+
+
+def values_agree(left: Node, right: Node) -> bool:
+    ours, theirs = literal(left), literal(right)
+    if ours is not None and theirs is not None:
+        return ours == theirs
+    return left == right or (not symbols(left) and not symbols(right) and equality.equal_constants(left, right))
+
+
+def _is_close(value: Node, decimal: Node, rounded: bool) -> bool:
+    """Whether a decimal is about a value: within half a unit of its last digit, or 1 %."""
+    if symbols(value) or symbols(decimal):
+        return value == decimal
+    if rounded and not is_decimal(decimal):
+        return False
+    try:
+        ours, theirs = precise(30).value(value, {}), precise(30).value(decimal, {})
+    except NoNumber:
+        return value[0] in WHOLES and value[0] == decimal[0]
+    decimals = max((node[2] for node in nodes(decimal) if node[0] == "number" and node[2] is not None), default=0)
+    return bool(abs(ours - theirs) <= max(abs(ours) / 100, abs(precise(30).context.mpf(10) ** -decimals / 2)))
+
+
+def by_names(claim: Claim) -> dict[str, Node]:
+    """The values of `a=2, b=3` by their names; nothing if one has none or two have the same."""
+    found: dict[str, Node] = {}
+    for item in claim.items:
+        settled = settle(item)
+        if settled is None or len(settled.names) != 1 or not is_true_chain(settled) or settled.order:
+            return {}
+        (name,) = settled.names
+        if name in found or (item.chain[1] and item.chain[1][0] == "in"):
+            return {}
+        found[name] = settled.value
+    return found if len(claim.items) > 1 else {}
+
+
+def choice_of(claim: Claim) -> str:
+    """The letter, if the claim is the choice of one."""
+    if len(claim.items) != 1 or claim.items[0].chain[1]:
+        return ""
+    (value,) = claim.items[0].chain[2]
+    if value[0] == "choice":
+        return str(value[1])
+    if value[0] == "group" and len(value) == 4:
+        value = value[3]
+    name = value[1] if value[0] == "symbol" else value[1].upper() if value[0] == "words" and len(value) == 2 else ""
+    return name if len(name) == 1 and name in "ABCDEFGHIJ" else ""
+
+
+def system(claim: Claim) -> Claim:
+    """The equations of a system as items."""
+    if len(claim.items) != 1 or claim.items[0].chain[1] or claim.items[0].chain[2][0][0] != "cases":
+        return claim
+    rows = claim.items[0].chain[2][0][1:]
+    if not all(len(row) == 1 and row[0][0] == "chain" for row in rows):
+        return claim
+    return Claim(tuple(Item(row[0]) for row in rows), frozenset([","]))
+
+
+def chosen(claim: Claim) -> Claim:
+    """12 of `(C) 12`."""
+    value = claim.items[0].chain[2][0]
+    return value[2] if value[0] == "choice" else claim
+
+
+def condition(claim: Claim) -> tuple[str, Node] | None:
+    """The counter and its set, if the last item is `n \\in \\mathbb Z`."""
+    if len(claim.items) < 2:
+        return None
+    _, operators, operands = claim.items[-1].chain
+    if operators == ("in",) and operands[0][0] == "symbol" and operands[1][0] == "numbers":
+        return operands[0][1], operands[1]
+    return None
+
+
+def has_signs(tree: Node) -> bool:
+    return any(node[0] == "pm" for node in nodes(tree)) and tree[0] not in ("group", "set", "matrix", "union")
+
+
+def expanded(values: Sequence[Node]) -> Iterator[Node]:
+    """`1 \\pm x` as `1 + x` and `1 - x`."""
+    for value in values:
+        if has_signs(value):
+            yield _with_sign(value, 1)
+            yield _with_sign(value, -1)
+        else:
+            yield value
+
+
+def _with_sign(tree: Node, sign: int) -> Node:
+    if tree[0] == "pm":
+        inner = _with_sign(tree[2], sign)
+        if sign * tree[1] > 0:
+            return inner
+        return ("number", -inner[1], inner[2]) if inner[0] == "number" else ("neg", inner)
+    return tuple(
+        _with_sign(part, sign) if isinstance(part, tuple) and part and isinstance(part[0], str) else part
+        for part in tree
+    )
+
+
+def renamed(tree: Node, names: dict[str, str]) -> Node:
+    if tree[:1] == ("symbol",):
+        return ("symbol", names.get(tree[1], tree[1]))
+    return tuple(renamed(part, names) if isinstance(part, tuple) else part for part in tree)
+
+
+def with_counter(gold: Node, answer: Node) -> Node:
+    r"""`2n\pi` as `2k\pi`: with a pi, whatever counts is called as the gold answer calls it."""
+    ours, theirs = symbols(gold), symbols(answer)
+    if ours == theirs or len(ours) != 1 or len(theirs) != 1 or not (ours | theirs) <= _COUNTERS:
+        return answer
+    has_pi = any(node == ("constant", "pi") for node in nodes(gold))
+    return renamed(answer, {next(iter(theirs)): next(iter(ours))}) if has_pi else answer
+
+
+_COUNTERS = frozenset("knm")
+
+
+def bound_names(builder: Node) -> list[str]:
+    """The variables of a set: those that its conditions are about."""
+    return sorted({name for condition in builder[2:] for name in symbols(condition)} & symbols(builder[1]))
+
+
+def padded(parts: Sequence[Fraction]) -> tuple[Fraction, ...]:
+    return (*parts, Fraction(), Fraction())[:3]
+
+
+def vector(tree: Node) -> Node:
+    """A matrix of one row or column as a tuple."""
+    if tree[0] != "matrix":
+        return tree
+    if len(tree) == 2:
+        return ("group", "(", ")", *tree[1])
+    return ("group", "(", ")", *(row[0] for row in tree[1:])) if all(len(row) == 1 for row in tree[1:]) else tree
+
+
+def scaled(tree: Node) -> Node:
+    """A number times a matrix, multiplied out."""
+    factor, inner = None, tree
+    if tree[0] == "mul" and tree[2][0] in ("matrix", "group"):
+        factor, inner = tree[1], tree[2]
+    elif tree[0] == "neg" and tree[1][0] in ("matrix", "group"):
+        factor, inner = ("number", Fraction(-1), None), tree[1]
+    elif tree[0] == "div" and tree[1][0] == "matrix":
+        factor, inner = ("div", ("number", Fraction(1), None), tree[2]), tree[1]
+    if factor is None or inner[0] != "matrix":
+        return tree
+
+    def times(part: Node) -> Node:
+        a, b = literal(factor), literal(part)
+        return ("number", a * b, None) if a is not None and b is not None else ("mul", factor, part)
+
+    return ("matrix", *(tuple(times(part) for part in row) for row in inner[1:]))

@@ -1,0 +1,70 @@
+"""Tests that need a CUDA device. Each is marked `gpu` and skipped, with the reason, where there is none."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+# What cuBLAS needs to be deterministic; torch looks at it once.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+FOLDER = Path(__file__).parent
+FIGURES = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[FIGURES] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks and skips; warnings of a machine nobody has seen yet fail nothing."""
+    for item in items:
+        if FOLDER in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            item.add_marker(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
+            item.add_marker(pytest.mark.filterwarnings("default"), append=False)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Prints what was measured, ready for docs/gpu.md."""
+    if config.stash[FIGURES]:
+        terminalreporter.section(f"measured on {torch.cuda.get_device_name()}, torch {torch.__version__}")
+        for figure in config.stash[FIGURES]:
+            terminalreporter.line(figure)
+
+
+class Figures:
+    """Collects what was measured, as rows of a Markdown table."""
+
+    def __init__(self, rows: list[str]) -> None:
+        self.rows = rows
+
+    def add(self, what: str, value: float, unit: str) -> None:
+        """Notes one number."""
+        self.rows.append(f"| {what} | {value:.4g} | {unit} |")
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Figures:
+    return Figures(request.config.stash[FIGURES])
+
+
+@pytest.fixture(autouse=True)
+def _fresh_device() -> Iterator[None]:
+    """Every test starts with no memory held, and leaves torch's switches as they were."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda", 0)

@@ -1,0 +1,763 @@
+r"""Makes up gold answers, equal rewritings of them and wrong mutations, with verdicts known without the verifier.
+
+Formulas are trees of this file's own, valued by Python's floats: that is how a rewriting is known to be equal and a
+mutation to be wrong. Everything else (lists, intervals, units, hedges, restatements) is right or wrong by construction.
+"""
+
+import cmath
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+Tree = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A gold answer and a completion to judge."""
+
+    gold: str
+    completion: str
+    right: bool
+    kind: str
+    question: str = ""
+
+
+def pairs(seed: int) -> Iterator[Pair]:
+    """Endless pairs, always the same for a seed."""
+    rng = random.Random(seed)
+    while True:
+        make = rng.choice(MAKERS)
+        gold, rights, wrongs = make(rng)
+        kind = make.__name__
+        if rng.random() < 0.5 and rights:
+            yield Pair(gold, framed(rng, rng.choice(rights)), True, kind)
+        elif rng.random() < 0.55 and wrongs:
+            yield Pair(gold, framed(rng, rng.choice(wrongs)), False, kind)
+        elif rng.random() < 0.75:
+            other = rng.choice(wrongs) if wrongs else "17"
+            yield Pair(gold, hedged(rng, rng.choice([gold, *rights]), other), False, f"{kind}, hedged")
+        else:
+            yield restated(rng)
+
+
+# ----- what stands around an answer
+
+
+def framed(rng: random.Random, answer: str) -> str:
+    """A completion that gives the answer, in one of the ways in which models do."""
+    frames = [
+        r"So we get $\boxed{%s}$.",
+        r"\boxed{%s}",
+        "The answer is $%s$.",
+        r"**Final Answer:** $\boxed{%s}$",
+        "<think>First 3, then 5.</think><answer>%s</answer>",
+        "First $12$ and then $7$.\n\n\\[\\boxed{%s}\\]",
+        r"Let me check: $\boxed{1729}$ is too large. It is $\boxed{%s}$.",
+        "Thus the final answer is: $%s$",
+        r"Hence the answer is \(%s\).",
+        "Some steps.\n#### $%s$",
+    ]
+    return rng.choice(frames) % answer
+
+
+def hedged(rng: random.Random, answer: str, other: str) -> str:
+    """A completion that names the answer and takes it back."""
+    hedges = [
+        r"\boxed{%s} or \boxed{%s}",
+        r"Either \boxed{%s} or else \boxed{%s}.",
+        r"\boxed{%s} or maybe \boxed{%s}",
+        r"\boxed{%s \text{ or } %s}",
+        r"\boxed{%s \text{ or maybe } %s}",
+        r"\boxed{%s \lor %s}",
+        r"The answer is $%s$ or $%s$.",
+        r"The answer is $%s$, or possibly $%s$.",
+        r"The answer is $%s$ if we are lucky, otherwise $%s$.",
+        r"\boxed{%s \text{ unless } %s}",
+        r"\boxed{%s \ne %s}",
+        r"$\boxed{%s}$ / $\boxed{%s}$",
+        r"<answer>%s or %s</answer>",
+    ]
+    alone = [
+        r"\boxed{\text{not } %s}",
+        r"The answer is not \boxed{%s}.",
+        r"\boxed{%s \text{ is wrong}}",
+        r"\boxed{\text{anything but } %s}",
+        r"\boxed{\text{at least } %s}",
+        r"The answer is not $%s$.",
+        r"\boxed{%s \text{ maybe}}",
+        r"\boxed{%s ?\ 99}",
+    ]
+    if rng.random() < 0.7:
+        both = [answer, other]
+        rng.shuffle(both)
+        return rng.choice(hedges) % tuple(both)
+    return rng.choice(alone) % answer
+
+
+def restated(rng: random.Random) -> Pair:
+    """A question whose answer is copied from it."""
+    a, b, c, d = (rng.randrange(2, 13) for _ in range(4))
+    first, second = rf"\sqrt{{{a * a * 7}}}", rf"\sqrt{{{b * b * 7}}}"
+    product = f"({a}+{b}i)({c}-{d}i)"
+    cases = [
+        (rf"Compute ${a}\cdot {b}+{c}$.", f"{a * b + c}", rf"{a}\cdot {b}+{c}"),
+        (rf"Expand $(x+{a})(x+{b})$.", f"x^2+{a + b}x+{a * b}", f"(x+{b})(x+{a})"),
+        (rf"Factor $x^2+{a + b}x+{a * b}$.", f"(x+{a})(x+{b})", f"{a * b}+x^2+{a + b}x"),
+        (rf"Simplify ${first}+{second}$.", rf"{a + b}\sqrt7", f"{second}+{first}"),
+        (rf"Share {a * b} sweets among {b} children.", f"{a}", rf"\frac{{{a * b}}}{{{b}}}"),
+        (f"Compute ${product}$.", f"{a * c + b * d}+{b * c - a * d}i".replace("+-", "-"), product),
+        (rf"Add $({a},{b})$ and $({c},{d})$.", f"({a + c},{b + d})", rf"({a}+{c},{b}+{d})"),
+        (rf"Solve $|x-{a}|<{b}$.", f"({a - b},{a + b})", f"|x-{a}|<{b}"),
+        (rf"Compute $\binom{{{a + b}}}{{{b}}}$.", f"{_choose(a + b, b)}", rf"\binom{{{a + b}}}{{{b}}}"),
+        (rf"Write ${a}x+y={b}$ in slope-intercept form.", f"y=-{a}x+{b}", f"{a}x+y={b}"),
+        (r"Compute $\cos\frac{2\pi}{3}$.", r"-\frac12", r"\cos\frac{2\pi}{3}"),
+        (rf"Simplify $\frac{{x^2-{a * a}}}{{x-{a}}}$.", f"x+{a}", rf"\frac{{x^2-{a * a}}}{{x-{a}}}"),
+    ]  # fmt: skip
+    question, gold, copied = rng.choice(cases)
+    return Pair(gold, framed(rng, copied), False, "restated", question)
+
+
+def _choose(n: int, k: int) -> int:
+    result = 1
+    for i in range(k):
+        result = result * (n - i) // (i + 1)
+    return result
+
+
+# ----- answers by kind: a gold answer, right ones, wrong ones
+
+
+Answers = tuple[str, list[str], list[str]]
+
+
+def integers(rng: random.Random) -> Answers:
+    n = rng.choice([rng.randrange(2, 50), rng.randrange(100, 10**6)]) * rng.choice([1, 1, 1, -1])
+    rights = [f"{n}", f"{n:,}", f"{n}.0", f"x={n}", f"({n})", rf"\text{{{n}}}", rf"{n}\text{{ units}}", f"f(2)={n}"]
+    rights += [rf"\frac{{{2 * n}}}{{2}}", rf"{n} \approx {n}.0", f"1+{n - 1}={n}" if n > 1 else f"{n}", f"n = {n}."]
+    wrongs = [f"{n + 1}", f"{-n}", f"{n}0", f"{n}x", f"{n},{n + 2}", f"({n},{n})", f"{n}^2", f"{n}+1-1", rf"\pm {n}"]
+    wrongs += [
+        rf"{n}\text{{ thousand}}",
+        f"{n}=({n + 1})",
+        rf"{n}\cdot 1",
+        f"x>{n}",
+        f"[{n},{n + 1}]",
+        f"{n}_8",
+        f"{n}:{n + 1}",
+    ]
+    wrongs += [
+        rf"{n}\text{{ times two}}",
+        rf"{n}\text{{ tenths}}",
+        f"{n} {abs(n) + 1}",
+        f"x={n + 1}={n}",
+        rf"{n}\sqrt{{2}}",
+    ]
+    return f"{n}", rights, wrongs
+
+
+def fractions(rng: random.Random) -> Answers:
+    value = Fraction(rng.randrange(-60, 60) * 7 + 1, rng.randrange(2, 30) * 7 + 2)
+    if 100 % value.denominator == 0:
+        value += Fraction(1, 3)
+    a, b = value.numerator, value.denominator
+    rights = [rf"\frac{{{a}}}{{{b}}}", f"{a}/{b}", rf"\dfrac{{{2 * a}}}{{{2 * b}}}", rf"P = \frac{{{a}}}{{{b}}}"]
+    rights += [
+        rf"-\frac{{{-a}}}{{{b}}}",
+        rf"\frac{{{a}}}{{{b}}}\approx {float(value):.3f}",
+        rf"\left(\frac{{{a}}}{{{b}}}\right)",
+    ]
+    wrongs = [rf"\frac{{{b}}}{{{a}}}", rf"\frac{{{-a}}}{{{b}}}", rf"\frac{{{a + 1}}}{{{b}}}", rf"\frac{{{a}}}{{{b}}}x"]
+    wrongs += [
+        f"{float(value):.2f}",
+        rf"\frac{{{a}}}{{{b}}}^2",
+        f"({a},{b})",
+        f"{a},{b}",
+        rf"1-\frac{{{b - a}}}{{{b}}}",
+    ]
+    return rights[0], rights, wrongs
+
+
+def decimals(rng: random.Random) -> Answers:
+    n = rng.randrange(1001, 99999, 2)
+    text = f"{n / 1000}"
+    rights = [f"{n / 1000:.5f}", rf"\frac{{{n}}}{{1000}}", rf"{n / 1000} \text{{ cm}}", f"x = {text}", rf"\${text}"]
+    wrongs = [f"{n / 100}", f"{(n + 1) / 1000}", f"-{text}", f"{text}1", f"{n // 1000},{n % 1000}", f"{n / 1000:.1f}"]
+    return text, rights, wrongs
+
+
+def units(rng: random.Random) -> Answers:
+    n = rng.randrange(2, 500)
+    table = [
+        (r"\text{ m}", ["meters", "metres", "m"], ["cm", "s", "kg", "feet"]),
+        (r"\text{ cm}^2", ["square centimeters", "sq cm"], ["cm", "square meters", "m"]),
+        (r"\text{ hours}", ["h", "hrs", "hour"], ["minutes", "days", "s"]),
+        (r"\text{ dollars}", ["dollars", "USD"], ["cents", "euros", "\\%"]),
+        (r"\text{ m/s}", ["meters per second", "m/s"], ["m", "km/h", "m/s^2"]),
+        (r"\text{ kg}", ["kilograms", "kg"], ["g", "mg", "pounds"]),
+    ]
+    gold, same, others = rng.choice(table)
+    rights = [f"{n}", f"{n}{gold}", *(rf"{n}\text{{ {unit}}}" for unit in same), rf"{n}\,\mathrm{{{same[-1]}}}"]
+    wrongs = [*(rf"{n}\text{{ {unit}}}" for unit in others), f"{n + 1}{gold}", rf"{n}{gold}\text{{ or }}{n + 1}{gold}"]
+    wrongs += [rf"{n}{gold}\text{{ and }}30\text{{ minutes}}"]
+    return f"{n}{gold}", rights, wrongs
+
+
+def radicals(rng: random.Random) -> Answers:
+    a, c, p = rng.randrange(2, 20), rng.choice([2, 3, 5, 6, 7, 10, 11, 13]), rng.randrange(1, 30)
+    rights = [
+        rf"{p}+{a}\sqrt{{{c}}}",
+        rf"\sqrt{{{a * a * c}}}+{p}",
+        rf"{a}\sqrt{c}+{p}" if c < 10 else rf"{p}+{a}\sqrt{{{c}}}",
+    ]
+    rights += [
+        rf"\frac{{{2 * p}+{2 * a}\sqrt{{{c}}}}}{{2}}",
+        rf"x={p}+{a}\cdot\sqrt{{{c}}}",
+        rf"{p}+{a}\cdot {c}^{{1/2}}",
+    ]
+    wrongs = [
+        rf"{p}-{a}\sqrt{{{c}}}",
+        rf"{p}\pm {a}\sqrt{{{c}}}",
+        rf"{p + a}\sqrt{{{c}}}",
+        rf"{p}+{a}\sqrt{{{c + 1}}}",
+        rf"{a}\sqrt{{{c}}}",
+    ]
+    wrongs += [
+        f"{p + a * c**0.5:.4f}",
+        rf"{p}+{a}\sqrt[3]{{{c}}}",
+        rf"{p - 1}+1+{a}\sqrt{{{c}}}",
+        rf"{p}+\sqrt{{{a * a * c}}}i",
+    ]
+    if a > 2:
+        wrongs += [rf"{p}+\sqrt{{{c}}}+{a - 1}\sqrt{{{c}}}"]
+    return rights[0], rights, wrongs
+
+
+def with_pi(rng: random.Random) -> Answers:
+    a, b = rng.randrange(1, 30), rng.choice([1, 2, 3, 4, 5, 6, 7])
+    fraction = Fraction(a, b)
+    a, b = fraction.numerator, fraction.denominator
+    rights = [
+        rf"\frac{{{a}\pi}}{{{b}}}",
+        rf"\frac{{{a}}}{{{b}}}\pi",
+        rf"{a}\pi/{b}",
+        rf"A=\frac{{{2 * a}\pi}}{{{2 * b}}}",
+        rf"\pi\cdot\frac{{{a}}}{{{b}}}",
+    ]
+    wrongs = [
+        rf"\frac{{{a}}}{{{b}}}",
+        rf"\frac{{{a}}}{{{b}\pi}}",
+        rf"\frac{{{a + 1}\pi}}{{{b}}}",
+        rf"-\frac{{{a}\pi}}{{{b}}}",
+        rf"{3.1416 * a / b:.4f}",
+    ]
+    wrongs += [rf"\frac{{{a}\pi^2}}{{{b}}}", rf"\frac{{{a}\pi}}{{{b}}}+2\pi k", rf"{180 * a / b + 1:.0f}^\circ"]
+    return rights[0], rights, wrongs
+
+
+def complexes(rng: random.Random) -> Answers:
+    a, b = rng.randrange(1, 20), rng.randrange(2, 20)
+    gold = f"{a}+{b}i"
+    rights = [gold, f"{b}i+{a}", f"z = {a} + {b} i", rf"{a}+{b}\mathrm{{i}}", rf"\frac{{{2 * a}+{2 * b}i}}{{2}}"]
+    wrongs = [
+        f"{a}-{b}i",
+        f"-{a}+{b}i",
+        f"({a},{b})",
+        f"{a + b}",
+        f"{a}+{b}j",
+        f"{a}+{b}",
+        rf"{a}\pm {b}i",
+        rf"\overline{{{gold}}}",
+    ]
+    return gold, rights, [wrong for wrong in wrongs if a != b or wrong != f"{b}+{a}i"]
+
+
+def intervals(rng: random.Random) -> Answers:
+    a = rng.randrange(-20, 20)
+    b = a + rng.randrange(1, 20)
+    left, right = rng.choice("(["), rng.choice(")]")
+    if left + right == "()" or left + right == "[]":
+        right = ")" if left == "[" else "]"
+    low, high = ("<" if left == "(" else r"\le"), ("<" if right == ")" else r"\le")
+    back_low, back_high = ("<" if left == "(" else r"\le"), (">" if right == ")" else r"\ge")
+    rights = [
+        f"{left}{a},{b}{right}",
+        rf"{a} {low} x {high} {b}",
+        rf"x\in {left}{a}, {b}{right}",
+        rf"{b} {back_high} x \text{{ and }} {a} {back_low} x",
+    ]
+    rights += [
+        rf"\{{x \mid {a} {low} x {high} {b}\}}",
+        rf"\left{left}{a},{b}\right{right}",
+        rf"{left}{a},\frac{{{2 * b}}}{{2}}{right}",
+    ]
+    wrongs = [
+        f"({a},{b})",
+        f"[{a},{b}]",
+        f"{left}{a},{b + 1}{right}",
+        rf"{a} {low} x",
+        f"{left}{b},{a}{right}",
+        rf"\{{{a},{b}\}}",
+    ]
+    wrongs += [rf"{left}{a},{b}{right}\cup[{b + 1},{b + 2}]", f"{a},{b}", rf"|x|<{b}", rf"x {high} {b}"]
+    return rights[0], rights, wrongs
+
+
+def unions(rng: random.Random) -> Answers:
+    a = rng.randrange(-20, 5)
+    b = a + rng.randrange(1, 9)
+    gold = rf"(-\infty,{a})\cup({b},\infty)"
+    rights = [
+        rf"x<{a}\text{{ or }}x>{b}",
+        rf"({b},\infty)\cup(-\infty,{a})",
+        rf"\mathbb{{R}}\setminus[{a},{b}]",
+        rf"x\in {gold}",
+    ]
+    rights += [rf"\{{x : x<{a}\text{{ or }}x>{b}\}}"[:0] or gold, rf"x>{b} \lor x<{a}"]
+    wrongs = [
+        rf"(-\infty,{a}]\cup({b},\infty)",
+        rf"({a},{b})",
+        rf"x<{a}",
+        rf"x<{a}\text{{ and }}x>{b}",
+        rf"(-\infty,{b})\cup({a},\infty)",
+    ]
+    return gold, rights, wrongs
+
+
+def tuples(rng: random.Random) -> Answers:
+    values = rng.sample(range(-30, 900), rng.choice([2, 3]))
+    names = "xyz"[: len(values)]
+    inside = ",".join(map(str, values))
+    assigned = [f"{name}={value}" for name, value in zip(names, values, strict=True)]
+    rights = [
+        f"({inside})",
+        f"({', '.join(map(str, values))})",
+        rf"\left({inside}\right)",
+        f"({','.join(names)})=({inside})",
+    ]
+    rights += [", ".join(assigned), r" \text{ and } ".join(assigned[::-1])]
+    swapped = [values[1], values[0], *values[2:]]
+    wrongs = [
+        f"({','.join(map(str, swapped))})",
+        f"[{inside}]",
+        rf"\{{{inside}\}}",
+        f"({inside},0)",
+        f"({values[0] + 1},{inside.partition(',')[2]})",
+    ]
+    wrongs += [
+        r" \text{ or } ".join(assigned),
+        ", ".join(f"{n}={v}" for n, v in zip(names, swapped, strict=True)),
+        f"{values[0]}",
+    ]
+    return f"({inside})", rights, wrongs
+
+
+def lists(rng: random.Random) -> Answers:
+    values = sorted(rng.sample(range(-30, 99), rng.choice([2, 3, 4])))
+    if rng.random() < 0.3:
+        values.append(values[0])
+    text = ", ".join(map(str, values))
+    mixed = rng.sample(values, len(values))
+    rights = [text, ", ".join(map(str, mixed)), rf"{', '.join(map(str, mixed[:-1]))} \text{{ and }} {mixed[-1]}"]
+    rights += [f"x = {text}", r" \text{ or } ".join(f"x={value}" for value in mixed)]
+    wrongs = [
+        ", ".join(map(str, values[:-1])),
+        f"{text}, 100",
+        f"{text}, {values[1]}",
+        f"({text})",
+        f"{sum(values)}",
+        text.replace(", ", ""),
+    ]
+    wrongs += [", ".join(map(str, [values[0] + 1, *values[1:]])), ", ".join(map(str, [*values[:-1], values[-1] + 1]))]
+    return text, rights, [wrong for wrong in wrongs if wrong != text]
+
+
+def sets(rng: random.Random) -> Answers:
+    values = rng.sample(range(-30, 99), rng.choice([2, 3, 4]))
+    mixed = rng.sample(values, len(values))
+    gold = rf"\{{{','.join(map(str, values))}\}}"
+    rights = [
+        rf"\{{{', '.join(map(str, mixed))}\}}",
+        ", ".join(map(str, mixed)),
+        rf"x\in\{{{','.join(map(str, mixed))}\}}",
+        rf"S = {gold}",
+    ]
+    wrongs = [
+        rf"\{{{','.join(map(str, values[1:]))}\}}",
+        rf"\{{{','.join(map(str, values))},100\}}",
+        f"({','.join(map(str, values))})",
+    ]
+    wrongs += [f"[{values[0]},{values[1]}]", rf"\{{{gold}\}}", rf"{gold}\cup\{{100\}}", r"\emptyset"]
+    return gold, rights, wrongs
+
+
+def matrices(rng: random.Random) -> Answers:
+    rows = [[rng.randrange(-9, 10) for _ in range(2)] for _ in range(2)]
+    if rows[0][1] == rows[1][0]:
+        rows[0][1] += 1
+
+    def render(cells: list[list[int]], kind: str = "pmatrix", gap: str = r"\\") -> str:
+        body = gap.join(" & ".join(map(str, row)) for row in cells)
+        return rf"\begin{{{kind}}}{body}\end{{{kind}}}"
+
+    gold = render(rows)
+    other = [[rows[0][0] + 1, rows[0][1]], rows[1]]
+    doubled = render([[2 * cell for cell in row] for row in rows])
+    rights = [render(rows, "bmatrix"), render(rows, gap=r"\\[6pt]"), f"A={gold}", rf"\frac12{doubled}"]
+    rights += [rf"\left({render(rows, 'matrix')}\right)"]
+    wrongs = [
+        render([list(row) for row in zip(*rows, strict=True)]),
+        render(other),
+        render(rows, "vmatrix"),
+        f"{gold}^{{-1}}",
+        f"2{gold}",
+        f"{gold}^T",
+    ]
+    wrongs += [render(rows[:1]), rf"\det{gold}"]
+    return gold, rights, wrongs
+
+
+def words(rng: random.Random) -> Answers:
+    gold, *others = rng.sample(
+        ["Monday", "Tuesday", "Alice", "even", "odd", "neither", "yes", "no", "blue", "Navin"], 3
+    )
+    rights = [rf"\text{{{gold}}}", gold, rf"\textbf{{{gold}}}", rf"\text{{{gold.upper()}}}", rf"\text{{{gold}}}."]
+    wrongs = [
+        rf"\text{{{others[0]}}}",
+        rf"\text{{{gold} or {others[0]}}}",
+        rf"\text{{{gold}, {others[1]}}}",
+        rf"\text{{not {gold}}}",
+        f"{gold[0]}",
+    ]
+    return rf"\text{{{gold}}}", rights, wrongs
+
+
+def choices(rng: random.Random) -> Answers:
+    gold, other = rng.sample("ABCDE", 2)
+    rights = [
+        gold,
+        f"({gold})",
+        rf"\text{{({gold})}}",
+        rf"\textbf{{({gold})}}",
+        rf"\textbf{{({gold}) }} 12",
+        f"{gold})",
+        rf"\mathrm{{({gold})}}",
+    ]
+    wrongs = [
+        other,
+        f"({other})",
+        rf"\text{{{gold} or {other}}}",
+        f"{gold},{other}",
+        f"({gold})({other})",
+        f"{gold}/{other}",
+        rf"\text{{({gold}) 12, ({other}) 13}}",
+    ]
+    return rf"\text{{({gold})}}", rights, [*wrongs, f"{gold}^2", f"{gold}+1"]
+
+
+def times(rng: random.Random) -> Answers:
+    hour, minute, half = rng.randrange(1, 12), rng.randrange(10, 59), rng.choice("ap")
+    other = "p" if half == "a" else "a"
+    gold = rf"{hour}:{minute}\text{{ {half}.m.}}"
+    rights = [
+        rf"{hour}:{minute} \text{{ {half.upper()}M}}",
+        rf"\text{{{hour}:{minute} {half}m}}",
+        f"{hour}:{minute} {half}.m.",
+    ]
+    wrongs = [
+        rf"{hour}:{minute}\text{{ {other}.m.}}",
+        rf"{hour}:{minute + 1}\text{{ {half}.m.}}",
+        rf"{hour + 1}:{minute}\text{{ {half}.m.}}",
+        f"{hour}.{minute}",
+    ]
+    return gold, rights, wrongs
+
+
+def ratios(rng: random.Random) -> Answers:
+    a, b = rng.sample(range(2, 40), 2)
+    return (
+        f"{a}:{b}",
+        [f"{a} : {b}", rf"{a}\colon {b}", f"x:y={a}:{b}"],
+        [f"{b}:{a}", f"{a}:{b + 1}", f"{a}:{b}:1", f"{a},{b}", f"{a}{b}"],
+    )
+
+
+def bases(rng: random.Random) -> Answers:
+    digits, base = "".join(rng.choice("1234") for _ in range(3)), rng.randrange(5, 10)
+    wrongs = [digits, f"{digits}_{base + 1 if base < 9 else 3}", f"{digits[::-1]}1_{base}", f"{int(digits, base)}"]
+    return f"{digits}_{base}", [f"{digits}_{{{base}}}", rf"{digits}_{{{base}}}", rf"N={digits}_{base}"], wrongs
+
+
+# ----- formulas
+
+
+VARIABLES = ["x", "y", "a", "n", "t"]
+
+
+def formulas(rng: random.Random) -> Answers:
+    """Trees with variables, rewritten and mutated; what they are is decided by their values."""
+    tree = _formula(rng, 3, rng.sample(VARIABLES, rng.choice([1, 1, 2])))
+    points = _points(_variables(tree))
+    values = [_value(tree, point) for point in points]
+    if not _variables(tree) or sum(value is not None for value in values) < 20 or _is_flat(values):
+        return formulas(rng)
+    rights, wrongs = [render(tree)], []
+    for _ in range(6):
+        equal = _rewritten(rng, tree)
+        if _agree(values, [_value(equal, point) for point in points]):
+            rights.append(render(equal, rng))
+        mutant = _mutated(rng, tree)
+        others = [_value(mutant, point) for point in points]
+        if _differ(values, others) and _variables(mutant) <= _variables(tree):
+            wrongs.append(render(mutant, rng))
+    name = rng.choice(["f(x)", "y", "S"])
+    if name != "y" or "y" not in _variables(tree):
+        rights.append(f"{name} = {render(tree, rng)}")
+    wrongs += [f"{render(tree)}+1", f"-({render(tree)})" if not _is_odd(values) else "0", f"{render(tree)}=0"]
+    wrongs += [f"{render(tree)}, {render(('add', tree, ('num', 1)))}"]
+    return render(tree), rights, wrongs
+
+
+def lines(rng: random.Random) -> Answers:
+    a, b, k = rng.randrange(2, 12), rng.randrange(1, 20), rng.randrange(2, 6)
+    rights = [
+        f"y={a}x+{b}",
+        f"{a}x-y+{b}=0",
+        f"y-{b}={a}x",
+        f"{a}x+{b}",
+        f"{k}y={k * a}x+{k * b}",
+        rf"\frac{{y-{b}}}{{{a}}}=x",
+    ]
+    wrongs = [
+        f"y={a}x-{b}",
+        f"y=-{a}x+{b}",
+        f"x={a}y+{b}",
+        f"y<{a}x+{b}",
+        f"{a}x+y={b}",
+        f"y={a + 1}x+{b}",
+        f"(y-{a}x-{b})(y-x)=0",
+    ]
+    return f"y={a}x+{b}", rights, [*wrongs, f"y={a}x+{b},y=x", f"|y|={a}x+{b}"]
+
+
+def circles(rng: random.Random) -> Answers:
+    a, b, r = rng.randrange(1, 9), rng.randrange(1, 9), rng.randrange(2, 9)
+    gold = f"(x-{a})^2+(y+{b})^2={r * r}"
+    flat = f"x^2+y^2-{2 * a}x+{2 * b}y+{a * a + b * b}={r * r}"
+    wrongs = [
+        f"(x+{a})^2+(y-{b})^2={r * r}",
+        f"(x-{a})^2+(y+{b})^2={r * r + 1}",
+        f"(x-{a})^2-(y+{b})^2={r * r}",
+        f"(x-{a})^2+(y+{b})^2<{r * r}",
+    ]
+    return gold, [gold, flat, f"{r * r}=(y+{b})^2+(x-{a})^2", f"(x-{a})^2+(y+{b})^2-{r * r}=0"], [*wrongs, f"{r * r}"]
+
+
+def antiderivatives(rng: random.Random) -> Answers:
+    a, n = rng.randrange(2, 9), rng.randrange(2, 5)
+    gold = rf"\frac{{x^{n}}}{{{n}}}+{a}\ln|x|+C"
+    rights = [
+        rf"{a}\ln|x|+\frac{{x^{n}}}{{{n}}}+C",
+        rf"C+\frac1{n}x^{n}+{a}\ln|x|",
+        rf"\frac{{x^{n}}}{{{n}}}+\ln|x^{a}|+C",
+        rf"\frac{{x^{n}}}{{{n}}}+{a}\ln|2x|+C",
+    ]
+    wrongs = [
+        rf"\frac{{x^{n}}}{{{n}}}+{a}\ln|x|",
+        rf"\frac{{x^{n}}}{{{n}}}+{a}\ln x+C",
+        rf"\frac{{x^{n}}}{{{n}}}-{a}\ln|x|+C",
+        rf"x^{n}+{a}\ln|x|+C",
+    ]
+    return gold, rights, [*wrongs, rf"\frac{{x^{n}}}{{{n}}}+{a}\ln|x|+Cx"]
+
+
+def _formula(rng: random.Random, depth: int, names: list[str]) -> Tree:
+    if depth == 0 or rng.random() < 0.15:
+        return ("var", rng.choice(names)) if rng.random() < 0.7 else ("num", rng.randrange(2, 10))
+    kind = rng.choice(["add", "add", "sub", "mul", "mul", "div", "pow", "abs", "sqrt", "fn"])
+    if kind == "pow":
+        return ("pow", _formula(rng, depth - 1, names), ("num", rng.randrange(2, 4)))
+    if kind in ("abs", "sqrt"):
+        return (kind, _formula(rng, depth - 1, names))
+    if kind == "fn":
+        return ("fn", rng.choice(["sin", "cos", "ln", "exp"]), _formula(rng, depth - 1, names))
+    return (kind, _formula(rng, depth - 1, names), _formula(rng, depth - 1, names))
+
+
+def render(tree: Tree, rng: random.Random | None = None) -> str:
+    """LaTeX, spelt at random if there is `rng`."""
+    kind = tree[0]
+    parts = [render(part, rng) for part in tree[1:] if isinstance(part, tuple)]
+    pick: Callable[..., str] = rng.choice if rng else lambda options: options[0]  # type: ignore[assignment]
+    if kind in ("num", "var"):
+        return str(tree[1]) if kind == "var" or tree[1] >= 0 else f"({tree[1]})"
+    if kind in ("add", "sub"):
+        sign = "+" if kind == "add" else "-"
+        right = parts[1] if kind == "add" or tree[2][0] not in ("add", "sub", "neg") else f"({parts[1]})"
+        return pick(["%s%s%s", "%s %s %s"]) % (parts[0], sign, right if not right.startswith("-") else f"({right})")
+    if kind == "neg":
+        return f"-({parts[0]})"
+    if kind == "mul":
+        left, right = (
+            part if t[0] in ("num", "var", "abs", "sqrt") else rf"\left({part}\right)"
+            for t, part in zip(tree[1:], parts, strict=True)
+        )
+        return pick([rf"{left}\cdot {right}", rf"{left} \times {right}"])
+    if kind == "div":
+        return pick([r"\frac{%s}{%s}", r"\dfrac{%s}{%s}"]) % tuple(parts)
+    if kind == "pow":
+        return rf"\left({parts[0]}\right)^{{{parts[1]}}}" if tree[1][0] != "var" else f"{parts[0]}^{{{parts[1]}}}"
+    if kind == "abs":
+        return pick([r"\left|%s\right|", r"\lvert %s\rvert"]) % parts[0]
+    if kind == "sqrt":
+        return pick([r"\sqrt{%s}", r"\left(%s\right)^{1/2}"]) % parts[0]
+    return rf"e^{{{parts[0]}}}" if tree[1] == "exp" else rf"\{tree[1]}\left({parts[0]}\right)"
+
+
+def _rewritten(rng: random.Random, tree: Tree) -> Tree:
+    """An equal tree, or one that is checked to be."""
+    if tree[0] in ("num", "var"):
+        return tree
+    parts = [_rewritten(rng, part) if isinstance(part, tuple) else part for part in tree[1:]]
+    new: Tree = (tree[0], *parts)
+    roll = rng.random()
+    if tree[0] in ("add", "mul") and roll < 0.5:
+        return (tree[0], new[2], new[1])
+    if tree[0] == "sub" and roll < 0.4:
+        return ("neg", ("sub", new[2], new[1]))
+    if tree[0] == "pow" and new[2] == ("num", 2) and roll < 0.5:
+        return ("mul", new[1], new[1])
+    if tree[0] == "mul" and new[2][0] in ("add", "sub") and roll < 0.8:
+        return (new[2][0], ("mul", new[1], new[2][1]), ("mul", new[1], new[2][2]))
+    if tree[0] == "abs" and new[1][0] == "sub" and roll < 0.6:
+        return ("abs", ("sub", new[1][2], new[1][1]))
+    if tree[0] == "div" and new[1][0] in ("add", "sub") and roll < 0.6:
+        return (new[1][0], ("div", new[1][1], new[2]), ("div", new[1][2], new[2]))
+    return new
+
+
+def _mutated(rng: random.Random, tree: Tree) -> Tree:
+    """The tree with one thing changed."""
+    places = list(_places(tree))
+    place = rng.choice(places)
+    return _replaced(tree, place, lambda old: _changed(rng, old))
+
+
+def _changed(rng: random.Random, tree: Tree) -> Tree:
+    kind = tree[0]
+    if kind == "num":
+        return ("num", tree[1] + rng.choice([1, -1, 2]))
+    if kind == "var":
+        return rng.choice(
+            [("abs", tree), ("neg", tree), ("mul", ("num", 2), tree), ("sqrt", ("pow", tree, ("num", 2)))]
+        )
+    if kind in ("abs", "sqrt"):
+        return rng.choice([tree[1], ("neg", tree), ("abs", ("neg", tree[1])) if kind == "sqrt" else ("neg", tree[1])])
+    if kind == "fn":
+        return ("fn", {"sin": "cos", "cos": "sin", "ln": "exp", "exp": "ln"}[tree[1]], tree[2])
+    if kind in ("add", "sub"):
+        return ("sub" if kind == "add" else "add", tree[1], tree[2])
+    if kind == "mul":
+        return rng.choice([("add", tree[1], tree[2]), ("mul", tree[1], ("abs", tree[2]))])
+    if kind == "div":
+        return ("div", tree[2], tree[1])
+    return rng.choice([("abs", tree), ("neg", tree), tree[1]])
+
+
+def _places(tree: Tree, path: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    yield path
+    for index, part in enumerate(tree):
+        if isinstance(part, tuple):
+            yield from _places(part, (*path, index))
+
+
+def _replaced(tree: Tree, path: tuple[int, ...], change: Callable[[Tree], Tree]) -> Tree:
+    if not path:
+        return change(tree)
+    return tuple(_replaced(part, path[1:], change) if index == path[0] else part for index, part in enumerate(tree))
+
+
+def _variables(tree: Tree) -> set[str]:
+    if tree[0] == "var":
+        return {tree[1]}
+    return set().union(*(_variables(part) for part in tree if isinstance(part, tuple)), set())
+
+
+def _points(names: set[str]) -> list[dict[str, float]]:
+    rng = random.Random("points" + "".join(sorted(names)))
+    sizes = (0.3, 1.1, 2.7, 6.5, 19.0)
+    return [
+        {name: rng.choice(sizes) * rng.uniform(0.6, 1.5) * rng.choice((-1, 1)) for name in sorted(names)}
+        for _ in range(60)
+    ]
+
+
+def _value(tree: Tree, point: dict[str, float]) -> float | None:
+    """The real value, None where there is none."""
+    try:
+        value = _complex(tree, point)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        return None
+    return value if value is not None and abs(value) < 1e12 else None
+
+
+def _complex(tree: Tree, point: dict[str, float]) -> float | None:
+    kind = tree[0]
+    if kind == "num":
+        return float(tree[1])
+    if kind == "var":
+        return point[tree[1]]
+    parts = [_complex(part, point) for part in tree[1:] if isinstance(part, tuple)]
+    if any(part is None or cmath.isnan(part) for part in parts):
+        return None
+    a, b = (*parts, None)[:2]
+    assert a is not None
+    if kind == "neg":
+        return -a
+    if kind == "abs":
+        return abs(a)
+    if kind == "sqrt":
+        return a**0.5 if a >= 0 else None
+    if kind == "fn":
+        if tree[1] == "ln":
+            return cmath.log(a).real if a > 0 else None
+        return {"sin": cmath.sin, "cos": cmath.cos, "exp": cmath.exp}[tree[1]](a).real
+    assert b is not None
+    if kind == "pow":
+        return a ** int(b)
+    return {"add": a + b, "sub": a - b, "mul": a * b}[kind] if kind != "div" else a / b
+
+
+def _close(a: float | None, b: float | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return abs(a - b) <= 1e-6 * max(abs(a), abs(b)) + 1e-9
+
+
+def _agree(ours: list[float | None], theirs: list[float | None]) -> bool:
+    return all(_close(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def _differ(ours: list[float | None], theirs: list[float | None]) -> bool:
+    """Clearly: both have a value, and another one, at several points."""
+    apart = [
+        a is not None and b is not None and abs(a - b) > 1e-3 * max(abs(a), abs(b))
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    return sum(apart) >= 3
+
+
+def _is_flat(values: list[float | None]) -> bool:
+    known = [value for value in values if value is not None]
+    return max(known) - min(known) < 1e-6 * max(map(abs, known), default=0) + 1e-9
+
+
+def _is_odd(values: list[float | None]) -> bool:
+    return all(value is None or abs(value) < 1e-9 for value in values)
+
+
+MAKERS: list[Callable[[random.Random], Answers]] = [
+    integers, fractions, decimals, units, radicals, with_pi, complexes, intervals, unions, tuples, lists, sets,
+    matrices, words, choices, times, ratios, bases, formulas, formulas, formulas, lines, circles, antiderivatives,
+]  # fmt: skip

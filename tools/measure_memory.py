@@ -1,0 +1,213 @@
+"""Compares the memory that `grpo fit` announces with what it then uses: real runs of a few steps on a CPU.
+
+    python tools/measure_memory.py --shape 1M 135M
+
+Each run is a process of its own, with random weights of that shape, and reads its own largest resident set from
+/proc/self/status (VmHWM). `MALLOC_TRIM_THRESHOLD_` and `MALLOC_MMAP_THRESHOLD_` are set, so that glibc gives freed
+tensors back at once; without them it keeps some, and a run may measure a little more.
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from make_tiny_policy import make_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from grpo_lightning.engines import NativeEngine
+from grpo_lightning.rewards import Reward, RewardResult
+from grpo_lightning.types import Completion, FinishReason, Sample
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "1M": {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 2, "heads": 6, "vocab_size": 101},
+    "135M": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "heads": 9, "vocab_size": 49152},
+}
+"""SmolLM2's 135M, and a small one like that of make_tiny_policy.py."""
+
+NEW_TOKENS = {"1M": 512, "135M": 96}
+PACK = {"1M": 4096, "135M": 1024}
+"""`loop.max_tokens` where a case says nothing else."""
+GLIBC = {"MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_MMAP_THRESHOLD_": "65536"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run."""
+
+    shape: str
+    heads: str = "gqa"
+    """`gqa`, a third as many key-value heads as heads, or `plain`."""
+    lengths: str = "full"
+    max_tokens: int | None = None
+    options: tuple[str, ...] = ()
+
+
+class CutEngine(NativeEngine):
+    """Cuts completions to chosen lengths.
+
+    Args:
+        lengths: `full`, `lognormal` (median an eighth of the longest), or `runaway` (one is long, the rest short).
+    """
+
+    def __init__(self, lengths: str = "full", max_rows: int = 1024) -> None:
+        super().__init__(max_rows=max_rows)
+        self.lengths = lengths
+
+    def generate(self, *args: Any, **kwargs: Any) -> list[Completion]:
+        completions = super().generate(*args, **kwargs)
+        chance = random.Random(0)
+        cut = []
+        for number, completion in enumerate(completions):
+            longest = len(completion.token_ids)
+            drawn = {
+                "full": 1.0,
+                "lognormal": chance.lognormvariate(math.log(1 / 8), 1.0),
+                "runaway": 1.0 if number == 0 else 0.06,
+            }[self.lengths]
+            length = max(1, min(longest, round(drawn * longest)))
+            reason = FinishReason.LENGTH if length == longest else FinishReason.STOP
+            cut.append(Completion(completion.token_ids[:length], completion.logp[:length], reason))
+        return cut
+
+
+class Alternating(Reward):
+    """0 and 1 in turn: every completion has an advantage, so that every one is passed."""
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        return RewardResult([float(number % 2) for number in range(len(samples))], ["ok"] * len(samples))
+
+
+def make(case: Case, folder: Path) -> None:
+    """Random weights, a tokenizer and questions."""
+    sizes = dict(SHAPES[case.shape])
+    heads = sizes.pop("heads")
+    tokenizer = make_tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **sizes,
+        num_attention_heads=heads,
+        num_key_value_heads=heads if case.heads == "plain" else heads // 3,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder / "policy")
+    tokenizer.save_pretrained(folder / "policy")
+    rows = ({"question": f"{number:064d}", "answer": "1"} for number in range(64))
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def arguments(case: Case) -> list[str]:
+    """The command line of a case, in the folder that `make` filled."""
+    return [
+        "fit",
+        "--trainer.accelerator=cpu",
+        "--trainer.max_epochs=2",
+        "--trainer.limit_val_batches=0",
+        "--trainer.default_root_dir=run",
+        "--trainer.enable_progress_bar=false",
+        "--trainer.enable_checkpointing=false",
+        "--model.policy.path=./policy",
+        "--model.rewards=[measure_memory.Alternating]",
+        "--model.engine=measure_memory.CutEngine",
+        f"--model.engine.lengths={case.lengths}",
+        f"--model.sampling.max_new_tokens={NEW_TOKENS[case.shape]}",
+        "--model.optimizer=torch.optim.AdamW",
+        "--model.optimizer.lr=1e-6",
+        "--data.task=JsonPrompts",
+        "--data.task.train=rows.jsonl",
+        "--loop.group_size=4",
+        "--loop.prompts_per_step=4",
+        f"--loop.max_tokens={PACK[case.shape] if case.max_tokens is None else case.max_tokens}",
+        *case.options,
+    ]
+
+
+def run_here(options: Sequence[str]) -> None:
+    """Fits, and prints what was announced and what was used, in bytes."""
+    from grpo_lightning.callbacks.memory import MemoryReport
+    from grpo_lightning.cli import GRPOCLI, quieten
+    from grpo_lightning.memory import MemoryTable
+    from grpo_lightning.policy import Policy
+
+    quieten()
+    # Random weights of a small vocabulary end a completion soon; CutEngine alone says when.
+    setattr(Policy, "stop_ids", property(lambda policy: frozenset()))  # noqa: B010
+    torch.set_num_threads(1)
+    sys.argv = sys.argv[:1]
+    cli = GRPOCLI(options)
+    used = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    report = next(callback for callback in getattr(cli.trainer, "callbacks", []) if isinstance(callback, MemoryReport))
+    assert report.job is not None
+    table = MemoryTable.of(report.job)
+    found = {"announced": table.peak, "used": int(used.split()[1]) * 1024, "phase": table.phase}
+    print(json.dumps(found | {"process": table["process"][0], "table": str(table)}))
+
+
+def measure(case: Case, timeout: float | None = None) -> dict[str, Any]:
+    """What `run_here` says of a case, from a process of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        make(case, Path(name))
+        paths = [str(Path(__file__).parent.resolve()), str(Path(__file__).parents[1].resolve())]
+        environment = {**os.environ, **GLIBC, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, str(Path(__file__).resolve()), "--run", *arguments(case)]
+        done = subprocess.run(command, cwd=name, env=environment, capture_output=True, text=True, timeout=timeout)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def cases(shape: str) -> list[Case]:
+    """What is measured of a shape."""
+    options = {
+        "reference": ("--model.objective.beta=0.1",),
+        "recomputed": ("--model.policy.gradient_checkpointing=true",),
+        "SGD": ("--model.optimizer=torch.optim.SGD",),
+        "bf16-mixed": ("--trainer.precision=bf16-mixed",),
+        "rows": ("--model.policy.share_prefix=false",),
+    }
+    return [
+        Case(shape),
+        Case(shape, heads="plain"),
+        Case(shape, max_tokens=512),
+        Case(shape, lengths="lognormal"),
+        Case(shape, lengths="runaway"),
+        *(Case(shape, options=given) for given in options.values()),
+    ]
+
+
+def main() -> None:
+    """The command line."""
+    if sys.argv[1:2] == ["--run"]:
+        run_here(sys.argv[2:])
+        return
+    parser = argparse.ArgumentParser(description="Compares announced and used memory.")
+    parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["1M"], help="models to run")
+    parser.add_argument("--tables", action="store_true", help="print each run's table too")
+    options = parser.parse_args()
+    print("| shape | heads | lengths | `max_tokens` | changed | announced MiB | used MiB | announced / used | peak |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for case in (case for shape in options.shape for case in cases(shape)):
+        found = measure(case)
+        tokens = case.max_tokens or PACK[case.shape]
+        cells = [case.shape, case.heads, case.lengths, tokens, *(case.options or ["-"])]
+        cells += [f"{found[key] / 2**20:.0f}" for key in ("announced", "used")]
+        cells += [f"{found['announced'] / found['used']:.2f}", found["phase"]]
+        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+        if options.tables:
+            print(found["table"], flush=True)
+
+
+if __name__ == "__main__":
+    main()

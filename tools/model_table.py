@@ -1,0 +1,90 @@
+"""Writes docs/models.md: which architectures of transformers can be trained, and what each engine makes of them.
+
+    python tools/model_table.py
+
+Each is a tiny random model, saved, loaded and compared as tests/test_models.py does. It takes a minute or two.
+"""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+ROOT = Path(__file__).parent.parent
+TABLE = ROOT / "docs" / "models.md"
+
+HEAD = """# Models
+
+Any causal LM that transformers loads can be tried: what does not work is refused in a sentence before a run begins.
+For each architecture below, a tiny random model was saved, loaded as a user loads it, and its log-probs, gradients and
+completions were compared with plain forwards of an independent copy
+(`tests/test_models.py`; transformers {version}, float32). "yes" means that they agree to rounding.
+
+- **Trains**: the policy's log-probs and gradients are right, in whole rows and with shared prefixes.
+- **Shared prefix**: a group's prompt goes through the model once.
+- **NativeEngine** is the default and the faster. `model.engine=TransformersEngine` decodes what it cannot.
+- "by length": prompts of different lengths are not decoded together, for the model does not bear padding.
+
+| architecture | class | trains | attention | shared prefix | NativeEngine | TransformersEngine |
+|---|---|---|---|---|---|---|
+"""
+
+FOOT = """
+A refusal reads like this:
+
+    {example}
+
+This page is written by `python tools/model_table.py`; a test compares it with what the tests find.
+"""
+
+
+def row(finding: Any) -> str:
+    """A line of the table."""
+    if finding.refused:
+        cells = [reason(finding.refused), "", "", "", ""]
+    else:
+        other = "yes" if finding.padded else "yes, by length"
+        cells = [
+            "yes",
+            finding.attention,
+            "yes" if finding.shares_prefix else "no",
+            reason(finding.native) or "yes",
+            reason(finding.transformers) or other,
+        ]
+    return f"| {' | '.join([finding.family, finding.name, *cells])} |"
+
+
+def reason(refusal: str) -> str:
+    """What a refusal says of the model, without figures that differ from machine to machine."""
+    if not refusal:
+        return ""
+    bracketed = re.search(r"cannot decode \w+ \((.*)\): use", refusal)
+    text = bracketed.group(1) if bracketed else refusal.split("; use another model")[0]
+    text = re.sub(r"^policy\.path=PATH: \w+ ", "it ", text)
+    return "no: " + re.sub(r" by [\d.e+-]+$", "", text)
+
+
+def main() -> None:
+    """The command line."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    from architectures import FAMILIES, examine
+
+    torch.set_num_threads(1)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    findings = [examine(family) for family in sorted(FAMILIES)]
+    for finding in findings:
+        print(row(finding), *finding.errors, sep="\n  ")
+    if any(finding.errors for finding in findings):
+        sys.exit("wrong numbers or raw exceptions: the page is not written")
+    example = next(finding.native for finding in findings if finding.family == "bloom")
+    lines = [row(finding) for finding in findings]
+    head = HEAD.format(version=transformers.__version__)
+    TABLE.write_text(head + "\n".join(lines) + "\n" + FOOT.format(example=example), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
