@@ -78,8 +78,8 @@ def test_any_bound_gives_the_same_completions_within_it(monkeypatch: pytest.Monk
 def test_where_not_one_row_fits_the_numbers_and_keys_are_named() -> None:
     policy, engine = policy_of(), NativeEngine(max_cache_gib=1e-6)
     message = (
-        r"engine\.max_cache_gib=1e-06: one completion of 33 tokens with its prompt takes .* GiB \(256 bytes per "
-        r"token\) and .* GiB may be used; raise engine\.max_cache_gib, or lower sampling\.max_new_tokens or the "
+        r"model\.engine\.max_cache_gib=1e-06: one completion of 33 tokens with its prompt takes .* GiB \(256 bytes per "
+        r"token\) and .* GiB may be used; raise model\.engine\.max_cache_gib, or lower sampling\.max_new_tokens or the "
         r"length of prompts"
     )
     with pytest.raises(UsageError, match=message):
