@@ -16,29 +16,29 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info
 
-import grpo_lightning.process_supervision
+import grpo_lightning.maths.process_supervision
+import grpo_lightning.maths.sequence_surrogates
+import grpo_lightning.maths.target_probability
 import grpo_lightning.rewards
-import grpo_lightning.rewards.learned
-import grpo_lightning.sequence_surrogates
-import grpo_lightning.target_probability
+import grpo_lightning.rewards.learned.reward
 import grpo_lightning.tasks  # noqa: F401  (what is imported here is known by its short name in YAML)
-from grpo_lightning import disk
-from grpo_lightning.callbacks.checkpoint import StepCheckpoint, checkpoints_of, refuse_overwriting
-from grpo_lightning.callbacks.completions import SampledCompletions
-from grpo_lightning.callbacks.config import SaveConfig
-from grpo_lightning.callbacks.interrupts import EXIT_CODE
-from grpo_lightning.callbacks.memory import MemoryReport, is_out_of_memory, out_of_memory_message
-from grpo_lightning.callbacks.predictions import PredictionWriter
-from grpo_lightning.callbacks.progress import StepProgressBar, keep_messages_off_bars
-from grpo_lightning.checkpoint_files import AtomicCheckpointIO, read_checkpoint
-from grpo_lightning.data import PromptDataModule
-from grpo_lightning.fellow_ranks import FailTogether, fail_together, last_words
-from grpo_lightning.loop import PASSES, GRPOLoop
-from grpo_lightning.module import GRPOModule
-from grpo_lightning.optimizer_options import refuse_metric
-from grpo_lightning.plan import Planner, PlanningTrainer
-from grpo_lightning.precision import check_precision
 from grpo_lightning.rewards.scorer import RewardFailure
+from grpo_lightning.training import disk
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint, checkpoints_of, refuse_overwriting
+from grpo_lightning.training.callbacks.completions import SampledCompletions
+from grpo_lightning.training.callbacks.config import SaveConfig
+from grpo_lightning.training.callbacks.interrupts import EXIT_CODE
+from grpo_lightning.training.callbacks.memory import MemoryReport, is_out_of_memory, out_of_memory_message
+from grpo_lightning.training.callbacks.predictions import PredictionWriter
+from grpo_lightning.training.callbacks.progress import StepProgressBar, keep_messages_off_bars
+from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO, read_checkpoint
+from grpo_lightning.training.data import PromptDataModule
+from grpo_lightning.training.fellow_ranks import FailTogether, fail_together, last_words
+from grpo_lightning.training.loop import PASSES, GRPOLoop
+from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.training.optimizer_options import refuse_metric
+from grpo_lightning.training.plan import Planner, PlanningTrainer
+from grpo_lightning.training.precision import check_precision
 from grpo_lightning.types import UsageError
 
 INSTEAD = {

@@ -9,12 +9,14 @@ import torch
 from tiny import STOP_IDS, prompts_of, tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from grpo_lightning.engines import NativeEngine, RolloutEngine, Sampling, TransformersEngine
+from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.kv_memory import cache_bytes_per_token
-from grpo_lightning.engines.native import _Batch, _decoding
-from grpo_lightning.policy import Policy
-from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.shared_prefix import ATTENTION
+from grpo_lightning.engines.native import NativeEngine, _Batch, _decoding
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.transformers import TransformersEngine
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.shared_prefix import ATTENTION
 from grpo_lightning.types import Completion, UsageError
 
 VOCABULARY = 64

@@ -11,7 +11,7 @@ import torch
 from command import Grpo, arguments
 
 from grpo_lightning.cli import run
-from grpo_lightning.policy import Policy
+from grpo_lightning.policy.policy import Policy
 
 torch.set_num_threads(1)
 

@@ -8,9 +8,8 @@ from typing import Any
 import lightning as L
 import torch
 
-from grpo_lightning.module import GRPOModule
-from grpo_lightning.rewards import Reward, RewardResult
-from grpo_lightning.rewards.base import RewardFailure
+from grpo_lightning.rewards.base import Reward, RewardFailure, RewardResult
+from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import Sample, UsageError
 
 

@@ -14,14 +14,14 @@ from tiny import policy_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from grpo_lightning.checkpoint_files import AtomicCheckpointIO
-from grpo_lightning.data import PromptDataModule
-from grpo_lightning.engines import Sampling
-from grpo_lightning.loop import GRPOLoop
-from grpo_lightning.module import GRPOModule
-from grpo_lightning.rewards import Reward, RewardResult
-from grpo_lightning.sharding import assembled
-from grpo_lightning.tasks import Task
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.policy.sharding import assembled
+from grpo_lightning.rewards.base import Reward, RewardResult
+from grpo_lightning.tasks.base import Task
+from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO
+from grpo_lightning.training.data import PromptDataModule
+from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import Question, Sample
 
 

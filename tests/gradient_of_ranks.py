@@ -18,26 +18,32 @@ from tiny import policy_of
 from torch import Tensor
 
 from grpo_lightning import ranks
-from grpo_lightning.advantages import AdvantageEstimator, BatchStd, GroupMean, GroupStd, LeaveOneOut, PerRewardStd
-from grpo_lightning.engines import ScriptedEngine
-from grpo_lightning.filters import DynamicSampling
-from grpo_lightning.kl import K2, K3, ImportanceWeighted, KLEstimator, RewardKL
-from grpo_lightning.masks import TokenMask, TopEntropy, Truncated
-from grpo_lightning.minibatch import Minibatch
-from grpo_lightning.module import GRPOModule
-from grpo_lightning.objective import Objective
-from grpo_lightning.policy import Policy
-from grpo_lightning.process_supervision import ProcessSupervision
-from grpo_lightning.rewards import Reward, RewardResult
-from grpo_lightning.rewards.base import StepScore
-from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.sequence_surrogates import GMPO, OffPolicyMask, SequenceClipped, SequenceClippedToken
-from grpo_lightning.snapshots import FrozenCopy, MovingAverage, PolicySnapshot
-from grpo_lightning.stopping import KLAbove
-from grpo_lightning.surrogates import CISPO, SAPO, Clipped, Reinforce, Surrogate
-from grpo_lightning.target_probability import TargetProbability
+from grpo_lightning.engines.scripted import ScriptedEngine
+from grpo_lightning.maths.advantages import (
+    AdvantageEstimator,
+    BatchStd,
+    GroupMean,
+    GroupStd,
+    LeaveOneOut,
+    PerRewardStd,
+)
+from grpo_lightning.maths.kl import K2, K3, ImportanceWeighted, KLEstimator, RewardKL
+from grpo_lightning.maths.masks import TokenMask, TopEntropy, Truncated
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.process_supervision import ProcessSupervision
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.sequence_surrogates import GMPO, OffPolicyMask, SequenceClipped, SequenceClippedToken
+from grpo_lightning.maths.stopping import KLAbove
+from grpo_lightning.maths.surrogates import CISPO, SAPO, Clipped, Reinforce, Surrogate
+from grpo_lightning.maths.target_probability import TargetProbability
+from grpo_lightning.maths.weightings import FixedLength, GroupTokenMean, SequenceMean, Sum, TokenMean, TokenWeighting
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, PolicySnapshot
+from grpo_lightning.rewards.base import Reward, RewardResult, StepScore
+from grpo_lightning.training.dynamic_sampling import DynamicSampling
+from grpo_lightning.training.minibatch import Minibatch
+from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import Sample
-from grpo_lightning.weightings import FixedLength, GroupTokenMean, SequenceMean, Sum, TokenMean, TokenWeighting
 
 # Bounds that both sides of the `Elsewhere` ratios cross.
 SURROGATES: list[Surrogate] = [

@@ -4,7 +4,7 @@ import random
 import pytest
 import torch
 
-from grpo_lightning.advantages import (
+from grpo_lightning.maths.advantages import (
     AdvantageEstimator,
     BatchStd,
     GroupMean,
@@ -15,8 +15,8 @@ from grpo_lightning.advantages import (
     Sign,
     has_spread,
 )
-from grpo_lightning.process_supervision import ProcessSupervision
-from grpo_lightning.reward_batch import RewardBatch, StepRewards
+from grpo_lightning.maths.process_supervision import ProcessSupervision
+from grpo_lightning.maths.reward_batch import RewardBatch, StepRewards
 from grpo_lightning.types import UsageError
 
 

@@ -12,20 +12,20 @@ from fitting import Digits, fit, scalars
 from tiny import policy_of, prompts_of
 from torch import Tensor
 
-from grpo_lightning.advantages import GroupStd
-from grpo_lightning.explorer import Exploration
-from grpo_lightning.filters import DynamicSampling, HasSpread
-from grpo_lightning.kl import K1, RewardKL
-from grpo_lightning.loop import GRPOLoop
-from grpo_lightning.masks import TopEntropy, Truncated
-from grpo_lightning.objective import Objective
-from grpo_lightning.policy import Policy
-from grpo_lightning.rewards import RewardResult
+from grpo_lightning.maths.advantages import GroupStd
+from grpo_lightning.maths.kl import K1, RewardKL
+from grpo_lightning.maths.masks import TopEntropy, Truncated
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.stopping import KLAbove
+from grpo_lightning.maths.target_probability import TargetProbability
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.snapshots import FrozenCopy, RecordedLogp
+from grpo_lightning.rewards.base import RewardResult
 from grpo_lightning.rewards.scorer import Scores
-from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.snapshots import FrozenCopy, RecordedLogp
-from grpo_lightning.stopping import KLAbove
-from grpo_lightning.target_probability import TargetProbability
+from grpo_lightning.training.dynamic_sampling import DynamicSampling, HasSpread
+from grpo_lightning.training.explorer import Exploration
+from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.types import FinishReason, Sample, UsageError
 
 log: list[str] = []

@@ -12,19 +12,19 @@ from command import Grpo
 from fitting import scalars
 from test_configs import CONFIGS, QUICKSTART, Built
 
-from grpo_lightning.advantages import AdvantageEstimator
-from grpo_lightning.filters import GroupFilter
-from grpo_lightning.kl import KLEstimator
-from grpo_lightning.masks import TokenMask
-from grpo_lightning.snapshots import PolicySnapshot
-from grpo_lightning.stopping import StopRule
-from grpo_lightning.surrogates import Surrogate
-from grpo_lightning.weightings import TokenWeighting
+from grpo_lightning.maths.advantages import AdvantageEstimator
+from grpo_lightning.maths.kl import KLEstimator
+from grpo_lightning.maths.masks import TokenMask
+from grpo_lightning.maths.stopping import StopRule
+from grpo_lightning.maths.surrogates import Surrogate
+from grpo_lightning.maths.weightings import TokenWeighting
+from grpo_lightning.policy.snapshots import PolicySnapshot
+from grpo_lightning.training.dynamic_sampling import GroupFilter
 
 ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
 EXTENDING = CONFIGS.parent / "docs" / "extending.md"
 REWARD = """
-from grpo_lightning.rewards import Reward, RewardResult
+from grpo_lightning.rewards.base import Reward, RewardResult
 
 class Digits(Reward):
     def score(self, samples):

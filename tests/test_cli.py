@@ -14,7 +14,7 @@ from fitting import scalars
 from tiny import CONTEXT
 
 from grpo_lightning.cli import run
-from grpo_lightning.data import PromptDataModule
+from grpo_lightning.training.data import PromptDataModule
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 FILES = {

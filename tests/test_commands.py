@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_lightning import cli, verify
+from grpo_lightning import cli
+from grpo_lightning.rewards.verifier import cli as verify
 
 sys.path.append(str(Path(__file__).parent / "tools"))
 from loading import load_tool

@@ -11,7 +11,7 @@ import torch
 from tiny import branching_rollouts
 from torch import Tensor
 
-from grpo_lightning import (
+from grpo_lightning.maths import (
     advantages,
     kl,
     masks,
@@ -23,17 +23,17 @@ from grpo_lightning import (
     target_probability,
     weightings,
 )
-from grpo_lightning.advantages import AdvantageEstimator
-from grpo_lightning.diagnostics import Diagnostics
-from grpo_lightning.kl import KLEstimator
-from grpo_lightning.masks import TokenMask
-from grpo_lightning.ragged import spread
-from grpo_lightning.reward_batch import RewardBatch, StepRewards
-from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.stopping import StopRule
-from grpo_lightning.surrogates import Surrogate, SurrogateResult
+from grpo_lightning.maths.advantages import AdvantageEstimator
+from grpo_lightning.maths.diagnostics import Diagnostics
+from grpo_lightning.maths.kl import KLEstimator
+from grpo_lightning.maths.masks import TokenMask
+from grpo_lightning.maths.ragged import spread
+from grpo_lightning.maths.reward_batch import RewardBatch, StepRewards
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.stopping import StopRule
+from grpo_lightning.maths.surrogates import Surrogate, SurrogateResult
+from grpo_lightning.maths.weightings import BatchSize, TokenWeighting
 from grpo_lightning.types import UsageError
-from grpo_lightning.weightings import BatchSize, TokenWeighting
 
 ARGUMENTS: dict[type, Callable[[], Any]] = {
     weightings.FixedLength: lambda: weightings.FixedLength(12),

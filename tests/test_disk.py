@@ -15,8 +15,8 @@ from command import Grpo
 from fitting import scalars
 from tiny import policy_of
 
-from grpo_lightning import disk
-from grpo_lightning.checkpoint_files import AtomicCheckpointIO
+from grpo_lightning.training import disk
+from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO
 
 
 @pytest.fixture

@@ -9,13 +9,15 @@ from fitting import Digits, fit
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import policy_of
 
-from grpo_lightning.callbacks.completions import SampledCompletions
-from grpo_lightning.filters import DynamicSampling
-from grpo_lightning.objective import Objective
-from grpo_lightning.rewards import RewardResult, base, classifier, format, function, gate, workers
-from grpo_lightning.rewards.learned import LearnedReward
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.stopping import KLAbove
+from grpo_lightning.rewards import base, classifier, format, function, gate
+from grpo_lightning.rewards.base import RewardResult
+from grpo_lightning.rewards.learned.reward import LearnedReward
 from grpo_lightning.rewards.verifier import math_verifier
-from grpo_lightning.stopping import KLAbove
+from grpo_lightning.sandbox import pool as workers
+from grpo_lightning.training.callbacks.completions import SampledCompletions
+from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.types import Sample
 
 METRICS = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")

@@ -11,15 +11,18 @@ import torch
 from fitting import Digits, Echo, Gradients, fit, relative, scalars
 from tiny import policy_of
 
-from grpo_lightning.data import PromptDataModule
-from grpo_lightning.engines import NativeEngine, Sampling, ScriptedEngine, TransformersEngine
-from grpo_lightning.minibatch import Minibatch
-from grpo_lightning.module import GRPOModule
-from grpo_lightning.objective import Objective
-from grpo_lightning.policy import Policy, recompute_activations
-from grpo_lightning.rewards import Reward, RewardResult
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.scripted import ScriptedEngine
+from grpo_lightning.engines.transformers import TransformersEngine
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.policy.policy import Policy, recompute_activations
+from grpo_lightning.policy.shared_prefix import SharedPrefix
+from grpo_lightning.rewards.base import Reward, RewardResult
 from grpo_lightning.rewards.scorer import RewardFailure
-from grpo_lightning.shared_prefix import SharedPrefix
+from grpo_lightning.training.data import PromptDataModule
+from grpo_lightning.training.minibatch import Minibatch
+from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import Sample, UsageError
 
 

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2Toke
 
 from grpo_lightning.cli import run
 from grpo_lightning.rewards.verifier.reading import number
-from grpo_lightning.tasks import JsonPrompts
+from grpo_lightning.tasks.tables import JsonPrompts
 from grpo_lightning.types import Question
 
 ROOT = Path(__file__).parents[1]

@@ -14,12 +14,13 @@ from host_syncs import HostSyncs
 from other_device import TRAINER, other_device
 from tiny import policy_of, prompts_of
 
-from grpo_lightning.engines import NativeEngine, Sampling
-from grpo_lightning.objective import Objective
-from grpo_lightning.policy import Policy
-from grpo_lightning.sequence_surrogates import SequenceClipped
-from grpo_lightning.stopping import AllSettled, KLAbove, ObjectivePlateau
-from grpo_lightning.target_probability import TargetProbability
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.sequence_surrogates import SequenceClipped
+from grpo_lightning.maths.stopping import AllSettled, KLAbove, ObjectivePlateau
+from grpo_lightning.maths.target_probability import TargetProbability
+from grpo_lightning.policy.policy import Policy
 
 # Decoding
 

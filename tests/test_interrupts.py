@@ -14,7 +14,7 @@ import pytest
 from command import Grpo, arguments
 from fitting import fit, scalars
 
-from grpo_lightning.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 
 
 @pytest.fixture(autouse=True)

@@ -18,10 +18,10 @@ from fitting import Gradients, fit, relative, scalars
 from gradient_of_ranks import SURROGATES, WEIGHTINGS, cases, runs
 from tiny import gradients, policy_of, rollouts_of
 
-from grpo_lightning.objective import Objective
-from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.surrogates import Clipped, Reinforce, Surrogate
-from grpo_lightning.weightings import BatchSize, FixedLength, SequenceMean, TokenMean, TokenWeighting
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.surrogates import Clipped, Reinforce, Surrogate
+from grpo_lightning.maths.weightings import BatchSize, FixedLength, SequenceMean, TokenMean, TokenWeighting
 
 Found = dict[str, dict[str, Any]]
 

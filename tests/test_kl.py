@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_lightning.kl import K1, K2, K3, ImportanceWeighted, KLEstimator, RewardKL
+from grpo_lightning.maths.kl import K1, K2, K3, ImportanceWeighted, KLEstimator, RewardKL
 
 
 def k3(theta: list[float], ref: list[float]) -> list[float]:

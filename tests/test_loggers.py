@@ -19,17 +19,17 @@ from lightning.pytorch.loggers.logger import Logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import tokenizer
 
-from grpo_lightning import statistics
-from grpo_lightning.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.callbacks.completions import SampledCompletions, as_markdown, show
-from grpo_lightning.callbacks.monitors import GROUPS
-from grpo_lightning.callbacks.progress import StepProgressBar, clear_bars
-from grpo_lightning.engines import ScriptedEngine
-from grpo_lightning.filters import DynamicSampling
-from grpo_lightning.loop import GRPOLoop
-from grpo_lightning.objective import Objective
-from grpo_lightning.rewards import RewardResult
-from grpo_lightning.stopping import KLAbove
+from grpo_lightning.engines.scripted import ScriptedEngine
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.stopping import KLAbove
+from grpo_lightning.rewards.base import RewardResult
+from grpo_lightning.training import step_statistics as statistics
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.training.callbacks.completions import SampledCompletions, as_markdown, show
+from grpo_lightning.training.callbacks.monitors import GROUPS
+from grpo_lightning.training.callbacks.progress import StepProgressBar, clear_bars
+from grpo_lightning.training.dynamic_sampling import DynamicSampling
+from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.types import Sample, UsageError
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tiny import rollouts_of
 
-from grpo_lightning.masks import TopEntropy, Truncated
+from grpo_lightning.maths.masks import TopEntropy, Truncated
 
 
 def test_truncated_leaves_out_whole_completions_by_hand():

@@ -9,11 +9,11 @@ import torch
 from tiny import model_of, policy_of
 from transformers import LlamaConfig
 
-from grpo_lightning.engines import Sampling
-from grpo_lightning.memory import Estimate, Job, MemoryTable, Spread, optimizer_bytes, remedies
-from grpo_lightning.policy import Policy, recompute_activations, remove_dropout
-from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.simulation import Held, LiveBytes, Twin, most
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.policy.policy import Policy, recompute_activations, remove_dropout
+from grpo_lightning.training.memory import Estimate, Job, MemoryTable, Spread, optimizer_bytes, remedies
+from grpo_lightning.training.simulation import Held, LiveBytes, Twin, most
 
 PARAMETERS = 2 * 64 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32) + 32
 """tiny.py's Llama: embedding and head; queries, output, keys, values, MLP and norms of two layers; the last norm."""
@@ -207,7 +207,7 @@ def test_the_head_of_a_large_vocabulary_is_bounded(monkeypatch: pytest.MonkeyPat
     whole = Estimate(job_with(config=config)).updated.logits
     # 320 tokens x 5,000 float32: logits, their log-softmax, and in the backward pass its gradient at least.
     assert whole >= 3 * 320 * 5000 * 4
-    monkeypatch.setattr("grpo_lightning.policy.HEAD_ELEMENTS", 5000 * 16)
+    monkeypatch.setattr("grpo_lightning.policy.policy.HEAD_ELEMENTS", 5000 * 16)
     assert Estimate(job_with(config=config)).updated.logits < whole / 2
 
 

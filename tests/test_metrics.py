@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from grpo_lightning.metrics import majority_at_k, nan_mean, pass_at_k
+from grpo_lightning.maths.metrics import majority_at_k, nan_mean, pass_at_k
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.plugins.precision import HalfPrecision
 from tiny import gradients, policy_of, rollouts_of, rows_of
 
-from grpo_lightning.minibatch import Minibatch, idle_pack, moving_rows
-from grpo_lightning.objective import Objective
-from grpo_lightning.policy import Policy
-from grpo_lightning.ragged import spread
-from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.stopping import FixedPasses, Passes
-from grpo_lightning.weightings import BatchSize, SequenceMean
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.ragged import spread
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.stopping import FixedPasses, Passes
+from grpo_lightning.maths.weightings import BatchSize, SequenceMean
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.training.minibatch import Minibatch, idle_pack, moving_rows
 
 LENGTHS = [4, 9, 1, 6, 2, 5, 3, 7]
 

@@ -6,15 +6,15 @@ import torch
 from tiny import rollouts_of, rows_of
 from torch import Tensor
 
-from grpo_lightning.diagnostics import Diagnostics
-from grpo_lightning.kl import K1, ImportanceWeighted
-from grpo_lightning.masks import TopEntropy, Truncated
-from grpo_lightning.objective import Objective
-from grpo_lightning.ragged import spread
-from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.surrogates import Clipped, Reinforce
+from grpo_lightning.maths.diagnostics import Diagnostics
+from grpo_lightning.maths.kl import K1, ImportanceWeighted
+from grpo_lightning.maths.masks import TopEntropy, Truncated
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.ragged import spread
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.surrogates import Clipped, Reinforce
+from grpo_lightning.maths.weightings import BatchSize, FixedLength, SequenceMean, TokenMean
 from grpo_lightning.types import UsageError
-from grpo_lightning.weightings import BatchSize, FixedLength, SequenceMean, TokenMean
 
 # Two prompts, G = 4.
 LENGTHS, GROUP = [3, 7, 1, 5, 2, 4, 6, 1], [0, 0, 0, 0, 1, 1, 1, 1]

@@ -19,28 +19,33 @@ from test_contracts import VARIANTS, make, members
 from tiny import branching_rollouts, model_of, policy_of, prompts_of, rollouts_of
 from torch import Tensor
 
-from grpo_lightning import attention, ragged
-from grpo_lightning.advantages import LeaveOneOut
-from grpo_lightning.callbacks.checkpoint import AtomicCheckpointIO
-from grpo_lightning.diagnostics import Diagnostics
-from grpo_lightning.engines import NativeEngine, RolloutEngine, Sampling, TransformersEngine, philox
+from grpo_lightning.engines import philox
+from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.slab import SlabLayer
-from grpo_lightning.filters import DynamicSampling
-from grpo_lightning.kl import KLEstimator, RewardKL
-from grpo_lightning.masks import TokenMask, TopEntropy, Truncated
-from grpo_lightning.objective import Objective
-from grpo_lightning.padded_rows import PaddedRows
-from grpo_lightning.policy import recompute_activations
-from grpo_lightning.preparation import Preparation
-from grpo_lightning.rewards.learned import LearnedReward
-from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.sequence_surrogates import SequenceClipped
-from grpo_lightning.shared_prefix import SharedPrefix
-from grpo_lightning.snapshots import FrozenCopy, MovingAverage
-from grpo_lightning.stopping import FirstOf, KLAbove, ObjectivePlateau, StopRule
-from grpo_lightning.surrogates import Surrogate
-from grpo_lightning.target_probability import TargetProbability
-from grpo_lightning.weightings import BatchSize, Sum, TokenWeighting
+from grpo_lightning.engines.transformers import TransformersEngine
+from grpo_lightning.maths import ragged
+from grpo_lightning.maths.advantages import LeaveOneOut
+from grpo_lightning.maths.diagnostics import Diagnostics
+from grpo_lightning.maths.kl import KLEstimator, RewardKL
+from grpo_lightning.maths.masks import TokenMask, TopEntropy, Truncated
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.sequence_surrogates import SequenceClipped
+from grpo_lightning.maths.stopping import FirstOf, KLAbove, ObjectivePlateau, StopRule
+from grpo_lightning.maths.surrogates import Surrogate
+from grpo_lightning.maths.target_probability import TargetProbability
+from grpo_lightning.maths.weightings import BatchSize, Sum, TokenWeighting
+from grpo_lightning.policy import attention
+from grpo_lightning.policy.padded_rows import PaddedRows
+from grpo_lightning.policy.policy import recompute_activations
+from grpo_lightning.policy.shared_prefix import SharedPrefix
+from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
+from grpo_lightning.rewards.learned.reward import LearnedReward
+from grpo_lightning.training.callbacks.checkpoint import AtomicCheckpointIO
+from grpo_lightning.training.dynamic_sampling import DynamicSampling
+from grpo_lightning.training.preparation import Preparation
 
 
 @pytest.fixture

@@ -9,15 +9,21 @@ import torch
 from command import Grpo
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
-from grpo_lightning.callbacks.memory import PLACES, is_out_of_memory, out_of_memory_message, phase_of, spread_of
 from grpo_lightning.cli import run
-from grpo_lightning.engines import NativeEngine
-from grpo_lightning.loop import GRPOLoop
-from grpo_lightning.memory import PHASES, Spread
-from grpo_lightning.module import GRPOModule
-from grpo_lightning.plan import Planner, device_bytes
-from grpo_lightning.policy import Policy
-from grpo_lightning.sharding import FSDP2Strategy
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.sharding import FSDP2Strategy
+from grpo_lightning.training.callbacks.memory import (
+    PLACES,
+    is_out_of_memory,
+    out_of_memory_message,
+    phase_of,
+    spread_of,
+)
+from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.training.memory import PHASES, Spread
+from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.training.plan import Planner, device_bytes
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -143,7 +149,7 @@ def test_a_fit_says_it_before_the_first_step(
     command: Grpo, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = []
-    monkeypatch.setattr("grpo_lightning.callbacks.memory.rank_zero_info", tables.append)
+    monkeypatch.setattr("grpo_lightning.training.callbacks.memory.rank_zero_info", tables.append)
     sampled = NativeEngine.generate
 
     def generate(*args: Any, **kwargs: Any) -> Any:
@@ -221,11 +227,11 @@ def test_phases_are_known_by_what_is_on_the_stack() -> None:
 def test_a_model_that_cannot_be_planned_is_said_so(
     command: Grpo, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grpo_lightning.memory.Twin.update", lambda *args: [][0])
+    monkeypatch.setattr("grpo_lightning.training.memory.Twin.update", lambda *args: [][0])
     code, _, errors = command("plan")
     assert code == 2
     assert "the memory of llama cannot be planned (list index out of range)" in errors
     tables: list[str] = []
-    monkeypatch.setattr("grpo_lightning.callbacks.memory.rank_zero_info", tables.append)
+    monkeypatch.setattr("grpo_lightning.training.callbacks.memory.rank_zero_info", tables.append)
     assert command("fit", "--memory.show=true", "--trainer.limit_val_batches=0")[0] == 0
     assert tables == ["memory: not known for llama (list index out of range)"]

@@ -19,9 +19,9 @@ from tiny import (
 )
 from torch import Tensor
 
-from grpo_lightning import policy as policy_module
-from grpo_lightning.policy import Policy, remove_dropout
-from grpo_lightning.rollouts import Rollouts
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.policy import policy as policy_module
+from grpo_lightning.policy.policy import Policy, remove_dropout
 from grpo_lightning.types import UsageError
 
 LENGTHS, PROMPT_LENGTHS = [4, 9, 1, 6, 2], [3, 1, 8]

@@ -11,14 +11,16 @@ from fitting import fit, relative, scalars
 from tiny import gradients, model_of, policy_of, rollouts_of, tokenizer
 from torch import Tensor
 
-from grpo_lightning.engines import NativeEngine, Sampling, TransformersEngine
-from grpo_lightning.objective import Objective
-from grpo_lightning.policy import Policy
-from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.sequence_surrogates import SequenceClipped
-from grpo_lightning.snapshots import FrozenCopy, PolicySnapshot, RecordedLogp
-from grpo_lightning.surrogates import Clipped, Surrogate
-from grpo_lightning.target_probability import TargetProbability
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.transformers import TransformersEngine
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.sequence_surrogates import SequenceClipped
+from grpo_lightning.maths.surrogates import Clipped, Surrogate
+from grpo_lightning.maths.target_probability import TargetProbability
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.snapshots import FrozenCopy, PolicySnapshot, RecordedLogp
 from grpo_lightning.types import UsageError
 
 PRECISIONS = {

@@ -2,8 +2,8 @@ import pytest
 import torch
 from tiny import branching_rollouts, rows_of
 
-from grpo_lightning.prefix_tree import PrefixTree
-from grpo_lightning.rollouts import Rollouts
+from grpo_lightning.maths.prefix_tree import PrefixTree
+from grpo_lightning.maths.rollouts import Rollouts
 
 
 def test_a_tree_by_hand():

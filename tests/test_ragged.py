@@ -4,7 +4,7 @@ import random
 import pytest
 import torch
 
-from grpo_lightning import ragged
+from grpo_lightning.maths import ragged
 
 
 def random_segments(seed: int) -> list[list[int]]:

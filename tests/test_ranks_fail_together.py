@@ -12,7 +12,7 @@ import pytest
 from command import arguments
 from tiny import policy_of
 
-from grpo_lightning.fellow_ranks import FellowRanks
+from grpo_lightning.training.fellow_ranks import FellowRanks
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -14,9 +14,9 @@ import torch
 from fitting import fit, scalars
 from tiny import model_of, tokenizer
 
-from grpo_lightning.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.checkpoint_files import AtomicCheckpointIO
-from grpo_lightning.objective import Objective
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO
 from grpo_lightning.types import UsageError
 
 STEPS = 12

@@ -16,14 +16,14 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tiny import model_of, policy_of, tokenizer
 from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
 
-from grpo_lightning.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.data import PromptDataModule
-from grpo_lightning.loop import GRPOLoop
-from grpo_lightning.module import GRPOModule
-from grpo_lightning.objective import Objective
-from grpo_lightning.policy import Policy
-from grpo_lightning.rewards import RewardResult
-from grpo_lightning.snapshots import FrozenCopy, MovingAverage, PolicySnapshot, RecordedLogp
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, PolicySnapshot, RecordedLogp
+from grpo_lightning.rewards.base import RewardResult
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.training.data import PromptDataModule
+from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import Sample, UsageError
 
 

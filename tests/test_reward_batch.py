@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from grpo_lightning.reward_batch import RewardBatch, StepRewards
+from grpo_lightning.maths.reward_batch import RewardBatch, StepRewards
 
 
 def steps_of(*steps: tuple[int, int, float]) -> StepRewards:

@@ -5,7 +5,7 @@ import torch
 from lightning.pytorch.plugins import HalfPrecision
 from tiny import rollouts_of, rows_of
 
-from grpo_lightning.rollouts import Rollouts
+from grpo_lightning.maths.rollouts import Rollouts
 
 OPTIONAL = ("old_logp", "ref_logp", "sampler_logp", "entropy_rank", "logp_low", "logp_high")
 

@@ -9,8 +9,9 @@ import torch
 from sdpa_kernels import EFFICIENT, FLASH, MATH, Call, attention_calls
 from tiny import model_of, prompts_of, rollouts_of, tokenizer
 
-from grpo_lightning.engines import NativeEngine, Sampling
-from grpo_lightning.policy import Policy, recompute_activations
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.policy.policy import Policy, recompute_activations
 
 A100, RTX4090, H100, B200, RTX5090 = (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)
 GPUS = [A100, RTX4090, H100, B200, RTX5090]

@@ -17,10 +17,11 @@ from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from grpo_lightning.engines import NativeEngine, Sampling
-from grpo_lightning.policy import Policy
-from grpo_lightning.sharding import data_mesh
-from grpo_lightning.snapshots import FrozenCopy, MovingAverage
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.sharding import data_mesh
+from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
 from grpo_lightning.types import UsageError
 
 pytestmark = pytest.mark.timeout(600)  # a dozen processes, on a machine that may have two cores

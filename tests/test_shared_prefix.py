@@ -5,10 +5,10 @@ import torch
 from fitting import relative
 from tiny import gradients, policy_of, rollouts_of, teacher_forced
 
-from grpo_lightning import shared_prefix
-from grpo_lightning.policy import Policy, recompute_activations
-from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.shared_prefix import Bucket, SharedPrefix, buckets_of
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.policy import shared_prefix
+from grpo_lightning.policy.policy import Policy, recompute_activations
+from grpo_lightning.policy.shared_prefix import Bucket, SharedPrefix, buckets_of
 
 CASES = {
     "prompts of different lengths": ([5, 1, 9, 3, 7, 2], [4, 1, 6]),

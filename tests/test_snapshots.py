@@ -3,8 +3,8 @@ import torch
 from tiny import gradients, policy_of, rollouts_of
 from torch import nn
 
-from grpo_lightning.policy import Policy
-from grpo_lightning.snapshots import FrozenCopy, MovingAverage, RecordedLogp
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, RecordedLogp
 
 ROLLOUTS = rollouts_of([4, 9, 1, 6], prompt_lengths=[3, 1])
 

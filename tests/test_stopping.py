@@ -4,9 +4,9 @@ import pytest
 import torch
 from tiny import rollouts_of
 
-from grpo_lightning.diagnostics import Diagnostics
-from grpo_lightning.objective import Objective
-from grpo_lightning.stopping import (
+from grpo_lightning.maths.diagnostics import Diagnostics
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.stopping import (
     AllSettled,
     FirstOf,
     FixedPasses,
@@ -15,7 +15,7 @@ from grpo_lightning.stopping import (
     Passes,
     StopRule,
 )
-from grpo_lightning.surrogates import Clipped
+from grpo_lightning.maths.surrogates import Clipped
 
 
 def update(**numbers: float) -> Diagnostics:

@@ -5,9 +5,9 @@ import torch
 from tiny import rollouts_of
 from torch import Tensor
 
-from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.sequence_surrogates import GMPO, OffPolicyMask, SequenceClipped, SequenceClippedToken
-from grpo_lightning.surrogates import CISPO, SAPO, Clipped, Reinforce, Surrogate, SurrogateResult
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.sequence_surrogates import GMPO, OffPolicyMask, SequenceClipped, SequenceClippedToken
+from grpo_lightning.maths.surrogates import CISPO, SAPO, Clipped, Reinforce, Surrogate, SurrogateResult
 from grpo_lightning.types import UsageError
 
 # Worked examples of the write-up this project follows: π_old, Â, then rows of π_θ, ratio, clipped ratio and

@@ -7,10 +7,10 @@ import torch
 from tiny import branching_rollouts, rows_of
 from torch import Tensor
 
-from grpo_lightning.ragged import spread
-from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.surrogates import SurrogateResult
-from grpo_lightning.target_probability import TargetProbability
+from grpo_lightning.maths.ragged import spread
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.surrogates import SurrogateResult
+from grpo_lightning.maths.target_probability import TargetProbability
 
 
 def rollouts_with(completions: list[list[int]], advantage: list[float], old: list[float]) -> Rollouts:

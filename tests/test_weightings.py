@@ -3,8 +3,7 @@ import random
 import pytest
 import torch
 
-from grpo_lightning.types import UsageError
-from grpo_lightning.weightings import (
+from grpo_lightning.maths.weightings import (
     BatchSize,
     FixedLength,
     GroupTokenMean,
@@ -13,6 +12,7 @@ from grpo_lightning.weightings import (
     TokenMean,
     TokenWeighting,
 )
+from grpo_lightning.types import UsageError
 
 WEIGHTINGS = [SequenceMean(), TokenMean(), FixedLength(16), Sum()]
 

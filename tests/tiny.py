@@ -19,8 +19,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from grpo_lightning.policy import Policy
-from grpo_lightning.rollouts import Rollouts
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Prompt, Question
 
 SHAPES = ("llama", "qwen2", "qwen3", "gpt2")

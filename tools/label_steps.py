@@ -20,9 +20,11 @@ from typing import Any
 from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.policy import Policy
-from grpo_lightning.rewards import ByPattern, MathVerifier, Reward
-from grpo_lightning.rewards.steps import last_tokens
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.process.reward import last_tokens
+from grpo_lightning.rewards.process.splitters import ByPattern
+from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.types import Completion, FinishReason, Prompt, Question, Sample
 
 ROWS_AT_ONCE = 64

@@ -15,15 +15,16 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_lightning.engines import NativeEngine, Sampling
-from grpo_lightning.explorer import Explorer
-from grpo_lightning.policy import Policy
-from grpo_lightning.rewards import MathVerifier
-from grpo_lightning.rewards.labelled import write_labelled
-from grpo_lightning.rewards.learned import SEED, LearnedReward
-from grpo_lightning.rewards.reward_loss import BinaryCrossEntropy, BradleyTerry, SumOf
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.rewards.learned.labelled import write_labelled
+from grpo_lightning.rewards.learned.loss import BinaryCrossEntropy, BradleyTerry, SumOf
+from grpo_lightning.rewards.learned.reward import SEED, LearnedReward
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.tasks import Arithmetic
+from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
+from grpo_lightning.tasks.arithmetic import Arithmetic
+from grpo_lightning.training.explorer import Explorer
 from grpo_lightning.types import Prompt, Sample, UsageError
 
 GROUP_SIZE = 8

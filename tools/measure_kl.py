@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.autograd.functional import jacobian
 
-from grpo_lightning.kl import K1, K2, K3, ImportanceWeighted, KLEstimator, RewardKL
-from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.surrogates import Clipped
+from grpo_lightning.maths.kl import K1, K2, K3, ImportanceWeighted, KLEstimator, RewardKL
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.surrogates import Clipped
 
 VOCABULARY = 16
 TRIPLES = 25

@@ -24,8 +24,8 @@ import torch
 from make_tiny_policy import make_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo_lightning.engines import NativeEngine
-from grpo_lightning.rewards import Reward, RewardResult
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.rewards.base import Reward, RewardResult
 from grpo_lightning.types import Completion, FinishReason, Sample
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -136,10 +136,10 @@ def arguments(case: Case) -> list[str]:
 
 def run_here(options: Sequence[str]) -> None:
     """Fits, and prints what was announced and what was used, in bytes."""
-    from grpo_lightning.callbacks.memory import MemoryReport
     from grpo_lightning.cli import GRPOCLI, quieten
-    from grpo_lightning.memory import MemoryTable
-    from grpo_lightning.policy import Policy
+    from grpo_lightning.policy.policy import Policy
+    from grpo_lightning.training.callbacks.memory import MemoryReport
+    from grpo_lightning.training.memory import MemoryTable
 
     quieten()
     # Random weights of a small vocabulary end a completion soon; CutEngine alone says when.

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from grpo_lightning.policy import Policy
+from grpo_lightning.policy.policy import Policy
 
 PRECISIONS = {
     "`32-true`": ("32-true", "float32"),

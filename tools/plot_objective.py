@@ -19,11 +19,11 @@ import torch
 from plot_run import BLUE, GREY, ORANGE
 from torch import Tensor
 
-from grpo_lightning.kl import K3
-from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.sequence_surrogates import GMPO, SequenceClipped
-from grpo_lightning.surrogates import CISPO, SAPO, Clipped, Reinforce, Surrogate
-from grpo_lightning.target_probability import TargetProbability
+from grpo_lightning.maths.kl import K3
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.sequence_surrogates import GMPO, SequenceClipped
+from grpo_lightning.maths.surrogates import CISPO, SAPO, Clipped, Reinforce, Surrogate
+from grpo_lightning.maths.target_probability import TargetProbability
 
 GOOD, BAD = (1.0, BLUE, "Â = +1"), (-1.0, ORANGE, "Â = −1")
 EPSILON = 0.2

@@ -75,13 +75,13 @@ def time_ours(folder: Path, options: argparse.Namespace) -> list[float]:
     import lightning as L
     import torch
 
-    from grpo_lightning.data import PromptDataModule
-    from grpo_lightning.engines import Sampling
-    from grpo_lightning.loop import GRPOLoop
-    from grpo_lightning.module import GRPOModule
-    from grpo_lightning.policy import Policy
-    from grpo_lightning.rewards import Reward, RewardResult
-    from grpo_lightning.tasks import JsonPrompts
+    from grpo_lightning.engines.sampling import Sampling
+    from grpo_lightning.policy.policy import Policy
+    from grpo_lightning.rewards.base import Reward, RewardResult
+    from grpo_lightning.tasks.tables import JsonPrompts
+    from grpo_lightning.training.data import PromptDataModule
+    from grpo_lightning.training.loop import GRPOLoop
+    from grpo_lightning.training.module import GRPOModule
 
     class EvenShare(Reward):
         """The share of even words."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.policy import Policy
+from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, Prompt
 
 Progress = Callable[[int], None]

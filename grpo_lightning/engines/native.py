@@ -10,13 +10,13 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicS
 from transformers.masking_utils import AttentionMaskInterface
 
 import grpo_lightning.engines.trial as trial
-from grpo_lightning import ragged
 from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.kv_memory import GIB, cache_bytes_per_token, free_bytes, row_bytes, rows_at_once
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.engines.slab import SlabLayer, attention, mask
-from grpo_lightning.policy import Policy, first_line
+from grpo_lightning.maths import ragged
+from grpo_lightning.policy.policy import Policy, first_line
 from grpo_lightning.types import Completion, FinishReason, Prompt, UsageError
 
 ATTENTION = "grpo_slab"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from grpo_lightning import attention as kernels
+from grpo_lightning.policy import attention as kernels
 
 
 class SlabLayer(DynamicLayer):

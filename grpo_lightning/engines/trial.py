@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.policy import Policy, first_line
+from grpo_lightning.policy.policy import Policy, first_line
 from grpo_lightning.types import Completion, Prompt, Question
 
 Decode = Callable[[Sequence[Prompt], int, Sampling], list[Completion]]

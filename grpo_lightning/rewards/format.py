@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from grpo_lightning.rewards.base import OK, Reward, RewardResult
 from grpo_lightning.rewards.verifier.extraction import whole_turn
-from grpo_lightning.rewards.workers import WorkerPool
+from grpo_lightning.sandbox.pool import WorkerPool
 from grpo_lightning.types import Sample, UsageError
 
 NO_MATCH = "no_match"

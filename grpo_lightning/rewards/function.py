@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_lightning.rewards.base import OK, Reward, RewardResult
-from grpo_lightning.rewards.workers import LoadError, Outcome, WorkerPool
+from grpo_lightning.sandbox.pool import LoadError, Outcome, WorkerPool
 from grpo_lightning.types import Question, Sample, UsageError
 
 NOT_A_NUMBER = "not_a_number"

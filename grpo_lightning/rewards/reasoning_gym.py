@@ -9,7 +9,7 @@ from typing import Any
 from grpo_lightning.rewards.base import OK, Reward, RewardResult
 from grpo_lightning.rewards.verifier.extraction import extract_answer, whole_turn
 from grpo_lightning.rewards.verifier.math_verifier import NO_ANSWER
-from grpo_lightning.rewards.workers import LoadError, WorkerPool
+from grpo_lightning.sandbox.pool import LoadError, WorkerPool
 from grpo_lightning.types import Question, Sample, UsageError
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lightning.rewards.reasoning_gym import METADATA
-from grpo_lightning.rewards.workers import OK, LoadError, WorkerPool
+from grpo_lightning.sandbox.pool import OK, LoadError, WorkerPool
 from grpo_lightning.tasks.base import Split, Task
 from grpo_lightning.types import Question, UsageError
 

@@ -11,8 +11,11 @@ from command import Grpo
 from tiny import model_of, policy_of, tokenizer
 from torch.distributed.tensor import DTensor
 
-from grpo_lightning.engines import NativeEngine, Sampling, TransformersEngine, trial
-from grpo_lightning.policy import Policy
+from grpo_lightning.engines import trial
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.transformers import TransformersEngine
+from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, Prompt, UsageError
 
 SAMPLING = Sampling(max_new_tokens=4)

@@ -4,8 +4,12 @@ import pytest
 import torch
 from tiny import CONTEXT, SHAPES, STOP_IDS, policy_of, prompts_of, teacher_forced, tokenizer
 
-from grpo_lightning.engines import NativeEngine, RolloutEngine, Sampling, ScriptedEngine, TransformersEngine
-from grpo_lightning.policy import Policy, recompute_activations
+from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.scripted import ScriptedEngine
+from grpo_lightning.engines.transformers import TransformersEngine
+from grpo_lightning.policy.policy import Policy, recompute_activations
 from grpo_lightning.types import Completion, FinishReason, Prompt, UsageError
 
 ENGINES = {"native": NativeEngine, "transformers": TransformersEngine}

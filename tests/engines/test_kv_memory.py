@@ -8,8 +8,10 @@ import torch
 from tiny import policy_of, prompts_of
 from transformers import AutoConfig
 
-from grpo_lightning.engines import NativeEngine, Sampling, kv_memory
+from grpo_lightning.engines import kv_memory
 from grpo_lightning.engines.kv_memory import GIB, cache_bytes_per_token, free_bytes, row_bytes, rows_at_once
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.slab import SlabLayer
 from grpo_lightning.types import Completion, UsageError
 

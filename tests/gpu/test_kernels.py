@@ -11,8 +11,9 @@ from test_sdpa_kernels import CASES, LENGTHS, MODELS
 from tiny import model_of, prompts_of, rollouts_of, tokenizer
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from grpo_lightning.engines import NativeEngine, Sampling
-from grpo_lightning.policy import Policy, recompute_activations
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.policy.policy import Policy, recompute_activations
 
 NAMES = {SDPBackend.FLASH_ATTENTION: FLASH, SDPBackend.EFFICIENT_ATTENTION: EFFICIENT, SDPBackend.MATH: MATH}
 FAST = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]

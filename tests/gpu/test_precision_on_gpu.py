@@ -9,11 +9,12 @@ import torch
 from fitting import fit, scalars
 from tiny import policy_of, prompts_of, rollouts_of
 
-from grpo_lightning.engines import NativeEngine, Sampling
-from grpo_lightning.objective import Objective
-from grpo_lightning.rollouts import Rollouts
-from grpo_lightning.sequence_surrogates import SequenceClipped
-from grpo_lightning.surrogates import Clipped
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.sequence_surrogates import SequenceClipped
+from grpo_lightning.maths.surrogates import Clipped
 
 GPU: dict[str, Any] = {"accelerator": "gpu", "devices": 1}
 LENGTHS = [20, 1, 5, 90, 7, 33]

@@ -9,8 +9,9 @@ import torch
 from tiny import prompts_of, rollouts_of, tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from grpo_lightning.engines import NativeEngine, Sampling
-from grpo_lightning.policy import Policy
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.policy.policy import Policy
 
 MIB = 2**20
 WIDE: dict[str, Any] = {

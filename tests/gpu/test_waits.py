@@ -11,9 +11,11 @@ import torch
 from fitting import fit
 from tiny import policy_of, prompts_of
 
-from grpo_lightning.engines import NativeEngine, Sampling, native
-from grpo_lightning.objective import Objective
-from grpo_lightning.policy import Policy
+from grpo_lightning.engines import native
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.policy.policy import Policy
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from grpo_lightning.rewards.labelled import Labelled
+from grpo_lightning.rewards.learned.labelled import Labelled
 
 
 def group(prompt: str, *labels: float, completions: Sequence[str] = ()) -> Labelled:

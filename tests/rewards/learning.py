@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from tiny import model_of, tokenizer
 
-from grpo_lightning.rewards import Reward, RewardResult
-from grpo_lightning.rewards.learned import LearnedReward
+from grpo_lightning.rewards.base import Reward, RewardResult
+from grpo_lightning.rewards.learned.reward import LearnedReward
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample
 
 

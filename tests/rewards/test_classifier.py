@@ -15,8 +15,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from grpo_lightning.rewards import PrefixModel, Reward, Run, SequenceClassifier, TokenModel
-from grpo_lightning.rewards.classifier import length_batches
+from grpo_lightning.rewards.base import Reward, Run
+from grpo_lightning.rewards.classifier import SequenceClassifier, length_batches
+from grpo_lightning.rewards.process.models import PrefixModel, TokenModel
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 EOS = 5

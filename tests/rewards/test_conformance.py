@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grpo_lightning.rewards import MathVerifier
+from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample
 
 OWN = Path(__file__).with_name("cases.jsonl")

@@ -4,8 +4,7 @@ import statistics
 
 import pytest
 
-from grpo_lightning.rewards import LastNumber, RandomReward
-from grpo_lightning.rewards.control import last_number
+from grpo_lightning.rewards.control import LastNumber, RandomReward, last_number
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 

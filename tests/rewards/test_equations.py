@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from grpo_lightning.rewards.equations import verdicts
+from grpo_lightning.rewards.process.equations import verdicts
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from grpo_lightning.rewards import FormatReward
+from grpo_lightning.rewards.format import FormatReward
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from grpo_lightning.rewards import FunctionReward
+from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 

@@ -8,8 +8,11 @@ import pytest
 import torch
 from tiny import prompts_of
 
-from grpo_lightning.rewards import FormatReward, Gated, MathVerifier, Reward, RewardResult, Run, StepScore
+from grpo_lightning.rewards.base import Reward, RewardResult, Run, StepScore
+from grpo_lightning.rewards.format import FormatReward
+from grpo_lightning.rewards.gate import Gated
 from grpo_lightning.rewards.scorer import Scorer
+from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.types import FinishReason, Question, Sample, UsageError
 
 

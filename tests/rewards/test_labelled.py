@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from labelled_groups import group
 
-from grpo_lightning.rewards.labelled import Labelled, chance_of, read_labelled, write_labelled
-from grpo_lightning.rewards.learned import split
+from grpo_lightning.rewards.learned.labelled import Labelled, chance_of, read_labelled, write_labelled
+from grpo_lightning.rewards.learned.reward import split
 from grpo_lightning.types import UsageError
 
 

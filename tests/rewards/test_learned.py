@@ -18,13 +18,12 @@ from fitting import Digits, fit, scalars
 from learning import EndsInLetter, explored, learn, reward_of, sample, save_policy
 from tiny import tokenizer
 
-from grpo_lightning.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.cli import GRPOCLI
-from grpo_lightning.rewards import Reward, RewardResult
-from grpo_lightning.rewards.base import RewardFailure
-from grpo_lightning.rewards.labelled import chance_of, write_labelled
-from grpo_lightning.rewards.learned import SEED, LearnedReward, sigmoid
-from grpo_lightning.rewards.reward_update import RewardUpdate
+from grpo_lightning.rewards.base import Reward, RewardFailure, RewardResult
+from grpo_lightning.rewards.learned.labelled import chance_of, write_labelled
+from grpo_lightning.rewards.learned.reward import SEED, LearnedReward, sigmoid
+from grpo_lightning.rewards.learned.update import RewardUpdate
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.types import UsageError
 
 from labelled_groups import group  # isort: skip
@@ -309,7 +308,7 @@ from pathlib import Path
 sys.path[:0] = {paths!r}
 import torch
 torch.set_num_threads(1)
-from grpo_lightning.rewards import reward_update
+from grpo_lightning.rewards.learned import update as reward_update
 from test_learned import run
 
 steps = 0

@@ -5,10 +5,11 @@ import math
 import pytest
 from tiny import prompts_of
 
-from grpo_lightning.rewards import CosineLength, LengthReward, MathVerifier
 from grpo_lightning.rewards.base import RewardFailure
+from grpo_lightning.rewards.length import CosineLength, LengthReward
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.rewards.workers import Outcome
+from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
+from grpo_lightning.sandbox.pool import Outcome
 from grpo_lightning.types import FinishReason, Sample, UsageError
 
 

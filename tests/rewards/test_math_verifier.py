@@ -14,14 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from grpo_lightning.rewards import MathVerifier
 from grpo_lightning.rewards.base import RewardFailure
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.rewards.verifier.comparison import compare
 from grpo_lightning.rewards.verifier.extraction import extract_answer
-from grpo_lightning.rewards.verifier.math_verifier import _COMPARE, Verdict, decide
+from grpo_lightning.rewards.verifier.math_verifier import _COMPARE, MathVerifier, Verdict, decide
 from grpo_lightning.rewards.verifier.reading import canonical, number
-from grpo_lightning.rewards.workers import IDLE, Outcome, WorkerPool
+from grpo_lightning.sandbox.pool import IDLE, Outcome, WorkerPool
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

@@ -2,7 +2,10 @@ import pytest
 import torch
 from tiny import prompts_of
 
-from grpo_lightning.rewards import CosineLength, LastNumber, OverlongPenalty, Run
+from grpo_lightning.rewards.base import Run
+from grpo_lightning.rewards.control import LastNumber
+from grpo_lightning.rewards.length import CosineLength
+from grpo_lightning.rewards.overlong import OverlongPenalty
 from grpo_lightning.types import FinishReason, Sample, UsageError
 
 

@@ -3,7 +3,7 @@
 import pytest
 from tiny import prompts_of
 
-from grpo_lightning.rewards import RepetitionPenalty
+from grpo_lightning.rewards.repetition import RepetitionPenalty
 from grpo_lightning.types import FinishReason, Sample, UsageError
 
 

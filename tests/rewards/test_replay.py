@@ -7,8 +7,8 @@ from random import Random
 import pytest
 from labelled_groups import group
 
-from grpo_lightning.rewards.labelled import Labelled
-from grpo_lightning.rewards.replay import ReplayBuffer, equal_room, mixed
+from grpo_lightning.rewards.learned.labelled import Labelled
+from grpo_lightning.rewards.learned.replay import ReplayBuffer, equal_room, mixed
 from grpo_lightning.types import UsageError
 
 

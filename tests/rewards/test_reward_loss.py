@@ -6,7 +6,7 @@ import pytest
 import torch
 from labelled_groups import group
 
-from grpo_lightning.rewards.reward_loss import (
+from grpo_lightning.rewards.learned.loss import (
     BinaryCrossEntropy,
     BradleyTerry,
     LabelledSize,

@@ -7,7 +7,7 @@ import torch
 from tiny import CONTEXT, SHAPES, model_of, tokenizer
 from transformers import AutoModelForSequenceClassification
 
-from grpo_lightning.rewards.reward_model import PADDING, RewardModel, batches_of, float32
+from grpo_lightning.rewards.learned.model import PADDING, RewardModel, batches_of, float32
 from grpo_lightning.types import UsageError
 
 END = 5  # <end>

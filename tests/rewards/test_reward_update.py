@@ -9,10 +9,10 @@ import torch
 from labelled_groups import group
 from tiny import model_of, tokenizer
 
-from grpo_lightning.rewards.labelled import Labelled
-from grpo_lightning.rewards.reward_loss import BinaryCrossEntropy, BradleyTerry, RewardLoss, SumOf
-from grpo_lightning.rewards.reward_model import RewardModel
-from grpo_lightning.rewards.reward_update import Quality, RewardUpdate, Verdict, parts, rate
+from grpo_lightning.rewards.learned.labelled import Labelled
+from grpo_lightning.rewards.learned.loss import BinaryCrossEntropy, BradleyTerry, RewardLoss, SumOf
+from grpo_lightning.rewards.learned.model import RewardModel
+from grpo_lightning.rewards.learned.update import Quality, RewardUpdate, Verdict, parts, rate
 
 
 @pytest.fixture

@@ -14,18 +14,11 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
-from grpo_lightning.process_supervision import ProcessSupervision
-from grpo_lightning.rewards import (
-    ArithmeticSteps,
-    ByLine,
-    ByPattern,
-    ByTag,
-    Splitter,
-    StepReward,
-    StepScore,
-    StepVerifier,
-)
-from grpo_lightning.rewards.steps import last_tokens
+from grpo_lightning.maths.process_supervision import ProcessSupervision
+from grpo_lightning.rewards.base import StepScore
+from grpo_lightning.rewards.process.reward import StepReward, last_tokens
+from grpo_lightning.rewards.process.scorers import ArithmeticSteps, StepVerifier
+from grpo_lightning.rewards.process.splitters import ByLine, ByPattern, ByTag, Splitter
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 

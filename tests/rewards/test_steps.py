@@ -11,9 +11,9 @@ from lightning.pytorch.callbacks import Callback
 from tiny import prompts_of
 from torch import Tensor
 
-from grpo_lightning.loop import GRPOLoop
-from grpo_lightning.process_supervision import ProcessSupervision
-from grpo_lightning.rewards import Reward, RewardResult, StepScore
+from grpo_lightning.maths.process_supervision import ProcessSupervision
+from grpo_lightning.rewards.base import Reward, RewardResult, StepScore
+from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.types import FinishReason, Sample, UsageError
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_lightning.rewards.workers import LoadError, WorkerPool
+from grpo_lightning.sandbox.pool import LoadError, WorkerPool
 from grpo_lightning.types import UsageError
 
 FUNCTIONS = """
@@ -230,7 +230,7 @@ def test_a_timeout_ends_the_children_of_the_task_too(pool, functions, tmp_path):
 def test_nothing_survives_a_killed_parent(functions, tmp_path):
     started = tmp_path / "started"
     script = (
-        "from grpo_lightning.rewards.workers import WorkerPool\n"
+        "from grpo_lightning.sandbox.pool import WorkerPool\n"
         f"WorkerPool(2, 1.0).map({functions('wait_for')!r}, [['never', {str(started)!r}]])"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])

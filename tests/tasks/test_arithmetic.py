@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from grpo_lightning.tasks import Arithmetic, Split
-from grpo_lightning.tasks.arithmetic import shuffled
+from grpo_lightning.tasks.arithmetic import Arithmetic, shuffled
+from grpo_lightning.tasks.base import Split
 from grpo_lightning.types import UsageError
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_lightning.rewards import ReasoningGymReward
-from grpo_lightning.tasks import ReasoningGym
+from grpo_lightning.rewards.reasoning_gym import ReasoningGymReward
+from grpo_lightning.tasks.reasoning_gym import ReasoningGym
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 reasoning_gym = pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not installed")

@@ -7,7 +7,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from grpo_lightning.tasks import HubPrompts, JsonPrompts, Split
+from grpo_lightning.tasks.base import Split
+from grpo_lightning.tasks.tables import HubPrompts, JsonPrompts
 from grpo_lightning.types import UsageError
 
 GSM8K = Path(__file__).parents[2] / ".." / "shared" / "data" / "gsm8k"

@@ -5,9 +5,9 @@ import pytest
 from loading import load_tool
 from tiny import policy_of, tokenizer
 
-from grpo_lightning.engines import Sampling
+from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.rewards import Reward, RewardResult
+from grpo_lightning.rewards.base import Reward, RewardResult
 from grpo_lightning.types import Prompt
 
 tool = load_tool("label_steps")

@@ -6,8 +6,8 @@ from tiny import policy_of
 from transformers import AutoModelForSequenceClassification
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_lightning.rewards.labelled import read_labelled
-from grpo_lightning.rewards.learned import SEED, LearnedReward
+from grpo_lightning.rewards.learned.labelled import read_labelled
+from grpo_lightning.rewards.learned.reward import SEED, LearnedReward
 
 tool = load_tool("make_reward_model")
 

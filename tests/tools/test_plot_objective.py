@@ -5,7 +5,7 @@ import torch
 from loading import load_tool
 from PIL import Image
 
-from grpo_lightning.surrogates import Clipped
+from grpo_lightning.maths.surrogates import Clipped
 
 tool = load_tool("plot_objective")
 

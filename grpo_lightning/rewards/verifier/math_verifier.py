@@ -11,7 +11,7 @@ from grpo_lightning.rewards.base import OK, Reward, RewardFailure, RewardResult
 from grpo_lightning.rewards.verifier.comparison import DIFFERENT, EQUAL, GOLD_BAD, RESTATED, UNPARSEABLE
 from grpo_lightning.rewards.verifier.extraction import extract_answer, whole_turn
 from grpo_lightning.rewards.verifier.reading import MAX_CHARS, canonical, plain_number
-from grpo_lightning.rewards.workers import ERROR, TIMEOUT, WorkerPool
+from grpo_lightning.sandbox.pool import ERROR, TIMEOUT, WorkerPool
 from grpo_lightning.types import Question, Sample, UsageError
 
 log = logging.getLogger(__name__)

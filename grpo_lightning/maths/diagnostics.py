@@ -1,0 +1,88 @@
+"""What to watch while the objective is maximised."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.surrogates import SurrogateResult
+
+
+@dataclass(slots=True)
+class Diagnostics:
+    """Sums over the tokens whose weight is not 0, so that packs and ranks add up; `ratio_max` is a maximum."""
+
+    tokens: Tensor
+    pushing: Tensor
+    unreachable: Tensor
+    objective: Tensor
+    entropy: Tensor
+    ratio: Tensor
+    kl_ref: Tensor
+    kl_old: Tensor
+    clipped_low: Tensor
+    clipped_high: Tensor
+    ratio_max: Tensor
+
+    def __add__(self, other: "Diagnostics") -> "Diagnostics":
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return Diagnostics(**sums | {"ratio_max": torch.maximum(self.ratio_max, other.ratio_max)})
+
+    def reduce(self, reduce: Callable[..., Tensor]) -> "Diagnostics":
+        """Those of all ranks together; `reduce` is the strategy's, told `sum` or `max`."""
+        names = [f.name for f in fields(self) if f.name != "ratio_max"]
+        sums = reduce(torch.stack([getattr(self, name) for name in names]), reduce_op="sum")
+        return Diagnostics(
+            **dict(zip(names, sums, strict=True)), ratio_max=reduce(self.ratio_max.clone(), reduce_op="max")
+        )
+
+    def on_host(self, *more: Tensor) -> tuple["Diagnostics", list[Tensor]]:
+        """Copies on the CPU of these and of further numbers, for which a GPU is waited for once."""
+        names = [f.name for f in fields(self)]
+        numbers = torch.stack([*(getattr(self, name) for name in names), *(number.float() for number in more)])
+        values = list(numbers.cpu())
+        return Diagnostics(**dict(zip(names, values, strict=False))), values[len(names) :]
+
+    @classmethod
+    def of(
+        cls,
+        rollouts: Rollouts,
+        surrogate: SurrogateResult,
+        objective: Tensor,
+        entropy: Tensor,
+        kl_ref: Tensor,
+        change: Tensor,
+    ) -> "Diagnostics":
+        """Those of one pack.
+
+        Args:
+            rollouts: Its tokens.
+            surrogate: What the surrogate says of them.
+            objective: J.
+            entropy: [N].
+            kl_ref: [N] estimate of KL(π_θ || π_ref).
+            change: [N] log(π_θ/π_old).
+        """
+        counts = rollouts.weight != 0
+        pushing = counts & (rollouts.advantage != 0)
+        ratio = change.exp()
+
+        def total(values: Tensor, where: Tensor = counts) -> Tensor:
+            return torch.where(where, values.detach(), 0.0).sum()
+
+        return cls(
+            tokens=counts.sum().float(),
+            pushing=pushing.sum().float(),
+            unreachable=total(surrogate.unreachable, pushing),
+            objective=objective.detach(),
+            entropy=total(entropy),
+            ratio=total(ratio),
+            kl_ref=total(kl_ref),
+            # k3 of KL(old || new): the tokens were drawn from π_old, so here the estimate is unbiased.
+            kl_old=total(change.expm1() - change),
+            clipped_low=total(surrogate.clipped_low, pushing),
+            clipped_high=total(surrogate.clipped_high, pushing),
+            ratio_max=torch.where(counts, ratio, 0.0).max(),
+        )

@@ -1,0 +1,82 @@
+"""KL estimators: D_KL[π_θ || π_ref] of one token from the log-probs of the sampled token; docs/kl.md compares them."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from grpo_lightning.maths.surrogates import MAX_LOG_RATIO, log_ratio
+from grpo_lightning.types import UsageError
+
+
+class KLEstimator(ABC):
+    """A per-token estimate of the reverse KL divergence. Gradient flows through `logp` alone."""
+
+    @abstractmethod
+    def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
+        """[N] log π_θ, [N] log π_ref, [N] log π_old, which the tokens were drawn from -> [N]."""
+
+
+class K1(KLEstimator):
+    """k1 = log(π_θ/π_ref) (Schulman 2020).
+
+    Unbiased, of high variance, negative where π_ref is larger. In the objective its gradient is that of log π_θ, 0 on
+    average: it belongs into the reward.
+    """
+
+    def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
+        return logp - ref_logp
+
+
+class K2(KLEstimator):
+    """k2 = log(π_θ/π_ref)² / 2 (Schulman 2020).
+
+    Biased as a value; the average of its gradient on policy is exactly that of the reverse KL.
+    """
+
+    def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
+        return log_ratio(logp, ref_logp).square() / 2
+
+
+class K3(KLEstimator):
+    """k3 = π_ref/π_θ - log(π_ref/π_θ) - 1 (Schulman 2020; DeepSeekMath Eq. 4).
+
+    Unbiased as a value, never negative, 0 where the two agree. The average of its gradient is that of the forward KL.
+    """
+
+    def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
+        # Clamped where exp overflows, but not below: there the gradient, 1 - π_ref/π_θ, is 1, the full pull down.
+        difference = (ref_logp - logp).clamp(max=MAX_LOG_RATIO)
+        # Near 0 the value is difference²/2, which exp(difference) - difference - 1 would lose in rounding.
+        return difference.expm1() - difference
+
+
+class ImportanceWeighted(KLEstimator):
+    """π_θ/π_old times another estimator: unbiased in value and gradient off policy too (arXiv 2512.02556, Sec. 3.1).
+
+    Args:
+        kl: The estimator; k3 in the paper.
+    """
+
+    def __init__(self, kl: KLEstimator | None = None) -> None:
+        self.kl = kl or K3()
+
+    def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
+        return log_ratio(logp, old_logp).exp() * self.kl(logp, ref_logp, old_logp)
+
+
+class RewardKL:
+    """KL in the reward: R(q, o) - beta * sum over t of kl_t, taken at π_old (DeepSeekMath Eq. 2, summed over tokens).
+
+    It is one reward more, so it passes through the advantage like the others. Beside `objective.beta` above 0 it is the
+    dual penalty.
+
+    Args:
+        beta: Its coefficient, in units of reward a nat.
+        kl: The estimator; k1 in RLHF's reward.
+    """
+
+    def __init__(self, beta: float = 0.04, kl: KLEstimator | None = None) -> None:
+        if not beta > 0:
+            raise UsageError(f"reward_kl.beta={beta}: give more than 0, or leave model.reward_kl out")
+        self.beta = beta
+        self.kl = kl or K1()

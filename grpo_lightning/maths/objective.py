@@ -1,0 +1,72 @@
+"""The GRPO objective as one weighted sum over tokens."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from grpo_lightning.maths.diagnostics import Diagnostics
+from grpo_lightning.maths.kl import K3, KLEstimator
+from grpo_lightning.maths.masks import TokenMask
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.surrogates import Clipped, Surrogate, log_ratio
+from grpo_lightning.maths.weightings import BatchSize, SequenceMean, TokenWeighting
+from grpo_lightning.types import UsageError
+
+
+@dataclass
+class Objective:
+    """J = sum_t weight_t * (surrogate_t - beta * kl_t + entropy_bonus * H_t), to be maximised (DeepSeekMath Eq. 3).
+
+    Args:
+        surrogate: The per-token objective from log π_θ, log π_old and Â.
+        kl: The estimator of D_KL[π_θ || π_ref].
+        beta: β, its coefficient. 0 means no KL term.
+        weighting: How tokens are averaged.
+        masks: Tokens that are not learned from.
+        entropy_bonus: Coefficient of the entropy of π_θ at each token. 0 means no such term.
+    """
+
+    surrogate: Surrogate = field(default_factory=Clipped)
+    kl: KLEstimator = field(default_factory=K3)
+    beta: float = 0.0
+    weighting: TokenWeighting = field(default_factory=SequenceMean)
+    masks: list[TokenMask] = field(default_factory=list)
+    entropy_bonus: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.beta >= 0:
+            raise UsageError(f"objective.beta={self.beta}: give 0 (no KL term) or more; DeepSeekMath uses 0.04")
+        if not self.entropy_bonus >= 0:
+            raise UsageError(f"objective.entropy_bonus={self.entropy_bonus}: give 0 (no bonus) or more, e.g. 0.001")
+
+    @property
+    def learns_from_advantage_alone(self) -> bool:
+        """Whether a token without advantage has no gradient."""
+        return self.beta == self.entropy_bonus == 0
+
+    def token_weight(self, rollouts: Rollouts, batch: BatchSize) -> Tensor:
+        """[N] float32: the weighting's weight of every token, 0 where a mask leaves the token out."""
+        weight = rollouts.spread(self.weighting(rollouts.lengths, rollouts.group, batch))
+        for mask in self.masks:
+            weight = torch.where(mask(rollouts), weight, 0.0)
+        return weight
+
+    def __call__(self, logp: Tensor, entropy: Tensor, rollouts: Rollouts) -> tuple[Tensor, Diagnostics]:
+        """[N] log π_θ with gradient, [N] entropy, with gradient if it earns a bonus -> J, diagnostics."""
+        assert logp.shape == rollouts.token_ids.shape and logp.dtype == torch.float32
+        current = logp.detach()
+        old_logp = current if rollouts.old_logp is None else rollouts.old_logp
+        surrogate = self.surrogate(logp, old_logp, rollouts)
+        per_token = surrogate.value
+        kl_ref = torch.zeros_like(current)
+        if rollouts.ref_logp is not None:
+            kl_ref = self.kl(logp, rollouts.ref_logp, old_logp)
+        if self.beta > 0:
+            assert rollouts.ref_logp is not None
+            per_token = per_token - self.beta * kl_ref
+        if self.entropy_bonus > 0:
+            per_token = per_token + self.entropy_bonus * entropy
+        objective = (rollouts.weight * per_token).sum()
+
+        return objective, Diagnostics.of(rollouts, surrogate, objective, entropy, kl_ref, log_ratio(current, old_logp))

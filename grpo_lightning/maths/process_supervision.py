@@ -1,0 +1,44 @@
+"""Process supervision: advantages that differ from token to token, from rewards of the steps inside completions."""
+
+import torch
+from torch import Tensor
+
+from grpo_lightning.maths.advantages import GroupStd
+from grpo_lightning.maths.ragged import pad, positions, segments, starts
+from grpo_lightning.maths.reward_batch import RewardBatch
+from grpo_lightning.types import UsageError
+
+
+class ProcessSupervision(GroupStd):
+    """GRPO with process supervision: Â_it = sum of the normalised rewards of the steps that end at t or later.
+
+    The rewards of all steps of all completions of a group are normalised together, r~ = (r - mean(R)) / (std(R) + eps)
+    (DeepSeekMath 4.1.3). A reward that scores completions as a whole counts as one step that ends at the last token.
+    Each reward is normalised by itself; their advantages are summed by their weights.
+
+    Args:
+        advantage_eps: Added to the standard deviation.
+        std: As of `GroupStd`, over the steps of the group.
+    """
+
+    def per_token(self, rewards: RewardBatch) -> Tensor:
+        if not any(rewards.steps):
+            raise UsageError(
+                "ProcessSupervision: no reward scores steps; add one whose RewardResult has `steps`, or use GroupStd"
+            )
+        lengths, first = rewards.lengths, starts(rewards.lengths)
+        every = torch.arange(len(lengths), device=lengths.device)
+        valid = ~rewards.total.isnan()
+        for steps in rewards.steps:
+            if steps is not None:
+                valid[steps.row[steps.value.isnan()]] = False
+        ending = torch.zeros(int(lengths.sum()), dtype=torch.float64, device=lengths.device)
+        for value, weight, steps in zip(rewards.value, rewards.weight, rewards.steps, strict=True):
+            row, end, reward = (every, lengths - 1, value) if steps is None else (steps.row, steps.end, steps.value)
+            row, end, reward = row[valid[row]], end[valid[row]], reward[valid[row]]
+            if len(row):
+                normalised = self.estimate(reward, rewards.group[row], int(rewards.group.max()) + 1)
+                ending.index_add_(0, first[row] + end, weight * normalised)
+        # From the last token to the first, so a token sums what ends at it or behind it.
+        onward = pad(ending, lengths).flip(1).cumsum(1).flip(1)
+        return onward[segments(lengths), positions(lengths)].float()

@@ -1,0 +1,106 @@
+"""Surrogates that look at whole completions: the ratio of the sequence in the place of each token's."""
+
+import torch
+from torch import Tensor
+
+from grpo_lightning.maths.ragged import segment_mean
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.surrogates import Clipped, Surrogate, SurrogateResult, bounds, clip, log_ratio
+from grpo_lightning.types import UsageError
+
+
+class SequenceClipped(Surrogate):
+    """GSPO: `Clipped` with the ratio of the sequence, s_i = exp(mean over t of log(π_θ/π_old)), for each of its tokens.
+
+    With `SequenceMean` this is arXiv 2507.18071, Eq. 5-7.
+
+    Args:
+        clip_low: ε below; s_i moves little, so the paper's is small. None sets no bound.
+        clip_high: ε above. None sets no bound.
+    """
+
+    def __init__(self, clip_low: float | None = 3e-4, clip_high: float | None = 4e-4) -> None:
+        self.low, self.high = bounds(clip_low, clip_high)
+
+    def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        ratio = rollouts.spread(segment_mean(log_ratio(logp, old_logp), rollouts.lengths).exp())
+        return self._clip(ratio, logp, old_logp, rollouts)
+
+    def _clip(self, ratio: Tensor, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        highest = rollouts.spread(segment_mean(-old_logp, rollouts.lengths))
+        return clip(ratio, rollouts.advantage, self.low, self.high, highest)
+
+
+class SequenceClippedToken(SequenceClipped):
+    """GSPO-token: the ratio's value is the sequence's, its gradient each token's own, so Â may differ by token.
+
+    s_it = sg(s_i) π_θ / sg(π_θ) (arXiv 2507.18071, Eq. 13-14). The gradient is that of GSPO where Â is the same for all
+    tokens.
+
+    Args:
+        clip_low: As of `SequenceClipped`.
+        clip_high: As of `SequenceClipped`.
+    """
+
+    def _clip(self, ratio: Tensor, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        return super()._clip(ratio.detach() * (logp - logp.detach()).exp(), logp, old_logp, rollouts)
+
+
+class GMPO(Surrogate):
+    """GMPO: Â times the geometric mean of the sequence's clipped ratios (arXiv 2507.20673, Eq. 3-4).
+
+    For good tokens exp(mean over t of min(log ratio, clip(log ratio))), for bad ones with max.
+
+    Args:
+        log_clip: The log-ratios are clipped to ± this; the paper takes 0.4, ratios from 0.67 to 1.49.
+    """
+
+    def __init__(self, log_clip: float = 0.4) -> None:
+        if not log_clip > 0:
+            raise UsageError(f"log_clip={log_clip}: give more than 0; the paper takes 0.4")
+        self.log_clip = log_clip
+
+    def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        advantage, lengths = rollouts.advantage, rollouts.lengths
+        change = log_ratio(logp, old_logp)
+        good, bad = (
+            rollouts.spread(segment_mean(bounded, lengths).exp())
+            for bounded in (change.clamp(max=self.log_clip), change.clamp(min=-self.log_clip))
+        )
+        return SurrogateResult(
+            value=torch.where(advantage > 0, good, bad) * advantage,
+            clipped_low=(change < -self.log_clip) & (advantage < 0),
+            clipped_high=(change > self.log_clip) & (advantage > 0),
+            unreachable=(-old_logp < self.log_clip) & (advantage > 0),
+        )
+
+
+class OffPolicyMask(Surrogate):
+    """Leaves out bad completions that the policy has moved away from: mean over t of log(π_old/π_θ) above `threshold`.
+
+    Off-policy sequence masking of DeepSeek-V3.2 (arXiv 2512.02556, Sec. 3.1); the KL term stays.
+
+    Args:
+        surrogate: The per-token objective of the others.
+        threshold: δ, in nats a token.
+    """
+
+    def __init__(self, surrogate: Surrogate | None = None, threshold: float = 0.1) -> None:
+        if not threshold >= 0:
+            raise UsageError(f"threshold={threshold}: give 0 or more nats a token")
+        self.surrogate = surrogate or Clipped()
+        self.threshold = threshold
+        self.reads_old_logp = self.surrogate.reads_old_logp
+
+    def prepare(self, rollouts: Rollouts) -> None:
+        self.surrogate.prepare(rollouts)
+
+    def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        result = self.surrogate(logp, old_logp, rollouts)
+        away = rollouts.spread(segment_mean(log_ratio(old_logp, logp.detach()), rollouts.lengths))
+        masked = (away > self.threshold) & (rollouts.advantage < 0)
+        result.value = torch.where(masked, 0.0, result.value)
+        # Not in place: a surrogate without bounds gives the same tensor for all three.
+        result.clipped_low = result.clipped_low | masked
+        result.clipped_high = result.clipped_high & ~masked
+        return result

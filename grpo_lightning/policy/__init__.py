@@ -1,0 +1,1 @@
+"""The policy: a causal language model, its forward over ragged rollouts, and its snapshots."""

@@ -1,0 +1,454 @@
+"""The policy π_θ: a causal LM that says how likely it finds the tokens of completions."""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.checkpoint import checkpoint
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.policy import sharding, shared_prefix
+from grpo_lightning.policy.padded_rows import PaddedRows
+from grpo_lightning.policy.shared_prefix import SharedPrefix
+from grpo_lightning.types import UsageError
+
+log = logging.getLogger(__name__)
+
+MEND = "Give a folder made by save_pretrained (config.json, weights, tokenizer) or a hub id"
+
+HEAD_ELEMENTS = 2**25
+"""Logits held at once by the vocabulary head: 128 MiB of float32."""
+
+
+@dataclass(slots=True)
+class TokenLogp:
+    """What the policy says of N completion tokens."""
+
+    logp: Tensor
+    """[N] float32 log-probability of each token."""
+    entropy: Tensor
+    """[N] float32 entropy in nats of the distribution each token was drawn from; with gradient only if asked for."""
+
+
+@final
+class Policy(nn.Module):
+    """A causal LM of transformers. Its weights are read by `load`, so that Lightning decides where and when.
+
+    Args:
+        path: Folder made by `save_pretrained`, or a model id of the Hugging Face hub.
+        dtype: Type of the weights. With `bfloat16` weights, AdamW rounds small updates away: prefer float32 weights
+            with the trainer's `precision: bf16-mixed`.
+        attention: Attention implementation of transformers for the optimisation passes. A model that lacks `sdpa` gets
+            `eager` in its place, which the run says once. `flash_attention_2` needs its package and a GPU.
+        dropout: Keep the model's dropout in training. Off by default: with it the first ratio is not 1.
+        share_prefix: Pass a group's prompt through the model once instead of once per completion, where the
+            architecture allows it (full attention everywhere). It changes speed and memory alone.
+        gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
+        compile: Compile the transformer with `torch.compile`.
+        trust_remote_code: Run Python code shipped with the model. Leave it off for models you have not read.
+    """
+
+    model: PreTrainedModel
+    shares_prefix: bool
+    """Whether a group's prompt goes through the model once; known when the weights are."""
+
+    def __init__(
+        self,
+        path: str,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa",
+        dropout: bool = False,
+        share_prefix: bool = True,
+        gradient_checkpointing: bool = False,
+        compile: bool = False,
+        trust_remote_code: bool = False,
+    ) -> None:
+        super().__init__()
+        self.path = path
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.attention = attention
+        self.dropout = dropout
+        self.share_prefix = share_prefix
+        self.gradient_checkpointing = gradient_checkpointing
+        self.compile_model = compile
+        self.trust_remote_code = trust_remote_code
+        self.shares_prefix = False
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> "Policy":
+        """A policy around a model that exists already."""
+        policy = cls(path=str(model.name_or_path))
+        policy.tokenizer = tokenizer
+        policy.config = model.config
+        policy.model = model.eval()
+        look_for_no_padding(policy.model)
+        policy.shares_prefix = policy._try_shared_prefix()
+        return policy
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer that lies beside the weights."""
+        return self._from_pretrained(AutoTokenizer)
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        """The model's configuration, which is known before its weights are."""
+        return self._from_pretrained(AutoConfig)
+
+    def check(self) -> None:
+        """Raises UsageError for what `path` lacks, before any weight is read."""
+        folder = Path(self.path).expanduser()
+        _ = self.config, self.tokenizer
+        if folder.is_dir() and not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+            raise UsageError(f"policy.path={self.path}: no weights (.safetensors or .bin) in this folder. {MEND}")
+
+    def load(self) -> None:
+        """Reads the weights; the second call does nothing."""
+        if hasattr(self, "model"):
+            return
+        model = self._read_weights()
+        if not self.dropout:
+            remove_dropout(model)
+        if self.gradient_checkpointing:
+            recompute_activations(model)
+        freeze_all_but_text(model)
+        look_for_no_padding(model)
+        self.model, self.config = model, model.config
+        # As in training: Lightning loads where every new tensor is made on the GPU.
+        with torch.device("cpu"):
+            try:
+                self._check_head()
+                self._set_attention()
+            except BaseException:
+                del self.model
+                raise
+            # Tried in any case: it also sets an attention that keeps off slow kernels.
+            self.shares_prefix = self._try_shared_prefix() and self.share_prefix
+
+    def _read_weights(self) -> PreTrainedModel:
+        """The model, with `sdpa` attention or, where it has none, `eager`: what works with weights of any type."""
+        try:
+            return self._from_pretrained(
+                AutoModelForCausalLM,
+                dtype=self.dtype,
+                attn_implementation="eager" if self.attention == "eager" else "sdpa",
+            )
+        except UsageError as error:
+            if self.attention == "eager" or "attention" not in str(error):
+                raise
+            model = self._from_pretrained(AutoModelForCausalLM, dtype=self.dtype, attn_implementation="eager")
+            rank_zero_info(f"policy.attention: {type(model).__name__} has no sdpa attention, so eager is used")
+            return model
+
+    def _set_attention(self) -> None:
+        """Switches to an attention that could not be loaded with: flash attention takes no float32 outside autocast."""
+        if self.attention in ("sdpa", "eager"):
+            return
+        try:
+            self.model.set_attn_implementation(self.attention)
+        except (ImportError, ValueError, RuntimeError) as error:
+            raise UsageError(
+                f"policy.attention={self.attention}: {type(self.model).__name__} cannot use it here "
+                f"({first_line(error)}); use policy.attention=sdpa"
+            ) from error
+
+    def _from_pretrained(self, auto_class: Any, **kwargs: Any) -> Any:
+        looks_local = self.path.startswith((".", "/", "~")) or self.path.count("/") > 1
+        path = Path(self.path).expanduser()
+        if looks_local and not path.is_dir():
+            raise UsageError(
+                f"policy.path={self.path}: no such folder (looked in {Path.cwd()}). "
+                "Give a folder made by save_pretrained or a hub id"
+            )
+        try:
+            return auto_class.from_pretrained(
+                str(path) if path.is_dir() else self.path, trust_remote_code=self.trust_remote_code, **kwargs
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # Remote code and 200 architectures raise what they like.
+            raise UsageError(
+                f"policy.path={self.path}: {auto_class.__name__} found no usable model there "
+                f"({first_line(error)}). {MEND}"
+            ) from error
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Shares the weights out over the ranks of `mesh`; `forward` gathers them layer by layer."""
+        layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        sharding.shard(self, layers, mesh)
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Whole weights on every rank, to use `hidden`, `logits` and `model` as often as each likes.
+
+        Every rank must take part. Without sharding nothing happens.
+        """
+        return sharding.gathered(self)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def text_config(self) -> PreTrainedConfig:
+        """The part of the configuration that is about text, where a model also sees or hears."""
+        return self.config.get_text_config(decoder=True)
+
+    @property
+    def context_length(self) -> int | None:
+        """Longest sequence, prompt and completion together, or None where the model sets no limit."""
+        limits = (getattr(self.text_config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+        return next((limit for limit in limits if limit is not None), None)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Every token that ends a completion: those of the generation config, the model config and the tokenizer."""
+        ids: set[int] = set()
+        for owner in (self.model.generation_config, self.model.config, self.text_config, self.tokenizer):
+            eos = getattr(owner, "eos_token_id", None)
+            ids.update([eos] if isinstance(eos, int) else eos or [])
+        return frozenset(ids)
+
+    def hidden(self, input_ids: Tensor, **kwargs: Any) -> Tensor:
+        """[B, T] token ids -> [B, T, hidden] last hidden states."""
+        return self.trunk(input_ids=input_ids, **kwargs).last_hidden_state
+
+    @property
+    def trunk(self) -> nn.Module:
+        """The transformer below the head; that of the text alone, where the model also sees or hears."""
+        return trunk_of(self.model)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., hidden] -> [..., V] float32 logits."""
+        head = self.model.get_output_embeddings()
+        if not torch.is_autocast_enabled(hidden.device.type):
+            hidden = hidden.to(head.weight.dtype)  # Mamba's residuals are float32 whatever its weights.
+        logits = head(hidden).float()
+        config = self.text_config
+        if (scale := getattr(config, "logit_scale", None)) is not None:
+            logits = logits * scale
+        if (scaling := getattr(config, "logits_scaling", None)) is not None:
+            logits = logits / scaling
+        for name in ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"):
+            if (cap := getattr(config, name, None)) is not None:
+                logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    def forward(self, rollouts: Rollouts, temperature: float = 1.0, entropy_gradient: bool = False) -> TokenLogp:
+        """log π_θ of every completion token, with gradient where gradients are on.
+
+        Args:
+            rollouts: B completions with their prompts.
+            temperature: That of the sampling; divides the logits.
+            entropy_gradient: Whether the entropy has a gradient too, which costs memory.
+        """
+        # Each prompt once where completions share one, else each completion behind a prompt of its own.
+        several = len(rollouts) > len(rollouts.sizes.prompt_lengths)
+        layout = SharedPrefix if self.shares_prefix and several else PaddedRows
+        if not isinstance(rollouts.layout, layout):
+            rollouts.layout = layout.of(rollouts)
+        hidden = self._hidden(rollouts, rollouts.layout)
+        return self._score(hidden, rollouts.token_ids, temperature, entropy_gradient)
+
+    def _hidden(self, rollouts: Rollouts, layout: SharedPrefix | PaddedRows) -> Tensor:
+        """[N, hidden] the states that predict the completion tokens."""
+        inputs = layout.inputs(rollouts)
+        if self.shares_prefix and isinstance(layout, PaddedRows):
+            # For its own mask transformers would look into the positions, and a GPU would be waited for.
+            inputs |= {"attention_mask": rollouts.token_ids.new_zeros(1, 1, 1, 1), "padded_rows": True}
+        hidden = self._transformer(**inputs, use_cache=False).last_hidden_state
+        return hidden.flatten(0, 1).index_select(0, layout.predicts)
+
+    def free_masks(self, rollouts: Rollouts) -> None:
+        """Gives back the attention masks of a pack after its backward pass, which may have made them anew."""
+        if isinstance(rollouts.layout, SharedPrefix):
+            rollouts.layout.masks.clear()
+
+    @torch.no_grad()
+    def _try_shared_prefix(self) -> bool:
+        """Whether this model computes the same with a shared prefix; its attention becomes ours if that does too."""
+        if self.model.config._attn_implementation != "sdpa":
+            return False
+        was_training = self.model.training
+        self.model.eval()
+        trial = Rollouts.from_lists([[1, 2, 3], [4]], [0, 1, 0], [[2, 3], [1, 2, 3], [4]]).to(self.device)
+        expected = self._hidden(trial, PaddedRows.of(trial))
+        rows, shared = False, False
+        try:
+            self.model.set_attn_implementation(shared_prefix.ATTENTION)
+            rows = same(self._hidden(trial, PaddedRows.of(trial)), expected)
+            shared = rows and self._full_attention and same(self._hidden(trial, SharedPrefix.of(trial)), expected)
+        except Exception as error:  # Whatever a model makes of attention that is not its own, it keeps its own.
+            log.debug("%s keeps transformers' attention: %s", type(self.model).__name__, error)
+        finally:
+            self.model.train(was_training)
+            if not rows:
+                self.model.set_attn_implementation("sdpa")
+        return shared
+
+    @property
+    def _full_attention(self) -> bool:
+        """Whether every layer looks at the whole sequence, as far as the config says."""
+        config = self.text_config
+        windowed = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+        return not windowed and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+
+    @cached_property
+    def _transformer(self) -> Callable[..., Any]:
+        # Compiled for the passes over whole sequences alone: decoding would compile anew for every length.
+        base = self.trunk
+        return torch.compile(base, dynamic=True) if self.compile_model else base.__call__
+
+    def _score(self, hidden: Tensor, token_ids: Tensor, temperature: float, entropy_gradient: bool) -> TokenLogp:
+        """[N, hidden], [N] -> log-probs; the logits exist a chunk at a time, and again in the backward pass."""
+
+        def score(hidden: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+            logp = (self.logits(hidden) / temperature).log_softmax(-1)
+            with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+                entropy = -(logp.exp() * logp).sum(-1)
+            # The sum of one: FSDP wants no view as a module's output.
+            return logp.gather(-1, token_ids[:, None]).sum(-1), entropy
+
+        chunk = max(1, HEAD_ELEMENTS // self.text_config.vocab_size)
+        if len(token_ids) <= chunk:
+            return TokenLogp(*score(hidden, token_ids))
+        parts = [
+            checkpoint(score, h, ids, use_reentrant=False) if torch.is_grad_enabled() else score(h, ids)
+            for h, ids in zip(hidden.split(chunk), token_ids.split(chunk), strict=True)
+        ]
+        return TokenLogp(torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts]))
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        """Makes sure that the model is causal, and that `hidden` and `logits` together are the model.
+
+        Its class may do anything behind its head. Both are given the head's output in float32, so that they agree to
+        1e-3 or differ for a reason, whatever the type of the weights. Then that it computes the same in training.
+        """
+        name = type(self.model).__name__
+        refusal = f"policy.path={self.path}: {name}"
+        was_training = self.model.training
+        # Two rows that differ in what follows their first half, as padding would.
+        input_ids = torch.arange(1, 17, device=self.device).repeat(2, 1) % self.text_config.vocab_size
+        input_ids[1, 8:] = 0
+        try:
+            expected, actual = self._logits_both_ways(input_ids)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"{refusal} does not work as a causal LM of text ({first_line(error)}); use another model"
+            ) from error
+        finally:
+            self.model.train(was_training)
+        if not torch.allclose(expected[0, :8], expected[1, :8], rtol=2e-2, atol=2e-2):
+            raise UsageError(f"{refusal} is not causal, its logits depend on later tokens; use another model")
+        if not torch.allclose(actual, expected, rtol=1e-3, atol=1e-3):
+            raise UsageError(
+                f"{refusal} changes its logits after the output embedding in a way grpo_lightning does not know; use "
+                "another model, and please report it"
+            )
+        if not self.dropout and not torch.allclose(self._logits_in_training(input_ids), actual, rtol=2e-2, atol=2e-2):
+            raise UsageError(
+                f"{refusal} computes something else in training, so the first ratio would not be 1; use another model, "
+                "or policy.dropout=true to train with its noise"
+            )
+
+    def _logits_both_ways(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, T, V] logits of the model's class and of `logits`, both made of a float32 output of the head."""
+        self.model.eval()
+        head = self.model.get_output_embeddings().register_forward_hook(lambda module, args, output: output.float())
+        try:
+            expected = self.model(input_ids=input_ids, use_cache=False).logits.float()
+            return expected, self.logits(self.hidden(input_ids, use_cache=False))
+        finally:
+            head.remove()
+
+    def _logits_in_training(self, input_ids: Tensor) -> Tensor:
+        """[B, T, V] logits of the model in training mode; the global random numbers stay as they were."""
+        was_training = self.model.training
+        self.model.train()
+        try:
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                return self.logits(self.hidden(input_ids, use_cache=False))
+        finally:
+            self.model.train(was_training)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes weights and tokenizer as transformers reads them."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+def trunk_of(model: PreTrainedModel) -> nn.Module:
+    """The transformer below the head of `model`; that of the text alone, where it also sees or hears."""
+    composite = model.config.get_text_config(decoder=True) is not model.config
+    trunk = model.get_decoder() if composite else model.base_model
+    # Llama 4's text model names no base.
+    return getattr(model, "model", model) if trunk is model else trunk
+
+
+def freeze_all_but_text(model: PreTrainedModel) -> None:
+    """Takes gradients from what text never reaches, such as a vision tower."""
+    reached = {id(p) for part in (trunk_of(model), model.get_output_embeddings()) if part for p in part.parameters()}
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.requires_grad and id(parameter) in reached)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says in a line; its type where it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")
+
+
+def same(actual: Tensor, expected: Tensor) -> bool:
+    """Whether two ways to compute hidden states differ by no more than rounding explains."""
+    return torch.allclose(actual, expected, rtol=1e-2, atol=1e-2 if actual.dtype != torch.float32 else 1e-4)
+
+
+def recompute_activations(model: PreTrainedModel) -> None:
+    """Turns gradient checkpointing on, by the name the installed transformers has for it."""
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def look_for_no_padding(model: PreTrainedModel) -> None:
+    """Leaves out a warning of some models, who look for padding at every forward: a GPU would be waited for."""
+    trunk_of(model).__dict__["warn_if_padding_and_no_attention_mask"] = _nothing
+
+
+def _nothing(*args: Any) -> None:
+    """Warns of nothing."""
+
+
+def remove_dropout(model: nn.Module) -> None:
+    """Sets every dropout probability and jitter of the model to 0, in its modules; dropout in its config too."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            noise = "dropout" in name or name in ("layerdrop", "jitter_noise", "input_jitter_noise")
+            if noise and isinstance(value, float):
+                setattr(module, name, 0.0)
+    config = getattr(model, "config", None)
+    for name, value in vars(config).items() if config is not None else ():
+        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
+            setattr(config, name, 0.0)

@@ -1,0 +1,1 @@
+"""The learned reward: a reward model that keeps training, with replay."""

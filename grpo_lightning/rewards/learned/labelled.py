@@ -1,0 +1,105 @@
+"""What a reward model learns from: completions of one prompt and what a verifier, or a person, said of them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from grpo_lightning.maths.metrics import RIGHT
+from grpo_lightning.types import UsageError
+
+
+@dataclass(slots=True)
+class Labelled:
+    """Labelled completions of one prompt, at least one."""
+
+    prompt: str
+    """As the reward model reads it."""
+    completions: list[str]
+    ended: list[bool]
+    """Whether each completion ended by itself, or was cut off."""
+    labels: list[float]
+    """From 0 to 1."""
+
+    def __len__(self) -> int:
+        return len(self.completions)
+
+    @property
+    def contested(self) -> bool:
+        """Whether there are pairs of a better and a worse completion."""
+        return max(self.labels) > min(self.labels)
+
+    @property
+    def outcome(self) -> str:
+        """`both` where labels differ, else `right` or `wrong`."""
+        return "both" if self.contested else "right" if self.labels[0] > RIGHT else "wrong"
+
+    def balanced(self, per_label: int) -> "Labelled":
+        """The first `per_label` right completions and the first `per_label` wrong ones, in their order."""
+        chosen: list[int] = []
+        room = {True: per_label, False: per_label}
+        for row, label in enumerate(self.labels):
+            if room[label > RIGHT]:
+                room[label > RIGHT] -= 1
+                chosen.append(row)
+        return Labelled(
+            self.prompt,
+            [self.completions[row] for row in chosen],
+            [self.ended[row] for row in chosen],
+            [self.labels[row] for row in chosen],
+        )
+
+    def as_row(self) -> dict[str, Any]:
+        """For a line of JSON or a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> "Labelled":
+        """What `as_row` gave, or a preference: `prompt`, `chosen`, `rejected`."""
+        if {"chosen", "rejected"} <= row.keys():
+            completions, labels = [row["chosen"], row["rejected"]], [1.0, 0.0]
+        else:
+            completions, labels = list(row["completions"]), [float(label) for label in row["labels"]]
+        ended = list(row.get("ended", [True] * len(completions)))
+        if not len(completions) == len(labels) == len(ended) > 0:
+            raise ValueError(f"{len(completions)} completions, {len(labels)} labels, {len(ended)} ended")
+        if not all(isinstance(text, str) for text in [row["prompt"], *completions]):
+            raise TypeError("prompt and completions must be text")
+        if not all(0 <= label <= 1 for label in labels):
+            raise ValueError(f"labels {labels}: give numbers from 0 to 1")
+        return cls(row["prompt"], completions, ended, labels)
+
+
+def chance_of(prompt: str) -> float:
+    """A number from 0 to 1, drawn once for each prompt: the same whenever and wherever it is asked."""
+    return int.from_bytes(blake2b(prompt.encode(), digest_size=6).digest(), "big") / 2**48
+
+
+def read_labelled(path: Path, skip: int = 0) -> list[Labelled]:
+    """The rows of a JSON lines file behind the first `skip`, which are known.
+
+    A row has `prompt`, `chosen` and `rejected`, or `prompt`, `completions` and `labels` (0 to 1).
+
+    Raises:
+        UsageError: There is no such file, or a row is not like that; the message names it.
+    """
+    if not path.is_file():
+        raise UsageError(f"pairs={path} of LearnedReward: there is no such file; give JSON lines")
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if number > skip:
+            try:
+                found.append(Labelled.from_row(json.loads(line)))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise UsageError(
+                    f"{path}:{number}: {type(error).__name__}: {error}. A row needs prompt, chosen and rejected, or "
+                    "prompt, completions and labels from 0 to 1"
+                ) from error
+    return found
+
+
+def write_labelled(path: Path, groups: Sequence[Labelled]) -> None:
+    """The file that `read_labelled` reads."""
+    path.write_text("".join(json.dumps(group.as_row()) + "\n" for group in groups), encoding="utf-8")

@@ -1,0 +1,109 @@
+"""What a reward model minimises."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from grpo_lightning.rewards.learned.labelled import Labelled
+from grpo_lightning.types import UsageError
+
+
+@dataclass(slots=True)
+class LabelledSize:
+    """The whole batch of one update of the reward model, which may be computed in several parts."""
+
+    completions: int
+    contested: int
+    """Prompts that have pairs."""
+
+    @classmethod
+    def of(cls, groups: Sequence[Labelled]) -> "LabelledSize":
+        """Counts `groups`."""
+        return cls(sum(map(len, groups)), sum(group.contested for group in groups))
+
+
+class RewardLoss(ABC):
+    """A loss of raw scores r. The losses of the parts of a batch add up to the batch's."""
+
+    @abstractmethod
+    def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledSize) -> Tensor:
+        """What these completions add to the loss of their batch.
+
+        Args:
+            score: [B] float32 raw scores.
+            label: [B] float32, 0 to 1.
+            group: [B] int64 prompt of each; the completions of a prompt come together.
+            batch: Size of the whole batch.
+        """
+
+
+class BinaryCrossEntropy(RewardLoss):
+    """-[y log σ(r) + (1-y) log(1-σ(r))], the mean over the completions: σ(r) becomes the probability to be right."""
+
+    def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledSize) -> Tensor:
+        return F.binary_cross_entropy_with_logits(score, label, reduction="sum") / max(batch.completions, 1)
+
+
+class BradleyTerry(RewardLoss):
+    """-log σ(r_w - r_l - margin) over the pairs of a better and a worse completion of one prompt.
+
+    The mean over a prompt's pairs, then over the prompts that have any. Only differences count, which is all GRPO sees;
+    σ(r) is no probability then.
+
+    Args:
+        margin: Difference of the scores below which a pair counts as nearly wrong.
+        center: Coefficient of (r_w + r_l)², which keeps scores around 0.
+    """
+
+    def __init__(self, margin: float = 0.0, center: float = 0.01) -> None:
+        if not 0 <= center < math.inf or not 0 <= margin < math.inf:
+            raise UsageError(f"margin={margin}, center={center} of BradleyTerry: give 0 or more")
+        self.margin = margin
+        self.center = center
+
+    def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledSize) -> Tensor:
+        better, worse, weight = pairs(label, group)
+        loss = -F.logsigmoid(score[better] - score[worse] - self.margin)
+        loss = loss + self.center * (score[better] + score[worse]).square()
+        return (weight * loss).sum() / max(batch.contested, 1)
+
+
+class SumOf(RewardLoss):
+    """Several losses at once.
+
+    Args:
+        losses: The terms.
+        weights: Factor of each; all 1 if left out.
+    """
+
+    def __init__(self, losses: list[RewardLoss], weights: list[float] | None = None) -> None:
+        self.losses = losses
+        self.weights = [1.0] * len(losses) if weights is None else weights
+        if not losses or len(self.weights) != len(losses):
+            raise UsageError(f"weights={self.weights} of SumOf: give one or more losses and a weight for each")
+
+    def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledSize) -> Tensor:
+        terms = [loss(score, label, group, batch) for loss in self.losses]
+        return torch.stack([weight * term for weight, term in zip(self.weights, terms, strict=True)]).sum()
+
+
+def pairs(label: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[P] rows of the better, [P] rows of the worse completion, and [P] weights: a prompt's pairs have 1 together."""
+    better, worse, weight = [], [], []
+    first = 0
+    for count in torch.unique_consecutive(group, return_counts=True)[1].tolist():
+        labels = label[first : first + count]
+        found = (labels[:, None] > labels[None, :]).nonzero() + first
+        better.append(found[:, 0])
+        worse.append(found[:, 1])
+        weight.append(torch.full((len(found),), 1 / max(len(found), 1), device=label.device))
+        first += count
+    if not better:
+        nothing = torch.zeros(0, dtype=torch.int64, device=label.device)
+        return nothing, nothing, label.new_zeros(0)
+    return torch.cat(better), torch.cat(worse), torch.cat(weight)

@@ -1,0 +1,389 @@
+"""The learned reward: a reward model that is trained between the iterations of DeepSeekMath's Algorithm 1."""
+
+import logging
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+
+from grpo_lightning import ranks
+from grpo_lightning.rewards.base import ERROR, OK, Reward, RewardResult, Run
+from grpo_lightning.rewards.classifier import CUT
+from grpo_lightning.rewards.learned.agreement import Agreement, forgotten
+from grpo_lightning.rewards.learned.hacking import HackingAlarm, hacks
+from grpo_lightning.rewards.learned.labelled import Labelled, chance_of, read_labelled
+from grpo_lightning.rewards.learned.loss import BinaryCrossEntropy, RewardLoss
+from grpo_lightning.rewards.learned.model import RewardModel
+from grpo_lightning.rewards.learned.replay import ReplayBuffer
+from grpo_lightning.rewards.learned.update import RewardUpdate, Verdict, scored
+from grpo_lightning.rewards.scorer import settle
+from grpo_lightning.sandbox import pool as workers
+from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
+
+log = logging.getLogger(__name__)
+
+SEED = "seed.jsonl"
+"""What the reward model in a folder was trained on, beside it: `tools/make_reward_model.py` writes it."""
+
+NO_LABEL = {ERROR, workers.TIMEOUT, workers.MEMORY, workers.CRASH}
+"""Statuses of a verifier that failed: what it says then is no label."""
+
+NUM_PROBES = 8
+"""Prompts that the hacks are tried on."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """One completion of a step with its label, as ranks exchange it."""
+
+    id: int
+    prompt: str
+    question: str
+    completion: str
+    ended: bool
+    label: float
+    value: float
+    length: int
+
+
+class LearnedReward(Reward):
+    """What a reward model r_φ says of a completion, trained on at the end of every iteration if it has `labels`.
+
+    Line 12 of Algorithm 1 of DeepSeekMath (arXiv 2402.03300): r_φ goes on learning from the iteration's completions,
+    labelled by a verifier, with replay of earlier ones. Give it after a `MathVerifier` of weight 0, which then decides
+    in validation. Without `labels` and `pairs` the model is used as it is.
+
+    Args:
+        path: Folder made by `save_pretrained` or a hub id: a sequence classifier with `num_labels=1`, or a causal LM,
+            such as the policy, which gets a new head that at first says the same of everything.
+        labels: The verifier that labels completions. Those it failed on are not learned from.
+        pairs: JSON lines file with `prompt`, `chosen`, `rejected` a row. Its rows are new data at the end of the
+            first iteration; rows appended later, at the end of theirs.
+        loss: What is minimised: `BinaryCrossEntropy` by default.
+        replay: Share of each batch that is drawn from earlier iterations, 0 to below 1.
+        buffer_size: Prompts remembered at most; `held_out` of them are for testing.
+        per_label: Right and wrong completions, each, taken of one prompt at most.
+        epochs: Passes over an iteration's new data. 0 only measures: the model stays as it is.
+        batch_size: Prompts of one optimizer step.
+        lr: Learning rate of AdamW, which begins anew at every update: rises to this over a tenth of it, falls to 0.
+        held_out: Fraction of the prompts that nothing is ever trained on; the prompt's text alone decides. An
+            iteration without any of them, or with nothing else, waits for the next one.
+        max_forgetting: Accuracy on held-out prompts of earlier iterations that an update may lose; else it is undone.
+        min_gain: Accuracy that an update must gain on this iteration's held-out prompts; at 0 the same with a smaller
+            loss is enough. -1, with `max_forgetting` 1, keeps every update.
+        alarm_after: Iterations over which the model's mean may rise without the verifier's before a warning is given.
+        squash: Take the probability σ(r) as the reward, not r.
+        chat: Put the question into the reward model's own chat template. Otherwise it reads the policy's prompt.
+        max_tokens: Tokens in one forward or backward of the reward model, padding included.
+        dtype: Type of its weights; train it in float32.
+        seed: Of order and draws.
+        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
+        name: Its name in the metrics.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        labels: Reward | None = None,
+        pairs: str | None = None,
+        loss: RewardLoss | None = None,
+        replay: float = 0.1,
+        buffer_size: int = 4096,
+        per_label: int = 4,
+        epochs: int = 1,
+        batch_size: int = 16,
+        lr: float = 2e-5,
+        held_out: float = 0.1,
+        max_forgetting: float = 0.02,
+        min_gain: float = 0.0,
+        alarm_after: int = 3,
+        squash: bool = True,
+        chat: bool = False,
+        max_tokens: int = 16384,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        seed: int = 0,
+        weight: float = 1.0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(weight, name)
+        for key, value, least in (
+            ("buffer_size", buffer_size, 2),
+            ("per_label", per_label, 1),
+            ("epochs", epochs, 0),
+            ("batch_size", batch_size, 1),
+            ("max_forgetting", max_forgetting, 0),
+            ("alarm_after", alarm_after, 1),
+        ):
+            if not value >= least:
+                raise UsageError(f"{key}={value} of LearnedReward: give {least} or more")
+        if not 0 <= replay < 1:
+            raise UsageError(f"replay={replay} of LearnedReward: give a share from 0 to below 1")
+        if not -1 <= min_gain < 1:
+            raise UsageError(f"min_gain={min_gain} of LearnedReward: give -1 to below 1")
+        if not 0 < held_out < 1:
+            raise UsageError(f"held_out={held_out} of LearnedReward: give a share between 0 and 1")
+        if not 0 < lr < math.inf:
+            raise UsageError(f"lr={lr} of LearnedReward: give more than 0")
+        self.model = RewardModel(path, dtype, max_tokens)
+        self.labels = labels
+        self.parts = () if labels is None else (labels,)
+        self.pairs = None if pairs is None else Path(pairs).expanduser()
+        self.update = RewardUpdate(loss or BinaryCrossEntropy(), replay, epochs, batch_size, lr)
+        self.per_label = per_label
+        self.held_out = held_out
+        self.max_forgetting = max_forgetting
+        self.min_gain = min_gain
+        self.squash = squash
+        self.chat = chat
+        self.seed = seed
+        self.version = 0
+        """Updates accepted so far."""
+        self.iteration = 0
+        """Iterations ended so far. History has them from 1; 0 is what the model came with."""
+        num_test = min(max(round(buffer_size * held_out), 1), buffer_size - 1)
+        self.history = ReplayBuffer(buffer_size - num_test)
+        self.test = ReplayBuffer(num_test)
+        self.alarm = HackingAlarm(alarm_after)
+        self._pending: list[Labelled] = []
+        self._probes: list[tuple[str, str]] = []
+        self._best: dict[int, float] = {}
+        self._pairs_read = 0
+        self._remember(0, self._seed_set())
+
+    def _seed_set(self) -> list[Labelled]:
+        path = Path(self.model.path).expanduser() / SEED
+        return read_labelled(path) if path.is_file() else []
+
+    def prepare(self, questions: Sequence[Question]) -> None:
+        """Shows the verifier the gold answers, and makes sure that model and files are there."""
+        self.model.check()
+        if self.chat and self.model.tokenizer.chat_template is None:
+            raise UsageError(f"chat=true of LearnedReward: the tokenizer of {self.model.path} has no chat template")
+        if self.pairs is not None:
+            read_labelled(self.pairs)
+        super().prepare(questions)
+
+    def setup(self, run: Run) -> None:
+        """Reads the weights."""
+        super().setup(run)
+        self.model.to(run.device)
+        _ = self.model.model
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        """Status `ok`, or `cut` where the beginning did not fit the reward model's context."""
+        encoded = [
+            self.model.encode(self._prompt(s.prompt), s.text, s.finish_reason is FinishReason.STOP) for s in samples
+        ]
+        scores = self.model.score([ids for ids, _ in encoded])
+        return RewardResult(
+            [sigmoid(score) for score in scores] if self.squash else scores,
+            [CUT if truncated else OK for _, truncated in encoded],
+        )
+
+    def _prompt(self, prompt: Prompt) -> str:
+        if not self.chat:
+            return prompt.text
+        turns = [{"role": "user", "content": prompt.question.text}]
+        return str(self.model.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+
+    def learn(self, samples: Sequence[Sample], result: RewardResult, iteration_ends: bool) -> dict[str, float]:
+        """Remembers the step's completions; at the end of an iteration updates r_φ. Numbers are of all ranks."""
+        if self.labels is None and self.pairs is None:
+            return {}
+        rows = [row for rank in ranks.gather(self._label(samples, result)) for row in rank]
+        settle(self.parts)
+        rows.sort(key=lambda row: row.id)  # The same for any number of ranks.
+        if bad := [row.label for row in rows if not 0 <= row.label <= 1]:
+            raise UsageError(f"labels of LearnedReward: the verifier gave {bad[0]}; a label is a number from 0 to 1")
+        for _, same in groupby(rows, key=lambda row: row.id):
+            group = list(same)
+            labelled = Labelled(
+                group[0].prompt,
+                [row.completion for row in group],
+                [row.ended for row in group],
+                [row.label for row in group],
+            )
+            self._pending.append(labelled.balanced(self.per_label))
+            if self.iteration == 0 and len(self._probes) < NUM_PROBES:
+                self._probes.append((group[0].prompt, group[0].question))
+        metrics = self._agreement(rows) if rows else {}
+        self.alarm.add([row.value for row in rows], [row.label for row in rows])
+        if iteration_ends:
+            metrics |= self._end_iteration()
+        return {key: value for key, value in metrics.items() if not math.isnan(value)}
+
+    def _label(self, samples: Sequence[Sample], result: RewardResult) -> list[_Row]:
+        """This rank's completions that have a label and a score."""
+        if self.labels is None or not samples:
+            return []
+        verdicts = self.labels(samples)
+        rows = []
+        for sample, label, status, value in zip(samples, verdicts.value, verdicts.status, result.value, strict=True):
+            if math.isnan(label) or math.isnan(value) or status in NO_LABEL:
+                continue
+            rows.append(
+                _Row(
+                    id=sample.prompt.id,
+                    prompt=self._prompt(sample.prompt),
+                    question=sample.prompt.question.text,
+                    completion=sample.text,
+                    ended=sample.finish_reason is FinishReason.STOP,
+                    label=label,
+                    value=value,
+                    length=len(sample.token_ids),
+                )
+            )
+        return rows
+
+    def _agreement(self, rows: Sequence[_Row]) -> dict[str, float]:
+        """How well the rewards of a step agree with the verifier, all completions counted."""
+        values = [row.value for row in rows]
+        agreement = Agreement(
+            torch.tensor(values if self.squash else [sigmoid(value) for value in values], dtype=torch.float64),
+            torch.tensor([row.label for row in rows], dtype=torch.float64),
+            torch.tensor([row.id for row in rows]),
+        )
+        return {
+            "pairwise": agreement.pairwise(),
+            "auc": agreement.auc(),
+            "brier": agreement.brier(),
+            "ece": agreement.ece(),
+            "spearman": agreement.spearman(),
+            "length_correlation": agreement.correlation(torch.tensor([row.length for row in rows])),
+            "verified": float(agreement.label.mean()),
+            "overrated": float((agreement.probability - agreement.label).mean()),
+        }
+
+    def _end_iteration(self) -> dict[str, float]:
+        """Line 12 of Algorithm 1."""
+        groups = [*self._pending, *self._new_pairs()]
+        new, held_out = split(groups, self.held_out)
+        waits = bool(groups) and self.update.epochs > 0 and not (new and held_out)
+        self._best |= self._accuracies(known=self._best)  # What was remembered last has none yet.
+        metrics = {"accepted": 0.0, "replayed": 0.0}
+        if new and held_out and self.update.epochs:
+            verdict = self.update(
+                self.model, new, [*self.history], held_out, [*self.test], self.max_forgetting, self.min_gain,
+                Random(f"{self.seed} train {self.iteration}"),
+            )  # fmt: skip
+            metrics |= self._judge(verdict)
+        metrics["version"] = self.version
+        now = self._accuracies()
+        metrics["forgetting"] = forgotten(self._best, now)
+        self._best |= {iteration: max(self._best[iteration], accuracy) for iteration, accuracy in now.items()}
+        if waits:
+            if ranks.rank() == 0:
+                log.warning(
+                    "%s: of this iteration's %d prompts %s held out (held_out=%g), so no update can be trained and "
+                    "judged; they wait for the next iteration. Give an iteration more prompts, or change held_out",
+                    self.name, len({g.prompt for g in groups}), "all are" if held_out else "none is", self.held_out,
+                )  # fmt: skip
+        else:
+            self._remember(self.iteration + 1, groups)
+        self._pending = groups[-self.history.size :] if waits else []
+        metrics["remembered"] = len(self.history)
+        self.iteration += 1
+        for name, scores in self._hacks().items():
+            metrics[f"hack_{name}"] = sum(scores) / len(scores)
+        metrics["alarm"] = float(self.alarm.end_iteration(self.name))
+        return metrics
+
+    def _judge(self, verdict: Verdict) -> dict[str, float]:
+        accepted = verdict.accepts(self.max_forgetting, self.min_gain)
+        self.version += accepted
+        metrics = {
+            "accepted": float(accepted),
+            "replayed": verdict.replayed,
+            "new_before": verdict.new[0].accuracy,
+            "new_after": verdict.new[1].accuracy,
+        }
+        old = "no earlier iterations"
+        if verdict.old is not None:
+            metrics |= {"old_before": verdict.old[0].accuracy, "old_after": verdict.old[1].accuracy}
+            old = f"on earlier iterations {verdict.old[0].accuracy:.3f} -> {verdict.old[1].accuracy:.3f}"
+        rank_zero_info(
+            f"{self.name}: iteration {self.iteration + 1}, held-out accuracy {verdict.new[0].accuracy:.3f} -> "
+            f"{verdict.new[1].accuracy:.3f}, {old}: "
+            + (f"accepted as version {self.version}" if accepted else f"undone, version {self.version} stays")
+        )
+        return metrics
+
+    def _remember(self, iteration: int, groups: Sequence[Labelled]) -> None:
+        if groups:
+            new, held_out = split(groups, self.held_out)
+            chance = Random(f"{self.seed} remember {iteration}")
+            self.history.add(iteration, new, chance)
+            self.test.add(iteration, held_out, chance)
+
+    def _new_pairs(self) -> list[Labelled]:
+        if self.pairs is None:
+            return []
+        # Of rank 0: the file may be growing.
+        rows = ranks.gather(read_labelled(self.pairs, skip=self._pairs_read))[0]
+        self._pairs_read += len(rows)
+        return rows
+
+    def _accuracies(self, known: Collection[int] = ()) -> dict[int, float]:
+        """On the held-out prompts of every earlier iteration that is not `known`."""
+        now = {}
+        for iteration, groups in self.test.by_iteration().items():
+            if iteration not in known:
+                score, label, group = scored(self.model, groups)
+                now[iteration] = Agreement(score.sigmoid(), label, group).accuracy()
+        return now
+
+    def _hacks(self) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
+        for prompt, question in self._probes:
+            texts = hacks(question)
+            scores = self.model.score([self.model.encode(prompt, text, True)[0] for text in texts.values()])
+            for name, score in zip(texts, scores, strict=True):
+                found.setdefault(name, []).append(sigmoid(score) if self.squash else score)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, buffers, what the running iteration has seen, and what the metrics remember."""
+        if self.labels is None and self.pairs is None:
+            return {}
+        return {
+            "model": self.model.model.state_dict(),
+            "version": self.version,
+            "iteration": self.iteration,
+            "history": self.history.state_dict(),
+            "test": self.test.state_dict(),
+            "pending": [group.as_row() for group in self._pending],
+            "probes": self._probes,
+            "best": self._best,
+            "pairs_read": self._pairs_read,
+            "alarm": self.alarm.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave."""
+        self.model.model.load_state_dict(state["model"])
+        self.version, self.iteration = state["version"], state["iteration"]
+        self.history.load_state_dict(state["history"])
+        self.test.load_state_dict(state["test"])
+        self._pending = [Labelled.from_row(row) for row in state["pending"]]
+        self._probes = [(prompt, question) for prompt, question in state["probes"]]
+        self._best = state["best"]
+        self._pairs_read = state["pairs_read"]
+        self.alarm.load_state_dict(state["alarm"])
+
+
+def split(groups: Sequence[Labelled], fraction: float) -> tuple[list[Labelled], list[Labelled]]:
+    """Those to train on, and those held out. The prompt alone decides: what is held out once is so for good."""
+    chosen = [chance_of(group.prompt) < fraction for group in groups]
+    new = [group for group, is_held_out in zip(groups, chosen, strict=True) if not is_held_out]
+    return new, [group for group, is_held_out in zip(groups, chosen, strict=True) if is_held_out]
+
+
+def sigmoid(score: float) -> float:
+    """σ without overflow."""
+    return 1 / (1 + math.exp(-score)) if score >= 0 else math.exp(score) / (1 + math.exp(score))

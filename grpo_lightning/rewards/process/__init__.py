@@ -1,0 +1,1 @@
+"""Process rewards: scores for the segments of a completion."""

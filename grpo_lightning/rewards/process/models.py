@@ -1,0 +1,138 @@
+"""Learned process models: how likely a step leads to the right answer."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from grpo_lightning.rewards.base import Run
+from grpo_lightning.rewards.classifier import Classifier, DType
+from grpo_lightning.rewards.process.scorers import StepVerifier
+from grpo_lightning.types import Sample, UsageError
+
+
+class _StepModel(StepVerifier):
+    """What the two have in common: the model, read before the run or at the first step."""
+
+    kind: Any = "sequence"
+
+    def __init__(
+        self,
+        path: str,
+        max_length: int | None = None,
+        max_tokens: int = 16384,
+        dtype: DType = "float32",
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.path = path
+        self._options: dict[str, Any] = {
+            "max_length": max_length,
+            "max_tokens": max_tokens,
+            "dtype": dtype,
+            "trust_remote_code": trust_remote_code,
+        }
+        self._classifier: Classifier | None = None
+
+    def setup(self, run: Run) -> None:
+        """Reads the model."""
+        self._load(run.device)
+
+    def close(self) -> None:
+        """Lets go of the model."""
+        self._classifier = None
+
+    def _load(self, device: Any = "cpu") -> Classifier:
+        if self._classifier is None:
+            classifier = Classifier(self.path, device=device, kind=self.kind, **self._options)
+            if classifier.num_labels > 2:
+                raise UsageError(
+                    f"path={self.path!r} of {type(self).__name__}: it has {classifier.num_labels} labels; expected 1, "
+                    "or 2 of which the second is `right`"
+                )
+            self._classifier = classifier
+        return self._classifier
+
+
+class PrefixModel(_StepModel):
+    """The probability a sequence classifier gives to the prompt and the completion up to the step's end.
+
+    A model with one label says it by the sigmoid of its logit, one with two by the softmax's second. Train it on what
+    `tools/label_steps.py` writes.
+
+    Args:
+        path: `AutoModelForSequenceClassification`: folder made by `save_pretrained`, or hub id.
+        max_length: Longest input in its tokens; one that is longer loses its beginning. None is what tokenizer and
+            model allow.
+        max_tokens: Its tokens in one forward, padding included.
+        dtype: Type of the weights.
+        trust_remote_code: Run Python code shipped with the model.
+    """
+
+    def score(self, samples: Sequence[Sample], steps: Sequence[Sequence[str]]) -> list[list[float]]:
+        classifier = self._load()
+        prefixes = [
+            sample.prompt.text + "".join(own[: step + 1])
+            for sample, own in zip(samples, steps, strict=True)
+            for step in range(len(own))
+        ]
+        scores = iter(_probability(logits) for logits in classifier.logits(classifier.encode(prefixes)[0]))
+        return [[next(scores) for _ in own] for own in steps]
+
+
+class TokenModel(_StepModel):
+    """The probability a token classifier gives at the end of each step, all steps in one pass.
+
+    The form is that of TRL's PRMTrainer: each step without the white space around it, then the separator, at whose last
+    token the score is read. One label: the sigmoid of its logit; two: the softmax's second.
+
+    Args:
+        path: `AutoModelForTokenClassification`: folder made by `save_pretrained`, or hub id.
+        separator: What stands behind every step.
+        max_length: Longest input in its tokens, of which the beginning is cut off; a step that is cut off has the value
+            NaN. None is what tokenizer and model allow.
+        max_tokens: Its tokens in one forward, padding included.
+        dtype: Type of the weights.
+        trust_remote_code: Run Python code shipped with the model.
+    """
+
+    kind = "token"
+
+    def __init__(
+        self,
+        path: str,
+        separator: str = "\n",
+        max_length: int | None = None,
+        max_tokens: int = 16384,
+        dtype: DType = "float32",
+        trust_remote_code: bool = False,
+    ) -> None:
+        super().__init__(
+            path,
+            max_length=max_length,
+            max_tokens=max_tokens,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+        )
+        self.separator = separator
+
+    def score(self, samples: Sequence[Sample], steps: Sequence[Sequence[str]]) -> list[list[float]]:
+        classifier = self._load()
+        encode = classifier.tokenizer.encode
+        separator = encode(self.separator, add_special_tokens=False)
+        inputs, ends = [], []
+        for sample, own in zip(samples, steps, strict=True):
+            ids, places = encode(sample.prompt.text), []
+            for step in own:
+                ids += encode(step.strip(), add_special_tokens=False) + separator
+                places.append(len(ids) - 1)
+            lost = max(0, len(ids) - classifier.max_length)
+            inputs.append(ids[lost:])
+            ends.append([place - lost for place in places])
+        return [
+            [_probability(logits[end]) if end >= 0 else math.nan for end in own]
+            for logits, own in zip(classifier.logits(inputs), ends, strict=True)
+        ]
+
+
+def _probability(logits: Any) -> float:
+    """That of `right`, from [1] or [2] logits."""
+    return float(logits.sigmoid()[0] if len(logits) == 1 else logits.softmax(0)[1])

@@ -1,0 +1,168 @@
+"""The reward that looks at every step."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from grpo_lightning.rewards.base import OK, Reward, RewardResult, Run, StepScore
+from grpo_lightning.rewards.process.scorers import StepVerifier
+from grpo_lightning.rewards.process.splitters import ByLine, Splitter
+from grpo_lightning.types import FinishReason, Question, Sample, UsageError
+
+Reduce = Literal["sum", "min", "last", "mean"]
+
+REDUCE: dict[Reduce, Callable[[Sequence[float]], float]] = {
+    "sum": math.fsum,
+    "min": min,
+    "last": lambda values: values[-1],
+    "mean": lambda values: math.fsum(values) / len(values),
+}
+
+
+class StepReward(Reward):
+    """A score for every step of a completion, at the step's last token: what `ProcessSupervision` learns from.
+
+    Other advantages learn from the value of the whole, which `step_reduce` makes of the scores. The last step ends at
+    the last token, the stop token included. Where two steps end within one token, they are one step.
+
+    Args:
+        verifier: Scores the steps.
+        tokenizer: Folder or hub id of the policy's tokenizer, which tells the token that a character belongs to. None
+            takes it from the run.
+        splitter: Cuts completions into steps; `ByLine` if left out.
+        step_reduce: The value of the whole: the `sum` of the scores, which pays for many steps, their `min`, the `last`
+            one, or their `mean`.
+        max_steps: Most steps of a completion; the last one takes the rest.
+        trust_remote_code: Run Python code shipped with the tokenizer.
+        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
+        name: Its name in the metrics.
+
+    Raises:
+        UsageError: `max_steps` is below 1; or, before the run starts, there is no tokenizer.
+    """
+
+    def __init__(
+        self,
+        verifier: StepVerifier,
+        tokenizer: str | None = None,
+        splitter: Splitter | None = None,
+        step_reduce: Reduce = "min",
+        max_steps: int = 64,
+        trust_remote_code: bool = False,
+        weight: float = 1.0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(weight, name)
+        if max_steps < 1:
+            raise UsageError(f"max_steps={max_steps} of StepReward: give 1 or more")
+        if step_reduce not in REDUCE:
+            raise UsageError(f"step_reduce={step_reduce!r} of StepReward: give one of {', '.join(REDUCE)}")
+        self.verifier = verifier
+        self.path = tokenizer
+        self.splitter = splitter or ByLine()
+        self.step_reduce: Reduce = step_reduce
+        self.max_steps = max_steps
+        self.trust_remote_code = trust_remote_code
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer at `path`."""
+        from transformers import AutoTokenizer  # the workers, which import the package, need not wait for it
+
+        assert self.path is not None, "give tokenizer, or call setup(run)"
+        path = Path(self.path).expanduser()
+        try:
+            return AutoTokenizer.from_pretrained(
+                str(path) if path.is_dir() else self.path, trust_remote_code=self.trust_remote_code
+            )
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"tokenizer={self.path!r} of the reward {self.name}: {str(error).strip().splitlines()[0]} "
+                "Give the policy's folder or hub id"
+            ) from error
+
+    def prepare(self, questions: Sequence[Question]) -> None:
+        """Reads the tokenizer, if it has a path, and prepares the verifier."""
+        if self.path is not None:
+            _ = self.tokenizer
+        self.verifier.prepare(questions)
+
+    def setup(self, run: Run) -> None:
+        """Takes the policy's tokenizer where none is given, and lets the verifier read its weights."""
+        if self.path is None:
+            self.tokenizer = run.tokenizer
+        self.verifier.setup(run)
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        """Status `ok`, or, with a value of NaN and no steps, `timeout`, `memory` or `crash` of the splitter.
+
+        Raises:
+            ValueError: The tokenizer is not the one that made the texts.
+        """
+        cuts = self.splitter([sample.text for sample in samples])
+        result = RewardResult([math.nan] * len(samples), [cut.status for cut in cuts], steps=[[] for _ in samples])
+        assert result.steps is not None
+        whole = [row for row, cut in enumerate(cuts) if cut.status == OK]
+        places = [self._steps(samples[row], cuts[row].value) for row in whole]
+        texts = [_between(samples[row].text, [end for end, _ in own]) for row, own in zip(whole, places, strict=True)]
+        scores = self.verifier.score([samples[row] for row in whole], texts)
+        for row, own, values in zip(whole, places, scores, strict=True):
+            result.steps[row] = [StepScore(token, value) for (_, token), value in zip(own, values, strict=True)]
+            result.value[row] = math.nan if any(map(math.isnan, values)) else REDUCE[self.step_reduce](values)
+        return result
+
+    def close(self) -> None:
+        """Closes splitter and verifier."""
+        self.splitter.close()
+        self.verifier.close()
+
+    def _steps(self, sample: Sample, ends: Sequence[int]) -> list[tuple[int, int]]:
+        """For each step the character it ends before and its last token."""
+        ended = sample.finish_reason is FinishReason.STOP
+        written = sample.token_ids[:-1] if ended else sample.token_ids
+        kept = [*ends[: self.max_steps - 1], ends[-1]] if len(ends) > self.max_steps else list(ends)
+        tokens = last_tokens(self.tokenizer, written, sample.text, kept[:-1])
+        tokens.append(len(sample.token_ids) - 1)
+        later = [*tokens[1:], math.inf]
+        return [(end, token) for end, token, next_ in zip(kept, tokens, later, strict=True) if token < next_]
+
+
+def last_tokens(tokenizer: Any, token_ids: Sequence[int], text: str, ends: Sequence[int]) -> list[int]:
+    """For each place in `text`, ascending, the first token after which the decoded text has all that is before it.
+
+    Found by decoding beginnings of the completion, so it holds for characters of several tokens, tokens of several
+    characters, and tokens that decode to nothing.
+
+    Raises:
+        ValueError: `tokenizer` does not decode `token_ids` to `text`.
+    """
+    import numpy as np
+
+    ids = np.array(token_ids, dtype=np.int64)  # transformers looks at every item of a list
+    decoded: dict[int, str] = {}
+
+    def beginning(last: int) -> str:
+        if last not in decoded:
+            decoded[last] = tokenizer.decode(ids[: last + 1], skip_special_tokens=True)
+        return decoded[last]
+
+    if ends and beginning(len(token_ids) - 1) != text:
+        raise ValueError(
+            f"the tokenizer {tokenizer.name_or_path} decodes the completion to {beginning(len(token_ids) - 1)[:80]!r}, "
+            f"not to {text[:80]!r}: give the policy's own tokenizer"
+        )
+    tokens: list[int] = []
+    for end in ends:
+        head = text[:end]
+        first = tokens[-1] if tokens else 0
+        tokens.append(
+            bisect_left(range(len(token_ids)), True, lo=first, key=lambda last: beginning(last).startswith(head))
+        )
+    return tokens
+
+
+def _between(text: str, ends: Sequence[int]) -> list[str]:
+    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -1,0 +1,1 @@
+"""What runs inside a sandbox process. These files import nothing of this package."""

@@ -1,0 +1,1 @@
+"""Training on Lightning: exploration, preparation, the update, evaluation and the loop."""

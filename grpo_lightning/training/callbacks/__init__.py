@@ -1,0 +1,1 @@
+"""Lightning callbacks: checkpoints, completions, predictions, progress."""

@@ -1,0 +1,121 @@
+"""Sampled completions in a file and in every logger that shows text, and histograms."""
+
+import html
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from grpo_lightning.training import disk
+from grpo_lightning.training.explorer import Exploration
+from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.training.records import record
+from grpo_lightning.types import UsageError
+
+FILE = "completions.jsonl"
+
+
+class SampledCompletions(Callback):
+    """Shows some of a step's completions with their rewards, and histograms of lengths and rewards.
+
+    The completions go to `completions.jsonl` in `trainer.default_root_dir`, and as a table to every logger that shows
+    text: TensorBoard's Text tab, Weights & Biases, MLflow.
+
+    Args:
+        every_n_steps: Exploration steps between two tables.
+        num_groups: Prompts shown, with all the completions of each.
+    """
+
+    def __init__(self, every_n_steps: int = 5, num_groups: int = 2) -> None:
+        if every_n_steps < 1 or num_groups < 1:
+            raise UsageError(f"completions.every_n_steps={every_n_steps}, num_groups={num_groups}: give 1 or more")
+        self.every_n_steps = every_n_steps
+        self.num_groups = num_groups
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Leaves out of the file what a killed run wrote of steps that come again."""
+        path = Path(trainer.default_root_dir) / FILE
+        if trainer.is_global_zero and not fast_dev_run(trainer) and path.exists():
+            # Not splitlines, which also splits at what a model may write inside of a text.
+            *lines, rest = path.read_text(encoding="utf-8").split("\n")
+            kept = [line for line in lines if _step_of(line) <= trainer.current_epoch]
+            if rest or kept != lines:
+                disk.write_whole(path, "".join(line + "\n" for line in kept))
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        exploration = GRPOLoop.of(trainer).exploration
+        if trainer.current_epoch % self.every_n_steps or not trainer.is_global_zero or fast_dev_run(trainer):
+            return
+        assert exploration is not None
+        rows = list(range(min(self.num_groups * GRPOLoop.of(trainer).group_size, len(exploration.samples))))
+        # Where the step's scalars stand.
+        update = trainer.fit_loop.epoch_loop._batches_that_stepped - 1
+        where = {"step": trainer.current_epoch + 1, "update": update}
+        found = [where | record(exploration.samples[row], exploration.scores, row) for row in rows]
+        path = Path(trainer.default_root_dir) / FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in found))
+        for logger in trainer.loggers:
+            show(logger, as_table(exploration, rows), update)
+            histograms(logger, exploration, update)
+
+
+def _step_of(line: str) -> float:
+    """The step of a record; infinity for a line that is none."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def fast_dev_run(trainer: Any) -> bool:
+    """Whether this is a trial that is to write nothing."""
+    return bool(trainer.fast_dev_run)
+
+
+def show(logger: Any, table: list[list[str]], update: int) -> None:
+    """Hands a table, its header first, to a logger in the way it takes one, if it takes any."""
+    experiment: Any = getattr(logger, "experiment", None)
+    if callable(getattr(logger, "log_table", None)):
+        logger.log_table(key="completions", columns=table[0], data=table[1:], step=update)
+    elif callable(getattr(experiment, "add_text", None)):
+        experiment.add_text("completions", as_markdown(table), update)
+    elif callable(getattr(experiment, "log_text", None)) and hasattr(logger, "run_id"):
+        experiment.log_text(logger.run_id, as_markdown(table), f"completions/update-{update}.md")
+
+
+def histograms(logger: Any, exploration: Exploration, update: int) -> None:
+    """Lengths and total rewards of all completions, where the logger draws histograms."""
+    experiment: Any = getattr(logger, "experiment", None)
+    if callable(getattr(experiment, "add_histogram", None)):
+        lengths = torch.tensor([len(sample.token_ids) for sample in exploration.samples])
+        experiment.add_histogram("rollout/length", lengths, update)
+        experiment.add_histogram("reward/total", torch.tensor(exploration.scores.total).nan_to_num(), update)
+
+
+def as_table(exploration: Exploration, rows: list[int]) -> list[list[str]]:
+    """A header and one line for each completion, as they are."""
+    table = [["prompt", "gold", "completion", "ended", "reward", *exploration.scores.results]]
+    for row in rows:
+        sample = exploration.samples[row]
+        scores = [f"{value:.2f} {status}" for value, status in exploration.scores.describe(row).values()]
+        cells = [sample.prompt.text, sample.answer, sample.text, str(sample.finish_reason)]
+        table.append([*cells, f"{exploration.scores.total[row]:.2f}", *scores])
+    return table
+
+
+def as_markdown(table: list[list[str]]) -> str:
+    """The table in Markdown; what the model wrote is escaped."""
+    header, *lines = table
+    shown = [header, ["---"] * len(header), *([escape(cell) for cell in line] for line in lines)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in shown)
+
+
+def escape(text: str) -> str:
+    """Text as it stands, inside a Markdown table."""
+    return html.escape(text).replace("|", "&#124;").replace("\n", "<br>").replace("*", "&#42;").replace("_", "&#95;")

@@ -1,0 +1,137 @@
+"""Exploration: prompts -> engine -> rewards = samples, scores and their rollouts."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from grpo_lightning.engines.base import Progress, RolloutEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.maths.reward_batch import RewardBatch, StepRewards
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.rewards.base import StepScore
+from grpo_lightning.rewards.scorer import Scorer, Scores
+from grpo_lightning.types import Completion, FinishReason, Prompt, Sample
+
+
+@dataclass(slots=True)
+class Exploration:
+    """What this rank found: prompts * G completions, group after group."""
+
+    samples: list[Sample]
+    scores: Scores
+    rollouts: Rollouts
+    """Those that are learned from; `Rollouts.row` is a completion's place in `samples`."""
+    seconds: dict[str, float]
+    """Seconds spent in `explore` (sampling) and in `reward`."""
+
+    @classmethod
+    def concat(cls, parts: Sequence["Exploration"]) -> "Exploration":
+        """Several rounds of one step together."""
+        return cls(
+            samples=[sample for part in parts for sample in part.samples],
+            scores=Scores.concat([part.scores for part in parts]),
+            rollouts=Rollouts.concat([part.rollouts for part in parts]),
+            seconds={name: sum(part.seconds[name] for part in parts) for name in parts[0].seconds},
+        )
+
+    def describe(self, row: int) -> str:
+        """One completion with its prompt and scores, for a message."""
+        sample = self.samples[row]
+        scores = ", ".join(f"{name}={value} ({status})" for name, (value, status) in self.scores.describe(row).items())
+        return f"prompt {sample.prompt.text!r} completion {sample.text!r} rewards {scores}"
+
+
+class Explorer:
+    """Samples groups of completions and scores them.
+
+    Args:
+        engine: Draws the completions.
+        scorer: Scores them.
+    """
+
+    def __init__(self, engine: RolloutEngine, scorer: Scorer) -> None:
+        self.engine = engine
+        self.scorer = scorer
+
+    def sample(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        step: int,
+        progress: Progress | None = None,
+    ) -> tuple[list[Completion], list[Sample]]:
+        """`group_size` completions of each prompt, as the engine and as the rewards see them.
+
+        Every rank must call it, one without prompts too: sharded weights are gathered for it.
+        """
+        with policy.gathered():
+            self.engine.sync(policy)
+            if not prompts:
+                return [], []
+            completions = self.engine.generate(prompts, group_size, sampling, seed, step, progress)
+        written = [c.token_ids[:-1] if c.finish_reason is FinishReason.STOP else c.token_ids for c in completions]
+        texts = policy.tokenizer.batch_decode(written, skip_special_tokens=True)
+        samples = [
+            Sample(prompts[row // group_size], text, completion.token_ids, completion.finish_reason)
+            for row, (text, completion) in enumerate(zip(texts, completions, strict=True))
+        ]
+        return completions, samples
+
+    def explore(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        step: int,
+        progress: Progress | None = None,
+    ) -> Exploration:
+        """Samples and scores: lines 7 and 8 of DeepSeekMath's Algorithm 1. Without prompts, nothing."""
+        started = time.perf_counter()
+        completions, samples = self.sample(policy, prompts, group_size, sampling, seed, step, progress)
+        sampled = time.perf_counter()
+        scores = self.scorer(samples)
+        scored = time.perf_counter()
+
+        rollouts = Rollouts.from_lists(
+            prompts=[prompt.token_ids for prompt in prompts],
+            group=[row // group_size for row in range(len(completions))],
+            completions=[completion.token_ids for completion in completions],
+        )
+        rollouts.truncated = torch.tensor([sample.truncated for sample in samples], dtype=torch.bool)
+        if self.engine.exact and sampling.unfiltered:
+            rollouts.sampler_logp = torch.tensor([p for c in completions for p in c.logp], dtype=torch.float32)
+        return Exploration(samples, scores, rollouts, {"explore": sampled - started, "reward": scored - sampled})
+
+    def rewards(self, exploration: Exploration) -> RewardBatch:
+        """The rewards that count of the completions that are learned from, on the CPU."""
+        rollouts = exploration.rollouts
+        rows = rollouts.row.tolist()
+        counting = [(r.weight, exploration.scores.results[r.name]) for r in self.scorer.rewards if r.weight != 0]
+        value = torch.tensor([[result.value[row] for row in rows] for _, result in counting], dtype=torch.float64)
+        return RewardBatch(
+            value=value.reshape(len(counting), len(rows)),
+            weight=torch.tensor([weight for weight, _ in counting], dtype=torch.float64),
+            group=rollouts.group.cpu(),
+            lengths=rollouts.lengths.cpu(),
+            steps=[step_rewards(result.steps, rows) for _, result in counting],
+        )
+
+
+def step_rewards(scores: list[list[StepScore]] | None, rows: Sequence[int]) -> StepRewards | None:
+    """The steps of the completions `rows`, which they are then counted by."""
+    if scores is None:
+        return None
+    steps = [(place, step) for place, row in enumerate(rows) for step in scores[row]]
+    return StepRewards(
+        row=torch.tensor([place for place, _ in steps], dtype=torch.int64),
+        end=torch.tensor([step.end for _, step in steps], dtype=torch.int64),
+        value=torch.tensor([step.value for _, step in steps], dtype=torch.float64),
+    )

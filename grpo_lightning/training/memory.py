@@ -1,0 +1,506 @@
+"""What a run holds in the memory of one device, known before any of it is used."""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from grpo_lightning.engines.kv_memory import cache_bytes_per_token, rows_at_once
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.training.simulation import (
+    DEPTHS,
+    Held,
+    LiveBytes,
+    Twin,
+    layers_are_alike,
+    layers_of,
+    most,
+    of_depth,
+)
+
+PHASES = ("exploring", "log-probs", "updating")
+"""Sampling completions, passes without gradients over them, and forward, backward and optimizer."""
+
+CUDA_CONTEXT = 600 * 2**20
+"""What CUDA, its libraries and kernels take of a GPU before the first tensor; by NVIDIA's tools, not measured here."""
+
+BYTES_PER_TOKEN = {"cpu": 190, "cuda": 100}
+"""A completion token in `Rollouts`, in the packs and, on a CPU, in Python's lists of ids and log-probs."""
+
+LENGTHS = ((1.0,), (1.0, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4), (1.0, *[0.1] * 31))
+"""Completions as fractions of the longest: all of them, spread like a lognormal, and one that never ends."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How weights, gradients and optimizer state lie on the devices."""
+
+    world_size: int = 1
+    shards: int = 1
+    """Parts that each of them is cut into; every device holds one."""
+    copies_gradients: bool = False
+    """Whether gradients are exchanged in buckets beside them."""
+
+    @classmethod
+    def single(cls) -> "Spread":
+        """One device."""
+        return cls()
+
+    @classmethod
+    def replicated(cls, world_size: int) -> "Spread":
+        """DDP: everything on every device."""
+        return cls(world_size, copies_gradients=world_size > 1)
+
+    @classmethod
+    def sharded(cls, world_size: int) -> "Spread":
+        """FSDP2: everything is shared out, and gathered where it is needed."""
+        return cls(world_size, shards=world_size)
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that decides how much memory a run holds. Sizes are those of one device."""
+
+    config: PreTrainedConfig
+    optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+    sampling: Sampling
+    group_size: int
+    prompts_per_step: int
+    """Prompts of one step on this device."""
+    minibatches: int
+    max_tokens: int
+    prompt_tokens: int
+    """Longest prompt."""
+    max_rows: int
+    """Completions decoded at once."""
+    validated_prompts: int = 0
+    """Prompts validated at once, with `val_samples` completions each."""
+    val_samples: int = 0
+    max_cache: float | None = None
+    """Bytes that decoding may take, cache and logits; None sets no limit."""
+    bounds_cache: bool = False
+    """Whether the engine decodes only as many rows as what is free has room for."""
+    dtype: torch.dtype = torch.float32
+    precision: str = "32-true"
+    attention: str = "sdpa"
+    shares_prefix: bool = True
+    recomputes: bool = False
+    """Gradient checkpointing."""
+    dropout: bool = False
+    """Whether the model's own is kept: attention with dropout has no fused kernel on a CPU."""
+    entropy_gradient: bool = False
+    frozen_copies: int = 0
+    """Frozen policies of the same size: the reference, an old policy with weights."""
+    trained: int | None = None
+    """Trained parameters, where an adapter leaves the rest as it is; None trains all."""
+    spread: Spread = field(default_factory=Spread.single)
+    device: str = "cpu"
+    process: int = 0
+    """Bytes of the process itself: Python and its libraries; on a GPU, the CUDA context."""
+    trust_remote_code: bool = False
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """That of the weights once the trainer has converted them."""
+        return torch.float64 if self.precision == "64-true" else self.dtype
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """What arithmetic is done in, where it is not the weights' type."""
+        return torch.bfloat16 if self.precision == "bf16-mixed" else None
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """That of keys and values."""
+        return self.autocast or self.weight_dtype
+
+    @property
+    def rows(self) -> int:
+        """Completions of one step on this device."""
+        return self.prompts_per_step * self.group_size
+
+
+class Estimate:
+    """The bytes of each thing that a job holds.
+
+    Args:
+        job: What is run.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def changed(self, **changes: Any) -> "Estimate":
+        """That of the job with some fields changed; what they do not touch is not worked out again."""
+        other = Estimate(replace(self.job, **changes))
+        kept = set.intersection(*({*UNTOUCHED.get(name, ())} for name in changes))
+        other.__dict__.update({name: value for name, value in self.__dict__.items() if name in kept})
+        return other
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The whole model without numbers."""
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(
+                self.job.config, dtype=self.job.weight_dtype, trust_remote_code=self.job.trust_remote_code
+            )
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Parameters of the policy; tied ones count once."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def num_trained(self) -> int:
+        """Those that have a gradient."""
+        return self.num_parameters if self.job.trained is None else self.job.trained
+
+    @property
+    def weights(self) -> int:
+        """One copy of the policy's parameters and buffers, whole."""
+        return sum(map(nbytes, [*self.model.parameters(), *self.model.buffers()]))
+
+    @property
+    def gradients(self) -> int:
+        """Of the trained parameters, whole."""
+        return self.num_trained * self.job.weight_dtype.itemsize
+
+    @cached_property
+    def optimizer(self) -> tuple[float, float]:
+        """What the optimizer keeps, and what it holds besides while it steps, whole."""
+        state, first, others = optimizer_bytes(self.job.optimizer, self.job.weight_dtype, self.job.device)
+        largest = min(max(map(nbytes, self.model.parameters())), self.gradients)
+        return state * self.gradients, first * largest + others * (self.gradients - largest)
+
+    @property
+    def gathered(self) -> int:
+        """Of sharded weights, what is whole during a pass: all that lies in no layer, and two layers."""
+        if self.job.spread.shards == 1:
+            return 0
+        layers = [sum(map(nbytes, layer.parameters())) for layer in layers_of(self.model)]
+        return self.weights - sum(layers) + 2 * max(layers, default=0)
+
+    @property
+    def cache_per_token(self) -> int:
+        """Bytes of key-value cache for one token of one completion."""
+        return cache_bytes_per_token(self.job.config, self.job.cache_dtype)
+
+    @property
+    def decoded_at_once(self) -> tuple[int, int]:
+        """Prompts read at once, and completions decoded at once: in training or in validation."""
+        job = self.job
+        return max(
+            self._fitting(job.prompts_per_step, job.group_size),
+            self._fitting(job.validated_prompts, job.val_samples),
+            key=lambda one: one[1],
+        )
+
+    def _fitting(self, num_prompts: int, group_size: int) -> tuple[int, int]:
+        """Prompts and rows of the largest batch; a group that does not fit is cut."""
+        job = self.job
+        if num_prompts * group_size == 0:
+            return 0, 0
+        tokens = job.prompt_tokens + job.sampling.max_new_tokens
+        memory = sys.maxsize if job.max_cache is None else int(job.max_cache)
+        rows = rows_at_once(job.config, job.cache_dtype, tokens, group_size, memory, job.max_rows)
+        rows = min(num_prompts * group_size, max(1, rows))
+        return -(-rows // group_size), rows
+
+    @property
+    def rows_at_once(self) -> int:
+        """Completions that are decoded at once."""
+        return self.decoded_at_once[1]
+
+    @property
+    def cache(self) -> float:
+        """The key-value cache, while all rows are going."""
+        job = self.job
+        return self.cache_per_token * self.rows_at_once * (job.prompt_tokens + job.sampling.max_new_tokens)
+
+    @cached_property
+    def explored(self) -> Held:
+        """Beside the cache, while the prompts are read or a token is drawn."""
+        job = self.job
+        reading = self._deep(lambda twin: twin.prefill(self.decoded_at_once[0], job.prompt_tokens))
+        return most(reading, self._deep(lambda twin: twin.draw(self.rows_at_once, job.sampling)))
+
+    @cached_property
+    def pack(self) -> Rollouts:
+        """The pack that holds most: full of tokens, of the lengths that are worst."""
+        return max((self._largest_pack(fractions) for fractions in LENGTHS), key=size_of)
+
+    def _largest_pack(self, fractions: Sequence[float]) -> Rollouts:
+        job = self.job
+        lengths = [max(1, round(fraction * job.sampling.max_new_tokens)) for fraction in fractions]
+        num_prompts = max(1, job.prompts_per_step // job.minibatches)
+        if job.max_tokens:
+            # More would fill further packs.
+            group = job.prompt_tokens + job.group_size * sum(lengths) // len(lengths)
+            num_prompts = min(num_prompts, 2 + 2 * job.max_tokens // group)
+        rows = [lengths[row % len(lengths)] for row in range(num_prompts * job.group_size)]
+        rollouts = Rollouts(
+            prompt_token_ids=torch.zeros(num_prompts * job.prompt_tokens, dtype=torch.int64),
+            prompt_lengths=torch.full((num_prompts,), job.prompt_tokens),
+            group=torch.arange(num_prompts).repeat_interleave(job.group_size),
+            token_ids=torch.zeros(sum(rows), dtype=torch.int64),
+            lengths=torch.tensor(rows),
+        )
+        return max(rollouts.split(job.max_tokens, job.shares_prefix), key=size_of)
+
+    @cached_property
+    def scored(self) -> Held:
+        """A pass without gradients over the pack."""
+        return self._deep(lambda twin: twin.score(self.pack))
+
+    @cached_property
+    def updated(self) -> Held:
+        """A forward and a backward of the pack."""
+        return self._deep(lambda twin: twin.update(self.pack, self.job.entropy_gradient))
+
+    @property
+    def rollouts(self) -> int:
+        """The completions of a step and what is known of their tokens."""
+        return self.job.rows * self.job.sampling.max_new_tokens * BYTES_PER_TOKEN[self.job.device]
+
+    def _twin(self, num_layers: int) -> Twin:
+        job = self.job
+        config = job.config
+        if num_layers != config.get_text_config(decoder=True).num_hidden_layers:
+            config = of_depth(config, num_layers)
+        return Twin(
+            config,
+            job.weight_dtype,
+            job.attention,
+            job.shares_prefix,
+            job.recomputes,
+            job.dropout,
+            job.autocast,
+            job.trust_remote_code,
+        )
+
+    @cached_property
+    def _twins(self) -> list[Twin]:
+        depth = self.model.config.get_text_config(decoder=True).num_hidden_layers
+        return [self._twin(layers) for layers in (DEPTHS if layers_are_alike(self.model) else (depth,))]
+
+    def _deep(self, run: Callable[[Twin], list[Held]]) -> Held:
+        """What `run` holds in the model's full depth, by sections of which each grows evenly with the layers."""
+        found = [run(twin) for twin in self._twins]
+        if len(found) == 1:
+            return most(*found[0])
+        few, more = found
+        further = self.model.config.get_text_config(decoder=True).num_hidden_layers - DEPTHS[1]
+        return most(*(b + (b - a) * further for a, b in zip(few, more, strict=True)))
+
+
+UNTOUCHED = {
+    "spread": ("model", "optimizer", "explored", "pack", "scored", "updated", "_twins"),
+    "max_cache": ("model", "optimizer", "pack", "scored", "updated", "_twins"),
+    "max_rows": ("model", "optimizer", "pack", "scored", "updated", "_twins"),
+    "validated_prompts": ("model", "optimizer", "pack", "scored", "updated", "_twins"),
+    "max_tokens": ("model", "optimizer", "explored", "_twins"),
+    "recomputes": ("model", "optimizer", "explored", "scored", "pack"),
+}
+"""What of an estimate stays when a field of the job changes."""
+
+
+def nbytes(tensor: Tensor) -> int:
+    """Bytes of a tensor's elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+def size_of(pack: Rollouts) -> tuple[int, int]:
+    """Its tokens, prompts counted once; its rows."""
+    return pack.num_tokens + len(pack.prompt_token_ids), len(pack)
+
+
+def optimizer_bytes(
+    optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer], dtype: torch.dtype, device: str
+) -> tuple[float, float, float]:
+    """What an optimizer holds, found by one step over small parameters, in bytes per byte of the parameters.
+
+    Returns:
+        Its state; what it holds besides in a step, per byte of one parameter; the same, per byte of each further one.
+    """
+
+    def run(count: int) -> tuple[float, float]:
+        parameters = [torch.nn.Parameter(torch.ones(64, 96, dtype=dtype)) for _ in range(count)]
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        stepping = optimizer(parameters)
+        for group in stepping.param_groups:
+            # What torch chooses by itself on a GPU.
+            if device == "cuda" and group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = True
+        stepping.step()
+        state = sum(nbytes(value) for values in stepping.state.values() for value in tensors(values) if value.ndim)
+        states = [value for values in stepping.state.values() for value in tensors(values)]
+        live = LiveBytes([*parameters, *(p.grad for p in parameters if p.grad is not None), *states])
+        with live:
+            stepping.step()
+        size = nbytes(parameters[0])
+        return state / (count * size), live.peaks[0].total / size
+
+    # A loop may keep one parameter's temporaries while it makes the next one's.
+    (state, two), (_, four) = run(2), run(4)
+    others = (four - two) / 2
+    return state, two - others, others
+
+
+def tensors(values: Any) -> list[Tensor]:
+    """The tensors in an optimizer's state of one parameter."""
+    return [value for value in values.values() if isinstance(value, Tensor)]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that takes memory, and when."""
+
+    name: str
+    bytes: tuple[float, float, float]
+    """In each of PHASES."""
+    says: str = ""
+    """Where the number comes from."""
+
+
+@dataclass(frozen=True)
+class MemoryTable:
+    """Bytes by thing and phase."""
+
+    rows: tuple[Row, ...]
+    spread: Spread
+
+    @classmethod
+    def of(cls, job: Job) -> "MemoryTable":
+        """The table of `job`."""
+        return cls.from_estimate(Estimate(job))
+
+    @classmethod
+    def from_estimate(cls, estimate: Estimate) -> "MemoryTable":
+        """The rows from the bytes of each thing."""
+        e, job, shards = estimate, estimate.job, estimate.job.spread.shards
+        state, stepping = e.optimizer
+        weights, gradients, copies = e.weights / shards, e.gradients / shards, job.frozen_copies * e.weights / shards
+        exchanged = gradients if job.spread.copies_gradients else 0
+        # In a backward pass the gradients of gathered weights are whole as well.
+        gathered = (e.weights - weights if shards > 1 else 0, e.gathered, 2 * e.gathered)
+        # The optimizer steps when the pack's activations are gone.
+        updated = e.updated if e.updated.total > stepping / shards else Held(activations=stepping / shards)
+        tokens = job.prompt_tokens + job.sampling.max_new_tokens
+        kept = "" if state else "keeps nothing"
+        rows = (
+            Row("process", (job.process,) * 3, "Python and libraries" if job.device == "cpu" else "CUDA context"),
+            Row("weights", (weights,) * 3, f"{millions(e.num_parameters)} {name_of(job.weight_dtype)}"),
+            Row("gradients", (0, 0, gradients + exchanged), "and a copy to exchange" if exchanged else ""),
+            Row("optimizer", (state * 1.0 / shards,) * 3, kept or f"{state / e.gradients:.2g} x the gradients"),
+            Row("frozen copies", (copies,) * 3, f"{job.frozen_copies} of the policy"),
+            Row("gathered weights", gathered, f"of {shards} shards"),
+            Row("key-value cache", (e.cache, 0, 0), f"{e.rows_at_once} rows x {tokens} tokens"),
+            Row(
+                "activations",
+                (e.explored.activations, e.scored.activations, updated.activations),
+                f"a pack of {e.pack.num_tokens + len(e.pack.prompt_token_ids)} tokens in {len(e.pack)} rows",
+            ),
+            Row("logits", (e.explored.logits, e.scored.logits, updated.logits), "head, log-softmax, entropy"),
+            Row("rollouts", (e.rollouts,) * 3, f"{job.rows} completions"),
+        )
+        return cls(tuple(row for row in rows if any(row.bytes)), job.spread)
+
+    @property
+    def sums(self) -> tuple[float, ...]:
+        """Of each phase."""
+        return tuple(sum(row.bytes[phase] for row in self.rows) for phase in range(len(PHASES)))
+
+    @property
+    def peak(self) -> float:
+        """Most bytes held at once."""
+        return max(self.sums)
+
+    @property
+    def phase(self) -> str:
+        """When that is."""
+        return PHASES[self.sums.index(self.peak)]
+
+    def __getitem__(self, name: str) -> tuple[float, float, float]:
+        return next((row.bytes for row in self.rows if row.name == name), (0, 0, 0))
+
+    def __str__(self) -> str:
+        unit, size, digits = ("GiB", 2**30, 2) if self.peak >= 8 * 2**30 else ("MiB", 2**20, 1)
+        where = f"each of {self.spread.world_size} devices" if self.spread.world_size > 1 else "the device"
+        lines = [f"{f'memory of {where}, {unit}':<34}" + "".join(f"{phase:>11}" for phase in PHASES)]
+        for row in self.rows:
+            numbers = "".join(f"{value / size:>11.{digits}f}" if value else f"{'-':>11}" for value in row.bytes)
+            lines.append(f"  {row.name:<32}{numbers}  {row.says}".rstrip())
+        lines.append(f"  {'sum':<32}" + "".join(f"{value / size:>11.{digits}f}" for value in self.sums))
+        return "\n".join(lines)
+
+
+def millions(count: int) -> str:
+    """1_234_567 -> 1.2 M."""
+    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """torch.float32 -> float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A key that lowers what a run holds, and by how much."""
+
+    key: str
+    saves: float
+    """Bytes."""
+
+    def __str__(self) -> str:
+        return f"{self.key} saves {amount(self.saves)}"
+
+
+def remedies(estimate: Estimate, phase: str | None = None, devices: int = 1) -> list[Remedy]:
+    """The keys that lower the sum of a phase, the one that saves most first. None changes what is learned from.
+
+    Args:
+        estimate: Of what is run.
+        phase: One of PHASES; None takes the one with the largest sum, and counts what the peak falls by.
+        devices: Devices the weights could be sharded over.
+    """
+    job, table = estimate.job, MemoryTable.from_estimate(estimate)
+    pack = estimate.pack.num_tokens + len(estimate.pack.prompt_token_ids)
+    half = max(1, estimate.rows_at_once // 2)
+    prompts = min(job.validated_prompts, half)
+    computing: dict[str, dict[str, Any]] = {
+        f"loop.max_tokens={pack // 2}": {"max_tokens": pack // 2},
+        "model.policy.gradient_checkpointing=true": {"recomputes": True},
+    }
+    keeping: dict[str, dict[str, Any]] = {
+        "trainer.precision=bf16-mixed": {"precision": "bf16-mixed"},
+        "model.policy.dtype=bfloat16 (AdamW then rounds small updates away)": {"dtype": torch.bfloat16},
+    }
+    if devices > 1 and job.spread.shards == 1:
+        keeping["trainer.strategy=fsdp2"] = {"spread": Spread.sharded(devices)}
+    exploring: dict[str, dict[str, Any]] = {
+        f"model.engine.max_rows={half}": {"max_rows": half, "validated_prompts": prompts}
+    }
+    changes = {"exploring": exploring, "log-probs": computing, "updating": computing}[phase or table.phase] | keeping
+
+    def held(table: MemoryTable) -> float:
+        return table.peak if phase is None else table.sums[PHASES.index(phase)]
+
+    found = [
+        Remedy(key, held(table) - held(MemoryTable.from_estimate(estimate.changed(**fields))))
+        for key, fields in changes.items()
+    ]
+    worth_saying = 0.01 * (table.peak - job.process)
+    return sorted((one for one in found if one.saves > worth_saying), key=lambda one: -one.saves)
+
+
+def amount(size: float) -> str:
+    """1.5 * 2**30 -> 1.50 GiB."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
