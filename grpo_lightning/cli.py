@@ -41,7 +41,7 @@ from grpo_lightning.training.plan import Planner, PlanningTrainer
 from grpo_lightning.training.precision import check_precision
 from grpo_lightning.types import UsageError
 
-INSTEAD = {
+REPLACED_BY = {
     "gradient_clip_val": "model.grad_clip",
     "gradient_clip_algorithm": "model.grad_clip (a norm)",
     "max_steps": "trainer.max_epochs (exploration steps)",
@@ -115,7 +115,7 @@ class GRPOCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         trainer = self.config[self.subcommand].trainer
-        for name, instead in INSTEAD.items():
+        for name, instead in REPLACED_BY.items():
             if trainer.get(name) not in (None, -1) and not (name in NOTHING and trainer[name] == NOTHING[name]):
                 raise UsageError(f"trainer.{name}={trainer[name]}: use {instead}")
         if trainer.accumulate_grad_batches != 1:

@@ -27,7 +27,7 @@ from grpo_lightning.maths.advantages import (
     LeaveOneOut,
     PerRewardStd,
 )
-from grpo_lightning.maths.kl import K2, K3, ImportanceWeighted, KLEstimator, RewardKL
+from grpo_lightning.maths.kl import K2, K3, ImportanceWeighted, KLEstimator, KLPenalty
 from grpo_lightning.maths.masks import TokenMask, TopEntropy, Truncated
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.process_supervision import ProcessSupervision
@@ -39,7 +39,7 @@ from grpo_lightning.maths.target_probability import TargetProbability
 from grpo_lightning.maths.weightings import FixedLength, GroupTokenMean, SequenceMean, Sum, TokenMean, TokenWeighting
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, PolicySnapshot
-from grpo_lightning.rewards.base import Reward, RewardResult, StepScore
+from grpo_lightning.rewards.base import Reward, RewardResult, Segment
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.minibatch import Minibatch
 from grpo_lightning.training.module import GRPOModule
@@ -67,7 +67,7 @@ class Case:
 
     objective: Objective
     advantage: AdvantageEstimator
-    reward_kl: RewardKL | None
+    reward_kl: KLPenalty | None
 
 
 def cases() -> list[Case]:
@@ -85,7 +85,7 @@ def cases() -> list[Case]:
             masks=masks[number // 2 % 4],
             entropy_bonus=0.05 if number % 7 == 3 else 0.0,
         )
-        reward_kl = RewardKL() if number % 9 == 4 else None
+        reward_kl = KLPenalty() if number % 9 == 4 else None
         found.append(Case(objective, advantages[number % 6], reward_kl))
     return found
 
@@ -128,7 +128,7 @@ class Vowels(Reward):
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         steps = [
-            [StepScore(end, float(ids[end] % 3)) for end in {*range(2, len(ids), 3), len(ids) - 1}]
+            [Segment(end, float(ids[end] % 3)) for end in {*range(2, len(ids), 3), len(ids) - 1}]
             for ids in ([*sample.token_ids] for sample in samples)
         ]
         values = [float(sample.text[:1] in tuple("aeiouAEIOU")) for sample in samples]
@@ -166,7 +166,7 @@ def runs(folder: Path, max_tokens: int, **trainer: Any) -> dict[str, Any]:
         fit(
             folder / name,
             [seen, *callbacks],
-            loop={"max_tokens": max_tokens, "minibatches": 2} | loop,
+            loop={"max_tokens": max_tokens, "num_minibatches": 2} | loop,
             trainer={"max_epochs": steps, "precision": precision} | trainer,
             **options,
         )
@@ -200,7 +200,7 @@ def runs(folder: Path, max_tokens: int, **trainer: Any) -> dict[str, Any]:
             name,
             [],
             1,
-            {"mu": 2, "minibatches": 2},
+            {"mu": 2, "num_minibatches": 2},
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
             objective=Objective(SequenceClipped()),
             engine=ScriptedEngine(lambda prompt, sample: "7a3b9c"[: 1 + (sample + prompt.id) % 6]),

@@ -16,7 +16,7 @@ from grpo_lightning.maths.advantages import (
     has_spread,
 )
 from grpo_lightning.maths.process_supervision import ProcessSupervision
-from grpo_lightning.maths.reward_batch import RewardBatch, StepRewards
+from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
 from grpo_lightning.types import UsageError
 
 
@@ -255,11 +255,11 @@ def batch_of(
 ) -> RewardBatch:
     """K rewards of B completions; the steps of a reward as (end, value) of each completion."""
 
-    def ragged(of_reward: list[list[tuple[int, float]]] | None) -> StepRewards | None:
+    def ragged(of_reward: list[list[tuple[int, float]]] | None) -> SegmentRewards | None:
         if of_reward is None:
             return None
         flat = [(row, end, value) for row, own in enumerate(of_reward) for end, value in own]
-        return StepRewards(
+        return SegmentRewards(
             row=torch.tensor([row for row, _, _ in flat], dtype=torch.int64),
             end=torch.tensor([end for _, end, _ in flat], dtype=torch.int64),
             value=torch.tensor([value for _, _, value in flat], dtype=torch.float64),

@@ -13,7 +13,7 @@ from tiny import policy_of, prompts_of
 from torch import Tensor
 
 from grpo_lightning.maths.advantages import GroupStd
-from grpo_lightning.maths.kl import K1, RewardKL
+from grpo_lightning.maths.kl import K1, KLPenalty
 from grpo_lightning.maths.masks import TopEntropy, Truncated
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
@@ -130,7 +130,7 @@ class Easy(Digits):
 
 def test_dynamic_sampling_draws_until_enough_groups_have_spread(tmp_path: Path) -> None:
     look = Look()
-    fit(tmp_path, [look], loop={"dynamic_sampling": DynamicSampling(), "minibatches": 2}, rewards=[Easy()])
+    fit(tmp_path, [look], loop={"dynamic_sampling": DynamicSampling(), "num_minibatches": 2}, rewards=[Easy()])
     found = scalars(tmp_path)
     for number, exploration in enumerate(look.explorations):
         rollouts = exploration.rollouts
@@ -218,7 +218,7 @@ def test_kl_in_the_reward(tmp_path: Path) -> None:
         [look],
         trainer={"max_epochs": 1},
         advantage=GroupStd(advantage_eps=0, std="population"),
-        reward_kl=RewardKL(beta=0.5, kl=K1()),
+        reward_kl=KLPenalty(beta=0.5, kl=K1()),
         reference=Moved(),
     )
     (exploration,) = look.explorations

@@ -88,7 +88,7 @@ def test_an_algorithm_fits_two_steps(path: Path, folder: Path, command: Grpo) ->
     assert len(found["reward/mean"]) == 2
     assert all(value > 0 for value in found["optim/grad_norm"].values())
     expected = yaml.safe_load(path.read_text()).get("loop", {})
-    updates = expected.get("mu", 1) * expected.get("minibatches", 1)
+    updates = expected.get("mu", 1) * expected.get("num_minibatches", 1)
     assert max(found["optim/updates"].values()) <= updates
     if "stop" not in expected:
         assert set(found["optim/updates"].values()) == {updates}

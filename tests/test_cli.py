@@ -93,7 +93,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "validate nothing": (["--data.val_limit=0"], ["data.val_limit=0", "1 or more"]),
     # Sizes.
     "group of one": (["--loop.group_size=1"], ["loop.group_size=1", "2 or more"]),
-    "minibatches do not fit": (["--loop.minibatches=3"], ["loop.prompts_per_step=2", "loop.minibatches=3"]),
+    "minibatches do not fit": (["--loop.num_minibatches=3"], ["loop.prompts_per_step=2", "loop.num_minibatches=3"]),
     "no passes": (["--loop.mu=0"], ["loop.mu=0", "1 or more"]),
     "negative memory": (["--loop.max_tokens=-1"], ["loop.max_tokens=-1", "0 or more"]),
     "negative beta": (["--model.objective.beta=-1"], ["beta=-1.0", "0 (no KL term) or more"]),

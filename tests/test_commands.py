@@ -64,7 +64,7 @@ ALL = (
 )
 TOOLS = {
     "make_reward_model": "--questions 32 --epochs 1 --max-new-tokens 8",
-    "label_steps": "--completions 1 --max-new-tokens 4",
+    "label_segments": "--completions 1 --max-new-tokens 4",
     "make_tiny_policy": "--steps 5 --hidden 64 --layers 1",
 }
 """Sizes behind the commands."""

@@ -28,7 +28,7 @@ from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.kl import KLEstimator
 from grpo_lightning.maths.masks import TokenMask
 from grpo_lightning.maths.ragged import spread
-from grpo_lightning.maths.reward_batch import RewardBatch, StepRewards
+from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.stopping import StopRule
 from grpo_lightning.maths.surrogates import Surrogate, SurrogateResult
@@ -211,7 +211,7 @@ def test_advantages_of_nobody(cls):
     estimator: AdvantageEstimator = make(cls)
     nobody = torch.zeros(0, dtype=torch.int64)
     assert estimator(torch.zeros(0), nobody).shape == (0,)
-    for steps in (None, StepRewards(nobody, nobody, torch.zeros(0, dtype=torch.float64))):
+    for steps in (None, SegmentRewards(nobody, nobody, torch.zeros(0, dtype=torch.float64))):
         if steps is None and cls is process_supervision.ProcessSupervision:
             continue
         none = torch.zeros(1, 0, dtype=torch.float64)
@@ -229,7 +229,7 @@ def test_one_reward_for_the_whole_is_spread_over_the_tokens(cls, seed):
     lengths = torch.tensor([1 + i % 4 for i in range(len(reward))])
     steps = None
     if cls is process_supervision.ProcessSupervision:  # One step that ends with the completion.
-        steps = StepRewards(torch.arange(len(reward)), lengths - 1, reward)
+        steps = SegmentRewards(torch.arange(len(reward)), lengths - 1, reward)
     batch = RewardBatch(reward[None], torch.ones(1, dtype=torch.float64), group, lengths, [steps])
     result = estimator.per_token(batch)
     assert result.isfinite().all()
@@ -474,15 +474,15 @@ def random_updates(seed: int) -> list[Diagnostics]:
 
 
 @each(StopRule)
-@pytest.mark.parametrize("minibatches", [1, 2, 4])
+@pytest.mark.parametrize("num_minibatches", [1, 2, 4])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_stop_rule_remembers_nothing(cls, minibatches, seed):
+def test_a_stop_rule_remembers_nothing(cls, num_minibatches, seed):
     rule: StopRule = make(cls)
     updates = random_updates(seed)
     before = [[float(getattr(update, name)) for name in Diagnostics.__slots__] for update in updates]
-    first = [rule(updates[:count], minibatches) for count in range(2, 9)]
+    first = [rule(updates[:count], num_minibatches) for count in range(2, 9)]
     # In another order, and asked again.
-    again = [rule(updates[:count], minibatches) for count in range(8, 1, -1)]
+    again = [rule(updates[:count], num_minibatches) for count in range(8, 1, -1)]
     assert first == again[::-1]
     assert all(isinstance(stops, bool) for stops in first)
     assert [[float(getattr(update, name)) for name in Diagnostics.__slots__] for update in updates] == before
@@ -524,8 +524,8 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: target_probability.TargetProbability(good_exponent=-0.5), "good_exponent=-0.5"),
     (lambda: target_probability.TargetProbability(bad_exponent=0.5), "bad_exponent=0.5"),
     (lambda: target_probability.TargetProbability(tolerance=-0.1), "tolerance=-0.1"),
-    (lambda: kl.RewardKL(beta=0.0), "reward_kl.beta=0.0"),
-    (lambda: kl.RewardKL(beta=-1.0), "reward_kl.beta=-1.0"),
+    (lambda: kl.KLPenalty(beta=0.0), "reward_kl.beta=0.0"),
+    (lambda: kl.KLPenalty(beta=-1.0), "reward_kl.beta=-1.0"),
     (lambda: weightings.FixedLength(0), "length=0"),
     (lambda: masks.TopEntropy(share=0.0), "share=0.0"),
     (lambda: masks.TopEntropy(share=1.5), "share=1.5"),

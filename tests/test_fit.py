@@ -54,7 +54,7 @@ def test_a_policy_learns(tmp_path: Path) -> None:
 
 def test_mu_passes_over_the_minibatches_of_one_exploration(tmp_path: Path) -> None:
     watch = Watch()
-    fit(tmp_path, [watch], loop={"mu": 3, "minibatches": 2}, trainer={"max_epochs": 2})
+    fit(tmp_path, [watch], loop={"mu": 3, "num_minibatches": 2}, trainer={"max_epochs": 2})
     assert len(watch.batches) == 2 * 3 * 2
     assert all(watch.training)
     step = watch.batches[:6]
@@ -90,7 +90,7 @@ def test_later_passes_move_away_from_the_old_policy(tmp_path: Path) -> None:
 
 def test_weights_of_one_update_add_up_to_one(tmp_path: Path) -> None:
     watch = Watch()
-    fit(tmp_path, [watch], loop={"minibatches": 2, "max_tokens": 40}, objective=Objective(beta=0.1))
+    fit(tmp_path, [watch], loop={"num_minibatches": 2, "max_tokens": 40}, objective=Objective(beta=0.1))
     for batch in watch.batches:
         assert sum(float(pack.weight.sum()) for pack in batch.packs) == pytest.approx(1)
 

@@ -66,7 +66,7 @@ class PressInValidation(L.Callback):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-OPTIONS: dict[str, Any] = {"loop": {"minibatches": 2}, "trainer": {"max_epochs": 4, "enable_checkpointing": True}}
+OPTIONS: dict[str, Any] = {"loop": {"num_minibatches": 2}, "trainer": {"max_epochs": 4, "enable_checkpointing": True}}
 
 
 def test_ctrl_c_ends_the_step_saves_and_resumes_exactly(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_lightning.maths.kl import K1, K2, K3, ImportanceWeighted, KLEstimator, RewardKL
+from grpo_lightning.maths.kl import K1, K2, K3, ImportanceWeighted, KLEstimator, KLPenalty
 
 
 def k3(theta: list[float], ref: list[float]) -> list[float]:
@@ -159,6 +159,6 @@ def test_what_each_estimator_is_on_average():
 
 
 def test_the_kl_in_the_reward_is_k1_unless_told():
-    assert isinstance(RewardKL().kl, K1)
-    assert isinstance(RewardKL(0.1, K3()).kl, K3)
-    assert RewardKL(0.1).beta == 0.1
+    assert isinstance(KLPenalty().kl, K1)
+    assert isinstance(KLPenalty(0.1, K3()).kl, K3)
+    assert KLPenalty(0.1).beta == 0.1

@@ -35,7 +35,7 @@ def job_with(**changes: Any) -> Job:
         sampling=Sampling(max_new_tokens=20),
         group_size=4,
         prompts_per_step=4,
-        minibatches=1,
+        num_minibatches=1,
         max_tokens=0,
         prompt_tokens=10,
         max_rows=1024,

@@ -115,7 +115,7 @@ def test_an_idle_pack_knows_every_field():
 def test_lightning_hands_on_the_very_packs_the_loop_made() -> None:
     # Each notes its log-probs in the first pass for the others.
     packs = weighted([1.0] * 8).split(max_tokens=40)
-    minibatch = Minibatch(packs, True, object(), Passes(FixedPasses(), minibatches=1))  # type: ignore[arg-type]
+    minibatch = Minibatch(packs, True, object(), Passes(FixedPasses(), num_minibatches=1))  # type: ignore[arg-type]
     assert move_data_to_device(minibatch, torch.device("meta")) is minibatch
     assert HalfPrecision("bf16-true").convert_input(minibatch) is minibatch
     assert packs[0].advantage.dtype == torch.float32

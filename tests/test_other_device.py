@@ -28,7 +28,7 @@ from grpo_lightning.engines.transformers import TransformersEngine
 from grpo_lightning.maths import ragged
 from grpo_lightning.maths.advantages import LeaveOneOut
 from grpo_lightning.maths.diagnostics import Diagnostics
-from grpo_lightning.maths.kl import KLEstimator, RewardKL
+from grpo_lightning.maths.kl import KLEstimator, KLPenalty
 from grpo_lightning.maths.masks import TokenMask, TopEntropy, Truncated
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
@@ -238,11 +238,11 @@ def test_stop_rules_decide_the_same_elsewhere(cls):
 RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "as by default, with validation": lambda: {"trainer": {"limit_val_batches": 1}},
     "packs, minibatches, passes and every kind of log-prob": lambda: {
-        "loop": {"mu": 2, "minibatches": 2, "max_tokens": 60, "steps_per_iteration": 1},
+        "loop": {"mu": 2, "num_minibatches": 2, "max_tokens": 60, "steps_per_iteration": 1},
         "objective": Objective(SequenceClipped(), beta=0.1, masks=[Truncated(), TopEntropy(0.5)], entropy_bonus=0.01),
         "reference": MovingAverage(0.5),
         "old_policy": FrozenCopy(),
-        "reward_kl": RewardKL(),
+        "reward_kl": KLPenalty(),
         "advantage": LeaveOneOut(),
     },
     "rows, targets, a stop rule, dynamic sampling": lambda: {
@@ -301,7 +301,7 @@ def test_a_run_is_the_same_elsewhere(name, tmp_path):
 def test_mixed_precision_elsewhere(tmp_path):
     def found(folder: Path, device: str, **trainer: Any) -> dict[str, Tensor]:
         plugins = [AtomicCheckpointIO(), MixedPrecision("bf16-mixed", device)]
-        options = {"loop": {"minibatches": 2}, "objective": Objective(beta=0.1)}
+        options = {"loop": {"num_minibatches": 2}, "objective": Objective(beta=0.1)}
         return weights(fit(folder, trainer={"max_epochs": 1, "plugins": plugins} | trainer, **options).policy)
 
     here = found(tmp_path / "here", "cpu")
@@ -379,7 +379,7 @@ def test_a_forgotten_device_is_found(function, right, wrong, tmp_path, monkeypat
     with other_device(), pytest.raises(RuntimeError) as raised:
         fit(
             tmp_path,
-            loop={"minibatches": 2, "max_tokens": 16},
+            loop={"num_minibatches": 2, "max_tokens": 16},
             sampling=Sampling(max_new_tokens=6),
             objective=Objective(SequenceClipped(), beta=0.1),
             trainer={"max_epochs": 1} | TRAINER,

@@ -87,14 +87,14 @@ def assert_still(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [1, 60, 0])
-@pytest.mark.parametrize("minibatches", [1, 2, 4, 8])
+@pytest.mark.parametrize("num_minibatches", [1, 2, 4, 8])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_nothing_learned_leaves_every_ratio_at_one(
-    tmp_path: Path, load: Load, precision: str, minibatches: int, max_tokens: int
+    tmp_path: Path, load: Load, precision: str, num_minibatches: int, max_tokens: int
 ) -> None:
-    loop = {"minibatches": minibatches, "max_tokens": max_tokens}
+    loop = {"num_minibatches": num_minibatches, "max_tokens": max_tokens}
     fit_still(tmp_path, load("llama", precision), precision, loop, objective=Objective(SequenceClipped()))
-    assert len(scalars(tmp_path)["policy/ratio_max"]) == 2 * minibatches
+    assert len(scalars(tmp_path)["policy/ratio_max"]) == 2 * num_minibatches
     assert_still(tmp_path)
 
 
@@ -118,7 +118,7 @@ def test_nothing_learned_leaves_every_ratio_at_one_whatever_the_parts(
     old_policy: type[PolicySnapshot],
     options: dict[str, object],
 ) -> None:
-    loop = {"minibatches": 4, "max_tokens": 60}
+    loop = {"num_minibatches": 4, "max_tokens": 60}
     policy = load(shape, precision)
     fit_still(tmp_path, policy, precision, loop, objective=Objective(surrogate), old_policy=old_policy(), **options)
     ratios = scalars(tmp_path)
@@ -127,7 +127,7 @@ def test_nothing_learned_leaves_every_ratio_at_one_whatever_the_parts(
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_reference_starts_at_no_distance(tmp_path: Path, load: Load, precision: str) -> None:
-    loop = {"minibatches": 4, "max_tokens": 60}
+    loop = {"num_minibatches": 4, "max_tokens": 60}
     fit_still(tmp_path, load("llama", precision), precision, loop, objective=Objective(beta=0.1))
     assert set(scalars(tmp_path)["policy/kl_ref"].values()) == {0.0}
 

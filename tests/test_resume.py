@@ -38,7 +38,7 @@ model:
   val_samples: 2
 data:
   task: {{class_path: Arithmetic, init_args: {{num_train: 10, num_val: 8}}}}
-loop: {{group_size: 4, prompts_per_step: 4, mu: 2, minibatches: 2, steps_per_iteration: 3}}
+loop: {{group_size: 4, prompts_per_step: 4, mu: 2, num_minibatches: 2, steps_per_iteration: 3}}
 checkpoint: {{every_n_steps: 2}}
 """
 
@@ -98,7 +98,7 @@ class Terminate(L.Callback):
 
 
 def test_sigterm_ends_the_step_saves_and_resumes_exactly(tmp_path: Path) -> None:
-    options = {"loop": {"minibatches": 2}, "trainer": {"max_epochs": 5, "enable_checkpointing": True}}
+    options = {"loop": {"num_minibatches": 2}, "trainer": {"max_epochs": 5, "enable_checkpointing": True}}
     handler = signal.getsignal(signal.SIGTERM)
     fit(tmp_path / "whole", [StepCheckpoint(every_n_steps=3)], **options)
     fit(tmp_path / "cut", [StepCheckpoint(every_n_steps=3), Terminate(step=1)], **options)

@@ -325,8 +325,8 @@ def test_numpys_generator_is_the_same_after_a_resume(tmp_path: Path) -> None:
 
 def test_a_run_may_go_on_with_other_sizes(tmp_path: Path) -> None:
     """Steps of 1, 4 and 2 updates; the prompts go on where they were."""
-    keep: dict[str, Any] = {"mu": 1, "minibatches": 1, "group_size": 4}
-    for steps, loop in enumerate(({}, {"mu": 2, "minibatches": 2}, {"mu": 2, "group_size": 2}), start=1):
+    keep: dict[str, Any] = {"mu": 1, "num_minibatches": 1, "group_size": 4}
+    for steps, loop in enumerate(({}, {"mu": 2, "num_minibatches": 2}, {"mu": 2, "group_size": 2}), start=1):
         go(tmp_path, steps, None if steps == 1 else "last", loop=keep | loop)
     seen = scalars(tmp_path)
     assert sorted(seen["optim/lr"]) == list(range(7))

@@ -3,12 +3,12 @@ import math
 import pytest
 import torch
 
-from grpo_lightning.maths.reward_batch import RewardBatch, StepRewards
+from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
 
 
-def steps_of(*steps: tuple[int, int, float]) -> StepRewards:
+def steps_of(*steps: tuple[int, int, float]) -> SegmentRewards:
     """Steps as (row, end, value)."""
-    return StepRewards(
+    return SegmentRewards(
         row=torch.tensor([row for row, _, _ in steps], dtype=torch.int64),
         end=torch.tensor([end for _, end, _ in steps], dtype=torch.int64),
         value=torch.tensor([value for _, _, value in steps], dtype=torch.float64),
@@ -16,7 +16,7 @@ def steps_of(*steps: tuple[int, int, float]) -> StepRewards:
 
 
 def batch_of(
-    value: list[list[float]], group: list[int], lengths: list[int], steps: list[StepRewards | None]
+    value: list[list[float]], group: list[int], lengths: list[int], steps: list[SegmentRewards | None]
 ) -> RewardBatch:
     """Two rewards of weights 1 and 0.5."""
     return RewardBatch(
@@ -28,7 +28,7 @@ def batch_of(
     )
 
 
-def rows_of(steps: StepRewards | None) -> list[tuple[int, int, float]]:
+def rows_of(steps: SegmentRewards | None) -> list[tuple[int, int, float]]:
     assert steps is not None
     return list(zip(steps.row.tolist(), steps.end.tolist(), steps.value.tolist(), strict=True))
 

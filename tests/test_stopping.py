@@ -24,9 +24,9 @@ def update(**numbers: float) -> Diagnostics:
     return Diagnostics(**{name: torch.tensor(value) for name, value in (defaults | numbers).items()})
 
 
-def stops(rule: StopRule, updates: list[Diagnostics], minibatches: int = 1) -> list[bool]:
+def stops(rule: StopRule, updates: list[Diagnostics], num_minibatches: int = 1) -> list[bool]:
     """What the rule says at every update but the first."""
-    return [rule(updates[:count], minibatches) for count in range(2, len(updates) + 1)]
+    return [rule(updates[:count], num_minibatches) for count in range(2, len(updates) + 1)]
 
 
 def test_fixed_passes_never_stop():
@@ -57,9 +57,9 @@ def test_all_settled_looks_at_whole_passes_only():
         update(clipped_high=10.0),
         update(clipped_low=8.0),
     ]
-    assert stops(AllSettled(share=0.9), updates, minibatches=2) == [False, False, True]
+    assert stops(AllSettled(share=0.9), updates, num_minibatches=2) == [False, False, True]
     # Half is there after the first pass; in the middle of the second, 2 and 10 are no pass.
-    assert stops(AllSettled(share=0.5), updates, minibatches=2) == [True, False, True]
+    assert stops(AllSettled(share=0.5), updates, num_minibatches=2) == [True, False, True]
 
 
 def test_a_step_in_which_nothing_can_move_is_settled():
@@ -110,7 +110,7 @@ def test_objective_plateau_sums_the_minibatches_of_a_pass():
     # Passes of 0.5, 0.9 and 0.9, though single updates fall; nothing is decided in the middle of a pass.
     updates = [update(objective=value) for value in (1.0, -0.5, 0.2, 0.7, 0.9, 0.0)]
     rule = ObjectivePlateau(patience=1, min_delta=1e-3)
-    assert stops(rule, updates, minibatches=2) == [False, False, False, False, True]
+    assert stops(rule, updates, num_minibatches=2) == [False, False, False, False, True]
 
 
 def test_kl_above_by_hand():
@@ -119,7 +119,7 @@ def test_kl_above_by_hand():
     assert stops(KLAbove(target=0.01), updates) == [False, True]
     assert stops(KLAbove(target=0.02), updates) == [False, False]
     # In the middle of a pass too.
-    assert stops(KLAbove(target=0.01), updates, minibatches=3) == [False, True]
+    assert stops(KLAbove(target=0.01), updates, num_minibatches=3) == [False, True]
     assert stops(KLAbove(target=0.01), [update(tokens=0.0)] * 2) == [False]
 
 
@@ -133,7 +133,7 @@ def test_first_of_names_the_first_rule_that_stops():
 
 
 def test_passes_count_the_updates_that_are_made():
-    passes = Passes(KLAbove(0.01), minibatches=1)
+    passes = Passes(KLAbove(0.01), num_minibatches=1)
     assert (passes.num_updates, passes.ended_by) == (0, None)
     # The first update never ends the passes: it is what moves the policy at all.
     assert not passes.ends_at(update(kl_old=5.0))
@@ -145,16 +145,16 @@ def test_passes_count_the_updates_that_are_made():
 
 
 def test_passes_without_a_rule_that_stops_are_all_made():
-    passes = Passes(FixedPasses(), minibatches=2)
+    passes = Passes(FixedPasses(), num_minibatches=2)
     assert not any(passes.ends_at(update(kl_old=math.inf)) for _ in range(6))
     assert (passes.num_updates, passes.ended_by) == (6, None)
 
 
-@pytest.mark.parametrize(("minibatches", "made"), [(1, 1), (2, 3), (3, 5)])
-def test_all_settled_ends_the_passes_with_the_second_pass(minibatches, made):
-    passes = Passes(AllSettled(0.9), minibatches)
-    for number in range(1, 2 * minibatches + 1):
-        settled = update(clipped_high=10.0) if number > minibatches else update()
+@pytest.mark.parametrize(("num_minibatches", "made"), [(1, 1), (2, 3), (3, 5)])
+def test_all_settled_ends_the_passes_with_the_second_pass(num_minibatches, made):
+    passes = Passes(AllSettled(0.9), num_minibatches)
+    for number in range(1, 2 * num_minibatches + 1):
+        settled = update(clipped_high=10.0) if number > num_minibatches else update()
         if passes.ends_at(settled):
             break
     assert (passes.ended_by, passes.num_updates) == ("AllSettled", made)

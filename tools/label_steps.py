@@ -1,6 +1,6 @@
 """Labels the steps of completions by where they lead: training data for a process model.
 
-python tools/label_steps.py runs/.../predictions.jsonl --policy runs/tiny_policy --out labels.jsonl
+python tools/label_segments.py runs/.../predictions.jsonl --policy runs/tiny_policy --out labels.jsonl
     [--completions 8] [--pattern '\\n'] [--template '{question}'] [--max-new-tokens 256] [--temperature 1] [--seed 0]
 
 The labels of Math-Shepherd (arXiv 2312.08935): the policy completes every step's prefix N times. A step is right

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.functional import jacobian
 
-from grpo_lightning.maths.kl import K1, K2, K3, ImportanceWeighted, KLEstimator, RewardKL
+from grpo_lightning.maths.kl import K1, K2, K3, ImportanceWeighted, KLEstimator, KLPenalty
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Clipped
 
@@ -58,8 +58,8 @@ def in_objective(kl: KLEstimator) -> Term:
 
 
 def in_reward(logp: Tensor, policies: Policies) -> Tensor:
-    """The term of `RewardKL`: its value at π_old, less the mean, through the ratio; nothing is clipped."""
-    kl = RewardKL().kl(policies.old_logp, policies.ref_logp, policies.old_logp)
+    """The term of `KLPenalty`: its value at π_old, less the mean, through the ratio; nothing is clipped."""
+    kl = KLPenalty().kl(policies.old_logp, policies.ref_logp, policies.old_logp)
     rollouts = Rollouts.from_lists([[0]], [0], [list(range(len(logp)))])
     rollouts.advantage = (policies.old_logp.exp() * kl).sum() - kl
     return -Clipped(clip_low=None, clip_high=None)(logp, policies.old_logp, rollouts).value
@@ -224,7 +224,7 @@ def two_token_gradients(generator: torch.Generator) -> dict[str, Gradient]:
     logp, ref_logp = tokens(logits), tokens(ref)
     old_logp = logp.detach()
     chance = old_logp.sum(1).exp()
-    reward = RewardKL().kl(old_logp, ref_logp, old_logp).sum(1, keepdim=True)
+    reward = KLPenalty().kl(old_logp, ref_logp, old_logp).sum(1, keepdim=True)
     losses = {
         "KL": (logp.sum(1).exp() * (logp - ref_logp).sum(1)).sum(),
         **{

@@ -64,7 +64,7 @@ class ImportanceWeighted(KLEstimator):
         return log_ratio(logp, old_logp).exp() * self.kl(logp, ref_logp, old_logp)
 
 
-class RewardKL:
+class KLPenalty:
     """KL in the reward: R(q, o) - beta * sum over t of kl_t, taken at π_old (DeepSeekMath Eq. 2, summed over tokens).
 
     It is one reward more, so it passes through the advantage like the others. Beside `objective.beta` above 0 it is the

@@ -1,4 +1,4 @@
-"""Process supervision: advantages that differ from token to token, from rewards of the steps inside completions."""
+"""Process supervision: advantages that differ from token to token, from rewards of the segments inside completions."""
 
 import torch
 from torch import Tensor
@@ -10,31 +10,33 @@ from grpo_lightning.types import UsageError
 
 
 class ProcessSupervision(GroupStd):
-    """GRPO with process supervision: Â_it = sum of the normalised rewards of the steps that end at t or later.
+    """GRPO with process supervision: Â_it = sum of the normalised rewards of the segments that end at t or later.
 
-    The rewards of all steps of all completions of a group are normalised together, r~ = (r - mean(R)) / (std(R) + eps)
-    (DeepSeekMath 4.1.3). A reward that scores completions as a whole counts as one step that ends at the last token.
+    The rewards of all segments of all completions of a group are normalised together, r~ = (r - mean(R)) / (std(R) + eps)
+    (DeepSeekMath 4.1.3). A reward that scores completions as a whole counts as one segment that ends at the last token.
     Each reward is normalised by itself; their advantages are summed by their weights.
 
     Args:
         advantage_eps: Added to the standard deviation.
-        std: As of `GroupStd`, over the steps of the group.
+        std: As of `GroupStd`, over the segments of the group.
     """
 
     def per_token(self, rewards: RewardBatch) -> Tensor:
-        if not any(rewards.steps):
+        if not any(rewards.segments):
             raise UsageError(
-                "ProcessSupervision: no reward scores steps; add one whose RewardResult has `steps`, or use GroupStd"
+                "ProcessSupervision: no reward scores segments; add one whose RewardResult has `segments`, or use GroupStd"
             )
         lengths, first = rewards.lengths, starts(rewards.lengths)
         every = torch.arange(len(lengths), device=lengths.device)
         valid = ~rewards.total.isnan()
-        for steps in rewards.steps:
-            if steps is not None:
-                valid[steps.row[steps.value.isnan()]] = False
+        for segments in rewards.segments:
+            if segments is not None:
+                valid[segments.row[segments.value.isnan()]] = False
         ending = torch.zeros(int(lengths.sum()), dtype=torch.float64, device=lengths.device)
-        for value, weight, steps in zip(rewards.value, rewards.weight, rewards.steps, strict=True):
-            row, end, reward = (every, lengths - 1, value) if steps is None else (steps.row, steps.end, steps.value)
+        for value, weight, segments in zip(rewards.value, rewards.weight, rewards.segments, strict=True):
+            row, end, reward = (
+                (every, lengths - 1, value) if segments is None else (segments.row, segments.end, segments.value)
+            )
             row, end, reward = row[valid[row]], end[valid[row]], reward[valid[row]]
             if len(row):
                 normalised = self.estimate(reward, rewards.group[row], int(rewards.group.max()) + 1)

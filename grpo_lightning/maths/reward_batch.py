@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 @dataclass(slots=True)
-class StepRewards:
-    """Rewards of S steps inside completions, ragged: a completion may have any number of them."""
+class SegmentRewards:
+    """Rewards of S segments inside completions, ragged: a completion may have any number of them."""
 
     row: Tensor
-    """[S] int64, the completion the step belongs to."""
+    """[S] int64, the completion the segment belongs to."""
     end: Tensor
-    """[S] int64, place of the step's last token in its completion, from 0."""
+    """[S] int64, place of the segment's last token in its completion, from 0."""
     value: Tensor
     """[S] float64."""
 
@@ -31,8 +31,8 @@ class RewardBatch:
     """[B] int64, the prompt that each completion answers."""
     lengths: Tensor
     """[B] int64, |o_i|."""
-    steps: list[StepRewards | None]
-    """K: the steps of each reward; None for one that scores completions as a whole."""
+    segments: list[SegmentRewards | None]
+    """K: the segments of each reward; None for one that scores completions as a whole."""
 
     @property
     def total(self) -> Tensor:
@@ -46,7 +46,7 @@ class RewardBatch:
             weight=torch.cat([self.weight, self.weight.new_tensor([weight])]),
             group=self.group,
             lengths=self.lengths,
-            steps=[*self.steps, None],
+            segments=[*self.segments, None],
         )
 
     @classmethod
@@ -54,12 +54,12 @@ class RewardBatch:
         """The same rewards of several batches, whose groups are all different ones."""
         rows = [0, *torch.tensor([len(b.group) for b in batches]).cumsum(0).tolist()]
         groups = [0, *torch.tensor([int(b.group.max()) + 1 if len(b.group) else 0 for b in batches]).cumsum(0).tolist()]
-        steps: list[StepRewards | None] = []
-        for number in range(len(batches[0].steps)):
-            own = [(batch.steps[number], offset) for batch, offset in zip(batches, rows, strict=False)]
+        segments: list[SegmentRewards | None] = []
+        for number in range(len(batches[0].segments)):
+            own = [(batch.segments[number], offset) for batch, offset in zip(batches, rows, strict=False)]
             parts = [(part, offset) for part, offset in own if part is not None]
             joined = (
-                StepRewards(
+                SegmentRewards(
                     row=torch.cat([part.row + offset for part, offset in parts]),
                     end=torch.cat([part.end for part, _ in parts]),
                     value=torch.cat([part.value for part, _ in parts]),
@@ -67,11 +67,11 @@ class RewardBatch:
                 if parts
                 else None
             )
-            steps.append(joined)
+            segments.append(joined)
         return cls(
             value=torch.cat([batch.value for batch in batches], dim=1),
             weight=batches[0].weight,
             group=torch.cat([batch.group + offset for batch, offset in zip(batches, groups, strict=False)]),
             lengths=torch.cat([batch.lengths for batch in batches]),
-            steps=steps,
+            segments=segments,
         )

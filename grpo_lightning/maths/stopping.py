@@ -11,17 +11,17 @@ class StopRule(ABC):
     """Decides from the updates of one exploration step. The numbers are of all ranks, so all ranks decide alike."""
 
     @abstractmethod
-    def __call__(self, updates: Sequence[Diagnostics], minibatches: int) -> bool:
+    def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
         """Whether to stop before the optimizer steps for the last of `updates`.
 
         Args:
             updates: Diagnostics of the step's updates, two or more; each was taken before its optimizer step.
-            minibatches: Updates of one pass.
+            num_minibatches: Updates of one pass.
         """
 
-    def ended_by(self, updates: Sequence[Diagnostics], minibatches: int) -> str | None:
+    def ended_by(self, updates: Sequence[Diagnostics], num_minibatches: int) -> str | None:
         """The name of the rule that stops here, if one does."""
-        return type(self).__name__ if self(updates, minibatches) else None
+        return type(self).__name__ if self(updates, num_minibatches) else None
 
     @property
     def names(self) -> list[str]:
@@ -29,18 +29,18 @@ class StopRule(ABC):
         return [type(self).__name__]
 
 
-def last_pass(updates: Sequence[Diagnostics], minibatches: int) -> Diagnostics | None:
+def last_pass(updates: Sequence[Diagnostics], num_minibatches: int) -> Diagnostics | None:
     """The sums over a pass that the last update completes; None in the middle of a pass."""
-    if len(updates) % minibatches:
+    if len(updates) % num_minibatches:
         return None
-    first, *others = updates[-minibatches:]
+    first, *others = updates[-num_minibatches:]
     return sum(others, first)
 
 
 class FixedPasses(StopRule):
     """All μ passes, whatever happens (DeepSeekMath's Algorithm 1)."""
 
-    def __call__(self, updates: Sequence[Diagnostics], minibatches: int) -> bool:
+    def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
         return False
 
     @property
@@ -63,8 +63,8 @@ class AllSettled(StopRule):
             raise UsageError(f"share={share} of AllSettled: give more than 0 and at most 1")
         self.share = share
 
-    def __call__(self, updates: Sequence[Diagnostics], minibatches: int) -> bool:
-        done = last_pass(updates, minibatches)
+    def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
+        done = last_pass(updates, num_minibatches)
         if done is None:
             return False
         settled = done.clipped_low + done.clipped_high
@@ -87,12 +87,12 @@ class ObjectivePlateau(StopRule):
         self.patience = patience
         self.min_delta = min_delta
 
-    def __call__(self, updates: Sequence[Diagnostics], minibatches: int) -> bool:
-        if len(updates) % minibatches:
+    def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
+        if len(updates) % num_minibatches:
             return False
         passes = [
-            sum(float(update.objective) for update in updates[first : first + minibatches])
-            for first in range(0, len(updates), minibatches)
+            sum(float(update.objective) for update in updates[first : first + num_minibatches])
+            for first in range(0, len(updates), num_minibatches)
         ]
         best, idle = passes[0], 0
         for objective in passes[1:]:
@@ -115,7 +115,7 @@ class KLAbove(StopRule):
             raise UsageError(f"target={target} of KLAbove: give more than 0 nats a token, e.g. 0.01")
         self.target = target
 
-    def __call__(self, updates: Sequence[Diagnostics], minibatches: int) -> bool:
+    def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
         return bool(updates[-1].kl_old > self.target * updates[-1].tokens)
 
 
@@ -131,11 +131,11 @@ class FirstOf(StopRule):
             raise UsageError("rules=[] of FirstOf: give at least one stop rule")
         self.rules = rules
 
-    def __call__(self, updates: Sequence[Diagnostics], minibatches: int) -> bool:
-        return self.ended_by(updates, minibatches) is not None
+    def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
+        return self.ended_by(updates, num_minibatches) is not None
 
-    def ended_by(self, updates: Sequence[Diagnostics], minibatches: int) -> str | None:
-        return next((name for rule in self.rules if (name := rule.ended_by(updates, minibatches))), None)
+    def ended_by(self, updates: Sequence[Diagnostics], num_minibatches: int) -> str | None:
+        return next((name for rule in self.rules if (name := rule.ended_by(updates, num_minibatches))), None)
 
     @property
     def names(self) -> list[str]:
@@ -147,12 +147,12 @@ class Passes:
 
     Args:
         rule: Asked at every update but the first.
-        minibatches: Updates of one pass.
+        num_minibatches: Updates of one pass.
     """
 
-    def __init__(self, rule: StopRule, minibatches: int) -> None:
+    def __init__(self, rule: StopRule, num_minibatches: int) -> None:
         self.rule = rule
-        self.minibatches = minibatches
+        self.num_minibatches = num_minibatches
         self.updates: list[Diagnostics] = []
         self.ended_by: str | None = None
 
@@ -165,5 +165,5 @@ class Passes:
         """Whether the passes end before the optimizer steps for this update."""
         self.updates.append(update)
         if len(self.updates) > 1:
-            self.ended_by = self.rule.ended_by(self.updates, self.minibatches)
+            self.ended_by = self.rule.ended_by(self.updates, self.num_minibatches)
         return self.ended_by is not None

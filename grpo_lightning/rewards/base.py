@@ -36,11 +36,11 @@ class Run:
 
 
 @dataclass(slots=True, frozen=True)
-class StepScore:
-    """The reward of one step of a completion."""
+class Segment:
+    """The reward of one segment of a completion."""
 
     end: int
-    """Place of the step's last token in the completion, from 0."""
+    """Place of the segment's last token in the completion, from 0."""
     value: float
 
 
@@ -54,8 +54,8 @@ class RewardResult:
     """[B] `ok`, or in one word what happened (`no_answer`, `timeout`, `error`, ...); every rate is a metric."""
     answer: list[str | None] | None = None
     """[B] the answer found in each completion, equal answers as equal strings: majority votes count it."""
-    steps: list[list[StepScore]] | None = None
-    """[B] scores of each completion's steps, for `ProcessSupervision`; `value` is still what the whole is worth."""
+    segments: list[list[Segment]] | None = None
+    """[B] scores of each completion's segments, for `ProcessSupervision`; `value` is still what the whole is worth."""
 
 
 class Reward(ABC):
@@ -156,12 +156,12 @@ class Reward(ABC):
             part.tally = tally
         parts = [self._contained([sample]) for sample in samples]
         has_answers = any(part.answer for part in parts)
-        has_steps = any(part.steps for part in parts)
+        has_segments = any(part.segments for part in parts)
         return RewardResult(
             value=[part.value[0] for part in parts],
             status=[part.status[0] for part in parts],
             answer=[part.answer[0] if part.answer else None for part in parts] if has_answers else None,
-            steps=[part.steps[0] if part.steps else [] for part in parts] if has_steps else None,
+            segments=[part.segments[0] if part.segments else [] for part in parts] if has_segments else None,
         )
 
     def _checked(self, samples: Sequence[Sample]) -> RewardResult:
@@ -171,12 +171,12 @@ class Reward(ABC):
                 f"{type(self).__name__}.score returned {len(result.value)} values and {len(result.status)} statuses "
                 f"for {len(samples)} samples"
             )
-        for sample, steps in zip(samples, result.steps or [], strict=bool(result.steps)):
-            ends = [step.end for step in steps]
+        for sample, segments in zip(samples, result.segments or [], strict=bool(result.segments)):
+            ends = [segment.end for segment in segments]
             if ends != sorted(set(ends)) or not all(0 <= end < len(sample.token_ids) for end in ends):
                 raise ValueError(
-                    f"{type(self).__name__}.score: steps that end at {ends} in a completion of {len(sample.token_ids)} "
-                    "tokens; `end` is a place from 0, and later steps end later"
+                    f"{type(self).__name__}.score: segments that end at {ends} in a completion of {len(sample.token_ids)} "
+                    "tokens; `end` is a index from 0, and later segments end later"
                 )
         bad = [
             math.isinf(value) or (math.isnan(value) and status == OK)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from grpo_lightning.rewards.base import OK, Reward, RewardResult, StepScore
+from grpo_lightning.rewards.base import OK, Reward, RewardResult, Segment
 from grpo_lightning.types import Sample, UsageError
 
 CLOSED = "closed"
@@ -51,14 +51,14 @@ class Gated(Reward):
         """What the two say, the gate first: `no_answer-no_match`. `ok` is left out of it; two of them are `ok` where
         the gate is open and `closed` where it is not. The answers are the gate's."""
         gates, inner = self.gate(samples), self.reward(samples)
-        result = RewardResult([], [], gates.answer, None if inner.steps is None else [])
+        result = RewardResult([], [], gates.answer, None if inner.segments is None else [])
         for row, gate in enumerate(gates.value):
             is_open = gate > self.threshold
             result.value.append(math.nan if math.isnan(gate) else inner.value[row] if is_open else 0.0)
             said = [status for status in (gates.status[row], inner.status[row]) if status != OK]
             result.status.append("-".join(said) or (OK if is_open else CLOSED))
-            if result.steps is not None:
-                assert inner.steps is not None
-                steps = inner.steps[row]
-                result.steps.append(steps if is_open else [StepScore(step.end, 0.0) for step in steps])
+            if result.segments is not None:
+                assert inner.segments is not None
+                segments = inner.segments[row]
+                result.segments.append(segments if is_open else [Segment(segment.end, 0.0) for segment in segments])
         return result

@@ -26,10 +26,10 @@ class RepetitionPenalty(Reward):
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """A number above -1, at most 0, a sample; it never fails."""
-        return RewardResult([-repeated_share(s.token_ids, self.ngram) for s in samples], [OK] * len(samples))
+        return RewardResult([-repeated_fraction(s.token_ids, self.ngram) for s in samples], [OK] * len(samples))
 
 
-def repeated_share(token_ids: Sequence[int], ngram: int) -> float:
+def repeated_fraction(token_ids: Sequence[int], ngram: int) -> float:
     """Share of the n-grams that occurred before, from 0 to below 1."""
     count = len(token_ids) - ngram + 1
     if count < 1:

@@ -38,12 +38,12 @@ class Scores:
         def joined(name: str) -> RewardResult:
             results = [part.results[name] for part in parts]
             answers = [result.answer or [None] * len(result.value) for result in results]
-            steps = [result.steps or [[] for _ in result.value] for result in results]
+            segments = [result.segments or [[] for _ in result.value] for result in results]
             return RewardResult(
                 value=list(chain.from_iterable(result.value for result in results)),
                 status=list(chain.from_iterable(result.status for result in results)),
                 answer=list(chain.from_iterable(answers)) if any(r.answer for r in results) else None,
-                steps=list(chain.from_iterable(steps)) if any(r.steps for r in results) else None,
+                segments=list(chain.from_iterable(segments)) if any(r.segments for r in results) else None,
             )
 
         total = list(chain.from_iterable(part.total for part in parts))

@@ -71,7 +71,7 @@ class PromptDataModule(L.LightningDataModule):
         self.val_batch_size = val_batch_size
         self.seed = seed
         self.drawn = 0
-        self.minibatches: Iterable[Any] | None = None
+        self.train_loader: Iterable[Any] | None = None
         self._module: Any = None
         self.questions: dict[Split, Sequence[Question]] = {}
         self._order: tuple[int, list[int]] = (-1, [])
@@ -196,9 +196,9 @@ class PromptDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> Any:
         """The loop's minibatches: the rollouts of its exploration steps."""
-        if self.minibatches is None:
+        if self.train_loader is None:
             raise UsageError("fit needs the GRPOLoop callback: Trainer(callbacks=[GRPOLoop(...)])")
-        return self.minibatches
+        return self.train_loader
 
     def val_dataloader(self) -> "PromptLoader":
         return PromptLoader(self, "val")

@@ -8,10 +8,10 @@ import torch
 
 from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.maths.reward_batch import RewardBatch, StepRewards
+from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.rewards.base import StepScore
+from grpo_lightning.rewards.base import Segment
 from grpo_lightning.rewards.scorer import Scorer, Scores
 from grpo_lightning.types import Completion, FinishReason, Prompt, Sample
 
@@ -121,17 +121,17 @@ class Explorer:
             weight=torch.tensor([weight for weight, _ in counting], dtype=torch.float64),
             group=rollouts.group.cpu(),
             lengths=rollouts.lengths.cpu(),
-            steps=[step_rewards(result.steps, rows) for _, result in counting],
+            segments=[segment_rewards(result.segments, rows) for _, result in counting],
         )
 
 
-def step_rewards(scores: list[list[StepScore]] | None, rows: Sequence[int]) -> StepRewards | None:
-    """The steps of the completions `rows`, which they are then counted by."""
+def segment_rewards(scores: list[list[Segment]] | None, rows: Sequence[int]) -> SegmentRewards | None:
+    """The segments of the completions `rows`, which they are then counted by."""
     if scores is None:
         return None
-    steps = [(place, step) for place, row in enumerate(rows) for step in scores[row]]
-    return StepRewards(
-        row=torch.tensor([place for place, _ in steps], dtype=torch.int64),
-        end=torch.tensor([step.end for _, step in steps], dtype=torch.int64),
-        value=torch.tensor([step.value for _, step in steps], dtype=torch.float64),
+    segments = [(index, segment) for index, row in enumerate(rows) for segment in scores[row]]
+    return SegmentRewards(
+        row=torch.tensor([index for index, _ in segments], dtype=torch.int64),
+        end=torch.tensor([segment.end for _, segment in segments], dtype=torch.int64),
+        value=torch.tensor([segment.value for _, segment in segments], dtype=torch.float64),
     )

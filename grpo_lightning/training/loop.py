@@ -39,7 +39,7 @@ from grpo_lightning.training.preparation import Preparation
 from grpo_lightning.training.step_statistics import StepStatistics, peak_memory_gib
 from grpo_lightning.types import UsageError
 
-PASSES = "loop.mu and loop.minibatches set the updates of a step, trainer.max_epochs the steps"
+PASSES = "loop.mu and loop.num_minibatches set the updates of a step, trainer.max_epochs the steps"
 
 
 class GRPOLoop(Callback):
@@ -51,7 +51,7 @@ class GRPOLoop(Callback):
         group_size: G, completions of each prompt.
         prompts_per_step: Prompts of one exploration step, over all ranks together.
         mu: μ, optimisation passes over the rollouts of one step.
-        minibatches: Optimizer updates of one pass; each takes its share of the prompts, groups stay whole.
+        num_minibatches: Optimizer updates of one pass; each takes its share of the prompts, groups stay whole.
         steps_per_iteration: M: the reference is refreshed at every M-th step. None keeps the first reference.
         stop: When to leave the passes before all μ are done.
         dynamic_sampling: Draw more prompts until enough groups have rewards that differ. None takes the first drawn.
@@ -64,7 +64,7 @@ class GRPOLoop(Callback):
         group_size: int = 8,
         prompts_per_step: int = 32,
         mu: int = 1,
-        minibatches: int = 1,
+        num_minibatches: int = 1,
         steps_per_iteration: int | None = None,
         stop: StopRule | None = None,
         dynamic_sampling: DynamicSampling | None = None,
@@ -75,28 +75,28 @@ class GRPOLoop(Callback):
             ("group_size", group_size, 1),
             ("prompts_per_step", prompts_per_step, 1),
             ("mu", mu, 1),
-            ("minibatches", minibatches, 1),
+            ("num_minibatches", num_minibatches, 1),
             ("steps_per_iteration", 1 if steps_per_iteration is None else steps_per_iteration, 1),
             ("max_tokens", max_tokens, 0),
         ):
             if value < least:
                 raise UsageError(f"loop.{name}={value}: give {least} or more")
-        if prompts_per_step % minibatches:
+        if prompts_per_step % num_minibatches:
             raise UsageError(
-                f"loop.prompts_per_step={prompts_per_step} is not a multiple of loop.minibatches={minibatches}: "
+                f"loop.prompts_per_step={prompts_per_step} is not a multiple of loop.num_minibatches={num_minibatches}: "
                 "every update takes as many prompts"
             )
         self.group_size = group_size
         self.prompts_per_step = prompts_per_step
         self.mu = mu
-        self.minibatches = minibatches
+        self.num_minibatches = num_minibatches
         self.steps_per_iteration = steps_per_iteration
         self.stop = stop or FixedPasses()
         self.dynamic_sampling = dynamic_sampling
         self.max_tokens = max_tokens
         self.seed = seed
         self.exploration: Exploration | None = None
-        self.passes = Passes(self.stop, minibatches)
+        self.passes = Passes(self.stop, num_minibatches)
         self._packs: list[list[Rollouts]] = []
         self._seconds: dict[str, float] = {}
         self._rounds, self._kept = 1, 1.0
@@ -151,19 +151,19 @@ class GRPOLoop(Callback):
             return
         self.check(_module(pl_module))
         self.check_trainer(trainer, _module(pl_module))
-        if self.prompts_per_step % (self.minibatches * trainer.world_size):
+        if self.prompts_per_step % (self.num_minibatches * trainer.world_size):
             raise UsageError(
-                f"loop.prompts_per_step={self.prompts_per_step} is not a multiple of loop.minibatches="
-                f"{self.minibatches} x {trainer.world_size} ranks: every rank takes as many prompts of every update"
+                f"loop.prompts_per_step={self.prompts_per_step} is not a multiple of loop.num_minibatches="
+                f"{self.num_minibatches} x {trainer.world_size} ranks: every rank takes as many prompts of every update"
             )
-        _data(trainer).minibatches = _MinibatchLoader(self)
+        _data(trainer).train_loader = _MinibatchLoader(self)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         module = _module(pl_module)
         size = f"at most {self.max_tokens} tokens" if self.max_tokens else "the whole minibatch"
         rank_zero_info(
             f"{trainer.max_epochs} steps of {self.prompts_per_step} prompts x {self.group_size} completions of at most "
-            f"{module.sampling.max_new_tokens} tokens; each step {self.mu} x {self.minibatches} updates, {size} in one "
+            f"{module.sampling.max_new_tokens} tokens; each step {self.mu} x {self.num_minibatches} updates, {size} in one "
             f"forward and backward{', prompts shared by their group' if module.policy.shares_prefix else ''}"
         )
 
@@ -186,10 +186,8 @@ class GRPOLoop(Callback):
             # 9: compute advantages
             preparation = Preparation(module, trainer.strategy, self.max_tokens, spare)
             rewards = module.explorer.rewards(self.exploration)
-            self._packs = preparation.minibatches(
-                self.exploration.rollouts, rewards, minibatch, self.minibatches, self.mu
-            )
-        self.passes = Passes(self.stop, self.minibatches)
+            self._packs = preparation.cut(self.exploration.rollouts, rewards, minibatch, self.num_minibatches, self.mu)
+        self.passes = Passes(self.stop, self.num_minibatches)
         self._updates_started = time.perf_counter()
         self._seconds = self.exploration.seconds | {"logp": self._updates_started - started}
 
@@ -223,7 +221,7 @@ class GRPOLoop(Callback):
             others += [place for place in places if place not in passed]
         self._rounds, self._kept = len(parts), len(kept) / (len(kept) + len(others))
         chosen = sorted((kept + others)[: self.prompts_per_step])
-        size = len(chosen) // self.minibatches
+        size = len(chosen) // self.num_minibatches
         minibatch_of = {place: number // size for number, place in enumerate(chosen)}
         module.explorer.scorer.check()
         exploration = Exploration.concat(parts)
@@ -244,7 +242,7 @@ class GRPOLoop(Callback):
     @property
     def updates_per_step(self) -> int:
         """Optimizer updates of one exploration step."""
-        return self.mu * self.minibatches
+        return self.mu * self.num_minibatches
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Minibatch, batch_idx: int

@@ -73,7 +73,7 @@ class Job:
     group_size: int
     prompts_per_step: int
     """Prompts of one step on this device."""
-    minibatches: int
+    num_minibatches: int
     max_tokens: int
     prompt_tokens: int
     """Longest prompt."""
@@ -238,7 +238,7 @@ class Estimate:
     def _largest_pack(self, fractions: Sequence[float]) -> Rollouts:
         job = self.job
         lengths = [max(1, round(fraction * job.sampling.max_new_tokens)) for fraction in fractions]
-        num_prompts = max(1, job.prompts_per_step // job.minibatches)
+        num_prompts = max(1, job.prompts_per_step // job.num_minibatches)
         if job.max_tokens:
             # More would fill further packs.
             group = job.prompt_tokens + job.group_size * sum(lengths) // len(lengths)

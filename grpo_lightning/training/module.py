@@ -26,7 +26,7 @@ from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.advantages import AdvantageEstimator, GroupStd
 from grpo_lightning.maths.diagnostics import Diagnostics
-from grpo_lightning.maths.kl import RewardKL
+from grpo_lightning.maths.kl import KLPenalty
 from grpo_lightning.maths.metrics import RIGHT, majority_at_k, nan_mean, pass_at_k
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.ragged import segments
@@ -80,7 +80,7 @@ class GRPOModule(L.LightningModule):
         sampling: Sampling | None = None,
         advantage: AdvantageEstimator | None = None,
         objective: Objective | None = None,
-        reward_kl: RewardKL | None = None,
+        reward_kl: KLPenalty | None = None,
         old_policy: PolicySnapshot | None = None,
         reference: PolicySnapshot | None = None,
         optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-6, weight_decay=0.0),

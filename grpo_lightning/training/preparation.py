@@ -38,7 +38,7 @@ class Preparation:
         self.max_tokens = max_tokens
         self.idle = idle_pack(spare).to(module.device)
 
-    def minibatches(
+    def cut(
         self, rollouts: Rollouts, rewards: RewardBatch, minibatch: Tensor, num_minibatches: int, mu: int
     ) -> list[list[Rollouts]]:
         """The packs of each minibatch on the device, with all that the updates read.

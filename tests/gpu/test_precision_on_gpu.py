@@ -54,17 +54,17 @@ def standing_still(parameters: Any) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("max_tokens", [0, 60])
-@pytest.mark.parametrize("minibatches", [1, 2, 4])
+@pytest.mark.parametrize("num_minibatches", [1, 2, 4])
 @pytest.mark.parametrize("surrogate", [Clipped, SequenceClipped])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_the_ratio_of_a_policy_that_stands_still_is_exactly_1(
-    precision: str, surrogate: Any, minibatches: int, max_tokens: int, tmp_path: Path
+    precision: str, surrogate: Any, num_minibatches: int, max_tokens: int, tmp_path: Path
 ) -> None:
     fit(
         tmp_path,
         optimizer=standing_still,
         objective=Objective(surrogate(), beta=0.1),
-        loop={"mu": 2, "minibatches": minibatches, "max_tokens": max_tokens},
+        loop={"mu": 2, "num_minibatches": num_minibatches, "max_tokens": max_tokens},
         trainer={"max_epochs": 2, "precision": precision} | GPU,
     )
     logged = scalars(tmp_path)

@@ -22,7 +22,7 @@ LEARNING = [
     "--model.sampling.max_new_tokens=12",
     "--loop.group_size=4",
     "--loop.prompts_per_step=4",
-    "--loop.minibatches=2",
+    "--loop.num_minibatches=2",
     "--loop.mu=2",
     "--loop.max_tokens=60",
 ]

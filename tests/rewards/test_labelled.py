@@ -1,11 +1,11 @@
-"""Labelled completions: outcome, balance, files."""
+"""LabelledGroup completions: outcome, balance, files."""
 
 from pathlib import Path
 
 import pytest
 from labelled_groups import group
 
-from grpo_lightning.rewards.learned.labelled import Labelled, chance_of, read_labelled, write_labelled
+from grpo_lightning.rewards.learned.labelled import LabelledGroup, hash_fraction, read_labelled, write_labelled
 from grpo_lightning.rewards.learned.reward import split
 from grpo_lightning.types import UsageError
 
@@ -30,8 +30,8 @@ def test_rows_of_a_file(tmp_path: Path):
         '{"prompt": "b", "completions": ["x", "y", "z"], "labels": [1, 0, 0.5], "ended": [true, true, false]}\n'
     )
     first, second = read_labelled(path)
-    assert first == Labelled("a", ["good", "bad"], [True, True], [1.0, 0.0])
-    assert second == Labelled("b", ["x", "y", "z"], [True, True, False], [1.0, 0.0, 0.5])
+    assert first == LabelledGroup("a", ["good", "bad"], [True, True], [1.0, 0.0])
+    assert second == LabelledGroup("b", ["x", "y", "z"], [True, True, False], [1.0, 0.0, 0.5])
     assert read_labelled(path, skip=1) == [second]
     write_labelled(tmp_path / "again.jsonl", [first, second])
     assert read_labelled(tmp_path / "again.jsonl") == [first, second]
@@ -71,8 +71,8 @@ def test_the_held_out_prompts_are_the_same_in_every_iteration():
 @pytest.mark.parametrize("prompts", ["ab", "ba", "a", "b", "abab"])
 def test_the_prompt_alone_decides(prompts: str):
     """Whatever else comes with it: of `a` and `b` one has a chance below the fraction between theirs."""
-    below, above = sorted("ab", key=chance_of)
-    fraction = (chance_of(below) + chance_of(above)) / 2
+    below, above = sorted("ab", key=hash_fraction)
+    fraction = (hash_fraction(below) + hash_fraction(above)) / 2
     new, held_out = split([group(prompt, 1) for prompt in prompts], fraction)
     assert {g.prompt for g in held_out} == {below} & set(prompts)
     assert {g.prompt for g in new} == {above} & set(prompts)

@@ -20,7 +20,7 @@ from tiny import tokenizer
 
 from grpo_lightning.cli import GRPOCLI
 from grpo_lightning.rewards.base import Reward, RewardFailure, RewardResult
-from grpo_lightning.rewards.learned.labelled import chance_of, write_labelled
+from grpo_lightning.rewards.learned.labelled import hash_fraction, write_labelled
 from grpo_lightning.rewards.learned.reward import SEED, LearnedReward, sigmoid
 from grpo_lightning.rewards.learned.update import RewardUpdate
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
@@ -73,7 +73,7 @@ def test_it_changes_at_the_end_of_an_iteration_only(folder: Path):
 def test_what_it_remembers(folder: Path):
     reward = reward_of(folder, per_label=1, epochs=0)
     learn(reward, range(4))
-    held_out = {f"q{id}" for id in range(48) if chance_of(f"q{id}") < 0.25}
+    held_out = {f"q{id}" for id in range(48) if hash_fraction(f"q{id}") < 0.25}
     assert {g.prompt for g in reward.test} == held_out
     assert {g.prompt for g in reward.history} == {f"q{id}" for id in range(48)} - held_out
     assert {iteration for iteration, _ in reward.history.strata} == {1, 2}
@@ -216,10 +216,10 @@ def test_what_is_held_out_is_never_trained_on(folder: Path, monkeypatch: pytest.
         return original(self, model, new, history, chance)
 
     monkeypatch.setattr(RewardUpdate, "train", train)
-    held_out = sorted((f"q{id}" for id in range(12)), key=chance_of)[:2]
+    held_out = sorted((f"q{id}" for id in range(12)), key=hash_fraction)[:2]
     others = [id for id in range(12) if f"q{id}" not in held_out]
     last = [int(prompt[1:]) for prompt in held_out]
-    reward = reward_of(folder, held_out=sorted(map(chance_of, held_out))[1] + 1e-6)
+    reward = reward_of(folder, held_out=sorted(map(hash_fraction, held_out))[1] + 1e-6)
     for ids in (others[:2], others[2:4], [*others[4:], *last], others + last):
         samples = [sample(id, text) for id in ids for text in ("1a", "27")]
         metrics = reward.learn(samples, reward(samples), iteration_ends=True)

@@ -7,12 +7,12 @@ from random import Random
 import pytest
 from labelled_groups import group
 
-from grpo_lightning.rewards.learned.labelled import Labelled
+from grpo_lightning.rewards.learned.labelled import LabelledGroup
 from grpo_lightning.rewards.learned.replay import ReplayBuffer, equal_room, mixed
 from grpo_lightning.types import UsageError
 
 
-def groups(count: int, *labels: float, name: str = "q") -> list[Labelled]:
+def groups(count: int, *labels: float, name: str = "q") -> list[LabelledGroup]:
     return [group(f"{name}{number}", *labels) for number in range(count)]
 
 

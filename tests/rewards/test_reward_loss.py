@@ -9,7 +9,7 @@ from labelled_groups import group
 from grpo_lightning.rewards.learned.loss import (
     BinaryCrossEntropy,
     BradleyTerry,
-    LabelledSize,
+    LabelledBatchSize,
     RewardLoss,
     SumOf,
     pairs,
@@ -19,7 +19,7 @@ from grpo_lightning.types import UsageError
 SCORE = torch.tensor([0.5, -1.0, 2.0, 0.25, -0.5])
 LABEL = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0])
 GROUP = torch.tensor([7, 7, 7, 3, 3])
-SIZE = LabelledSize(completions=5, contested=1)
+SIZE = LabelledBatchSize(completions=5, contested=1)
 
 
 def softplus(x: float) -> float:
@@ -27,7 +27,7 @@ def softplus(x: float) -> float:
 
 
 def test_sizes():
-    assert LabelledSize.of([group("a", 1, 0, 0), group("b", 1, 1)]) == SIZE
+    assert LabelledBatchSize.of([group("a", 1, 0, 0), group("b", 1, 1)]) == SIZE
 
 
 def test_pairs_of_a_prompt_have_weight_1_together():
@@ -55,7 +55,7 @@ def test_bradley_terry():
 def test_bradley_terry_gives_every_prompt_the_same_weight():
     """One pair of the first prompt, four of the second."""
     score, label = torch.tensor([1.0, 0.0, 0.0, 0.0, 3.0, 3.0]), torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
-    loss = BradleyTerry(center=0.0)(score, label, torch.tensor([0, 0, 1, 1, 1, 1]), LabelledSize(6, 2))
+    loss = BradleyTerry(center=0.0)(score, label, torch.tensor([0, 0, 1, 1, 1, 1]), LabelledBatchSize(6, 2))
     assert float(loss) == pytest.approx((softplus(-1) + softplus(3)) / 2, rel=1e-6)
 
 
@@ -70,7 +70,7 @@ def test_the_gradient_of_bradley_terry():
 @pytest.mark.parametrize("loss", [BinaryCrossEntropy(), BradleyTerry(0.5, 0.1)])
 def test_parts_add_up_to_the_batch(loss: RewardLoss):
     label = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0])
-    size = LabelledSize(5, 2)
+    size = LabelledBatchSize(5, 2)
     whole = loss(SCORE, label, GROUP, size)
     parts = [loss(SCORE[rows], label[rows], GROUP[rows], size) for rows in (slice(0, 3), slice(3, 5))]
     torch.testing.assert_close(whole, parts[0] + parts[1])
@@ -84,7 +84,7 @@ def test_a_sum_and_its_weights():
 
 def test_without_pairs_bradley_terry_is_0_and_has_a_gradient():
     score = SCORE[3:].clone().requires_grad_()
-    loss = BradleyTerry()(score, LABEL[3:], GROUP[3:], LabelledSize(2, 0))
+    loss = BradleyTerry()(score, LABEL[3:], GROUP[3:], LabelledBatchSize(2, 0))
     loss.backward()
     assert float(loss.detach()) == 0 and score.grad is not None and score.grad.tolist() == [0, 0]
 

@@ -9,7 +9,7 @@ import torch
 from labelled_groups import group
 from tiny import model_of, tokenizer
 
-from grpo_lightning.rewards.learned.labelled import Labelled
+from grpo_lightning.rewards.learned.labelled import LabelledGroup
 from grpo_lightning.rewards.learned.loss import BinaryCrossEntropy, BradleyTerry, RewardLoss, SumOf
 from grpo_lightning.rewards.learned.model import RewardModel
 from grpo_lightning.rewards.learned.update import Quality, RewardUpdate, Verdict, parts, rate
@@ -22,7 +22,7 @@ def model(tmp_path: Path) -> RewardModel:
     return RewardModel(str(tmp_path))
 
 
-def even(count: int, first: int = 0) -> list[Labelled]:
+def even(count: int, first: int = 0) -> list[LabelledGroup]:
     """Prompts whose completions are right if they end in a letter."""
     return [
         group(f"{number}", 1, 0, 1, 0, completions=[f"{number}a", f"{number}7", f"{number}b", f"{number}8"])
@@ -84,7 +84,7 @@ def test_it_learns_and_is_accepted(model: RewardModel, loss: RewardLoss):
 
 def test_what_is_not_accepted_leaves_no_trace(model: RewardModel):
     before = {name: value.clone() for name, value in model.model.state_dict().items()}
-    wrong = [Labelled(g.prompt, g.completions, g.ended, [1 - label for label in g.labels]) for g in even(8)]
+    wrong = [LabelledGroup(g.prompt, g.completions, g.ended, [1 - label for label in g.labels]) for g in even(8)]
     verdict = RewardUpdate(BinaryCrossEntropy(), 0.0, 2, 4, 3e-3)(
         model, wrong, [], even(4, 50), [], 0.02, 0.0, Random(0)
     )

@@ -1,4 +1,4 @@
-"""StepReward: where steps end, which token that is, what they are worth."""
+"""ProcessReward: where steps end, which token that is, what they are worth."""
 
 import math
 import random
@@ -15,14 +15,14 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
 from grpo_lightning.maths.process_supervision import ProcessSupervision
-from grpo_lightning.rewards.base import StepScore
-from grpo_lightning.rewards.process.reward import StepReward, last_tokens
-from grpo_lightning.rewards.process.scorers import ArithmeticSteps, StepVerifier
+from grpo_lightning.rewards.base import Segment
+from grpo_lightning.rewards.process.reward import ProcessReward, last_tokens
+from grpo_lightning.rewards.process.scorers import ArithmeticSegments, SegmentScorer
 from grpo_lightning.rewards.process.splitters import ByLine, ByPattern, ByTag, Splitter
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 
-class Lengths(StepVerifier):
+class Lengths(SegmentScorer):
     """A step is worth its number of characters."""
 
     def score(self, samples: Sequence[Sample], steps: Sequence[Sequence[str]]) -> list[list[float]]:
@@ -88,7 +88,7 @@ def test_pieces(splitter: Splitter, text: str, expected: list[str]):
 
 
 def test_a_catastrophic_pattern_costs_its_sample(folder: str, bpe: PreTrainedTokenizerFast):
-    reward = StepReward(Lengths(), folder, ByPattern("(a+)+b", timeout=0.3))
+    reward = ProcessReward(Lengths(), folder, ByPattern("(a+)+b", timeout=0.3))
     result = reward([sample(text, [*bpe.encode(text), 0]) for text in ("aab c", "a" * 60)])
     assert result.status == ["ok", "timeout"]
     assert result.value[0] == 2
@@ -105,9 +105,9 @@ def test_a_catastrophic_pattern_costs_its_sample(folder: str, bpe: PreTrainedTok
         (lambda: ByPattern("("), r"pattern='\('"),
         (lambda: ByTag([]), r"tags=\[\]"),
         (lambda: ByTag("step"), "tags='step'"),
-        (lambda: StepReward(Lengths(), "x", max_steps=0), "max_steps=0"),
-        (lambda: StepReward(Lengths(), "x", step_reduce="max"), "step_reduce='max'"),
-        (lambda: StepReward(Lengths(), "./no_such_folder").prepare([]), "no_such_folder"),
+        (lambda: ProcessReward(Lengths(), "x", max_steps=0), "max_steps=0"),
+        (lambda: ProcessReward(Lengths(), "x", reduce="max"), "reduce='max'"),
+        (lambda: ProcessReward(Lengths(), "./no_such_folder").prepare([]), "no_such_folder"),
     ],
 )
 def test_mistakes(make, says: str):
@@ -161,7 +161,7 @@ def test_a_wrong_tokenizer_is_named(folder: str):
     assert last_tokens(character_tokenizer(), [], "", []) == []
     with pytest.raises(ValueError, match="the policy's own"):
         last_tokens(character_tokenizer(), [10, 11], "xy", [1])
-    reward = StepReward(Lengths(), folder)
+    reward = ProcessReward(Lengths(), folder)
     assert reward([sample("a\nb", [5, 6, 7])]).status == ["error"]
 
 
@@ -169,23 +169,23 @@ def test_a_wrong_tokenizer_is_named(folder: str):
 
 
 def test_steps_end_at_their_last_tokens_and_the_last_at_the_stop_token(folder: str, bpe: PreTrainedTokenizerFast):
-    reward = StepReward(Lengths(), folder, step_reduce="sum")
+    reward = ProcessReward(Lengths(), folder, reduce="sum")
     ids = bpe.encode("x\nyy\nz")
     assert len(ids) == 6
     ended, cut_off, empty = sample("x\nyy\nz", [*ids, 0]), sample("x\nyy\nz", ids, truncated=True), sample("", [0])
     result = reward([ended, cut_off, empty])
     assert result.status == ["ok"] * 3
     assert result.steps == [
-        [StepScore(1, 2.0), StepScore(4, 3.0), StepScore(6, 1.0)],
-        [StepScore(1, 2.0), StepScore(4, 3.0), StepScore(5, 1.0)],
-        [StepScore(0, 0.0)],
+        [Segment(1, 2.0), Segment(4, 3.0), Segment(6, 1.0)],
+        [Segment(1, 2.0), Segment(4, 3.0), Segment(5, 1.0)],
+        [Segment(0, 0.0)],
     ]
     assert result.value == [6.0, 6.0, 0.0]
 
 
 @pytest.mark.parametrize(("reduce", "expected"), [("sum", 6.0), ("min", 1.0), ("last", 1.0), ("mean", 2.0)])
 def test_reduce(folder: str, bpe: PreTrainedTokenizerFast, reduce, expected: float):
-    reward = StepReward(Lengths(), folder, step_reduce=reduce)
+    reward = ProcessReward(Lengths(), folder, reduce=reduce)
     assert reward([sample("x\nyy\nz", [*bpe.encode("x\nyy\nz"), 0])]).value == [expected]
 
 
@@ -193,18 +193,18 @@ def test_steps_that_end_in_one_token_are_one_step(folder: str, bpe: PreTrainedTo
     ids = [*bpe.encode("x"), *bpe.encode(".\n\n"), *bpe.encode("x")]
     assert len(ids) == 3
     splitter = ByPattern(r"\.|\n")  # "x.", "\n" and "\n" end in the second token
-    result = StepReward(Lengths(), folder, splitter)([sample("x.\n\nx", [*ids, 0])])
-    assert result.steps == [[StepScore(1, 4.0), StepScore(3, 1.0)]]
+    result = ProcessReward(Lengths(), folder, splitter)([sample("x.\n\nx", [*ids, 0])])
+    assert result.steps == [[Segment(1, 4.0), Segment(3, 1.0)]]
     splitter.close()
 
 
 def test_the_last_of_too_many_steps_takes_the_rest(folder: str, bpe: PreTrainedTokenizerFast):
     text = "x\nyy\nz\nx"
-    result = StepReward(Lengths(), folder, max_steps=2)([sample(text, [*bpe.encode(text), 0])])
-    assert result.steps == [[StepScore(1, 2.0), StepScore(8, 6.0)]]
+    result = ProcessReward(Lengths(), folder, max_steps=2)([sample(text, [*bpe.encode(text), 0])])
+    assert result.steps == [[Segment(1, 2.0), Segment(8, 6.0)]]
 
 
-class Nothing(StepVerifier):
+class Nothing(SegmentScorer):
     """Does not know what a step is worth."""
 
     def score(self, samples: Sequence[Sample], steps: Sequence[Sequence[str]]) -> list[list[float]]:
@@ -212,7 +212,7 @@ class Nothing(StepVerifier):
 
 
 def test_a_step_without_a_value_fails_the_sample(folder: str, bpe: PreTrainedTokenizerFast):
-    result = StepReward(Nothing(), folder)([sample("x\ny", [*bpe.encode("x\ny"), 0])])
+    result = ProcessReward(Nothing(), folder)([sample("x\ny", [*bpe.encode("x\ny"), 0])])
     assert result.status == ["not_finite"]
     assert math.isnan(result.value[0])
 
@@ -220,20 +220,20 @@ def test_a_step_without_a_value_fails_the_sample(folder: str, bpe: PreTrainedTok
 # Arithmetic steps
 
 
-def score(verifier: ArithmeticSteps, *steps: str, answer: str = "132") -> list[float]:
+def score(verifier: ArithmeticSegments, *steps: str, answer: str = "132") -> list[float]:
     (values,) = verifier.score([sample("".join(steps), [1], answer)], [steps])
     return values
 
 
 def test_arithmetic_steps():
     steps = "<think>7+5=12 ", "4+8+1=14</think>", "<answer>132</answer>"
-    assert score(ArithmeticSteps(), *steps) == [1.0, 0.0, 0.0]
-    assert score(ArithmeticSteps(no_equation=0.5), *steps) == [1.0, 0.0, 0.5]
-    assert score(ArithmeticSteps(), "1+1=2, 2+2=4", "1+1=2, 2+2=5") == [1.0, 0.0]
+    assert score(ArithmeticSegments(), *steps) == [1.0, 0.0, 0.0]
+    assert score(ArithmeticSegments(no_equation=0.5), *steps) == [1.0, 0.0, 0.5]
+    assert score(ArithmeticSegments(), "1+1=2, 2+2=4", "1+1=2, 2+2=5") == [1.0, 0.0]
 
 
 def test_the_answer_as_the_last_step():
-    verifier = ArithmeticSteps(check_answer=True)
+    verifier = ArithmeticSegments(check_answer=True)
     assert score(verifier, "7+5=12 ", "<answer>132</answer>") == [1.0, 1.0]
     assert score(verifier, "7+5=13 ", "<answer>132</answer>") == [0.0, 1.0]
     assert score(verifier, "7+5=12 ", "<answer>133</answer>") == [1.0, 0.0]
@@ -243,12 +243,12 @@ def test_the_answer_as_the_last_step():
     verifier.prepare([Question("q", "12")])
     with pytest.raises(UsageError, match=r"'x\+1' of rows:3"):
         verifier.prepare([Question("q", "x+1", "rows:3")])
-    ArithmeticSteps().prepare([Question("q", "x+1")])
+    ArithmeticSegments().prepare([Question("q", "x+1")])
 
 
 def test_a_run_learns_from_steps(policy_folder: Path, tmp_path: Path):
     """Three characters are a step; what the advantages make of steps is tested in test_steps.py."""
-    reward = StepReward(Lengths(), str(policy_folder), ByPattern("..."))
+    reward = ProcessReward(Lengths(), str(policy_folder), ByPattern("..."))
     before = {
         name: p.clone()
         for name, p in fit(tmp_path / "a", trainer={"max_epochs": 0}, rewards=[reward]).named_parameters()

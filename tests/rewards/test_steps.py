@@ -12,7 +12,7 @@ from tiny import prompts_of
 from torch import Tensor
 
 from grpo_lightning.maths.process_supervision import ProcessSupervision
-from grpo_lightning.rewards.base import Reward, RewardResult, StepScore
+from grpo_lightning.rewards.base import Reward, RewardResult, Segment
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.types import FinishReason, Sample, UsageError
 
@@ -20,7 +20,7 @@ from grpo_lightning.types import FinishReason, Sample, UsageError
 class Steps(Reward):
     """What a test says of each sample's steps; its length stands for the sample."""
 
-    def __init__(self, steps: dict[int, list[StepScore]], breaks_on: int = 0) -> None:
+    def __init__(self, steps: dict[int, list[Segment]], breaks_on: int = 0) -> None:
         super().__init__()
         self.steps = steps
         self.breaks_on = breaks_on
@@ -37,7 +37,7 @@ def sample(length: int) -> Sample:
 
 
 def test_steps_survive_a_failure_of_another_sample():
-    steps = {2: [StepScore(1, 0.5)], 4: [StepScore(0, 1.0), StepScore(3, -1.0)]}
+    steps = {2: [Segment(1, 0.5)], 4: [Segment(0, 1.0), Segment(3, -1.0)]}
     result = Steps(steps, breaks_on=3)([sample(2), sample(3), sample(4)])
     assert result.status == ["ok", "error", "ok"]
     assert result.steps == [steps[2], [], steps[4]]
@@ -46,7 +46,7 @@ def test_steps_survive_a_failure_of_another_sample():
 
 @pytest.mark.parametrize("ends", [[2], [-1], [1, 0], [1, 1]])
 def test_steps_that_do_not_fit_the_completion_are_an_error_of_the_sample(ends):
-    result = Steps({2: [StepScore(end, 1.0) for end in ends]})([sample(2)])
+    result = Steps({2: [Segment(end, 1.0) for end in ends]})([sample(2)])
     assert result.status == ["error"]
     assert math.isnan(result.value[0])
 
@@ -59,8 +59,8 @@ class Halves(Digits):
         result.steps = []
         for one in samples:
             half, last = (len(one.token_ids) - 1) // 2, len(one.token_ids) - 1
-            first = [StepScore(half, float(sum(one.token_ids[: half + 1]) % 2))] if half < last else []
-            result.steps.append([*first, StepScore(last, float(not one.truncated))])
+            first = [Segment(half, float(sum(one.token_ids[: half + 1]) % 2))] if half < last else []
+            result.steps.append([*first, Segment(last, float(not one.truncated))])
         return result
 
 

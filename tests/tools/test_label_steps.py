@@ -10,7 +10,7 @@ from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.rewards.base import Reward, RewardResult
 from grpo_lightning.types import Prompt
 
-tool = load_tool("label_steps")
+tool = load_tool("label_segments")
 
 ROW = {"question": "q1", "answer": "7", "completion": "abzcdze7"}
 

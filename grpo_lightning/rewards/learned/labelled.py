@@ -12,8 +12,8 @@ from grpo_lightning.types import UsageError
 
 
 @dataclass(slots=True)
-class Labelled:
-    """Labelled completions of one prompt, at least one."""
+class LabelledGroup:
+    """LabelledGroup completions of one prompt, at least one."""
 
     prompt: str
     """As the reward model reads it."""
@@ -36,7 +36,7 @@ class Labelled:
         """`both` where labels differ, else `right` or `wrong`."""
         return "both" if self.contested else "right" if self.labels[0] > RIGHT else "wrong"
 
-    def balanced(self, per_label: int) -> "Labelled":
+    def balanced(self, per_label: int) -> "LabelledGroup":
         """The first `per_label` right completions and the first `per_label` wrong ones, in their order."""
         chosen: list[int] = []
         room = {True: per_label, False: per_label}
@@ -44,7 +44,7 @@ class Labelled:
             if room[label > RIGHT]:
                 room[label > RIGHT] -= 1
                 chosen.append(row)
-        return Labelled(
+        return LabelledGroup(
             self.prompt,
             [self.completions[row] for row in chosen],
             [self.ended[row] for row in chosen],
@@ -56,7 +56,7 @@ class Labelled:
         return asdict(self)
 
     @classmethod
-    def from_row(cls, row: dict[str, Any]) -> "Labelled":
+    def from_row(cls, row: dict[str, Any]) -> "LabelledGroup":
         """What `as_row` gave, or a preference: `prompt`, `chosen`, `rejected`."""
         if {"chosen", "rejected"} <= row.keys():
             completions, labels = [row["chosen"], row["rejected"]], [1.0, 0.0]
@@ -72,12 +72,12 @@ class Labelled:
         return cls(row["prompt"], completions, ended, labels)
 
 
-def chance_of(prompt: str) -> float:
+def hash_fraction(prompt: str) -> float:
     """A number from 0 to 1, drawn once for each prompt: the same whenever and wherever it is asked."""
     return int.from_bytes(blake2b(prompt.encode(), digest_size=6).digest(), "big") / 2**48
 
 
-def read_labelled(path: Path, skip: int = 0) -> list[Labelled]:
+def read_labelled(path: Path, skip: int = 0) -> list[LabelledGroup]:
     """The rows of a JSON lines file behind the first `skip`, which are known.
 
     A row has `prompt`, `chosen` and `rejected`, or `prompt`, `completions` and `labels` (0 to 1).
@@ -91,7 +91,7 @@ def read_labelled(path: Path, skip: int = 0) -> list[Labelled]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if number > skip:
             try:
-                found.append(Labelled.from_row(json.loads(line)))
+                found.append(LabelledGroup.from_row(json.loads(line)))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise UsageError(
                     f"{path}:{number}: {type(error).__name__}: {error}. A row needs prompt, chosen and rejected, or "
@@ -100,6 +100,6 @@ def read_labelled(path: Path, skip: int = 0) -> list[Labelled]:
     return found
 
 
-def write_labelled(path: Path, groups: Sequence[Labelled]) -> None:
+def write_labelled(path: Path, groups: Sequence[LabelledGroup]) -> None:
     """The file that `read_labelled` reads."""
     path.write_text("".join(json.dumps(group.as_row()) + "\n" for group in groups), encoding="utf-8")

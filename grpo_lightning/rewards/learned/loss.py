@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grpo_lightning.rewards.learned.labelled import Labelled
+from grpo_lightning.rewards.learned.labelled import LabelledGroup
 from grpo_lightning.types import UsageError
 
 
 @dataclass(slots=True)
-class LabelledSize:
+class LabelledBatchSize:
     """The whole batch of one update of the reward model, which may be computed in several parts."""
 
     completions: int
@@ -22,7 +22,7 @@ class LabelledSize:
     """Prompts that have pairs."""
 
     @classmethod
-    def of(cls, groups: Sequence[Labelled]) -> "LabelledSize":
+    def of(cls, groups: Sequence[LabelledGroup]) -> "LabelledBatchSize":
         """Counts `groups`."""
         return cls(sum(map(len, groups)), sum(group.contested for group in groups))
 
@@ -31,7 +31,7 @@ class RewardLoss(ABC):
     """A loss of raw scores r. The losses of the parts of a batch add up to the batch's."""
 
     @abstractmethod
-    def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledSize) -> Tensor:
+    def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
         """What these completions add to the loss of their batch.
 
         Args:
@@ -45,7 +45,7 @@ class RewardLoss(ABC):
 class BinaryCrossEntropy(RewardLoss):
     """-[y log σ(r) + (1-y) log(1-σ(r))], the mean over the completions: σ(r) becomes the probability to be right."""
 
-    def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledSize) -> Tensor:
+    def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
         return F.binary_cross_entropy_with_logits(score, label, reduction="sum") / max(batch.completions, 1)
 
 
@@ -66,7 +66,7 @@ class BradleyTerry(RewardLoss):
         self.margin = margin
         self.center = center
 
-    def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledSize) -> Tensor:
+    def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
         better, worse, weight = pairs(label, group)
         loss = -F.logsigmoid(score[better] - score[worse] - self.margin)
         loss = loss + self.center * (score[better] + score[worse]).square()
@@ -87,7 +87,7 @@ class SumOf(RewardLoss):
         if not losses or len(self.weights) != len(losses):
             raise UsageError(f"weights={self.weights} of SumOf: give one or more losses and a weight for each")
 
-    def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledSize) -> Tensor:
+    def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
         terms = [loss(score, label, group, batch) for loss in self.losses]
         return torch.stack([weight * term for weight, term in zip(self.weights, terms, strict=True)]).sum()
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
-from grpo_lightning.rewards.learned.labelled import Labelled
+from grpo_lightning.rewards.learned.labelled import LabelledGroup
 from grpo_lightning.types import UsageError
 
 
@@ -24,16 +24,16 @@ class ReplayBuffer:
             raise UsageError(f"buffer_size={size} of LearnedReward: give 1 or more")
         self.size = size
         # In a random order that never changes, so that the first k of a stratum are a uniform sample of it.
-        self.strata: dict[tuple[int, str], list[Labelled]] = {}
+        self.strata: dict[tuple[int, str], list[LabelledGroup]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self.strata.values()))
 
-    def __iter__(self) -> Iterator[Labelled]:
+    def __iter__(self) -> Iterator[LabelledGroup]:
         for stratum in self.strata.values():
             yield from stratum
 
-    def add(self, iteration: int, groups: Sequence[Labelled], chance: Random) -> None:
+    def add(self, iteration: int, groups: Sequence[LabelledGroup], chance: Random) -> None:
         """Adds all prompts of an iteration, later than those added before.
 
         Args:
@@ -48,9 +48,9 @@ class ReplayBuffer:
         kept = zip(self.strata.items(), room, strict=True)
         self.strata = {key: stratum[:places] for (key, stratum), places in kept if places}
 
-    def by_iteration(self) -> dict[int, list[Labelled]]:
+    def by_iteration(self) -> dict[int, list[LabelledGroup]]:
         """The prompts of each iteration."""
-        found: dict[int, list[Labelled]] = {}
+        found: dict[int, list[LabelledGroup]] = {}
         for (iteration, _), stratum in self.strata.items():
             found.setdefault(iteration, []).extend(stratum)
         return found
@@ -62,7 +62,7 @@ class ReplayBuffer:
     def load_state_dict(self, state: list[Any]) -> None:
         """Takes what `state_dict` gave."""
         self.strata = {
-            (iteration, outcome): [Labelled.from_row(row) for row in rows] for iteration, outcome, rows in state
+            (iteration, outcome): [LabelledGroup.from_row(row) for row in rows] for iteration, outcome, rows in state
         }
 
 
@@ -84,8 +84,8 @@ def equal_room(lengths: Sequence[int], size: int) -> list[int]:
 
 
 def mixed(
-    new: Sequence[Labelled], history: Sequence[Labelled], size: int, replay: float, chance: Random
-) -> Iterator[tuple[list[Labelled], int]]:
+    new: Sequence[LabelledGroup], history: Sequence[LabelledGroup], size: int, replay: float, chance: Random
+) -> Iterator[tuple[list[LabelledGroup], int]]:
     """One epoch over `new` in batches of which a share is drawn from `history`.
 
     "a replay mechanism that incorporates 10% of historical data" (DeepSeekMath, arXiv 2402.03300, Sec. 4.1.4).

@@ -17,7 +17,7 @@ from grpo_lightning.rewards.base import ERROR, OK, Reward, RewardResult, Run
 from grpo_lightning.rewards.classifier import CUT
 from grpo_lightning.rewards.learned.agreement import Agreement, forgotten
 from grpo_lightning.rewards.learned.hacking import HackingAlarm, hacks
-from grpo_lightning.rewards.learned.labelled import Labelled, chance_of, read_labelled
+from grpo_lightning.rewards.learned.labelled import LabelledGroup, hash_fraction, read_labelled
 from grpo_lightning.rewards.learned.loss import BinaryCrossEntropy, RewardLoss
 from grpo_lightning.rewards.learned.model import RewardModel
 from grpo_lightning.rewards.learned.replay import ReplayBuffer
@@ -150,13 +150,13 @@ class LearnedReward(Reward):
         self.history = ReplayBuffer(buffer_size - num_test)
         self.test = ReplayBuffer(num_test)
         self.alarm = HackingAlarm(alarm_after)
-        self._pending: list[Labelled] = []
+        self._pending: list[LabelledGroup] = []
         self._probes: list[tuple[str, str]] = []
         self._best: dict[int, float] = {}
         self._pairs_read = 0
         self._remember(0, self._seed_set())
 
-    def _seed_set(self) -> list[Labelled]:
+    def _seed_set(self) -> list[LabelledGroup]:
         path = Path(self.model.path).expanduser() / SEED
         return read_labelled(path) if path.is_file() else []
 
@@ -203,7 +203,7 @@ class LearnedReward(Reward):
             raise UsageError(f"labels of LearnedReward: the verifier gave {bad[0]}; a label is a number from 0 to 1")
         for _, same in groupby(rows, key=lambda row: row.id):
             group = list(same)
-            labelled = Labelled(
+            labelled = LabelledGroup(
                 group[0].prompt,
                 [row.completion for row in group],
                 [row.ended for row in group],
@@ -314,14 +314,14 @@ class LearnedReward(Reward):
         )
         return metrics
 
-    def _remember(self, iteration: int, groups: Sequence[Labelled]) -> None:
+    def _remember(self, iteration: int, groups: Sequence[LabelledGroup]) -> None:
         if groups:
             new, held_out = split(groups, self.held_out)
             chance = Random(f"{self.seed} remember {iteration}")
             self.history.add(iteration, new, chance)
             self.test.add(iteration, held_out, chance)
 
-    def _new_pairs(self) -> list[Labelled]:
+    def _new_pairs(self) -> list[LabelledGroup]:
         if self.pairs is None:
             return []
         # Of rank 0: the file may be growing.
@@ -370,16 +370,16 @@ class LearnedReward(Reward):
         self.version, self.iteration = state["version"], state["iteration"]
         self.history.load_state_dict(state["history"])
         self.test.load_state_dict(state["test"])
-        self._pending = [Labelled.from_row(row) for row in state["pending"]]
+        self._pending = [LabelledGroup.from_row(row) for row in state["pending"]]
         self._probes = [(prompt, question) for prompt, question in state["probes"]]
         self._best = state["best"]
         self._pairs_read = state["pairs_read"]
         self.alarm.load_state_dict(state["alarm"])
 
 
-def split(groups: Sequence[Labelled], fraction: float) -> tuple[list[Labelled], list[Labelled]]:
+def split(groups: Sequence[LabelledGroup], fraction: float) -> tuple[list[LabelledGroup], list[LabelledGroup]]:
     """Those to train on, and those held out. The prompt alone decides: what is held out once is so for good."""
-    chosen = [chance_of(group.prompt) < fraction for group in groups]
+    chosen = [hash_fraction(group.prompt) < fraction for group in groups]
     new = [group for group, is_held_out in zip(groups, chosen, strict=True) if not is_held_out]
     return new, [group for group, is_held_out in zip(groups, chosen, strict=True) if is_held_out]
 

@@ -8,8 +8,8 @@ import torch
 
 from grpo_lightning import ranks
 from grpo_lightning.rewards.learned.agreement import Agreement
-from grpo_lightning.rewards.learned.labelled import Labelled
-from grpo_lightning.rewards.learned.loss import LabelledSize, RewardLoss
+from grpo_lightning.rewards.learned.labelled import LabelledGroup
+from grpo_lightning.rewards.learned.loss import LabelledBatchSize, RewardLoss
 from grpo_lightning.rewards.learned.model import RewardModel
 from grpo_lightning.rewards.learned.replay import mixed
 
@@ -67,7 +67,9 @@ class RewardUpdate:
     """Prompts in one optimizer step."""
     lr: float
 
-    def train(self, model: RewardModel, new: Sequence[Labelled], history: Sequence[Labelled], chance: Random) -> float:
+    def train(
+        self, model: RewardModel, new: Sequence[LabelledGroup], history: Sequence[LabelledGroup], chance: Random
+    ) -> float:
         """Trains in place; returns the share of the completions trained on that came from history."""
         parameters = [parameter for parameter in model.model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=self.lr, weight_decay=0.0)
@@ -76,7 +78,7 @@ class RewardUpdate:
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, len(batches)))
         trained = replayed = 0
         for batch, old in batches:
-            size = LabelledSize.of(batch)
+            size = LabelledBatchSize.of(batch)
             with torch.enable_grad():
                 for part, rows in parts(model, batch):
                     score = model.forward(rows)
@@ -93,20 +95,20 @@ class RewardUpdate:
         return replayed / max(trained, 1)
 
     @torch.no_grad()
-    def quality(self, model: RewardModel, groups: Sequence[Labelled]) -> Quality:
+    def quality(self, model: RewardModel, groups: Sequence[LabelledGroup]) -> Quality:
         """Of `model` on `groups`, at least one."""
         score, label, group = scored(model, groups)
-        loss = self.loss(score.float(), label.float(), group, LabelledSize.of(groups))
+        loss = self.loss(score.float(), label.float(), group, LabelledBatchSize.of(groups))
         # Of rank 0, so that all ranks decide alike.
         return ranks.gather(Quality(Agreement(score.sigmoid(), label, group).accuracy(), float(loss)))[0]
 
     def __call__(
         self,
         model: RewardModel,
-        new: Sequence[Labelled],
-        history: Sequence[Labelled],
-        held_out: Sequence[Labelled],
-        held_out_before: Sequence[Labelled],
+        new: Sequence[LabelledGroup],
+        history: Sequence[LabelledGroup],
+        held_out: Sequence[LabelledGroup],
+        held_out_before: Sequence[LabelledGroup],
         max_forgetting: float,
         min_gain: float,
         chance: Random,
@@ -140,27 +142,27 @@ def rate(step: int, steps: int) -> float:
     return min((step + 1) / warmup, (steps - step) / max(steps - warmup, 1))
 
 
-def scored(model: RewardModel, groups: Sequence[Labelled]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def scored(model: RewardModel, groups: Sequence[LabelledGroup]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """[B] float64 raw scores, [B] float64 labels, [B] int64 prompts, on the CPU."""
     score = model.score([ids for group in groups for ids in encoded(model, group)])
     return torch.tensor(score, dtype=torch.float64), *columns(groups)
 
 
-def columns(groups: Sequence[Labelled]) -> tuple[torch.Tensor, torch.Tensor]:
+def columns(groups: Sequence[LabelledGroup]) -> tuple[torch.Tensor, torch.Tensor]:
     """[B] float64 labels and [B] int64 prompts."""
     label = torch.tensor([label for group in groups for label in group.labels], dtype=torch.float64)
     return label, torch.tensor([number for number, group in enumerate(groups) for _ in group.labels])
 
 
-def encoded(model: RewardModel, group: Labelled) -> list[list[int]]:
+def encoded(model: RewardModel, group: LabelledGroup) -> list[list[int]]:
     """Token ids of the completions with their prompt."""
     texts = zip(group.completions, group.ended, strict=True)
     return [model.encode(group.prompt, completion, ended)[0] for completion, ended in texts]
 
 
-def parts(model: RewardModel, groups: Sequence[Labelled]) -> Iterator[tuple[list[Labelled], list[list[int]]]]:
+def parts(model: RewardModel, groups: Sequence[LabelledGroup]) -> Iterator[tuple[list[LabelledGroup], list[list[int]]]]:
     """`groups`, whole ones, in parts of at most `model.max_tokens` with padding, with the token ids of each part."""
-    part: list[Labelled] = []
+    part: list[LabelledGroup] = []
     rows: list[list[int]] = []
     for group in groups:
         more = encoded(model, group)

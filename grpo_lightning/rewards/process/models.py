@@ -1,4 +1,4 @@
-"""Learned process models: how likely a step leads to the right answer."""
+"""Learned process models: how likely a segment leads to the right answer."""
 
 import math
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from typing import Any
 
 from grpo_lightning.rewards.base import Run
 from grpo_lightning.rewards.classifier import Classifier, DType
-from grpo_lightning.rewards.process.scorers import StepVerifier
+from grpo_lightning.rewards.process.scorers import SegmentScorer
 from grpo_lightning.types import Sample, UsageError
 
 
-class _StepModel(StepVerifier):
+class _StepModel(SegmentScorer):
     """What the two have in common: the model, read before the run or at the first step."""
 
     kind: Any = "sequence"
@@ -53,10 +53,10 @@ class _StepModel(StepVerifier):
 
 
 class PrefixModel(_StepModel):
-    """The probability a sequence classifier gives to the prompt and the completion up to the step's end.
+    """The probability a sequence classifier gives to the prompt and the completion up to the segment's end.
 
     A model with one label says it by the sigmoid of its logit, one with two by the softmax's second. Train it on what
-    `tools/label_steps.py` writes.
+    `tools/label_segments.py` writes.
 
     Args:
         path: `AutoModelForSequenceClassification`: folder made by `save_pretrained`, or hub id.
@@ -67,27 +67,27 @@ class PrefixModel(_StepModel):
         trust_remote_code: Run Python code shipped with the model.
     """
 
-    def score(self, samples: Sequence[Sample], steps: Sequence[Sequence[str]]) -> list[list[float]]:
+    def score(self, samples: Sequence[Sample], segments: Sequence[Sequence[str]]) -> list[list[float]]:
         classifier = self._load()
         prefixes = [
-            sample.prompt.text + "".join(own[: step + 1])
-            for sample, own in zip(samples, steps, strict=True)
-            for step in range(len(own))
+            sample.prompt.text + "".join(own[: segment + 1])
+            for sample, own in zip(samples, segments, strict=True)
+            for segment in range(len(own))
         ]
         scores = iter(_probability(logits) for logits in classifier.logits(classifier.encode(prefixes)[0]))
-        return [[next(scores) for _ in own] for own in steps]
+        return [[next(scores) for _ in own] for own in segments]
 
 
 class TokenModel(_StepModel):
-    """The probability a token classifier gives at the end of each step, all steps in one pass.
+    """The probability a token classifier gives at the end of each segment, all segments in one pass.
 
-    The form is that of TRL's PRMTrainer: each step without the white space around it, then the separator, at whose last
+    The form is that of TRL's PRMTrainer: each segment without the white space around it, then the separator, at whose last
     token the score is read. One label: the sigmoid of its logit; two: the softmax's second.
 
     Args:
         path: `AutoModelForTokenClassification`: folder made by `save_pretrained`, or hub id.
-        separator: What stands behind every step.
-        max_length: Longest input in its tokens, of which the beginning is cut off; a step that is cut off has the value
+        separator: What stands behind every segment.
+        max_length: Longest input in its tokens, of which the beginning is cut off; a segment that is cut off has the value
             NaN. None is what tokenizer and model allow.
         max_tokens: Its tokens in one forward, padding included.
         dtype: Type of the weights.
@@ -114,15 +114,15 @@ class TokenModel(_StepModel):
         )
         self.separator = separator
 
-    def score(self, samples: Sequence[Sample], steps: Sequence[Sequence[str]]) -> list[list[float]]:
+    def score(self, samples: Sequence[Sample], segments: Sequence[Sequence[str]]) -> list[list[float]]:
         classifier = self._load()
         encode = classifier.tokenizer.encode
         separator = encode(self.separator, add_special_tokens=False)
         inputs, ends = [], []
-        for sample, own in zip(samples, steps, strict=True):
+        for sample, own in zip(samples, segments, strict=True):
             ids, places = encode(sample.prompt.text), []
-            for step in own:
-                ids += encode(step.strip(), add_special_tokens=False) + separator
+            for segment in own:
+                ids += encode(segment.strip(), add_special_tokens=False) + separator
                 places.append(len(ids) - 1)
             lost = max(0, len(ids) - classifier.max_length)
             inputs.append(ids[lost:])

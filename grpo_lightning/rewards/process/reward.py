@@ -1,4 +1,4 @@
-"""The reward that looks at every step."""
+"""The reward that looks at every segment."""
 
 import math
 from bisect import bisect_left
@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_lightning.rewards.base import OK, Reward, RewardResult, Run, StepScore
-from grpo_lightning.rewards.process.scorers import StepVerifier
+from grpo_lightning.rewards.base import OK, Reward, RewardResult, Run, Segment
+from grpo_lightning.rewards.process.scorers import SegmentScorer
 from grpo_lightning.rewards.process.splitters import ByLine, Splitter
 from grpo_lightning.types import FinishReason, Question, Sample, UsageError
 
@@ -22,49 +22,49 @@ REDUCE: dict[Reduce, Callable[[Sequence[float]], float]] = {
 }
 
 
-class StepReward(Reward):
-    """A score for every step of a completion, at the step's last token: what `ProcessSupervision` learns from.
+class ProcessReward(Reward):
+    """A score for every segment of a completion, at the segment's last token: what `ProcessSupervision` learns from.
 
-    Other advantages learn from the value of the whole, which `step_reduce` makes of the scores. The last step ends at
-    the last token, the stop token included. Where two steps end within one token, they are one step.
+    Other advantages learn from the value of the whole, which `reduce` makes of the scores. The last segment ends at
+    the last token, the stop token included. Where two segments end within one token, they are one segment.
 
     Args:
-        verifier: Scores the steps.
+        verifier: Scores the segments.
         tokenizer: Folder or hub id of the policy's tokenizer, which tells the token that a character belongs to. None
             takes it from the run.
-        splitter: Cuts completions into steps; `ByLine` if left out.
-        step_reduce: The value of the whole: the `sum` of the scores, which pays for many steps, their `min`, the `last`
+        splitter: Cuts completions into segments; `ByLine` if left out.
+        reduce: The value of the whole: the `sum` of the scores, which pays for many segments, their `min`, the `last`
             one, or their `mean`.
-        max_steps: Most steps of a completion; the last one takes the rest.
+        max_segments: Most segments of a completion; the last one takes the rest.
         trust_remote_code: Run Python code shipped with the tokenizer.
         weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
         name: Its name in the metrics.
 
     Raises:
-        UsageError: `max_steps` is below 1; or, before the run starts, there is no tokenizer.
+        UsageError: `max_segments` is below 1; or, before the run starts, there is no tokenizer.
     """
 
     def __init__(
         self,
-        verifier: StepVerifier,
+        verifier: SegmentScorer,
         tokenizer: str | None = None,
         splitter: Splitter | None = None,
-        step_reduce: Reduce = "min",
-        max_steps: int = 64,
+        reduce: Reduce = "min",
+        max_segments: int = 64,
         trust_remote_code: bool = False,
         weight: float = 1.0,
         name: str | None = None,
     ) -> None:
         super().__init__(weight, name)
-        if max_steps < 1:
-            raise UsageError(f"max_steps={max_steps} of StepReward: give 1 or more")
-        if step_reduce not in REDUCE:
-            raise UsageError(f"step_reduce={step_reduce!r} of StepReward: give one of {', '.join(REDUCE)}")
+        if max_segments < 1:
+            raise UsageError(f"max_segments={max_segments} of ProcessReward: give 1 or more")
+        if reduce not in REDUCE:
+            raise UsageError(f"reduce={reduce!r} of ProcessReward: give one of {', '.join(REDUCE)}")
         self.verifier = verifier
         self.path = tokenizer
         self.splitter = splitter or ByLine()
-        self.step_reduce: Reduce = step_reduce
-        self.max_steps = max_steps
+        self.reduce: Reduce = reduce
+        self.max_segments = max_segments
         self.trust_remote_code = trust_remote_code
 
     @cached_property
@@ -97,21 +97,21 @@ class StepReward(Reward):
         self.verifier.setup(run)
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """Status `ok`, or, with a value of NaN and no steps, `timeout`, `memory` or `crash` of the splitter.
+        """Status `ok`, or, with a value of NaN and no segments, `timeout`, `memory` or `crash` of the splitter.
 
         Raises:
             ValueError: The tokenizer is not the one that made the texts.
         """
         cuts = self.splitter([sample.text for sample in samples])
-        result = RewardResult([math.nan] * len(samples), [cut.status for cut in cuts], steps=[[] for _ in samples])
-        assert result.steps is not None
+        result = RewardResult([math.nan] * len(samples), [cut.status for cut in cuts], segments=[[] for _ in samples])
+        assert result.segments is not None
         whole = [row for row, cut in enumerate(cuts) if cut.status == OK]
-        places = [self._steps(samples[row], cuts[row].value) for row in whole]
+        places = [self._segments(samples[row], cuts[row].value) for row in whole]
         texts = [_between(samples[row].text, [end for end, _ in own]) for row, own in zip(whole, places, strict=True)]
         scores = self.verifier.score([samples[row] for row in whole], texts)
         for row, own, values in zip(whole, places, scores, strict=True):
-            result.steps[row] = [StepScore(token, value) for (_, token), value in zip(own, values, strict=True)]
-            result.value[row] = math.nan if any(map(math.isnan, values)) else REDUCE[self.step_reduce](values)
+            result.segments[row] = [Segment(token, value) for (_, token), value in zip(own, values, strict=True)]
+            result.value[row] = math.nan if any(map(math.isnan, values)) else REDUCE[self.reduce](values)
         return result
 
     def close(self) -> None:
@@ -119,11 +119,11 @@ class StepReward(Reward):
         self.splitter.close()
         self.verifier.close()
 
-    def _steps(self, sample: Sample, ends: Sequence[int]) -> list[tuple[int, int]]:
-        """For each step the character it ends before and its last token."""
+    def _segments(self, sample: Sample, ends: Sequence[int]) -> list[tuple[int, int]]:
+        """For each segment the character it ends before and its last token."""
         ended = sample.finish_reason is FinishReason.STOP
         written = sample.token_ids[:-1] if ended else sample.token_ids
-        kept = [*ends[: self.max_steps - 1], ends[-1]] if len(ends) > self.max_steps else list(ends)
+        kept = [*ends[: self.max_segments - 1], ends[-1]] if len(ends) > self.max_segments else list(ends)
         tokens = last_tokens(self.tokenizer, written, sample.text, kept[:-1])
         tokens.append(len(sample.token_ids) - 1)
         later = [*tokens[1:], math.inf]

@@ -1,4 +1,4 @@
-"""Where the steps of a completion end: the Splitter family."""
+"""Where the segments of a completion end: the Splitter family."""
 
 import re
 from abc import ABC, abstractmethod
@@ -13,17 +13,17 @@ _ENDS = f"{Path(__file__).with_name('separators.py')}:ends"
 
 
 class Splitter(ABC):
-    """Cuts texts into steps."""
+    """Cuts texts into segments."""
 
     @abstractmethod
     def cut(self, texts: Sequence[str]) -> list[Outcome]:
         """For each text the places, in characters, where it may be cut; or why there are none (`timeout`, ...)."""
 
     def __call__(self, texts: Sequence[str]) -> list[Outcome]:
-        """For each text the places where its steps end: ascending, the last one its length, no step all white space."""
+        """For each text the places where its segments end: ascending, the last one its length, no segment all white space."""
         outcomes = self.cut(texts)
         return [
-            Outcome(OK, _steps(text, outcome.value)) if outcome.status == OK else outcome
+            Outcome(OK, _segments(text, outcome.value)) if outcome.status == OK else outcome
             for text, outcome in zip(texts, outcomes, strict=True)
         ]
 
@@ -32,14 +32,14 @@ class Splitter(ABC):
 
 
 class ByLine(Splitter):
-    """Every line that is not blank is a step, with its line break."""
+    """Every line that is not blank is a segment, with its line break."""
 
     def cut(self, texts: Sequence[str]) -> list[Outcome]:
         return [Outcome(OK, [place + 1 for place, c in enumerate(text) if c == "\n"]) for text in texts]
 
 
 class ByTag(Splitter):
-    """A step ends with a closing tag. What stands between two blocks belongs to the later one.
+    """A segment ends with a closing tag. What stands between two blocks belongs to the later one.
 
     Args:
         tags: Names of the tags: `step` for `<step>...</step>`.
@@ -58,11 +58,11 @@ class ByTag(Splitter):
 
 
 class ByPattern(Splitter):
-    r"""A step ends behind every match of a regular expression, which runs in a worker process.
+    r"""A segment ends behind every match of a regular expression, which runs in a worker process.
 
     Args:
-        pattern: What stands between steps and belongs to the earlier one: `\n\n`, `[.;]\s`. One that matches nothing
-            but a place, `(?=Step \d)`, cuts there.
+        pattern: What stands between segments and belongs to the earlier one: `\n\n`, `[.;]\s`. One that matches nothing
+            but a place, `(?=Segment \d)`, cuts there.
         timeout: Seconds it may take on one completion.
 
     Raises:
@@ -82,7 +82,7 @@ class ByPattern(Splitter):
         self._pool.close()
 
 
-def _steps(text: str, cuts: Sequence[int]) -> list[int]:
+def _segments(text: str, cuts: Sequence[int]) -> list[int]:
     """The cuts that leave something on both sides, and the end."""
     ends: list[int] = []
     start = 0
@@ -90,6 +90,6 @@ def _steps(text: str, cuts: Sequence[int]) -> list[int]:
         if text[start:cut].strip():
             ends.append(cut)
             start = cut
-        elif ends:  # a blank belongs to the step before
+        elif ends:  # a blank belongs to the segment before
             ends[-1] = start = cut
     return ends or [len(text)]

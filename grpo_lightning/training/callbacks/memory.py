@@ -29,7 +29,7 @@ PLACES: dict[Callable[..., Any], str] = {
     GRPOModule.configure_model: "loading",
     GRPOModule.validation_step: "validating",
     Explorer.sample: "exploring",
-    Preparation.minibatches: "log-probs",
+    Preparation.cut: "log-probs",
     GRPOModule.training_step: "updating",
 }
 """What a run is doing while one of these is on the stack."""
@@ -130,7 +130,7 @@ def job_of(
         sampling=module.sampling,
         group_size=loop.group_size,
         prompts_per_step=max(1, loop.prompts_per_step // spread.world_size),
-        minibatches=loop.minibatches,
+        num_minibatches=loop.num_minibatches,
         max_tokens=loop.max_tokens,
         prompt_tokens=prompt_tokens,
         max_rows=getattr(engine, "max_rows", loop.prompts_per_step * loop.group_size),
