@@ -142,7 +142,7 @@ class GRPOCLI(LightningCLI):
             is_own = path is not None and ("://" in path or Path(path).resolve().parent == folder.resolve())
             if not is_own and trainer.checkpoint_callback is not None:
                 refuse_overwriting(folder)
-            loop = GRPOLoop.of(trainer)
+            loop = GRPOLoop.find(trainer)
             loop.check(self.model)
             loop.check_trainer(trainer, self.model)
         self.model.policy.check()

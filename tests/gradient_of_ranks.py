@@ -27,7 +27,8 @@ from grpo_lightning.maths.advantages import (
     LeaveOneOut,
     PerRewardStd,
 )
-from grpo_lightning.maths.kl import K2, K3, ImportanceWeighted, KLEstimator, KLPenalty
+from grpo_lightning.maths.kl import K2, K3, ImportanceWeighted, KLEstimator
+from grpo_lightning.maths.kl_penalty import KLPenalty
 from grpo_lightning.maths.masks import TokenMask, TopEntropy, Truncated
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.process_supervision import ProcessSupervision
@@ -36,7 +37,14 @@ from grpo_lightning.maths.sequence_surrogates import GMPO, OffPolicyMask, Sequen
 from grpo_lightning.maths.stopping import KLAbove
 from grpo_lightning.maths.surrogates import CISPO, SAPO, Clipped, Reinforce, Surrogate
 from grpo_lightning.maths.target_probability import TargetProbability
-from grpo_lightning.maths.weightings import FixedLength, GroupTokenMean, SequenceMean, Sum, TokenMean, TokenWeighting
+from grpo_lightning.maths.weightings import (
+    FixedLength,
+    GroupTokenMean,
+    SequenceMean,
+    TokenMean,
+    TokenWeighting,
+    Unweighted,
+)
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, PolicySnapshot
 from grpo_lightning.rewards.base import Reward, RewardResult, Segment
@@ -58,7 +66,7 @@ SURROGATES: list[Surrogate] = [
     OffPolicyMask(Clipped(), 0.02),
     TargetProbability(0.98, 1.02),
 ]
-WEIGHTINGS: list[TokenWeighting] = [SequenceMean(), TokenMean(), FixedLength(12), GroupTokenMean(), Sum()]
+WEIGHTINGS: list[TokenWeighting] = [SequenceMean(), TokenMean(), FixedLength(12), GroupTokenMean(), Unweighted()]
 
 
 @dataclass

@@ -104,13 +104,13 @@ def test_a_group_of_nans_does_not_disturb_the_others():
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize(("std", "ddof"), [("sample", 1), ("population", 0)])
 def test_agrees_with_a_float64_loop_and_does_not_depend_on_the_order_of_rows(seed, std, ddof):
-    chance = random.Random(seed)
-    count = chance.randrange(1, 30)
-    group = [chance.randrange(5) for _ in range(count)]
-    rewards = [chance.choice([0.0, 1.0, chance.gauss(0, 3), math.nan]) for _ in range(count)]
+    rng = random.Random(seed)
+    count = rng.randrange(1, 30)
+    group = [rng.randrange(5) for _ in range(count)]
+    rewards = [rng.choice([0.0, 1.0, rng.gauss(0, 3), math.nan]) for _ in range(count)]
     expected = reference(rewards, group, 1e-6, ddof)
     assert advantage(rewards, group, std=std) == pytest.approx(expected, rel=1e-6, abs=1e-7)
-    order = chance.sample(range(count), count)
+    order = rng.sample(range(count), count)
     permuted = advantage([rewards[i] for i in order], [group[i] for i in order], std=std)
     assert permuted == pytest.approx([expected[i] for i in order], rel=1e-6, abs=1e-7)
 
@@ -235,10 +235,10 @@ REFERENCES = {
 @pytest.mark.parametrize("seed", range(10))
 def test_members_agree_with_float64_loops(name, seed):
     estimator, reference_of = REFERENCES[name]
-    chance = random.Random(seed)
-    count = chance.randrange(1, 30)
-    group = [chance.randrange(5) for _ in range(count)]
-    rewards = [chance.choice([0.0, 1.0, chance.gauss(0, 3), math.nan]) for _ in range(count)]
+    rng = random.Random(seed)
+    count = rng.randrange(1, 30)
+    group = [rng.randrange(5) for _ in range(count)]
+    rewards = [rng.choice([0.0, 1.0, rng.gauss(0, 3), math.nan]) for _ in range(count)]
     expected = [0.0 if math.isnan(value) else value for value in reference_of(rewards, group)]
     assert of(estimator, rewards, group) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
@@ -308,13 +308,13 @@ def test_per_reward_std_tells_apart_what_the_sum_does_not():
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize(("std", "ddof"), [("sample", 1), ("population", 0)])
 def test_per_reward_std_agrees_with_a_float64_loop(seed, std, ddof):
-    chance = random.Random(seed)
-    count, weights = chance.randrange(1, 20), [1.0, 0.3]
-    group = [chance.randrange(4) for _ in range(count)]
-    lengths = [chance.randrange(1, 4) for _ in range(count)]
-    values = [[chance.choice([0.0, 1.0, chance.gauss(0, 5)]) for _ in range(count)] for _ in weights]
+    rng = random.Random(seed)
+    count, weights = rng.randrange(1, 20), [1.0, 0.3]
+    group = [rng.randrange(4) for _ in range(count)]
+    lengths = [rng.randrange(1, 4) for _ in range(count)]
+    values = [[rng.choice([0.0, 1.0, rng.gauss(0, 5)]) for _ in range(count)] for _ in weights]
     # A failure of one reward leaves the completion out of the other's statistics too.
-    values[1] = [math.nan if chance.random() < 0.2 else value for value in values[1]]
+    values[1] = [math.nan if rng.random() < 0.2 else value for value in values[1]]
     failed = [math.isnan(value) for value in values[1]]
     sums = [0.0] * count
     for weight, own in zip(weights, values, strict=True):
@@ -387,21 +387,21 @@ def test_process_supervision_needs_steps():
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize(("std", "ddof"), [("sample", 1), ("population", 0)])
 def test_process_supervision_agrees_with_a_float64_loop(seed, std, ddof):
-    chance = random.Random(seed)
-    count, weights = chance.randrange(1, 12), [1.0, -0.5, 2.0]
-    group = [chance.randrange(3) for _ in range(count)]
-    lengths = [chance.randrange(1, 7) for _ in range(count)]
+    rng = random.Random(seed)
+    count, weights = rng.randrange(1, 12), [1.0, -0.5, 2.0]
+    group = [rng.randrange(3) for _ in range(count)]
+    lengths = [rng.randrange(1, 7) for _ in range(count)]
 
     def some_steps() -> list[list[tuple[int, float]]]:
-        ends = [sorted(chance.sample(range(n), chance.randrange(0, min(n, 3) + 1))) for n in lengths]
-        return [[(e, chance.choice([0.0, 1.0, chance.gauss(0, 2)])) for e in own] for own in ends]
+        ends = [sorted(rng.sample(range(n), rng.randrange(0, min(n, 3) + 1))) for n in lengths]
+        return [[(e, rng.choice([0.0, 1.0, rng.gauss(0, 2)])) for e in own] for own in ends]
 
     steps = [some_steps(), None, some_steps()]
-    values = [[chance.gauss(0, 1) for _ in range(count)] for _ in weights]
+    values = [[rng.gauss(0, 1) for _ in range(count)] for _ in weights]
     # A completion is left out where a reward failed, and where one of its steps is NaN.
-    values[1] = [math.nan if chance.random() < 0.15 else value for value in values[1]]
+    values[1] = [math.nan if rng.random() < 0.15 else value for value in values[1]]
     for row in range(count):
-        if steps[2][row] and chance.random() < 0.15:
+        if steps[2][row] and rng.random() < 0.15:
             steps[2][row][0] = (steps[2][row][0][0], math.nan)
     failed = [
         math.isnan(values[1][row]) or any(math.isnan(value) for _, value in steps[2][row]) for row in range(count)

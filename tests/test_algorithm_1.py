@@ -13,7 +13,9 @@ from tiny import policy_of, prompts_of
 from torch import Tensor
 
 from grpo_lightning.maths.advantages import GroupStd
-from grpo_lightning.maths.kl import K1, KLPenalty
+from grpo_lightning.maths.group_filters import HasSpread
+from grpo_lightning.maths.kl import K1
+from grpo_lightning.maths.kl_penalty import KLPenalty
 from grpo_lightning.maths.masks import TopEntropy, Truncated
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
@@ -23,7 +25,7 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, RecordedLogp
 from grpo_lightning.rewards.base import RewardResult
 from grpo_lightning.rewards.scorer import Scores
-from grpo_lightning.training.dynamic_sampling import DynamicSampling, HasSpread
+from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.types import FinishReason, Sample, UsageError
@@ -99,7 +101,7 @@ class Look(L.Callback):
         self.weights: list[Tensor] = []
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        loop = GRPOLoop.of(trainer)
+        loop = GRPOLoop.find(trainer)
         assert loop.exploration is not None
         self.explorations.append(loop.exploration)
         self.weights.append(torch.cat([p.detach().flatten().clone() for p in pl_module.policy.parameters()]))

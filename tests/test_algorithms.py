@@ -13,13 +13,13 @@ from fitting import scalars
 from test_configs import CONFIGS, QUICKSTART, Built
 
 from grpo_lightning.maths.advantages import AdvantageEstimator
+from grpo_lightning.maths.group_filters import GroupFilter
 from grpo_lightning.maths.kl import KLEstimator
 from grpo_lightning.maths.masks import TokenMask
 from grpo_lightning.maths.stopping import StopRule
 from grpo_lightning.maths.surrogates import Surrogate
 from grpo_lightning.maths.weightings import TokenWeighting
 from grpo_lightning.policy.snapshots import PolicySnapshot
-from grpo_lightning.training.dynamic_sampling import GroupFilter
 
 ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
 EXTENDING = CONFIGS.parent / "docs" / "extending.md"

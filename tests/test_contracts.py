@@ -122,10 +122,10 @@ SCALING = {
 
 def random_rewards(seed: int) -> tuple[Tensor, Tensor]:
     """[B] float64 rewards that float32 can say too, some equal, and [B] groups, some of one."""
-    chance = random.Random(seed)
-    count = chance.randrange(6, 30)
-    rewards = [chance.choice([0.0, 1.0, round(chance.gauss(0, 2) * 256) / 256]) for _ in range(count)]
-    return torch.tensor(rewards, dtype=torch.float64), torch.tensor([chance.randrange(5) for _ in range(count)])
+    rng = random.Random(seed)
+    count = rng.randrange(6, 30)
+    rewards = [rng.choice([0.0, 1.0, round(rng.gauss(0, 2) * 256) / 256]) for _ in range(count)]
+    return torch.tensor(rewards, dtype=torch.float64), torch.tensor([rng.randrange(5) for _ in range(count)])
 
 
 def close(left: Tensor, right: Tensor, tolerance: float = 1e-6) -> None:
@@ -399,8 +399,8 @@ def test_k2_and_k3_are_never_negative(name):
 
 def random_batch(seed: int) -> tuple[Tensor, Tensor, BatchSize]:
     """Six groups of four completions of up to 12 tokens, group after group."""
-    chance = random.Random(seed)
-    lengths = torch.tensor([chance.randrange(1, 13) for _ in range(24)])
+    rng = random.Random(seed)
+    lengths = torch.tensor([rng.randrange(1, 13) for _ in range(24)])
     return lengths, torch.arange(24) // 4, BatchSize(sequences=24, groups=6, tokens=int(lengths.sum()))
 
 
@@ -465,10 +465,10 @@ def test_masks_say_of_each_token_whether_it_stays_and_follow_their_rows(cls, see
 
 
 def random_updates(seed: int) -> list[Diagnostics]:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     updates = []
     for _ in range(8):
-        numbers = {name: chance.random() for name in Diagnostics.__slots__} | {"tokens": 40.0, "pushing": 2.0}
+        numbers = {name: rng.random() for name in Diagnostics.__slots__} | {"tokens": 40.0, "pushing": 2.0}
         updates.append(Diagnostics(**{name: torch.tensor(value) for name, value in numbers.items()}))
     return updates
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_lightning.maths.kl import K1, K2, K3, ImportanceWeighted, KLEstimator, KLPenalty
+from grpo_lightning.maths.kl import K1, K2, K3, ImportanceWeighted, KLEstimator
+from grpo_lightning.maths.kl_penalty import KLPenalty
 
 
 def k3(theta: list[float], ref: list[float]) -> list[float]:

@@ -45,7 +45,7 @@ def job_with(**changes: Any) -> Job:
 
 
 def test_the_rows_of_a_tiny_model_by_hand() -> None:
-    table = MemoryTable.of(job_with(frozen_copies=2))
+    table = MemoryTable.from_job(job_with(frozen_copies=2))
     weights = 4 * PARAMETERS + BUFFERS
     assert table["process"] == (1000, 1000, 1000)
     assert table["weights"] == (weights, weights, weights)
@@ -60,22 +60,22 @@ def test_the_rows_of_a_tiny_model_by_hand() -> None:
 
 
 def test_types_of_weights_and_cache() -> None:
-    assert MemoryTable.of(job_with(dtype=torch.bfloat16))["gradients"][2] == 2 * PARAMETERS
+    assert MemoryTable.from_job(job_with(dtype=torch.bfloat16))["gradients"][2] == 2 * PARAMETERS
     assert Estimate(job_with(precision="64-true")).gradients == 8 * PARAMETERS
-    mixed = MemoryTable.of(job_with(precision="bf16-mixed"))
+    mixed = MemoryTable.from_job(job_with(precision="bf16-mixed"))
     assert mixed["gradients"][2] == 4 * PARAMETERS
     assert mixed["key-value cache"][0] == CACHE // 2 * 16 * 30
 
 
 def test_only_trained_parameters_have_gradients_and_optimizer_state() -> None:
-    table = MemoryTable.of(job_with(trained=1000))
+    table = MemoryTable.from_job(job_with(trained=1000))
     assert table["gradients"][2] == 4000
     assert table["optimizer"][0] == 8000
     assert table["weights"][0] == 4 * PARAMETERS + BUFFERS
 
 
 def test_sharded_weights_are_whole_while_exploring() -> None:
-    whole, table = MemoryTable.of(job_with()), MemoryTable.of(job_with(spread=Spread.sharded(4)))
+    whole, table = MemoryTable.from_job(job_with()), MemoryTable.from_job(job_with(spread=Spread.sharded(4)))
     assert table["optimizer"][2] == whole["optimizer"][2] / 4
     assert table["gradients"][2] == whole["gradients"][2] / 4
     assert table["weights"][0] + table["gathered weights"][0] == whole["weights"][0]
@@ -85,8 +85,8 @@ def test_sharded_weights_are_whole_while_exploring() -> None:
 
 
 def test_ddp_exchanges_a_copy_of_the_gradients() -> None:
-    assert MemoryTable.of(job_with(spread=Spread.replicated(2)))["gradients"][2] == 8 * PARAMETERS
-    assert MemoryTable.of(job_with(spread=Spread.replicated(1)))["gradients"][2] == 4 * PARAMETERS
+    assert MemoryTable.from_job(job_with(spread=Spread.replicated(2)))["gradients"][2] == 8 * PARAMETERS
+    assert MemoryTable.from_job(job_with(spread=Spread.replicated(1)))["gradients"][2] == 4 * PARAMETERS
 
 
 @pytest.mark.parametrize(
@@ -228,9 +228,9 @@ def test_remedies_lower_the_peak_by_what_they_say() -> None:
     assert any(key.startswith("loop.max_tokens=") for key in keys)
     assert "model.policy.gradient_checkpointing=true" in keys
     assert [remedy.saves for remedy in found] == sorted((remedy.saves for remedy in found), reverse=True)
-    peak = MemoryTable.of(job).peak
+    peak = MemoryTable.from_job(job).peak
     fewer = next(remedy for remedy in found if remedy.key.startswith("loop.max_tokens="))
-    changed = MemoryTable.of(replace(job, max_tokens=int(fewer.key.split("=")[1])))
+    changed = MemoryTable.from_job(replace(job, max_tokens=int(fewer.key.split("=")[1])))
     assert peak - changed.peak == fewer.saves > 0
 
 
@@ -241,7 +241,7 @@ def test_a_phase_has_its_own_remedies() -> None:
 
 
 def test_the_table_as_text() -> None:
-    lines = str(MemoryTable.of(job_with(process=100 * 2**20, spread=Spread.sharded(2)))).splitlines()
+    lines = str(MemoryTable.from_job(job_with(process=100 * 2**20, spread=Spread.sharded(2)))).splitlines()
     assert " ".join(lines[0].split()) == "memory of each of 2 devices, MiB exploring log-probs updating"
     assert " ".join(lines[1].split()) == "process 100.0 100.0 100.0 Python and libraries"
     assert lines[-1].split()[0] == "sum"

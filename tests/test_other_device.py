@@ -28,7 +28,8 @@ from grpo_lightning.engines.transformers import TransformersEngine
 from grpo_lightning.maths import ragged
 from grpo_lightning.maths.advantages import LeaveOneOut
 from grpo_lightning.maths.diagnostics import Diagnostics
-from grpo_lightning.maths.kl import KLEstimator, KLPenalty
+from grpo_lightning.maths.kl import KLEstimator
+from grpo_lightning.maths.kl_penalty import KLPenalty
 from grpo_lightning.maths.masks import TokenMask, TopEntropy, Truncated
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
@@ -36,7 +37,7 @@ from grpo_lightning.maths.sequence_surrogates import SequenceClipped
 from grpo_lightning.maths.stopping import FirstOf, KLAbove, ObjectivePlateau, StopRule
 from grpo_lightning.maths.surrogates import Surrogate
 from grpo_lightning.maths.target_probability import TargetProbability
-from grpo_lightning.maths.weightings import BatchSize, Sum, TokenWeighting
+from grpo_lightning.maths.weightings import BatchSize, TokenWeighting, Unweighted
 from grpo_lightning.policy import attention
 from grpo_lightning.policy.padded_rows import PaddedRows
 from grpo_lightning.policy.policy import recompute_activations
@@ -221,8 +222,8 @@ def test_kl_weightings_and_masks_are_the_same_elsewhere(cls):
 
 @pytest.mark.parametrize("cls", members(StopRule))
 def test_stop_rules_decide_the_same_elsewhere(cls):
-    chance = random.Random(0)
-    numbers = [{field: chance.random() for field in Diagnostics.__slots__} for _ in range(6)]
+    rng = random.Random(0)
+    numbers = [{field: rng.random() for field in Diagnostics.__slots__} for _ in range(6)]
 
     def found(device: torch.device | str) -> list[bool]:
         rule = make(cls)
@@ -253,7 +254,7 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
             "stop": FirstOf([KLAbove(1e-3), ObjectivePlateau()]),
             "dynamic_sampling": DynamicSampling(),
         },
-        "objective": Objective(TargetProbability(), weighting=Sum()),
+        "objective": Objective(TargetProbability(), weighting=Unweighted()),
     },
     "TransformersEngine, AdamW with a schedule, recomputed activations": lambda: {
         "engine": TransformersEngine(),

@@ -12,7 +12,6 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from grpo_lightning.cli import run
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.sharding import FSDP2Strategy
 from grpo_lightning.training.callbacks.memory import (
     PLACES,
     is_out_of_memory,
@@ -24,6 +23,7 @@ from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.memory import PHASES, Spread
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.plan import Planner, device_bytes
+from grpo_lightning.training.strategy import FSDP2Strategy
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 

@@ -10,7 +10,7 @@ def test_a_tree_by_hand():
     rollouts = Rollouts.from_lists(
         prompts=[[1], [2]], group=[0, 0, 1, 0], completions=[[7, 8, 9], [7, 8, 8], [7, 8], [9]]
     )
-    tree = PrefixTree.of(rollouts)
+    tree = PrefixTree.from_rollouts(rollouts)
     a7, a78, a789, b7, b78, b788, c7, c78, d9 = tree.node.tolist()
     # The first two share 7 and 8; the third belongs to another prompt.
     assert (a7, a78) == (b7, b78)
@@ -26,7 +26,7 @@ def test_a_tree_by_hand():
 @pytest.mark.parametrize("seed", range(10))
 def test_nodes_are_distinct_prefixes_and_parents_what_they_continue(seed):
     rollouts = branching_rollouts(seed)
-    tree = PrefixTree.of(rollouts)
+    tree = PrefixTree.from_rollouts(rollouts)
     named: dict[int, tuple] = {}
     before: dict[int, tuple] = {}
     nodes = iter(tree.node.tolist())
@@ -45,10 +45,10 @@ def test_nodes_are_distinct_prefixes_and_parents_what_they_continue(seed):
 def test_tokens_of_any_size_do_not_run_into_each_other():
     # In a key of prefix * vocabulary + token, a token over the vocabulary would look like another prefix's.
     rollouts = Rollouts.from_lists(prompts=[[1]] * 2, group=[0, 1, 0, 1], completions=[[300], [0], [0], [151_000]])
-    assert len(set(PrefixTree.of(rollouts).node.tolist())) == 4
+    assert len(set(PrefixTree.from_rollouts(rollouts).node.tolist())) == 4
 
 
 def test_the_tree_of_nobody_is_empty():
-    tree = PrefixTree.of(Rollouts.from_lists([[1, 2]], [], []))
+    tree = PrefixTree.from_rollouts(Rollouts.from_lists([[1, 2]], [], []))
     assert (tree.num_nodes, len(tree.node)) == (0, 0)
     assert torch.equal(tree.parent, torch.zeros(0, dtype=torch.int64))

@@ -9,8 +9,8 @@ from grpo_lightning.maths import ragged
 
 def random_segments(seed: int) -> list[list[int]]:
     """Up to 8 segments of up to 6 numbers; some are empty."""
-    chance = random.Random(seed)
-    return [[chance.randrange(100) for _ in range(chance.randrange(7))] for _ in range(chance.randrange(1, 9))]
+    rng = random.Random(seed)
+    return [[rng.randrange(100) for _ in range(rng.randrange(7))] for _ in range(rng.randrange(1, 9))]
 
 
 def flat(segments: list[list[int]]) -> torch.Tensor:
@@ -70,8 +70,8 @@ def test_no_segments_at_all():
 @pytest.mark.parametrize("seed", range(20))
 def test_take_finds_the_elements_of_the_rows_in_their_order(seed):
     segments = random_segments(seed)
-    chance = random.Random(1000 + seed)
-    rows = [chance.randrange(len(segments)) for _ in range(chance.randrange(1, 10))]
+    rng = random.Random(1000 + seed)
+    rows = [rng.randrange(len(segments)) for _ in range(rng.randrange(1, 10))]
     taken = flat(segments)[ragged.take(torch.tensor(rows), sizes(segments))]
     assert taken.tolist() == [value for row in rows for value in segments[row]]
 
@@ -103,9 +103,9 @@ def test_token_budget_keeps_rows_of_one_length_in_order():
 
 @pytest.mark.parametrize("seed", range(50))
 def test_token_budget_holds_every_row_once_within_the_budget_and_longest_first(seed):
-    chance = random.Random(seed)
-    lengths = [chance.randrange(1, 40) for _ in range(chance.randrange(1, 60))]
-    max_tokens = chance.choice([0, 1, 20, 40, 100, 400])
+    rng = random.Random(seed)
+    lengths = [rng.randrange(1, 40) for _ in range(rng.randrange(1, 60))]
+    max_tokens = rng.choice([0, 1, 20, 40, 100, 400])
     batches = ragged.token_budget(lengths, max_tokens)
     order = [row for batch in batches for row in batch]
     assert sorted(order) == list(range(len(lengths)))

@@ -347,12 +347,12 @@ def test_early_stopping_takes_the_patience_it_is_given(tmp_path: Path) -> None:
 
 
 def test_another_model_is_refused(run: Path) -> None:
-    wide = Policy.of(model_of("llama", intermediate_size=56), tokenizer())
+    wide = Policy.from_model(model_of("llama", intermediate_size=56), tokenizer())
     with pytest.raises(
         UsageError, match=r"another model.* is \[48, 32\] in the checkpoint and \[56, 32\] in the model"
     ):
         go(run, 3, "last", policy=wide)
-    deep = Policy.of(model_of("llama", num_hidden_layers=3), tokenizer())
+    deep = Policy.from_model(model_of("llama", num_hidden_layers=3), tokenizer())
     with pytest.raises(UsageError, match="is missing in the checkpoint"):
         go(run, 3, "last", policy=deep)
 

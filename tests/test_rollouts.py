@@ -11,10 +11,10 @@ OPTIONAL = ("old_logp", "ref_logp", "sampler_logp", "entropy_rank", "logp_low", 
 
 
 def random_rollouts(seed: int) -> Rollouts:
-    chance = random.Random(seed)
-    prompt_lengths = [chance.randrange(1, 9) for _ in range(chance.randrange(1, 6))]
-    lengths = [chance.randrange(1, 12) for _ in range(chance.randrange(1, 15))]
-    group = [chance.randrange(len(prompt_lengths)) for _ in lengths]
+    rng = random.Random(seed)
+    prompt_lengths = [rng.randrange(1, 9) for _ in range(rng.randrange(1, 6))]
+    lengths = [rng.randrange(1, 12) for _ in range(rng.randrange(1, 15))]
+    group = [rng.randrange(len(prompt_lengths)) for _ in lengths]
     return rollouts_of(lengths, prompt_lengths, group, seed)
 
 
@@ -55,8 +55,8 @@ def test_select_by_hand():
 @pytest.mark.parametrize("seed", range(20))
 def test_select_takes_the_rows_in_their_order_with_only_the_prompts_they_need(seed):
     rollouts = random_rollouts(seed)
-    chance = random.Random(1000 + seed)
-    rows = [chance.randrange(len(rollouts)) for _ in range(chance.randrange(1, 12))]
+    rng = random.Random(1000 + seed)
+    rows = [rng.randrange(len(rollouts)) for _ in range(rng.randrange(1, 12))]
     chosen = rollouts.select(torch.tensor(rows))
     before = rows_of(rollouts)
     assert rows_of(chosen) == [before[row] for row in rows]

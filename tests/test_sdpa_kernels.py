@@ -89,7 +89,7 @@ LENGTHS = {"prompts of one length": [6, 6], "prompts of different lengths": [3, 
 
 def policy_in(precision: str, model: str, family: str = "llama") -> tuple[Policy, AbstractContextManager[Any]]:
     dtype, autocast = PRECISIONS[precision]
-    return Policy.of(model_of(family, **MODELS[model]).to(dtype), tokenizer()), autocast()
+    return Policy.from_model(model_of(family, **MODELS[model]).to(dtype), tokenizer()), autocast()
 
 
 def assert_fast(calls: list[Call]) -> None:

@@ -43,7 +43,7 @@ def test_log_probs_and_gradients_are_those_of_single_rows(shape: str, case: str)
 def test_layout_by_hand() -> None:
     # Prompts A = [11, 12], B = [21]; completions A: [31, 32, 33], B: [41], A: [51, 52].
     rollouts = Rollouts.from_lists([[11, 12], [21]], [0, 1, 0], [[31, 32, 33], [41], [51, 52]])
-    layout = SharedPrefix.of(rollouts)
+    layout = SharedPrefix.from_rollouts(rollouts)
     assert layout.inputs(rollouts)["input_ids"].tolist() == [[11, 12, 21, 31, 32, 33, 41, 51, 52]]
     assert layout.position_ids.tolist() == [[0, 1, 0, 2, 3, 4, 1, 2, 3]]
     assert layout.predicts.tolist() == [1, 3, 4, 2, 1, 7]

@@ -8,13 +8,13 @@ from grpo_lightning.maths.weightings import (
     FixedLength,
     GroupTokenMean,
     SequenceMean,
-    Sum,
     TokenMean,
     TokenWeighting,
+    Unweighted,
 )
 from grpo_lightning.types import UsageError
 
-WEIGHTINGS = [SequenceMean(), TokenMean(), FixedLength(16), Sum()]
+WEIGHTINGS = [SequenceMean(), TokenMean(), FixedLength(16), Unweighted()]
 
 
 def weights(weighting: TokenWeighting, lengths: list[int]) -> list[float]:
@@ -51,9 +51,9 @@ def test_group_token_mean_by_hand():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_group_token_mean_is_the_mean_over_groups_of_the_mean_over_their_tokens(seed):
-    chance = random.Random(seed)
-    groups = [[chance.randrange(1, 9) for _ in range(chance.randrange(1, 5))] for _ in range(chance.randrange(1, 5))]
-    values = [[[chance.gauss(0, 1) for _ in range(n)] for n in lengths] for lengths in groups]
+    rng = random.Random(seed)
+    groups = [[rng.randrange(1, 9) for _ in range(rng.randrange(1, 5))] for _ in range(rng.randrange(1, 5))]
+    values = [[[rng.gauss(0, 1) for _ in range(n)] for n in lengths] for lengths in groups]
     means = [sum(v for row in rows for v in row) / sum(map(len, rows)) for rows in values]
     lengths = torch.tensor([n for group in groups for n in group])
     group = torch.tensor([number for number, rows in enumerate(groups) for _ in rows])
@@ -65,7 +65,7 @@ def test_group_token_mean_is_the_mean_over_groups_of_the_mean_over_their_tokens(
 
 
 def test_sum_by_hand():
-    assert weights(Sum(), [2, 5, 1, 10]) == [1, 1, 1, 1]
+    assert weights(Unweighted(), [2, 5, 1, 10]) == [1, 1, 1, 1]
 
 
 def test_the_mean_of_ones_is_one():
@@ -80,13 +80,13 @@ def test_the_mean_of_ones_is_one():
 @pytest.mark.parametrize("weighting", WEIGHTINGS, ids=lambda weighting: type(weighting).__name__)
 @pytest.mark.parametrize("seed", range(5))
 def test_parts_of_a_batch_have_the_weights_of_the_whole_so_gradients_add_up(weighting, seed):
-    chance = random.Random(seed)
-    lengths = torch.tensor([chance.randrange(1, 17) for _ in range(24)])
+    rng = random.Random(seed)
+    lengths = torch.tensor([rng.randrange(1, 17) for _ in range(24)])
     group = torch.arange(24) // 4
     batch = BatchSize(sequences=24, groups=6, tokens=int(lengths.sum()))
     whole = weighting(lengths, group, batch)
     assert (whole.shape, whole.dtype) == (lengths.shape, torch.float32)
-    order = torch.tensor(chance.sample(range(24), 24))
+    order = torch.tensor(rng.sample(range(24), 24))
     parts = order.split([1, 7, 16])
     assert torch.cat([weighting(lengths[rows], group[rows], batch) for rows in parts]).equal(whole[order])
 

@@ -85,7 +85,7 @@ def model_of(shape: str, seed: int = 0, scale: float = 0.2, **overrides: Any) ->
 
 def policy_of(shape: str = "llama", seed: int = 0, scale: float = 0.2, **overrides: Any) -> Policy:
     """A policy around `model_of`."""
-    return Policy.of(model_of(shape, seed, scale, **overrides), tokenizer())
+    return Policy.from_model(model_of(shape, seed, scale, **overrides), tokenizer())
 
 
 def prompts_of(lengths: Sequence[int], seed: int = 0) -> list[Prompt]:
@@ -145,21 +145,21 @@ def branching_rollouts(seed: int = 0, num_groups: int = 3, group_size: int = 6) 
 
     π_old is one distribution after each prefix. Advantages are the same for a whole completion, and often 0.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     after: dict[tuple[int, ...], list[float]] = {}
     completions, old_logp, advantage = [], [], []
     for row in range(num_groups * group_size):
         path: list[int] = []
-        for _ in range(chance.randrange(1, 6)):
+        for _ in range(rng.randrange(1, 6)):
             key = (row % num_groups, *path)
             if key not in after:
-                sizes = [chance.random() ** 3 + 0.01 for _ in range(4)]
+                sizes = [rng.random() ** 3 + 0.01 for _ in range(4)]
                 after[key] = [size / sum(sizes) for size in sizes]
-            token = chance.choices(range(4), after[key])[0]
+            token = rng.choices(range(4), after[key])[0]
             old_logp.append(math.log(after[key][token]))
             path.append(token)
         completions.append(path)
-        advantage.append(chance.choice([-1.0, 0.0, 1.0, 0.5, chance.gauss(0, 1)]))
+        advantage.append(rng.choice([-1.0, 0.0, 1.0, 0.5, rng.gauss(0, 1)]))
     rollouts = rollouts_of([len(path) for path in completions], prompt_lengths=[3] * num_groups, seed=seed)
     rollouts.token_ids = torch.tensor([len(SPECIAL) + token for path in completions for token in path])
     rollouts.advantage = torch.tensor(advantage).repeat_interleave(rollouts.lengths)

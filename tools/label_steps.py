@@ -29,7 +29,7 @@ from grpo_lightning.types import Completion, FinishReason, Prompt, Question, Sam
 
 ROWS_AT_ONCE = 64
 MAX_STEPS = 1000
-RIGHT = 0.5
+RIGHT_ABOVE = 0.5
 """An answer is right if the verifier gives more."""
 
 
@@ -102,7 +102,7 @@ def label_prefixes(
         for completion in islice(drawn, completions)
     ]
     samples += [Sample(solution.prompt, solution.text, [], FinishReason.STOP) for solution in solutions]
-    right = [float(value > RIGHT) for value in verifier(samples).value]
+    right = [float(value > RIGHT_ABOVE) for value in verifier(samples).value]
     shares = iter(sum(own) / completions for own in groups(right[: len(right) - len(solutions)], completions))
     return [
         [*islice(shares, len(solution.prefixes)), outcome]

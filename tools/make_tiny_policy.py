@@ -75,13 +75,13 @@ def make_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int) -> 
     return LlamaForCausalLM(config)
 
 
-def worked_solution(expression: str, wrong: float, chance: random.Random, mistakes: Place = "answer") -> str:
+def worked_solution(expression: str, wrong: float, rng: random.Random, mistakes: Place = "answer") -> str:
     """The written method, column by column: `47+85` -> `<think>7+5=12 4+8+1=13</think><answer>132</answer>`.
 
     Args:
         expression: Two numbers and `+` or `-`. The smaller is taken from the larger: `7-47` is `-(47-7)`.
         wrong: Probability of a mistake.
-        chance: Decides about mistakes.
+        rng: Decides about mistakes.
         mistakes: Where: in one digit of the answer, all steps being right; or in the last digit of each step, with
             this probability each, and the answer takes them over.
     """
@@ -93,15 +93,15 @@ def worked_solution(expression: str, wrong: float, chance: random.Random, mistak
     steps, digits, carry = [], "", 0
     for a, b in zip(map(int, reversed(high.zfill(width))), map(int, reversed(low.zfill(width))), strict=True):
         value = a + b + carry if operator == "+" else (a - b - carry) % 10
-        if mistakes == "steps" and chance.random() < wrong:
-            value += chance.choice([digit for digit in range(10) if digit != value % 10]) - value % 10
+        if mistakes == "steps" and rng.random() < wrong:
+            value += rng.choice([digit for digit in range(10) if digit != value % 10]) - value % 10
         steps.append(f"{a}{operator}{b}{operator + '1' if carry else ''}={value}")
         digits = f"{value % 10}{digits}"
         carry = value // 10 if operator == "+" else int(a - b - carry < 0)
     answer = str(int(f"{carry}{digits}" if operator == "+" else digits))
-    if mistakes == "answer" and chance.random() < wrong:
-        place = chance.randrange(len(answer))
-        digit = chance.choice([d for d in string.digits if d != answer[place]])
+    if mistakes == "answer" and rng.random() < wrong:
+        place = rng.randrange(len(answer))
+        digit = rng.choice([d for d in string.digits if d != answer[place]])
         answer = answer[:place] + digit + answer[place + 1 :]
     sign = "-" if negative else ""
     return f"<think>{' '.join(steps)}</think><answer>{sign}{answer}</answer>"
@@ -113,7 +113,7 @@ def train(
     questions: Sequence[Question],
     steps: int,
     wrong: float,
-    chance: random.Random,
+    rng: random.Random,
     mistakes: Place,
 ) -> None:
     """Supervised training on fresh solutions of `questions`: right ones first, then mixed ones.
@@ -125,7 +125,7 @@ def train(
         steps: Optimizer steps; the first 70 % see right solutions only: with mixed ones
             throughout, seed 0 stopped at 0.90 greedy, and GRPO did not get it higher.
         wrong: Share of wrong answers, or steps, in the rest.
-        chance: Draws questions and wrong digits.
+        rng: Draws questions and wrong digits.
         mistakes: Where the wrong digits are.
     """
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
@@ -133,11 +133,11 @@ def train(
     model.train()
     for step in range(steps):
         share = wrong if step >= 0.7 * steps else 0.0
-        batch = chance.choices(questions, k=BATCH)
+        batch = rng.choices(questions, k=BATCH)
         prompts = tokenizer([question.text for question in batch])["input_ids"]
         solutions = tokenizer(
             [
-                worked_solution(question.metadata["expression"], share, chance, mistakes) + tokenizer.eos_token
+                worked_solution(question.metadata["expression"], share, rng, mistakes) + tokenizer.eos_token
                 for question in batch
             ]
         )["input_ids"]

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.autograd.functional import jacobian
 
-from grpo_lightning.maths.kl import K1, K2, K3, ImportanceWeighted, KLEstimator, KLPenalty
+from grpo_lightning.maths.kl import K1, K2, K3, ImportanceWeighted, KLEstimator
+from grpo_lightning.maths.kl_penalty import KLPenalty
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Clipped
 
@@ -146,18 +147,18 @@ def draw(kl_ref: float, kl_old: float, count: int = TRIPLES) -> list[Policies]:
 
 def value(term: Term, policies: Policies) -> Value:
     """Expectation and deviation of a term's value, exactly."""
-    chance, values = policies.old_logp.exp(), term(policies.logp, policies)
-    mean = (chance * values).sum()
-    variance = (chance * (values - mean).square()).sum()
+    probability, values = policies.old_logp.exp(), term(policies.logp, policies)
+    mean = (probability * values).sum()
+    variance = (probability * (values - mean).square()).sum()
     return Value(float(divergence(policies.logp, policies.ref_logp)), float(mean), float(variance.sqrt()))
 
 
 def gradient(term: Term, policies: Policies) -> Gradient:
     """Expectation and deviation of a term's gradient, exactly, beside those of the two divergences."""
-    chance = policies.old_logp.exp()
+    probability = policies.old_logp.exp()
     each = jacobian(lambda logits: term(logits.log_softmax(0), policies), policies.logits)
-    mean = chance @ each
-    variance = chance @ (each - mean).square().sum(1)
+    mean = probability @ each
+    variance = probability @ (each - mean).square().sum(1)
     return Gradient(
         reverse=jacobian(lambda logits: divergence(logits.log_softmax(0), policies.ref_logp), policies.logits),
         forward=jacobian(lambda logits: divergence(policies.ref_logp, logits.log_softmax(0)), policies.logits),
@@ -223,15 +224,15 @@ def two_token_gradients(generator: torch.Generator) -> dict[str, Gradient]:
 
     logp, ref_logp = tokens(logits), tokens(ref)
     old_logp = logp.detach()
-    chance = old_logp.sum(1).exp()
+    probability = old_logp.sum(1).exp()
     reward = KLPenalty().kl(old_logp, ref_logp, old_logp).sum(1, keepdim=True)
     losses = {
         "KL": (logp.sum(1).exp() * (logp - ref_logp).sum(1)).sum(),
         **{
-            name: (chance * kl(logp, ref_logp, old_logp).sum(1)).sum()
+            name: (probability * kl(logp, ref_logp, old_logp).sum(1)).sum()
             for name, kl in (("k2", K2()), ("k3", K3()), ("weighted k3", ImportanceWeighted(K3())))
         },
-        "k1 in the reward": (chance * (reward * logp).sum(1)).sum(),
+        "k1 in the reward": (probability * (reward * logp).sum(1)).sum(),
     }
     exact, *others = (torch.autograd.grad(loss, logits, retain_graph=True)[0].flatten() for loss in losses.values())
     return {name: Gradient(exact, exact, mean, 0.0) for name, mean in zip(list(losses)[1:], others, strict=True)}

@@ -65,13 +65,13 @@ class CutEngine(NativeEngine):
 
     def generate(self, *args: Any, **kwargs: Any) -> list[Completion]:
         completions = super().generate(*args, **kwargs)
-        chance = random.Random(0)
+        rng = random.Random(0)
         cut = []
         for number, completion in enumerate(completions):
             longest = len(completion.token_ids)
             drawn = {
                 "full": 1.0,
-                "lognormal": chance.lognormvariate(math.log(1 / 8), 1.0),
+                "lognormal": rng.lognormvariate(math.log(1 / 8), 1.0),
                 "runaway": 1.0 if number == 0 else 0.06,
             }[self.lengths]
             length = max(1, min(longest, round(drawn * longest)))
@@ -150,7 +150,7 @@ def run_here(options: Sequence[str]) -> None:
     used = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     report = next(callback for callback in getattr(cli.trainer, "callbacks", []) if isinstance(callback, MemoryReport))
     assert report.job is not None
-    table = MemoryTable.of(report.job)
+    table = MemoryTable.from_job(report.job)
     found = {"announced": table.peak, "used": int(used.split()[1]) * 1024, "phase": table.phase}
     print(json.dumps(found | {"process": table["process"][0], "table": str(table)}))
 

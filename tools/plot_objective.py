@@ -107,23 +107,23 @@ def plot_objective(out: Path) -> None:
 
 def k3_surface(points: int) -> tuple[np.ndarray, np.ndarray]:
     """[P] probabilities, and [P, P] k3 with π_ref by rows and π_θ by columns."""
-    chance = torch.linspace(1 / points, 1.0, points)
-    ref, theta = torch.meshgrid(chance, chance, indexing="ij")
-    return chance.numpy(), K3()(theta.log(), ref.log(), theta.log()).numpy()
+    probability = torch.linspace(1 / points, 1.0, points)
+    ref, theta = torch.meshgrid(probability, probability, indexing="ij")
+    return probability.numpy(), K3()(theta.log(), ref.log(), theta.log()).numpy()
 
 
 def plot_kl_surface(out: Path) -> None:
     """k3 by colour on a logarithmic scale, with contours; it vanishes on the diagonal."""
     from matplotlib.colors import LogNorm
 
-    chance, value = k3_surface(200)
+    probability, value = k3_surface(200)
     figure = new_figure(5.6, 4.6)
     panel = figure.subplots()
     levels = (0.01, 0.1, 1, 10)
     colors = panel.pcolormesh(
-        chance, chance, value.clip(1e-3), norm=LogNorm(1e-3, 100), cmap="viridis", rasterized=True
+        probability, probability, value.clip(1e-3), norm=LogNorm(1e-3, 100), cmap="viridis", rasterized=True
     )
-    lines = panel.contour(chance, chance, value, levels=levels, colors="white", linewidths=0.9)
+    lines = panel.contour(probability, probability, value, levels=levels, colors="white", linewidths=0.9)
     panel.clabel(lines, fmt="%g", fontsize=9)
     panel.plot((0, 1), (0, 1), "--", color="white", linewidth=1)
     panel.set(xlabel="π_θ", ylabel="π_ref", title="k3 = π_ref/π_θ − log(π_ref/π_θ) − 1", aspect="equal")

@@ -50,7 +50,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-MADE = {
+RECIPES = {
     "runs/tiny_policy": "tools/make_tiny_policy.py",
     "runs/tiny_reward_model": "tools/make_reward_model.py",
     "runs/slipping_policy": "tools/make_tiny_policy.py --digits 3 --mistakes steps --wrong 0.4 --steps 1000",
@@ -264,7 +264,7 @@ def make_models(runs: Sequence[Run]) -> None:
     arguments = {argument for run in runs for argument in run.arguments}
     files = {ROOT / argument.removeprefix("--config=") for argument in arguments if argument.startswith("--config=")}
     texts = [*arguments, *(file.read_text() for file in files if file.exists())]
-    for folder, command in MADE.items():
+    for folder, command in RECIPES.items():
         if not (ROOT / folder).exists() and any(folder in text for text in texts):
             print(f"making {folder}", flush=True)
             subprocess.run([sys.executable, *command.split(), "--out", folder], cwd=ROOT, check=True, env=os.environ)

@@ -46,7 +46,7 @@ class Diagnostics:
         return Diagnostics(**dict(zip(names, values, strict=False))), values[len(names) :]
 
     @classmethod
-    def of(
+    def from_update(
         cls,
         rollouts: Rollouts,
         surrogate: SurrogateResult,

@@ -4,8 +4,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from grpo_lightning.maths.surrogates import MAX_LOG_RATIO, log_ratio
-from grpo_lightning.types import UsageError
+from grpo_lightning.maths.ratio import MAX_LOG_RATIO, log_ratio
 
 
 class KLEstimator(ABC):
@@ -62,21 +61,3 @@ class ImportanceWeighted(KLEstimator):
 
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
         return log_ratio(logp, old_logp).exp() * self.kl(logp, ref_logp, old_logp)
-
-
-class KLPenalty:
-    """KL in the reward: R(q, o) - beta * sum over t of kl_t, taken at π_old (DeepSeekMath Eq. 2, summed over tokens).
-
-    It is one reward more, so it passes through the advantage like the others. Beside `objective.beta` above 0 it is the
-    dual penalty.
-
-    Args:
-        beta: Its coefficient, in units of reward a nat.
-        kl: The estimator; k1 in RLHF's reward.
-    """
-
-    def __init__(self, beta: float = 0.04, kl: KLEstimator | None = None) -> None:
-        if not beta > 0:
-            raise UsageError(f"reward_kl.beta={beta}: give more than 0, or leave model.reward_kl out")
-        self.beta = beta
-        self.kl = kl or K1()

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 
-RIGHT = 0.5
+RIGHT_ABOVE = 0.5
 """A completion to which the first reward gives more counts as right."""
 
 
 def pass_at_k(values: Sequence[float]) -> float:
     """Whether any of the answers is right."""
-    return float(any(value > RIGHT for value in values))
+    return float(any(value > RIGHT_ABOVE for value in values))
 
 
 def majority_at_k(values: Sequence[float], answers: Sequence[str | None]) -> float:
@@ -20,7 +20,7 @@ def majority_at_k(values: Sequence[float], answers: Sequence[str | None]) -> flo
             votes.setdefault(answer, []).append(value)
     if not votes:
         return 0.0
-    return float(max(votes.values(), key=len)[0] > RIGHT)
+    return float(max(votes.values(), key=len)[0] > RIGHT_ABOVE)
 
 
 def nan_mean(values: Sequence[float]) -> float:

@@ -8,8 +8,9 @@ from torch import Tensor
 from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.kl import K3, KLEstimator
 from grpo_lightning.maths.masks import TokenMask
+from grpo_lightning.maths.ratio import log_ratio
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.surrogates import Clipped, Surrogate, log_ratio
+from grpo_lightning.maths.surrogates import Clipped, Surrogate
 from grpo_lightning.maths.weightings import BatchSize, SequenceMean, TokenWeighting
 from grpo_lightning.types import UsageError
 
@@ -69,4 +70,6 @@ class Objective:
             per_token = per_token + self.entropy_bonus * entropy
         objective = (rollouts.weight * per_token).sum()
 
-        return objective, Diagnostics.of(rollouts, surrogate, objective, entropy, kl_ref, log_ratio(current, old_logp))
+        return objective, Diagnostics.from_update(
+            rollouts, surrogate, objective, entropy, kl_ref, log_ratio(current, old_logp)
+        )

@@ -25,7 +25,7 @@ class PrefixTree:
         return len(self.parent)
 
     @classmethod
-    def of(cls, rollouts: Rollouts) -> "PrefixTree":
+    def from_rollouts(cls, rollouts: Rollouts) -> "PrefixTree":
         """The trees of all groups at once, on the device of the rollouts."""
         device = rollouts.lengths.device
         lengths, token_ids = rollouts.lengths.cpu(), rollouts.token_ids.cpu()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from grpo_lightning.maths.advantages import GroupStd
-from grpo_lightning.maths.ragged import pad, positions, segments, starts
+from grpo_lightning.maths.ragged import pad, positions, starts
 from grpo_lightning.maths.reward_batch import RewardBatch
 from grpo_lightning.types import UsageError
 
@@ -12,7 +12,7 @@ from grpo_lightning.types import UsageError
 class ProcessSupervision(GroupStd):
     """GRPO with process supervision: Â_it = sum of the normalised rewards of the segments that end at t or later.
 
-    The rewards of all segments of all completions of a group are normalised together, r~ = (r - mean(R)) / (std(R) + eps)
+    The rewards of all segments of a group are normalised together, r~ = (r - mean(R)) / (std(R) + eps)
     (DeepSeekMath 4.1.3). A reward that scores completions as a whole counts as one segment that ends at the last token.
     Each reward is normalised by itself; their advantages are summed by their weights.
 
@@ -24,7 +24,8 @@ class ProcessSupervision(GroupStd):
     def per_token(self, rewards: RewardBatch) -> Tensor:
         if not any(rewards.segments):
             raise UsageError(
-                "ProcessSupervision: no reward scores segments; add one whose RewardResult has `segments`, or use GroupStd"
+                "ProcessSupervision: no reward scores segments; add one whose RewardResult has `segments`, or use"
+                " GroupStd"
             )
         lengths, first = rewards.lengths, starts(rewards.lengths)
         every = torch.arange(len(lengths), device=lengths.device)

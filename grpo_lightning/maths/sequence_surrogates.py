@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from grpo_lightning.maths.ragged import segment_mean
+from grpo_lightning.maths.ratio import log_ratio
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.surrogates import Clipped, Surrogate, SurrogateResult, bounds, clip, log_ratio
+from grpo_lightning.maths.surrogates import Clipped, Surrogate, SurrogateResult, bounds, clip
 from grpo_lightning.types import UsageError
 
 

@@ -7,15 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from grpo_lightning.maths.ratio import log_ratio
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.types import UsageError
-
-MAX_LOG_RATIO = 20.0
-
-
-def log_ratio(logp: Tensor, other: Tensor) -> Tensor:
-    """log(π/π_other), clamped to ±20: e^20 is beyond any use, and beyond it exp overflows."""
-    return (logp - other).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ class TargetProbability(Surrogate):
     advantages of the completions through it sum to more than 0, bad if to less, and neither where they cancel; then
     its probability is its target. After each prefix the targets of the distinct tokens tried are divided by their sum
     where that is over 1, which may put a likely good token's target under its probability: then it rests. Use it with
-    the weighting `Sum`: others may weigh the completions through a shared token differently than this sum does.
+    the weighting `Unweighted`: others may weigh the completions through a shared token differently than this sum does.
 
     Args:
         good_exponent: From 0 to 1; 0.5 is the square root.
@@ -52,7 +52,7 @@ class TargetProbability(Surrogate):
     def prepare(self, rollouts: Rollouts) -> None:
         """Sets the targets: `logp_high` of good tokens, `logp_low` of bad ones, both of those that are neither."""
         assert rollouts.old_logp is not None
-        tree = PrefixTree.of(rollouts)
+        tree = PrefixTree.from_rollouts(rollouts)
         logp, advantage = rollouts.old_logp.double(), rollouts.advantage.double()
         count = segment_sum(torch.ones_like(logp), tree.node, tree.num_nodes)
         # The same token after the same prefix; passes over different rows may differ in rounding.

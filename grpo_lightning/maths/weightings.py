@@ -77,7 +77,7 @@ class GroupTokenMean(TokenWeighting):
         return 1.0 / (batch.groups * tokens.float())
 
 
-class Sum(TokenWeighting):
+class Unweighted(TokenWeighting):
     """1: neither the number of completions nor their lengths enter; the learning rate must know the batch's size."""
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:

@@ -24,7 +24,7 @@ class PaddedRows:
     """[N] index, in the flattened rows, of the token behind which each completion token was drawn."""
 
     @classmethod
-    def of(cls, rollouts: Rollouts) -> "PaddedRows":
+    def from_rollouts(cls, rollouts: Rollouts) -> "PaddedRows":
         """Lays out the prompts and completions of `rollouts`. The work is done on the host."""
         sizes, device = rollouts.sizes, rollouts.token_ids.device
         prompt_lengths = sizes.prompt_lengths[sizes.group]

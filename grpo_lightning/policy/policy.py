@@ -92,7 +92,7 @@ class Policy(nn.Module):
         self.shares_prefix = False
 
     @classmethod
-    def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> "Policy":
+    def from_model(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> "Policy":
         """A policy around a model that exists already."""
         policy = cls(path=str(model.name_or_path))
         policy.tokenizer = tokenizer
@@ -289,12 +289,14 @@ class Policy(nn.Module):
         was_training = self.model.training
         self.model.eval()
         trial = Rollouts.from_lists([[1, 2, 3], [4]], [0, 1, 0], [[2, 3], [1, 2, 3], [4]]).to(self.device)
-        expected = self._hidden(trial, PaddedRows.of(trial))
+        expected = self._hidden(trial, PaddedRows.from_rollouts(trial))
         rows, shared = False, False
         try:
             self.model.set_attn_implementation(shared_prefix.ATTENTION)
-            rows = same(self._hidden(trial, PaddedRows.of(trial)), expected)
-            shared = rows and self._full_attention and same(self._hidden(trial, SharedPrefix.of(trial)), expected)
+            rows = same(self._hidden(trial, PaddedRows.from_rollouts(trial)), expected)
+            shared = (
+                rows and self._full_attention and same(self._hidden(trial, SharedPrefix.from_rollouts(trial)), expected)
+            )
         except Exception as error:  # Whatever a model makes of attention that is not its own, it keeps its own.
             log.debug("%s keeps transformers' attention: %s", type(self.model).__name__, error)
         finally:

@@ -96,7 +96,7 @@ class SharedPrefix:
     `Policy.free_masks` empties it."""
 
     @classmethod
-    def of(cls, rollouts: Rollouts) -> "SharedPrefix":
+    def from_rollouts(cls, rollouts: Rollouts) -> "SharedPrefix":
         """Lays out the prompts and completions of `rollouts`. The work is done on the host."""
         sizes, device = rollouts.sizes, rollouts.token_ids.device
         group, lengths, prompt_lengths = sizes.group, sizes.lengths, sizes.prompt_lengths

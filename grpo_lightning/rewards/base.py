@@ -40,7 +40,7 @@ class Segment:
     """The reward of one segment of a completion."""
 
     end: int
-    """Place of the segment's last token in the completion, from 0."""
+    """Index of the segment's last token in the completion, from 0."""
     value: float
 
 
@@ -175,8 +175,8 @@ class Reward(ABC):
             ends = [segment.end for segment in segments]
             if ends != sorted(set(ends)) or not all(0 <= end < len(sample.token_ids) for end in ends):
                 raise ValueError(
-                    f"{type(self).__name__}.score: segments that end at {ends} in a completion of {len(sample.token_ids)} "
-                    "tokens; `end` is a index from 0, and later segments end later"
+                    f"{type(self).__name__}.score: segments that end at {ends} in a completion of "
+                    f"{len(sample.token_ids)} tokens; `end` is an index from 0, and later segments end later"
                 )
         bad = [
             math.isinf(value) or (math.isnan(value) and status == OK)

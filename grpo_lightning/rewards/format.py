@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from grpo_lightning.rewards.base import OK, Reward, RewardResult
 from grpo_lightning.rewards.verifier.extraction import whole_turn
-from grpo_lightning.sandbox.pool import WorkerPool
+from grpo_lightning.sandbox.pool import WorkerPool, inside
 from grpo_lightning.types import Sample, UsageError
 
 NO_MATCH = "no_match"
@@ -46,7 +46,7 @@ class FormatReward(Reward):
         if not self.pattern:
             matches: list[bool | str] = [has_default_form(text) for text in texts]
         else:
-            outcomes = self._pool.map(f"{__name__}:matches", [[self.pattern, text] for text in texts])
+            outcomes = self._pool.map(inside("matches.matches"), [[self.pattern, text] for text in texts])
             matches = [outcome.value if outcome.status == OK else outcome.status for outcome in outcomes]
         return RewardResult(
             value=[math.nan if isinstance(match, str) else float(match) for match in matches],
@@ -67,11 +67,6 @@ def has_default_form(text: str) -> bool:
     between, _, rest = rest.partition("<answer>")
     answer, closed, after = rest.partition("</answer>")
     return not (before + between + after).strip() and bool(closed) and bool(answer.strip())
-
-
-def matches(pattern: str, text: str) -> bool:
-    """Whether `pattern` matches all of `text`. Runs in the worker."""
-    return re.fullmatch(pattern, text, re.DOTALL) is not None
 
 
 def check_pattern(pattern: str) -> None:

@@ -3,21 +3,16 @@
 import logging
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from grpo_lightning.rewards.base import OK, Reward, RewardResult
 from grpo_lightning.rewards.verifier.extraction import extract_answer, whole_turn
 from grpo_lightning.rewards.verifier.math_verifier import NO_ANSWER
-from grpo_lightning.sandbox.pool import LoadError, WorkerPool
+from grpo_lightning.sandbox.pool import LoadError, WorkerPool, inside
+from grpo_lightning.tasks.reasoning_gym import METADATA
 from grpo_lightning.types import Question, Sample, UsageError
 
 log = logging.getLogger(__name__)
-
-METADATA = "reasoning_gym"
-"""Key of a question's metadata that says which `entry` of which `dataset` it is."""
-
-_SCORE = f"{Path(__file__).with_name('gym_worker.py')}:score"
 
 
 class ReasoningGymReward(Reward):
@@ -62,7 +57,7 @@ class ReasoningGymReward(Reward):
                 source = question.source or "a question"
                 raise UsageError(f"reward {self.name}: {source} is not of the task ReasoningGym")
         try:
-            self._pool.load(_SCORE)
+            self._pool.load(inside("gym.score"))
         except LoadError as error:
             raise UsageError(f"reward {self.name}: {error}. pip install grpo-lightning[reasoning-gym]") from error
 
@@ -72,7 +67,7 @@ class ReasoningGymReward(Reward):
         asked = [row for row, answer in enumerate(answers) if answer is not None]
         tasks = [_task(samples[row].prompt.question, answers[row]) for row in asked]
         result = RewardResult([0.0] * len(samples), [NO_ANSWER] * len(samples), answers)
-        for row, outcome in zip(asked, self._pool.map(_SCORE, tasks), strict=True):
+        for row, outcome in zip(asked, self._pool.map(inside("gym.score"), tasks), strict=True):
             result.status[row] = outcome.status
             if outcome.status == OK:
                 result.value[row] = outcome.value if self.partial_credit else float(outcome.value >= 1)

@@ -21,7 +21,7 @@ from grpo_lightning.types import UsageError
 
 OK, ERROR, TIMEOUT, MEMORY, CRASH = "ok", "error", "timeout", "memory", "crash"
 
-SCRIPT = Path(__file__).with_name("worker.py")
+SCRIPT = Path(__file__).with_name("main.py")
 LOAD_SECONDS = 120.0
 """How long a worker may take to import its function."""
 IDLE, LOADING = -1, -2
@@ -41,6 +41,12 @@ class Outcome:
 
 class LoadError(RuntimeError):
     """A worker could not import the function; the message has the worker's own error."""
+
+
+def inside(function: str) -> str:
+    """The name under which a pool finds a function of `sandbox/inside/`: `separators.ends` for `ends` there."""
+    module, name = function.split(".")
+    return f"{Path(__file__).parent / 'inside' / module}.py:{name}"
 
 
 class WorkerPool:

@@ -1,17 +1,17 @@
 """Procedurally generated puzzles of reasoning-gym (optional extra `reasoning-gym`)."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from grpo_lightning.rewards.reasoning_gym import METADATA
-from grpo_lightning.sandbox.pool import OK, LoadError, WorkerPool
+from grpo_lightning.sandbox.pool import OK, LoadError, WorkerPool, inside
 from grpo_lightning.tasks.base import Split, Task
 from grpo_lightning.types import Question, UsageError
 
+METADATA = "reasoning_gym"
+"""Key of a question's metadata that says which `entry` of which `dataset` it is."""
+
 SECONDS = 600.0
 """How long the questions of a run may take to be made."""
-_ENTRIES = f"{Path(__file__).parents[1] / 'rewards' / 'gym_worker.py'}:entries"
 
 
 class ReasoningGym(Task):
@@ -86,7 +86,7 @@ class ReasoningGym(Task):
         if len(self._made) < stop:
             pool = WorkerPool(workers=1, timeout=SECONDS, memory_limit_mb=4096)
             try:
-                (outcome,) = pool.map(_ENTRIES, [[self._dataset, len(self._made), stop]])
+                (outcome,) = pool.map(inside("gym.entries"), [[self._dataset, len(self._made), stop]])
             except LoadError as error:
                 raise UsageError(f"ReasoningGym: {error}. pip install grpo-lightning[reasoning-gym]") from error
             finally:

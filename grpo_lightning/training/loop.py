@@ -19,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from grpo_lightning import ranks
+from grpo_lightning.maths.group_filters import TOTAL
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.stopping import FixedPasses, Passes, StopRule
 from grpo_lightning.training.callbacks.monitors import (
@@ -31,7 +32,7 @@ from grpo_lightning.training.callbacks.monitors import (
 )
 from grpo_lightning.training.callbacks.progress import StepProgressBar
 from grpo_lightning.training.data import PromptDataModule
-from grpo_lightning.training.dynamic_sampling import TOTAL, DynamicSampling
+from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.minibatch import Minibatch
 from grpo_lightning.training.module import GRPOModule
@@ -83,8 +84,8 @@ class GRPOLoop(Callback):
                 raise UsageError(f"loop.{name}={value}: give {least} or more")
         if prompts_per_step % num_minibatches:
             raise UsageError(
-                f"loop.prompts_per_step={prompts_per_step} is not a multiple of loop.num_minibatches={num_minibatches}: "
-                "every update takes as many prompts"
+                f"loop.prompts_per_step={prompts_per_step} is not a multiple of "
+                f"loop.num_minibatches={num_minibatches}: every update takes as many prompts"
             )
         self.group_size = group_size
         self.prompts_per_step = prompts_per_step
@@ -103,7 +104,7 @@ class GRPOLoop(Callback):
         self._step_started = self._updates_started = self._updates_ended = 0.0
 
     @staticmethod
-    def of(trainer: L.Trainer) -> "GRPOLoop":
+    def find(trainer: L.Trainer) -> "GRPOLoop":
         """The loop among the trainer's callbacks."""
         callbacks: list[Callback] = getattr(trainer, "callbacks", [])
         return next(callback for callback in callbacks if isinstance(callback, GRPOLoop))
@@ -163,8 +164,8 @@ class GRPOLoop(Callback):
         size = f"at most {self.max_tokens} tokens" if self.max_tokens else "the whole minibatch"
         rank_zero_info(
             f"{trainer.max_epochs} steps of {self.prompts_per_step} prompts x {self.group_size} completions of at most "
-            f"{module.sampling.max_new_tokens} tokens; each step {self.mu} x {self.num_minibatches} updates, {size} in one "
-            f"forward and backward{', prompts shared by their group' if module.policy.shares_prefix else ''}"
+            f"{module.sampling.max_new_tokens} tokens; each step {self.mu} x {self.num_minibatches} updates, {size} in "
+            f"one forward and backward{', prompts shared by their group' if module.policy.shares_prefix else ''}"
         )
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -279,7 +280,9 @@ class GRPOLoop(Callback):
                 self.exploration.samples, self.exploration.scores.results[reward.name], iteration_ends
             ).items()
         }
-        metrics = StepStatistics.of(self.exploration, self.group_size, seconds).gather().metrics() | learned
+        metrics = (
+            StepStatistics.from_exploration(self.exploration, self.group_size, seconds).gather().metrics() | learned
+        )
         metrics["optim/updates"] = self.passes.num_updates
         metrics |= {f"optim/stopped_by/{name}": float(name == self.passes.ended_by) for name in self.stop.names}
         if self.dynamic_sampling:

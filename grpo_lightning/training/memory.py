@@ -377,7 +377,7 @@ class MemoryTable:
     spread: Spread
 
     @classmethod
-    def of(cls, job: Job) -> "MemoryTable":
+    def from_job(cls, job: Job) -> "MemoryTable":
         """The table of `job`."""
         return cls.from_estimate(Estimate(job))
 

@@ -26,8 +26,8 @@ from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.advantages import AdvantageEstimator, GroupStd
 from grpo_lightning.maths.diagnostics import Diagnostics
-from grpo_lightning.maths.kl import KLPenalty
-from grpo_lightning.maths.metrics import RIGHT, majority_at_k, nan_mean, pass_at_k
+from grpo_lightning.maths.kl_penalty import KLPenalty
+from grpo_lightning.maths.metrics import RIGHT_ABOVE, majority_at_k, nan_mean, pass_at_k
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.ragged import segments
 from grpo_lightning.policy import sharding
@@ -387,7 +387,7 @@ class GRPOModule(L.LightningModule):
             group = slice(number * k, (number + 1) * k)
             values = scores.main.value[group]
             found = {
-                "pass@1": float(greedy_scores.main.value[number] > RIGHT),
+                "pass@1": float(greedy_scores.main.value[number] > RIGHT_ABOVE),
                 f"avg@{k}": nan_mean(values),
                 f"pass@{k}": pass_at_k(values),
                 "reward": nan_mean(scores.total[group]),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from grpo_lightning import ranks
-from grpo_lightning.maths.metrics import RIGHT
+from grpo_lightning.maths.metrics import RIGHT_ABOVE
 from grpo_lightning.training.explorer import Exploration
 
 
@@ -26,7 +26,7 @@ class StepStatistics:
     """Numbers of samples, to be divided by that of all samples: a rank may have none of a kind another has."""
 
     @classmethod
-    def of(cls, exploration: Exploration, group_size: int, seconds: dict[str, float]) -> "StepStatistics":
+    def from_exploration(cls, exploration: Exploration, group_size: int, seconds: dict[str, float]) -> "StepStatistics":
         """This rank's share of the step.
 
         Args:
@@ -48,7 +48,7 @@ class StepStatistics:
             step.add("rollout/truncated", sample.truncated)
         for sample, value in zip(samples, scores.main.value, strict=True):
             if not math.isnan(value):
-                step.add(f"rollout/length_{'right' if value > RIGHT else 'wrong'}", len(sample.token_ids))
+                step.add(f"rollout/length_{'right' if value > RIGHT_ABOVE else 'wrong'}", len(sample.token_ids))
         sampled = sum(len(sample.token_ids) for sample in samples)
         step.add("rollout/wasted", sampled - exploration.rollouts.num_tokens, sampled)
         step.maxima["rollout/length_max"] = max(len(sample.token_ids) for sample in samples)

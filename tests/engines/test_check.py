@@ -174,7 +174,7 @@ def test_a_model_without_sdpa_fits_with_eager_and_says_so_once(
 
 
 def test_sharded_weights_are_gathered_for_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, inside = Policy.of(model_of("llama"), tokenizer()), []
+    policy, inside = Policy.from_model(model_of("llama"), tokenizer()), []
     gathered = Policy.gathered
 
     def noted(self: Policy) -> Any:

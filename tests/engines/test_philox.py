@@ -43,10 +43,10 @@ def test_known_answers_of_random123(counter, key, answer):
 
 
 def test_agrees_with_unbounded_integers():
-    chance = random.Random(0)
+    rng = random.Random(0)
     for _ in range(200):
-        counter = tuple(chance.getrandbits(32) for _ in range(4))
-        key = (chance.getrandbits(32), chance.getrandbits(32))
+        counter = tuple(rng.getrandbits(32) for _ in range(4))
+        key = (rng.getrandbits(32), rng.getrandbits(32))
         assert words(counter, key) == reference(counter, key)
 
 
@@ -60,13 +60,13 @@ def test_uniform_is_the_upper_24_bits_of_the_word_for_its_five_keys():
 
 @pytest.mark.parametrize("seed", range(10))
 def test_any_split_of_positions_and_rows_gives_the_same_numbers(seed):
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     prompt, sample = torch.arange(6) * 1000, torch.tensor([0, 1, 2, 0, 1, 2])
     whole = uniforms(7, 3, prompt, sample, 0, 40)
-    cuts = [0, *sorted(chance.sample(range(1, 40), 5)), 40]
+    cuts = [0, *sorted(rng.sample(range(1, 40), 5)), 40]
     parts = [uniforms(7, 3, prompt, sample, a, b - a) for a, b in itertools.pairwise(cuts)]
     assert torch.cat(parts, dim=1).equal(whole)
-    rows = torch.tensor(chance.sample(range(6), 6))
+    rows = torch.tensor(rng.sample(range(6), 6))
     assert uniforms(7, 3, prompt[rows], sample[rows], 0, 40).equal(whole[rows])
 
 

@@ -49,7 +49,7 @@ def test_the_rule_says_what_pytorch_chooses(dtype: torch.dtype, name: str, devic
 
 def policy_in(precision: str, model: str, device: torch.device) -> tuple[Policy, AbstractContextManager[Any]]:
     dtype, mixed = PRECISIONS[precision]
-    policy = Policy.of(model_of("llama", **MODELS[model]).to(dtype), tokenizer()).to(device)
+    policy = Policy.from_model(model_of("llama", **MODELS[model]).to(dtype), tokenizer()).to(device)
     return policy, torch.autocast("cuda", dtype=torch.bfloat16) if mixed else nullcontext()
 
 

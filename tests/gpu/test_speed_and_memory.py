@@ -29,7 +29,7 @@ WIDE: dict[str, Any] = {
 def wide(dtype: torch.dtype = torch.float32, **sizes: Any) -> Policy:
     """A policy of `WIDE`, or of other sizes, with random weights on the GPU."""
     model = AutoModelForCausalLM.from_config(LlamaConfig(**WIDE | sizes), attn_implementation="sdpa")
-    return Policy.of(model.to(device="cuda", dtype=dtype), tokenizer())
+    return Policy.from_model(model.to(device="cuda", dtype=dtype), tokenizer())
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def tokens_per_second(policy: Policy, autocast: bool) -> float:
 def test_decoding_in_bfloat16_is_no_slower_than_in_float32(figures: Any) -> None:
     policy = wide()
     speed = {"float32": tokens_per_second(policy, False), "bf16-mixed": tokens_per_second(policy, True)}
-    speed["bfloat16 weights"] = tokens_per_second(Policy.of(policy.model.bfloat16(), policy.tokenizer), False)
+    speed["bfloat16 weights"] = tokens_per_second(Policy.from_model(policy.model.bfloat16(), policy.tokenizer), False)
     for name, value in speed.items():
         figures.add(f"decoding 128 rows, 90M weights, {name}", value, "tokens/s")
     assert speed["bfloat16 weights"] > 0.8 * speed["float32"]

@@ -211,9 +211,9 @@ def test_what_is_held_out_is_never_trained_on(folder: Path, monkeypatch: pytest.
     trained: list[set[str]] = []
     original = RewardUpdate.train
 
-    def train(self: RewardUpdate, model: Any, new: Any, history: Any, chance: Any) -> float:
+    def train(self: RewardUpdate, model: Any, new: Any, history: Any, rng: Any) -> float:
         trained.append({g.prompt for g in [*new, *history]})
-        return original(self, model, new, history, chance)
+        return original(self, model, new, history, rng)
 
     monkeypatch.setattr(RewardUpdate, "train", train)
     held_out = sorted((f"q{id}" for id in range(12)), key=hash_fraction)[:2]

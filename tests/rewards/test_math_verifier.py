@@ -457,7 +457,7 @@ def test_a_worker_killed_in_the_middle_of_a_batch_costs_nothing():
     def kill():
         while not stop.is_set() and len(killed) < 3:
             for worker in list(verifier._pool._running):
-                if worker.job >= 0 and not any(abs(worker.job - job) < 4 for job in killed):  # it gets one more chance
+                if worker.job >= 0 and not any(abs(worker.job - job) < 4 for job in killed):  # it gets one more rng
                     killed[worker.job] = worker.process.pid
                     os.kill(worker.process.pid, signal.SIGKILL)
             time.sleep(0.02)

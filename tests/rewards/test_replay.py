@@ -34,17 +34,17 @@ def test_room_is_shared_equally(lengths: list[int], size: int, room: list[int]):
 
 def test_strata_by_iteration_and_outcome_within_the_size():
     buffer = ReplayBuffer(12)
-    chance = Random(0)
-    buffer.add(0, groups(6, 1) + groups(6, 0, name="w"), chance)
+    rng = Random(0)
+    buffer.add(0, groups(6, 1) + groups(6, 0, name="w"), rng)
     assert {key: len(stratum) for key, stratum in buffer.strata.items()} == {(0, "right"): 6, (0, "wrong"): 6}
-    buffer.add(1, groups(20, 1, 0), chance)
+    buffer.add(1, groups(20, 1, 0), rng)
     assert {key: len(stratum) for key, stratum in buffer.strata.items()} == {
         (0, "right"): 4, (0, "wrong"): 4, (1, "both"): 4,
     }  # fmt: skip
     assert len(buffer) == 12 == len([*buffer])
     assert {iteration: len(found) for iteration, found in buffer.by_iteration().items()} == {0: 8, 1: 4}
     for iteration in range(2, 40):
-        buffer.add(iteration, groups(3, 1), chance)
+        buffer.add(iteration, groups(3, 1), rng)
         assert len(buffer) == 12
 
 
@@ -53,9 +53,9 @@ def test_every_prompt_of_a_stratum_stays_with_the_same_chance():
     stays: Counter[str] = Counter()
     trials = 2000
     for seed in range(trials):
-        buffer, chance = ReplayBuffer(24), Random(seed)
+        buffer, rng = ReplayBuffer(24), Random(seed)
         for iteration in range(3):
-            buffer.add(iteration, groups(20, 1), chance)
+            buffer.add(iteration, groups(20, 1), rng)
         stays.update(g.prompt for g in buffer.by_iteration()[0])
     assert sum(stays.values()) == 8 * trials
     # Standard deviation of one count: sqrt(2000 * 0.4 * 0.6) = 21.9.

@@ -27,7 +27,7 @@ def softplus(x: float) -> float:
 
 
 def test_sizes():
-    assert LabelledBatchSize.of([group("a", 1, 0, 0), group("b", 1, 1)]) == SIZE
+    assert LabelledBatchSize.from_groups([group("a", 1, 0, 0), group("b", 1, 1)]) == SIZE
 
 
 def test_pairs_of_a_prompt_have_weight_1_together():

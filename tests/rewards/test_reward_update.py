@@ -12,7 +12,7 @@ from tiny import model_of, tokenizer
 from grpo_lightning.rewards.learned.labelled import LabelledGroup
 from grpo_lightning.rewards.learned.loss import BinaryCrossEntropy, BradleyTerry, RewardLoss, SumOf
 from grpo_lightning.rewards.learned.model import RewardModel
-from grpo_lightning.rewards.learned.update import Quality, RewardUpdate, Verdict, parts, rate
+from grpo_lightning.rewards.learned.update import Quality, RewardUpdate, Trial, parts, rate
 
 
 @pytest.fixture
@@ -47,13 +47,13 @@ def test_acceptance(new, old, bound: float, accepted: bool):
     def quality(accuracies) -> tuple[Quality, Quality]:
         return Quality(accuracies[0], 0.5), Quality(accuracies[1], 0.5)
 
-    assert Verdict(quality(new), quality(old) if old else None, 0.1).accepts(bound) == accepted
+    assert Trial(quality(new), quality(old) if old else None, 0.1).accepts(bound) == accepted
 
 
 def test_a_gain_can_be_asked_for_and_forgone():
     better, worse = (
-        Verdict((Quality(0.8, 0.5), Quality(0.85, 0.9)), None, 0),
-        Verdict((Quality(0.8, 0.5), Quality(0.1, 0.9)), None, 0),
+        Trial((Quality(0.8, 0.5), Quality(0.85, 0.9)), None, 0),
+        Trial((Quality(0.8, 0.5), Quality(0.1, 0.9)), None, 0),
     )
     assert better.accepts(1.0, 0.04) and not better.accepts(1.0, 0.06)
     assert worse.accepts(1.0, -1.0) and not worse.accepts(1.0)
@@ -74,21 +74,19 @@ def test_the_learning_rate_rises_over_a_tenth_and_falls():
 @pytest.mark.parametrize("loss", [BinaryCrossEntropy(), BradleyTerry(), SumOf([BinaryCrossEntropy(), BradleyTerry()])])
 def test_it_learns_and_is_accepted(model: RewardModel, loss: RewardLoss):
     update = RewardUpdate(loss, replay=0.1, epochs=4, batch_size=4, lr=3e-3)
-    verdict = update(model, even(32), even(8, 100), even(6, 50), even(6, 60), 0.02, 0.0, Random(0))
-    assert verdict.new[0].accuracy == 0.5 and verdict.new[1].accuracy > 0.95
-    assert verdict.old is not None and verdict.old[1].accuracy > 0.95
-    assert verdict.accepts(0.02) and 0.05 < verdict.replayed < 0.15
-    assert update.quality(model, even(6, 50)) == verdict.new[1]
+    trial = update(model, even(32), even(8, 100), even(6, 50), even(6, 60), 0.02, 0.0, Random(0))
+    assert trial.new[0].accuracy == 0.5 and trial.new[1].accuracy > 0.95
+    assert trial.old is not None and trial.old[1].accuracy > 0.95
+    assert trial.accepts(0.02) and 0.05 < trial.replayed < 0.15
+    assert update.quality(model, even(6, 50)) == trial.new[1]
     assert not model.model.training
 
 
 def test_what_is_not_accepted_leaves_no_trace(model: RewardModel):
     before = {name: value.clone() for name, value in model.model.state_dict().items()}
     wrong = [LabelledGroup(g.prompt, g.completions, g.ended, [1 - label for label in g.labels]) for g in even(8)]
-    verdict = RewardUpdate(BinaryCrossEntropy(), 0.0, 2, 4, 3e-3)(
-        model, wrong, [], even(4, 50), [], 0.02, 0.0, Random(0)
-    )
-    assert not verdict.accepts(0.02) and verdict.old is None
+    trial = RewardUpdate(BinaryCrossEntropy(), 0.0, 2, 4, 3e-3)(model, wrong, [], even(4, 50), [], 0.02, 0.0, Random(0))
+    assert not trial.accepts(0.02) and trial.old is None
     after = model.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
 

@@ -135,15 +135,13 @@ def test_the_last_token_of_a_step_by_hand(bpe: PreTrainedTokenizerFast):
 
 def test_the_last_token_of_a_step_by_counting_bytes(bpe: PreTrainedTokenizerFast):
     """Of a byte-level tokenizer, a token's bytes are known: count them."""
-    chance = random.Random(0)
+    rng = random.Random(0)
     size_of = {token: len(text) for text, token in bpe.get_vocab().items()}
     longest = 0
     for _ in range(50):
-        text = "".join(
-            chance.choice(["ab", ".\n\n", "cd", " ", "é", "€", "🙂", "x"]) for _ in range(chance.randrange(1, 30))
-        )
+        text = "".join(rng.choice(["ab", ".\n\n", "cd", " ", "é", "€", "🙂", "x"]) for _ in range(rng.randrange(1, 30)))
         ids = bpe.encode(text)
-        ends = sorted({chance.randrange(1, len(text) + 1) for _ in range(6)})
+        ends = sorted({rng.randrange(1, len(text) + 1) for _ in range(6)})
         expected = []
         for end in ends:
             left = len(text[:end].encode())

@@ -11,13 +11,14 @@ from fitting import Digits, Echo, fit
 from tiny import prompts_of
 from torch import Tensor
 
+from grpo_lightning.maths.group_filters import GroupFilter
 from grpo_lightning.rewards.base import Reward, RewardFailure, RewardResult
 from grpo_lightning.rewards.gate import Gated
 from grpo_lightning.rewards.length import CosineLength
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.rewards.tally import Tally
 from grpo_lightning.training.data import PromptDataModule
-from grpo_lightning.training.dynamic_sampling import DynamicSampling, GroupFilter
+from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.types import FinishReason, Question, Sample
 
 

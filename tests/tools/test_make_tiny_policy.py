@@ -71,21 +71,20 @@ def test_worked_solutions(expression: str, solution: str):
 
 @pytest.mark.parametrize("operator", ["+", "-"])
 def test_share_of_wrong_solutions(operator: str):
-    chance = random.Random(0)
+    rng = random.Random(0)
     questions = Arithmetic(operators=[operator]).questions("train")
     for wrong in (0.0, 0.5):
-        solutions = [tool.worked_solution(q.metadata["expression"], wrong, chance) for q in questions]
+        solutions = [tool.worked_solution(q.metadata["expression"], wrong, rng) for q in questions]
         right = [s.endswith(f"<answer>{q.answer}</answer>") for q, s in zip(questions, solutions, strict=True)]
         assert abs(sum(right) / len(right) - (1 - wrong)) < 0.03
 
 
 @pytest.mark.parametrize("operator", ["+", "-"])
 def test_wrong_steps_are_followed(operator: str):
-    chance = random.Random(0)
+    rng = random.Random(0)
     for question in Arithmetic(digits=3, operators=[operator]).questions("train")[:500]:
         right, wrong = (
-            tool.worked_solution(question.metadata["expression"], share, chance, mistakes="steps")
-            for share in (0.0, 1.0)
+            tool.worked_solution(question.metadata["expression"], share, rng, mistakes="steps") for share in (0.0, 1.0)
         )
         assert right.endswith(f"<answer>{question.answer}</answer>")
         steps = re.findall(r"([\d+-]+)=(\d+)", wrong)

@@ -75,8 +75,8 @@ def test_value_and_derivative_over_the_ratio_by_hand():
 
 
 def test_k3_surface():
-    chance, value = tool.k3_surface(10)
-    assert chance.tolist() == pytest.approx([n / 10 for n in range(1, 11)])
+    probability, value = tool.k3_surface(10)
+    assert probability.tolist() == pytest.approx([n / 10 for n in range(1, 11)])
     assert value.diagonal().tolist() == [0.0] * 10
     # Row π_ref = 1, column π_θ = 0.1: 10 - log 10 - 1. The reverse: 0.1 + log 10 - 1.
     assert (value[9, 0].item(), value[0, 9].item()) == pytest.approx((6.69741, 1.40259), rel=1e-5)

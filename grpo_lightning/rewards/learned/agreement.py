@@ -7,7 +7,7 @@ from torch import Tensor
 from torchmetrics.functional import mean_squared_error, pearson_corrcoef, spearman_corrcoef
 from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
 
-from grpo_lightning.maths.metrics import RIGHT
+from grpo_lightning.maths.metrics import RIGHT_ABOVE
 from grpo_lightning.rewards.learned.loss import pairs
 
 
@@ -25,7 +25,7 @@ class Agreement:
     @property
     def right(self) -> Tensor:
         """[B] int64, 1 where the verifier says so."""
-        return (self.label > RIGHT).long()
+        return (self.label > RIGHT_ABOVE).long()
 
     def pairwise(self) -> float:
         """Share of the pairs of a better and a worse completion of one prompt that r orders right; equal r is half.
@@ -47,7 +47,7 @@ class Agreement:
         for number in (self.pairwise(), self.auc()):
             if not math.isnan(number):
                 return number
-        return float(((self.probability > RIGHT).long() == self.right).double().mean())
+        return float(((self.probability > RIGHT_ABOVE).long() == self.right).double().mean())
 
     def brier(self) -> float:
         """Mean square of the probability's error."""

@@ -7,7 +7,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from grpo_lightning.maths.metrics import RIGHT
+from grpo_lightning.maths.metrics import RIGHT_ABOVE
 from grpo_lightning.types import UsageError
 
 
@@ -34,15 +34,15 @@ class LabelledGroup:
     @property
     def outcome(self) -> str:
         """`both` where labels differ, else `right` or `wrong`."""
-        return "both" if self.contested else "right" if self.labels[0] > RIGHT else "wrong"
+        return "both" if self.contested else "right" if self.labels[0] > RIGHT_ABOVE else "wrong"
 
     def balanced(self, per_label: int) -> "LabelledGroup":
         """The first `per_label` right completions and the first `per_label` wrong ones, in their order."""
         chosen: list[int] = []
         room = {True: per_label, False: per_label}
         for row, label in enumerate(self.labels):
-            if room[label > RIGHT]:
-                room[label > RIGHT] -= 1
+            if room[label > RIGHT_ABOVE]:
+                room[label > RIGHT_ABOVE] -= 1
                 chosen.append(row)
         return LabelledGroup(
             self.prompt,

@@ -22,7 +22,7 @@ class LabelledBatchSize:
     """Prompts that have pairs."""
 
     @classmethod
-    def of(cls, groups: Sequence[LabelledGroup]) -> "LabelledBatchSize":
+    def from_groups(cls, groups: Sequence[LabelledGroup]) -> "LabelledBatchSize":
         """Counts `groups`."""
         return cls(sum(map(len, groups)), sum(group.contested for group in groups))
 

@@ -33,16 +33,16 @@ class ReplayBuffer:
         for stratum in self.strata.values():
             yield from stratum
 
-    def add(self, iteration: int, groups: Sequence[LabelledGroup], chance: Random) -> None:
+    def add(self, iteration: int, groups: Sequence[LabelledGroup], rng: Random) -> None:
         """Adds all prompts of an iteration, later than those added before.
 
         Args:
             iteration: Its number.
             groups: Its prompts, all of them at once.
-            chance: Decides which stay.
+            rng: Decides which stay.
         """
         assert all(iteration > earlier for earlier, _ in self.strata), "an iteration is added once, in order"
-        for group in chance.sample(groups, len(groups)):
+        for group in rng.sample(groups, len(groups)):
             self.strata.setdefault((iteration, group.outcome), []).append(group)
         room = equal_room([len(stratum) for stratum in self.strata.values()], self.size)
         kept = zip(self.strata.items(), room, strict=True)
@@ -84,7 +84,7 @@ def equal_room(lengths: Sequence[int], size: int) -> list[int]:
 
 
 def mixed(
-    new: Sequence[LabelledGroup], history: Sequence[LabelledGroup], size: int, replay: float, chance: Random
+    new: Sequence[LabelledGroup], history: Sequence[LabelledGroup], size: int, replay: float, rng: Random
 ) -> Iterator[tuple[list[LabelledGroup], int]]:
     """One epoch over `new` in batches of which a share is drawn from `history`.
 
@@ -95,12 +95,12 @@ def mixed(
         history: Drawn from evenly, each at most once a batch.
         size: Prompts in a batch; the last may be smaller.
         replay: Share of history in every batch, rounded so that it is exact over the batches; 0 to below 1.
-        chance: Decides order and draws.
+        rng: Decides order and draws.
 
     Yields:
         A batch, and how many of its prompts, the last ones, are from history.
     """
-    order = chance.sample(new, len(new))
+    order = rng.sample(new, len(new))
     done = number = 0
     while done < len(order):
         # Rounded down over all batches so far, but for floating point.
@@ -109,6 +109,6 @@ def mixed(
         batch = order[done : done + size - old]
         if len(batch) < size - old:
             old = min(round(len(batch) * replay / (1 - replay)), old)
-        yield batch + chance.sample(history, old), old
+        yield batch + rng.sample(history, old), old
         done += len(batch)
         number += 1

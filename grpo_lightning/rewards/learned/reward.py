@@ -21,7 +21,7 @@ from grpo_lightning.rewards.learned.labelled import LabelledGroup, hash_fraction
 from grpo_lightning.rewards.learned.loss import BinaryCrossEntropy, RewardLoss
 from grpo_lightning.rewards.learned.model import RewardModel
 from grpo_lightning.rewards.learned.replay import ReplayBuffer
-from grpo_lightning.rewards.learned.update import RewardUpdate, Verdict, scored
+from grpo_lightning.rewards.learned.update import RewardUpdate, Trial, scored
 from grpo_lightning.rewards.scorer import settle
 from grpo_lightning.sandbox import pool as workers
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
@@ -268,11 +268,11 @@ class LearnedReward(Reward):
         self._best |= self._accuracies(known=self._best)  # What was remembered last has none yet.
         metrics = {"accepted": 0.0, "replayed": 0.0}
         if new and held_out and self.update.epochs:
-            verdict = self.update(
+            trial = self.update(
                 self.model, new, [*self.history], held_out, [*self.test], self.max_forgetting, self.min_gain,
                 Random(f"{self.seed} train {self.iteration}"),
             )  # fmt: skip
-            metrics |= self._judge(verdict)
+            metrics |= self._judge(trial)
         metrics["version"] = self.version
         now = self._accuracies()
         metrics["forgetting"] = forgotten(self._best, now)
@@ -294,22 +294,22 @@ class LearnedReward(Reward):
         metrics["alarm"] = float(self.alarm.end_iteration(self.name))
         return metrics
 
-    def _judge(self, verdict: Verdict) -> dict[str, float]:
-        accepted = verdict.accepts(self.max_forgetting, self.min_gain)
+    def _judge(self, trial: Trial) -> dict[str, float]:
+        accepted = trial.accepts(self.max_forgetting, self.min_gain)
         self.version += accepted
         metrics = {
             "accepted": float(accepted),
-            "replayed": verdict.replayed,
-            "new_before": verdict.new[0].accuracy,
-            "new_after": verdict.new[1].accuracy,
+            "replayed": trial.replayed,
+            "new_before": trial.new[0].accuracy,
+            "new_after": trial.new[1].accuracy,
         }
         old = "no earlier iterations"
-        if verdict.old is not None:
-            metrics |= {"old_before": verdict.old[0].accuracy, "old_after": verdict.old[1].accuracy}
-            old = f"on earlier iterations {verdict.old[0].accuracy:.3f} -> {verdict.old[1].accuracy:.3f}"
+        if trial.old is not None:
+            metrics |= {"old_before": trial.old[0].accuracy, "old_after": trial.old[1].accuracy}
+            old = f"on earlier iterations {trial.old[0].accuracy:.3f} -> {trial.old[1].accuracy:.3f}"
         rank_zero_info(
-            f"{self.name}: iteration {self.iteration + 1}, held-out accuracy {verdict.new[0].accuracy:.3f} -> "
-            f"{verdict.new[1].accuracy:.3f}, {old}: "
+            f"{self.name}: iteration {self.iteration + 1}, held-out accuracy {trial.new[0].accuracy:.3f} -> "
+            f"{trial.new[1].accuracy:.3f}, {old}: "
             + (f"accepted as version {self.version}" if accepted else f"undone, version {self.version} stays")
         )
         return metrics
@@ -317,9 +317,9 @@ class LearnedReward(Reward):
     def _remember(self, iteration: int, groups: Sequence[LabelledGroup]) -> None:
         if groups:
             new, held_out = split(groups, self.held_out)
-            chance = Random(f"{self.seed} remember {iteration}")
-            self.history.add(iteration, new, chance)
-            self.test.add(iteration, held_out, chance)
+            rng = Random(f"{self.seed} remember {iteration}")
+            self.history.add(iteration, new, rng)
+            self.test.add(iteration, held_out, rng)
 
     def _new_pairs(self) -> list[LabelledGroup]:
         if self.pairs is None:

@@ -31,7 +31,7 @@ class Quality:
 
 
 @dataclass(slots=True, frozen=True)
-class Verdict:
+class Trial:
     """The old model and its candidate on held-out prompts."""
 
     new: tuple[Quality, Quality]
@@ -68,17 +68,17 @@ class RewardUpdate:
     lr: float
 
     def train(
-        self, model: RewardModel, new: Sequence[LabelledGroup], history: Sequence[LabelledGroup], chance: Random
+        self, model: RewardModel, new: Sequence[LabelledGroup], history: Sequence[LabelledGroup], rng: Random
     ) -> float:
         """Trains in place; returns the share of the completions trained on that came from history."""
         parameters = [parameter for parameter in model.model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=self.lr, weight_decay=0.0)
-        epochs = [mixed(new, history, self.batch_size, self.replay, chance) for _ in range(self.epochs)]
+        epochs = [mixed(new, history, self.batch_size, self.replay, rng) for _ in range(self.epochs)]
         batches = [batch for epoch in epochs for batch in epoch]
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, len(batches)))
         trained = replayed = 0
         for batch, old in batches:
-            size = LabelledBatchSize.of(batch)
+            size = LabelledBatchSize.from_groups(batch)
             with torch.enable_grad():
                 for part, rows in parts(model, batch):
                     score = model.forward(rows)
@@ -98,7 +98,7 @@ class RewardUpdate:
     def quality(self, model: RewardModel, groups: Sequence[LabelledGroup]) -> Quality:
         """Of `model` on `groups`, at least one."""
         score, label, group = scored(model, groups)
-        loss = self.loss(score.float(), label.float(), group, LabelledBatchSize.of(groups))
+        loss = self.loss(score.float(), label.float(), group, LabelledBatchSize.from_groups(groups))
         # Of rank 0, so that all ranks decide alike.
         return ranks.gather(Quality(Agreement(score.sigmoid(), label, group).accuracy(), float(loss)))[0]
 
@@ -111,8 +111,8 @@ class RewardUpdate:
         held_out_before: Sequence[LabelledGroup],
         max_forgetting: float,
         min_gain: float,
-        chance: Random,
-    ) -> Verdict:
+        rng: Random,
+    ) -> Trial:
         """Trains a candidate and puts the old weights back unless it is accepted.
 
         Args:
@@ -123,17 +123,17 @@ class RewardUpdate:
             held_out_before: Those of earlier iterations.
             max_forgetting: Accuracy that may be lost on `held_out_before`.
             min_gain: Accuracy that must be gained on `held_out`.
-            chance: Order and draws.
+            rng: Order and draws.
         """
         kept = {name: value.clone() for name, value in model.model.state_dict().items()}
         before = self.quality(model, held_out)
         old_before = self.quality(model, held_out_before) if held_out_before else None
-        replayed = self.train(model, new, history, chance)
+        replayed = self.train(model, new, history, rng)
         old = (old_before, self.quality(model, held_out_before)) if old_before else None
-        verdict = Verdict((before, self.quality(model, held_out)), old, replayed)
-        if not verdict.accepts(max_forgetting, min_gain):
+        trial = Trial((before, self.quality(model, held_out)), old, replayed)
+        if not trial.accepts(max_forgetting, min_gain):
             model.model.load_state_dict(kept)
-        return verdict
+        return trial
 
 
 def rate(step: int, steps: int) -> float:

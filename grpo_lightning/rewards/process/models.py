@@ -81,14 +81,14 @@ class PrefixModel(_StepModel):
 class TokenModel(_StepModel):
     """The probability a token classifier gives at the end of each segment, all segments in one pass.
 
-    The form is that of TRL's PRMTrainer: each segment without the white space around it, then the separator, at whose last
-    token the score is read. One label: the sigmoid of its logit; two: the softmax's second.
+    The form is that of TRL's PRMTrainer: each segment without the white space around it, then the separator.
+    The score is read at its last token. One label: the sigmoid of its logit; two: the softmax's second.
 
     Args:
         path: `AutoModelForTokenClassification`: folder made by `save_pretrained`, or hub id.
         separator: What stands behind every segment.
-        max_length: Longest input in its tokens, of which the beginning is cut off; a segment that is cut off has the value
-            NaN. None is what tokenizer and model allow.
+        max_length: Longest input in its tokens, of which the beginning is cut off; a segment that is cut off has the
+            value NaN. None is what tokenizer and model allow.
         max_tokens: Its tokens in one forward, padding included.
         dtype: Type of the weights.
         trust_remote_code: Run Python code shipped with the model.

@@ -29,7 +29,7 @@ class ProcessReward(Reward):
     the last token, the stop token included. Where two segments end within one token, they are one segment.
 
     Args:
-        verifier: Scores the segments.
+        scorer: Scores the segments.
         tokenizer: Folder or hub id of the policy's tokenizer, which tells the token that a character belongs to. None
             takes it from the run.
         splitter: Cuts completions into segments; `ByLine` if left out.
@@ -46,7 +46,7 @@ class ProcessReward(Reward):
 
     def __init__(
         self,
-        verifier: SegmentScorer,
+        scorer: SegmentScorer,
         tokenizer: str | None = None,
         splitter: Splitter | None = None,
         reduce: Reduce = "min",
@@ -60,7 +60,7 @@ class ProcessReward(Reward):
             raise UsageError(f"max_segments={max_segments} of ProcessReward: give 1 or more")
         if reduce not in REDUCE:
             raise UsageError(f"reduce={reduce!r} of ProcessReward: give one of {', '.join(REDUCE)}")
-        self.verifier = verifier
+        self.scorer = scorer
         self.path = tokenizer
         self.splitter = splitter or ByLine()
         self.reduce: Reduce = reduce
@@ -85,16 +85,16 @@ class ProcessReward(Reward):
             ) from error
 
     def prepare(self, questions: Sequence[Question]) -> None:
-        """Reads the tokenizer, if it has a path, and prepares the verifier."""
+        """Reads the tokenizer, if it has a path, and prepares the scorer."""
         if self.path is not None:
             _ = self.tokenizer
-        self.verifier.prepare(questions)
+        self.scorer.prepare(questions)
 
     def setup(self, run: Run) -> None:
-        """Takes the policy's tokenizer where none is given, and lets the verifier read its weights."""
+        """Takes the policy's tokenizer where none is given, and lets the scorer read its weights."""
         if self.path is None:
             self.tokenizer = run.tokenizer
-        self.verifier.setup(run)
+        self.scorer.setup(run)
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Status `ok`, or, with a value of NaN and no segments, `timeout`, `memory` or `crash` of the splitter.
@@ -108,16 +108,16 @@ class ProcessReward(Reward):
         whole = [row for row, cut in enumerate(cuts) if cut.status == OK]
         places = [self._segments(samples[row], cuts[row].value) for row in whole]
         texts = [_between(samples[row].text, [end for end, _ in own]) for row, own in zip(whole, places, strict=True)]
-        scores = self.verifier.score([samples[row] for row in whole], texts)
+        scores = self.scorer.score([samples[row] for row in whole], texts)
         for row, own, values in zip(whole, places, scores, strict=True):
             result.segments[row] = [Segment(token, value) for (_, token), value in zip(own, values, strict=True)]
             result.value[row] = math.nan if any(map(math.isnan, values)) else REDUCE[self.reduce](values)
         return result
 
     def close(self) -> None:
-        """Closes splitter and verifier."""
+        """Closes splitter and scorer."""
         self.splitter.close()
-        self.verifier.close()
+        self.scorer.close()
 
     def _segments(self, sample: Sample, ends: Sequence[int]) -> list[tuple[int, int]]:
         """For each segment the character it ends before and its last token."""

@@ -3,13 +3,10 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 
 from grpo_lightning.rewards.format import check_pattern
-from grpo_lightning.sandbox.pool import OK, Outcome, WorkerPool
+from grpo_lightning.sandbox.pool import OK, Outcome, WorkerPool, inside
 from grpo_lightning.types import UsageError
-
-_ENDS = f"{Path(__file__).with_name('separators.py')}:ends"
 
 
 class Splitter(ABC):
@@ -20,7 +17,7 @@ class Splitter(ABC):
         """For each text the places, in characters, where it may be cut; or why there are none (`timeout`, ...)."""
 
     def __call__(self, texts: Sequence[str]) -> list[Outcome]:
-        """For each text the places where its segments end: ascending, the last one its length, no segment all white space."""
+        """For each text the ends of its segments, ascending; the last is its length. None is all white space."""
         outcomes = self.cut(texts)
         return [
             Outcome(OK, _segments(text, outcome.value)) if outcome.status == OK else outcome
@@ -75,7 +72,7 @@ class ByPattern(Splitter):
         self._pool = WorkerPool(workers=1, timeout=timeout)
 
     def cut(self, texts: Sequence[str]) -> list[Outcome]:
-        return self._pool.map(_ENDS, [[self.pattern, text] for text in texts])
+        return self._pool.map(inside("separators.ends"), [[self.pattern, text] for text in texts])
 
     def close(self) -> None:
         """Ends the worker process."""

@@ -47,11 +47,11 @@ class SampledCompletions(Callback):
                 disk.write_whole(path, "".join(line + "\n" for line in kept))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        exploration = GRPOLoop.of(trainer).exploration
+        exploration = GRPOLoop.find(trainer).exploration
         if trainer.current_epoch % self.every_n_steps or not trainer.is_global_zero or fast_dev_run(trainer):
             return
         assert exploration is not None
-        rows = list(range(min(self.num_groups * GRPOLoop.of(trainer).group_size, len(exploration.samples))))
+        rows = list(range(min(self.num_groups * GRPOLoop.find(trainer).group_size, len(exploration.samples))))
         # Where the step's scalars stand.
         update = trainer.fit_loop.epoch_loop._batches_that_stepped - 1
         where = {"step": trainer.current_epoch + 1, "update": update}

@@ -63,7 +63,7 @@ class MemoryReport(Callback):
         device = trainer.strategy.root_device.type
         return job_of(
             pl_module,
-            GRPOLoop.of(trainer),
+            GRPOLoop.find(trainer),
             data if trainer.limit_val_batches else None,
             precision=str(trainer.precision),
             spread=spread_of(type(trainer.strategy), trainer.world_size),
@@ -92,7 +92,7 @@ class MemoryReport(Callback):
 def describe(job: Job) -> str:
     """The table, or why there is none."""
     try:
-        return str(MemoryTable.of(job))
+        return str(MemoryTable.from_job(job))
     except Exception as error:
         return f"memory: not known for {job.config.model_type} ({first_line(error)})"
 
