@@ -1,1 +1,32 @@
-"""GRPO and its relatives on PyTorch Lightning."""
+"""GRPO and its relatives on PyTorch Lightning: every axis one class and one line of YAML.
+
+Every public name is here: `grpo_lightning.GroupStd`. Its file is read when the name is first used, so importing the
+package imports neither torch nor Lightning. The names and their files are listed in `__init__.pyi`.
+"""
+
+import ast
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+_FILES = {
+    alias.name: str(node.module)
+    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+}
+
+__all__ = sorted(_FILES)
+__version__ = metadata.version("grpo-lightning")
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from its file."""
+    if name not in _FILES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_FILES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,9 +1,11 @@
 """The command line: `grpo fit|validate|test|predict`, and `grpo plan`."""
 
 import logging
+import pkgutil
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info
 
-import grpo_lightning.maths.process_supervision
-import grpo_lightning.maths.sequence_surrogates
-import grpo_lightning.maths.target_probability
-import grpo_lightning.rewards
-import grpo_lightning.rewards.learned.reward
-import grpo_lightning.tasks  # noqa: F401  (what is imported here is known by its short name in YAML)
+from grpo_lightning import engines, maths, policy, rewards, tasks
 from grpo_lightning.rewards.scorer import RewardFailure
 from grpo_lightning.training import disk
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint, checkpoints_of, refuse_overwriting
@@ -40,6 +37,9 @@ from grpo_lightning.training.optimizer_options import refuse_metric
 from grpo_lightning.training.plan import Planner, PlanningTrainer
 from grpo_lightning.training.precision import check_precision
 from grpo_lightning.types import UsageError
+
+FAMILIES = (maths, tasks, rewards, policy, engines)
+"""The folders of the families. A class in any of their files is known by its short name in YAML."""
 
 REPLACED_BY = {
     "gradient_clip_val": "model.grad_clip",
@@ -89,6 +89,7 @@ class GRPOCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        import_families()
         parser.add_lightning_class_args(GRPOLoop, "loop")
         parser.add_lightning_class_args(StepCheckpoint, "checkpoint")
         parser.add_lightning_class_args(SampledCompletions, "completions")
@@ -249,6 +250,13 @@ class PlanCLI(GRPOCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         planner: Any = self.trainer
         planner.plan(**self._prepare_subcommand_kwargs(subcommand))
+
+
+def import_families() -> None:
+    """Imports every file of the families' folders, so that their classes are found."""
+    for folder in FAMILIES:
+        for module in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}."):
+            import_module(module.name)
 
 
 def run(args: Sequence[str] | None = None) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from command import Grpo, arguments
+from helpers import tiny
+from helpers.command import Grpo, arguments
 
 from grpo_lightning.cli import run
 from grpo_lightning.policy.policy import Policy

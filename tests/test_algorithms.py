@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from command import Grpo
-from fitting import scalars
+from helpers.command import Grpo
+from helpers.fitting import scalars
 from test_configs import CONFIGS, QUICKSTART, Built
 
 from grpo_lightning.maths.advantages import AdvantageEstimator

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from command import OPTIONS, Grpo, arguments
-from fitting import scalars
-from tiny import CONTEXT
+from helpers.command import OPTIONS, Grpo, arguments
+from helpers.fitting import scalars
+from helpers.paths import ROOT
+from helpers.tiny import CONTEXT
 
 from grpo_lightning.cli import run
 from grpo_lightning.training.data import PromptDataModule
 
-QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
+QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 FILES = {
     "rows.jsonl": "".join(f'{{"question": "{row}", "answer": "{row}"}}\n' for row in range(8)),
     "empty.jsonl": "",

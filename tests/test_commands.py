@@ -14,14 +14,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.loading import load_tool
+from helpers.paths import ROOT
 
 from grpo_lightning import cli
 from grpo_lightning.rewards.verifier import cli as verify
 
-sys.path.append(str(Path(__file__).parent / "tools"))
-from loading import load_tool
-
-ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
@@ -37,14 +35,14 @@ NOT_RUN = {
     r"tensorboard .*": "serves until it is stopped",
     r"python tools/run_experiment.py .*": "a quarter of an hour; small in tests/tools/test_run_experiment.py",
     r"python tools/bench_verifier.py.*": "minutes; small in tests/tools/test_bench_verifier.py",
-    r"python tools/model_table.py.*": "half a minute; its table is tested in tests/test_models.py",
+    r"python tools/model_table.py.*": "half a minute; its table is tested in tests/policy/test_models.py",
     r"python tools/measure_precision.py.*": "minutes; small in tests/tools/test_measure_precision.py",
     r"python tools/measure_memory.py.*": "minutes; small in tests/tools/test_measure_memory.py",
     r"python tools/attack_verifier.py.*": "minutes; small in tests/rewards/verifier/test_fuzz.py",
     r"python tools/measure_kl.py.*": "minutes; small in tests/tools/test_measure_kl.py",
     r"python tools/plot_objective.py.*": "minutes; small in tests/tools/test_plot_objective.py",
     r".*gsm8k_qwen2.5_0.5b.yaml.*": "needs a GPU and GSM8K; small in tests/test_gsm8k.py",
-    r"(?!grpo plan).*--trainer.devices.*": "starts processes; in tests/test_sharding.py",
+    r"(?!grpo plan).*--trainer.devices.*": "starts processes; in tests/training/test_sharding.py",
     r"(grpo|grpo-verify)( fit| validate| test| predict| plan|)": "a name, no command",
 }
 """What is not run, and why."""

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import yaml
+from helpers.paths import ROOT
 
 from grpo_lightning.cli import GRPOCLI
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = ROOT / "configs"
 QUICKSTART = CONFIGS / "quickstart.yaml"
 RUNNABLE = ["model", "data"]
 """The sections a configuration that runs on its own has; one that changes a method builds on another."""

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
-from fitting import Digits, fit
+from helpers.fitting import Digits, fit
+from helpers.paths import ROOT
+from helpers.tiny import policy_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny import policy_of
 
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.stopping import KLAbove
@@ -20,7 +20,7 @@ from grpo_lightning.training.callbacks.completions import SampledCompletions
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.types import Sample
 
-METRICS = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")
+METRICS = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 
 def names_in(tables: str) -> list[str]:

@@ -1,76 +1,66 @@
-"""A file imports only from the floors below it, or from what stands before it on its own."""
+"""A folder is a floor: a file imports only from its own folder, or from folders before it in the list."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
 
-PACKAGE = Path(__file__).parent.parent / "grpo_lightning"
+PACKAGE = ROOT / "grpo_lightning"
 
-FLOORS = [
-    "types",
-    # maths
-    "ranks ragged rollouts metrics reward_batch advantages process_supervision surrogates sequence_surrogates",
-    "prefix_tree target_probability kl weightings masks diagnostics objective stopping",
-    # the world
-    "tasks.base tasks.arithmetic tasks.tables",
-    "rewards.tally rewards.base rewards.worker rewards.workers rewards.verifier",
-    "rewards.verifier.units rewards.verifier.tokens",
-    "rewards.verifier.grammar rewards.verifier.numbers rewards.verifier.symbolic",
-    "rewards.verifier.equality rewards.verifier.finished",
-    "rewards.verifier.settling rewards.verifier.spans rewards.verifier.comparison rewards.verifier.extraction",
-    "rewards.verifier.reading rewards.verifier.math_verifier",
-    "rewards.format rewards.function rewards.overlong rewards.repetition rewards.gate",
-    "rewards.length",
-    "rewards.control rewards.classifier rewards.equations rewards.separators rewards.splitters",
-    "rewards.step_verifiers",
-    "rewards.step_models rewards.steps rewards.gym_worker rewards.reasoning_gym rewards rewards.scorer",
-    "tasks.reasoning_gym tasks",
-    "rewards.labelled rewards.replay rewards.reward_loss rewards.reward_metrics rewards.reward_model",
-    "rewards.reward_update rewards.hacking rewards.learned",
-    # material
-    "disk checkpoint_files optimizer_options attention shared_prefix padded_rows sharding policy snapshots",
-    "engines.philox engines.sampling engines.kv_memory engines.trial engines.base engines.slab engines.native",
-    "engines.transformers",
-    "engines.scripted",
-    "engines simulation memory explorer records filters minibatch statistics",
-    # Lightning
-    "precision data module preparation callbacks.progress callbacks.interrupts callbacks.checkpoint",
-    "callbacks.predictions callbacks.monitors callbacks.config loop",
-    "callbacks.completions callbacks.memory callbacks",
-    # doors
-    "plan fellow_ranks cli verify __main__",
-]
-ORDER = " ".join(FLOORS).split()
+FLOORS = ["types ranks", "maths", "sandbox", "tasks", "rewards", "policy", "engines", "training", "cli __main__"]
+
+FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
+
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+    if path != PACKAGE / "__init__.py"
+}
 
 
-def name_of(path: Path) -> str:
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = {name_of(path): path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem != "__init__"}
-
-
-def imports_of(path: Path) -> set[str]:
-    found = set()
+def imports_of(path: Path) -> Iterator[str]:
+    """The modules of this package that a file imports, also inside functions."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("grpo_lightning"):
-            found.add((node.module or "").removeprefix("grpo_lightning").lstrip("."))
-            found |= {
-                f"{node.module}.{alias.name}".removeprefix("grpo_lightning.") for alias in node.names
-            } & MODULES.keys()
-        if isinstance(node, ast.Import):
-            names = (alias.name for alias in node.names if alias.name.startswith("grpo_lightning"))
-            found |= {name.removeprefix("grpo_lightning").lstrip(".") for name in names}
-    return found - {""}
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                module = full.removeprefix("grpo_lightning.")
+                yield from {module, module.rpartition(".")[0]} & (MODULES.keys() if full != module else set())
+        elif isinstance(node, ast.Import):
+            names = (alias.name for alias in node.names if alias.name.startswith("grpo_lightning."))
+            yield from (name.removeprefix("grpo_lightning.") for name in names)
 
 
-def test_every_module_has_its_place() -> None:
-    assert set(MODULES) == set(ORDER)
+def test_every_file_is_on_a_floor() -> None:
+    assert {name.split(".")[0] for name in MODULES} == FLOOR_OF.keys()
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_imports_go_down(name: str) -> None:
-    above = {other for other in imports_of(MODULES[name]) if ORDER.index(other) >= ORDER.index(name)}
+    own = FLOOR_OF[name.split(".")[0]]
+    above = {other for other in imports_of(MODULES[name]) if FLOOR_OF[other.split(".")[0]] > own}
     assert not above, f"{name} imports {above}"
+
+
+def test_no_circle() -> None:
+    left = {name: {*imports_of(path)} - {name} for name, path in MODULES.items()}
+    while free := [name for name, imported in left.items() if not imported & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left, f"a circle among {sorted(left)}"
+
+
+def test_nothing_of_the_package_is_imported_inside_a_sandbox_process() -> None:
+    inside = [PACKAGE / "sandbox" / "main.py", *(PACKAGE / "sandbox" / "inside").glob("*.py")]
+    assert [path.name for path in inside if [*imports_of(path)]] == []
+
+
+def test_the_readme_names_every_floor() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme[readme.index("| part of `grpo_lightning/`") :]
+    for name in FLOOR_OF.keys() - {"__main__"}:
+        kind = "/" if (PACKAGE / name).is_dir() else ".py"
+        assert f"`{name}{kind}`" in table, name

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fitting import scalars
+from helpers.fitting import scalars
+from helpers.paths import DATA, ROOT, needs_gsm8k
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tokenizers import pre_tokenizers
 from tokenizers.models import BPE
@@ -19,8 +20,7 @@ from grpo_lightning.rewards.verifier.reading import number
 from grpo_lightning.tasks.tables import JsonPrompts
 from grpo_lightning.types import Question
 
-ROOT = Path(__file__).parents[1]
-FILES = ROOT.parent / "shared" / "data" / "gsm8k"
+FILES = DATA / "gsm8k"
 TRAIN, TEST = FILES / "train.jsonl", FILES / "test.jsonl"
 STEPS, PROMPTS, GROUP, SAMPLES = 3, 4, 4, 8
 CHATML = (
@@ -28,7 +28,7 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-pytestmark = pytest.mark.skipif(not TRAIN.exists(), reason=f"GSM8K is not in {FILES}")
+pytestmark = needs_gsm8k
 
 
 def questions(path: Path, split: str) -> list[Question]:

@@ -263,7 +263,7 @@ class Policy(nn.Module):
         several = len(rollouts) > len(rollouts.sizes.prompt_lengths)
         layout = SharedPrefix if self.shares_prefix and several else PaddedRows
         if not isinstance(rollouts.layout, layout):
-            rollouts.layout = layout.of(rollouts)
+            rollouts.layout = layout.from_rollouts(rollouts)
         hidden = self._hidden(rollouts, rollouts.layout)
         return self._score(hidden, rollouts.token_ids, temperature, entropy_gradient)
 

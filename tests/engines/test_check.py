@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import save
-from command import Grpo
-from tiny import model_of, policy_of, tokenizer
+from helpers.architectures import save
+from helpers.command import Grpo
+from helpers.tiny import model_of, policy_of, tokenizer
 from torch.distributed.tensor import DTensor
 
 from grpo_lightning.engines import trial

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CONTEXT, SHAPES, STOP_IDS, policy_of, prompts_of, teacher_forced, tokenizer
+from helpers.tiny import CONTEXT, SHAPES, STOP_IDS, policy_of, prompts_of, teacher_forced, tokenizer
 
 from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.native import NativeEngine

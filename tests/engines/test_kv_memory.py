@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import policy_of, prompts_of
+from helpers.tiny import policy_of, prompts_of
 from transformers import AutoConfig
 
 from grpo_lightning.engines import kv_memory

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.sdpa_kernels import EFFICIENT, FLASH, MATH, Call
+from helpers.tiny import model_of, prompts_of, rollouts_of, tokenizer
 from packaging.version import Version
-from sdpa_kernels import EFFICIENT, FLASH, MATH, Call
-from test_sdpa_kernels import CASES, LENGTHS, MODELS
-from tiny import model_of, prompts_of, rollouts_of, tokenizer
+from policy.test_sdpa_kernels import CASES, LENGTHS, MODELS
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from grpo_lightning.engines.native import NativeEngine

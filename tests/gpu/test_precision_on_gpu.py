@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from fitting import fit, scalars
-from tiny import policy_of, prompts_of, rollouts_of
+from helpers.fitting import fit, scalars
+from helpers.tiny import policy_of, prompts_of, rollouts_of
 
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling

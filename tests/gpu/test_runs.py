@@ -1,6 +1,5 @@
 """Whole runs of the command line on GPUs."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -9,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from command import Grpo, arguments
-from fitting import scalars
+from helpers.command import Grpo, arguments
+from helpers.fitting import scalars
+from helpers.paths import environment
 
 GPU = ["--trainer.accelerator=gpu", "--trainer.devices=1"]
 LEARNING = [
@@ -93,13 +93,12 @@ def test_a_run_goes_on_where_it_stopped(folder: Path, command: Grpo) -> None:
 def test_two_gpus_learn_what_one_learns(strategy: str, folder: Path) -> None:
     """NCCL. Gradients are sums over ranks, so the weights agree to rounding; the drawn tokens are the same."""
     runs = {"one": ["--trainer.devices=1"], "two": ["--trainer.devices=2", f"--trainer.strategy={strategy}"]}
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     for name, devices in runs.items():
         options = ["--trainer.accelerator=gpu", f"--trainer.default_root_dir={name}", *LEARNING, *devices]
         run: Any = subprocess.run(
             [sys.executable, "-m", "grpo_lightning", *arguments("fit", *options)],
             cwd=folder,
-            env=environment,
+            env=environment(HF_HUB_OFFLINE="1"),
             capture_output=True,
             text=True,
             timeout=250,

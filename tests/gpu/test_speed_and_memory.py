@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import prompts_of, rollouts_of, tokenizer
+from helpers.tiny import prompts_of, rollouts_of, tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from grpo_lightning.engines.native import NativeEngine

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from fitting import fit
-from tiny import policy_of, prompts_of
+from helpers.fitting import fit
+from helpers.tiny import policy_of, prompts_of
 
 from grpo_lightning.engines import native
 from grpo_lightning.engines.native import NativeEngine

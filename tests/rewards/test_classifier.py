@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tokenizer
+from helpers.tiny import tokenizer
 from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tiny import prompts_of
+from helpers.tiny import prompts_of
 
 from grpo_lightning.rewards.base import Reward, RewardResult, Run, Segment
 from grpo_lightning.rewards.format import FormatReward
@@ -35,7 +35,7 @@ class Says(Reward):
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         values = [self.said[sample.text][0] for sample in samples]
         steps = [[Segment(0, value), Segment(1, 2 * value)] for value in values] if self.steps else None
-        return RewardResult(values, [self.said[sample.text][1] for sample in samples], steps=steps)
+        return RewardResult(values, [self.said[sample.text][1] for sample in samples], segments=steps)
 
 
 def samples(*texts: str) -> list[Sample]:
@@ -66,7 +66,7 @@ def test_steps_behind_a_closed_gate_are_worth_nothing():
     result = Gated(Says({"a": (3, "ok"), "b": (3, "ok")}, steps=True), Says({"a": (1, "ok"), "b": (0, "ok")}))(
         samples("a", "b")
     )
-    assert result.steps == [[Segment(0, 3), Segment(1, 6)], [Segment(0, 0), Segment(1, 0)]]
+    assert result.segments == [[Segment(0, 3), Segment(1, 6)], [Segment(0, 0), Segment(1, 0)]]
 
 
 def test_both_are_prepared_and_closed():

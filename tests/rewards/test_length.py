@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from tiny import prompts_of
+from helpers.tiny import prompts_of
 
 from grpo_lightning.rewards.base import RewardFailure
 from grpo_lightning.rewards.length import CosineLength, LengthReward

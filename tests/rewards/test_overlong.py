@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tiny import prompts_of
+from helpers.tiny import prompts_of
 
 from grpo_lightning.rewards.base import Run
 from grpo_lightning.rewards.control import LastNumber

@@ -1,7 +1,7 @@
 """The repetition penalty."""
 
 import pytest
-from tiny import prompts_of
+from helpers.tiny import prompts_of
 
 from grpo_lightning.rewards.repetition import RepetitionPenalty
 from grpo_lightning.types import FinishReason, Sample, UsageError

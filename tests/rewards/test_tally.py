@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fitting import Digits, Echo, fit
-from tiny import prompts_of
+from helpers.fitting import Digits, Echo, fit
+from helpers.tiny import prompts_of
 from torch import Tensor
 
 from grpo_lightning.maths.group_filters import GroupFilter

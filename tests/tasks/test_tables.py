@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pyarrow
 import pytest
+from helpers.paths import DATA, needs_gsm8k
 from pyarrow import parquet
 
 from grpo_lightning.tasks.base import Split
 from grpo_lightning.tasks.tables import HubPrompts, JsonPrompts
 from grpo_lightning.types import UsageError
 
-GSM8K = Path(__file__).parents[2] / ".." / "shared" / "data" / "gsm8k"
+GSM8K = DATA / "gsm8k"
 
 ROWS = [
     {"question": "1+1?", "answer": "so\n#### 2", "level": "easy"},
@@ -162,7 +163,7 @@ def test_bad_answer_pattern(pattern: str, expected: str):
         JsonPrompts(answer_pattern=pattern)
 
 
-@pytest.mark.skipif(not GSM8K.is_dir(), reason=f"no GSM8K in {GSM8K}")
+@needs_gsm8k
 def test_gsm8k():
     task = JsonPrompts(str(GSM8K / "train.jsonl"), test=str(GSM8K / "test.jsonl"), answer_pattern=r"####\s*(.+)")
     train, test = task.questions("train"), task.questions("test")

@@ -1,5 +1,5 @@
 import pytest
-from loading import load_tool
+from helpers.loading import load_tool
 
 tool = load_tool("bench_verifier")
 

@@ -2,7 +2,7 @@ import math
 from pathlib import Path
 
 import pytest
-from loading import load_tool
+from helpers.loading import load_tool
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 

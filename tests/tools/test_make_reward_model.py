@@ -1,8 +1,8 @@
 from pathlib import Path
 
 import pytest
-from loading import load_tool
-from tiny import policy_of
+from helpers.loading import load_tool
+from helpers.tiny import policy_of
 from transformers import AutoModelForSequenceClassification
 from transformers.utils.logging import disable_progress_bar
 

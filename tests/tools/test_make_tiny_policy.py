@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from loading import load_tool
+from helpers.loading import load_tool
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from loading import load_tool
+from helpers.loading import load_tool
+from helpers.paths import ROOT
 
 tool = load_tool("measure_kl")
 EVERY = tool.PLAIN | tool.WEIGHTED | tool.REWARD
@@ -87,7 +88,7 @@ def test_two_tokens():
 
 
 def test_the_page_has_what_is_measured():
-    assert tool.measure() in (Path(__file__).parents[2] / "docs" / "kl.md").read_text(encoding="utf-8")
+    assert tool.measure() in (ROOT / "docs" / "kl.md").read_text(encoding="utf-8")
 
 
 def test_tables_go_between_the_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -2,11 +2,11 @@
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
 
-TOOLS = str(Path(__file__).parents[2] / "tools")
+TOOLS = str(ROOT / "tools")
 
 
 @pytest.fixture(autouse=True)

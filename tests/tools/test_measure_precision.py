@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from loading import load_tool
-from tiny import policy_of
+from helpers.loading import load_tool
+from helpers.tiny import policy_of
 
 
 def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from loading import load_tool
+from helpers.loading import load_tool
+from helpers.paths import ROOT
 from PIL import Image
 
 from grpo_lightning.maths.surrogates import Clipped
@@ -89,4 +90,4 @@ def test_pictures_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
             assert picture.size == size
     page = (tmp_path / "new" / "objective.md").read_text(encoding="utf-8")
     assert capsys.readouterr().out.strip() in page
-    assert page == (Path(__file__).parents[2] / "docs" / "objective.md").read_text(encoding="utf-8")
+    assert page == (ROOT / "docs" / "objective.md").read_text(encoding="utf-8")

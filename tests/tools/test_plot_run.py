@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from loading import load_tool
+from helpers.loading import load_tool
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 

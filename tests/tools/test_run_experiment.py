@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from loading import load_tool
+from helpers.loading import load_tool
+from helpers.paths import ROOT
+from helpers.tiny import policy_of, tokenizer
 from test_configs import Built
-from tiny import policy_of, tokenizer
 from torch.utils.tensorboard import SummaryWriter
 
 import grpo_lightning.cli
@@ -128,7 +129,7 @@ def test_mistakes_show_before_anything_runs(root: Path, changes: dict, message: 
     assert not (root / "runs").exists()
 
 
-EXPERIMENTS = sorted(Path(__file__).parents[2].glob("experiments/*/experiment.yaml"))
+EXPERIMENTS = sorted(ROOT.glob("experiments/*/experiment.yaml"))
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.parent.name)

@@ -1,0 +1,52 @@
+"""The members of a family, made with whatever arguments they need."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from grpo_lightning.cli import import_families
+from grpo_lightning.maths import sequence_surrogates, stopping, surrogates, target_probability, weightings
+from grpo_lightning.maths.surrogates import Surrogate
+
+import_families()
+
+ARGUMENTS: dict[type, Callable[[], Any]] = {
+    weightings.FixedLength: lambda: weightings.FixedLength(12),
+    stopping.FirstOf: lambda: stopping.FirstOf([stopping.KLAbove(0.02), stopping.ObjectivePlateau(2)]),
+}
+"""Classes that cannot be made without arguments."""
+
+VARIANTS: dict[str, Callable[[], Surrogate]] = {
+    "Clipped without bounds": lambda: surrogates.Clipped(None, None),
+    "Clipped on one side": lambda: surrogates.Clipped(0.2, None, dual_clip=3.0),
+    "Clipped twice": lambda: surrogates.Clipped(0.2, 0.28, dual_clip=3.0),
+    "SequenceClipped without bounds": lambda: sequence_surrogates.SequenceClipped(None, None),
+    "CISPO with both bounds": lambda: surrogates.CISPO(0.5, 0.5),
+    "OffPolicyMask of Reinforce": lambda: sequence_surrogates.OffPolicyMask(surrogates.Reinforce(), 0.0),
+    "OffPolicyMask of dual clip": lambda: sequence_surrogates.OffPolicyMask(surrogates.Clipped(dual_clip=1.5), 0.0),
+    "OffPolicyMask of targets": lambda: sequence_surrogates.OffPolicyMask(target_probability.TargetProbability()),
+}
+"""Other arguments than the defaults, for the same contract."""
+
+
+def members(family: type) -> list[type]:
+    """Every concrete class of the package that derives from `family`."""
+    found: list[type] = []
+    open_classes = [family]
+    while open_classes:
+        derived = open_classes.pop().__subclasses__()
+        open_classes += derived
+        found += [c for c in derived if not inspect.isabstract(c) and c.__module__.startswith("grpo_lightning.")]
+    return sorted(set(found), key=lambda cls: cls.__name__)
+
+
+def make(cls: type) -> Any:
+    """One member, with its defaults where it has them."""
+    if cls in ARGUMENTS:
+        return ARGUMENTS[cls]()
+    try:
+        return cls()
+    except TypeError as error:
+        pytest.fail(f"{cls.__name__} needs arguments: give it some in ARGUMENTS of helpers/contracts.py ({error})")

@@ -1,0 +1,131 @@
+"""A whole tiny training run in a second: task, reward, and what was seen on the way."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.policy.sharding import assembled
+from grpo_lightning.rewards.base import Reward, RewardResult
+from grpo_lightning.tasks.base import Task
+from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO
+from grpo_lightning.training.data import PromptDataModule
+from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.types import Question, Sample
+from helpers.tiny import policy_of
+
+
+class Echo(Task):
+    """Questions of different lengths; the answer is the first character."""
+
+    def questions(self, split: str) -> list[Question]:
+        texts = ["3" * (1 + row % 5) + "ab" for row in range(24)]
+        return [Question(text, answer=text[0], source=f"echo:{row}") for row, text in enumerate(texts)]
+
+
+class Digits(Reward):
+    """The share of characters that are digits."""
+
+    finds_answers = True
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        values = [sum(c.isdigit() for c in sample.text) / max(1, len(sample.text)) for sample in samples]
+        return RewardResult(values, ["ok"] * len(values), [sample.text for sample in samples])
+
+
+@dataclass
+class Gradients(L.Callback):
+    """The gradient of every parameter at every optimizer update, as the optimizer sees it, whole if it is sharded."""
+
+    updates: list[dict[str, Tensor]] = field(default_factory=list)
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        grads = {name: p.grad for name, p in pl_module.named_parameters() if p.grad is not None}
+        self.updates.append({name: assembled(grad).clone() for name, grad in grads.items()})
+
+
+class Shares(L.Callback):
+    """Writes `share-RANK.txt`: how many of the policy's numbers this rank holds, of how many; the reference's too."""
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        counts = []
+        for name in ("policy", "reference"):
+            parameters = list(getattr(pl_module, name).parameters())
+            held = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in parameters)
+            counts += [held, sum(p.numel() for p in parameters)]
+        Path(trainer.default_root_dir, f"share-{trainer.global_rank}.txt").write_text(" ".join(map(str, counts)))
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    """Plain steps, large enough to move the tiny policy."""
+    return torch.optim.SGD(parameters, lr=0.5)
+
+
+def fit(
+    folder: Path | str,
+    callbacks: Sequence[L.Callback] = (),
+    loop: dict[str, Any] | None = None,
+    trainer: dict[str, Any] | None = None,
+    ckpt_path: str | Path | None = None,
+    optimizer: Callable[[Any], torch.optim.Optimizer] = sgd,
+    **module: Any,
+) -> GRPOModule:
+    """Fits a tiny Llama, whose weights are about as large as a new model's, for 3 steps of 4 x 4 completions."""
+    sizes = {"group_size": 4, "prompts_per_step": 4} | (loop or {})
+    settings: dict[str, Any] = {
+        "policy": policy_of(scale=0.05),
+        "rewards": [Digits()],
+        "sampling": Sampling(max_new_tokens=12),
+    }
+    grpo = GRPOModule(**settings | {"optimizer": optimizer, "grad_clip": 0.0, "val_samples": 2} | module)
+    options: dict[str, Any] = {
+        "accelerator": "cpu",
+        "max_epochs": 3,
+        "log_every_n_steps": 1,
+        "num_sanity_val_steps": 0,
+        "limit_val_batches": 0,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "logger": TensorBoardLogger(folder, name="", version=""),
+        "default_root_dir": folder,
+        "plugins": [AtomicCheckpointIO()],
+    }
+    fitting = L.Trainer(**options | {"callbacks": [*callbacks, GRPOLoop(**sizes)]} | (trainer or {}))
+    fitting.fit(grpo, datamodule=PromptDataModule(Echo(), val_batch_size=5), ckpt_path=ckpt_path)
+    return grpo
+
+
+def scalars(folder: Path | str) -> dict[str, dict[int, float]]:
+    """Every scalar in a run's event files by name and step; what several files say of a step must agree.
+
+    The wall-clock ones, under time/, are left out.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for file in sorted(Path(folder).glob("events.out.tfevents.*")):
+        events = EventAccumulator(str(file), size_guidance={"scalars": 0})
+        events.Reload()
+        for name in events.Tags()["scalars"]:
+            for event in [] if name.startswith("time/") else events.Scalars(name):
+                seen = found.setdefault(name, {}).setdefault(event.step, event.value)
+                assert seen == event.value or (math.isnan(seen) and math.isnan(event.value)), (
+                    f"{name} at {event.step}: {seen} and {event.value}"
+                )
+    return found
+
+
+def relative(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """|a - b| / |b| over all parameters together."""
+    assert a.keys() == b.keys()
+    difference = sum(float((a[name].double() - b[name].double()).square().sum()) for name in b)
+    return (difference / sum(float(b[name].double().square().sum()) for name in b)) ** 0.5

@@ -1,0 +1,234 @@
+"""The runs test_invariance compares; as a script, `gradient_of_ranks.py STRATEGY FOLDER` does them on two ranks.
+
+Gradients of every objective, each with its own advantage, KL, masks and bonus, taken at a policy that stands still and
+an old policy far from it; and three runs that learn, whose ranks must decide alike.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from grpo_lightning import ranks
+from grpo_lightning.engines.scripted import ScriptedEngine
+from grpo_lightning.maths.advantages import (
+    AdvantageEstimator,
+    BatchStd,
+    GroupMean,
+    GroupStd,
+    LeaveOneOut,
+    PerRewardStd,
+)
+from grpo_lightning.maths.kl import K2, K3, ImportanceWeighted, KLEstimator
+from grpo_lightning.maths.kl_penalty import KLPenalty
+from grpo_lightning.maths.masks import TokenMask, TopEntropy, Truncated
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.process_supervision import ProcessSupervision
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.sequence_surrogates import GMPO, OffPolicyMask, SequenceClipped, SequenceClippedToken
+from grpo_lightning.maths.stopping import KLAbove
+from grpo_lightning.maths.surrogates import CISPO, SAPO, Clipped, Reinforce, Surrogate
+from grpo_lightning.maths.target_probability import TargetProbability
+from grpo_lightning.maths.weightings import (
+    FixedLength,
+    GroupTokenMean,
+    SequenceMean,
+    TokenMean,
+    TokenWeighting,
+    Unweighted,
+)
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, PolicySnapshot
+from grpo_lightning.rewards.base import Reward, RewardResult, Segment
+from grpo_lightning.training.dynamic_sampling import DynamicSampling
+from grpo_lightning.training.minibatch import Minibatch
+from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.types import Sample
+from helpers.fitting import Digits, Gradients, fit, scalars
+from helpers.tiny import policy_of
+
+# Bounds that both sides of the `Elsewhere` ratios cross.
+SURROGATES: list[Surrogate] = [
+    Reinforce(),
+    Clipped(),
+    Clipped(0.1, 0.28, dual_clip=1.25),
+    SequenceClipped(0.02, 0.02),
+    SequenceClippedToken(0.02, 0.02),
+    CISPO(0.1, 0.2),
+    SAPO(),
+    GMPO(0.2),
+    OffPolicyMask(Clipped(), 0.02),
+    TargetProbability(0.98, 1.02),
+]
+WEIGHTINGS: list[TokenWeighting] = [SequenceMean(), TokenMean(), FixedLength(12), GroupTokenMean(), Unweighted()]
+
+
+@dataclass
+class Case:
+    """What one exploration step is learned with."""
+
+    objective: Objective
+    advantage: AdvantageEstimator
+    reward_kl: KLPenalty | None
+
+
+def cases() -> list[Case]:
+    """Every surrogate with every weighting; what else there is takes turns, in cycles of different lengths."""
+    advantages = [GroupStd(), BatchStd(), PerRewardStd(), ProcessSupervision(), GroupMean(), LeaveOneOut()]
+    estimators: list[KLEstimator] = [K3(), ImportanceWeighted(), K2()]
+    masks: list[list[TokenMask]] = [[], [Truncated()], [], [TopEntropy(0.4)]]
+    found = []
+    for number, (surrogate, weighting) in enumerate(product(SURROGATES, WEIGHTINGS)):
+        objective = Objective(
+            surrogate,
+            estimators[number % 3],
+            beta=0.1 if number % 2 else 0.0,
+            weighting=weighting,
+            masks=masks[number // 2 % 4],
+            entropy_bonus=0.05 if number % 7 == 3 else 0.0,
+        )
+        reward_kl = KLPenalty() if number % 9 == 4 else None
+        found.append(Case(objective, advantages[number % 6], reward_kl))
+    return found
+
+
+class TakeTurns(L.Callback):
+    """One case a step. Stands before the loop."""
+
+    def __init__(self) -> None:
+        self.cases = cases()
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        case = self.cases[trainer.current_epoch]
+        assert isinstance(pl_module, GRPOModule)
+        pl_module.objective, pl_module.advantage, pl_module.reward_kl = case.objective, case.advantage, case.reward_kl
+
+
+class Elsewhere(PolicySnapshot):
+    """An old policy whose ratios are far from 1, but no token's is within 1e-4 of a bound of SURROGATES."""
+
+    def refresh(self, policy: Policy) -> None:
+        """Nothing to keep."""
+
+    def forward(self, policy: Policy, rollouts: Rollouts, temperature: float) -> Tensor:
+        assert rollouts.sampler_logp is not None
+        return rollouts.sampler_logp + 0.3 * torch.sin(7.0 * rollouts.token_ids)
+
+
+class Another(FrozenCopy):
+    """A reference that is not the policy, whose KL term would be 0."""
+
+    @torch.no_grad()
+    def refresh(self, policy: Policy) -> None:
+        super().refresh(policy)
+        for parameter in self.policy.parameters():
+            parameter.mul_(1.5)
+
+
+class Vowels(Reward):
+    """Scores every third token's step, and the whole by its first character; few whole groups differ in it."""
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        steps = [
+            [Segment(end, float(ids[end] % 3)) for end in {*range(2, len(ids), 3), len(ids) - 1}]
+            for ids in ([*sample.token_ids] for sample in samples)
+        ]
+        values = [float(sample.text[:1] in tuple("aeiouAEIOU")) for sample in samples]
+        return RewardResult(
+            values, ["ok"] * len(samples), segments=[sorted(s, key=lambda step: step.end) for s in steps]
+        )
+
+
+@dataclass
+class Groups(L.Callback):
+    """The prompts each step learns from, over all ranks."""
+
+    steps: list[list[int]] = field(default_factory=list)
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        batch, batch_idx = args[2:4]
+        assert isinstance(batch, Minibatch)
+        if batch_idx == 0:
+            samples, rows = batch.exploration.samples, batch.exploration.rollouts.row.tolist()
+            mine = {samples[row].prompt.id for row in rows}
+            self.steps.append(sorted(place for places in ranks.gather(mine) for place in places))
+
+
+def runs(folder: Path, max_tokens: int, **trainer: Any) -> dict[str, Any]:
+    """What the runs found: the gradient of every update, by run, and the groups that dynamic sampling chose."""
+    found: dict[str, Any] = {}
+
+    def run(
+        name: str,
+        callbacks: Sequence[L.Callback],
+        steps: int,
+        loop: dict[str, Any],
+        precision: str = "32-true",
+        **options: Any,
+    ) -> None:
+        seen = Gradients()
+        fit(
+            folder / name,
+            [seen, *callbacks],
+            loop={"max_tokens": max_tokens, "num_minibatches": 2} | loop,
+            trainer={"max_epochs": steps, "precision": precision} | trainer,
+            **options,
+        )
+        found[name] = seen.updates if name[:5] != "still" else {"gradients": seen.updates[:2]}
+
+    run(
+        "objectives",
+        [TakeTurns()],
+        len(SURROGATES) * len(WEIGHTINGS),
+        {},
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+        rewards=[Digits(), Vowels(weight=0.5)],
+        objective=Objective(beta=0.1),
+        old_policy=Elsewhere(),
+        reference=Another(),
+    )
+    run("learning", [], 2, {"steps_per_iteration": 1}, objective=Objective(beta=0.1), reference=MovingAverage())
+    groups = Groups()
+    run("sampling", [groups], 3, {"dynamic_sampling": DynamicSampling(max_rounds=3)}, rewards=[Vowels()])
+    found["groups"] = groups.steps
+    run("stop", [], 2, {"mu": 4, "stop": KLAbove(0.09)})
+    for precision, dtype, shares in product(("32-true", "bf16-mixed"), (torch.float32, torch.bfloat16), (True, False)):
+        if (precision, dtype) == ("bf16-mixed", torch.bfloat16):
+            continue
+        policy = policy_of(scale=0.05)
+        for parameter in policy.parameters():  # not the rotary frequencies
+            parameter.data = parameter.data.to(dtype)
+        policy.shares_prefix = shares
+        name = f"still {precision} {dtype} {shares}"
+        run(
+            name,
+            [],
+            1,
+            {"mu": 2, "num_minibatches": 2},
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+            objective=Objective(SequenceClipped()),
+            engine=ScriptedEngine(lambda prompt, sample: "7a3b9c"[: 1 + (sample + prompt.id) % 6]),
+            precision=precision,
+            policy=policy,
+        )
+        found[name]["ratios"] = scalars(folder / name).get("policy/ratio_max")  # of rank 0 alone
+    return found
+
+
+def main() -> None:
+    strategy, folder = sys.argv[1], Path(sys.argv[2])
+    torch.set_num_threads(1)
+    # The budget makes packs of one or two rows, and not as many on both ranks.
+    found = runs(folder / strategy, max_tokens=30, devices=2, strategy=strategy)
+    if torch.distributed.get_rank() == 0:
+        torch.save(found, folder / f"{strategy}.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""A learned reward on tiny samples; as a script, `learning.py FOLDER RANK WORLD_SIZE`, one rank's share of two."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo_lightning.rewards.base import Reward, RewardResult
+from grpo_lightning.rewards.learned.reward import LearnedReward
+from grpo_lightning.types import FinishReason, Prompt, Question, Sample
+from helpers.tiny import model_of, tokenizer
+
+
+class EndsInLetter(Reward):
+    """Right are completions that end in a letter; those with x in them it cannot judge, those with y time out."""
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        values = [float("nan") if "x" in s.text else float(s.text[-1:].isalpha()) for s in samples]
+        statuses = ["gold_bad" if "x" in s.text else "timeout" if "y" in s.text else "ok" for s in samples]
+        return RewardResult(values, statuses)
+
+
+def save_policy(folder: Path) -> Path:
+    """A causal LM to make a reward model of."""
+    model_of("llama").save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def reward_of(folder: Path, **options: Any) -> LearnedReward:
+    """A fast learner; every fourth prompt is held out."""
+    settings: dict[str, Any] = {"labels": EndsInLetter(), "held_out": 0.25, "batch_size": 4, "lr": 3e-3, "epochs": 3}
+    return LearnedReward(str(folder), **settings | options)
+
+
+def sample(id: int, text: str, ended: bool = True) -> Sample:
+    """One completion of a prompt with this id."""
+    question = Question(f"q{id}", answer="")
+    reason = FinishReason.STOP if ended else FinishReason.LENGTH
+    return Sample(Prompt(id, f"q{id}", [6], question), text, [6] * (len(text) + ended), reason)
+
+
+def explored(step: int, num_prompts: int = 12) -> list[Sample]:
+    """A step's completions: of each prompt two right and two wrong ones, but for every third that is all right."""
+    texts = [("a1b", "77", "2c", "3"), ("5e", "4f"), ("1", "g", "60")]
+    ids = range(step * num_prompts, (step + 1) * num_prompts)
+    return [sample(id, text) for id in ids for text in texts[id % 3]]
+
+
+def learn(reward: LearnedReward, steps: Sequence[int], rank: int = 0, world_size: int = 1) -> list[dict[str, float]]:
+    """This rank's share of some steps; every second ends an iteration."""
+    metrics = []
+    for step in steps:
+        samples = [one for one in explored(step) if one.prompt.id % world_size == rank]
+        metrics.append(reward.learn(samples, reward(samples), iteration_ends=step % 2 == 1))
+    return metrics
+
+
+def main() -> None:
+    folder, rank, world_size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size
+    )
+    torch.manual_seed(rank)
+    reward = reward_of(folder / "policy")
+    metrics = learn(reward, range(4), rank, world_size)
+    torch.save({"metrics": metrics, "state": reward.state_dict()}, folder / f"rank{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,408 @@
+"""A device that is not the CPU, for machines that have none: tensors over CPU memory that claim to be elsewhere.
+
+Inside `other_device()` a tensor made on, or moved to, `device()` is a `DeviceTensor`. It computes on the CPU and is as
+strict as CUDA: an operation on tensors of both devices raises, with CUDA's exceptions, a CPU tensor without dimensions
+beside others and CPU indices. Autograd, modules, optimizers, views and in-place operations work as ever. What would
+make the host wait for a CUDA device is noted.
+
+PyTorch sees a backend registered under its PrivateUse1 key, as an accelerator of another vendor would be. Differences
+to CUDA: attention uses the math kernel, random numbers are the CPU's, and `device.type` is "other" (`is_cuda` is true).
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
+from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from helpers.host_syncs import INDEXING, HostSyncs, operation_that_waits, tensors_in
+
+aten = torch.ops.aten
+
+NAME = "other"
+
+
+class _Module:
+    """What PyTorch asks of `torch.other`."""
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Nothing: random numbers are the CPU's."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+
+@functools.cache
+def device() -> torch.device:
+    """The device; PyTorch knows it from the first call on, for the rest of the process."""
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
+    _register_autocast()
+    # For threads that have not entered `OtherDevice`: transformers reads weights in several.
+    memory = torch.library.Library("aten", "IMPL", "PrivateUse1")
+    _LIBRARIES.append(memory)
+    for name in ("empty.memory_format", "empty_strided"):
+        packet, _, overload = name.partition(".")
+        operation = getattr(getattr(aten, packet), overload or "default")
+        memory.impl(name, lambda *args, _run=operation, **kwargs: _outside(_run, *args, **kwargs))
+    return torch.device(NAME, 0)
+
+
+def _outside(operation: Any, *args: Any, **kwargs: Any) -> "DeviceTensor":
+    return DeviceTensor(operation(*args, **kwargs | {"device": torch.device("cpu")}))
+
+
+class DeviceTensor(Tensor):
+    """A tensor on the other device. `on_cpu` holds its values."""
+
+    on_cpu: Tensor
+    is_cuda = True
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, on_cpu: Tensor) -> "DeviceTensor":
+        tensor = Tensor._make_wrapper_subclass(
+            cls,
+            on_cpu.size(),
+            strides=on_cpu.stride(),
+            storage_offset=on_cpu.storage_offset(),
+            dtype=on_cpu.dtype,
+            device=device(),
+        )
+        tensor.on_cpu = on_cpu
+        return tensor
+
+    def __repr__(self, *args: Any, **kwargs: Any) -> str:
+        return f"DeviceTensor({self.on_cpu!r})"
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A file holds the values; they are loaded to the CPU.
+        return self.detach().cpu().requires_grad_(self.requires_grad).__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(operation, args, kwargs or {}, HostSyncs())
+
+
+def on_device(value: Any) -> bool:
+    """Whether `value` is a tensor on the other device."""
+    return isinstance(value, DeviceTensor)
+
+
+class OtherDevice(TorchDispatchMode):
+    """While it is entered, `device()` can be used like a GPU; `syncs` has what would have waited for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device = device()
+        self.syncs = HostSyncs()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "CompositeImplicitAutograd"):
+            with self:  # In inference mode they come here before they have been taken apart.
+                return operation.decompose(*args, **kwargs)
+        return _run(operation, args, kwargs, self.syncs)
+
+
+@contextmanager
+def other_device() -> Iterator[OtherDevice]:
+    """The device, with all that must be set for it."""
+    swaps = torch.__future__.get_swap_module_params_on_conversion()
+    # A module keeps its parameters, and what is tied stays tied, when it moves to a tensor class of its own.
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        # The backward pass runs in this thread, so that it sees the mode.
+        with torch.autograd.set_multithreading_enabled(False), OtherDevice() as mode, _Constructors():
+            yield mode
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(swaps)
+
+
+class _Constructors(TorchFunctionMode):
+    """Makes tensors of Python numbers on the CPU and copies them, as CUDA does; PyTorch hides that from a mode."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if function is Tensor.new_tensor and on_device(args[0]):
+            kwargs = {"dtype": args[0].dtype, "device": device()} | kwargs
+            function, args = torch.tensor, args[1:]
+        if function in (Tensor.__getitem__, Tensor.__setitem__) and on_device(args[0]):
+            args = (args[0], _without_lists(args[1]), *args[2:])
+        if function in (torch.tensor, torch.as_tensor, torch.asarray) and is_device(kwargs.get("device")):
+            target = kwargs.pop("device")
+            requires_grad = kwargs.pop("requires_grad", False)
+            return function(*args, **kwargs).to(target).requires_grad_(requires_grad)
+        return function(*args, **kwargs)
+
+
+def _without_lists(index: Any) -> Any:
+    """An index whose lists have become tensors on the device."""
+    if isinstance(index, tuple):
+        return tuple(map(_without_lists, index))
+    return torch.tensor(index).to(device()) if isinstance(index, list) else index
+
+
+def is_device(name: Any) -> bool:
+    """Whether a device, or its name, is the other one."""
+    return name is not None and not isinstance(name, int) and torch.device(name).type == NAME
+
+
+def _run(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], syncs: HostSyncs) -> Any:
+    """Runs an operation of aten on the CPU; its results are on the device it would have put them on."""
+    if torch.is_inference_mode_enabled():
+        # A wrapper that is an inference tensor could not be a view of one that is none.
+        with torch.inference_mode(False), torch.no_grad():
+            return _run(operation, args, kwargs, syncs)
+    target = kwargs.get("device")
+    there = any(map(on_device, tensors_in((args, kwargs)))) if target is None else is_device(target)
+    _refuse_mixture(operation, args, kwargs, there)
+    if (name := operation_that_waits(operation, args, kwargs, on_device)) is not None:
+        syncs.add(name)
+    _note_copies(operation, args, kwargs, there, syncs)
+    if torch.are_deterministic_algorithms_enabled() and there:
+        _refuse_chance(operation, args)
+
+    owners: dict[int, Tensor] = {}
+
+    def unwrapped(value: Any) -> Any:
+        if isinstance(value, DeviceTensor):
+            owners[id(value.on_cpu)] = value
+            return value.on_cpu
+        return value
+
+    def wrapped(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) in owners:  # What an in-place operation or `out=` gives back.
+            return owners[id(value)]
+        return DeviceTensor(value) if there and not isinstance(value, DeviceTensor) else value
+
+    inner_args, inner_kwargs = tree_map(unwrapped, (args, kwargs))
+    if target is not None:
+        inner_kwargs["device"] = torch.device("cpu") if is_device(target) else target
+    results = operation(*inner_args, **inner_kwargs)
+    if torch.Tag.inplace_view in operation.tags and on_device(args[0]):
+        with no_dispatch():  # The outer tensor's own shape.
+            operation(*args, **kwargs)
+    return tree_map(wrapped, results)
+
+
+RANDOM_ORDER = {
+    aten.put.default,
+    aten.put_.default,
+    aten.kthvalue.default,
+    aten.median.default,
+    aten.median.dim,
+    aten.nanmedian.default,
+    aten.nanmedian.dim,
+    aten.histc.default,
+    aten.scatter_reduce.two,
+    aten.scatter_reduce_.two,
+}
+"""Operations that raise on CUDA under `torch.use_deterministic_algorithms` (its documentation, torch 2.13)."""
+
+
+def _refuse_chance(operation: Any, args: Any) -> None:
+    """Raises where CUDA has no deterministic algorithm."""
+    floats = operation in (aten.cumsum.default, aten.cumsum_.default) and args[0].is_floating_point()
+    if operation in RANDOM_ORDER or floats:
+        raise RuntimeError(f"{operation} does not have a deterministic implementation")
+
+
+COPIES = {aten._to_copy.default, aten.copy_.default, aten.copy.default, aten._copy_from.default}
+
+
+def _note_copies(operation: Any, args: Any, kwargs: Any, there: bool, syncs: HostSyncs) -> None:
+    """Notes copies between the devices: blocking ones, and those PyTorch makes of small tensors."""
+    blocking = not kwargs.get("non_blocking", False) and not (len(args) > 2 and args[2] is True)
+    if operation is aten._to_copy.default and on_device(args[0]) and not there:
+        syncs.add("to host")
+    elif operation is aten._to_copy.default and not on_device(args[0]) and there and blocking:
+        syncs.add("upload", upload=True)
+    elif operation in (aten.copy_.default, aten.copy.default) and on_device(args[1]) and not on_device(args[0]):
+        syncs.add("copy_ to host")
+    elif operation in (aten.copy_.default, aten.copy.default) and on_device(args[0]) and not on_device(args[1]):
+        if blocking:
+            syncs.add("upload", upload=True)
+    elif operation in INDEXING and on_device(args[0]):
+        if any(isinstance(index, Tensor) and not on_device(index) for index in args[1]):
+            syncs.add("upload of an index", upload=True)
+    elif operation is aten.where.self and there and any(not on_device(value) for value in args):
+        syncs.add("upload of a scalar to where", upload=True)
+
+
+def _refuse_mixture(operation: Any, args: Any, kwargs: Any, there: bool) -> None:
+    """Raises as CUDA does where tensors of both devices meet and may not."""
+    generator = kwargs.get("generator")
+    if there and generator is not None:
+        raise RuntimeError(f"Expected a {NAME!r} device type for generator but found {generator.device.type!r}")
+    if operation in COPIES:
+        return
+    rest: Any = (args, kwargs)
+    if operation in INDEXING:
+        # Indices may lie on the CPU for a tensor that is elsewhere, not the other way round.
+        own, indices, *values = args
+        if not on_device(own) and any(map(on_device, tensors_in(indices))):
+            raise RuntimeError(
+                f"indices should be either on cpu or on the same device as the indexed tensor ({own.device})"
+            )
+        rest = (own, values)
+    given = tensors_in(rest)
+    if not any(map(on_device, given)):
+        return
+    # An operation that works element by element takes a tensor without dimensions from the CPU as a number.
+    numbers = torch.Tag.pointwise in operation.tags or operation in NUMBERS
+    for argument in given:
+        if not on_device(argument) and not (numbers and argument.ndim == 0 and not _written(operation, args, argument)):
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{device()} and {argument.device}! ({operation})"
+            )
+
+
+NUMBERS = {
+    aten.where.self,
+    aten.masked_fill.Tensor,
+    aten.masked_fill_.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+    aten.fill.Tensor,
+    aten.fill_.Tensor,
+}
+"""Other operations that take a CPU tensor without dimensions."""
+
+
+def _written(operation: Any, args: Any, tensor: Tensor) -> bool:
+    """Whether the operation changes `tensor` in place."""
+    schema = operation._schema.arguments
+    return any(
+        argument is tensor and one.alias_info is not None and one.alias_info.is_write
+        for argument, one in zip(args, schema, strict=False)
+    )
+
+
+class OtherAccelerator(Accelerator):
+    """The device as Lightning's Trainer sees it: `accelerator="other", strategy="other_device", devices=1`."""
+
+    def setup_device(self, device: torch.device) -> None:
+        assert device.type == NAME
+
+    def teardown(self) -> None:
+        """Nothing to give back."""
+
+    @staticmethod
+    def parse_devices(devices: Any) -> Any:
+        return devices
+
+    @staticmethod
+    def get_parallel_devices(devices: Any) -> list[torch.device]:
+        return [device()]
+
+    @staticmethod
+    def auto_device_count() -> int:
+        return 1
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    @staticmethod
+    def name() -> str:
+        return NAME
+
+
+class OtherStrategy(SingleDeviceStrategy):
+    """One process on the device."""
+
+    def __init__(self) -> None:
+        super().__init__(device=device(), accelerator=OtherAccelerator())
+
+
+AcceleratorRegistry.register(NAME, OtherAccelerator)
+StrategyRegistry.register("other_device", OtherStrategy)
+
+TRAINER = {"accelerator": NAME, "strategy": "other_device", "devices": 1}
+"""The Trainer's options for it."""
+
+LOWER = (
+    *("linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "einsum"),
+    *("conv1d", "conv2d", "conv3d", "scaled_dot_product_attention"),
+)
+"""What autocast does in the lower precision on CUDA (torch's documentation of autocast, 2.13)."""
+
+FLOAT32 = (
+    *("softmax.int", "log_softmax.int", "cumsum", "cumprod", "sum", "sum.dim_IntList", "prod", "exp", "expm1", "log"),
+    *(
+        "log10",
+        "log1p",
+        "log2",
+        "pow.Tensor_Scalar",
+        "pow.Tensor_Tensor",
+        "reciprocal",
+        "rsqrt",
+        "layer_norm",
+        "norm.Scalar",
+    ),
+)
+"""What it does in float32."""
+
+
+def _register_autocast() -> None:
+    """Gives the device CUDA's rules of mixed precision."""
+    fallback = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
+    fallback.fallback(torch.library.fallthrough_kernel)
+    library = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")
+    _LIBRARIES.extend([fallback, library])
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+    def register(name: str, lower: bool) -> None:
+        packet, _, overload = name.partition(".")
+        operation = getattr(getattr(aten, packet), overload or "default")
+
+        def cast(value: Any) -> Any:
+            if on_device(value) and value.is_floating_point() and value.dtype != torch.float64:
+                return value.to(torch.get_autocast_dtype(NAME) if lower else torch.float32)
+            return value
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with torch._C._ExcludeDispatchKeyGuard(key):
+                args, kwargs = tree_map(cast, (args, kwargs))
+                return operation(*args, **kwargs)
+
+        library.impl(name, run)
+
+    for name in LOWER:
+        register(name, lower=True)
+    for name in FLOAT32:
+        register(name, lower=False)
+
+
+_LIBRARIES: list[torch.library.Library] = []

@@ -1,0 +1,508 @@
+"""What every member of a family keeps to. A new class is found by itself."""
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.contracts import VARIANTS, make, members
+from helpers.tiny import branching_rollouts
+from torch import Tensor
+
+from grpo_lightning.maths import (
+    advantages,
+    kl,
+    masks,
+    objective,
+    process_supervision,
+    sequence_surrogates,
+    stopping,
+    surrogates,
+    target_probability,
+    weightings,
+)
+from grpo_lightning.maths.advantages import AdvantageEstimator
+from grpo_lightning.maths.diagnostics import Diagnostics
+from grpo_lightning.maths.kl import KLEstimator
+from grpo_lightning.maths.masks import TokenMask
+from grpo_lightning.maths.ragged import spread
+from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.stopping import StopRule
+from grpo_lightning.maths.surrogates import Surrogate, SurrogateResult
+from grpo_lightning.maths.weightings import BatchSize, TokenWeighting
+from grpo_lightning.types import UsageError
+
+
+def each(family: type) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("cls", members(family), ids=lambda cls: cls.__name__)
+
+
+def positions_of(rows: list[int], lengths: Tensor) -> Tensor:
+    """Places of the tokens of these rows, in their order."""
+    first = [0]
+    for length in lengths.tolist():
+        first.append(first[-1] + length)
+    return torch.tensor([token for row in rows for token in range(first[row], first[row + 1])], dtype=torch.int64)
+
+
+def shuffled(count: int, seed: int) -> list[int]:
+    return random.Random(seed).sample(range(count), count)
+
+
+def test_every_family_is_found_whole():
+    sizes = {
+        f: len(members(f)) for f in (AdvantageEstimator, Surrogate, KLEstimator, TokenWeighting, TokenMask, StopRule)
+    }
+    assert sizes[AdvantageEstimator] >= 8
+    assert sizes[Surrogate] >= 9
+    assert sizes[KLEstimator] >= 4
+    assert sizes[TokenWeighting] >= 5
+    assert sizes[TokenMask] >= 2
+    assert sizes[StopRule] >= 5
+    assert target_probability.TargetProbability in members(Surrogate)
+
+
+# Advantages
+
+INVARIANT, EQUIVARIANT = "invariant", "equivariant"
+SCALING = {
+    advantages.BatchStd: INVARIANT,
+    advantages.GroupMean: EQUIVARIANT,
+    advantages.GroupStd: INVARIANT,
+    advantages.LeaveOneOut: EQUIVARIANT,
+    advantages.NoBaseline: EQUIVARIANT,
+    advantages.PerRewardStd: INVARIANT,
+    process_supervision.ProcessSupervision: INVARIANT,
+    advantages.Sign: INVARIANT,
+}
+"""What Â does where every reward is multiplied by one positive number."""
+
+
+def random_rewards(seed: int) -> tuple[Tensor, Tensor]:
+    """[B] float64 rewards that float32 can say too, some equal, and [B] groups, some of one."""
+    rng = random.Random(seed)
+    count = rng.randrange(6, 30)
+    rewards = [rng.choice([0.0, 1.0, round(rng.gauss(0, 2) * 256) / 256]) for _ in range(count)]
+    return torch.tensor(rewards, dtype=torch.float64), torch.tensor([rng.randrange(5) for _ in range(count)])
+
+
+def close(left: Tensor, right: Tensor, tolerance: float = 1e-6) -> None:
+    assert left.dtype == right.dtype == torch.float32
+    torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance)
+
+
+@each(AdvantageEstimator)
+@pytest.mark.parametrize("seed", range(5))
+def test_advantages_follow_their_rows_and_not_the_names_of_groups(cls, seed):
+    estimator: AdvantageEstimator = make(cls)
+    reward, group = random_rewards(seed)
+    expected = estimator(reward, group)
+    order = torch.tensor(shuffled(len(reward), seed))
+    close(estimator(reward[order], group[order]), expected[order])
+    names = torch.tensor([7, 0, 3, 11, 4])
+    close(estimator(reward, names[group]), expected)
+
+
+@each(AdvantageEstimator)
+@pytest.mark.parametrize("seed", range(5))
+def test_advantages_do_not_see_what_all_rewards_share(cls, seed):
+    estimator: AdvantageEstimator = make(cls)
+    reward, group = random_rewards(seed)
+    shifted = estimator(reward + 3.25, group)
+    if estimator.compares_group:
+        close(shifted, estimator(reward, group))
+    else:
+        close(shifted, estimator(reward, group) + 3.25)
+
+
+@each(AdvantageEstimator)
+@pytest.mark.parametrize("factor", [0.125, 20.0])
+def test_advantages_of_scaled_rewards(cls, factor):
+    if cls not in SCALING:
+        pytest.fail(f"say in SCALING of test_contracts.py what {cls.__name__} does when rewards are scaled")
+    estimator: AdvantageEstimator = make(cls)
+    reward, group = random_rewards(0)
+    expected = estimator(reward, group) * (factor if SCALING[cls] == EQUIVARIANT else 1)
+    # Of the invariant ones advantage_eps is not scaled: 1e-6 beside standard deviations of 0.03 and more.
+    close(estimator(reward * factor, group), expected, tolerance=1e-4)
+
+
+@each(AdvantageEstimator)
+def test_advantages_of_float32_and_of_float64_rewards_are_the_same(cls):
+    estimator: AdvantageEstimator = make(cls)
+    reward, group = random_rewards(1)
+    result = estimator(reward, group)
+    assert result.dtype == torch.float32
+    assert result.isfinite().all()
+    assert result.equal(estimator(reward.float(), group))
+
+
+@each(AdvantageEstimator)
+@pytest.mark.parametrize("seed", range(5))
+def test_failed_rewards_get_zero_and_disturb_nobody(cls, seed):
+    estimator: AdvantageEstimator = make(cls)
+    reward, group = random_rewards(seed)
+    failed = torch.tensor([random.Random(seed + i).random() < 0.3 for i in range(len(reward))])
+    failed[0] = True
+    result = estimator(reward.masked_fill(failed, math.nan), group)
+    assert result[failed].tolist() == [0.0] * int(failed.sum())
+    close(result[~failed], estimator(reward[~failed], group[~failed]))
+    assert estimator(torch.full_like(reward, math.nan), group).tolist() == [0.0] * len(reward)
+
+
+@each(AdvantageEstimator)
+@pytest.mark.parametrize("value", [0.0, 0.1, -0.7, 1e30])
+def test_a_group_without_a_difference_gets_exactly_zero(cls, value):
+    estimator: AdvantageEstimator = make(cls)
+    # A group of one, one of equals, one of equals and a failure, one with a difference.
+    reward = torch.tensor([value, value, value, value, value, math.nan, value, 0.0, 1.0], dtype=torch.float64)
+    group = torch.tensor([0, 1, 1, 1, 2, 2, 2, 3, 3])
+    result = estimator(reward, group)
+    if estimator.compares_group:
+        assert result[:7].tolist() == [0.0] * 7
+        assert float(result[7]) < 0 < float(result[8])
+        assert estimator(reward[:7], group[:7]).tolist() == [0.0] * 7
+
+
+@each(AdvantageEstimator)
+def test_advantages_of_nobody(cls):
+    estimator: AdvantageEstimator = make(cls)
+    nobody = torch.zeros(0, dtype=torch.int64)
+    assert estimator(torch.zeros(0), nobody).shape == (0,)
+    for steps in (None, SegmentRewards(nobody, nobody, torch.zeros(0, dtype=torch.float64))):
+        if steps is None and cls is process_supervision.ProcessSupervision:
+            continue
+        none = torch.zeros(1, 0, dtype=torch.float64)
+        batch = RewardBatch(none, torch.ones(1, dtype=torch.float64), nobody, nobody, [steps])
+        result = estimator.per_token(batch)
+        assert (result.shape, result.dtype) == ((0,), torch.float32)
+
+
+@each(AdvantageEstimator)
+@pytest.mark.parametrize("seed", range(5))
+def test_one_reward_for_the_whole_is_spread_over_the_tokens(cls, seed):
+    estimator: AdvantageEstimator = make(cls)
+    reward, group = random_rewards(seed)
+    reward[::5] = math.nan
+    lengths = torch.tensor([1 + i % 4 for i in range(len(reward))])
+    steps = None
+    if cls is process_supervision.ProcessSupervision:  # One step that ends with the completion.
+        steps = SegmentRewards(torch.arange(len(reward)), lengths - 1, reward)
+    batch = RewardBatch(reward[None], torch.ones(1, dtype=torch.float64), group, lengths, [steps])
+    result = estimator.per_token(batch)
+    assert result.isfinite().all()
+    close(result, spread(estimator(reward, group), lengths))
+
+
+# Surrogates
+
+SURROGATES = {cls.__name__: (lambda cls=cls: make(cls)) for cls in members(Surrogate)} | VARIANTS
+every_surrogate = pytest.mark.parametrize("name", SURROGATES)
+
+
+def prepared(name: str, seed: int, spread_of_ratio: float = 0.3) -> tuple[Surrogate, Rollouts, Tensor]:
+    """A surrogate, rollouts it has seen, and log π_θ a little away from log π_old."""
+    surrogate, rollouts = SURROGATES[name](), branching_rollouts(seed)
+    surrogate.prepare(rollouts)
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(rollouts.num_tokens, generator=generator)
+    assert rollouts.old_logp is not None
+    return surrogate, rollouts, (rollouts.old_logp + spread_of_ratio * noise).clamp(max=0)
+
+
+def evaluate(surrogate: Surrogate, logp: Tensor, rollouts: Rollouts) -> tuple[SurrogateResult, Tensor]:
+    """The result, and d(sum of values)/dlogp."""
+    assert rollouts.old_logp is not None
+    logp = logp.clone().requires_grad_()
+    result = surrogate(logp, rollouts.old_logp, rollouts)
+    (gradient,) = torch.autograd.grad(result.value.sum(), logp)
+    return result, gradient
+
+
+@every_surrogate
+@pytest.mark.parametrize("seed", range(3))
+def test_surrogates_give_float32_values_and_flags_that_exclude_each_other(name, seed):
+    surrogate, rollouts, logp = prepared(name, seed)
+    result, gradient = evaluate(surrogate, logp, rollouts)
+    shape = rollouts.token_ids.shape
+    assert (result.value.shape, result.value.dtype, gradient.dtype) == (shape, torch.float32, torch.float32)
+    assert result.value.isfinite().all()
+    assert gradient.isfinite().all()
+    flags = [result.clipped_low, result.clipped_high, result.unreachable]
+    assert all((flag.shape, flag.dtype) == (shape, torch.bool) for flag in flags)
+    # A token is counted once, and only if it pushes.
+    assert int(sum(flag.int() for flag in flags).max()) <= 1
+    assert not any((flag & (rollouts.advantage == 0)).any() for flag in flags)
+
+
+@every_surrogate
+def test_the_gradient_of_a_surrogate_flows_through_logp_alone(name):
+    surrogate, rollouts, logp = prepared(name, 0)
+    assert rollouts.old_logp is not None
+    assert not surrogate(logp, rollouts.old_logp, rollouts).value.requires_grad
+    logp.requires_grad_()
+    surrogate(logp, rollouts.old_logp, rollouts).value.sum().backward()
+    assert logp.grad is not None and (logp.grad != 0).any()
+    tensors = [value for value in vars(rollouts).values() if isinstance(value, torch.Tensor)]
+    assert all(value.grad is None for value in tensors)
+
+
+@every_surrogate
+@pytest.mark.parametrize("seed", range(3))
+def test_a_completion_without_advantage_has_value_and_gradient_zero(name, seed):
+    surrogate, rollouts, logp = prepared(name, seed, spread_of_ratio=2.0)
+    result, gradient = evaluate(surrogate, logp, rollouts)
+    idle = rollouts.advantage == 0
+    assert 0 < int(idle.sum()) < len(idle)
+    assert not result.value[idle].any()
+    assert not gradient[idle].any()
+
+
+@every_surrogate
+@pytest.mark.parametrize("seed", range(3))
+def test_values_follow_their_rows_and_packs_have_those_of_the_whole(name, seed):
+    surrogate, rollouts, logp = prepared(name, seed)
+    whole, gradient = evaluate(surrogate, logp, rollouts)
+    order = shuffled(len(rollouts), seed)
+    for rows in (order, order[:1], order[1:6], order[6:]):
+        tokens = positions_of(rows, rollouts.lengths)
+        part, part_gradient = evaluate(surrogate, logp[tokens], rollouts.select(torch.tensor(rows)))
+        close(part.value, whole.value[tokens])
+        close(part_gradient, gradient[tokens])
+        for flag in ("clipped_low", "clipped_high", "unreachable"):
+            assert getattr(part, flag).equal(getattr(whole, flag)[tokens])
+
+
+@every_surrogate
+@pytest.mark.parametrize("seed", range(3))
+def test_where_the_policy_is_the_old_policy_the_gradient_is_the_advantage(name, seed):
+    """Token by token; a ratio of the sequence shares it out evenly, so the sum over the completion counts there too."""
+    surrogate, rollouts, _ = prepared(name, seed)
+    assert rollouts.old_logp is not None
+    result, gradient = evaluate(surrogate, rollouts.old_logp, rollouts)
+    free = ~(result.clipped_low | result.clipped_high)
+    assert int(free.sum()) > 20
+    torch.testing.assert_close(gradient[free], rollouts.advantage[free], rtol=1e-5, atol=1e-6)
+    assert not gradient[~free].any()
+
+
+@every_surrogate
+@pytest.mark.parametrize("advantage", [-1.5, 0.0, 1.5])
+@pytest.mark.parametrize(("new", "old"), [(-1e4, -0.1), (-0.1, -1e4), (-1e4, -1e4), (-1e4, 0.0), (0.0, 0.0)])
+def test_surrogates_stay_finite_at_absurd_log_ratios(name, advantage, new, old):
+    rollouts = branching_rollouts(0)
+    rollouts.old_logp = torch.full_like(rollouts.advantage, old)
+    rollouts.advantage = torch.full_like(rollouts.advantage, advantage)
+    surrogate = SURROGATES[name]()
+    surrogate.prepare(rollouts)
+    # Whole completions, and single tokens in completions that are otherwise on policy.
+    alone = torch.full_like(rollouts.old_logp, new)
+    alone[1::2] = old
+    for logp in (torch.full_like(rollouts.old_logp, new), alone):
+        result, gradient = evaluate(surrogate, logp, rollouts)
+        assert gradient.isfinite().all()
+        # The ratio is at most e^20; without one the value is Â log π_θ, or 5 times that.
+        assert float(result.value.detach().abs().max()) <= abs(advantage) * math.exp(20) * (1 + 1e-5)
+
+
+# KL estimators
+
+KLS = {cls.__name__: (lambda cls=cls: make(cls)) for cls in members(KLEstimator)} | {
+    f"ImportanceWeighted {inner.__name__}": (lambda inner=inner: kl.ImportanceWeighted(inner()))
+    for inner in (kl.K1, kl.K2)
+}
+every_kl = pytest.mark.parametrize("name", KLS)
+
+
+def random_logp(seed: int, count: int = 200) -> Tensor:
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed)).clamp(min=1e-3).log()
+
+
+@every_kl
+def test_where_policy_and_reference_agree_every_kl_is_zero(name):
+    logp = random_logp(0)
+    assert not KLS[name]()(logp, logp, random_logp(1)).any()
+
+
+@every_kl
+def test_the_gradient_of_a_kl_flows_through_logp_alone(name):
+    logp, ref_logp, old_logp = random_logp(0), random_logp(1), random_logp(2)
+    assert not KLS[name]()(logp, ref_logp, old_logp).requires_grad
+    logp.requires_grad_()
+    value = KLS[name]()(logp, ref_logp, old_logp)
+    assert (value.shape, value.dtype) == (logp.shape, torch.float32)
+    value.sum().backward()
+    assert logp.grad is not None and logp.grad.isfinite().all() and (logp.grad != 0).all()
+    assert ref_logp.grad is old_logp.grad is None
+
+
+@every_kl
+def test_kls_stay_finite_at_absurd_log_ratios(name):
+    extremes = torch.tensor([-1e4, -100.0, -0.1, 0.0])
+    logp, ref_logp, old_logp = torch.cartesian_prod(extremes, extremes, extremes).T.contiguous()
+    logp.requires_grad_()
+    value = KLS[name]()(logp, ref_logp, old_logp)
+    (gradient,) = torch.autograd.grad(value.sum(), logp)
+    assert value.isfinite().all()
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("name", [name for name in KLS if name.endswith(("K2", "K3", "ImportanceWeighted"))])
+def test_k2_and_k3_are_never_negative(name):
+    assert (KLS[name]()(random_logp(0), random_logp(1), random_logp(2)) > 0).all()
+
+
+# Weightings
+
+
+def random_batch(seed: int) -> tuple[Tensor, Tensor, BatchSize]:
+    """Six groups of four completions of up to 12 tokens, group after group."""
+    rng = random.Random(seed)
+    lengths = torch.tensor([rng.randrange(1, 13) for _ in range(24)])
+    return lengths, torch.arange(24) // 4, BatchSize(sequences=24, groups=6, tokens=int(lengths.sum()))
+
+
+@each(TokenWeighting)
+@pytest.mark.parametrize("seed", range(3))
+def test_weights_are_positive_and_follow_their_rows(cls, seed):
+    weighting: TokenWeighting = make(cls)
+    lengths, group, batch = random_batch(seed)
+    weight = weighting(lengths, group, batch)
+    assert (weight.shape, weight.dtype) == (lengths.shape, torch.float32)
+    assert weight.isfinite().all()
+    assert (weight > 0).all()
+    order = torch.tensor(shuffled(24, seed))
+    assert weighting(lengths[order], group[order], batch).equal(weight[order])
+
+
+@each(TokenWeighting)
+@pytest.mark.parametrize("seed", range(3))
+def test_whole_groups_have_the_weights_of_the_whole_batch(cls, seed):
+    weighting: TokenWeighting = make(cls)
+    lengths, group, batch = random_batch(seed)
+    mine = torch.tensor([g in (0, 3, 4) for g in group.tolist()])
+    weight = weighting(lengths, group, batch)
+    for part in (mine, ~mine):
+        # A rank, or a minibatch, numbers its groups from 0.
+        renumbered = group[part].unique(return_inverse=True)[1]
+        assert weighting(lengths[part], renumbered, batch).equal(weight[part])
+
+
+@pytest.mark.parametrize(
+    "cls", [weightings.TokenMean, weightings.SequenceMean, weightings.GroupTokenMean], ids=lambda cls: cls.__name__
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_weights_of_a_mean_sum_to_one(cls, seed):
+    lengths, group, batch = random_batch(seed)
+    assert float((cls()(lengths, group, batch) * lengths).sum()) == pytest.approx(1, abs=1e-6)
+
+
+@each(TokenWeighting)
+def test_weights_of_nobody(cls):
+    nobody = torch.zeros(0, dtype=torch.int64)
+    assert make(cls)(nobody, nobody, BatchSize(sequences=8, groups=2, tokens=30)).shape == (0,)
+
+
+# Masks
+
+
+@each(TokenMask)
+@pytest.mark.parametrize("seed", range(3))
+def test_masks_say_of_each_token_whether_it_stays_and_follow_their_rows(cls, seed):
+    mask: TokenMask = make(cls)
+    rollouts = branching_rollouts(seed)
+    stays = mask(rollouts)
+    assert (stays.shape, stays.dtype) == (rollouts.token_ids.shape, torch.bool)
+    assert 0 < int(stays.sum()) < rollouts.num_tokens
+    order = shuffled(len(rollouts), seed)
+    for rows in (order, order[:5]):
+        assert mask(rollouts.select(torch.tensor(rows))).equal(stays[positions_of(rows, rollouts.lengths)])
+
+
+# Stop rules
+
+
+def random_updates(seed: int) -> list[Diagnostics]:
+    rng = random.Random(seed)
+    updates = []
+    for _ in range(8):
+        numbers = {name: rng.random() for name in Diagnostics.__slots__} | {"tokens": 40.0, "pushing": 2.0}
+        updates.append(Diagnostics(**{name: torch.tensor(value) for name, value in numbers.items()}))
+    return updates
+
+
+@each(StopRule)
+@pytest.mark.parametrize("num_minibatches", [1, 2, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_stop_rule_remembers_nothing(cls, num_minibatches, seed):
+    rule: StopRule = make(cls)
+    updates = random_updates(seed)
+    before = [[float(getattr(update, name)) for name in Diagnostics.__slots__] for update in updates]
+    first = [rule(updates[:count], num_minibatches) for count in range(2, 9)]
+    # In another order, and asked again.
+    again = [rule(updates[:count], num_minibatches) for count in range(8, 1, -1)]
+    assert first == again[::-1]
+    assert all(isinstance(stops, bool) for stops in first)
+    assert [[float(getattr(update, name)) for name in Diagnostics.__slots__] for update in updates] == before
+
+
+@each(StopRule)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_stop_rule_names_itself_where_it_stops(cls, seed):
+    rule: StopRule = make(cls)
+    updates = random_updates(seed)
+    for count in range(2, 9):
+        ended_by = rule.ended_by(updates[:count], 2)
+        assert (ended_by is not None) == rule(updates[:count], 2)
+        assert ended_by is None or ended_by in rule.names
+
+
+# Mistakes
+
+MISTAKES: list[tuple[Callable[[], Any], str]] = [
+    (lambda: advantages.GroupStd(advantage_eps=-1e-6), "advantage_eps=-1e-06"),
+    (lambda: advantages.BatchStd(advantage_eps=-0.5), "advantage_eps=-0.5"),
+    (lambda: advantages.PerRewardStd(advantage_eps=-0.5), "advantage_eps=-0.5"),
+    (lambda: process_supervision.ProcessSupervision(advantage_eps=-0.5), "advantage_eps=-0.5"),
+    (lambda: advantages.Sign(dead_zone=-0.1), "dead_zone=-0.1"),
+    (lambda: surrogates.Clipped(clip_low=-0.1), "clip_low=-0.1"),
+    (lambda: surrogates.Clipped(clip_low=1.5), "clip_low=1.5"),
+    (lambda: surrogates.Clipped(clip_high=-0.2), "clip_high=-0.2"),
+    (lambda: surrogates.Clipped(clip_low=math.nan), "clip_low=nan"),
+    (lambda: surrogates.Clipped(dual_clip=1.0), "dual_clip=1.0"),
+    (lambda: surrogates.Clipped(clip_high=None, dual_clip=0.5), "dual_clip=0.5"),
+    (lambda: sequence_surrogates.SequenceClipped(clip_low=-3e-4), "clip_low=-0.0003"),
+    (lambda: sequence_surrogates.SequenceClippedToken(clip_high=-1.0), "clip_high=-1.0"),
+    (lambda: surrogates.CISPO(clip_high=-1.0), "clip_high=-1.0"),
+    (lambda: surrogates.SAPO(tau_good=0.0), "tau_good=0.0"),
+    (lambda: surrogates.SAPO(tau_bad=-1.0), "tau_bad=-1.0"),
+    (lambda: sequence_surrogates.GMPO(log_clip=0.0), "log_clip=0.0"),
+    (lambda: sequence_surrogates.OffPolicyMask(threshold=-0.1), "threshold=-0.1"),
+    (lambda: target_probability.TargetProbability(good_exponent=1.5), "good_exponent=1.5"),
+    (lambda: target_probability.TargetProbability(good_exponent=-0.5), "good_exponent=-0.5"),
+    (lambda: target_probability.TargetProbability(bad_exponent=0.5), "bad_exponent=0.5"),
+    (lambda: target_probability.TargetProbability(tolerance=-0.1), "tolerance=-0.1"),
+    (lambda: kl.KLPenalty(beta=0.0), "reward_kl.beta=0.0"),
+    (lambda: kl.KLPenalty(beta=-1.0), "reward_kl.beta=-1.0"),
+    (lambda: weightings.FixedLength(0), "length=0"),
+    (lambda: masks.TopEntropy(share=0.0), "share=0.0"),
+    (lambda: masks.TopEntropy(share=1.5), "share=1.5"),
+    (lambda: objective.Objective(beta=-0.04), "objective.beta=-0.04"),
+    (lambda: objective.Objective(entropy_bonus=-0.1), "objective.entropy_bonus=-0.1"),
+    (lambda: stopping.AllSettled(share=0.0), "share=0.0"),
+    (lambda: stopping.AllSettled(share=1.1), "share=1.1"),
+    (lambda: stopping.ObjectivePlateau(patience=0), "patience=0"),
+    (lambda: stopping.ObjectivePlateau(min_delta=-1.0), "min_delta=-1.0"),
+    (lambda: stopping.KLAbove(target=0.0), "target=0.0"),
+    (lambda: stopping.FirstOf(rules=[]), "rules=[]"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "says"), MISTAKES, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_mistake_is_refused_by_key_and_value(mistake, says):
+    with pytest.raises(UsageError) as caught:
+        mistake()
+    assert says in str(caught.value)

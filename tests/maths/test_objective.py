@@ -1,0 +1,387 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+from helpers.tiny import rollouts_of, rows_of
+from torch import Tensor
+
+from grpo_lightning.maths.diagnostics import Diagnostics
+from grpo_lightning.maths.kl import K1, ImportanceWeighted
+from grpo_lightning.maths.masks import TopEntropy, Truncated
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.ragged import spread
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.surrogates import Clipped, Reinforce
+from grpo_lightning.maths.weightings import BatchSize, FixedLength, SequenceMean, TokenMean
+from grpo_lightning.types import UsageError
+
+# Two prompts, G = 4.
+LENGTHS, GROUP = [3, 7, 1, 5, 2, 4, 6, 1], [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def random_rollouts(seed: int) -> tuple[Rollouts, Tensor]:
+    """Rollouts weighted by GRPO's averages, and log π_θ a little away from log π_old."""
+    rollouts = rollouts_of(LENGTHS, prompt_lengths=[3, 2], group=GROUP, seed=seed)
+    batch = BatchSize(sequences=8, groups=2, tokens=sum(LENGTHS))
+    rollouts.weight = spread(SequenceMean()(rollouts.lengths, rollouts.group, batch), rollouts.lengths)
+    generator = torch.Generator().manual_seed(100 + seed)
+    logp = rollouts.old_logp + 0.3 * torch.randn(rollouts.num_tokens, generator=generator)
+    return rollouts, logp.requires_grad_()
+
+
+def evaluate(objective: Objective, logp: Tensor, rollouts: Rollouts) -> tuple[Tensor, Tensor, Diagnostics]:
+    """J, dJ/dlogp and the diagnostics."""
+    value, diagnostics = objective(logp, torch.zeros_like(logp), rollouts)
+    return value.detach(), torch.autograd.grad(value, logp)[0], diagnostics
+
+
+def rows_with_logp(rollouts: Rollouts, logp: Tensor) -> list[dict[str, Any]]:
+    rows = rows_of(rollouts)
+    for row, values in zip(rows, logp.detach().split(rollouts.lengths.tolist()), strict=True):
+        row["logp"] = values.tolist()
+    return rows
+
+
+def eq_3(rows: list[dict[str, Any]], groups: list[list[int]], epsilon: float, beta: float) -> float:
+    """J_GRPO of DeepSeekMath, Eq. 3 with Eq. 4, in Python floats; the expectation is a mean over prompts."""
+    over_prompts = 0.0
+    for members in groups:
+        over_group = 0.0
+        for i in members:
+            over_tokens = 0.0
+            for logp, old, ref, advantage in zip(
+                rows[i]["logp"], rows[i]["old_logp"], rows[i]["ref_logp"], rows[i]["advantage"], strict=True
+            ):
+                ratio = math.exp(logp) / math.exp(old)
+                clipped = min(max(ratio, 1 - epsilon), 1 + epsilon)
+                kl = math.exp(ref) / math.exp(logp) - math.log(math.exp(ref) / math.exp(logp)) - 1
+                over_tokens += min(ratio * advantage, clipped * advantage) - beta * kl
+            over_group += over_tokens / len(rows[i]["logp"])
+        over_prompts += over_group / len(members)
+    return over_prompts / len(groups)
+
+
+@pytest.mark.parametrize(
+    ("ref", "kl_term", "total"), [(0.5, -0.0056, 0.0144), (0.1, -0.0278, -0.0078), (1e-50, -0.0333, -0.0133)]
+)
+def test_worked_example_4(ref, kl_term, total):
+    """dJ/dπ_θ just under the clip boundary, to the four digits that are printed."""
+    theta, old, advantage, beta = 0.6 * (1 - 1e-6), 0.5, 0.01, 0.02
+
+    def gradient(beta: float) -> tuple[float, Diagnostics]:
+        rollouts = rollouts_of([1])
+        rollouts.advantage, rollouts.weight = torch.tensor([advantage]), torch.ones(1)
+        rollouts.old_logp, rollouts.ref_logp = torch.tensor([math.log(old)]), torch.tensor([math.log(ref)])
+        logp = torch.tensor([math.log(theta)], requires_grad=True)
+        _, dlogp, diagnostics = evaluate(Objective(surrogate=Clipped(0.2, 0.2), beta=beta), logp, rollouts)
+        return float(dlogp) / theta, diagnostics
+
+    clip_term, diagnostics = gradient(0.0)
+    assert clip_term == pytest.approx(0.020, abs=1e-5)
+    assert float(diagnostics.clipped_high) == 0
+    both, _ = gradient(beta)
+    assert both - clip_term == pytest.approx(kl_term, abs=5.01e-5)
+    assert both == pytest.approx(total, abs=5.01e-5)
+
+
+@pytest.mark.parametrize("ref", [0.5, 0.1, 1e-50])
+def test_worked_example_4_to_six_digits(ref):
+    """Â/π_old and β (π_ref/π_θ - 1)/π_θ, a hair under the boundary."""
+    theta = 0.6 * (1 - 1e-6)
+    rollouts = rollouts_of([1])
+    rollouts.advantage, rollouts.weight = torch.tensor([0.01]), torch.ones(1)
+    rollouts.old_logp, rollouts.ref_logp = torch.tensor([math.log(0.5)]), torch.tensor([math.log(ref)])
+    logp = torch.tensor([math.log(theta)], requires_grad=True)
+    _, gradient, _ = evaluate(Objective(surrogate=Clipped(0.2, 0.2), beta=0.02), logp, rollouts)
+    assert float(gradient) / theta == pytest.approx(0.01 / 0.5 + 0.02 * (ref / theta - 1) / theta, abs=1e-6)
+
+
+def on_policy_gradient(theta: float, ref: float, advantage: float, beta: float) -> float:
+    """dJ/dlog π_θ of one token whose π_old is π_θ."""
+    rollouts = rollouts_of([1])
+    rollouts.advantage, rollouts.weight = torch.tensor([advantage]), torch.ones(1)
+    rollouts.old_logp, rollouts.ref_logp = torch.tensor([math.log(theta)]), torch.tensor([math.log(ref)])
+    logp = rollouts.old_logp.clone().requires_grad_()
+    return float(evaluate(Objective(beta=beta), logp, rollouts)[1])
+
+
+@pytest.mark.parametrize(
+    ("theta", "ref", "advantage", "beta"),
+    [
+        # Â = β (1 - π_ref/π_θ): 0.5 (1 - 0.5), 0.04 (1 - 0.1), 0.04 (1 - 3), and 0 where the policies agree.
+        (0.4, 0.2, 0.25, 0.5),
+        (0.5, 0.05, 0.036, 0.04),
+        (0.2, 0.6, -0.08, 0.04),
+        (0.3, 0.3, 0.0, 0.04),
+    ],
+)
+def test_eq_21_is_zero_where_the_advantage_is_beta_times_one_minus_the_ratio(theta, ref, advantage, beta):
+    assert on_policy_gradient(theta, ref, advantage, beta) == pytest.approx(0, abs=1e-7)
+    # Just beside it is not.
+    assert on_policy_gradient(theta, ref, advantage + 1e-3, beta) == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("ref", [1e-30, 1e-3, 0.2, 0.5, 0.999])
+@pytest.mark.parametrize("theta", [1e-3, 0.3, 0.999])
+def test_an_advantage_over_beta_always_pushes_up(theta, ref):
+    assert on_policy_gradient(theta, ref, advantage=0.05, beta=0.04) > 0
+    assert on_policy_gradient(theta, ref, advantage=0.05, beta=0.04) == pytest.approx(
+        0.05 + 0.04 * (ref / theta - 1), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("beta", [0.0, 0.04, 1.0])
+def test_gradient_is_that_of_eq_21_where_the_policy_is_the_old_policy(seed, beta):
+    rollouts, _ = random_rollouts(seed)
+    logp = rollouts.old_logp.clone().requires_grad_()
+    expected = rollouts.advantage + beta * ((rollouts.ref_logp - rollouts.old_logp).exp() - 1)
+    _, gradient, _ = evaluate(Objective(beta=beta), logp, rollouts)
+    torch.testing.assert_close(gradient, rollouts.weight * expected, rtol=1e-5, atol=1e-7)
+    # Without an old policy the ratio is 1 and only its value: the same gradient.
+    rollouts.old_logp = None
+    _, gradient, _ = evaluate(Objective(beta=beta), logp, rollouts)
+    torch.testing.assert_close(gradient, rollouts.weight * expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+@pytest.mark.parametrize("epsilon", [0.1, 0.2])
+def test_objective_is_eq_3_computed_in_loops(seed, beta, epsilon):
+    rollouts, logp = random_rollouts(seed)
+    value, _, _ = evaluate(Objective(surrogate=Clipped(epsilon, epsilon), beta=beta), logp, rollouts)
+    groups = [[i for i in range(8) if GROUP[i] == g] for g in (0, 1)]
+    assert float(value) == pytest.approx(
+        eq_3(rows_with_logp(rollouts, logp), groups, epsilon, beta), rel=1e-5, abs=1e-6
+    )
+
+
+def test_objective_and_gradient_of_packs_add_up_to_those_of_the_whole():
+    rollouts, logp = random_rollouts(0)
+    objective = Objective(beta=0.04)
+    value, gradient, diagnostics = evaluate(objective, logp, rollouts)
+    first_token = rollouts.lengths.cumsum(0) - rollouts.lengths
+    total, summed, parts = 0.0, torch.zeros_like(gradient), []
+    for pack in rollouts.split(max_tokens=12):
+        tokens = torch.cat([first_token[r] + torch.arange(int(rollouts.lengths[r])) for r in pack.row])
+        own = logp.detach()[tokens].requires_grad_()
+        part, part_gradient, part_diagnostics = evaluate(objective, own, pack)
+        total += float(part)
+        summed[tokens] += part_gradient
+        parts.append(part_diagnostics)
+    assert len(parts) > 2
+    assert total == pytest.approx(float(value), abs=1e-6)
+    torch.testing.assert_close(summed, gradient, rtol=1e-6, atol=1e-8)
+    together = sum(parts[1:], parts[0])
+    for name in Diagnostics.__slots__:
+        assert float(getattr(together, name)) == pytest.approx(float(getattr(diagnostics, name)), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("weighting", [SequenceMean(), TokenMean(), FixedLength(10)], ids=lambda w: type(w).__name__)
+def test_a_weight_is_a_factor_of_its_token_gradient(weighting):
+    rollouts, logp = random_rollouts(1)
+    rollouts.weight = torch.ones(rollouts.num_tokens)
+    _, unweighted, _ = evaluate(Objective(beta=0.04), logp, rollouts)
+    batch = BatchSize(sequences=8, groups=2, tokens=sum(LENGTHS))
+    rollouts.weight = spread(weighting(rollouts.lengths, rollouts.group, batch), rollouts.lengths)
+    _, weighted, _ = evaluate(Objective(beta=0.04), logp, rollouts)
+    torch.testing.assert_close(weighted, rollouts.weight * unweighted)
+
+
+def test_beta_zero_needs_no_reference_and_ignores_one():
+    rollouts, logp = random_rollouts(2)
+    with_reference = evaluate(Objective(), logp, rollouts)
+    rollouts.ref_logp = None
+    without = evaluate(Objective(), logp, rollouts)
+    assert with_reference[0] == without[0]
+    assert with_reference[1].equal(without[1])
+    assert float(without[2].kl_ref) == 0
+    # Where there is a reference, it is watched all the same.
+    assert float(with_reference[2].kl_ref) > 0
+
+
+def test_old_and_reference_log_probs_get_no_gradient():
+    rollouts, logp = random_rollouts(3)
+    rollouts.old_logp, rollouts.ref_logp = rollouts.old_logp.clone(), rollouts.ref_logp.clone()
+    value, _ = Objective(beta=0.04)(logp, torch.zeros_like(logp), rollouts)
+    value.backward()
+    assert logp.grad is not None
+    assert rollouts.old_logp.grad is rollouts.ref_logp.grad is None
+
+
+def test_diagnostics_are_sums_over_the_tokens():
+    rollouts, logp = random_rollouts(4)
+    entropy = torch.linspace(0.5, 2.5, rollouts.num_tokens)
+    value, diagnostics = Objective(surrogate=Clipped(0.2, 0.28), beta=0.04)(logp, entropy, rollouts)
+    expected = dict.fromkeys(Diagnostics.__slots__, 0.0)
+    for row in rows_with_logp(rollouts, logp):
+        for new, old, ref, advantage in zip(
+            row["logp"], row["old_logp"], row["ref_logp"], row["advantage"], strict=True
+        ):
+            ratio = math.exp(new - old)
+            expected["tokens"] += 1
+            expected["pushing"] += advantage != 0
+            expected["unreachable"] += math.exp(old) * 1.28 > 1 and advantage > 0
+            expected["ratio"] += ratio
+            expected["kl_ref"] += math.exp(ref - new) - (ref - new) - 1
+            expected["kl_old"] += ratio - math.log(ratio) - 1
+            expected["clipped_low"] += ratio < 0.8 and advantage < 0
+            expected["clipped_high"] += ratio > 1.28 and advantage > 0
+            expected["ratio_max"] = max(expected["ratio_max"], ratio)
+    expected["entropy"] = math.fsum(entropy.tolist())
+    expected["objective"] = float(value.detach())
+    assert expected["clipped_low"] > 0
+    assert expected["unreachable"] > 0
+    assert expected["clipped_high"] > 0
+    assert {name: float(getattr(diagnostics, name)) for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert not any(getattr(diagnostics, name).requires_grad for name in expected)
+
+
+def test_kl_to_the_old_policy_is_not_lost_in_rounding():
+    # After small updates, log-ratios of 1e-4 mean a KL of 5e-9 a token: exp(d) - d - 1 gives 0.
+    rollouts = rollouts_of([1000])
+    logp = (rollouts.old_logp.double() + 1e-4).float()
+    exact = sum(math.expm1(d) - d for d in (logp.double() - rollouts.old_logp.double()).tolist())
+    _, diagnostics = Objective()(logp, torch.zeros_like(logp), rollouts)
+    assert float(diagnostics.kl_old) == pytest.approx(exact, rel=1e-2)
+
+
+def test_on_policy_diagnostics_are_those_of_ratio_one():
+    rollouts, logp = random_rollouts(5)
+    rollouts.old_logp = None
+    _, diagnostics = Objective()(logp, torch.zeros_like(logp), rollouts)
+    assert float(diagnostics.ratio) == float(diagnostics.tokens) == rollouts.num_tokens
+    assert float(diagnostics.ratio_max) == 1
+    assert float(diagnostics.kl_old) == float(diagnostics.clipped_low) == float(diagnostics.clipped_high) == 0
+
+
+def diagnostics_of(start: float, ratio_max: float) -> Diagnostics:
+    names = [name for name in Diagnostics.__slots__ if name != "ratio_max"]
+    return Diagnostics(
+        **{name: torch.tensor(start + i) for i, name in enumerate(names)}, ratio_max=torch.tensor(ratio_max)
+    )
+
+
+def test_diagnostics_add_but_for_the_maximum():
+    for left, right in ((3.0, 7.0), (7.0, 3.0)):
+        total = diagnostics_of(1.0, left) + diagnostics_of(10.0, right)
+        assert float(total.ratio_max) == 7
+        names = [name for name in Diagnostics.__slots__ if name != "ratio_max"]
+        assert [float(getattr(total, name)) for name in names] == [11.0 + 2 * i for i in range(len(names))]
+
+
+def test_reduction_over_ranks_sums_but_for_the_maximum():
+    def two_ranks(values: Tensor, reduce_op: str) -> Tensor:
+        """The other rank has the same numbers plus 1."""
+        return {"sum": 2 * values + 1, "max": values + 1}[reduce_op]
+
+    reduced = diagnostics_of(5.0, 2.0).reduce(two_ranks)
+    assert float(reduced.ratio_max) == 3
+    names = [name for name in Diagnostics.__slots__ if name != "ratio_max"]
+    assert [float(getattr(reduced, name)) for name in names] == [11.0 + 2 * i for i in range(len(names))]
+
+
+def test_a_negative_beta_is_refused_by_name():
+    with pytest.raises(UsageError, match=r"beta=-0\.04"):
+        Objective(beta=-0.04)
+
+
+# Entropy, masks and other estimators of the KL
+
+
+def test_the_entropy_bonus_by_hand():
+    # One token, Reinforce: J = w (Â log π + c H) with H of three tokens, 1/2, 1/4 and 1/4: 1.5 log 2.
+    logits = torch.tensor([0.5, 0.25, 0.25]).log().requires_grad_()
+    rollouts = rollouts_of([1])
+    rollouts.advantage, rollouts.weight = torch.tensor([2.0]), torch.tensor([0.5])
+    logp = logits.log_softmax(0)
+    entropy = -(logp.exp() * logp).sum()[None]
+    value, diagnostics = Objective(Reinforce(), entropy_bonus=0.1)(logp[:1], entropy, rollouts)
+    assert float(value.detach()) == pytest.approx(0.5 * (-2 * math.log(2) + 0.1 * 1.5 * math.log(2)))
+    assert float(diagnostics.entropy) == pytest.approx(1.5 * math.log(2))
+    # d log π_1 / d logits = (1, 0, 0) - π; dH / d logits_k = -π_k (log π_k + H): -(1/2)(0.5 log 2), (1/4)(0.5 log 2).
+    (gradient,) = torch.autograd.grad(value, logits)
+    slope = 0.25 * math.log(2)
+    expected = [0.5 - 0.05 * slope, -0.25 + 0.025 * slope, -0.25 + 0.025 * slope]
+    assert gradient.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+def test_the_entropy_bonus_adds_its_weighted_sum(beta):
+    rollouts, logp = random_rollouts(6)
+    entropy = torch.linspace(0.1, 3.0, rollouts.num_tokens).requires_grad_()
+    plain, _ = Objective(beta=beta)(logp, entropy, rollouts)
+    value, diagnostics = Objective(beta=beta, entropy_bonus=0.01)(logp, entropy, rollouts)
+    bonus = 0.01 * math.fsum(w * h for w, h in zip(rollouts.weight.tolist(), entropy.tolist(), strict=True))
+    assert float(value.detach()) == pytest.approx(float(plain.detach()) + bonus, abs=1e-6)
+    (gradient,) = torch.autograd.grad(value, entropy)
+    torch.testing.assert_close(gradient, 0.01 * rollouts.weight)
+    assert not diagnostics.entropy.requires_grad
+
+
+def test_where_only_the_advantage_gives_a_gradient():
+    assert Objective().learns_from_advantage_alone
+    assert not Objective(beta=0.1).learns_from_advantage_alone
+    assert not Objective(entropy_bonus=0.1).learns_from_advantage_alone
+
+
+def test_masks_take_the_weight_of_their_tokens_only():
+    rollouts = rollouts_of([2, 1, 3], prompt_lengths=[2])
+    rollouts.truncated = torch.tensor([False, False, True])
+    rollouts.entropy_rank = torch.tensor([0.9, 0.1, 0.85, 0.95, 0.2, 0.3])
+    batch = BatchSize(sequences=3, groups=1, tokens=6)
+
+    def weight(*masks: Any) -> list[float]:
+        return Objective(masks=list(masks)).token_weight(rollouts, batch).tolist()
+
+    # 1 / (3 |o_i|), as if nobody were masked.
+    assert weight() == pytest.approx([1 / 6, 1 / 6, 1 / 3, 1 / 9, 1 / 9, 1 / 9])
+    assert weight(Truncated()) == pytest.approx([1 / 6, 1 / 6, 1 / 3, 0, 0, 0])
+    assert weight(TopEntropy(0.2)) == pytest.approx([1 / 6, 0, 1 / 3, 1 / 9, 0, 0])
+    assert weight(Truncated(), TopEntropy(0.2)) == pytest.approx([1 / 6, 0, 1 / 3, 0, 0, 0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mask_leaves_the_gradients_of_other_tokens_as_they_are(seed):
+    rollouts, logp = random_rollouts(seed)
+    batch = BatchSize(sequences=8, groups=2, tokens=sum(LENGTHS))
+    objective = Objective(beta=0.04)
+    _, whole, _ = evaluate(objective, logp, rollouts)
+    masked = Objective(beta=0.04, masks=[Truncated(), TopEntropy(0.7)])
+    rollouts.weight = masked.token_weight(rollouts, batch)
+    _, gradient, diagnostics = evaluate(masked, logp, rollouts)
+    stays = (rollouts.entropy_rank >= 0.3) & ~spread(rollouts.truncated, rollouts.lengths)
+    assert 0 < int(stays.sum()) < rollouts.num_tokens
+    assert gradient[stays].equal(whole[stays])
+    assert not gradient[~stays].any()
+    # Nor do they count in the diagnostics.
+    difference = (logp.detach() - rollouts.old_logp)[stays]
+    assert float(diagnostics.tokens) == int(stays.sum())
+    assert float(diagnostics.ratio) == pytest.approx(float(difference.exp().sum()), rel=1e-5)
+    assert float(diagnostics.ratio_max) == pytest.approx(float(difference.exp().max()), rel=1e-6)
+
+
+def test_a_token_without_advantage_counts_but_does_not_push():
+    rollouts = rollouts_of([4])
+    rollouts.advantage = torch.tensor([1.0, 0.0, -1.0, 0.0])
+    rollouts.weight = torch.tensor([0.5, 0.5, 0.0, 0.0])
+    _, _, diagnostics = evaluate(Objective(), rollouts.old_logp.clone().requires_grad_(), rollouts)
+    assert (float(diagnostics.tokens), float(diagnostics.pushing)) == (2, 1)
+
+
+def test_the_kl_estimator_sees_the_old_policy():
+    # π_θ = 0.2, π_ref = 0.4, π_old = 0.1: ratio 2, k1 = log(1/2). J = 2 Â - β 2 log(1/2), Â = 1 and no bounds.
+    rollouts = rollouts_of([1])
+    rollouts.advantage, rollouts.weight = torch.ones(1), torch.ones(1)
+    rollouts.old_logp, rollouts.ref_logp = torch.tensor([0.1]).log(), torch.tensor([0.4]).log()
+    logp = torch.tensor([0.2]).log().requires_grad_()
+    objective = Objective(Clipped(None, None), kl=ImportanceWeighted(K1()), beta=0.5)
+    value, gradient, diagnostics = evaluate(objective, logp, rollouts)
+    assert float(value) == pytest.approx(2 + math.log(2))
+    assert float(gradient) == pytest.approx(2 - 0.5 * 2 * (1 + math.log(0.5)))
+    assert float(diagnostics.kl_ref) == pytest.approx(-2 * math.log(2))
+    # On policy the weight is 1 and gives a gradient all the same.
+    rollouts.old_logp = None
+    _, gradient, _ = evaluate(objective, logp, rollouts)
+    assert float(gradient) == pytest.approx(1 - 0.5 * (1 + math.log(0.5)))

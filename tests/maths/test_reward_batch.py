@@ -1,0 +1,84 @@
+import math
+
+import pytest
+import torch
+
+from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
+
+
+def steps_of(*steps: tuple[int, int, float]) -> SegmentRewards:
+    """Steps as (row, end, value)."""
+    return SegmentRewards(
+        row=torch.tensor([row for row, _, _ in steps], dtype=torch.int64),
+        end=torch.tensor([end for _, end, _ in steps], dtype=torch.int64),
+        value=torch.tensor([value for _, _, value in steps], dtype=torch.float64),
+    )
+
+
+def batch_of(
+    value: list[list[float]], group: list[int], lengths: list[int], steps: list[SegmentRewards | None]
+) -> RewardBatch:
+    """Two rewards of weights 1 and 0.5."""
+    return RewardBatch(
+        value=torch.tensor(value, dtype=torch.float64).reshape(2, len(group)),
+        weight=torch.tensor([1.0, 0.5], dtype=torch.float64),
+        group=torch.tensor(group, dtype=torch.int64),
+        lengths=torch.tensor(lengths, dtype=torch.int64),
+        segments=steps,
+    )
+
+
+def rows_of(steps: SegmentRewards | None) -> list[tuple[int, int, float]]:
+    assert steps is not None
+    return list(zip(steps.row.tolist(), steps.end.tolist(), steps.value.tolist(), strict=True))
+
+
+FIRST = batch_of([[1, 2, 3], [10, 20, 30]], [0, 1, 0], [4, 1, 2], [None, steps_of((0, 1, 0.1), (2, 0, 0.2))])
+SECOND = batch_of([[4, 5], [40, math.nan]], [1, 0], [3, 5], [None, steps_of((1, 4, 0.3))])
+NOBODY = batch_of([[], []], [], [], [None, None])
+
+
+def test_the_total_is_the_weighted_sum_and_nan_where_a_reward_failed():
+    # 1 + 10/2, 2 + 20/2, 3 + 30/2; 4 + 40/2.
+    assert FIRST.total.tolist() == [6, 12, 18]
+    assert SECOND.total.tolist() == pytest.approx([24, math.nan], nan_ok=True)
+    assert FIRST.total.dtype == torch.float64
+
+
+def test_plus_adds_a_reward_for_the_whole():
+    more = FIRST.plus(torch.tensor([1.0, -1.0, 0.5]), weight=-2.0)
+    assert more.value.tolist() == [[1, 2, 3], [10, 20, 30], [1, -1, 0.5]]
+    assert more.weight.tolist() == [1, 0.5, -2]
+    assert more.total.tolist() == [4, 14, 17]
+    assert more.segments[:2] == FIRST.segments and more.segments[2] is None
+    assert more.value.dtype == more.weight.dtype == torch.float64
+    assert len(FIRST.weight) == 2
+
+
+def test_concat_numbers_rows_and_groups_on():
+    both = RewardBatch.concat([FIRST, SECOND])
+    assert both.value.tolist()[0] == [1, 2, 3, 4, 5]
+    assert both.value.tolist()[1] == pytest.approx([10, 20, 30, 40, math.nan], nan_ok=True)
+    assert both.weight.tolist() == [1, 0.5]
+    assert both.group.tolist() == [0, 1, 0, 3, 2]
+    assert both.lengths.tolist() == [4, 1, 2, 3, 5]
+    assert both.segments[0] is None
+    assert rows_of(both.segments[1]) == [(0, 1, 0.1), (2, 0, 0.2), (4, 4, 0.3)]
+
+
+def test_concat_of_one_is_the_same():
+    one = RewardBatch.concat([FIRST])
+    assert one.value.equal(FIRST.value)
+    assert one.group.equal(FIRST.group)
+    assert rows_of(one.segments[1]) == rows_of(FIRST.segments[1])
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_batch_of_nobody_takes_no_steps_away(place):
+    batches = [FIRST, SECOND]
+    batches.insert(place, NOBODY)
+    both = RewardBatch.concat(batches)
+    assert both.group.tolist() == [0, 1, 0, 3, 2]
+    assert both.segments[0] is None
+    assert rows_of(both.segments[1]) == [(0, 1, 0.1), (2, 0, 0.2), (4, 4, 0.3)]
+    assert RewardBatch.concat([NOBODY, NOBODY]).total.shape == (0,)

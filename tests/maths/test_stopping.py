@@ -1,0 +1,160 @@
+import math
+
+import pytest
+import torch
+from helpers.tiny import rollouts_of
+
+from grpo_lightning.maths.diagnostics import Diagnostics
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.stopping import (
+    AllSettled,
+    FirstOf,
+    FixedPasses,
+    KLAbove,
+    ObjectivePlateau,
+    Passes,
+    StopRule,
+)
+from grpo_lightning.maths.surrogates import Clipped
+
+
+def update(**numbers: float) -> Diagnostics:
+    """Diagnostics of ten tokens that all push and are nowhere near a bound, but for `numbers`."""
+    defaults = dict.fromkeys(Diagnostics.__slots__, 0.0) | {"tokens": 10.0, "pushing": 10.0}
+    return Diagnostics(**{name: torch.tensor(value) for name, value in (defaults | numbers).items()})
+
+
+def stops(rule: StopRule, updates: list[Diagnostics], num_minibatches: int = 1) -> list[bool]:
+    """What the rule says at every update but the first."""
+    return [rule(updates[:count], num_minibatches) for count in range(2, len(updates) + 1)]
+
+
+def test_fixed_passes_never_stop():
+    updates = [update(clipped_low=5.0, clipped_high=5.0, kl_old=1e9)] * 5
+    assert stops(FixedPasses(), updates) == [False] * 4
+    assert FixedPasses().names == []
+
+
+def test_all_settled_by_hand():
+    # Of 10 pushing tokens 4 + 4 and then 4 + 5 are at a bound; 9 of 10 is the share that is asked for.
+    updates = [update(), update(clipped_low=4.0, clipped_high=4.0), update(clipped_low=4.0, clipped_high=5.0)]
+    assert stops(AllSettled(share=0.9), updates) == [False, True]
+    assert stops(AllSettled(share=1.0), updates) == [False, False]
+    assert stops(AllSettled(share=0.8), updates) == [True, True]
+
+
+def test_all_settled_counts_neither_idle_nor_unreachable_tokens():
+    # 10 tokens, 6 push, 2 of them can never get to their bound: 4 have to.
+    assert stops(AllSettled(share=1.0), [update(), update(pushing=6.0, unreachable=2.0, clipped_high=3.0)]) == [False]
+    assert stops(AllSettled(share=1.0), [update(), update(pushing=6.0, unreachable=2.0, clipped_high=4.0)]) == [True]
+
+
+def test_all_settled_looks_at_whole_passes_only():
+    # Two minibatches a pass: 10 and 2 of 20, then 10 and 8 of 20. The first minibatch alone is settled each time.
+    updates = [
+        update(clipped_high=10.0),
+        update(clipped_low=2.0),
+        update(clipped_high=10.0),
+        update(clipped_low=8.0),
+    ]
+    assert stops(AllSettled(share=0.9), updates, num_minibatches=2) == [False, False, True]
+    # Half is there after the first pass; in the middle of the second, 2 and 10 are no pass.
+    assert stops(AllSettled(share=0.5), updates, num_minibatches=2) == [True, False, True]
+
+
+def test_a_step_in_which_nothing_can_move_is_settled():
+    assert stops(AllSettled(share=1.0), [update(pushing=0.0)] * 2) == [True]
+    assert stops(AllSettled(share=1.0), [update(pushing=3.0, unreachable=3.0)] * 2) == [True]
+
+
+def test_example_2_whose_bound_lies_beyond_probability_one_does_not_keep_the_passes_going():
+    """π_old = 0.9 and ε = 0.2: the ratio is 1.111 at most, under 1.2; π_old = 0.5 gets to its bound, 0.6."""
+
+    def at(theta: list[float], advantage: list[float]) -> Diagnostics:
+        rollouts = rollouts_of([3])
+        rollouts.old_logp, rollouts.weight = torch.tensor([0.9, 0.5, 0.9]).log(), torch.ones(3)
+        rollouts.advantage = torch.tensor(advantage)
+        logp = torch.tensor(theta).log()
+        return Objective(surrogate=Clipped(0.2, 0.2))(logp, torch.zeros(3), rollouts)[1]
+
+    rule = AllSettled(share=1.0)
+    # A bad token of 0.9 does get to its bound, 0.72.
+    before, underway, settled = (
+        at(theta, [1.0, 1.0, -1.0]) for theta in ([0.9, 0.5, 0.9], [0.95, 0.61, 0.73], [0.999, 0.61, 0.71])
+    )
+    assert [float(x.unreachable) for x in (before, underway, settled)] == [1, 1, 1]
+    assert [float(x.clipped_high) for x in (before, underway, settled)] == [0, 1, 1]
+    assert [float(x.clipped_low) for x in (before, underway, settled)] == [0, 0, 1]
+    assert stops(rule, [before, underway, settled]) == [False, True]
+    # Neither good nor bad, it does not count at all.
+    idle = at([0.9, 0.61, 0.71], [0.0, 1.0, -1.0])
+    assert (float(idle.pushing), float(idle.unreachable)) == (2, 0)
+    assert stops(rule, [before, idle]) == [True]
+
+
+def test_objective_plateau_by_hand():
+    # It rises by 0.5, by 0.0005, falls, and rises to no more than the best and a little.
+    updates = [update(objective=value) for value in (0.0, 0.5, 0.5005, 0.4, 0.5009)]
+    assert stops(ObjectivePlateau(patience=1, min_delta=1e-3), updates) == [False, True, True, True]
+    assert stops(ObjectivePlateau(patience=2, min_delta=1e-3), updates) == [False, False, True, True]
+    assert stops(ObjectivePlateau(patience=3, min_delta=1e-3), updates) == [False, False, False, True]
+    assert stops(ObjectivePlateau(patience=1, min_delta=0.0), updates) == [False, False, True, False]
+
+
+def test_objective_plateau_starts_to_count_anew_where_it_rises():
+    updates = [update(objective=value) for value in (0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 2.0)]
+    assert stops(ObjectivePlateau(patience=2, min_delta=0.1), updates) == [False, False, False, False, False, True]
+
+
+def test_objective_plateau_sums_the_minibatches_of_a_pass():
+    # Passes of 0.5, 0.9 and 0.9, though single updates fall; nothing is decided in the middle of a pass.
+    updates = [update(objective=value) for value in (1.0, -0.5, 0.2, 0.7, 0.9, 0.0)]
+    rule = ObjectivePlateau(patience=1, min_delta=1e-3)
+    assert stops(rule, updates, num_minibatches=2) == [False, False, False, False, True]
+
+
+def test_kl_above_by_hand():
+    # 0.1 and 0.11 nats over 10 tokens; of the last update only.
+    updates = [update(kl_old=9.0), update(kl_old=0.09), update(kl_old=0.11)]
+    assert stops(KLAbove(target=0.01), updates) == [False, True]
+    assert stops(KLAbove(target=0.02), updates) == [False, False]
+    # In the middle of a pass too.
+    assert stops(KLAbove(target=0.01), updates, num_minibatches=3) == [False, True]
+    assert stops(KLAbove(target=0.01), [update(tokens=0.0)] * 2) == [False]
+
+
+def test_first_of_names_the_first_rule_that_stops():
+    rule = FirstOf([KLAbove(0.01), FirstOf([FixedPasses(), AllSettled(0.5)])])
+    assert rule.names == ["KLAbove", "AllSettled"]
+    far, settled = {"kl_old": 1.0}, {"clipped_high": 9.0}
+    for numbers, name in (({}, None), (settled, "AllSettled"), (far, "KLAbove"), (far | settled, "KLAbove")):
+        assert rule.ended_by([update(), update(**numbers)], 1) == name
+        assert rule([update(), update(**numbers)], 1) == (name is not None)
+
+
+def test_passes_count_the_updates_that_are_made():
+    passes = Passes(KLAbove(0.01), num_minibatches=1)
+    assert (passes.num_updates, passes.ended_by) == (0, None)
+    # The first update never ends the passes: it is what moves the policy at all.
+    assert not passes.ends_at(update(kl_old=5.0))
+    assert (passes.num_updates, passes.ended_by) == (1, None)
+    assert not passes.ends_at(update(kl_old=0.05))
+    assert passes.ends_at(update(kl_old=5.0))
+    # The update at which the rule stops is not made.
+    assert (passes.num_updates, passes.ended_by) == (2, "KLAbove")
+
+
+def test_passes_without_a_rule_that_stops_are_all_made():
+    passes = Passes(FixedPasses(), num_minibatches=2)
+    assert not any(passes.ends_at(update(kl_old=math.inf)) for _ in range(6))
+    assert (passes.num_updates, passes.ended_by) == (6, None)
+
+
+@pytest.mark.parametrize(("num_minibatches", "made"), [(1, 1), (2, 3), (3, 5)])
+def test_all_settled_ends_the_passes_with_the_second_pass(num_minibatches, made):
+    passes = Passes(AllSettled(0.9), num_minibatches)
+    for number in range(1, 2 * num_minibatches + 1):
+        settled = update(clipped_high=10.0) if number > num_minibatches else update()
+        if passes.ends_at(settled):
+            break
+    assert (passes.ended_by, passes.num_updates) == ("AllSettled", made)

@@ -1,0 +1,463 @@
+import math
+
+import pytest
+import torch
+from helpers.tiny import rollouts_of
+from torch import Tensor
+
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.sequence_surrogates import GMPO, OffPolicyMask, SequenceClipped, SequenceClippedToken
+from grpo_lightning.maths.surrogates import CISPO, SAPO, Clipped, Reinforce, Surrogate, SurrogateResult
+from grpo_lightning.types import UsageError
+
+# Worked examples of the write-up this project follows: π_old, Â, then rows of π_θ, ratio, clipped ratio and
+# clipped objective. The clipped ratio is min(ratio, clip(ratio)) for Â > 0 and max(...) for Â < 0.
+EXAMPLES = {
+    "example 1": (
+        0.010,
+        1.0,
+        [
+            (0.008, 0.800, 0.800, 0.800),
+            (0.010, 1.000, 1.000, 1.000),
+            (0.012, 1.200, 1.200, 1.200),
+            (0.100, 10.000, 1.200, 1.200),
+            (0.500, 50.000, 1.200, 1.200),
+        ],
+    ),
+    "example 2": (
+        0.900,
+        1.0,
+        [
+            (0.800, 0.889, 0.889, 0.889),
+            (0.900, 1.000, 1.000, 1.000),
+            (0.950, 1.056, 1.056, 1.056),
+            (1.000, 1.111, 1.111, 1.111),
+        ],
+    ),
+    "example 3": (
+        0.900,
+        -1.0,
+        [
+            (0.900, 1.000, 1.000, -1.000),
+            (0.800, 0.889, 0.889, -0.889),
+            (0.720, 0.800, 0.800, -0.800),
+            (0.500, 0.556, 0.800, -0.800),
+            (0.100, 0.111, 0.800, -0.800),
+        ],
+    ),
+}
+
+
+def with_advantage(advantage: Tensor) -> Rollouts:
+    rollouts = rollouts_of([len(advantage)])
+    rollouts.advantage = advantage
+    return rollouts
+
+
+def surrogate(logp: Tensor, old_logp: Tensor, advantage: Tensor, **kwargs) -> SurrogateResult:
+    return Clipped(**kwargs)(logp, old_logp, with_advantage(advantage))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_worked_example(name):
+    old, advantage, rows = EXAMPLES[name]
+    theta, ratio, clipped_ratio, objective = torch.tensor(rows).T
+    result = surrogate(theta.log(), torch.full_like(theta, old).log(), torch.full_like(theta, advantage))
+    # Three digits are printed.
+    torch.testing.assert_close(result.value, objective, atol=5.01e-4, rtol=0)
+    torch.testing.assert_close(result.value / advantage, clipped_ratio, atol=5.01e-4, rtol=0)
+    # A token counts as held where the two ratios of the table differ, and on the side its advantage pulls to.
+    held = ratio != clipped_ratio
+    assert result.clipped_high.tolist() == (held & (advantage > 0)).tolist()
+    assert result.clipped_low.tolist() == (held & (advantage < 0)).tolist()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_worked_example_to_six_digits(name):
+    """The columns that are printed to three digits, computed from π_old, π_θ and ε = 0.2 in Python floats."""
+    old, advantage, rows = EXAMPLES[name]
+    theta = [row[0] for row in rows]
+    logp = torch.tensor(theta).log()
+    result = surrogate(logp, torch.full_like(logp, old).log(), torch.full_like(logp, advantage))
+    for value, p, printed in zip(result.value.tolist(), theta, rows, strict=True):
+        ratio = p / old
+        clipped = min(max(ratio, 0.8), 1.2)
+        assert value == pytest.approx(min(ratio * advantage, clipped * advantage), abs=1e-6)
+        assert (ratio, value) == pytest.approx((printed[1], printed[3]), abs=5.01e-4)
+
+
+def grid() -> tuple[Tensor, Tensor]:
+    """Ratios from 0.01 to 3.01 crossed with advantages of both signs and 0."""
+    ratio = torch.linspace(0.01, 3.01, 151)
+    advantage = torch.tensor([-3.0, -1.0, -0.01, 0.0, 0.01, 0.5, 2.0])
+    pairs = torch.cartesian_prod(ratio, advantage)
+    return pairs[:, 0], pairs[:, 1]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.2, 0.2), (0.2, 0.28), (0.4, 0.1), (0.0, 0.0), (1.0, 5.0)])
+def test_equals_the_case_form_of_eq_30(low, high):
+    ratio, advantage = grid()
+    result = surrogate(ratio.log(), torch.zeros_like(ratio), advantage, clip_low=low, clip_high=high)
+    for r, a, value in zip(ratio.tolist(), advantage.tolist(), result.value.tolist(), strict=True):
+        g = (1 + high) * a if a >= 0 else (1 - low) * a
+        assert value == pytest.approx(min(r * a, g), abs=1e-6)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.2, 0.2), (0.2, 0.28), (0.4, 0.1)])
+def test_gradient_is_ratio_times_advantage_and_exactly_zero_where_clipped(low, high):
+    ratio, advantage = grid()
+    logp = ratio.log().requires_grad_()
+    result = surrogate(logp, torch.zeros_like(ratio), advantage, clip_low=low, clip_high=high)
+    (gradient,) = torch.autograd.grad(result.value.sum(), logp)
+    edge = ((ratio - (1 - low)).abs() < 1e-5) | ((ratio - (1 + high)).abs() < 1e-5)
+    over, under = ratio > 1 + high, ratio < 1 - low
+    clipped_high, clipped_low = over & (advantage > 0), under & (advantage < 0)
+    assert ((result.clipped_high == clipped_high) | edge).all()
+    assert ((result.clipped_low == clipped_low) | edge).all()
+    held = clipped_high | clipped_low
+    assert int((held & ~edge).sum()) > 100
+    assert (gradient[held & ~edge] == 0).all()
+    free = ~held & ~edge
+    torch.testing.assert_close(gradient[free], (ratio * advantage)[free], rtol=1e-6, atol=1e-7)
+
+
+def test_the_bounds_are_not_symmetric():
+    ratio = torch.tensor([1.25, 1.35, 0.85, 0.75])
+    advantage = torch.tensor([1.0, 1.0, -1.0, -1.0])
+    result = surrogate(ratio.log(), torch.zeros(4), advantage, clip_low=0.2, clip_high=0.28)
+    torch.testing.assert_close(result.value, torch.tensor([1.25, 1.28, -0.85, -0.80]))
+    assert result.clipped_high.tolist() == [False, True, False, False]
+    assert result.clipped_low.tolist() == [False, False, False, True]
+
+
+def test_a_good_token_below_and_a_bad_token_above_the_bounds_are_not_clipped():
+    ratio, advantage = torch.tensor([0.5, 3.0]), torch.tensor([1.0, -1.0])
+    logp = ratio.log().requires_grad_()
+    result = surrogate(logp, torch.zeros(2), advantage)
+    (gradient,) = torch.autograd.grad(result.value.sum(), logp)
+    torch.testing.assert_close(gradient, torch.tensor([0.5, -3.0]))
+    assert not (result.clipped_low | result.clipped_high).any()
+
+
+@pytest.mark.parametrize("advantage", [-2.0, 0.0, 2.0])
+def test_values_and_gradients_stay_finite_at_absurd_ratios(advantage):
+    logp = torch.tensor([-1e4, -500.0, -100.0, 0.0, 0.0, 0.0, -math.inf]).requires_grad_()
+    old_logp = torch.tensor([0.0, 0.0, 0.0, -100.0, -500.0, -1e4, 0.0])
+    result = surrogate(logp, old_logp, torch.full((7,), advantage))
+    (gradient,) = torch.autograd.grad(result.value.sum(), logp)
+    assert result.value.isfinite().all()
+    assert gradient.isfinite().all()
+    if advantage > 0:  # 0 below and 1 + ε above, both times Â.
+        torch.testing.assert_close(result.value, torch.tensor([0, 0, 0, 2.4, 2.4, 2.4, 0]), atol=1e-8, rtol=1e-6)
+    if advantage < 0:  # 1 - ε below; above, the objective is unbounded, held only by the clamp of the ratio.
+        torch.testing.assert_close(result.value[[0, 1, 2, 6]], torch.full((4,), -1.6))
+        assert (result.value[3:6] < -1e6).all()
+
+
+def test_at_ratio_one_the_gradient_is_the_advantage():
+    rollouts = rollouts_of([5])
+    logp = rollouts.old_logp.clone().requires_grad_()
+    result = Clipped()(logp, rollouts.old_logp, rollouts)
+    (gradient,) = torch.autograd.grad(result.value.sum(), logp)
+    assert result.value.tolist() == gradient.tolist() == rollouts.advantage.tolist()
+
+
+def test_zero_advantage_is_never_clipped_and_pushes_nowhere():
+    logp = torch.tensor([-3.0, 0.0, -0.1]).requires_grad_()
+    result = surrogate(logp, torch.tensor([-0.1, -3.0, -0.1]), torch.zeros(3))
+    (gradient,) = torch.autograd.grad(result.value.sum(), logp)
+    assert result.value.tolist() == gradient.tolist() == [0, 0, 0]
+    assert not (result.clipped_low | result.clipped_high).any()
+
+
+@pytest.mark.parametrize(("key", "value"), [("clip_low", -0.1), ("clip_low", 1.1), ("clip_high", -0.5)])
+def test_bounds_out_of_range_are_refused_by_name(key, value):
+    with pytest.raises(UsageError, match=f"{key}={value}"):
+        Clipped(**{key: value})
+
+
+# The other members
+
+
+def value_and_gradient(
+    member: Surrogate, logp: Tensor, old_logp: Tensor, rollouts: Rollouts
+) -> tuple[SurrogateResult, Tensor]:
+    """The result, and d(sum of values)/dlogp."""
+    logp = logp.clone().requires_grad_()
+    result = member(logp, old_logp, rollouts)
+    (gradient,) = torch.autograd.grad(result.value.sum(), logp)
+    result.value = result.value.detach()
+    return result, gradient
+
+
+def by_hand(
+    member: Surrogate, lengths: list[int], advantage: list[float], ratio: list[float], old: float = 0.1
+) -> tuple[SurrogateResult, Tensor]:
+    """Completions with an advantage each, and the ratio of each token; π_old is `old` everywhere."""
+    rollouts = rollouts_of(lengths)
+    rollouts.advantage = torch.tensor(advantage).repeat_interleave(rollouts.lengths)
+    old_logp = torch.full((sum(lengths),), math.log(old))
+    return value_and_gradient(member, old_logp + torch.tensor(ratio).log(), old_logp, rollouts)
+
+
+def test_reinforce_by_hand():
+    # 2 log 0.05 and -1 log 0.2, whatever the ratios are.
+    result, gradient = by_hand(Reinforce(), [1, 1], [2.0, -1.0], [0.5, 2.0])
+    assert result.value.tolist() == pytest.approx([2 * math.log(0.05), -math.log(0.2)])
+    assert gradient.tolist() == [2, -1]
+    assert not (result.clipped_low | result.clipped_high | result.unreachable).any()
+
+
+def test_without_bounds_nothing_is_clipped():
+    result, gradient = by_hand(Clipped(None, None), [4], [2.0], [0.01, 0.5, 2.0, 9.0])
+    assert result.value.tolist() == pytest.approx([0.02, 1, 4, 18])
+    assert gradient.tolist() == pytest.approx([0.02, 1, 4, 18])
+    assert not result.clipped_high.any()
+    # Nor does a good token ever get to a bound.
+    assert result.unreachable.all()
+    result, gradient = by_hand(Clipped(None, 0.2), [4], [-1.0], [0.01, 0.5, 2.0, 9.0])
+    assert gradient.tolist() == pytest.approx([-0.01, -0.5, -2, -9])
+    assert not (result.clipped_low | result.unreachable).any()
+    # A bound above alone still holds the good ones.
+    result, gradient = by_hand(Clipped(None, 0.2), [2], [1.0], [0.5, 2.0])
+    assert (result.value.tolist(), gradient.tolist()) == (pytest.approx([0.5, 1.2]), pytest.approx([0.5, 0]))
+
+
+def test_a_good_token_whose_bound_is_beyond_probability_one_is_unreachable():
+    old = torch.tensor([0.9, 0.83, 0.84, 0.9, 0.9])
+    advantage = torch.tensor([1.0, 1.0, 1.0, -1.0, 0.0])
+    # 1 / 1.2 = 0.8333; only good tokens go up.
+    result = surrogate(old.log(), old.log(), advantage)
+    assert result.unreachable.tolist() == [True, False, True, False, False]
+    assert surrogate(old.log(), old.log(), advantage, clip_high=0.1).unreachable.tolist() == [False] * 5
+
+
+def test_dual_clip_by_hand():
+    # c = 3 bounds what a bad token's ratio can cost: 4 Â becomes 3 Â, without gradient; 2 Â stays, and so do the good.
+    result, gradient = by_hand(Clipped(0.2, 0.2, dual_clip=3), [3], [-1.0], [4.0, 2.0, 0.5])
+    assert result.value.tolist() == pytest.approx([-3, -2, -0.8])
+    assert gradient.tolist() == pytest.approx([0, -2, 0])
+    assert result.clipped_high.tolist() == [True, False, False]
+    assert result.clipped_low.tolist() == [False, False, True]
+    result, gradient = by_hand(Clipped(0.2, 0.2, dual_clip=3), [3], [1.0], [4.0, 1.1, 0.5])
+    assert result.value.tolist() == pytest.approx([1.2, 1.1, 0.5])
+    assert gradient.tolist() == pytest.approx([0, 1.1, 0.5])
+    # It goes with any bound above, and with none.
+    result, _ = by_hand(Clipped(0.2, None, dual_clip=1.5), [2], [-1.0], [1.4, 1.6])
+    assert result.value.tolist() == pytest.approx([-1.4, -1.5])
+
+
+def test_dual_clip_agrees_with_eq_5_on_a_grid():
+    ratio, advantage = grid()
+    result = surrogate(ratio.log(), torch.zeros_like(ratio), advantage, clip_low=0.2, clip_high=0.28, dual_clip=2.0)
+    for r, a, value in zip(ratio.tolist(), advantage.tolist(), result.value.tolist(), strict=True):
+        single = min(r * a, min(max(r, 0.8), 1.28) * a)
+        assert value == pytest.approx(max(single, 2 * a) if a < 0 else single, abs=1e-5)
+
+
+def test_the_ratio_of_a_sequence_by_hand():
+    # sqrt(2 * 0.5) = 1, so nothing is clipped though each token alone would be; sqrt(4 * 1) = 2 is.
+    member = SequenceClipped(0.2, 0.2)
+    result, gradient = by_hand(member, [2, 2], [1.0, 1.0], [2.0, 0.5, 4.0, 1.0])
+    assert result.value.tolist() == pytest.approx([1, 1, 1.2, 1.2])
+    assert gradient.tolist() == pytest.approx([1, 1, 0, 0])
+    assert result.clipped_high.tolist() == [False, False, True, True]
+    result, gradient = by_hand(member, [2, 2], [-1.0, -1.0], [0.5, 0.5, 2.0, 2.0])
+    assert result.value.tolist() == pytest.approx([-0.8, -0.8, -2, -2])
+    assert gradient.tolist() == pytest.approx([0, 0, -2, -2])
+    assert result.clipped_low.tolist() == [True, True, False, False]
+    # The bound of a sequence lies beyond probability 1 where sqrt(1/(0.9 * 0.9)) = 1.11 is under it.
+    result, _ = by_hand(member, [2], [1.0], [1.0, 1.0], old=0.9)
+    assert result.unreachable.all()
+    # Of the sequence, not of its tokens: sqrt(1/(0.9 * 0.5)) = 1.49.
+    rollouts = rollouts_of([2])
+    rollouts.advantage, old_logp = torch.ones(2), torch.tensor([0.9, 0.5]).log()
+    assert not member(old_logp, old_logp, rollouts).unreachable.any()
+
+
+def test_the_ratio_of_a_sequence_has_the_value_of_the_sequence_and_the_gradient_of_the_token():
+    # Advantages 1 and -3 in one completion of ratio sqrt(4 * 0.25) = 1: GSPO shares the gradient out, -1 each.
+    rollouts = rollouts_of([2])
+    rollouts.advantage = torch.tensor([1.0, -3.0])
+    old_logp = torch.full((2,), math.log(0.1))
+    logp = old_logp + torch.tensor([4.0, 0.25]).log()
+    result, gradient = value_and_gradient(SequenceClipped(0.2, 0.2), logp, old_logp, rollouts)
+    assert (result.value.tolist(), gradient.tolist()) == (pytest.approx([1, -3]), pytest.approx([-1, -1]))
+    result, gradient = value_and_gradient(SequenceClippedToken(0.2, 0.2), logp, old_logp, rollouts)
+    assert (result.value.tolist(), gradient.tolist()) == (pytest.approx([1, -3]), pytest.approx([1, -3]))
+
+
+def test_the_bounds_of_gspo_are_narrow_unless_told():
+    # Ratios 1.0003 and 1.0005, 0.9998 and 0.9996 of the default bounds 0.9997 and 1.0004.
+    result, _ = by_hand(SequenceClipped(), [1, 1, 1, 1], [1.0, 1.0, -1.0, -1.0], [1.0003, 1.0005, 0.9998, 0.9996])
+    assert result.clipped_high.tolist() == [False, True, False, False]
+    assert result.clipped_low.tolist() == [False, False, False, True]
+
+
+def test_cispo_by_hand():
+    # The factor is the ratio, at most 1 + 1 here; the token pushes on with it.
+    result, gradient = by_hand(CISPO(clip_high=1.0), [2, 2], [1.0, -0.5], [1.5, 8.0, 0.1, 3.0])
+    logp = [math.log(p) for p in (0.15, 0.8, 0.01, 0.3)]
+    factor = [1.5, 2, -0.05, -1]
+    assert result.value.tolist() == pytest.approx([f * p for f, p in zip(factor, logp, strict=True)])
+    assert gradient.tolist() == pytest.approx(factor)
+    assert result.clipped_high.tolist() == [False, True, False, False]
+    # A lower bound lifts small ratios of good and of bad tokens alike.
+    _, gradient = by_hand(CISPO(clip_low=0.5), [1, 1], [1.0, -1.0], [0.1, 0.1])
+    assert gradient.tolist() == pytest.approx([0.5, -0.5])
+
+
+def test_sapo_by_hand():
+    # At ratio 1, sigmoid(0) 4/τ = 2/τ, and the gradient is Â. At ratio 2 with τ = 1: 4 sigmoid(1) = 2.924234, and the
+    # gradient 4 sigmoid(1) sigmoid(-1) 2 = 1.572895. At ratio 0.5 with τ = 2: 2 sigmoid(-1) = 0.537883, and half of
+    # 4 sigmoid(1) sigmoid(-1) = 0.786448.
+    result, gradient = by_hand(SAPO(1.0, 2.0), [2, 2], [1.0, -1.0], [1.0, 2.0, 1.0, 0.5])
+    assert result.value.tolist() == pytest.approx([2, 2.9242343, -1, -0.5378828])
+    assert gradient.tolist() == pytest.approx([1, 1.5728954, -1, -0.3932239])
+
+
+def test_gmpo_by_hand():
+    # Bounds e^∓0.4. Good: ratios 4 and 1 count as e^0.4 and 1, whose root is e^0.2 = 1.221403; the second alone still
+    # pushes. Below, 0.25 and 1 have the root 0.5, and both push.
+    result, gradient = by_hand(GMPO(), [2, 2], [1.0, 1.0], [4.0, 1.0, 0.25, 1.0])
+    assert result.value.tolist() == pytest.approx([1.2214028, 1.2214028, 0.5, 0.5])
+    assert gradient.tolist() == pytest.approx([0, 1.2214028, 0.5, 0.5])
+    assert result.clipped_high.tolist() == [True, False, False, False]
+    # Bad: 0.25 counts as e^-0.4, so the root is e^-0.2 = 0.818731; 4 stays.
+    result, gradient = by_hand(GMPO(), [2, 2], [-1.0, -1.0], [0.25, 1.0, 4.0, 1.0])
+    assert result.value.tolist() == pytest.approx([-0.8187308, -0.8187308, -2, -2])
+    assert gradient.tolist() == pytest.approx([0, -0.8187308, -2, -2])
+    assert result.clipped_low.tolist() == [True, False, False, False]
+    result, _ = by_hand(GMPO(), [1], [1.0], [1.0], old=0.7)  # e^0.4 * 0.7 = 1.04
+    assert result.unreachable.all()
+
+
+def test_off_policy_mask_by_hand():
+    # Mean log(π_old/π_θ): (log 2 + 0)/2 = 0.347 in the first, (log 2 - log 2)/2 = 0 in the second.
+    ratio = [0.5, 1.0, 0.5, 2.0]
+    member = OffPolicyMask(Clipped(None, None), threshold=0.3)
+    result, gradient = by_hand(member, [2, 2], [-1.0, -1.0], ratio)
+    assert result.value.tolist() == pytest.approx([0, 0, -0.5, -2])
+    assert gradient.tolist() == pytest.approx([0, 0, -0.5, -2])
+    # They are as settled as a token at its bound.
+    assert result.clipped_low.tolist() == [True, True, False, False]
+    # A good completion stays, however far away, and so does any under a larger threshold.
+    result, _ = by_hand(member, [2, 2], [1.0, 1.0], ratio)
+    assert result.value.tolist() == pytest.approx(ratio)
+    result, _ = by_hand(OffPolicyMask(Clipped(None, None), threshold=0.4), [2, 2], [-1.0, -1.0], ratio)
+    assert result.value.tolist() == pytest.approx([-r for r in ratio])
+
+
+def test_off_policy_mask_of_a_surrogate_without_bounds_marks_one_of_them_only():
+    result, _ = by_hand(OffPolicyMask(Reinforce(), threshold=0.3), [2, 1], [-1.0, -1.0], [0.5, 0.5, 1.0])
+    assert result.clipped_low.tolist() == [True, True, False]
+    assert not result.clipped_high.any()
+    assert not result.unreachable.any()
+
+
+def gate(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def between(low: float, value: float, high: float) -> float:
+    return min(max(value, low), high)
+
+
+def gspo(log_ratios: list[float], advantages: list[float]) -> tuple[list[float], list[float]]:
+    """arXiv 2507.18071, Eq. 5 and 7, with ε of 0.1 and 0.2; each token has the sequence's share of the gradient."""
+    s = math.exp(sum(log_ratios) / len(log_ratios))
+    values = [min(s * a, between(0.9, s, 1.2) * a) for a in advantages]
+    pushing = sum(a for a in advantages if not ((a > 0 and s > 1.2) or (a < 0 and s < 0.9)))
+    return values, [pushing * s / len(advantages)] * len(advantages)
+
+
+def gspo_token(log_ratios: list[float], advantages: list[float]) -> tuple[list[float], list[float]]:
+    """Eq. 13 and 14."""
+    values, _ = gspo(log_ratios, advantages)
+    s = math.exp(sum(log_ratios) / len(log_ratios))
+    return values, [0.0 if (a > 0 and s > 1.2) or (a < 0 and s < 0.9) else s * a for a in advantages]
+
+
+def gmpo(log_ratios: list[float], advantages: list[float]) -> tuple[list[float], list[float]]:
+    """arXiv 2507.20673, Eq. 3 and 4, with ratios between e^-0.2 and e^0.2."""
+    values, gradients = [], [0.0] * len(advantages)
+    for a in advantages:
+        if a > 0:
+            bounded = [min(x, between(-0.2, x, 0.2)) for x in log_ratios]
+        else:
+            bounded = [max(x, between(-0.2, x, 0.2)) for x in log_ratios]
+        root = math.prod(math.exp(x) for x in bounded) ** (1 / len(bounded))
+        values.append(root * a)
+        for t, (x, y) in enumerate(zip(log_ratios, bounded, strict=True)):
+            gradients[t] += root * a / len(bounded) * (x == y)
+    return values, gradients
+
+
+def sapo(log_ratios: list[float], advantages: list[float]) -> tuple[list[float], list[float]]:
+    """arXiv 2511.20347, Eq. 5 and 6, with τ of 1 and 1.05."""
+    values, gradients = [], []
+    for x, a in zip(log_ratios, advantages, strict=True):
+        tau, ratio = 1.0 if a > 0 else 1.05, math.exp(x)
+        sigma = gate(tau * (ratio - 1))
+        values.append(sigma * 4 / tau * a)
+        gradients.append(4 * sigma * (1 - sigma) * ratio * a)
+    return values, gradients
+
+
+def masked(log_ratios: list[float], advantages: list[float]) -> tuple[list[float], list[float]]:
+    """arXiv 2512.02556: GRPO's tokens times M_it, with δ = 0.05 and ε = 0.2."""
+    away = -sum(log_ratios) / len(log_ratios)
+    values, gradients = [], []
+    for x, a in zip(log_ratios, advantages, strict=True):
+        keep, ratio = not (a < 0 and away > 0.05), math.exp(x)
+        held = (a > 0 and ratio > 1.2) or (a < 0 and ratio < 0.8)
+        values.append(min(ratio * a, between(0.8, ratio, 1.2) * a) if keep else 0.0)
+        gradients.append(ratio * a if keep and not held else 0.0)
+    return values, gradients
+
+
+LOOPS = {
+    "GSPO": (SequenceClipped(0.1, 0.2), gspo),
+    "GSPO-token": (SequenceClippedToken(0.1, 0.2), gspo_token),
+    "GMPO": (GMPO(0.2), gmpo),
+    "SAPO": (SAPO(), sapo),
+    "off-policy mask": (OffPolicyMask(threshold=0.05), masked),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("same_for_all_tokens", [True, False])
+@pytest.mark.parametrize("seed", range(5))
+def test_members_agree_with_loops_written_from_their_papers(name, same_for_all_tokens, seed):
+    member, loop = LOOPS[name]
+    rollouts = rollouts_of([3, 7, 1, 5, 2, 4, 6, 1], seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    if not same_for_all_tokens:
+        rollouts.advantage = torch.randn(rollouts.num_tokens, generator=generator)
+    assert rollouts.old_logp is not None
+    logp = rollouts.old_logp + 0.3 * torch.randn(rollouts.num_tokens, generator=generator)
+    result, gradient = value_and_gradient(member, logp, rollouts.old_logp, rollouts)
+    changes = (logp - rollouts.old_logp).tolist()
+    values: list[float] = []
+    gradients: list[float] = []
+    for length in rollouts.lengths.tolist():
+        own = slice(len(values), len(values) + length)
+        found = loop(changes[own], rollouts.advantage.tolist()[own])
+        values += found[0]
+        gradients += found[1]
+    assert result.value.tolist() == pytest.approx(values, rel=1e-5, abs=1e-6)
+    assert gradient.tolist() == pytest.approx(gradients, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gspo_and_gspo_token_have_one_gradient_where_the_advantage_is_the_sequence_s(seed):
+    rollouts = rollouts_of([3, 7, 1, 5], seed=seed)
+    assert rollouts.old_logp is not None
+    noise = torch.randn(rollouts.num_tokens, generator=torch.Generator().manual_seed(seed))
+    logp = rollouts.old_logp + 0.2 * noise
+    whole, token = (
+        value_and_gradient(member, logp, rollouts.old_logp, rollouts)
+        for member in (SequenceClipped(0.2, 0.2), SequenceClippedToken(0.2, 0.2))
+    )
+    torch.testing.assert_close(whole[0].value, token[0].value)
+    torch.testing.assert_close(whole[1], token[1])

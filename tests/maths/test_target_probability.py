@@ -1,0 +1,235 @@
+import math
+import random
+from collections import defaultdict
+
+import pytest
+import torch
+from helpers.tiny import branching_rollouts, rows_of
+from torch import Tensor
+
+from grpo_lightning.maths.ragged import spread
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.surrogates import SurrogateResult
+from grpo_lightning.maths.target_probability import TargetProbability
+
+
+def rollouts_with(completions: list[list[int]], advantage: list[float], old: list[float]) -> Rollouts:
+    """One group; an advantage for each completion, π_old for each token."""
+    rollouts = Rollouts.from_lists([[1]], [0] * len(completions), completions)
+    rollouts.advantage = spread(torch.tensor(advantage), rollouts.lengths)
+    rollouts.old_logp = torch.tensor(old).log()
+    return rollouts
+
+
+def targets(rollouts: Rollouts, **kwargs: float) -> list[tuple[float, float]]:
+    """Of each token, the probability at or under which it is let be, and the one at or over which it is."""
+    TargetProbability(**kwargs).prepare(rollouts)
+    assert rollouts.logp_low is not None and rollouts.logp_high is not None
+    assert rollouts.logp_low.dtype == rollouts.logp_high.dtype == torch.float32
+    return list(zip(rollouts.logp_low.exp().tolist(), rollouts.logp_high.exp().tolist(), strict=True))
+
+
+def evaluate(rollouts: Rollouts, probability: list[float]) -> tuple[SurrogateResult, Tensor]:
+    assert rollouts.old_logp is not None
+    logp = torch.tensor(probability).log().requires_grad_()
+    result = TargetProbability()(logp, rollouts.old_logp, rollouts)
+    return result, torch.autograd.grad(result.value.sum(), logp)[0]
+
+
+def near(*pairs: tuple[float, float]) -> list:
+    return [(pytest.approx(low, rel=1e-5), pytest.approx(high, rel=1e-5)) for low, high in pairs]
+
+
+def test_a_good_token_goes_to_the_root_and_a_bad_one_to_the_square():
+    # Different prefixes: the second tokens follow 5 and 6.
+    rollouts = rollouts_with([[5, 9], [6, 9]], [1.0, -1.0], [0.04, 0.81, 0.5, 0.9])
+    assert targets(rollouts) == near((0, 0.2), (0, 0.9), (0.25, math.inf), (0.81, math.inf))
+
+
+def test_other_exponents():
+    rollouts = rollouts_with([[5], [6]], [2.0, -0.1], [0.064, 0.5])
+    assert targets(rollouts, good_exponent=1 / 3, bad_exponent=3) == near((0, 0.4), (0.125, math.inf))
+
+
+def test_the_footnote_three_good_tokens_and_a_bad_one_of_a_quarter_each():
+    # 1/2, 1/2, 1/2 and 1/16 sum to 25/16: divided by it 0.32, 0.32, 0.32 and 0.04.
+    rollouts = rollouts_with([[5], [6], [7], [8]], [1.0, 1.0, 1.0, -1.0], [0.25] * 4)
+    assert targets(rollouts) == near((0, 0.32), (0, 0.32), (0, 0.32), (0.04, math.inf))
+
+
+def test_three_good_tokens_alone_get_a_third_each():
+    rollouts = rollouts_with([[5], [6], [7]], [1.0, 1.0, 1.0], [0.25] * 3)
+    assert targets(rollouts) == near((0, 1 / 3), (0, 1 / 3), (0, 1 / 3))
+
+
+def test_a_token_that_is_tried_several_times_counts_once():
+    # 5 three times, 6 once: 1/2 + 1/2, not 2.
+    rollouts = rollouts_with([[5], [5], [5], [6]], [1.0] * 4, [0.25] * 4)
+    assert targets(rollouts) == near((0, 0.5), (0, 0.5), (0, 0.5), (0, 0.5))
+
+
+def test_targets_of_a_sum_under_one_are_not_scaled_up():
+    rollouts = rollouts_with([[5], [6]], [1.0, -1.0], [0.25, 0.25])
+    assert targets(rollouts) == near((0, 0.5), (0.0625, math.inf))
+
+
+def test_a_first_token_in_which_the_advantages_cancel_is_held():
+    rollouts = rollouts_with([[5, 6], [5, 7]], [1.0, -1.0], [0.4, 0.25, 0.4, 0.25])
+    assert targets(rollouts) == near((0.4, 0.4), (0, 0.5), (0.4, 0.4), (0.0625, math.inf))
+    # Wherever the policy has taken it.
+    for shared in (0.1, 0.4, 0.9):
+        result, gradient = evaluate(rollouts, [shared, 0.3, shared, 0.3])
+        assert gradient.tolist() == [0, 1, 0, -1]
+        assert (result.clipped_low | result.clipped_high).tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_advantages_that_cancel_but_for_rounding_have_cancelled(sign):
+    advantage = [sign * 0.1, sign * 0.2, sign * -0.3]
+    assert 0 < abs(math.fsum(torch.tensor(advantage).tolist())) < 1e-8
+    rollouts = rollouts_with([[5, 6], [5, 7], [5, 8]], advantage, [0.4, 0.1] * 3)
+    assert targets(rollouts)[::2] == near((0.4, 0.4), (0.4, 0.4), (0.4, 0.4))
+
+
+def test_a_first_token_goes_where_the_sum_of_the_advantages_through_it_points():
+    # 1 - 0.4 - 0.4 > 0: good, though two of three are bad; both kinds push until it is there.
+    rollouts = rollouts_with([[5, 6], [5, 7], [5, 8]], [1.0, -0.4, -0.4], [0.25, 0.1] * 3)
+    assert targets(rollouts)[0] == targets(rollouts)[2] == near((0, 0.5))[0]
+    _, gradient = evaluate(rollouts, [0.3, 0.1] * 3)
+    assert gradient[::2].tolist() == pytest.approx([1, -0.4, -0.4])
+    _, gradient = evaluate(rollouts, [0.6, 0.1] * 3)
+    assert gradient[::2].tolist() == [0, 0, 0]
+
+
+def test_a_token_without_advantage_keeps_its_share_of_what_is_scaled():
+    # Good 0.64 -> 0.8, idle 0.36 -> 0.36; over 1.16 together.
+    rollouts = rollouts_with([[5], [6]], [1.0, 0.0], [0.64, 0.36])
+    assert targets(rollouts) == near((0, 0.8 / 1.16), (0.36 / 1.16, 0.36 / 1.16))
+    result, gradient = evaluate(rollouts, [0.64, 0.36])
+    assert gradient.tolist() == [1, 0]
+    assert not (result.clipped_low | result.clipped_high).any()
+
+
+def test_rounding_of_shared_log_probs_does_not_tear_a_token_apart():
+    rollouts = rollouts_with([[5, 6], [5, 7]], [1.0, 1.0], [0.25, 0.1, 0.250001, 0.1])
+    found = targets(rollouts)
+    assert found[0] == found[2] == (0, pytest.approx(math.sqrt(0.2500005), rel=1e-5))
+
+
+def test_a_token_stops_at_its_target_and_pushes_again_if_it_is_driven_back():
+    rollouts = rollouts_with([[5], [6]], [2.0, -1.0], [0.25, 0.25])
+    targets(rollouts)  # 0.5 and 0.0625.
+    steps = [
+        ([0.25, 0.25], [2, -1], [False, False]),
+        ([0.49, 0.07], [2, -1], [False, False]),
+        ([0.51, 0.06], [0, 0], [True, True]),
+        ([0.99, 0.001], [0, 0], [True, True]),
+        ([0.45, 0.08], [2, -1], [False, False]),
+        ([0.01, 0.9], [2, -1], [False, False]),
+    ]
+    for probability, expected, settled in steps:
+        result, gradient = evaluate(rollouts, probability)
+        assert gradient.tolist() == expected
+        # Settled is the good token above and the bad one below.
+        assert result.clipped_high.tolist() == [settled[0], False]
+        assert result.clipped_low.tolist() == [False, settled[1]]
+        assert not result.unreachable.any()
+
+
+def test_a_token_within_the_tolerance_is_there():
+    # 0.999 has the root 0.9995, 0.0005 nats away; 0.25 has 0.5, and counts as there from 0.5 e^-0.01 = 0.495 on.
+    rollouts = rollouts_with([[5, 9], [6, 9]], [1.0, -1.0], [0.999, 0.25, 0.0005, 0.25])
+    found = targets(rollouts, tolerance=0.01)
+    assert found[:2] == near((0, math.sqrt(0.999) * math.exp(-0.01)), (0, 0.5 * math.exp(-0.01)))
+    assert found[3] == near((0.0625 * math.exp(0.01), math.inf))[0]
+    result, gradient = evaluate(rollouts, [0.999, 0.496, 0.0005, 0.063])
+    assert gradient.tolist() == [0, 0, -1, 0]
+    assert result.clipped_high.tolist() == [True, True, False, False]
+    _, gradient = evaluate(rollouts, [0.98, 0.494, 0.0005, 0.064])
+    assert gradient.tolist() == [1, 1, -1, -1]
+
+
+def test_the_value_is_level_beyond_the_target_and_does_not_jump_at_it():
+    rollouts = rollouts_with([[5], [6]], [2.0, -1.0], [0.25, 0.25])
+    targets(rollouts)
+    at_target = [2 * math.log(0.5), -math.log(0.0625)]
+    for probability in ([0.5, 0.0625], [0.7, 0.01], [1.0, 0.001]):
+        value = evaluate(rollouts, probability)[0].value.detach()
+        assert value.tolist() == pytest.approx(at_target, rel=1e-5)
+    value = evaluate(rollouts, [0.4999, 0.0626])[0].value.detach()
+    assert value.tolist() == pytest.approx(at_target, abs=2e-3)
+
+
+@pytest.mark.parametrize(("advantage", "target"), [(1.0, 0.5), (-1.0, 0.0625)])
+def test_ascent_takes_a_token_to_its_target_and_no_further(advantage, target):
+    rollouts = rollouts_with([[0]], [advantage], [0.25])
+    targets(rollouts)
+    logits = torch.zeros(4, requires_grad=True)
+    path = []
+    for _ in range(600):
+        logp = logits.log_softmax(0)[rollouts.token_ids]
+        value = TargetProbability()(logp, rollouts.old_logp, rollouts).value.sum()
+        (gradient,) = torch.autograd.grad(value, logits)
+        path.append(float(logp.detach().exp()))
+        with torch.no_grad():
+            logits += 0.01 * gradient
+    assert path[0] == pytest.approx(0.25)
+    assert path[-1] == path[-2] == pytest.approx(target, abs=0.005)
+    assert (path[-1] - target) * advantage >= 0
+    assert not gradient.any()
+
+
+def loop(rollouts: Rollouts, good_exponent: float, bad_exponent: float) -> list[tuple[float, float]]:
+    """The bounds of every token in float64, from prefixes as tuples."""
+    rows = rows_of(rollouts)
+    through: dict[tuple, list[float]] = defaultdict(list)
+    old: dict[tuple, float] = {}
+    for row, group in zip(rows, rollouts.group.tolist(), strict=True):
+        for t, (logp, advantage) in enumerate(zip(row["old_logp"], row["advantage"], strict=True)):
+            path = (group, *row["token_ids"][: t + 1])
+            through[path].append(advantage)
+            old[path] = math.exp(logp)
+    sides: dict[tuple, int] = {}
+    target: dict[tuple, float] = {}
+    for path, advantages in through.items():
+        total = math.fsum(advantages)
+        sides[path] = 0 if abs(total) < 1e-5 else 1 if total > 0 else -1
+        target[path] = old[path] ** {1: good_exponent, 0: 1, -1: bad_exponent}[sides[path]]
+    after: dict[tuple, float] = defaultdict(float)
+    for path, probability in target.items():
+        after[path[:-1]] += probability
+    bounds = []
+    for row, group in zip(rows, rollouts.group.tolist(), strict=True):
+        for t in range(len(row["token_ids"])):
+            path = (group, *row["token_ids"][: t + 1])
+            scaled = target[path] / max(1, after[path[:-1]])
+            bounds.append((0.0 if sides[path] == 1 else scaled, math.inf if sides[path] == -1 else scaled))
+    return bounds
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("exponents", [(0.5, 2.0), (0.25, 1.0), (1.0, 3.0)])
+def test_targets_agree_with_a_loop_over_prefixes(seed, exponents):
+    rollouts = branching_rollouts(seed)
+    found = targets(rollouts, good_exponent=exponents[0], bad_exponent=exponents[1])
+    assert found == [
+        (pytest.approx(low, rel=1e-4), pytest.approx(high, rel=1e-4)) for low, high in loop(rollouts, *exponents)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_targets_after_a_prefix_never_ask_for_more_than_one(seed):
+    rollouts = branching_rollouts(seed, num_groups=2, group_size=random.Random(seed).randrange(1, 12))
+    asked: dict[tuple, dict[int, float]] = defaultdict(dict)
+    found = iter(targets(rollouts))
+    for row, group in zip(rows_of(rollouts), rollouts.group.tolist(), strict=True):
+        for t, token in enumerate(row["token_ids"]):
+            low, high = next(found)
+            asked[group, *row["token_ids"][:t]][token] = high if math.isfinite(high) else low
+    assert all(sum(tokens.values()) <= 1 + 1e-5 for tokens in asked.values())
+
+
+def test_a_step_without_completions_has_no_targets():
+    nobody = Rollouts.from_lists([[1]], [], [])
+    nobody.old_logp = torch.zeros(0)
+    assert targets(nobody) == []

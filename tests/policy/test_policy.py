@@ -1,0 +1,443 @@
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers import architectures
+from helpers.tiny import (
+    CONTEXT,
+    SHAPES,
+    STOP_IDS,
+    gradients,
+    model_of,
+    policy_of,
+    rollouts_of,
+    rows_of,
+    teacher_forced,
+    tokenizer,
+)
+from torch import Tensor
+
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.policy import policy as policy_module
+from grpo_lightning.policy.policy import Policy, remove_dropout
+from grpo_lightning.types import UsageError
+
+LENGTHS, PROMPT_LENGTHS = [4, 9, 1, 6, 2], [3, 1, 8]
+
+
+def save(folder: Path, shape: str, **overrides: Any) -> str:
+    """A tiny model with its tokenizer, as transformers saves it."""
+    model_of(shape, **overrides).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def load(path: str, **kwargs: Any) -> Policy:
+    policy = Policy(path, **kwargs)
+    policy.load()
+    return policy
+
+
+def expected_logp_and_entropy(policy: Policy, rollouts: Rollouts, temperature: float) -> tuple[Tensor, Tensor]:
+    """Row by row, from the full logits of one unpadded sequence."""
+    logps, entropies = [], []
+    for row in rows_of(rollouts):
+        full = teacher_forced(policy.model, row["prompt"], row["token_ids"], temperature)
+        logps.append(full.gather(-1, torch.tensor(row["token_ids"])[:, None]).squeeze(-1))
+        entropies.append(-(full.exp() * full).sum(-1))
+    return torch.cat(logps).float(), torch.cat(entropies).float()
+
+
+def gradient_of(policy: Policy, rollouts: Rollouts, temperature: float = 0.7) -> dict[str, Tensor]:
+    """d(sum of weight x log-prob)/d(parameters)."""
+    policy.zero_grad()
+    (rollouts.weight * policy(rollouts, temperature).logp).sum().backward()
+    return dict(gradients(policy))
+
+
+def assert_same_gradient(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-6) -> None:
+    assert actual.keys() == expected.keys()
+    assert any(float(value.abs().max()) > 0.01 for value in expected.values())
+    for name, value in expected.items():
+        scale = max(1.0, float(value.abs().max()))
+        torch.testing.assert_close(
+            actual[name], value, atol=tolerance * scale, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_log_probs_and_entropy_are_those_of_the_full_softmax(policy, temperature):
+    rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    scored = policy(rollouts, temperature)
+    logp, entropy = expected_logp_and_entropy(policy, rollouts, temperature)
+    torch.testing.assert_close(scored.logp, logp, atol=1e-5, rtol=0)
+    torch.testing.assert_close(scored.entropy, entropy, atol=1e-5, rtol=0)
+    assert scored.logp.dtype == scored.entropy.dtype == torch.float32
+    assert scored.logp.requires_grad
+    assert not scored.entropy.requires_grad
+
+
+def test_gradient_is_that_of_the_full_softmax(policy):
+    rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    ours = gradient_of(policy, rollouts)
+    policy.zero_grad()
+    total = torch.zeros(())
+    for row in rows_of(rollouts):
+        sequence = torch.tensor([row["prompt"] + row["token_ids"]])
+        logits = policy.model(input_ids=sequence, use_cache=False).logits[0] / 0.7
+        for place, (token, weight) in enumerate(zip(row["token_ids"], row["weight"], strict=True)):
+            before = logits[len(row["prompt"]) + place - 1]
+            total = total + weight * (before[token] - before.logsumexp(-1))
+    total.backward()
+    assert_same_gradient(ours, dict(gradients(policy)), tolerance=1e-5)
+
+
+def test_padding_does_not_matter(policy):
+    rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    together = policy(rollouts, 0.7)
+    starts = rollouts.lengths.cumsum(0) - rollouts.lengths
+    for row in range(len(rollouts)):
+        alone = policy(rollouts.select(torch.tensor([row])), 0.7)
+        own = slice(int(starts[row]), int(starts[row] + rollouts.lengths[row]))
+        torch.testing.assert_close(alone.logp, together.logp[own], atol=5e-6, rtol=0)
+        torch.testing.assert_close(alone.entropy, together.entropy[own], atol=5e-6, rtol=0)
+
+
+def test_packs_of_any_size_add_up_to_the_gradient_of_the_whole(policy):
+    rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    whole = gradient_of(policy, rollouts)
+    packs = rollouts.split(max_tokens=20)
+    assert len(packs) > 2
+    policy.zero_grad()
+    for pack in packs:
+        (pack.weight * policy(pack, 0.7).logp).sum().backward()
+    assert_same_gradient(dict(gradients(policy)), whole, tolerance=1e-5)
+
+
+def test_a_later_token_changes_no_earlier_log_prob(policy):
+    rollouts = rollouts_of([6], [3])
+    before = policy(rollouts).logp.detach()
+    rollouts.token_ids = rollouts.token_ids.clone()
+    rollouts.token_ids[4] = 7 if int(rollouts.token_ids[4]) != 7 else 8
+    after = policy(rollouts).logp.detach()
+    assert after[:4].equal(before[:4])
+    assert (after[4:] != before[4:]).all()
+
+
+@pytest.mark.parametrize("elements", [1, 64, 64 * 5])
+def test_the_head_in_chunks_gives_the_same_values_and_gradient(policy, elements, monkeypatch):
+    rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    whole, gradient = policy(rollouts, 0.7), gradient_of(policy, rollouts)
+    monkeypatch.setattr(policy_module, "HEAD_ELEMENTS", elements)
+    largest = 0
+    logits = Policy.logits
+
+    def watched(self: Policy, hidden: Tensor) -> Tensor:
+        nonlocal largest
+        largest = max(largest, len(hidden))
+        return logits(self, hidden)
+
+    monkeypatch.setattr(Policy, "logits", watched)
+    chunked = policy(rollouts, 0.7)
+    assert largest == max(1, elements // 64)
+    torch.testing.assert_close(chunked.logp, whole.logp, atol=1e-6, rtol=0)
+    torch.testing.assert_close(chunked.entropy, whole.entropy, atol=1e-6, rtol=0)
+    assert not chunked.entropy.requires_grad
+    assert_same_gradient(gradient_of(policy, rollouts), gradient, tolerance=5e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(policy(rollouts, 0.7).logp, whole.logp, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "first_layer"), [("llama", "model.model.layers.0.mlp"), ("gpt2", "model.transformer.h.0.mlp")]
+)
+def test_gradient_checkpointing_gives_the_same_gradient(tmp_path, shape, first_layer):
+    rollouts, path = rollouts_of(LENGTHS, PROMPT_LENGTHS), save(tmp_path, shape)
+    plain, checkpointed = load(path).train(), load(path, gradient_checkpointing=True).train()
+    runs = []
+    checkpointed.get_submodule(first_layer).register_forward_pre_hook(lambda *_: runs.append(1))
+    assert_same_gradient(gradient_of(checkpointed, rollouts), gradient_of(plain, rollouts), tolerance=1e-6)
+    assert len(runs) == 2  # Forward, and again in the backward pass.
+
+
+@pytest.mark.parametrize("name", ["resid_pdrop", "embd_pdrop", "attn_pdrop"])
+def test_dropout_is_off_by_default_and_kept_on_request(tmp_path, name):
+    rates = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} | {name: 0.1}
+    path, rollouts = save(tmp_path, "gpt2", **rates), rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    without, kept = load(path).train(), load(path, dropout=True).train()
+    first = without(rollouts).logp
+    assert without(rollouts).logp.equal(first)
+    assert without.eval()(rollouts).logp.equal(first)
+    assert not kept(rollouts).logp.equal(kept(rollouts).logp)
+    assert kept.eval()(rollouts).logp.equal(first)
+
+
+def test_attention_dropout_of_llama_is_off_too(tmp_path):
+    path, rollouts = save(tmp_path, "llama", attention_dropout=0.3), rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    without, kept = load(path).train(), load(path, dropout=True).train()
+    assert without(rollouts).logp.equal(without(rollouts).logp)
+    assert not kept(rollouts).logp.equal(kept(rollouts).logp)
+
+
+def test_remove_dropout_reaches_modules_and_attributes():
+    model = model_of("gpt2", resid_pdrop=0.2, embd_pdrop=0.3, attn_pdrop=0.4)
+    remove_dropout(model)
+    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.0}
+    assert model.config.resid_pdrop == model.config.embd_pdrop == model.config.attn_pdrop == 0.0
+
+
+@pytest.mark.parametrize(
+    ("shape", "overrides"),
+    [
+        ("granite", {"logits_scaling": 4.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}),
+        ("cohere", {"logit_scale": 0.25}),
+        (
+            "gemma2",
+            {"final_logit_softcapping": 2.0, "attn_logit_softcapping": None, "query_pre_attn_scalar": 16},
+        ),
+        ("llama", {"tie_word_embeddings": True}),
+        ("phi", {}),  # A bias in the head.
+    ],
+)
+def test_models_that_change_their_logits_after_the_head(tmp_path, shape, overrides):
+    path = save(tmp_path, shape, **overrides)
+    policy = load(path, attention="eager" if shape == "gemma2" else "sdpa")
+    rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    scored = policy(rollouts, 0.7)
+    logp, entropy = expected_logp_and_entropy(policy, rollouts, 0.7)
+    torch.testing.assert_close(scored.logp, logp, atol=1e-5, rtol=0)
+    torch.testing.assert_close(scored.entropy, entropy, atol=1e-5, rtol=0)
+
+
+def test_a_model_that_changes_its_logits_in_an_unknown_way_is_refused(tmp_path):
+    policy = load(save(tmp_path, "llama"))
+
+    def shift(module: torch.nn.Module, args: Any, output: Any) -> Any:
+        output.logits = output.logits + torch.linspace(0, 0.1, 64)
+        return output
+
+    policy.model.register_forward_hook(shift)
+    with pytest.raises(UsageError, match=r"policy\.path=.*LlamaForCausalLM changes its logits"):
+        policy._check_head()
+
+
+@pytest.mark.parametrize("auto", ["tokenizer", "config", "load"])
+class TestLoadingErrors:
+    """Whatever is asked for first says what is wrong with policy.path."""
+
+    def ask(self, path: str, auto: str) -> None:
+        policy = Policy(path)
+        if auto == "load":
+            policy.load()
+        else:
+            getattr(policy, auto)
+
+    def test_missing_folder(self, tmp_path, auto):
+        with pytest.raises(UsageError, match=r"policy\.path=.*nowhere: no such folder .*save_pretrained"):
+            self.ask(str(tmp_path / "nowhere"), auto)
+        with pytest.raises(UsageError, match=r"policy\.path=\./nowhere: no such folder"):
+            self.ask("./nowhere", auto)
+
+    def test_folder_without_a_model(self, tmp_path, auto):
+        (tmp_path / "notes.txt").write_text("no model here")
+        with pytest.raises(UsageError, match=r"policy\.path=.*found no usable model.*config\.json"):
+            self.ask(str(tmp_path), auto)
+
+    @pytest.mark.parametrize("name", ["no-such-model", "nobody/no-such-model"])
+    def test_hub_id_that_is_not_cached_while_offline(self, tmp_path, monkeypatch, auto, name):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        with pytest.raises(UsageError, match=f"policy.path={name}.*found no usable model"):
+            self.ask(name, auto)
+
+
+def test_folder_without_weights_is_a_usage_error(tmp_path):
+    path = save(tmp_path, "llama")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match=r"policy\.path=.*AutoModelForCausalLM found no usable model"):
+        load(path)
+
+
+def test_weights_are_read_once_and_only_when_asked_for(tmp_path):
+    policy = Policy(save(tmp_path, "llama"))
+    assert not list(policy.parameters())
+    assert policy.config.vocab_size == 64
+    assert policy.tokenizer.decode([6, 7]) == "01"
+    policy.load()
+    model = policy.model
+    policy.load()
+    assert policy.model is model
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_dtype_is_that_of_the_weights_and_log_probs_are_float32(tmp_path, dtype, expected):
+    path, rollouts = save(tmp_path, "llama"), rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    policy = load(path, dtype=dtype)
+    assert {parameter.dtype for parameter in policy.parameters()} == {expected}
+    logp = policy(rollouts).logp
+    assert logp.dtype == torch.float32
+    reference, _ = expected_logp_and_entropy(load(path), rollouts, 1.0)
+    torch.testing.assert_close(logp, reference, atol=1e-5 if dtype == "float32" else 0.2, rtol=0)
+
+
+def test_stop_ids_are_those_of_both_configs_and_the_tokenizer():
+    policy = policy_of("llama", eos_token_id=7)
+    policy.model.generation_config.eos_token_id = [8, 9]
+    assert policy.stop_ids == {5, 7, 8, 9}
+    policy.model.generation_config.eos_token_id = policy.model.config.eos_token_id = None
+    assert policy.stop_ids == {5}
+    policy.tokenizer = SimpleNamespace(eos_token_id=None)
+    assert policy.stop_ids == frozenset()
+    assert policy_of("gpt2").stop_ids == set(STOP_IDS)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_context_length_is_the_models(shape):
+    assert policy_of(shape).context_length == CONTEXT
+
+
+def test_save_pretrained_round_trip(tmp_path, shape):
+    rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    policy = load(save(tmp_path / "first", shape))
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.01)
+    policy.save_pretrained(tmp_path / "second")
+    again = load(str(tmp_path / "second"))
+    assert again(rollouts).logp.equal(policy(rollouts).logp)
+    assert again.stop_ids == policy.stop_ids == set(STOP_IDS)
+    assert again.tokenizer.encode("abc") == policy.tokenizer.encode("abc")
+
+
+def test_compiled_policy_gives_the_same(tmp_path, monkeypatch):
+    # What is compiled is the transformer, once, and its result is used. No compiler is needed to see that.
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda module, dynamic: compiled.append((module, dynamic)) or module)
+    path, rollouts = save(tmp_path, "llama"), rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    policy = load(path, compile=True)
+    assert policy(rollouts).logp.equal(load(path)(rollouts).logp)
+    policy(rollouts)
+    assert compiled == [(policy.model.base_model, True)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "overrides"),
+    [
+        ("gemma2", {"final_logit_softcapping": 30.0, "query_pre_attn_scalar": 16}),
+        ("granite", {"logits_scaling": 7.0}),
+        ("cohere", {"logit_scale": 0.07}),
+        ("llama", {}),
+    ],
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_bfloat16_weights_are_no_reason_to_refuse_a_head(tmp_path, shape, overrides, seed):
+    # The model scales and caps in bfloat16, ours in float32: with large logits they differ by rounding.
+    attention = "eager" if shape == "gemma2" else "sdpa"
+    load(save(tmp_path, shape, seed=seed, scale=1.0, **overrides), dtype="bfloat16", attention=attention)
+
+
+def test_an_unknown_head_is_refused_in_bfloat16_too(tmp_path, monkeypatch):
+    policy = load(save(tmp_path, "llama"), dtype="bfloat16")
+    forward = type(policy.model).forward
+
+    def shifted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = forward(self, *args, **kwargs)
+        output.logits = output.logits + torch.linspace(0, 0.01, 64)
+        return output
+
+    monkeypatch.setattr(type(policy.model), "forward", shifted)
+    with pytest.raises(UsageError, match="changes its logits after the output embedding"):
+        load(str(tmp_path), dtype="bfloat16")
+
+
+class TestAttention:
+    """sdpa where there is one, else eager; flash attention after the checks."""
+
+    @pytest.fixture(autouse=True)
+    def _said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.said: list[str] = []
+        monkeypatch.setattr(policy_module, "rank_zero_info", self.said.append)
+
+    def test_falls_back_to_eager_and_says_so_once(self, tmp_path):
+        policy = load(save(tmp_path, "gemma2", query_pre_attn_scalar=16))
+        assert policy.model.config._attn_implementation == "eager"
+        policy.load()
+        assert self.said == ["policy.attention: Gemma2ForCausalLM has no sdpa attention, so eager is used"]
+
+    def test_says_nothing_where_nothing_changes(self, tmp_path):
+        load(save(tmp_path / "gemma2", "gemma2", query_pre_attn_scalar=16), attention="eager")
+        load(save(tmp_path / "llama", "llama"))
+        assert self.said == []
+
+    def test_flash_attention_without_its_package_is_refused_with_the_way_out(self, tmp_path):
+        with pytest.raises(UsageError, match=r"^policy\.attention=flash_attention_2: LlamaForCausalLM cannot use it"):
+            load(save(tmp_path, "llama"), attention="flash_attention_2")
+
+    def test_flash_attention_is_switched_to_after_checks_that_it_cannot_run(self, tmp_path, monkeypatch):
+        # It refuses float32 outside autocast, which the weights are in when they are checked.
+        path, asked = save(tmp_path, "llama"), []
+        model_class = type(model_of("llama"))
+        forward, switch = model_class.forward, model_class.set_attn_implementation
+
+        def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+            assert not asked, "a forward with flash attention and float32 weights"
+            return forward(self, *args, **kwargs)
+
+        def noted(self: Any, implementation: str) -> None:
+            if implementation != "flash_attention_2":
+                return switch(self, implementation)
+            return asked.append(implementation)
+
+        monkeypatch.setattr(model_class, "forward", watched)
+        monkeypatch.setattr(model_class, "set_attn_implementation", noted)
+        load(path, attention="flash_attention_2", share_prefix=False)
+        assert asked == ["flash_attention_2"]
+
+
+class TestTextOfAMultimodalModel:
+    """Gemma 3 with a vision tower: its text is what counts."""
+
+    def test_sizes_limits_and_stops_are_those_of_its_text(self, tmp_path):
+        policy = Policy(gemma3(tmp_path))
+        assert policy.context_length == architectures.CONTEXT
+        policy.load()
+        assert policy.text_config.vocab_size == 64
+        assert set(STOP_IDS) <= policy.stop_ids
+
+    def test_the_tower_has_no_gradient_and_all_else_has(self, tmp_path):
+        policy = load(gemma3(tmp_path)).train()
+        policy(rollouts_of(LENGTHS, PROMPT_LENGTHS)).logp.sum().backward()
+        trained = {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
+        assert trained == {name for name, parameter in policy.named_parameters() if parameter.grad is not None}
+        assert any("vision" in name for name, _ in policy.named_parameters())
+        assert not any("vision" in name for name in trained)
+
+
+def gemma3(folder: Path) -> str:
+    architectures.save("gemma3", str(folder))
+    return str(folder)
+
+
+@pytest.mark.parametrize("family", ["bert", "cpmant", "phimoe", "modernbert-decoder"])
+def test_models_that_would_be_scored_wrongly_are_refused_and_leave_no_weights(tmp_path, family):
+    architectures.save(family, str(tmp_path))
+    policy = Policy(str(tmp_path))
+    state = torch.get_rng_state()
+    with pytest.raises(UsageError, match="; use another model"):
+        policy.load()
+    assert torch.get_rng_state().equal(state)
+    assert not hasattr(policy, "model")
+    assert not list(policy.parameters())
+
+
+def test_running_out_of_memory_is_no_mistake_of_the_user(tmp_path, monkeypatch):
+    path = save(tmp_path, "llama")
+
+    def full(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(type(model_of("llama")), "forward", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        load(path)

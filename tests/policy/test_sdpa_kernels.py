@@ -1,0 +1,128 @@
+"""No call of attention needs the math kernel on a GPU of sm80 or newer: it would write all scores to memory."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from helpers.sdpa_kernels import EFFICIENT, FLASH, MATH, Call, attention_calls
+from helpers.tiny import model_of, prompts_of, rollouts_of, tokenizer
+
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.policy.policy import Policy, recompute_activations
+
+A100, RTX4090, H100, B200, RTX5090 = (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)
+GPUS = [A100, RTX4090, H100, B200, RTX5090]
+
+
+def states(
+    heads: int = 8, key_heads: int = 8, size: int = 64, length: int = 16, value_size: int | None = None
+) -> dict[str, torch.Tensor]:
+    return {
+        "query": torch.empty(2, heads, 16, size),
+        "key": torch.empty(2, key_heads, length, size),
+        "value": torch.empty(2, key_heads, length, value_size or size),
+    }
+
+
+MASK = torch.ones(2, 1, 16, 16, dtype=torch.bool)
+CASES: dict[str, tuple[dict[str, Any], str, str]] = {
+    # arguments, kernel in bfloat16, kernel in float32
+    "causal": (states() | {"is_causal": True}, FLASH, EFFICIENT),
+    "mask": (states() | {"attn_mask": MASK}, EFFICIENT, EFFICIENT),
+    "grouped queries": (states(key_heads=2) | {"is_causal": True, "enable_gqa": True}, FLASH, MATH),
+    "grouped queries without saying so": (states(key_heads=2) | {"is_causal": True}, MATH, MATH),
+    "grouped queries under a mask": (states(key_heads=2) | {"attn_mask": MASK, "enable_gqa": True}, MATH, MATH),
+    "values of another size": (states(size=192, value_size=128) | {"is_causal": True}, EFFICIENT, EFFICIENT),
+    "grouped queries, values of another size": (
+        states(key_heads=2, size=192, value_size=128) | {"is_causal": True, "enable_gqa": True},
+        MATH,
+        MATH,
+    ),
+    "causal, more keys than queries": (states(length=24) | {"is_causal": True}, EFFICIENT, EFFICIENT),
+    "head size over 256": (states(size=320) | {"is_causal": True}, EFFICIENT, EFFICIENT),
+    "odd head size": (states(size=20) | {"is_causal": True}, FLASH, EFFICIENT),
+    "odd head size under a mask": (states(size=20) | {"attn_mask": MASK}, MATH, EFFICIENT),
+    "a mask spread over the keys": (states() | {"attn_mask": MASK[..., :1].expand(2, 1, 16, 16)}, MATH, MATH),
+    "no batch": ({name: state[0] for name, state in states().items()}, MATH, MATH),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_rules_of_pytorch(name):
+    arguments, bfloat16, float32 = CASES[name]
+    for dtype, expected in ((torch.bfloat16, bfloat16), (torch.float32, float32)):
+        cast = {n: v.to(dtype) if n in ("query", "key", "value") else v for n, v in arguments.items()}
+        assert Call.of(**cast).kernel(A100) == expected, dtype
+
+
+def test_flash_has_no_backward_for_some_head_sizes_on_small_gpus():
+    arguments = {name: state.bfloat16().requires_grad_() for name, state in states(size=224).items()}
+    call = Call.of(**arguments, is_causal=True)
+    assert [call.kernel(gpu) for gpu in GPUS] == [FLASH, EFFICIENT, FLASH, FLASH, EFFICIENT]
+
+
+def test_autocast_decides_before_the_kernel_does():
+    state = torch.empty(1, 2, 4, 8)
+    assert Call.of(state, state, state).kernel() == EFFICIENT
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert Call.of(state, state, state.bfloat16()).kernel() == FLASH
+    assert Call.of(state, state, state.bfloat16()).kernel() == MATH
+
+
+# What the policy and the engine call
+
+MODELS: dict[str, dict[str, Any]] = {
+    "MHA": {"num_key_value_heads": 4},
+    "GQA": {"num_key_value_heads": 2},
+    "MQA": {"num_key_value_heads": 1},
+}
+PRECISIONS: dict[str, tuple[torch.dtype, Callable[[], AbstractContextManager[Any]]]] = {
+    "32-true": (torch.float32, nullcontext),
+    "bf16-mixed": (torch.float32, lambda: torch.autocast("cpu", dtype=torch.bfloat16)),
+    "bfloat16 weights": (torch.bfloat16, nullcontext),
+}
+LENGTHS = {"prompts of one length": [6, 6], "prompts of different lengths": [3, 9]}
+
+
+def policy_in(precision: str, model: str, family: str = "llama") -> tuple[Policy, AbstractContextManager[Any]]:
+    dtype, autocast = PRECISIONS[precision]
+    return Policy.from_model(model_of(family, **MODELS[model]).to(dtype), tokenizer()), autocast()
+
+
+def assert_fast(calls: list[Call]) -> None:
+    assert calls
+    slow = {call for call in calls for gpu in GPUS if call.kernel(gpu) == MATH}
+    assert not slow, "\n".join(map(str, slow))
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("shares", [True, False], ids=["shared prefix", "rows"])
+def test_training_needs_no_math_kernel(shares, precision, model, lengths):
+    policy, autocast = policy_in(precision, model)
+    policy.shares_prefix &= shares
+    policy.train()
+    recompute_activations(policy.model)
+    rollouts = rollouts_of([20, 1, 5, 300, 7], lengths)
+    policy.model.config.max_position_embeddings = 512
+    with attention_calls() as calls, autocast:
+        policy(rollouts).logp.sum().backward()
+    assert any(call.gradient for call in calls)
+    assert_fast(calls)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_decoding_needs_no_math_kernel(precision, model, lengths):
+    policy, autocast = policy_in(precision, model)
+    engine = NativeEngine(check_every=4)
+    engine.sync(policy)
+    with attention_calls() as calls, autocast:
+        engine.generate(prompts_of(lengths), 4, Sampling(max_new_tokens=12))
+    assert {call.query[-2] > 1 and call.is_causal for call in calls} == {True, False}, "prefill and decoding"
+    assert_fast(calls)

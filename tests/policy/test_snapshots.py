@@ -1,0 +1,102 @@
+import pytest
+import torch
+from helpers.tiny import gradients, policy_of, rollouts_of
+from torch import nn
+
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, RecordedLogp
+
+ROLLOUTS = rollouts_of([4, 9, 1, 6], prompt_lengths=[3, 1])
+
+
+def update(policy: Policy) -> None:
+    """An optimizer step that moves every weight."""
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.05)
+
+
+def logp(policy: Policy) -> torch.Tensor:
+    with torch.no_grad():
+        return policy(ROLLOUTS, 0.7).logp
+
+
+@pytest.mark.parametrize("used_before", [True, False])
+def test_frozen_copy_keeps_the_log_probs_of_the_policy_as_it_was(shape, used_before):
+    policy, copy = policy_of(shape), FrozenCopy()
+    before = logp(policy_of(shape))
+    if used_before:
+        logp(policy)
+    copy.refresh(policy)
+    update(policy)
+    assert copy(policy, ROLLOUTS, 0.7).equal(before)
+    assert float((logp(policy) - before).abs().max()) > 0.01
+
+
+def test_refresh_takes_the_policy_as_it_is_now_into_the_same_copy(policy):
+    copy = FrozenCopy()
+    copy.refresh(policy)
+    first = copy.policy
+    update(policy)
+    copy.refresh(policy)
+    now = logp(policy)
+    update(policy)
+    assert copy.policy is first
+    assert copy(policy, ROLLOUTS, 0.7).equal(now)
+
+
+def test_frozen_copy_has_no_gradient_and_gives_none_to_the_policy():
+    policy, copy = policy_of(), FrozenCopy()
+    copy.refresh(policy)
+    assert not copy(policy, ROLLOUTS, 0.7).requires_grad
+    assert not any(parameter.requires_grad for parameter in copy.parameters())
+    assert all(parameter.requires_grad for parameter in policy.parameters())
+    policy(ROLLOUTS, 0.7).logp.sum().backward()
+    assert all(parameter.grad is None for parameter in copy.parameters())
+    assert any(float(gradient.abs().max()) > 0 for _, gradient in gradients(policy))
+
+
+def test_frozen_copy_has_no_dropout_even_if_the_policy_keeps_it():
+    policy = policy_of("gpt2", resid_pdrop=0.2, embd_pdrop=0.2, attn_pdrop=0.2)
+    before = logp(policy)
+    policy.train()
+    copy = FrozenCopy()
+    copy.refresh(policy)
+    assert copy(policy, ROLLOUTS, 0.7).equal(before)
+    # Whoever puts the module that holds it into training mode does not mean the reference.
+    nn.ModuleList([policy, copy]).train()
+    assert copy(policy, ROLLOUTS, 0.7).equal(before)
+    assert policy.training
+
+
+def test_frozen_copy_is_in_the_state_dict_and_comes_back_from_it():
+    policy, copy = policy_of(), FrozenCopy()
+    copy.refresh(policy)
+    before = logp(policy)
+    state = {name: value.clone() for name, value in copy.state_dict().items()}
+    assert {f"policy.{name}" for name in policy.state_dict()} == set(state)
+    update(policy)
+    resumed = FrozenCopy()
+    resumed.refresh(policy)
+    resumed.load_state_dict(state)
+    assert resumed(policy, ROLLOUTS, 0.7).equal(before)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_moving_average_goes_part_of_the_way(tied):
+    policy, average = policy_of(tie_word_embeddings=tied), MovingAverage(alpha=0.25)
+    average.refresh(policy)
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    update(policy)
+    average.refresh(policy)
+    # 0.25 * 1.05 + 0.75
+    assert all(torch.allclose(value, 1.0125 * before[name]) for name, value in average.policy.state_dict().items())
+
+
+def test_recorded_logp_is_the_policys_own_and_holds_no_weights():
+    policy, recorded = policy_of(), RecordedLogp()
+    recorded.refresh(policy)
+    rollouts = rollouts_of([4, 9, 1, 6], prompt_lengths=[3, 1])
+    with torch.no_grad():
+        assert recorded(policy, rollouts, 0.7).equal(logp(policy))
+    assert not recorded.state_dict()

@@ -1,0 +1,408 @@
+"""The learned reward: what it remembers, when it learns, and that it goes on exactly."""
+
+import io
+import json
+import logging
+import math
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.fitting import Digits, fit, scalars
+from helpers.learning import EndsInLetter, explored, learn, reward_of, sample, save_policy
+from helpers.paths import ROOT, TESTS, environment
+from helpers.tiny import tokenizer
+
+from grpo_lightning.cli import GRPOCLI
+from grpo_lightning.rewards.base import Reward, RewardFailure, RewardResult
+from grpo_lightning.rewards.learned.labelled import hash_fraction, write_labelled
+from grpo_lightning.rewards.learned.reward import SEED, LearnedReward, sigmoid
+from grpo_lightning.rewards.learned.update import RewardUpdate
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.types import UsageError
+
+from helpers.labelled_groups import group  # isort: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_policy(tmp_path / "policy")
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two states are equal bit for bit."""
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    return left == right or (isinstance(left, float) and math.isnan(left) and math.isnan(right))
+
+
+def test_it_learns_what_the_verifier_says(folder: Path):
+    reward = reward_of(folder)
+    before = reward([sample(0, "a"), sample(0, "4")])
+    assert before.value == [0.5, 0.5] and before.status == ["ok", "ok"]
+    metrics = learn(reward, range(6))
+    assert [reward.version, reward.iteration] == [metrics[-1]["version"], 3]
+    right, wrong = reward([sample(99, "2c"), sample(99, "77")]).value
+    assert right > 0.8 and wrong < 0.2
+    assert metrics[0]["pairwise"] == 0.5 and metrics[-1]["pairwise"] == 1.0
+    assert metrics[0]["verified"] == pytest.approx(sum(s.text[-1].isalpha() for s in explored(0)) / 36)
+    assert metrics[0]["overrated"] == pytest.approx(0.5 - metrics[0]["verified"])
+    assert "accepted" not in metrics[0] and metrics[1]["accepted"] == 1
+    assert {f"hack_{name}" for name in ("empty", "prose", "boxes", "restated")} < metrics[1].keys()
+
+
+def test_it_changes_at_the_end_of_an_iteration_only(folder: Path):
+    reward = reward_of(folder)
+    learn(reward, [0])
+    assert reward.version == 0 and reward([sample(0, "a")]).value == [0.5]
+    learn(reward, [1])
+    assert reward.version == 1 and reward([sample(0, "a")]).value != [0.5]
+
+
+def test_what_it_remembers(folder: Path):
+    reward = reward_of(folder, per_label=1, epochs=0)
+    learn(reward, range(4))
+    held_out = {f"q{id}" for id in range(48) if hash_fraction(f"q{id}") < 0.25}
+    assert {g.prompt for g in reward.test} == held_out
+    assert {g.prompt for g in reward.history} == {f"q{id}" for id in range(48)} - held_out
+    assert {iteration for iteration, _ in reward.history.strata} == {1, 2}
+    by_prompt = {g.prompt: g for g in [*reward.history, *reward.test]}
+    assert by_prompt["q0"].completions == ["a1b", "77"] and by_prompt["q0"].labels == [1, 0]
+    assert by_prompt["q1"].completions == ["5e"]
+
+
+def test_a_label_that_failed_is_none(folder: Path):
+    reward = reward_of(folder, epochs=0)
+    samples = [sample(0, text, ended=text != "cut7") for text in ("a", "x1", "y1", "2", "cut7")]
+    metrics = reward.learn(samples, reward(samples), iteration_ends=True)
+    assert metrics["verified"] == pytest.approx(1 / 3)
+    remembered = [*reward.history, *reward.test]
+    assert [g.completions for g in remembered] == [["a", "2", "cut7"]]
+    assert remembered[0].ended == [True, True, False]
+
+
+class Broken(EndsInLetter):
+    """It says so itself."""
+
+    def check(self, statuses: Counter[str]) -> None:
+        raise RewardFailure(f"{statuses['timeout']} timeouts")
+
+
+def test_a_verifier_that_is_broken_stops_the_run(folder: Path):
+    reward = reward_of(folder, labels=Broken())
+    samples = [sample(0, text) for text in ("a", "y1", "y2")]
+    with pytest.raises(RewardFailure, match="2 timeouts"):
+        reward.learn(samples, reward(samples), iteration_ends=False)
+
+
+class Grades(EndsInLetter):
+    """No labels: from 0 to 5."""
+
+    def score(self, samples):
+        return RewardResult([5.0] * len(samples), ["ok"] * len(samples))
+
+
+def test_labels_are_from_0_to_1(folder: Path):
+    with pytest.raises(UsageError, match=r"gave 5\.0"):
+        learn(reward_of(folder, labels=Grades()), [0])
+
+
+def test_without_epochs_it_is_frozen_and_measured(folder: Path):
+    reward = reward_of(folder, epochs=0)
+    before = {name: value.clone() for name, value in reward.model.model.state_dict().items()}
+    metrics = learn(reward, range(2))
+    assert same(before, reward.model.model.state_dict())
+    assert metrics[1]["accepted"] == metrics[1]["version"] == metrics[1]["forgetting"] == 0
+    assert metrics[1]["pairwise"] == 0.5
+
+
+def test_without_labels_it_is_used_as_it_is(folder: Path):
+    reward = LearnedReward(str(folder))
+    assert learn(reward, range(2)) == [{}, {}] and reward.state_dict() == {}
+
+
+def test_nothing_new_is_no_update(folder: Path):
+    reward = reward_of(folder)
+    metrics = reward.learn([], RewardResult([], []), iteration_ends=True)
+    assert metrics["accepted"] == 0 and reward.iteration == 1 and not len(reward.history)
+
+
+def test_the_raw_score_where_it_is_asked_for(folder: Path):
+    squashed, raw = reward_of(folder), reward_of(folder, squash=False)
+    for reward in (squashed, raw):
+        learn(reward, range(2))
+    samples = [sample(0, "a"), sample(0, "4")]
+    assert [sigmoid(value) for value in raw(samples).value] == squashed(samples).value
+    assert learn(raw, [2]) == learn(squashed, [2])
+    assert sigmoid(-1000) == 0 and sigmoid(1000) == 1
+
+
+def test_an_input_that_is_too_long_has_a_status(folder: Path):
+    assert reward_of(folder)([sample(0, "1" * 200), sample(0, "1")]).status == ["cut", "ok"]
+
+
+def test_forgetting_and_the_bound(folder: Path, caplog: pytest.LogCaptureFixture):
+    """The second iteration teaches the contrary of the first: forgetting without a bound, undone with one."""
+    with caplog.at_level(logging.INFO):
+        for bound, replay, accepted in ((1.0, 0.0, 1.0), (0.02, 0.0, 0.0)):
+            reward = reward_of(folder, max_forgetting=bound, replay=replay)
+            first = learn(reward, range(2))[-1]
+            assert isinstance(reward.labels, EndsInLetter)
+            reward.labels = Contrary()
+            second = learn(reward, range(2, 4))[-1]
+            assert first["forgetting"] == 0 and second["accepted"] == accepted
+            assert (second["forgetting"] > 0.5) == bool(accepted)
+            assert reward.version == 1 + accepted
+    assert "accepted as version 2" in caplog.text and "undone, version 1 stays" in caplog.text
+
+
+class Contrary(EndsInLetter):
+    def score(self, samples):
+        result = super().score(samples)
+        return RewardResult([1 - value for value in result.value], result.status)
+
+
+def test_replay_is_against_forgetting(folder: Path):
+    """Half of each batch from history, where labels were the contrary for other prompts: it forgets less."""
+    lost = []
+    for replay in (0.0, 0.5):
+        reward = reward_of(folder, max_forgetting=1.0, replay=replay)
+        learn(reward, range(2))
+        reward.labels = Contrary()
+        lost.append(learn(reward, range(2, 4))[-1]["forgetting"])
+    assert lost[1] < lost[0]
+
+
+def test_preference_pairs_from_a_file_that_grows(folder: Path, tmp_path: Path):
+    path = tmp_path / "pairs.jsonl"
+
+    def append(first: int, count: int) -> None:
+        with path.open("a") as file:
+            for id in range(first, first + count):
+                file.write(json.dumps({"prompt": f"q{id}", "chosen": f"{id}a", "rejected": f"{id}7"}) + "\n")
+
+    append(0, 30)
+    reward = LearnedReward(str(folder), pairs=str(path), held_out=0.25, batch_size=4, lr=3e-3, epochs=6)
+    reward.prepare([])
+    nothing = RewardResult([], [])
+    assert reward.learn([], nothing, iteration_ends=False) == {}
+    metrics = reward.learn([], nothing, iteration_ends=True)
+    assert metrics["accepted"] == 1 and metrics["new_after"] > 0.9
+    assert len(reward.history) + len(reward.test) == 30
+    assert reward.learn([], nothing, iteration_ends=True)["accepted"] == 0  # nothing new
+    append(30, 12)
+    reward.learn([], nothing, iteration_ends=True)
+    assert {iteration for iteration, _ in reward.history.strata} == {1, 3}
+
+
+def test_what_is_held_out_is_never_trained_on(folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any):
+    """Iterations of 2, 2 and 8 prompts; only q1 and q9 are held out, so the first two wait for the third."""
+    trained: list[set[str]] = []
+    original = RewardUpdate.train
+
+    def train(self: RewardUpdate, model: Any, new: Any, history: Any, rng: Any) -> float:
+        trained.append({g.prompt for g in [*new, *history]})
+        return original(self, model, new, history, rng)
+
+    monkeypatch.setattr(RewardUpdate, "train", train)
+    held_out = sorted((f"q{id}" for id in range(12)), key=hash_fraction)[:2]
+    others = [id for id in range(12) if f"q{id}" not in held_out]
+    last = [int(prompt[1:]) for prompt in held_out]
+    reward = reward_of(folder, held_out=sorted(map(hash_fraction, held_out))[1] + 1e-6)
+    for ids in (others[:2], others[2:4], [*others[4:], *last], others + last):
+        samples = [sample(id, text) for id in ids for text in ("1a", "27")]
+        metrics = reward.learn(samples, reward(samples), iteration_ends=True)
+        remembered = {g.prompt for g in [*reward.history, *reward.test]} | {g.prompt for g in reward._pending}
+        assert {f"q{id}" for id in ids} <= remembered
+    everyone = {f"q{id}" for id in others}
+    assert trained == [everyone, everyone]
+    assert {g.prompt for g in reward.test} == set(held_out)
+    assert metrics["version"] == reward.version and reward.iteration == 4
+    waiting = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(waiting) == 2 and "2 prompts none is held" in waiting[0] and "4 prompts none is held" in waiting[1]
+
+
+def test_one_prompt_alone_trains_nothing(folder: Path):
+    reward = reward_of(folder)
+    before = {name: value.clone() for name, value in reward.model.model.state_dict().items()}
+    samples = [sample(3, "1a"), sample(3, "22")]
+    for _ in range(2):
+        assert reward.learn(samples, reward(samples), iteration_ends=True)["accepted"] == 0
+    assert same(before, reward.model.model.state_dict())
+
+
+def test_replay_begins_with_what_the_model_came_with(folder: Path):
+    write_labelled(folder / SEED, [group(f"old{number}", 1, 0) for number in range(40)])
+    reward = reward_of(folder)
+    assert len(reward.history) + len(reward.test) == 40
+    metrics = learn(reward, range(2))[-1]
+    assert metrics["replayed"] == pytest.approx(0.1, abs=0.05)
+    assert {iteration for iteration, _ in reward.history.strata} == {0, 1}
+
+
+def test_a_state_goes_on_exactly(folder: Path):
+    whole, cut = reward_of(folder), reward_of(folder)
+    metrics = learn(whole, range(6))
+    learn(cut, range(3))  # in the middle of an iteration
+    file = io.BytesIO()
+    torch.save(cut.state_dict(), file)
+    file.seek(0)
+    resumed = reward_of(folder)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    assert learn(resumed, range(3, 6)) == metrics[3:]
+    assert same(resumed.state_dict(), whole.state_dict())
+
+
+def test_two_ranks_stay_identical_and_do_what_one_does(folder: Path):
+    script = [sys.executable, str(TESTS / "helpers" / "learning.py"), str(folder.parent)]
+    ranks = [subprocess.Popen([*script, str(rank), "2"], env=environment()) for rank in range(2)]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    first, second = (torch.load(folder.parent / f"rank{rank}.pt", weights_only=True) for rank in range(2))
+    assert same(first, second)
+    alone = reward_of(folder)
+    metrics = learn(alone, range(4))
+    for theirs, ours in zip(first["metrics"], metrics, strict=True):
+        assert theirs == pytest.approx(ours, abs=1e-4)
+    state = alone.state_dict()
+    assert first["state"]["history"] == state["history"] and first["state"]["test"] == state["test"]
+    for name, value in state["model"].items():
+        torch.testing.assert_close(first["state"]["model"][name], value, rtol=1e-3, atol=1e-4)
+
+
+class HalfDigits(Digits):
+    """Right are those with a third of digits."""
+
+    def score(self, samples):
+        result = super().score(samples)
+        result.value = [float(value > 0.3) for value in result.value]
+        return result
+
+
+def run(folder: Path, where: str, **options: Any) -> LearnedReward:
+    """Four steps in iterations of two."""
+    reward = reward_of(folder, labels=HalfDigits(), held_out=0.6, **options)
+    watched: list[Reward] = [HalfDigits(weight=0), reward]
+    trainer = {"max_epochs": 4, "enable_checkpointing": True}
+    loop = {"steps_per_iteration": 2, "prompts_per_step": 8}
+    path = "last" if (folder.parent / where / "checkpoints").exists() else None
+    fit(folder.parent / where, [StepCheckpoint()], loop, trainer, path, rewards=watched)
+    return reward
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from grpo_lightning.rewards.learned import update as reward_update
+from test_learned_reward import run
+
+steps = 0
+def rate(step, steps_):
+    global steps
+    steps += 1
+    if steps == {at}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(step, steps_)
+
+original, reward_update.rate = reward_update.rate, rate
+run(Path({folder!r}), "killed")
+"""
+
+
+def test_a_kill_while_the_reward_model_trains_changes_nothing(folder: Path):
+    whole = run(folder, "whole")
+    assert whole.iteration == 2
+    # The second update: each has about 3 epochs x 3 batches.
+    script = KILLED.format(folder=str(folder), at=16)
+    killed = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=environment(Path(__file__).parent),
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    assert (folder.parent / "killed" / "checkpoints" / "last.ckpt").exists()
+    assert len(scalars(folder.parent / "killed")["reward/learned_reward/version"]) < 2
+    resumed = run(folder, "killed")
+    assert same(resumed.state_dict(), whole.state_dict())
+    saved = [torch.load(folder.parent / where / "checkpoints/last.ckpt") for where in ("whole", "killed")]
+    assert same(saved[0]["state_dict"], saved[1]["state_dict"]) and same(saved[0]["rewards"], saved[1]["rewards"])
+    assert saved[0]["rewards"].keys() == {"learned_reward"}
+    assert scalars(folder.parent / "killed") == scalars(folder.parent / "whole")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"replay": 1.0}, "replay=1.0"),
+        ({"held_out": 0.0}, "held_out=0.0"),
+        ({"lr": 0.0}, "lr=0.0"),
+        ({"epochs": -1}, "epochs=-1"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"per_label": 0}, "per_label=0"),
+        ({"max_forgetting": -0.1}, "max_forgetting=-0.1"),
+        ({"alarm_after": 0}, "alarm_after=0"),
+        ({"min_gain": -2.0}, "min_gain=-2.0"),
+        ({"buffer_size": 0}, "buffer_size=0"),
+    ],
+)
+def test_mistakes_are_refused_by_key_and_value(options: dict[str, Any], says: str):
+    with pytest.raises(UsageError) as caught:
+        LearnedReward("somewhere", **options)
+    assert says in str(caught.value)
+
+
+def test_mistakes_that_show_before_the_run(folder: Path):
+    with pytest.raises(UsageError, match="no such folder"):
+        LearnedReward("/no/where").prepare([])
+    with pytest.raises(UsageError, match="there is no such file"):
+        LearnedReward(str(folder), pairs="/no/where.jsonl").prepare([])
+    with pytest.raises(UsageError, match="no chat template"):
+        LearnedReward(str(folder), chat=True).prepare([])
+
+
+def test_the_question_in_its_own_chat_template(folder: Path):
+    spell = tokenizer()
+    spell.chat_template = (
+        "{% for m in messages %}<sep>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bos>{% endif %}"
+    )
+    spell.save_pretrained(folder)
+    reward = reward_of(folder, chat=True, epochs=0)
+    reward.prepare([])
+    learn(reward, [1])
+    assert next(iter(reward.history)).prompt.startswith("<sep>q") and next(iter(reward.history)).prompt.endswith(
+        "<bos>"
+    )
+
+
+def test_the_command_line_builds_it(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["grpo"])
+    rewards = [
+        {"class_path": "MathVerifier", "init_args": {"weight": 0}},
+        {
+            "class_path": "LearnedReward",
+            "init_args": {
+                "path": str(folder),
+                "labels": {"class_path": "MathVerifier"},
+                "loss": {"class_path": "BradleyTerry", "init_args": {"center": 0.1}},
+            },
+        },
+    ]
+    config = ROOT / "configs" / "quickstart.yaml"
+    monkeypatch.setattr(GRPOCLI, "after_instantiate_classes", lambda self: None)
+    monkeypatch.setattr(GRPOCLI, "_run_subcommand", lambda self, subcommand: None)
+    cli = GRPOCLI(["fit", f"--config={config}", f"--model.rewards={json.dumps(rewards)}"])
+    verifier, learned = cli.model.explorer.scorer.rewards
+    assert verifier.weight == 0 and isinstance(learned, LearnedReward) and learned.labels.name == "math_verifier"
+    assert learned.update.loss.center == 0.1

@@ -1,0 +1,131 @@
+"""The model behind the learned reward: its head, its padding, its text."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.tiny import CONTEXT, SHAPES, model_of, tokenizer
+from transformers import AutoModelForSequenceClassification
+
+from grpo_lightning.rewards.learned.model import PADDING, RewardModel, batches_of, float32
+from grpo_lightning.types import UsageError
+
+END = 5  # <end>
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model_of("llama").save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def with_head(model: RewardModel) -> RewardModel:
+    """A head that says something."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        model.model.score.weight.copy_(torch.randn(model.model.score.weight.shape, generator=generator))
+    return model
+
+
+def test_a_new_head_says_the_same_of_everything(folder: Path):
+    model = RewardModel(str(folder))
+    assert model.score([[6, 7, 8], [9], []]) == [0, 0, 0]
+    assert not model.model.training
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_scores_are_those_of_one_unpadded_text_at_its_last_token(tmp_path: Path, shape: str):
+    model_of(shape).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    model = with_head(RewardModel(str(tmp_path), max_tokens=12))
+    rows = [[6, 7, 8, END], [9, 10], [6, 7, 8], [30] * 11]
+    scores = model.score(rows)
+    for row, score in zip(rows, scores, strict=True):
+        with torch.no_grad():
+            hidden = model.model.base_model(torch.tensor([row])).last_hidden_state[0, -1]
+            assert score == pytest.approx(float(model.model.score(hidden)), abs=1e-5)
+    assert len({round(score, 4) for score in scores}) == 4
+
+
+def test_padding_that_is_the_end_token_is_replaced(tmp_path: Path):
+    """Else the score would sit before the end, where a text that ended and one that was cut off look alike."""
+    model_of("llama", pad_token_id=END).save_pretrained(tmp_path)
+    spell = tokenizer()
+    spell.pad_token = "<end>"
+    spell.save_pretrained(tmp_path)
+    model = with_head(RewardModel(str(tmp_path)))
+    assert model.tokenizer.pad_token == PADDING and model.model.config.pad_token_id == 64
+    assert model.model.get_input_embeddings().weight.shape[0] == 65
+    ended, cut = (model.encode("12", "34", ended)[0] for ended in (True, False))
+    assert ended == [*cut, END]
+    both = model.score([ended, cut])
+    assert both == pytest.approx([model.score([ended])[0], model.score([cut])[0]], abs=1e-5)
+    assert abs(both[0] - both[1]) > 1e-3
+
+
+def test_special_tokens_spelled_out_in_a_completion_are_text(folder: Path):
+    model = RewardModel(str(folder))
+    ids, truncated = model.encode("<sep>1", "2<end><pad>", ended=True)
+    assert ids[:3] == [4, 7, 8] and ids[-1] == END and not truncated
+    assert END not in ids[:-1] and 0 not in ids
+
+
+def test_what_does_not_fit_loses_its_beginning(folder: Path):
+    model = RewardModel(str(folder))
+    ids, truncated = model.encode("1" * 100, "2" * 40, ended=True)
+    assert truncated and len(ids) == CONTEXT and ids == [7] * (CONTEXT - 41) + [8] * 40 + [END]
+    assert not model.encode("1" * 87, "2" * 40, ended=True)[1]
+
+
+def test_equal_texts_get_equal_scores(folder: Path):
+    model = with_head(RewardModel(str(folder), max_tokens=16))
+    rows = [[6, 7], [6, 7, 8, 9, 10], [6, 7], [11], [6, 7, 8, 9, 10]]
+    scores = model.score(rows)
+    assert scores[0] == scores[2] and scores[1] == scores[4]
+
+
+def test_batches_keep_to_their_tokens():
+    rows = [(0,), (0, 0), (0, 0), (0, 0, 0), (0,) * 9]
+    assert [len(batch) for batch in batches_of(rows, 6)] == [3, 1, 1]
+    assert [len(batch) for batch in batches_of(rows, 45)] == [5]
+    assert [*batches_of([], 6)] == []
+
+
+def test_the_trainer_s_precision_does_not_reach_it(folder: Path):
+    model = with_head(RewardModel(str(folder)))
+    expected = model.score([[6, 7, 8]])
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            assert model.score([[6, 7, 8]]) == expected
+            assert torch.get_default_dtype() == torch.bfloat16
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with float32(torch.device("cpu")):
+        assert torch.get_default_dtype() == torch.float32
+
+
+def test_weights_first_read_in_inference_mode_can_learn(folder: Path):
+    model = RewardModel(str(folder))
+    with torch.inference_mode():
+        model.score([[6, 7]])
+    model.forward([[6, 7]]).sum().backward()
+
+
+def test_saved_it_is_a_sequence_classifier(folder: Path, tmp_path_factory: pytest.TempPathFactory):
+    out = tmp_path_factory.mktemp("out")
+    model = with_head(RewardModel(str(folder)))
+    model.save_pretrained(out)
+    saved = AutoModelForSequenceClassification.from_pretrained(out)
+    assert torch.equal(saved.score.weight, model.model.score.weight)
+    assert RewardModel(str(out)).score([[6, 7, 8]]) == model.score([[6, 7, 8]])
+
+
+def test_mistakes(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"path=/no/where of LearnedReward: no such folder"):
+        RewardModel("/no/where").check()
+    with pytest.raises(UsageError, match="found no usable model there"):
+        RewardModel(str(tmp_path)).check()
+    with pytest.raises(UsageError, match="max_tokens=0"):
+        RewardModel("x", max_tokens=0)

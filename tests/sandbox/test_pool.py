@@ -1,0 +1,291 @@
+"""Worker processes: limits, losses, and nothing left behind."""
+
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from helpers.paths import ROOT
+
+from grpo_lightning.sandbox.pool import LoadError, WorkerPool
+from grpo_lightning.types import UsageError
+
+FUNCTIONS = """
+import os, subprocess, sys, time
+from pathlib import Path
+
+def double(x): return 2 * x
+def attribute(sample): return sample.text.upper()
+def pid(_): return os.getpid()
+def pid_then_die_once(marker):
+    if not Path(marker).exists():
+        Path(marker).write_text(str(os.getpid()))
+        os.kill(os.getpid(), 9)
+    return "survived"
+def wait_for(path, started):
+    Path(started).write_text(str(os.getpid()))
+    while not Path(path).exists(): time.sleep(0.01)
+    return "done"
+def die(_): os._exit(3)
+def hang(x):
+    while x: pass
+    return x
+def sleep(seconds):
+    time.sleep(seconds)
+    return "awake"
+def hang_in_c(x): return 7 ** (10 ** 9 * x) % 2
+def child(path):
+    code = f"import os, time; open({path!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    subprocess.Popen([sys.executable, "-c", code])
+    while True: pass
+def hog(megabytes): return len(bytearray(megabytes * 2**20))
+def complain(_): raise KeyError("no such thing")
+def leave(_): sys.exit(1)
+def chatter(x):
+    print('{"status": "ok", "value": 666}')
+    os.write(1, b"noise\\n")
+    sys.stdin.read()
+    return x
+def environment(_):
+    return [os.environ["SYMPY_GROUND_TYPES"], os.environ["CUDA_VISIBLE_DEVICES"], "torch" in sys.modules]
+"""
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory):
+    path = tmp_path_factory.mktemp("functions") / "functions_for_workers.py"
+    path.write_text(FUNCTIONS)
+    return lambda name: f"{path}:{name}"
+
+
+@pytest.fixture(scope="module")
+def pool():
+    pool = WorkerPool(workers=2, timeout=0.5, memory_limit_mb=256)
+    yield pool
+    pool.close()
+
+
+def exists(pid: int) -> bool:
+    """Whether a process runs (a zombie that nobody reaped does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_outcomes_come_in_the_order_of_the_tasks(pool, functions):
+    outcomes = pool.map(functions("double"), [[i] for i in range(50)])
+    assert [outcome.value for outcome in outcomes] == [2 * i for i in range(50)]
+    assert {outcome.status for outcome in outcomes} == {"ok"}
+    assert pool.map(functions("double"), []) == []
+
+
+@pytest.mark.parametrize("name", ["textwrap.dedent", "textwrap:dedent"])
+def test_import_paths(pool, name):
+    assert pool.map(name, [["  a"]])[0].value == "a"
+
+
+def test_a_dict_is_one_argument_with_attributes(pool, functions):
+    assert pool.map(functions("attribute"), [{"text": "abc"}])[0].value == "ABC"
+
+
+def test_each_failure_costs_its_own_task_only(pool, functions):
+    outcomes = pool.map(functions("hang"), [[0], [1], [0], [0]])
+    assert [outcome.status for outcome in outcomes] == ["ok", "timeout", "ok", "ok"]
+    assert [o.status for o in pool.map(functions("hog"), [[1], [1000], [1]])] == ["ok", "memory", "ok"]
+    assert [o.status for o in pool.map(functions("die"), [[1], [1]])] == ["crash", "crash"]
+    outcomes = pool.map(functions("complain"), [[1]]) + pool.map(functions("leave"), [[1]])
+    assert [(o.status, o.error) for o in outcomes] == [
+        ("error", "KeyError: 'no such thing'"),
+        ("error", "SystemExit: 1"),
+    ]
+    assert pool.map(functions("double"), [[21]])[0].value == 42
+
+
+def test_processor_time_has_its_own_limit(functions):
+    pool = WorkerPool(workers=1, timeout=60, cpu_seconds=0.3)
+    start = time.monotonic()
+    assert [o.status for o in pool.map(functions("hang"), [[1], [0]])] == ["timeout", "ok"]
+    assert pool.map(functions("hang_in_c"), [[1]])[0].status == "timeout"
+    assert time.monotonic() - start < 30
+    assert pool.map(functions("sleep"), [[0.6]])[0].value == "awake"
+    pool.close()
+
+
+def test_a_lost_worker_is_replaced_at_once(functions):
+    pool = WorkerPool(workers=2, timeout=0.3)
+    pool.load(functions("hang"))
+    lost = {worker.process.pid for worker in pool._running}
+    pool.map(functions("hang"), [[1]])
+    assert pool._running
+    assert lost.isdisjoint(worker.process.pid for worker in pool._running)
+    pool.close()
+
+
+def test_a_fork_has_workers_of_its_own(pool, functions):
+    before = {outcome.value for outcome in pool.map(functions("pid"), [[0]] * 4)}
+    child = os.fork()
+    if child == 0:
+        try:
+            value = pool.map(functions("double"), [[21]])[0].value
+            pool.close()
+        finally:
+            os._exit(0 if value == 42 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert before & {outcome.value for outcome in pool.map(functions("pid"), [[0]] * 4)}
+
+
+def test_a_hang_in_c_is_ended(pool, functions):
+    start = time.monotonic()
+    assert pool.map(functions("hang_in_c"), [[1]])[0].status == "timeout"
+    assert time.monotonic() - start < 20
+
+
+def test_what_a_task_prints_or_reads_does_not_reach_the_protocol(pool, functions):
+    assert [o.value for o in pool.map(functions("chatter"), [[1], [2]])] == [1, 2]
+
+
+def test_the_environment_is_lean(pool, functions):
+    assert pool.map(functions("environment"), [[0]])[0].value == ["python", "", False]
+
+
+def test_a_worker_killed_during_its_task_costs_nothing(pool, functions, tmp_path):
+    marker = tmp_path / "pid"
+    (outcome,) = pool.map(functions("pid_then_die_once"), [[str(marker)]])
+    assert (outcome.status, outcome.value) == ("ok", "survived")
+    assert not exists(int(marker.read_text()))
+
+
+def test_a_worker_killed_from_outside_costs_nothing(functions, tmp_path):
+    pool = WorkerPool(workers=1, timeout=60)
+    started, go = tmp_path / "started", tmp_path / "go"
+
+    def kill():
+        wait_until(lambda: started.exists() and started.read_text())
+        victim = int(started.read_text())
+        os.kill(victim, signal.SIGKILL)
+        go.touch()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    outcomes = pool.map(functions("wait_for"), [[str(go), str(started)]] * 2)
+    killer.join()
+    assert [outcome.value for outcome in outcomes] == ["done", "done"]
+    (idle,) = pool.map(functions("pid"), [[0]])
+    os.kill(idle.value, signal.SIGKILL)
+    assert pool.map(functions("double"), [[4]])[0].value == 8
+    pool.close()
+
+
+def test_from_several_threads_at_once(pool, functions):
+    results: dict[int, list[int]] = {}
+
+    def work(k):
+        results[k] = [outcome.value for outcome in pool.map(functions("double"), [[k], [k + 1]])]
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {k: [2 * k, 2 * k + 2] for k in range(4)}
+
+
+def test_close_leaves_no_process_and_the_pool_starts_again(functions):
+    pool = WorkerPool(workers=2, timeout=5)
+    pids = {outcome.value for outcome in pool.map(functions("pid"), [[0]] * 8)}
+    assert all(exists(pid) for pid in pids)
+    pool.close()
+    pool.close()
+    assert not any(exists(pid) for pid in pids)
+    assert pool.map(functions("double"), [[1]])[0].value == 2
+    pool.close()
+
+
+def test_a_dropped_pool_leaves_no_process(functions):
+    pool = WorkerPool(workers=1)
+    pid = pool.map(functions("pid"), [[0]])[0].value
+    del pool
+    assert not exists(pid)
+
+
+def test_a_timeout_ends_the_children_of_the_task_too(pool, functions, tmp_path):
+    path = tmp_path / "child"
+    WorkerPool(workers=1, timeout=2).map(functions("child"), [[str(path)]])
+    wait_until(lambda: not exists(int(path.read_text())))
+
+
+def test_nothing_survives_a_killed_parent(functions, tmp_path):
+    started = tmp_path / "started"
+    script = (
+        "from grpo_lightning.sandbox.pool import WorkerPool\n"
+        f"WorkerPool(2, 1.0).map({functions('wait_for')!r}, [['never', {str(started)!r}]])"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
+    wait_until(lambda: started.exists() and started.read_text())
+    worker = int(started.read_text())
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not exists(worker))
+
+
+@pytest.mark.parametrize("name", ["no_such_module.f", "textwrap:no_such_function", "os.sep"])
+def test_a_function_that_cannot_be_loaded(pool, name):
+    with pytest.raises(LoadError, match=name):
+        pool.load(name)
+    with pytest.raises(LoadError, match=name):
+        pool.map(name, [[1]])
+
+
+def test_pickles_without_its_processes(functions):
+    pool = WorkerPool(workers=1, timeout=3.0, memory_limit_mb=99, cpu_seconds=2.0)
+    pool.load(functions("double"))
+    copy = pickle.loads(pickle.dumps(pool))
+    assert (copy.workers, copy.timeout, copy.memory_limit_mb, copy.cpu_seconds) == (1, 3.0, 99, 2.0)
+    assert copy.map(functions("double"), [[3]])[0].value == 6
+    pool.close()
+    copy.close()
+
+
+@pytest.mark.parametrize("argument", [{"workers": 0}, {"timeout": -1.0}, {"memory_limit_mb": 0}])
+def test_limits_must_be_positive(argument):
+    with pytest.raises(UsageError, match=f"{next(iter(argument))}=.*above 0"):
+        WorkerPool(**argument)
+
+
+def test_descriptors_above_1023(functions):
+    """`select.select` refuses them; the end of a worker must be seen there, too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2048 if hard == resource.RLIM_INFINITY else min(2048, hard)
+    if wanted < 1200:
+        pytest.skip(f"this machine allows {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    null = os.open(os.devnull, os.O_RDONLY)
+    opened = [null]
+    pool = WorkerPool(2, timeout=0.5)
+    try:
+        while opened[-1] < 1100:
+            opened.append(os.dup(null))
+        outcomes = pool.map(functions("double"), [[n] for n in range(20)])
+        assert [outcome.value for outcome in outcomes] == [2 * n for n in range(20)]
+        assert all(worker.fileno() > 1023 for worker in pool._running)
+        assert [o.status for o in pool.map(functions("hang"), [[0], [1]])] == ["ok", "timeout"]
+        assert [o.status for o in pool.map(functions("die"), [[1]])] == ["crash"]
+    finally:
+        pool.close()
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

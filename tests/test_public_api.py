@@ -1,0 +1,86 @@
+"""The face: every public name is in `grpo_lightning`, and reading it costs nothing."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers.command import Grpo
+from helpers.paths import environment
+
+import grpo_lightning
+from grpo_lightning.cli import import_families
+from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.maths.advantages import AdvantageEstimator
+from grpo_lightning.maths.group_filters import GroupFilter
+from grpo_lightning.maths.kl import KLEstimator
+from grpo_lightning.maths.masks import TokenMask
+from grpo_lightning.maths.stopping import StopRule
+from grpo_lightning.maths.surrogates import Surrogate
+from grpo_lightning.maths.weightings import TokenWeighting
+from grpo_lightning.policy.snapshots import PolicySnapshot
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.learned.loss import RewardLoss
+from grpo_lightning.rewards.process.scorers import SegmentScorer
+from grpo_lightning.rewards.process.splitters import Splitter
+from grpo_lightning.tasks.base import Task
+
+FAMILIES = [AdvantageEstimator, GroupFilter, KLEstimator, PolicySnapshot, Reward, RewardLoss, RolloutEngine]
+FAMILIES += [SegmentScorer, Splitter, StopRule, Surrogate, Task, TokenMask, TokenWeighting]
+
+
+def members(family: type) -> set[type]:
+    """The family's base, and every class of the package that derives from it and can be made."""
+    found = {family}
+    for derived in family.__subclasses__():
+        found |= members(derived)
+    return {c for c in found if c is family or not inspect.isabstract(c)}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+def test_every_member_of_a_family_is_public(family: type) -> None:
+    import_families()
+    own = {c for c in members(family) if c.__module__.startswith("grpo_lightning.") and not c.__name__.startswith("_")}
+    assert {c.__name__ for c in own} <= set(grpo_lightning.__all__)
+
+
+@pytest.mark.parametrize("name", grpo_lightning.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    value = getattr(grpo_lightning, name)
+    assert value.__name__ == name
+    assert inspect.getdoc(value)
+
+
+def test_an_unknown_name_is_named() -> None:
+    with pytest.raises(AttributeError, match="'grpo_lightning' has no attribute 'GroupStdd'"):
+        grpo_lightning.GroupStdd  # noqa: B018
+
+
+def test_importing_the_face_imports_no_torch() -> None:
+    code = "import sys, grpo_lightning; assert not {'torch', 'lightning', 'transformers', 'sympy'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment())
+
+
+def test_a_config_saved_by_a_run_names_no_inner_module(grpo: Grpo) -> None:
+    rewards = (
+        "[MathVerifier, {class_path: ProcessReward, init_args: {scorer: ArithmeticSegments}}, "
+        "{class_path: Gated, init_args: {reward: RandomReward, gate: FormatReward}}]"
+    )
+    code, _, stderr = grpo("fit", f"--model.rewards={rewards}", "--model.reward_kl.kl=K2", "--model.objective.kl=K3")
+    assert code == 0, stderr
+    found: list[str] = []
+
+    def look(value: object) -> None:
+        if isinstance(value, dict):
+            found.extend([value["class_path"]] if "class_path" in value else [])
+            for inner in value.values():
+                look(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                look(inner)
+
+    look(yaml.safe_load(Path("run", "config.yaml").read_text()))
+    own = [path for path in found if path.startswith("grpo_lightning.")]
+    assert len(own) > 10 and all(path.count(".") == 1 for path in own)

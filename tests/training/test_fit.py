@@ -1,0 +1,262 @@
+"""The loop and the update, in whole tiny runs."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from helpers.fitting import Digits, Echo, Gradients, fit, relative, scalars
+from helpers.tiny import policy_of
+
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.scripted import ScriptedEngine
+from grpo_lightning.engines.transformers import TransformersEngine
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.policy.policy import Policy, recompute_activations
+from grpo_lightning.policy.shared_prefix import SharedPrefix
+from grpo_lightning.rewards.base import Reward, RewardResult
+from grpo_lightning.rewards.scorer import RewardFailure
+from grpo_lightning.training.data import PromptDataModule
+from grpo_lightning.training.minibatch import Minibatch
+from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.types import Sample, UsageError
+
+
+class Watch(L.Callback):
+    """Keeps the minibatches as the update sees them, and the policy's mode."""
+
+    def __init__(self) -> None:
+        self.batches: list[Minibatch] = []
+        self.training: list[bool] = []
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Minibatch, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, GRPOModule)
+        self.batches.append(batch)
+        self.training.append(pl_module.policy.training)
+
+
+def test_a_policy_learns(tmp_path: Path) -> None:
+    fit(
+        tmp_path,
+        loop={"group_size": 8, "prompts_per_step": 8},
+        trainer={"max_epochs": 30},
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    )
+    reward = scalars(tmp_path)["reward/mean"]
+    assert reward[0] < 0.35 < 0.9 < reward[29]
+
+
+def test_mu_passes_over_the_minibatches_of_one_exploration(tmp_path: Path) -> None:
+    watch = Watch()
+    fit(tmp_path, [watch], loop={"mu": 3, "num_minibatches": 2}, trainer={"max_epochs": 2})
+    assert len(watch.batches) == 2 * 3 * 2
+    assert all(watch.training)
+    step = watch.batches[:6]
+    rows = [sorted(torch.cat([pack.row for pack in batch.packs]).tolist()) for batch in step]
+    assert rows == [list(range(8)), list(range(8, 16))] * 3
+    assert [batch.on_policy for batch in step] == [True, False, False, False, False, False]
+    assert len({id(batch.exploration) for batch in step}) == 1
+    assert watch.batches[6].exploration is not step[0].exploration
+
+
+@pytest.mark.parametrize(("mu", "forwards"), [(1, 1), (3, 3)])
+def test_one_minibatch_needs_no_pass_for_the_old_policy(
+    tmp_path: Path, mu: int, forwards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = []
+    forward = Policy.forward
+    monkeypatch.setattr(Policy, "forward", lambda self, *args: counted.append(1) or forward(self, *args))
+    fit(tmp_path, loop={"mu": mu}, trainer={"max_epochs": 1})
+    assert len(counted) == forwards
+    assert scalars(tmp_path)["policy/ratio_max"][0] == 1.0
+
+
+def test_later_passes_move_away_from_the_old_policy(tmp_path: Path) -> None:
+    fit(tmp_path, loop={"mu": 3}, trainer={"max_epochs": 1})
+    seen = scalars(tmp_path)
+    ratio, divergence = seen["policy/ratio_max"], seen["policy/kl_old"]
+    assert ratio[0] == 1
+    assert ratio[2] > ratio[1] > 1 + 1e-3
+    assert divergence[2] > divergence[1] > divergence[0]
+    assert len(seen["policy/logp_gap"]) == 1
+    assert max(seen["policy/logp_gap"].values()) < 1e-5
+
+
+def test_weights_of_one_update_add_up_to_one(tmp_path: Path) -> None:
+    watch = Watch()
+    fit(tmp_path, [watch], loop={"num_minibatches": 2, "max_tokens": 40}, objective=Objective(beta=0.1))
+    for batch in watch.batches:
+        assert sum(float(pack.weight.sum()) for pack in batch.packs) == pytest.approx(1)
+
+
+def test_the_reference_is_refreshed_every_m_steps(tmp_path: Path) -> None:
+    fit(tmp_path, loop={"steps_per_iteration": 2}, trainer={"max_epochs": 5}, objective=Objective(beta=0.01))
+    kl = scalars(tmp_path)["policy/kl_ref"]
+    assert [kl[step] < 1e-9 for step in range(5)] == [True, False, True, False, True]
+
+
+def test_beta_zero_means_no_reference(tmp_path: Path) -> None:
+    assert fit(tmp_path, trainer={"max_epochs": 1}).reference is None
+    assert "policy/kl_ref" not in scalars(tmp_path)
+
+
+def test_gradient_norm_is_clipped_and_logged_before_clipping(tmp_path: Path) -> None:
+    seen, clipped = Gradients(), Gradients()
+    fit(tmp_path / "free", [seen], trainer={"max_epochs": 1})
+    fit(tmp_path / "clipped", [clipped], trainer={"max_epochs": 1}, grad_clip=1e-3)
+    norm = math.sqrt(sum(float(g.double().square().sum()) for g in seen.updates[0].values()))
+    assert scalars(tmp_path / "clipped")["optim/grad_norm"][0] == pytest.approx(norm, rel=1e-5)
+    scaled = {name: gradient * 1e-3 / norm for name, gradient in seen.updates[0].items()}
+    assert relative(clipped.updates[0], scaled) < 1e-4
+
+
+def test_engines_give_the_same_run(tmp_path: Path) -> None:
+    for name, engine in (("native", NativeEngine()), ("transformers", TransformersEngine())):
+        fit(tmp_path / name, engine=engine, loop={"mu": 2}, trainer={"max_epochs": 2})
+    native, fallback = scalars(tmp_path / "native"), scalars(tmp_path / "transformers")
+    assert native.keys() == fallback.keys()
+    assert native["rollout/tokens"] == fallback["rollout/tokens"]
+    assert list(native["optim/grad_norm"].values()) == pytest.approx(
+        list(fallback["optim/grad_norm"].values()), rel=1e-4
+    )
+
+
+def test_mixed_precision_runs(tmp_path: Path) -> None:
+    fit(tmp_path, loop={"mu": 2}, trainer={"precision": "bf16-mixed", "limit_val_batches": 1.0})
+    assert all(math.isfinite(value) for value in scalars(tmp_path)["optim/grad_norm"].values())
+
+
+class Poison(L.Callback):
+    """Makes one weight NaN for the updates of some steps, as a bad kernel or a cosmic ray would."""
+
+    def __init__(self, *steps: int) -> None:
+        self.steps = steps
+        self.healthy = torch.zeros(())
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        self.weight = pl_module.policy.model.lm_head.weight
+        self.healthy = self.weight.detach().clone()
+        if trainer.current_epoch in self.steps:
+            self.weight.data[10] = torch.nan
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.current_epoch in self.steps:
+            assert torch.equal(self.weight.data.nan_to_num(), self.healthy.index_fill(0, torch.tensor([10]), 0.0))
+            self.weight.data.copy_(self.healthy)
+
+
+def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path: Path) -> None:
+    fit(tmp_path, [Poison(1, 3)], trainer={"max_epochs": 5})
+    seen = scalars(tmp_path)
+    assert list(seen["optim/bad_updates"].values()) == [0, 1, 1, 2, 2]
+    assert math.isfinite(seen["optim/grad_norm"][4])
+
+
+def test_too_many_bad_updates_stop_the_run_and_name_token_and_reward(tmp_path: Path) -> None:
+    with pytest.raises(
+        FloatingPointError, match=r"2 updates in a row(.|\n)*token '.*' \(logp nan(.|\n)*digits="
+    ) as stop:
+        fit(tmp_path, [Poison(1, 2)], trainer={"max_epochs": 5}, max_bad_updates=2)
+    assert "prompt '" in str(stop.value)
+    assert "max_bad_updates=2" in str(stop.value)
+
+
+class Broken(Reward):
+    """Fails on some completions."""
+
+    def __init__(self, share: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.share = share
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        if len(samples) > 1:
+            raise RuntimeError("try one by one")
+        if samples[0].prompt.id % self.share == 0:
+            raise ZeroDivisionError("nothing to divide by")
+        return RewardResult([float(len(samples[0].text))], ["ok"])
+
+
+def test_a_reward_that_fails_costs_its_samples_and_is_counted(tmp_path: Path) -> None:
+    watch = Watch()
+    fit(
+        tmp_path, [watch], trainer={"max_epochs": 1}, rewards=[Digits(), Broken(share=4)], objective=Objective(beta=0.1)
+    )
+    assert scalars(tmp_path)["reward/broken/error"] == {0: 0.25}
+    exploration = watch.batches[0].exploration
+    assert [math.isnan(value) for value in exploration.scores.total] == [row < 4 for row in range(16)]
+    assert float(exploration.rollouts.select(torch.arange(4)).advantage.abs().max()) == 0
+
+
+def test_a_reward_that_fails_too_often_stops_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RewardFailure, match=r"broken failed on 8 of 16 samples \(error: 8\)"):
+        fit(tmp_path, rewards=[Broken(share=2)], max_failed_rewards=0.4)
+
+
+def test_a_watched_reward_does_not_teach(tmp_path: Path) -> None:
+    with_watch, without = Gradients(), Gradients()
+    fit(tmp_path / "with", [with_watch], rewards=[Digits(), Broken(share=4, weight=0.0)], trainer={"max_epochs": 1})
+    fit(tmp_path / "without", [without], trainer={"max_epochs": 1})
+    assert relative(with_watch.updates[0], without.updates[0]) == 0
+    assert scalars(tmp_path / "with")["reward/broken/error"] == {0: 0.25}
+
+
+def test_groups_without_spread_leave_the_policy_alone(tmp_path: Path) -> None:
+    engine = ScriptedEngine(lambda prompt, place: "77")
+    module = fit(tmp_path, engine=engine)
+    before = policy_of(scale=0.05).state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in module.policy.state_dict().items())
+    assert set(scalars(tmp_path)["reward/zero_spread"].values()) == {1.0}
+
+
+def test_validation_scores_known_completions(tmp_path: Path) -> None:
+    # Of two completions of each prompt the first is all digits; greedy decoding asks for one, the first.
+    engine = ScriptedEngine(lambda prompt, place: "42" if place == 0 else "xx")
+    fit(tmp_path, engine=engine, trainer={"max_epochs": 1, "limit_val_batches": 1.0})
+    seen = {name: list(values.values()) for name, values in scalars(tmp_path).items() if name.startswith("val/")}
+    assert seen == {
+        "val/pass@1": [1.0],
+        "val/avg@2": [0.5],
+        "val/pass@2": [1.0],
+        "val/maj@2": [1.0],
+        "val/reward": [0.5],
+        "val/length": [3.0],
+        "val/truncated": [0.0],
+    }
+
+
+def test_every_pass_over_the_data_has_its_own_order_and_no_question_is_lost() -> None:
+    data = PromptDataModule(Echo(), seed=3)
+    data.questions["train"] = Echo().questions("train")
+    drawn = data.draw(30) + data.draw(42)
+    assert [place for place, _ in drawn] == list(range(72))
+    passes = [[question.source for _, question in drawn[first : first + 24]] for first in (0, 24, 48)]
+    assert all(sorted(sources) == sorted(passes[0]) for sources in passes)
+    assert len({tuple(sources) for sources in passes}) == 3
+    resumed = PromptDataModule(Echo(), seed=3)
+    resumed.questions["train"] = data.questions["train"]
+    resumed.load_state_dict({"drawn": 30})
+    assert resumed.draw(42) == drawn[30:]
+
+
+def test_fit_without_the_loop_says_what_is_missing(tmp_path: Path) -> None:
+    module = GRPOModule(policy_of(), [Digits()], sampling=Sampling(max_new_tokens=4))
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, limit_val_batches=0, max_epochs=1)
+    with pytest.raises(UsageError, match="GRPOLoop"):
+        trainer.fit(module, datamodule=PromptDataModule(Echo()))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_no_attention_mask_outlives_its_update(tmp_path: Path, checkpointing: bool) -> None:
+    watch, policy = Watch(), policy_of(scale=0.05)
+    if checkpointing:
+        recompute_activations(policy.model)
+    fit(tmp_path, [watch], loop={"mu": 2, "max_tokens": 60}, trainer={"max_epochs": 1}, policy=policy)
+    layouts = [pack.layout for batch in watch.batches for pack in batch.packs]
+    shared = [layout for layout in layouts if isinstance(layout, SharedPrefix)]
+    assert shared and not any(layout.masks for layout in shared)

@@ -1,0 +1,106 @@
+"""How often the host waits for the device: in decoding once per look, in an update a few times whatever its size.
+
+The numbers are exact, so that a new wait shows: with its line, in the message. Where one is needed, raise the number.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.fitting import fit
+from helpers.host_syncs import HostSyncs
+from helpers.other_device import TRAINER, other_device
+from helpers.tiny import policy_of, prompts_of
+
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.sequence_surrogates import SequenceClipped
+from grpo_lightning.maths.stopping import AllSettled, KLAbove, ObjectivePlateau
+from grpo_lightning.maths.target_probability import TargetProbability
+from grpo_lightning.policy.policy import Policy
+
+# Decoding
+
+BATCH = 20
+"""Waits and uploads of one batch whatever its length: its prompts go there, its completions come back."""
+
+
+def decoding(policy: Policy, lengths: list[int], new_tokens: int, check_every: int = 8) -> tuple[HostSyncs, list[int]]:
+    """What waited while completions of at most `new_tokens` were drawn, and their lengths."""
+    with other_device() as other:
+        policy.to(other.device)
+        engine = NativeEngine(check_every=check_every)
+        engine.sync(policy)
+        other.syncs.clear()
+        completions = engine.generate(prompts_of(lengths), 12, Sampling(max_new_tokens=new_tokens))
+    return other.syncs, [len(completion.token_ids) for completion in completions]
+
+
+@pytest.mark.parametrize(
+    ("shape", "lengths"), [("llama", [5, 1, 7]), ("gpt2", [4, 4])], ids=["ragged prompts", "prompts of one length"]
+)
+def test_decoding_waits_once_per_look(shape, lengths):
+    waits = {}
+    for new_tokens in (8, 40):
+        syncs, drawn = decoding(policy_of(shape, scale=0.02), lengths, new_tokens)
+        assert max(drawn) > new_tokens - 8, "completions that end early would prove nothing"
+        waits[new_tokens] = len(syncs)
+    # A look at position 8, 16, 24 and 32.
+    assert waits[40] - waits[8] <= 4, str(syncs)
+    assert waits[8] <= BATCH, str(syncs)
+
+
+# Updates
+
+UPDATE = 1
+"""Waits of one update: the numbers that are logged come to the host together, and decide there."""
+
+
+def waits(folder: Path, mu: int, max_tokens: int = 0, shares: bool = True, **options: Any) -> Counter[tuple[str, str]]:
+    """The waits of a whole run of one step with `mu` updates, by line and operation."""
+    policy = policy_of(scale=0.05)
+    policy.shares_prefix &= shares
+    stop = options.pop("stop", None)
+    with other_device() as other:
+        fit(
+            folder / f"{mu}-{max_tokens}",
+            policy=policy,
+            sampling=Sampling(max_new_tokens=6),
+            loop={"mu": mu, "max_tokens": max_tokens, "stop": stop},
+            trainer={"max_epochs": 1} | TRAINER,
+            **options,
+        )
+    return other.syncs.by_line()
+
+
+def of_one_update(folder: Path, **options: Any) -> Counter[tuple[str, str]]:
+    """What an update more costs; the first is left out, which checks the sampler's log-probs."""
+    more = waits(folder, 3, **options)
+    more.subtract(waits(folder, 2, **options))
+    return +more
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "Clipped, shared prefix": lambda: {"objective": Objective(beta=0.1)},
+    "GSPO, stops by KL": lambda: {"objective": Objective(SequenceClipped()), "stop": KLAbove(1e3)},
+    "targets, stops when settled": lambda: {"objective": Objective(TargetProbability()), "stop": AllSettled(1.0)},
+    "entropy bonus, stops at a plateau": lambda: {
+        "objective": Objective(entropy_bonus=0.1),
+        "stop": ObjectivePlateau(9),
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_update_waits_for_the_device_a_few_times(case, tmp_path):
+    update = of_one_update(tmp_path, max_tokens=30, **CASES[case]())  # Several packs.
+    assert update.total() == UPDATE, update
+
+
+def test_rows_of_a_model_that_shares_nothing_wait_once_per_pack(tmp_path):
+    """transformers looks whether a row holds several sequences, where it makes the mask."""
+    one_pack = of_one_update(tmp_path, shares=False)
+    assert one_pack.total() == UPDATE + 1, one_pack

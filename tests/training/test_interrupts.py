@@ -1,0 +1,164 @@
+"""Ctrl-C, SIGTERM and what else ends a run early: the step is done and saved, and a line says how to go on."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+from helpers.command import Grpo, arguments
+from helpers.fitting import fit, scalars
+from helpers.paths import environment
+
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_is_heard() -> Iterator[None]:
+    """A shell that starts the tests in the background makes them deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Press(L.Callback):
+    """Ctrl-C, or another signal, to this very process before given updates, counted over the run."""
+
+    def __init__(self, *updates: int, number: int = signal.SIGINT) -> None:
+        self.updates = updates
+        self.number = number
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: object) -> None:
+        if trainer.fit_loop.epoch_loop._batches_that_stepped in self.updates:
+            os.kill(os.getpid(), self.number)
+
+
+class PressSecond(Press):
+    """Ctrl-C in the second step's first update, for the command line."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+
+class PressTwice(Press):
+    """Ctrl-C in the second step, and again."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 3)
+
+
+class PressOnRankZero(PressSecond):
+    """As the first, where one process of several gets the signal, as `kill -INT` sends it."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: object) -> None:
+        if trainer.is_global_zero:
+            super().on_train_batch_start(trainer)
+
+
+class PressInValidation(L.Callback):
+    """Ctrl-C where no step runs."""
+
+    def on_validation_batch_start(self, *args: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+OPTIONS: dict[str, Any] = {"loop": {"num_minibatches": 2}, "trainer": {"max_epochs": 4, "enable_checkpointing": True}}
+
+
+def test_ctrl_c_ends_the_step_saves_and_resumes_exactly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    fit(tmp_path / "whole", [StepCheckpoint(every_n_steps=3)], **OPTIONS)
+    caplog.clear()
+    checkpoint = StepCheckpoint(every_n_steps=3)
+    fit(tmp_path / "cut", [checkpoint, Press(2)], **OPTIONS)
+    assert checkpoint.interrupts.pressed
+    assert signal.getsignal(signal.SIGINT) == handler
+    # Both updates of the second step, though it was pressed before the first.
+    assert len(scalars(tmp_path / "cut")["optim/lr"]) == 4
+    assert "this step will be finished and saved; press it again to stop at once\n" in capfd.readouterr().err
+    last = tmp_path / "cut" / "checkpoints" / "last.ckpt"
+    assert f"Ctrl-C: {last} holds the run up to step 2; continue with --ckpt_path last" in caplog.messages
+    fit(tmp_path / "cut", [StepCheckpoint(every_n_steps=3)], ckpt_path="last", **OPTIONS)
+    assert scalars(tmp_path / "cut") == scalars(tmp_path / "whole")
+
+
+def test_a_second_ctrl_c_stops_at_once_and_says_what_is_saved(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        fit(tmp_path, [StepCheckpoint(), Press(2, 3)], **OPTIONS)
+    assert stopped.value.code == 130
+    assert len(scalars(tmp_path)["optim/lr"]) < 4
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    line = f"Ctrl-C again: stopped at once; {last} holds the run up to step 1; continue with --ckpt_path last"
+    assert line in capfd.readouterr().err.splitlines()
+
+
+def test_a_second_ctrl_c_in_the_first_step_says_that_nothing_is_saved(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        fit(tmp_path, [StepCheckpoint(), Press(0, 1)], **OPTIONS)
+    assert "Ctrl-C again: stopped at once; no step has been saved" in capfd.readouterr().err.splitlines()
+
+
+def test_a_signal_ends_a_run_that_has_a_least_number_of_steps(tmp_path: Path) -> None:
+    for name, number in (("int", signal.SIGINT), ("term", signal.SIGTERM)):
+        options = OPTIONS | {"trainer": {"max_epochs": 4, "min_epochs": 3, "enable_checkpointing": True}}
+        fit(tmp_path / name, [StepCheckpoint(), Press(0, number=number)], **options)
+        assert len(scalars(tmp_path / name)["optim/lr"]) == 2
+
+
+def test_the_exit_code_is_a_shells_for_ctrl_c(grpo: Grpo, tmp_path: Path) -> None:
+    steps = ["--trainer.max_epochs=3", "--loop.mu=2"]
+    code, _, errors = grpo("fit", *steps, "--trainer.callbacks+=test_interrupts.PressSecond")
+    assert code == 130 and "Traceback" not in errors
+    assert len(scalars(tmp_path / "run")["optim/lr"]) == 4
+    assert grpo("fit", *steps, "--ckpt_path=last")[0] == 0
+    shutil.rmtree(tmp_path / "run")
+    # Where Lightning takes it, outside of a step.
+    code, _, _ = grpo("validate", "--trainer.callbacks+=test_interrupts.PressInValidation")
+    assert code == 130
+
+
+def program(*options: str) -> tuple[int, list[str]]:
+    """The command line in a process of its own: its exit code, and the lines that a terminal shows."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "grpo_lightning", *arguments("fit", *options)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+        env=environment(Path(__file__).parent, HF_HUB_OFFLINE="1"),
+    )
+    assert "Traceback" not in ended.stdout and "Detected KeyboardInterrupt" not in ended.stdout
+    # A carriage return begins the line again.
+    return ended.returncode, [line.rpartition("\r")[2].strip() for line in ended.stdout.split("\n")]
+
+
+LAST = Path("run", "checkpoints", "last.ckpt")
+LONG = ["--trainer.max_epochs=9", "--loop.mu=2"]
+
+
+@pytest.mark.usefixtures("grpo")
+def test_the_program_keeps_its_lines_apart_from_the_bar() -> None:
+    bar = "--trainer.enable_progress_bar=true"
+    code, lines = program(*LONG, bar, "--trainer.callbacks+=test_interrupts.PressSecond")
+    assert code == 130
+    assert "Ctrl-C: this step will be finished and saved; press it again to stop at once" in lines
+    assert f"Ctrl-C: {LAST} holds the run up to step 2; continue with --ckpt_path last" in lines
+
+
+@pytest.mark.usefixtures("grpo")
+def test_ctrl_c_on_one_rank_ends_both() -> None:
+    two = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+    code, lines = program(*LONG, *two, "--trainer.callbacks+=test_interrupts.PressOnRankZero")
+    assert code == 130
+    assert lines.count(f"Ctrl-C: {LAST} holds the run up to step 2; continue with --ckpt_path last") == 1

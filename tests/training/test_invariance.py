@@ -1,0 +1,174 @@
+"""Execution never changes the gradient: token budget, row order, padding, ranks, sharding.
+
+The policy's weights are about as large as a new model's. Ten times larger ones make the float32 gradient itself
+inexact: then it is 1e-6 away from the float64 one, whichever way it is computed.
+"""
+
+import inspect
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.fitting import Gradients, fit, relative, scalars
+from helpers.gradient_of_ranks import SURROGATES, WEIGHTINGS, cases, runs
+from helpers.paths import TESTS, environment
+from helpers.tiny import gradients, policy_of, rollouts_of
+
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.surrogates import Clipped, Reinforce, Surrogate
+from grpo_lightning.maths.weightings import BatchSize, FixedLength, SequenceMean, TokenMean, TokenWeighting
+
+Found = dict[str, dict[str, Any]]
+
+WAYS = ["parts", "ddp", "fsdp2"]
+"""A small token budget in one process, and two processes with one; each against whole minibatches in one process."""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What `gradient_of_ranks` found in each way."""
+    folder = tmp_path_factory.mktemp("invariance")
+    script = TESTS / "helpers" / "gradient_of_ranks.py"
+    processes = {
+        strategy: subprocess.Popen(
+            [sys.executable, script, strategy, folder],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(OMP_WAIT_POLICY="PASSIVE"),
+        )
+        for strategy in ("ddp", "fsdp2")
+    }
+    try:
+        here = {name: runs(folder / name, max_tokens) for name, max_tokens in (("whole", 0), ("parts", 30))}
+        for strategy, process in processes.items():
+            _, errors = process.communicate(timeout=240)
+            assert process.returncode == 0, f"{strategy}: {errors[-3000:]}"
+    finally:
+        for process in processes.values():
+            process.kill()
+    for surrogate, measure in product(("Clipped", "SequenceClipped", "TargetProbability"), ("clip_low", "clip_high")):
+        share = scalars(folder / "whole" / "objectives")[f"policy/{measure}"]
+        own = [n for n, case in enumerate(cases()) if type(case.objective.surrogate).__name__ == surrogate]
+        # Two updates a step. The bounds are not there for show.
+        assert sum(share[update] for n in own for update in (2 * n, 2 * n + 1)) / len(own) > 0.1
+    return here | {strategy: torch.load(folder / f"{strategy}.pt") for strategy in processes}
+
+
+def largest_difference(ours: list[dict[str, torch.Tensor]], theirs: list[dict[str, torch.Tensor]]) -> float:
+    """The largest relative difference between the gradients of two runs' updates."""
+    assert len(ours) == len(theirs) > 0
+    return max(relative(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_every_surrogate_has_its_cases() -> None:
+    def concrete(cls: type) -> set[type]:
+        below = {c for derived in cls.__subclasses__() for c in concrete(derived)}
+        return below | (set() if inspect.isabstract(cls) else {cls})
+
+    ours = {cls for cls in concrete(Surrogate) if cls.__module__.startswith("grpo_lightning.")}
+    assert ours == {type(surrogate) for surrogate in SURROGATES}
+    concrete_weightings = {c for c in concrete(TokenWeighting) if c.__module__.startswith("grpo_lightning.")}
+    assert concrete_weightings == {type(weighting) for weighting in WEIGHTINGS}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_objective_has_the_same_gradient(found: Found, way: str) -> None:
+    whole = found["whole"]["objectives"]
+    assert len(whole) == 2 * len(SURROGATES) * len(WEIGHTINGS)
+    assert largest_difference(found[way]["objectives"], whole) < 1e-6
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_learns_has_the_same_gradients(found: Found, way: str) -> None:
+    assert largest_difference(found[way]["learning"], found["whole"]["learning"]) < 1e-6
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_dynamic_sampling_chooses_the_same_groups(found: Found, way: str) -> None:
+    groups = found["whole"]["groups"]
+    # Some step had to look further than the four prompts it drew first.
+    assert any(step[-1] - step[0] > 3 for step in groups)
+    assert found[way]["groups"] == groups
+    assert largest_difference(found[way]["sampling"], found["whole"]["sampling"]) < 1e-6
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stop_rule_stops_at_the_same_update(found: Found, way: str) -> None:
+    # Two steps of up to 8 updates: the rule stopped one of them early.
+    assert 2 < len(found["whole"]["stop"]) < 16
+    # The policies themselves have gone apart by rounding after so many large updates.
+    assert largest_difference(found[way]["stop"], found["whole"]["stop"]) < 1e-5
+
+
+@pytest.mark.parametrize("way", ["whole", *WAYS])
+@pytest.mark.parametrize("shares", [True, False], ids=["shared prefix", "rows"])
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("32-true", torch.float32), ("bf16-mixed", torch.float32), ("32-true", torch.bfloat16)],
+    ids=["32-true", "bf16-mixed", "bfloat16 weights"],
+)
+def test_every_precision_over_ranks(found: Found, way: str, precision: str, dtype: torch.dtype, shares: bool) -> None:
+    run, exact = found[way][f"still {precision} {dtype} {shares}"], found["whole"]["still 32-true torch.float32 False"]
+    assert run["ratios"] and set(run["ratios"].values()) == {1.0}, "nothing was learned"
+    tolerance = 1e-6 if (precision, dtype) == ("32-true", torch.float32) else 0.03
+    assert largest_difference(run["gradients"], exact["gradients"]) < tolerance
+
+
+@pytest.mark.parametrize("weighting", [SequenceMean(), TokenMean(), FixedLength(12)], ids=lambda w: type(w).__name__)
+@pytest.mark.parametrize("max_tokens", [1, 40, 100])
+def test_the_token_budget_does_not_change_the_gradient(
+    tmp_path: Path, weighting: TokenWeighting, max_tokens: int
+) -> None:
+    whole, parts = Gradients(), Gradients()
+    for seen, budget in ((whole, 0), (parts, max_tokens)):
+        fit(
+            tmp_path / str(budget),
+            [seen],
+            loop={"max_tokens": budget},
+            trainer={"max_epochs": 1},
+            objective=Objective(beta=0.1, weighting=weighting),
+        )
+    assert len(whole.updates) == 1
+    assert largest_difference(parts.updates, whole.updates) < 1e-6
+
+
+@pytest.mark.parametrize("surrogate", SURROGATES, ids=lambda s: type(s).__name__)
+def test_row_order_and_padding_do_not_change_the_gradient(surrogate: Surrogate) -> None:
+    policy, rollouts = policy_of(scale=0.05), rollouts_of([5, 1, 9, 3, 7, 2], prompt_lengths=[4, 2])
+    with torch.no_grad():
+        rollouts.old_logp = policy(rollouts).logp + 0.3 * torch.sin(7.0 * rollouts.token_ids)
+    surrogate.prepare(rollouts)
+    size = BatchSize(6, 2, rollouts.num_tokens)
+
+    def gradient(objective: Objective, packs: list[Rollouts]) -> dict[str, torch.Tensor]:
+        policy.zero_grad()
+        for pack in packs:
+            scored = policy(pack)
+            objective(scored.logp, scored.entropy, pack)[0].backward()
+        return dict(gradients(policy))
+
+    order = torch.tensor([4, 0, 5, 2, 1, 3])
+    for weighting in WEIGHTINGS:
+        objective = Objective(surrogate, beta=0.1, weighting=weighting)
+        rollouts.weight = objective.token_weight(rollouts, size)
+        whole = gradient(objective, [rollouts])
+        assert relative(gradient(objective, [rollouts.select(order)]), whole) < 1e-6
+        # Alone, a row has no padding at all.
+        alone = [rollouts.select(torch.tensor([row])) for row in range(6)]
+        assert relative(gradient(objective, alone), whole) < 1e-6
+
+
+def test_the_comparison_sees_a_difference() -> None:
+    policy, rollouts = policy_of(scale=0.05), rollouts_of([5, 1, 9])
+    found = []
+    for surrogate in (Reinforce(), Clipped()):
+        policy.zero_grad()
+        scored = policy(rollouts)
+        Objective(surrogate)(scored.logp, scored.entropy, rollouts)[0].backward()
+        found.append(dict(gradients(policy)))
+    assert relative(*found) > 0.01

@@ -1,0 +1,387 @@
+"""What a run shows on the way: completions, configuration and metrics in any logger, the bar, and what stops it."""
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import yaml
+from helpers.command import Grpo
+from helpers.fitting import Digits, fit, scalars
+from helpers.tiny import tokenizer
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers.logger import Logger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from grpo_lightning.engines.scripted import ScriptedEngine
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.stopping import KLAbove
+from grpo_lightning.rewards.base import RewardResult
+from grpo_lightning.training import step_statistics as statistics
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.training.callbacks.completions import SampledCompletions, as_markdown, show
+from grpo_lightning.training.callbacks.monitors import GROUPS
+from grpo_lightning.training.callbacks.progress import StepProgressBar, clear_bars
+from grpo_lightning.training.dynamic_sampling import DynamicSampling
+from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.types import Sample, UsageError
+
+
+class Tables(Logger):
+    """A logger that keeps tables and options, with the signatures of Lightning's WandbLogger."""
+
+    name, version = "tables", "0"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: list[tuple[int, list[str], list[list[str]]]] = []
+        self.options: dict[str, Any] = {}
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        self.options = params
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        pass
+
+    def log_table(
+        self,
+        key: str,
+        columns: list[str] | None = None,
+        data: list[list[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        assert key == "completions" and columns is not None and data is not None and step is not None
+        self.tables.append((step, columns, data))
+
+
+LOGGERS: list[Tables] = []
+
+
+def tables(*args: Any) -> Tables:
+    """A logger as the command line makes one; the newest is LOGGERS[-1]."""
+    LOGGERS.append(Tables())
+    return LOGGERS[-1]
+
+
+def events_of(folder: Path) -> EventAccumulator:
+    events = EventAccumulator(str(folder), size_guidance={"tensors": 0, "histograms": 0, "scalars": 0})
+    events.Reload()
+    return events
+
+
+SHORT: dict[str, Any] = {"loop": {"mu": 2}, "trainer": {"max_epochs": 3}}
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "completions.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_completions_and_histograms_stand_where_the_steps_scalars_do(tmp_path: Path) -> None:
+    fit(tmp_path, [SampledCompletions(every_n_steps=2, num_groups=1)], **SHORT)
+    events, seen = events_of(tmp_path), scalars(tmp_path)
+    assert [event.step for event in events.Tensors("completions/text_summary")] == [1, 5]
+    lengths = {event.step: event.histogram_value for event in events.Histograms("rollout/length")}
+    assert {step: value.sum / value.num for step, value in lengths.items()} == pytest.approx(
+        {step: seen["rollout/length_mean"][step] for step in (1, 5)}
+    )
+    totals = {event.step: event.histogram_value for event in events.Histograms("reward/total")}
+    assert totals[5].sum / totals[5].num == pytest.approx(seen["reward/mean"][5])
+
+
+@pytest.mark.parametrize("kind", ["none", "csv", "tensorboard second", "tables"])
+def test_completions_reach_every_logger_that_shows_text_and_always_a_file(kind: str, tmp_path: Path) -> None:
+    shown = Tables()
+    board = TensorBoardLogger(tmp_path, name="", version="")
+    loggers: dict[str, Any] = {
+        "none": False,
+        "csv": CSVLogger(tmp_path),
+        "tensorboard second": [CSVLogger(tmp_path), board],
+        "tables": [CSVLogger(tmp_path), shown],
+    }
+    trainer = {"max_epochs": 2, "logger": loggers[kind]}
+    engine = ScriptedEngine(lambda prompt, place: f"{place}ab")
+    fit(tmp_path, [SampledCompletions(every_n_steps=1, num_groups=1)], engine=engine, trainer=trainer)
+
+    found = lines_of(tmp_path)
+    assert [(line["step"], line["update"]) for line in found] == [(1, 0)] * 4 + [(2, 1)] * 4
+    assert [line["completion"] for line in found[:4]] == [f"{place}ab" for place in range(4)]
+    assert found[0]["scores"] == {"digits": found[0]["reward"]} and found[0]["statuses"] == {"digits": "ok"}
+    assert found[0]["reward"] == pytest.approx(1 / 3) and found[0]["answer"] == "3"
+    if kind == "tables":
+        assert [step for step, _, _ in shown.tables] == [0, 1]
+        _, columns, rows = shown.tables[0]
+        assert columns == ["prompt", "gold", "completion", "ended", "reward", "digits"]
+        assert [row[2] for row in rows] == [f"{place}ab" for place in range(4)]
+        assert rows[0][4:] == ["0.33", "0.33 ok"]
+    if kind == "tensorboard second":
+        text = events_of(tmp_path).Tensors("completions/text_summary")[0].tensor_proto.string_val[0].decode()
+        assert "| 0ab |" in text
+        assert len(text.splitlines()) == 6
+
+
+def test_a_logger_takes_the_table_in_its_own_way() -> None:
+    calls: list[Any] = []
+    table = [["prompt", "reward"], ["1|2", "0.50"]]
+    text = "| prompt | reward |\n| --- | --- |\n| 1&#124;2 | 0.50 |"
+    assert as_markdown(table) == text
+    mlflow = SimpleNamespace(run_id="r7", experiment=SimpleNamespace(log_text=lambda *a: calls.append(a)))
+    show(mlflow, table, 3)
+    show(SimpleNamespace(experiment=SimpleNamespace(add_text=lambda *a: calls.append(a))), table, 3)
+    show(SimpleNamespace(experiment=SimpleNamespace()), table, 3)
+    show(SimpleNamespace(), table, 3)
+    assert calls == [("r7", text, "completions/update-3.md"), ("completions", text, 3)]
+
+
+def test_the_file_survives_a_kill_and_a_resume_without_doubles(tmp_path: Path) -> None:
+    def go(folder: Path, steps: int, resume: str | None = None) -> None:
+        trainer = {"max_epochs": steps, "enable_checkpointing": True}
+        fit(folder, [StepCheckpoint(), SampledCompletions(every_n_steps=1)], trainer=trainer, ckpt_path=resume)
+
+    go(tmp_path / "whole", 3)
+    go(tmp_path / "cut", 2)
+    shutil.copytree(tmp_path / "cut" / "checkpoints", tmp_path / "saved")
+    go(tmp_path / "cut", 3, "last")
+    # Killed after step 3 had written its completions and begun another line, before its checkpoint.
+    shutil.rmtree(tmp_path / "cut" / "checkpoints")
+    shutil.copytree(tmp_path / "saved", tmp_path / "cut" / "checkpoints")
+    with (tmp_path / "cut" / "completions.jsonl").open("a") as file:
+        file.write('{"step": 2, "upd')
+    go(tmp_path / "cut", 3, "last")
+    assert (tmp_path / "cut" / "completions.jsonl").read_bytes() == (
+        tmp_path / "whole" / "completions.jsonl"
+    ).read_bytes()
+    assert sorted({line["step"] for line in lines_of(tmp_path / "cut")}) == [1, 2, 3]
+
+
+def test_what_a_model_writes_does_not_break_the_file(tmp_path: Path) -> None:
+    def go(steps: int, resume: str | None = None) -> None:
+        fit(
+            tmp_path,
+            [StepCheckpoint(), SampledCompletions(every_n_steps=1)],
+            trainer={"max_epochs": steps, "enable_checkpointing": True},
+            ckpt_path=resume,
+        )
+
+    go(1)
+    file = tmp_path / "completions.jsonl"
+    first = file.read_text()
+    # Line separators of Unicode, which JSON may hold, and a line that is none.
+    strange = json.dumps({"step": 1, "completion": "a\u2028b\u2029c\u0085d"}, ensure_ascii=False)
+    file.write_text(f"{first}{strange}\n\n")
+    go(2, "last")
+    assert file.read_text().startswith(f"{first}{strange}\n{{")
+
+
+def test_every_logger_gets_the_options(grpo: Grpo, tmp_path: Path) -> None:
+    (tmp_path / "loggers.yaml").write_text(
+        "trainer: {logger: [{class_path: test_loggers.tables}, {class_path: CSVLogger, init_args: {save_dir: run}}]}"
+    )
+    code, _, errors = grpo("fit", "--config=loggers.yaml")
+    assert code == 0, errors
+    assert LOGGERS[-1].options["model"]["objective"]["beta"] == 0
+    assert LOGGERS[-1].options["loop"]["group_size"] == 2
+    (hparams,) = (tmp_path / "run").glob("lightning_logs/version_0/hparams.yaml")
+    assert yaml.safe_load(hparams.read_text())["trainer"]["max_epochs"] == 1
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["loop"]["group_size"] == 2
+    assert len(LOGGERS[-1].tables) == 1
+    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").exists()
+
+
+# The bar.
+
+
+class Watch(L.Callback):
+    """What the bar shows of the reward, at the first update of a step and after the step."""
+
+    def __init__(self) -> None:
+        self.in_step: list[float] = []
+        self.after: list[float] = []
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        assert isinstance(trainer.progress_bar_callback, StepProgressBar)
+        self.in_step.append(trainer.progress_bar_callback.get_metrics(trainer, pl_module)["reward/mean"])
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        bar = trainer.progress_bar_callback
+        assert isinstance(bar, StepProgressBar)
+        postfix = dict(part.split("=") for part in str(bar.train_progress_bar.postfix).split(", "))
+        self.after.append(float(postfix["reward/mean"]))
+
+
+def test_the_bar_shows_the_running_steps_reward_and_the_last_ones(tmp_path: Path) -> None:
+    watch = Watch()
+    trainer = {"max_epochs": 3, "enable_progress_bar": True}
+    fit(tmp_path, [StepProgressBar(), watch], trainer=trainer)
+    logged = list(scalars(tmp_path)["reward/mean"].values())
+    assert watch.in_step == pytest.approx(logged)
+    assert watch.after == pytest.approx(logged, abs=5e-3)  # it shows three digits
+    assert len(set(logged)) == 3
+
+
+def test_messages_and_errors_have_lines_of_their_own(grpo: Grpo, capsys: pytest.CaptureFixture[str]) -> None:
+    """stdout and stderr of the command in the order in which a terminal shows them."""
+    written: list[str] = []
+
+    class Both:
+        encoding = "utf-8"
+
+        def write(self, text: str) -> int:
+            written.append(text)
+            return len(text)
+
+        def flush(self) -> None:
+            pass
+
+        def isatty(self) -> bool:
+            return False
+
+    def fit_with(*options: str) -> list[str]:
+        written.clear()
+        out, err = sys.stdout, sys.stderr
+        sys.stdout = sys.stderr = Both()  # type: ignore[assignment]
+        from helpers.command import arguments
+
+        from grpo_lightning.cli import run
+
+        try:
+            run(arguments("fit", "--trainer.enable_progress_bar=true", "--trainer.max_epochs=2", *options))
+        except SystemExit:
+            pass
+        finally:
+            sys.stdout, sys.stderr = out, err
+        return [line.rpartition("\r")[2] for line in "".join(written).split("\n")]
+
+    Path("fails.py").write_text("def score(sample):\n    raise KeyError\n")
+    lines = fit_with("--model.rewards+=FunctionReward", "--model.rewards.function=fails.py:score")
+    assert [line for line in lines if "grpo: error" in line and not line.startswith("grpo: error")] == []
+    assert any(line.startswith("grpo: error: reward score failed") for line in lines)
+
+
+def test_bars_are_cleared_before_a_message(capsys: pytest.CaptureFixture[str]) -> None:
+    from tqdm import tqdm
+
+    bar = tqdm(total=3, file=sys.stdout, desc="explore")
+    bar.update()
+    clear_bars()
+    print("a message", file=sys.stdout)
+    bar.close()
+    out = capsys.readouterr().out
+    before = out[: out.index("a message")]
+    assert "explore" in before and before.endswith("\r") and before.rsplit("\r", 2)[1].strip() == ""
+
+
+# Monitors.
+
+
+def test_metrics_that_are_watched_are_checked_before_anything_is_written(grpo: Grpo, tmp_path: Path) -> None:
+    stopping = "--trainer.callbacks+=EarlyStopping"
+    for options, words in (
+        (["--checkpoint.monitor=val/rewards"], ["checkpoint.monitor=val/rewards", "val/reward,"]),
+        (["--checkpoint.monitor=policy/kl_ref"], ["checkpoint.monitor=policy/kl_ref", "policy/kl_old"]),
+        (["--checkpoint.monitor=reward/math/mean"], ["checkpoint.monitor=reward/math/mean"]),
+        (["--checkpoint.monitor=val_loss"], ["checkpoint.monitor=val_loss"]),
+        ([stopping, "--trainer.callbacks.monitor=val/acc"], ["EarlyStopping.monitor=val/acc", "val/pass@1"]),
+        (
+            [stopping, "--trainer.callbacks.monitor=val/reward", "--trainer.limit_val_batches=0"],
+            ["EarlyStopping.monitor=val/reward"],
+        ),
+    ):
+        code, _, errors = grpo("fit", *options)
+        assert code == 2 and "Traceback" not in errors
+        assert all(word in errors.splitlines()[-1] for word in words), errors
+        assert not (tmp_path / "run").exists()
+    for monitor in ("reward/format_reward/no_match", "policy/kl_ref"):
+        options = [f"--checkpoint.monitor={monitor}", "--checkpoint.keep=1", "--model.objective.beta=0.1"]
+        code, _, errors = grpo("fit", *options, f"--trainer.default_root_dir={monitor.replace('/', '-')}")
+        assert code == 0, errors
+
+
+class Logs(L.Callback):
+    """A user's callback with a metric of its own."""
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        pl_module.log("mine", float(trainer.current_epoch))
+
+
+def test_a_metric_of_ones_own_may_be_watched(tmp_path: Path) -> None:
+    for checkpoint in (StepCheckpoint(keep=1, monitor="mine"),):
+        fit(tmp_path, [Logs(), checkpoint], trainer={"max_epochs": 2, "enable_checkpointing": True})
+    assert (tmp_path / "checkpoints" / "step-2.ckpt").exists()
+    with pytest.raises(UsageError, match="val/mine"):
+        fit(tmp_path / "typo", [Logs(), StepCheckpoint(monitor="val/mine")], trainer={"enable_checkpointing": True})
+
+
+def test_the_names_are_those_that_a_run_logs(tmp_path: Path) -> None:
+    """With everything on; what a reward logs beside is not counted up."""
+    options: dict[str, Any] = {"mu": 2, "stop": KLAbove(1e-9), "dynamic_sampling": DynamicSampling()}
+    trainer = {"max_epochs": 2, "limit_val_batches": 1}
+    module = fit(tmp_path, loop=options, objective=Objective(beta=0.1), trainer=trainer)
+    logged = {name for name in events_of(tmp_path).Tags()["scalars"] if not name.startswith("reward/digits/")}
+    known = {*GRPOLoop(**options).metrics(module, validates=True)}
+    # `step` is Lightning's, and right and wrong completions need not both occur.
+    assert logged <= known
+    assert known - logged <= {"step", "rollout/length_right", "rollout/length_wrong"}
+    assert {name.partition("/")[0] for name in known} == {*GROUPS, "epoch", "step"}
+
+
+class Falls(Digits):
+    """A reward that is 1 in the first step and then 0."""
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        values = [float(samples[0].prompt.id < 4)] * len(samples)
+        return RewardResult(values, ["ok"] * len(values), [""] * len(values))
+
+
+def test_early_stopping_says_that_it_stopped_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stopping = EarlyStopping("reward/mean", mode="max", patience=2, check_on_train_epoch_end=True)
+    fit(tmp_path, [stopping], rewards=[Falls()], trainer={"max_epochs": 9})
+    (line,) = [message for message in caplog.messages if message.startswith("EarlyStopping")]
+    assert line == (
+        "EarlyStopping: stopped after step 3. Monitored metric reward/mean did not improve in the last 2 records. "
+        "Best score: 1.000."
+    )
+    caplog.clear()
+    patient = EarlyStopping("reward/mean", mode="max", patience=9, check_on_train_epoch_end=True)
+    fit(tmp_path / "patient", [patient], rewards=[Falls()], trainer={"max_epochs": 2})
+    assert "EarlyStopping" not in caplog.text
+
+
+# The rest.
+
+
+def test_a_chat_template_without_a_system_turn_ends_in_a_message(grpo: Grpo, tmp_path: Path) -> None:
+    chat = tokenizer()
+    chat.chat_template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}"
+        "{% endif %}{{ m.content }}{% endfor %}"
+    )
+    chat.save_pretrained(tmp_path / "policy")
+    code, _, errors = grpo("fit", "--data.chat=true", "--data.system=12")
+    assert code == 2 and "Traceback" not in errors
+    line = errors.splitlines()[-1]
+    assert all(word in line for word in ("data.system='12'", "System role not supported", "data.template"))
+    assert not (tmp_path / "run").exists()
+    assert grpo("fit", "--data.chat=true")[0] == 0
+    chat.chat_template = "{{ raise_exception('never') }}"
+    chat.save_pretrained(tmp_path / "policy")
+    code, _, errors = grpo("fit", "--data.chat=true", "--trainer.default_root_dir=other")
+    assert code == 2 and "data.chat=true" in errors and "data.chat=false" in errors
+
+
+def test_peak_memory_is_in_gib_on_linux_and_macos(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    used = SimpleNamespace(ru_maxrss=3 * 2**20)
+    monkeypatch.setattr(statistics.resource, "getrusage", lambda who: used)
+    monkeypatch.setattr(statistics.sys, "platform", "linux")
+    assert statistics.peak_memory_gib(torch.device("cpu")) == 3
+    used.ru_maxrss = 3 * 2**30
+    monkeypatch.setattr(statistics.sys, "platform", "darwin")
+    assert statistics.peak_memory_gib(torch.device("cpu")) == 3

@@ -1,0 +1,237 @@
+"""The precisions a policy may be trained in: how far they are from float32, and what must be exact in all of them."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.command import Grpo
+from helpers.fitting import fit, relative, scalars
+from helpers.tiny import gradients, model_of, policy_of, rollouts_of, tokenizer
+from torch import Tensor
+
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.transformers import TransformersEngine
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.sequence_surrogates import SequenceClipped
+from grpo_lightning.maths.surrogates import Clipped, Surrogate
+from grpo_lightning.maths.target_probability import TargetProbability
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.snapshots import FrozenCopy, PolicySnapshot, RecordedLogp
+from grpo_lightning.types import UsageError
+
+PRECISIONS = {
+    "32-true": ("32-true", "float32"),
+    "bf16-mixed": ("bf16-mixed", "float32"),
+    "bfloat16 weights": ("32-true", "bfloat16"),
+}
+"""The trainer's `precision` and the policy's `dtype`."""
+
+LOGP_TOLERANCE = {"32-true": 1e-5, "bf16-mixed": 0.1, "bfloat16 weights": 0.1}
+"""Largest error of a token's log-prob."""
+GRADIENT_TOLERANCE = {"32-true": 1e-5, "bf16-mixed": 0.03, "bfloat16 weights": 0.03}
+"""|g - g32| / |g32| over all parameters."""
+
+pytestmark = pytest.mark.filterwarnings("ignore:model.policy.dtype=bfloat16:UserWarning")
+
+Load = Callable[[str, str], Policy]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    """A policy of a shape and precision from its folder, as a user has it."""
+    root = tmp_path_factory.mktemp("policies")
+
+    def policy(shape: str, precision: str) -> Policy:
+        folder = root / shape
+        if not folder.exists():
+            overrides = {"sliding_window": None} if shape == "mistral" else {}
+            model_of(shape, scale=0.05, **overrides).save_pretrained(folder)
+            tokenizer().save_pretrained(folder)
+        found = Policy(str(folder), dtype=PRECISIONS[precision][1])  # type: ignore[arg-type]
+        found.load()
+        return found
+
+    return policy
+
+
+def autocast(precision: str) -> AbstractContextManager[object]:
+    """What the trainer's precision does around a forward."""
+    return torch.autocast("cpu", torch.bfloat16) if PRECISIONS[precision][0] == "bf16-mixed" else nullcontext()
+
+
+def still(parameters: object) -> torch.optim.Optimizer:
+    """An optimizer that learns nothing."""
+    return torch.optim.SGD(parameters, lr=0.0)  # type: ignore[arg-type]
+
+
+def fit_still(folder: Path, policy: Policy, precision: str, loop: dict[str, object], **module: object) -> None:
+    fit(
+        folder,
+        loop={"prompts_per_step": 8, "group_size": 2, "mu": 2} | loop,
+        trainer={"max_epochs": 1, "precision": PRECISIONS[precision][0]},
+        optimizer=still,
+        policy=policy,
+        **module,
+    )
+
+
+def assert_still(folder: Path) -> None:
+    """Every ratio of every update is exactly 1, so no bound is ever crossed."""
+    seen = scalars(folder)
+    for name, value in (("ratio_max", 1), ("ratio_mean", 1), ("kl_old", 0), ("clip_low", 0), ("clip_high", 0)):
+        assert set(seen[f"policy/{name}"].values()) == {float(value)}, name
+
+
+@pytest.mark.parametrize("max_tokens", [1, 60, 0])
+@pytest.mark.parametrize("num_minibatches", [1, 2, 4, 8])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_nothing_learned_leaves_every_ratio_at_one(
+    tmp_path: Path, load: Load, precision: str, num_minibatches: int, max_tokens: int
+) -> None:
+    loop = {"num_minibatches": num_minibatches, "max_tokens": max_tokens}
+    fit_still(tmp_path, load("llama", precision), precision, loop, objective=Objective(SequenceClipped()))
+    assert len(scalars(tmp_path)["policy/ratio_max"]) == 2 * num_minibatches
+    assert_still(tmp_path)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("shape", "surrogate", "old_policy", "options"),
+    [
+        ("gpt2", Clipped(), FrozenCopy, {}),
+        ("llama", TargetProbability(), RecordedLogp, {}),
+        ("qwen3", SequenceClipped(), FrozenCopy, {"engine": TransformersEngine()}),
+        ("llama", SequenceClipped(), RecordedLogp, {"sampling": Sampling(12, top_k=20)}),
+        ("llama", SequenceClipped(), RecordedLogp, {"sampling": Sampling(12, temperature=0.6)}),
+    ],
+)
+def test_nothing_learned_leaves_every_ratio_at_one_whatever_the_parts(
+    tmp_path: Path,
+    load: Load,
+    precision: str,
+    shape: str,
+    surrogate: Surrogate,
+    old_policy: type[PolicySnapshot],
+    options: dict[str, object],
+) -> None:
+    loop = {"num_minibatches": 4, "max_tokens": 60}
+    policy = load(shape, precision)
+    fit_still(tmp_path, policy, precision, loop, objective=Objective(surrogate), old_policy=old_policy(), **options)
+    ratios = scalars(tmp_path)
+    assert set(ratios["policy/ratio_max"].values()) == set(ratios["policy/ratio_mean"].values()) == {1.0}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_reference_starts_at_no_distance(tmp_path: Path, load: Load, precision: str) -> None:
+    loop = {"num_minibatches": 4, "max_tokens": 60}
+    fit_still(tmp_path, load("llama", precision), precision, loop, objective=Objective(beta=0.1))
+    assert set(scalars(tmp_path)["policy/kl_ref"].values()) == {0.0}
+
+
+def score(policy: Policy, precision: str, rollouts: Rollouts) -> tuple[Tensor, dict[str, Tensor]]:
+    """Log-probs, and the gradient of their sum weighted by the advantage."""
+    policy.zero_grad()
+    with autocast(precision):
+        logp = policy(rollouts, 0.8).logp
+    (logp * rollouts.advantage).sum().backward()
+    return logp.detach(), dict(gradients(policy))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("shares", [True, False], ids=["shared prefix", "rows"])
+@pytest.mark.parametrize("shape", ["llama", "qwen3", "gpt2"])
+def test_log_probs_and_gradients_are_near_float32(load: Load, shape: str, shares: bool, precision: str) -> None:
+    rollouts = rollouts_of([25, 9, 30, 17, 24, 3], [4, 6])
+    reference, policy = load(shape, "32-true"), load(shape, precision)
+    reference.shares_prefix, policy.shares_prefix = False, shares
+    expected, expected_gradient = score(reference, "32-true", rollouts)
+    rollouts.layout = None
+    actual, gradient = score(policy, precision, rollouts)
+    assert actual.dtype == torch.float32
+    assert float((actual - expected).abs().max()) < LOGP_TOLERANCE[precision]
+    as_float = {name: value.float() for name, value in gradient.items()}
+    assert relative(as_float, expected_gradient) < GRADIENT_TOLERANCE[precision]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("engine", [NativeEngine(), TransformersEngine()], ids=lambda engine: type(engine).__name__)
+def test_engines_log_probs_are_the_policys_in_every_precision(
+    tmp_path: Path, load: Load, engine: NativeEngine | TransformersEngine, precision: str
+) -> None:
+    fit_still(tmp_path, load("llama", precision), precision, {}, engine=engine)
+    [gap] = scalars(tmp_path)["policy/logp_gap"].values()
+    assert gap < LOGP_TOLERANCE[precision]
+
+
+LONG = {"max_position_embeddings": 2048, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+
+
+def divergence(policy: Policy, twin: Policy, precision: str, tokens: Tensor) -> Tensor:
+    """[T] KL(policy || twin) behind every position of one sequence."""
+    with torch.no_grad():
+        with autocast(precision):
+            own = policy.logits(policy.hidden(tokens, use_cache=False))[0].double().log_softmax(-1)
+        other = twin.logits(twin.hidden(tokens, use_cache=False))[0].double().log_softmax(-1)
+    return (own.exp() * (own - other)).sum(-1)
+
+
+def of_positions(kl: Tensor) -> list[float]:
+    """Its mean around positions 50, 500 and 1,400."""
+    return [float(kl[at - 40 : at + 40].mean()) for at in (50, 500, 1400)]
+
+
+@pytest.fixture(scope="module")
+def long_policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
+    folder = tmp_path_factory.mktemp("long")
+    policy_of("llama", scale=0.25, **LONG).save_pretrained(folder)
+    found = {name: Policy(str(folder), dtype=dtype) for name, (_, dtype) in PRECISIONS.items()}  # type: ignore[arg-type]
+    for policy in found.values():
+        policy.load()
+    return found
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bfloat16 weights"])
+def test_the_error_of_bfloat16_does_not_grow_with_the_position(
+    long_policies: dict[str, Policy], precision: str
+) -> None:
+    tokens = torch.randint(6, 64, (1, 1500), generator=torch.Generator().manual_seed(0))
+    near, middle, far = of_positions(divergence(long_policies[precision], long_policies["32-true"], precision, tokens))
+    assert max(middle, far) < 2 * near
+
+
+def test_the_error_of_rounded_frequencies_does() -> None:
+    # What precision bf16-true did, and why it is refused.
+    twin, rounded = (policy_of("llama", scale=0.25, **LONG) for _ in range(2))
+    for name, buffer in rounded.model.named_buffers():
+        if "inv_freq" in name:
+            buffer.copy_(buffer.bfloat16())
+    tokens = torch.randint(6, 64, (1, 1500), generator=torch.Generator().manual_seed(0))
+    near, _, far = of_positions(divergence(rounded, twin, "32-true", tokens))
+    assert far > 3 * near
+
+
+def test_true_half_precision_is_refused_with_the_alternatives(command: Grpo) -> None:
+    code, _, message = command("fit", "--trainer.precision=bf16-true")
+    assert code == 2
+    assert len(message.strip().splitlines()) == 1
+    assert "bf16-mixed" in message and "model.policy.dtype=bfloat16" in message
+
+
+def test_a_trainer_in_python_is_told_too(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="bf16-mixed"):
+        fit(tmp_path, trainer={"precision": "bf16-true"})
+
+
+@pytest.mark.filterwarnings("default:model.policy.dtype=bfloat16:UserWarning")
+def test_weights_in_bfloat16_come_with_a_warning(tmp_path: Path, load: Load) -> None:
+    with pytest.warns(UserWarning, match=r"lr=1e-06 is rounded away wherever \|weight\| > 0.00026"):
+        fit(
+            tmp_path,
+            trainer={"max_epochs": 1},
+            policy=load("llama", "bfloat16 weights"),
+            optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-6),
+        )

@@ -1,0 +1,162 @@
+"""A run that is killed and resumed is the run that was never killed, bit for bit."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from helpers.fitting import fit, scalars
+from helpers.tiny import model_of, tokenizer
+
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO
+from grpo_lightning.types import UsageError
+
+STEPS = 12
+OPTIONS = f"""
+seed_everything: 7
+trainer:
+  accelerator: cpu
+  max_epochs: {STEPS}
+  enable_progress_bar: false
+  check_val_every_n_epoch: 4
+model:
+  rewards:
+    - class_path: FormatReward
+      init_args: {{pattern: ".*[a-m]+.*"}}
+  sampling: {{max_new_tokens: 12}}
+  objective: {{beta: 0.05}}
+  optimizer: {{class_path: torch.optim.AdamW, init_args: {{lr: 0.01}}}}
+  lr_scheduler: {{class_path: torch.optim.lr_scheduler.LinearLR, init_args: {{total_iters: 20}}}}
+  val_samples: 2
+data:
+  task: {{class_path: Arithmetic, init_args: {{num_train: 10, num_val: 8}}}}
+loop: {{group_size: 4, prompts_per_step: 4, mu: 2, num_minibatches: 2, steps_per_iteration: 3}}
+checkpoint: {{every_n_steps: 2}}
+"""
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    options = ["--config", str(folder.parent / "options.yaml"), "--model.policy.path", str(folder.parent / "policy")]
+    where = ["--trainer.default_root_dir", str(folder), "--model.policy.dropout", "true"]
+    return [sys.executable, "-m", "grpo_lightning", "fit", *options, *where, *more]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    # GPT-2 for its dropout, which draws from the global generator.
+    model_of("gpt2", resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1).save_pretrained(tmp_path / "policy")
+    tokenizer().save_pretrained(tmp_path / "policy")
+    (tmp_path / "options.yaml").write_text(OPTIONS)
+    return tmp_path
+
+
+def test_five_sigkills_at_random_moments_change_nothing(runs: Path) -> None:
+    started = time.monotonic()
+    subprocess.run(command(runs / "unbroken"), check=True, capture_output=True, timeout=200)
+    duration = time.monotonic() - started
+    moments = random.Random(0)
+    for _ in range(5):
+        process = subprocess.Popen(command(runs / "killed", "--ckpt_path", "last"), stderr=subprocess.PIPE, text=True)
+        try:
+            # Start-up takes most of the time, and kills during it only delay: most moments fall into the training.
+            process.communicate(timeout=duration * moments.uniform(0.5, 1.0))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+    last = subprocess.run(command(runs / "killed", "--ckpt_path", "last"), capture_output=True, text=True, timeout=200)
+    # A quick machine may have finished before the last kill; then there is nothing to go on with.
+    finished = f"has done {STEPS} steps already" in last.stderr
+    assert last.returncode == (2 if finished else 0), last.stderr[-2000:]
+
+    unbroken, killed = weights(runs / "unbroken"), weights(runs / "killed")
+    assert unbroken.keys() == killed.keys()
+    assert all(torch.equal(unbroken[name], killed[name]) for name in unbroken)
+    assert scalars(runs / "killed") == scalars(runs / "unbroken")
+
+
+class Terminate(L.Callback):
+    """Sends SIGTERM to this very process in the middle of a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: object) -> None:
+        if trainer.current_epoch == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_sigterm_ends_the_step_saves_and_resumes_exactly(tmp_path: Path) -> None:
+    options = {"loop": {"num_minibatches": 2}, "trainer": {"max_epochs": 5, "enable_checkpointing": True}}
+    handler = signal.getsignal(signal.SIGTERM)
+    fit(tmp_path / "whole", [StepCheckpoint(every_n_steps=3)], **options)
+    fit(tmp_path / "cut", [StepCheckpoint(every_n_steps=3), Terminate(step=1)], **options)
+    assert signal.getsignal(signal.SIGTERM) == handler
+    assert set(scalars(tmp_path / "cut")["reward/mean"].values()) <= set(
+        scalars(tmp_path / "whole")["reward/mean"].values()
+    )
+    assert len(scalars(tmp_path / "cut")["optim/lr"]) == 4
+    fit(tmp_path / "cut", [StepCheckpoint(every_n_steps=3)], ckpt_path="last", **options)
+    assert scalars(tmp_path / "cut") == scalars(tmp_path / "whole")
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
+    fit(tmp_path, [StepCheckpoint()], trainer={"max_epochs": 1, "enable_checkpointing": True})
+    before = (tmp_path / "checkpoints" / "last.ckpt").read_bytes()
+    with pytest.raises(UsageError, match="--ckpt_path last"):
+        fit(tmp_path, [StepCheckpoint()], trainer={"max_epochs": 1, "enable_checkpointing": True})
+    assert (tmp_path / "checkpoints" / "last.ckpt").read_bytes() == before
+
+
+def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    files = AtomicCheckpointIO()
+    files.save_checkpoint({"step": 1}, tmp_path / "last.ckpt")
+    with pytest.raises(Exception, match="pickle"):
+        files.save_checkpoint({"step": 2, "bad": lambda: None}, tmp_path / "last.ckpt")
+    assert torch.load(tmp_path / "last.ckpt") == {"step": 1}
+
+
+def test_the_reference_is_in_the_checkpoint(tmp_path: Path) -> None:
+    module = fit(
+        tmp_path,
+        [StepCheckpoint()],
+        loop={"steps_per_iteration": 2},
+        trainer={"enable_checkpointing": True},
+        objective=Objective(beta=0.1),
+    )
+    saved = weights(tmp_path)
+    assert module.reference is not None
+    policy, reference = module.policy.state_dict(), module.reference.state_dict()
+    assert all(torch.equal(saved[f"reference.{name}"], value) for name, value in reference.items())
+    assert any(not torch.equal(policy[name], reference[f"policy.{name}"]) for name in policy)
+
+
+def test_another_runs_checkpoint_does_not_write_over_the_run_that_is_here(tmp_path: Path) -> None:
+    def go(folder: Path, steps: int, path: Path | None = None) -> None:
+        trainer = {"max_epochs": steps, "enable_checkpointing": True}
+        fit(folder, [StepCheckpoint(keep=2)], trainer=trainer, ckpt_path=path)
+
+    go(tmp_path / "here", 3)
+    go(tmp_path / "other", 2)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "here" / "checkpoints").iterdir()}
+    with pytest.raises(UsageError, match="already holds a run"):
+        go(tmp_path / "here", 4, tmp_path / "other" / "checkpoints" / "last.ckpt")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "here" / "checkpoints").iterdir()} == before
+    # An empty folder takes it up, and leaves the other run alone.
+    go(tmp_path / "new", 4, tmp_path / "other" / "checkpoints" / "last.ckpt")
+    assert sorted(path.name for path in (tmp_path / "other" / "checkpoints").iterdir()) == [
+        "last.ckpt",
+        "step-1.ckpt",
+        "step-2.ckpt",
+    ]

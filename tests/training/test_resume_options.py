@@ -1,0 +1,501 @@
+"""A run that goes on with other options takes them, and keeps everything else."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy
+import pytest
+import torch
+from helpers.command import Grpo
+from helpers.fitting import Digits, Echo, fit, scalars
+from helpers.tiny import model_of, policy_of, tokenizer
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
+
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, PolicySnapshot, RecordedLogp
+from grpo_lightning.rewards.base import RewardResult
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.training.data import PromptDataModule
+from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.types import Sample, UsageError
+
+
+def adam(lr: float = 0.01, weight_decay: float = 0.0) -> Any:
+    return lambda parameters: torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.99), weight_decay=weight_decay)
+
+
+def go(folder: Path, steps: int, resume: Any = None, keep: StepCheckpoint | None = None, **options: Any) -> GRPOModule:
+    """Fits up to `steps` steps; with AdamW, which has a state that must be kept."""
+    trainer = {"max_epochs": steps, "enable_checkpointing": True} | options.pop("trainer", {})
+    callbacks = [keep or StepCheckpoint(), *options.pop("callbacks", [])]
+    options = {"optimizer": adam()} | options
+    return fit(folder, callbacks, trainer=trainer, ckpt_path=resume, **options)
+
+
+def checkpoint_of(folder: Path) -> dict[str, Any]:
+    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+
+
+def same(a: Path, b: Path) -> bool:
+    """Whether two runs ended with the same weights and the same state of the optimizer."""
+    one, two = checkpoint_of(a), checkpoint_of(b)
+    assert one["state_dict"].keys() == two["state_dict"].keys()
+    equal = all(torch.equal(value, two["state_dict"][name]) for name, value in one["state_dict"].items())
+    moments = [(c["optimizer_states"][0]["state"], c["lr_schedulers"]) for c in (one, two)]
+    return equal and str(moments[0]) == str(moments[1])
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps with a constant rate, to go on with."""
+    folder = tmp_path_factory.mktemp("half")
+    go(folder, 2)
+    return folder
+
+
+@pytest.fixture
+def run(half: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(half, tmp_path / "run"))
+
+
+def schedule(optimizer: torch.optim.Optimizer) -> LinearLR:
+    return LinearLR(optimizer, start_factor=0.5, total_iters=4)
+
+
+class Halving:
+    """A user's schedule that derives from nothing of torch: the rate halves at every update."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] /= 2
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+SCHEDULES: dict[str, Any] = {
+    "linear": schedule,
+    "one cycle": lambda optimizer: OneCycleLR(optimizer, max_lr=0.05, total_steps=9),
+    "in turn": lambda optimizer: SequentialLR(
+        optimizer, [LinearLR(optimizer, total_iters=2), StepLR(optimizer, step_size=1)], milestones=[2]
+    ),
+    "chained": lambda optimizer: ChainedScheduler([LinearLR(optimizer, total_iters=3), StepLR(optimizer, 2)]),
+    "one's own": Halving,
+}
+
+
+@pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
+def test_any_schedule_resumes_bit_for_bit_and_may_change_its_rate(make: Any, tmp_path: Path) -> None:
+    go(tmp_path / "whole", 3, lr_scheduler=make)
+    go(tmp_path / "cut", 2, lr_scheduler=make)
+    shutil.copytree(tmp_path / "cut", tmp_path / "other")
+    go(tmp_path / "cut", 3, "last", lr_scheduler=make)
+    assert same(tmp_path / "cut", tmp_path / "whole")
+    assert scalars(tmp_path / "cut") == scalars(tmp_path / "whole")
+
+    # From half the rate on: the third update has the rate that a run with that rate has there.
+    go(tmp_path / "other", 3, "last", lr_scheduler=make, optimizer=adam(0.005))
+    go(tmp_path / "slow", 3, lr_scheduler=make, optimizer=adam(0.005))
+    assert scalars(tmp_path / "other")["optim/lr"][2] == scalars(tmp_path / "slow")["optim/lr"][2]
+    assert scalars(tmp_path / "other")["optim/lr"][1] == scalars(tmp_path / "whole")["optim/lr"][1]
+
+
+def test_the_learning_rate_that_is_given_wins_and_the_moments_stay(run: Path, half: Path) -> None:
+    go(run, 3, "last", optimizer=adam(lr=0.0, weight_decay=0.5))
+    assert scalars(run)["optim/lr"] == pytest.approx({0: 0.01, 1: 0.01, 2: 0.0})
+    before, after = checkpoint_of(half), checkpoint_of(run)
+    group = after["optimizer_states"][0]["param_groups"][0]
+    assert (group["lr"], group["weight_decay"], group["betas"]) == (0.0, 0.5, (0.9, 0.99))
+    assert all(torch.equal(value, before["state_dict"][name]) for name, value in after["state_dict"].items())
+    # exp_avg <- 0.9 exp_avg + 0.1 gradient: what was there is not forgotten.
+    assert [state["step"] for state in after["optimizer_states"][0]["state"].values()].count(torch.tensor(3.0)) > 0
+
+
+def test_a_schedule_may_be_added_and_taken_away(run: Path, tmp_path: Path) -> None:
+    go(run, 3, "last", lr_scheduler=schedule)
+    # start_factor 0.5 grows to 1 over 4 updates: at the third update 0.5 + 0.5 * 2 / 4.
+    assert scalars(run)["optim/lr"][2] == pytest.approx(0.01 * 0.75)
+    go(run, 4, "last")
+    assert scalars(run)["optim/lr"][3] == pytest.approx(0.01)
+
+
+def test_a_schedule_that_is_too_short_for_the_updates_made(run: Path) -> None:
+    with pytest.raises(UsageError, match="does not reach update 2"):
+        go(run, 3, "last", lr_scheduler=lambda optimizer: OneCycleLR(optimizer, max_lr=0.1, total_steps=1))
+
+
+def test_another_optimizer_is_refused(run: Path) -> None:
+    with pytest.raises(UsageError, match=r"torch\.optim\.sgd\.SGD.*torch\.optim\.adamw\.AdamW"):
+        go(run, 3, "last", optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+
+    def two_groups(parameters: Any) -> torch.optim.Optimizer:
+        parameters = list(parameters)
+        return torch.optim.AdamW([{"params": parameters[:1]}, {"params": parameters[1:]}])
+
+    with pytest.raises(UsageError, match="2 groups of parameters, and 1 in the checkpoint"):
+        go(run, 3, "last", optimizer=two_groups)
+
+
+def test_a_schedule_that_waits_for_a_metric_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="ReduceLROnPlateau: it waits for a metric"):
+        go(tmp_path, 1, lr_scheduler=ReduceLROnPlateau)
+
+    class Waits(Halving):
+        def step(self, loss: float) -> None:  # type: ignore[override]
+            pass
+
+    with pytest.raises(UsageError, match=r"Waits: it waits for a metric \(loss\)"):
+        go(tmp_path, 1, lr_scheduler=Waits)
+
+
+# Snapshots.
+
+
+@pytest.mark.parametrize("first", [RecordedLogp, FrozenCopy, MovingAverage])
+@pytest.mark.parametrize("then", [RecordedLogp, FrozenCopy, MovingAverage])
+def test_a_run_may_go_on_with_another_old_policy(
+    first: type[PolicySnapshot], then: type[PolicySnapshot], tmp_path: Path
+) -> None:
+    go(tmp_path, 2, old_policy=first(), loop={"mu": 2})
+    held = [name for name in checkpoint_of(tmp_path)["state_dict"] if name.startswith("old_policy.")]
+    assert bool(held) == (first is MovingAverage)
+    module = go(tmp_path, 3, "last", old_policy=then(), loop={"mu": 2})
+    assert len(scalars(tmp_path)["policy/kl_old"]) == 6
+    if then is FrozenCopy:  # refreshed at the start of the step, it is the policy from before it
+        saved = module.old_policy.state_dict()
+        assert saved and any(not torch.equal(value, module.state_dict()[name]) for name, value in saved.items())
+
+
+def test_a_frozen_old_policy_resumes_bit_for_bit(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"loop": {"mu": 2}}
+    for snapshot in (FrozenCopy, MovingAverage):
+        whole, cut = tmp_path / f"{snapshot.__name__}-whole", tmp_path / f"{snapshot.__name__}-cut"
+        go(whole, 3, old_policy=snapshot(), **options)
+        go(cut, 2, old_policy=snapshot(), **options)
+        go(cut, 3, "last", old_policy=snapshot(), **options)
+        assert same(cut, whole) and scalars(cut) == scalars(whole)
+
+
+def test_beta_and_the_kind_of_reference_may_change(tmp_path: Path) -> None:
+    start = {f"policy.{name}": value for name, value in policy_of(scale=0.05).state_dict().items()}
+    module = go(tmp_path, 1)
+    assert module.reference is None
+    module = go(tmp_path, 2, "last", objective=Objective(beta=0.1))
+    # A reference that was not there is the model the run began with.
+    assert module.reference is not None
+    found = module.reference.state_dict()
+    assert found and all(torch.equal(found[name], start[name]) for name in found)
+    module = go(tmp_path, 3, "last", objective=Objective(beta=0.1), reference=MovingAverage(0.5))
+    assert module.reference is not None
+    assert all(torch.equal(value, start[name]) for name, value in module.reference.state_dict().items())
+    assert go(tmp_path, 4, "last").reference is None
+    assert not any(name.startswith("reference.") for name in checkpoint_of(tmp_path)["state_dict"])
+
+
+def test_a_second_fit_or_a_validation_leaves_the_reference(tmp_path: Path) -> None:
+    trainer: dict[str, Any] = {
+        "accelerator": "cpu",
+        "max_epochs": 2,
+        "log_every_n_steps": 1,
+        "num_sanity_val_steps": 0,
+        "limit_val_batches": 1,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "logger": False,
+        "default_root_dir": tmp_path,
+    }
+    module = GRPOModule(policy_of(scale=0.05), [Digits()], objective=Objective(beta=0.1), optimizer=adam())
+    module.sampling.max_new_tokens = 4
+    data = PromptDataModule(Echo(), val_limit=4)
+    start = {name: value.clone() for name, value in module.policy.state_dict().items()}
+    for verb in ("fit", "validate", "fit"):
+        getattr(L.Trainer(**trainer, callbacks=[GRPOLoop(4, 4)]), verb)(module, datamodule=data)
+        assert module.reference is not None
+        reference = module.reference.policy.state_dict()
+        assert all(torch.equal(reference[name], start[name]) for name in start)
+    assert any(not torch.equal(value, start[name]) for name, value in module.policy.state_dict().items())
+
+
+# Where checkpoints are, and which stay.
+
+
+@pytest.mark.parametrize("kind", ["none", "csv", "two"])
+def test_checkpoints_are_in_the_runs_folder_whatever_the_logger(kind: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def trainer() -> dict[str, Any]:
+        csv = CSVLogger(run)
+        loggers: dict[str, Any] = {
+            "none": False,
+            "csv": csv,
+            "two": [csv, TensorBoardLogger(run, name="", version="")],
+        }
+        return {"logger": loggers[kind]}
+
+    go(run, 1, trainer=trainer())
+    assert [path.relative_to(run) for path in run.rglob("*.ckpt")] == [Path("checkpoints/last.ckpt")]
+    with pytest.raises(UsageError, match="already holds a run"):
+        go(run, 1, trainer=trainer())
+    go(run, 2, "last", trainer=trainer())
+    assert checkpoint_of(run)["epoch"] == 1
+    go(tmp_path / "whole", 2)
+    assert same(run, tmp_path / "whole")
+
+
+def kept(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def test_retention_follows_the_options_of_the_resumed_run(tmp_path: Path) -> None:
+    go(tmp_path, 4, keep=StepCheckpoint(keep=3))
+    assert kept(tmp_path) == ["last.ckpt", "step-2.ckpt", "step-3.ckpt", "step-4.ckpt"]
+    go(tmp_path, 5, "last", keep=StepCheckpoint(keep=1))
+    assert kept(tmp_path) == ["last.ckpt", "step-5.ckpt"]
+    go(tmp_path, 7, "last", keep=StepCheckpoint(keep=2))
+    assert kept(tmp_path) == ["last.ckpt", "step-6.ckpt", "step-7.ckpt"]
+    go(tmp_path, 9, "last", keep=StepCheckpoint(keep=-1))
+    everything = ["last.ckpt", "step-6.ckpt", "step-7.ckpt", "step-8.ckpt", "step-9.ckpt"]
+    assert kept(tmp_path) == everything
+    moved = Path(shutil.move(tmp_path, tmp_path.with_name("moved")))
+    (moved / "checkpoints" / "step-9.ckpt").unlink()
+    go(moved, 10, "last", keep=StepCheckpoint(keep=3))
+    assert kept(moved) == ["last.ckpt", "step-10.ckpt", "step-7.ckpt", "step-8.ckpt"]
+    go(moved, 11, "last", keep=StepCheckpoint(keep=0))
+    assert kept(moved) == ["last.ckpt"]
+
+
+class Scripted(Digits):
+    """Rewards 3, 1, 2, 5 ... in turn, one a step."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        super().__init__()
+        self.values = values
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        value = self.values[samples[0].prompt.id // 4]
+        return RewardResult([value] * len(samples), ["ok"] * len(samples), [""] * len(samples))
+
+
+def test_another_monitor_or_mode_does_not_compare_with_the_old_scores(tmp_path: Path) -> None:
+    rewards = [Scripted([3.0, 1.0, 2.0, 0.5, 0.4, 9.0])]
+    go(tmp_path, 2, keep=StepCheckpoint(keep=1), rewards=rewards)
+    assert kept(tmp_path) == ["last.ckpt", "step-2.ckpt"]
+    # Under the old monitor its score was 2, the number of the step.
+    best = {"monitor": "reward/mean", "keep": 1}
+    go(tmp_path, 3, "last", keep=StepCheckpoint(**best, mode="min"), rewards=rewards)
+    assert kept(tmp_path) == ["last.ckpt", "step-2.ckpt", "step-3.ckpt"]
+    go(tmp_path, 4, "last", keep=StepCheckpoint(**best, mode="min"), rewards=rewards)
+    assert kept(tmp_path) == ["last.ckpt", "step-2.ckpt", "step-4.ckpt"]
+    go(tmp_path, 6, "last", keep=StepCheckpoint(**best, mode="max"), rewards=rewards)
+    assert kept(tmp_path) == ["last.ckpt", "step-2.ckpt", "step-4.ckpt", "step-6.ckpt"]
+
+
+class Draws(Digits):
+    """Draws from NumPy's global generator, as a user's reward may."""
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        result = super().score(samples)
+        result.value = [value + numpy.random.rand() for value in result.value]
+        return result
+
+
+def test_numpys_generator_is_the_same_after_a_resume(tmp_path: Path) -> None:
+    numpy.random.seed(1)
+    go(tmp_path / "whole", 3, rewards=[Draws()])
+    numpy.random.seed(2)
+    go(tmp_path / "cut", 2, rewards=[Draws()])
+    numpy.random.seed(3)
+    go(tmp_path / "cut", 3, "last", rewards=[Draws()])
+    assert same(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_a_run_may_go_on_with_other_sizes(tmp_path: Path) -> None:
+    """Steps of 1, 4 and 2 updates; the prompts go on where they were."""
+    keep: dict[str, Any] = {"mu": 1, "num_minibatches": 1, "group_size": 4}
+    for steps, loop in enumerate(({}, {"mu": 2, "num_minibatches": 2}, {"mu": 2, "group_size": 2}), start=1):
+        go(tmp_path, steps, None if steps == 1 else "last", loop=keep | loop)
+    seen = scalars(tmp_path)
+    assert sorted(seen["optim/lr"]) == list(range(7))
+    assert seen["optim/updates"] == {0: 1, 4: 4, 6: 2}
+    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["PromptDataModule"] == {"drawn": 12}
+
+
+def test_early_stopping_takes_the_patience_it_is_given(tmp_path: Path) -> None:
+    """The reward never rises: with a patience of 9 the run goes on, with 3 it ends at the third step without a rise."""
+
+    def stopping(patience: int) -> EarlyStopping:
+        return EarlyStopping("reward/mean", mode="max", patience=patience, check_on_train_epoch_end=True)
+
+    constant = [Scripted([1.0] * 12)]
+    go(tmp_path, 2, rewards=constant, callbacks=[stopping(9)])
+    go(tmp_path, 12, "last", rewards=constant, callbacks=[stopping(3)])
+    assert checkpoint_of(tmp_path)["epoch"] == 3
+
+
+def test_another_model_is_refused(run: Path) -> None:
+    wide = Policy.from_model(model_of("llama", intermediate_size=56), tokenizer())
+    with pytest.raises(
+        UsageError, match=r"another model.* is \[48, 32\] in the checkpoint and \[56, 32\] in the model"
+    ):
+        go(run, 3, "last", policy=wide)
+    deep = Policy.from_model(model_of("llama", num_hidden_layers=3), tokenizer())
+    with pytest.raises(UsageError, match="is missing in the checkpoint"):
+        go(run, 3, "last", policy=deep)
+
+
+# Through the command line.
+
+
+@pytest.fixture
+def grpo(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch, command: Grpo) -> Grpo:
+    shutil.copytree(policy_folder, tmp_path / "policy")
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "{n}", "answer": "{n}"}}\n' for n in range(8)))
+    monkeypatch.chdir(tmp_path)
+    return command
+
+
+TWO = "--trainer.max_epochs=2"
+LAST = "--ckpt_path=last"
+
+
+def test_a_changed_option_is_taken_said_and_both_configurations_are_kept(
+    grpo: Grpo, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    assert grpo("fit", "--model.optimizer.lr=0.001")[0] == 0
+    first = (run / "config.yaml").read_text()
+    code, _, errors = grpo("fit", LAST, TWO, "--model.optimizer.lr=0.002", "--model.objective.beta=0.1")
+    assert code == 0, errors
+    assert list(scalars(run)["optim/lr"].values()) == pytest.approx([0.001, 0.002])
+    (line,) = [line for line in caplog.messages if "continued with other options" in line]
+    for change in (
+        "trainer.max_epochs 1 -> 2",
+        "model.optimizer.init_args.lr 0.001 -> 0.002",
+        "model.objective.beta 0.0 -> 0.1",
+    ):
+        assert change in line
+    assert line.count("->") == 3
+    assert (run / "config.1.yaml").read_text() == first
+    assert "lr: 0.002" in (run / "config.yaml").read_text()
+
+    # The newest alone goes on as it is, and nothing is moved for it.
+    code, _, errors = grpo("fit", "--config=run/config.yaml", LAST, "--trainer.max_epochs=3", "--model.rewards!")
+    assert code == 0, errors
+    assert list(scalars(run)["optim/lr"].values()) == pytest.approx([0.001, 0.002, 0.002])
+    assert len(list(run.glob("config*.yaml"))) == 3
+
+
+def test_a_config_that_does_not_change_stays(grpo: Grpo, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kill = ["--checkpoint.every_n_steps=1", TWO, "--trainer.callbacks+=test_resume_options.StopAfterOne"]
+    assert grpo("fit", *kill)[0] == 0
+    before = (tmp_path / "run" / "config.yaml").read_bytes()
+    code, _, _ = grpo("fit", LAST, *kill)
+    assert code == 0 and "continued with other options" not in caplog.text
+    assert [path.name for path in (tmp_path / "run").glob("config*")] == ["config.yaml"]
+    assert (tmp_path / "run" / "config.yaml").read_bytes() == before
+
+
+class StopAfterOne(L.Callback):
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        trainer.should_stop = True
+
+
+def test_what_cannot_be_resumed_ends_with_one_message(grpo: Grpo, tmp_path: Path) -> None:
+    assert grpo("fit", TWO, "--checkpoint.keep=1")[0] == 0
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    other = tmp_path / "other.ckpt"
+    whole = last.read_bytes()
+    files: dict[str, bytes] = {"cut.ckpt": whole[: len(whole) // 2], "empty.ckpt": b"", "text.ckpt": b"step 3\n"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    torch.save({"weights": torch.zeros(2)}, other)
+    content = torch.load(last, weights_only=True)
+    torch.save({key: value for key, value in content.items() if key != "optimizer_states"}, tmp_path / "weights.ckpt")
+    for options, words in (
+        ([TWO], ["trainer.max_epochs=2", "has done 2 steps", "--trainer.max_epochs 4"]),
+        (["--trainer.max_epochs=1"], ["trainer.max_epochs=1", "has done 2 steps"]),
+        (["--trainer.max_epochs=3", "--model.optimizer=SGD", "--model.optimizer.lr=1"], ["SGD", "AdamW"]),
+    ):
+        code, _, errors = grpo("fit", LAST, *options)
+        assert code == 2 and "Traceback" not in errors
+        assert all(word in errors.splitlines()[-1] for word in words), errors
+    for verb, name, words in (
+        ("fit", "cut.ckpt", ["cut.ckpt", "damaged", "other.ckpt"]),
+        ("validate", "empty.ckpt", ["empty.ckpt", "damaged"]),
+        ("test", "text.ckpt", ["text.ckpt", "checkpoint"]),
+        ("fit", "other.ckpt", ["other.ckpt", "not a checkpoint of `grpo fit`"]),
+        ("fit", "weights.ckpt", ["weights.ckpt", "the weights alone"]),
+    ):
+        code, _, errors = grpo(verb, f"--ckpt_path={name}", "--trainer.default_root_dir=elsewhere")
+        assert code == 2 and "Traceback" not in errors
+        assert all(word in errors.splitlines()[-1] for word in words), errors
+    assert not (tmp_path / "elsewhere").exists()
+    last.write_bytes(files["cut.ckpt"])
+    code, _, errors = grpo("fit", LAST, "--trainer.max_epochs=3")
+    assert code == 2 and "damaged" in errors and "step-2.ckpt" in errors.splitlines()[-1]
+    (tmp_path / "policy").rename(tmp_path / "small")
+    policy_of(intermediate_size=56).save_pretrained(tmp_path / "policy")
+    last.write_bytes(whole)
+    code, _, errors = grpo("fit", LAST, "--trainer.max_epochs=3")
+    assert code == 2 and "Traceback" not in errors and "another model" in errors.splitlines()[-1]
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_last_of_a_folder_without_a_run_is_said_and_one_elsewhere_is_named(
+    grpo: Grpo, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code, _, errors = grpo("fit", LAST)
+    assert code == 0
+    assert "does not exist yet, so this run starts with step 1" in caplog.text
+    assert "save_last" not in caplog.text + errors
+    # It is found without the callback that writes it, too.
+    code, _, errors = grpo("fit", LAST, TWO, "--trainer.enable_checkpointing=false")
+    assert code == 0, errors
+    assert sorted(scalars(tmp_path / "run")["optim/lr"]) == [0, 1]
+    # As versions did that left checkpoints to the logger.
+    old = tmp_path / "old" / "lightning_logs" / "version_0" / "checkpoints"
+    shutil.copytree(tmp_path / "run" / "checkpoints", old)
+    code, _, errors = grpo("fit", LAST, TWO, "--trainer.default_root_dir=old")
+    assert code == 2 and "old/lightning_logs/version_0/checkpoints/last.ckpt" in errors
+
+
+def test_a_plateau_schedule_and_cut_passes_are_refused_before_anything_is_written(grpo: Grpo, tmp_path: Path) -> None:
+    for options, words in (
+        (["--model.lr_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau"], ["ReduceLROnPlateau: it", "LinearLR"]),
+        (["--trainer.limit_train_batches=0.5"], ["trainer.limit_train_batches=0.5", "loop.mu"]),
+        (["--trainer.limit_train_batches=1"], ["trainer.limit_train_batches=1", "loop.mu"]),
+        (["--trainer.overfit_batches=1"], ["trainer.overfit_batches=1", "data.task"]),
+        (["--trainer.reload_dataloaders_every_n_epochs=1"], ["reload_dataloaders_every_n_epochs=1"]),
+    ):
+        code, _, errors = grpo("fit", *options)
+        assert code == 2 and "Traceback" not in errors
+        assert all(word in errors for word in words), errors
+        assert not (tmp_path / "run").exists()
+    with pytest.raises(UsageError, match=r"limit_train_batches=0\.5"):
+        go(tmp_path / "python", 1, trainer={"limit_train_batches": 0.5})
+
+
+def test_validate_logs_where_the_run_validated_the_same_weights(grpo: Grpo, tmp_path: Path) -> None:
+    assert grpo("fit", TWO, "--loop.mu=2")[0] == 0
+    of_run = scalars(tmp_path / "run")["val/reward"]
+    assert sorted(of_run) == [1, 3]
+    assert grpo("validate", LAST)[0] == 0
+    assert scalars(tmp_path / "run")["val/reward"] == of_run  # `scalars` would have found a contradiction
+    assert grpo("validate", LAST, "--trainer.logger=CSVLogger", "--trainer.logger.save_dir=run")[0] == 0
+    (table,) = (tmp_path / "run").glob("lightning_logs/*/metrics.csv")
+    header, row = (line.split(",") for line in table.read_text().splitlines())
+    assert row[header.index("step")] == "3"

@@ -1,0 +1,257 @@
+"""Weights sharded over ranks (FSDP2): the same numbers as one process, through the command line."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from helpers.command import Grpo, arguments
+from helpers.fitting import scalars
+from helpers.paths import environment
+from helpers.tiny import policy_of, prompts_of, rollouts_of
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.sharding import data_mesh
+from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
+from grpo_lightning.types import UsageError
+
+pytestmark = pytest.mark.timeout(600)  # a dozen processes, on a machine that may have two cores
+
+OPTIONS = [
+    "--trainer.max_epochs=4",
+    "--trainer.check_val_every_n_epoch=2",
+    "--trainer.callbacks+=fitting.Shares",
+    '--model.rewards=[{"class_path": "FormatReward", "init_args": {"pattern": ".*[a-m]+.*"}}]',
+    "--model.sampling.max_new_tokens=8",
+    "--model.objective.beta=0.04",
+    "--model.reference=MovingAverage",
+    "--model.optimizer=torch.optim.AdamW",
+    "--model.optimizer.lr=0.001",
+    "--model.lr_scheduler=torch.optim.lr_scheduler.LinearLR",
+    "--loop.group_size=4",
+    "--loop.prompts_per_step=4",
+    "--loop.num_minibatches=2",
+    "--loop.mu=2",
+    "--loop.steps_per_iteration=1",
+    "--loop.max_tokens=40",
+]
+TWO = ["--trainer.devices=2"]
+FSDP2 = [*TWO, "--trainer.strategy=fsdp2"]
+LIGHTNINGS = [
+    *TWO,
+    "--trainer.strategy=ModelParallelStrategy",
+    "--trainer.strategy.data_parallel_size=2",
+    "--trainer.strategy.tensor_parallel_size=1",
+]
+HALF = "--trainer.max_epochs=2"
+
+
+def finish(runs: dict[str, list[str]], folder: Path) -> None:
+    """Fits each run in its folder, all at the same time."""
+    command = [sys.executable, "-m", "grpo_lightning"]
+    processes = {
+        name: subprocess.Popen(
+            [*command, *arguments("fit", f"--trainer.default_root_dir={name}", *OPTIONS, *options)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env=environment(OMP_WAIT_POLICY="PASSIVE", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1"),
+        )
+        for name, options in runs.items()
+    }
+    try:
+        for name, process in processes.items():
+            _, errors = process.communicate(timeout=200)
+            assert process.returncode == 0, f"{name}: {errors[-3000:]}"
+    finally:
+        for process in processes.values():
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps in one process and in two; and two steps in two, continued in various ways."""
+    folder = tmp_path_factory.mktemp("sharding")
+    policy_of(scale=0.05).save_pretrained(folder / "policy")
+    rows = (f'{{"question": "{"1" * row}", "answer": "{row}"}}\n' for row in range(1, 10))
+    (folder / "rows.jsonl").write_text("".join(rows))
+    finish({"one": [], "two": FSDP2, "cut": [*FSDP2, HALF], "lightnings": [*LIGHTNINGS, HALF]}, folder)
+    last = f"--ckpt_path={folder / 'cut' / 'checkpoints' / 'last.ckpt'}"
+    finish(
+        {"resumed": [*FSDP2, last], "moved": [last], "lightnings": [*LIGHTNINGS, "--ckpt_path=last"]},
+        folder,
+    )
+    return folder
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+
+
+def assert_close(found: dict[str, dict[int, float]], expected: dict[str, dict[int, float]], tolerance: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values, rel=tolerance, abs=tolerance, nan_ok=True), name
+
+
+def test_two_ranks_log_what_one_logs(runs: Path) -> None:
+    one, two = scalars(runs / "one"), scalars(runs / "two")
+    assert len(one["optim/grad_norm"]) == 4 * 4 and len(one["val/reward"]) == 2
+    assert max(one["policy/kl_ref"].values()) > 1e-5
+    assert_close(two, one, 1e-5)
+
+
+def test_each_rank_holds_half(runs: Path) -> None:
+    one = [int(count) for count in (runs / "one" / "share-0.txt").read_text().split()]
+    assert one[0] == one[1] == one[2] == one[3]
+    for rank in (0, 1):
+        held, whole, reference_held, reference_whole = map(
+            int, (runs / "two" / f"share-{rank}.txt").read_text().split()
+        )
+        assert whole == reference_whole == one[0]
+        assert held == reference_held == whole / 2
+
+
+def test_a_run_that_was_cut_goes_on_exactly(runs: Path) -> None:
+    whole, resumed = weights(runs / "two"), weights(runs / "resumed")
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+    late = {name: {s: v for s, v in values.items() if s >= 8} for name, values in scalars(runs / "two").items()}
+    found = scalars(runs / "resumed")
+    for name in ("optim/grad_norm", "optim/lr", "policy/objective", "policy/kl_ref"):
+        assert found[name] == late[name]
+
+
+def test_a_checkpoint_is_that_of_one_process_and_goes_on_there(runs: Path) -> None:
+    one, moved = weights(runs / "one"), weights(runs / "moved")
+    assert one.keys() == moved.keys()
+    assert all(torch.allclose(moved[name], value, rtol=1e-4, atol=1e-5) for name, value in one.items())
+
+
+def test_lightnings_own_strategy_gives_the_same_and_resumes(runs: Path) -> None:
+    assert_close(scalars(runs / "lightnings"), scalars(runs / "two"), 0.0)
+
+
+def test_a_learned_reward_learns_on_two_ranks_what_it_learns_on_one(runs: Path) -> None:
+    letters = '{"class_path": "FormatReward", "init_args": {"pattern": ".*[a-m]+.*", "weight": %d}}'
+    learned = (
+        '{"class_path": "LearnedReward", "init_args": {"path": "policy", "labels": %s, "lr": 0.01, "held_out": 0.3, '
+        '"min_gain": -1, "max_forgetting": 1}}'
+    )
+    rewards = f"--model.rewards=[{letters % 0}, {learned % (letters % 1)}]"
+    finish({"learned": [rewards], "learned by two": [*FSDP2, rewards]}, runs)
+    one, two = scalars(runs / "learned"), scalars(runs / "learned by two")
+    # The third iteration has no held-out prompt: its prompts are learned from with the fourth's.
+    assert list(one["reward/learned_reward/version"].values()) == [1, 2, 2, 3]
+    assert max(one["reward/std"].values()) > 1e-3
+    assert_close(two, one, 1e-4)
+
+
+def test_lightnings_own_checkpoint_is_refused_elsewhere(
+    runs: Path, command: Grpo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs)
+    checkpoint = runs / "lightnings" / "checkpoints" / "last.ckpt"
+    assert checkpoint.is_dir()
+    code, _, errors = command("validate", f"--ckpt_path={checkpoint}")
+    assert code == 2
+    assert "ModelParallelStrategy" in errors and "fsdp2" in errors
+
+
+def test_tensor_parallelism_is_refused() -> None:
+    mesh = {"tensor_parallel": SimpleNamespace(size=lambda: 2)}
+    with pytest.raises(UsageError, match=r"tensor_parallel_size=2.*fsdp2"):
+        data_mesh(cast(DeviceMesh, mesh))
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """A world of one rank."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+def is_sharded(policy: Policy) -> bool:
+    kinds = {isinstance(parameter, DTensor) for parameter in policy.parameters()}
+    assert len(kinds) == 1
+    return kinds.pop()
+
+
+@pytest.mark.parametrize("inference", [True, False])
+def test_gathered_weights_can_be_used_and_then_trained(mesh: DeviceMesh, shape: str, inference: bool) -> None:
+    plain, policy = policy_of(shape), policy_of(shape)
+    policy.shard(mesh)
+    assert is_sharded(policy)
+    prompt = rollouts_of([2]).prompt_token_ids[None]
+    with torch.inference_mode(inference), torch.no_grad(), policy.gathered():
+        assert not is_sharded(policy)
+        assert policy.logits(policy.hidden(prompt)).equal(plain.logits(plain.hidden(prompt)))
+    assert is_sharded(policy)
+    rollouts, found = rollouts_of([4, 9, 1]), []
+    for model in (plain, policy):
+        model(rollouts).logp.sum().backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    assert is_sharded(policy)
+    assert all(torch.allclose(b.full_tensor(), a, rtol=1e-5, atol=1e-5) for a, b in zip(*found, strict=True))
+
+
+def test_every_decoder_layer_is_a_part_of_its_own(mesh: DeviceMesh, policy: Policy) -> None:
+    policy.shard(mesh)
+    names = {name for name, module in policy.named_modules() if type(module).__name__.startswith("FSDP")}
+    assert len(names) == 1 + 2  # the policy and its two layers
+
+
+def test_an_engine_that_fails_leaves_the_policy_sharded(mesh: DeviceMesh) -> None:
+    policy = policy_of()
+    policy.shard(mesh)
+    with pytest.raises(RuntimeError, match="engine"), policy.gathered():
+        raise RuntimeError("engine")
+    assert is_sharded(policy)
+    hooks: Any = policy._forward_pre_hooks
+    assert any("fsdp" in hook.__module__ for hook in hooks.values())
+
+
+def test_the_engine_samples_the_same_from_a_sharded_policy(mesh: DeviceMesh) -> None:
+    found = []
+    for sharded in (False, True):
+        policy, engine = policy_of(), NativeEngine()
+        if sharded:
+            policy.shard(mesh)
+        engine.sync(policy)
+        with policy.gathered():
+            found.append(engine.generate(prompts_of([3, 5]), 2, Sampling(max_new_tokens=6)))
+    assert [c.token_ids for c in found[0]] == [c.token_ids for c in found[1]]
+
+
+@pytest.mark.parametrize("kind", [FrozenCopy, lambda: MovingAverage(0.25)], ids=["FrozenCopy", "MovingAverage"])
+def test_snapshots_are_refreshed_shard_by_shard(mesh: DeviceMesh, kind: Any) -> None:
+    found = []
+    rollouts = rollouts_of([4, 9, 1])
+    for sharded in (False, True):
+        policy, snapshot = policy_of(), kind()
+        snapshot.refresh(policy)
+        if sharded:
+            policy.shard(mesh)
+            snapshot.policy.shard(mesh)
+        with torch.no_grad():
+            # Leaves some weights gathered.
+            policy(rollouts)
+            for value in policy.state_dict().values():
+                value.mul_(1.05)
+            policy(rollouts)
+            snapshot(policy, rollouts, 1.0)
+            snapshot.refresh(policy)
+            found.append(snapshot(policy, rollouts, 1.0))
+        assert is_sharded(snapshot.policy) == sharded
+    assert found[0].equal(found[1])
