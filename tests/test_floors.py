@@ -9,7 +9,7 @@ from helpers.paths import ROOT
 
 PACKAGE = ROOT / "grpo_lightning"
 
-FLOORS = ["types ranks", "maths", "sandbox", "tasks", "rewards", "policy", "engines", "training", "cli __main__"]
+FLOORS = ["types ranks", "maths", "sandbox", "tasks", "policy", "rewards", "engines", "training", "cli __main__"]
 
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 
