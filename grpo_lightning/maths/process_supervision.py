@@ -30,14 +30,12 @@ class ProcessSupervision(GroupStd):
         lengths, first = rewards.lengths, starts(rewards.lengths)
         every = torch.arange(len(lengths), device=lengths.device)
         valid = ~rewards.total.isnan()
-        for segments in rewards.segments:
-            if segments is not None:
-                valid[segments.row[segments.value.isnan()]] = False
+        for scored in rewards.segments:
+            if scored is not None:
+                valid[scored.row[scored.value.isnan()]] = False
         ending = torch.zeros(int(lengths.sum()), dtype=torch.float64, device=lengths.device)
-        for value, weight, segments in zip(rewards.value, rewards.weight, rewards.segments, strict=True):
-            row, end, reward = (
-                (every, lengths - 1, value) if segments is None else (segments.row, segments.end, segments.value)
-            )
+        for value, weight, scored in zip(rewards.value, rewards.weight, rewards.segments, strict=True):
+            row, end, reward = (every, lengths - 1, value) if scored is None else (scored.row, scored.end, scored.value)
             row, end, reward = row[valid[row]], end[valid[row]], reward[valid[row]]
             if len(row):
                 normalised = self.estimate(reward, rewards.group[row], int(rewards.group.max()) + 1)
