@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from grpo_lightning.maths.advantages import GroupStd
-from grpo_lightning.maths.ragged import pad, positions, starts
+from grpo_lightning.maths.ragged import pad, positions, segments, starts
 from grpo_lightning.maths.reward_batch import RewardBatch
 from grpo_lightning.types import UsageError
 
