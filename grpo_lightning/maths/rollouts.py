@@ -49,6 +49,7 @@ class Rollouts:
         entropy_rank: [N] float32, the fraction of the step's tokens at which π_old has less entropy; None if unused.
         logp_low: [N] float32, log π_θ at or under which the surrogate lets the token be; None without such bounds.
         logp_high: [N] float32, log π_θ at or over which it does.
+        temperature: That of the sampling: log π_θ is the log-softmax of the logits over it.
         sizes: The lengths and groups on the host; None copies them.
     """
 
@@ -79,6 +80,7 @@ class Rollouts:
         entropy_rank: Tensor | None = None,
         logp_low: Tensor | None = None,
         logp_high: Tensor | None = None,
+        temperature: float = 1.0,
         sizes: Sizes | None = None,
     ) -> None:
         self.prompt_token_ids = prompt_token_ids
@@ -97,6 +99,7 @@ class Rollouts:
         self.entropy_rank = entropy_rank
         self.logp_low = logp_low
         self.logp_high = logp_high
+        self.temperature = temperature
         self.sizes = sizes or Sizes(prompt_lengths.cpu(), group.cpu(), lengths.cpu())
         assert group.shape == lengths.shape == self.row.shape == self.truncated.shape
         for name in self.PER_TOKEN[1:]:
@@ -127,7 +130,8 @@ class Rollouts:
             # An empty part may lack what the others have.
             values = [v for part in parts if (v := getattr(part, name)) is not None]
             joined[name] = torch.cat(values) if values else None
-        return cls(**joined)
+        assert len({part.temperature for part in parts}) == 1
+        return cls(**joined, temperature=parts[0].temperature)
 
     def __len__(self) -> int:
         """B."""
@@ -153,7 +157,7 @@ class Rollouts:
             return self
         names = (*self.PER_PROMPT, *self.PER_ROW, *self.PER_TOKEN)
         moved: dict[str, Any] = {name: None if (v := getattr(self, name)) is None else v.to(device) for name in names}
-        return Rollouts(**moved, sizes=self.sizes)
+        return Rollouts(**moved, temperature=self.temperature, sizes=self.sizes)
 
     def select(self, rows: Tensor) -> "Rollouts":
         """The completions `rows` [r], in that order, with only the prompts they need."""
@@ -169,6 +173,7 @@ class Rollouts:
             prompt_lengths=self.prompt_lengths[groups],
             group=group,
             **chosen,
+            temperature=self.temperature,
         )
 
     def packs(self, max_tokens: int, by_group: bool = False) -> list[Tensor]:

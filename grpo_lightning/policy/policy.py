@@ -251,12 +251,11 @@ class Policy(nn.Module):
                 logits = torch.tanh(logits / cap) * cap
         return logits
 
-    def forward(self, rollouts: Rollouts, temperature: float = 1.0, entropy_gradient: bool = False) -> TokenLogp:
+    def forward(self, rollouts: Rollouts, entropy_gradient: bool = False) -> TokenLogp:
         """log π_θ of every completion token, with gradient where gradients are on.
 
         Args:
             rollouts: B completions with their prompts.
-            temperature: That of the sampling; divides the logits.
             entropy_gradient: Whether the entropy has a gradient too, which costs memory.
         """
         # Each prompt once where completions share one, else each completion behind a prompt of its own.
@@ -265,7 +264,7 @@ class Policy(nn.Module):
         if not isinstance(rollouts.layout, layout):
             rollouts.layout = layout.from_rollouts(rollouts)
         hidden = self._hidden(rollouts, rollouts.layout)
-        return self._score(hidden, rollouts.token_ids, temperature, entropy_gradient)
+        return self._score(hidden, rollouts.token_ids, rollouts.temperature, entropy_gradient)
 
     def _hidden(self, rollouts: Rollouts, layout: SharedPrefix | PaddedRows) -> Tensor:
         """[N, hidden] the states that predict the completion tokens."""

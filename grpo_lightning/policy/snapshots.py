@@ -27,7 +27,7 @@ class PolicySnapshot(nn.Module, ABC):
         """Takes the policy as it is now."""
 
     @abstractmethod
-    def forward(self, policy: Policy, rollouts: Rollouts, temperature: float) -> Tensor:
+    def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
         """[N] float32 log-probs of the completion tokens; call it without gradients."""
 
 
@@ -44,8 +44,8 @@ class RecordedLogp(PolicySnapshot):
     def refresh(self, policy: Policy) -> None:
         """Nothing to keep."""
 
-    def forward(self, policy: Policy, rollouts: Rollouts, temperature: float) -> Tensor:
-        return policy(rollouts, temperature).logp
+    def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
+        return policy(rollouts).logp
 
 
 class FrozenCopy(PolicySnapshot):
@@ -64,8 +64,8 @@ class FrozenCopy(PolicySnapshot):
         return super().train(False)
 
     @torch.no_grad()
-    def forward(self, policy: Policy, rollouts: Rollouts, temperature: float) -> Tensor:
-        return self.policy(rollouts, temperature).logp
+    def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
+        return self.policy(rollouts).logp
 
 
 class MovingAverage(FrozenCopy):

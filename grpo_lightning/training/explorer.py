@@ -105,6 +105,7 @@ class Explorer:
             group=[row // group_size for row in range(len(completions))],
             completions=[completion.token_ids for completion in completions],
         )
+        rollouts.temperature = sampling.temperature
         rollouts.truncated = torch.tensor([sample.truncated for sample in samples], dtype=torch.bool)
         if self.engine.exact and sampling.unfiltered:
             rollouts.sampler_logp = torch.tensor([p for c in completions for p in c.logp], dtype=torch.float32)

@@ -293,7 +293,7 @@ class GRPOModule(L.LightningModule):
         gaps: list[Tensor] = []
         for number, pack in enumerate(minibatch.packs, start=1):
             with self._gradient_sync(number == len(minibatch.packs)):
-                scored = self.policy(pack, self.sampling.temperature, self.objective.entropy_bonus > 0)
+                scored = self.policy(pack, self.objective.entropy_bonus > 0)
                 objective, diagnostics = self.objective(scored.logp, scored.entropy, pack)
                 # Ranks average their gradients, but J is a sum over all of them.
                 self.manual_backward(-objective * self.trainer.world_size)
@@ -341,7 +341,7 @@ class GRPOModule(L.LightningModule):
         """Which tokens and rewards make the loss or the gradient infinite or NaN."""
         culprits = []
         for pack in minibatch.packs:
-            logp = self.policy(pack, self.sampling.temperature).logp
+            logp = self.policy(pack).logp
             bad = ~(logp.isfinite() & pack.advantage.isfinite() & pack.weight.isfinite())
             rows = segments(pack.lengths)
             for token in bad.nonzero().flatten().tolist()[:1]:

@@ -74,7 +74,7 @@ class Preparation:
         if any(mask.reads_entropy for mask in module.objective.masks):
             packs = rollouts.packs(self.max_tokens, module.policy.shares_prefix)
             entropy = self._per_token(
-                rollouts, packs, lambda pack: module.policy(pack, module.sampling.temperature).entropy
+                rollouts, packs, lambda pack: module.policy(pack).entropy
             )
             everyone = torch.cat(ranks.gather(entropy)).sort().values
             rollouts.entropy_rank = torch.searchsorted(everyone, entropy) / len(everyone)
@@ -104,12 +104,12 @@ class Preparation:
         Returns:
             The number of minibatches for whose first update that is so: 1 or 0.
         """
-        module, temperature = self.module, self.module.sampling.temperature
+        module = self.module
         old_policy, reference = module.old_policy, module.reference
         packs = [pack for minibatch in cut for pack in minibatch]
         if reference is not None:
             rollouts.ref_logp = self._per_token(
-                rollouts, packs, lambda pack: reference(module.policy, pack, temperature)
+                rollouts, packs, lambda pack: reference(module.policy, pack)
             )
         needed_first = module.objective.surrogate.reads_old_logp or module.reward_kl is not None
         on_policy = int(old_policy.is_policy)
@@ -127,7 +127,7 @@ class Preparation:
         # A compiled forward with gradients may round differently from one without.
         with torch.set_grad_enabled(module.policy.compile_model):
             rollouts.old_logp = self._per_token(
-                rollouts, packs, lambda pack: old_policy(module.policy, pack, temperature).detach()
+                rollouts, packs, lambda pack: old_policy(module.policy, pack).detach()
             )
         return on_policy
 

@@ -116,7 +116,7 @@ class Elsewhere(PolicySnapshot):
     def refresh(self, policy: Policy) -> None:
         """Nothing to keep."""
 
-    def forward(self, policy: Policy, rollouts: Rollouts, temperature: float) -> Tensor:
+    def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
         assert rollouts.sampler_logp is not None
         return rollouts.sampler_logp + 0.3 * torch.sin(7.0 * rollouts.token_ids)
 

@@ -53,7 +53,8 @@ def expected_logp_and_entropy(policy: Policy, rollouts: Rollouts, temperature: f
 def gradient_of(policy: Policy, rollouts: Rollouts, temperature: float = 0.7) -> dict[str, Tensor]:
     """d(sum of weight x log-prob)/d(parameters)."""
     policy.zero_grad()
-    (rollouts.weight * policy(rollouts, temperature).logp).sum().backward()
+    rollouts.temperature = temperature
+    (rollouts.weight * policy(rollouts).logp).sum().backward()
     return dict(gradients(policy))
 
 
@@ -70,7 +71,8 @@ def assert_same_gradient(actual: dict[str, Tensor], expected: dict[str, Tensor],
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_log_probs_and_entropy_are_those_of_the_full_softmax(policy, temperature):
     rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
-    scored = policy(rollouts, temperature)
+    rollouts.temperature = temperature
+    scored = policy(rollouts)
     logp, entropy = expected_logp_and_entropy(policy, rollouts, temperature)
     torch.testing.assert_close(scored.logp, logp, atol=1e-5, rtol=0)
     torch.testing.assert_close(scored.entropy, entropy, atol=1e-5, rtol=0)
@@ -96,10 +98,11 @@ def test_gradient_is_that_of_the_full_softmax(policy):
 
 def test_padding_does_not_matter(policy):
     rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
-    together = policy(rollouts, 0.7)
+    rollouts.temperature = 0.7
+    together = policy(rollouts)
     starts = rollouts.lengths.cumsum(0) - rollouts.lengths
     for row in range(len(rollouts)):
-        alone = policy(rollouts.select(torch.tensor([row])), 0.7)
+        alone = policy(rollouts.select(torch.tensor([row])))
         own = slice(int(starts[row]), int(starts[row] + rollouts.lengths[row]))
         torch.testing.assert_close(alone.logp, together.logp[own], atol=5e-6, rtol=0)
         torch.testing.assert_close(alone.entropy, together.entropy[own], atol=5e-6, rtol=0)
@@ -129,7 +132,8 @@ def test_a_later_token_changes_no_earlier_log_prob(policy):
 @pytest.mark.parametrize("elements", [1, 64, 64 * 5])
 def test_the_head_in_chunks_gives_the_same_values_and_gradient(policy, elements, monkeypatch):
     rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
-    whole, gradient = policy(rollouts, 0.7), gradient_of(policy, rollouts)
+    rollouts.temperature = 0.7
+    whole, gradient = policy(rollouts), gradient_of(policy, rollouts)
     monkeypatch.setattr(policy_module, "HEAD_ELEMENTS", elements)
     largest = 0
     logits = Policy.logits
@@ -140,14 +144,14 @@ def test_the_head_in_chunks_gives_the_same_values_and_gradient(policy, elements,
         return logits(self, hidden)
 
     monkeypatch.setattr(Policy, "logits", watched)
-    chunked = policy(rollouts, 0.7)
+    chunked = policy(rollouts)
     assert largest == max(1, elements // 64)
     torch.testing.assert_close(chunked.logp, whole.logp, atol=1e-6, rtol=0)
     torch.testing.assert_close(chunked.entropy, whole.entropy, atol=1e-6, rtol=0)
     assert not chunked.entropy.requires_grad
     assert_same_gradient(gradient_of(policy, rollouts), gradient, tolerance=5e-6)
     with torch.no_grad():
-        torch.testing.assert_close(policy(rollouts, 0.7).logp, whole.logp, atol=1e-6, rtol=0)
+        torch.testing.assert_close(policy(rollouts).logp, whole.logp, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +209,8 @@ def test_models_that_change_their_logits_after_the_head(tmp_path, shape, overrid
     path = save(tmp_path, shape, **overrides)
     policy = load(path, attention="eager" if shape == "gemma2" else "sdpa")
     rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
-    scored = policy(rollouts, 0.7)
+    rollouts.temperature = 0.7
+    scored = policy(rollouts)
     logp, entropy = expected_logp_and_entropy(policy, rollouts, 0.7)
     torch.testing.assert_close(scored.logp, logp, atol=1e-5, rtol=0)
     torch.testing.assert_close(scored.entropy, entropy, atol=1e-5, rtol=0)

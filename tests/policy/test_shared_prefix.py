@@ -20,10 +20,11 @@ CASES = {
 
 def both_ways(policy: Policy, rollouts: Rollouts) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
     found = []
+    rollouts.temperature = 0.7
     for shares in (True, False):
         policy.shares_prefix = shares
         policy.zero_grad()
-        logp = policy(rollouts, temperature=0.7).logp
+        logp = policy(rollouts).logp
         (logp * rollouts.advantage).sum().backward()
         found.append((logp.detach(), dict(gradients(policy))))
     return found
