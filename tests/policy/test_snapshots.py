@@ -18,7 +18,7 @@ def update(policy: Policy) -> None:
 
 def logp(policy: Policy) -> torch.Tensor:
     with torch.no_grad():
-        return policy(ROLLOUTS, 0.7).logp
+        return policy(ROLLOUTS).logp
 
 
 @pytest.mark.parametrize("used_before", [True, False])
@@ -29,7 +29,7 @@ def test_frozen_copy_keeps_the_log_probs_of_the_policy_as_it_was(shape, used_bef
         logp(policy)
     copy.refresh(policy)
     update(policy)
-    assert copy(policy, ROLLOUTS, 0.7).equal(before)
+    assert copy(policy, ROLLOUTS).equal(before)
     assert float((logp(policy) - before).abs().max()) > 0.01
 
 
@@ -42,16 +42,16 @@ def test_refresh_takes_the_policy_as_it_is_now_into_the_same_copy(policy):
     now = logp(policy)
     update(policy)
     assert copy.policy is first
-    assert copy(policy, ROLLOUTS, 0.7).equal(now)
+    assert copy(policy, ROLLOUTS).equal(now)
 
 
 def test_frozen_copy_has_no_gradient_and_gives_none_to_the_policy():
     policy, copy = policy_of(), FrozenCopy()
     copy.refresh(policy)
-    assert not copy(policy, ROLLOUTS, 0.7).requires_grad
+    assert not copy(policy, ROLLOUTS).requires_grad
     assert not any(parameter.requires_grad for parameter in copy.parameters())
     assert all(parameter.requires_grad for parameter in policy.parameters())
-    policy(ROLLOUTS, 0.7).logp.sum().backward()
+    policy(ROLLOUTS).logp.sum().backward()
     assert all(parameter.grad is None for parameter in copy.parameters())
     assert any(float(gradient.abs().max()) > 0 for _, gradient in gradients(policy))
 
@@ -62,10 +62,10 @@ def test_frozen_copy_has_no_dropout_even_if_the_policy_keeps_it():
     policy.train()
     copy = FrozenCopy()
     copy.refresh(policy)
-    assert copy(policy, ROLLOUTS, 0.7).equal(before)
+    assert copy(policy, ROLLOUTS).equal(before)
     # Whoever puts the module that holds it into training mode does not mean the reference.
     nn.ModuleList([policy, copy]).train()
-    assert copy(policy, ROLLOUTS, 0.7).equal(before)
+    assert copy(policy, ROLLOUTS).equal(before)
     assert policy.training
 
 
@@ -79,7 +79,7 @@ def test_frozen_copy_is_in_the_state_dict_and_comes_back_from_it():
     resumed = FrozenCopy()
     resumed.refresh(policy)
     resumed.load_state_dict(state)
-    assert resumed(policy, ROLLOUTS, 0.7).equal(before)
+    assert resumed(policy, ROLLOUTS).equal(before)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -98,5 +98,5 @@ def test_recorded_logp_is_the_policys_own_and_holds_no_weights():
     recorded.refresh(policy)
     rollouts = rollouts_of([4, 9, 1, 6], prompt_lengths=[3, 1])
     with torch.no_grad():
-        assert recorded(policy, rollouts, 0.7).equal(logp(policy))
+        assert recorded(policy, rollouts).equal(logp(policy))
     assert not recorded.state_dict()

@@ -135,8 +135,9 @@ def test_the_reference_starts_at_no_distance(tmp_path: Path, load: Load, precisi
 def score(policy: Policy, precision: str, rollouts: Rollouts) -> tuple[Tensor, dict[str, Tensor]]:
     """Log-probs, and the gradient of their sum weighted by the advantage."""
     policy.zero_grad()
+    rollouts.temperature = 0.8
     with autocast(precision):
-        logp = policy(rollouts, 0.8).logp
+        logp = policy(rollouts).logp
     (logp * rollouts.advantage).sum().backward()
     return logp.detach(), dict(gradients(policy))
 
