@@ -41,6 +41,7 @@ from grpo_lightning.training.minibatch import Minibatch
 from grpo_lightning.training.optimizer_options import OptimizerOptions
 from grpo_lightning.training.precision import check_precision, warn_of_rounded_updates
 from grpo_lightning.training.records import record
+from grpo_lightning.training.strategy import FSDP2Strategy  # noqa: F401  (known as `fsdp2` once it is imported)
 from grpo_lightning.types import Prompt, Sample, UsageError
 
 EVALUATION = 2**32 - 1

@@ -207,7 +207,7 @@ class Twin:
     def update(self, pack: Rollouts, entropy_gradient: bool = False) -> list[Held]:
         """A pack's forward and backward: the peak to the backward of the second layer, and that behind it."""
         with self._running(gradients=True) as live, fresh_layout(pack):
-            scored = self.policy(pack, 1.0, entropy_gradient)
+            scored = self.policy(pack, entropy_gradient)
             (scored.logp + scored.entropy).sum().backward()
             del scored
         return [most(*live.peaks[:1]), most(*live.peaks[1:])] if len(live.peaks) > 1 else [live.peaks[0]] * 2
@@ -215,7 +215,7 @@ class Twin:
     def score(self, pack: Rollouts) -> list[Held]:
         """A pack's forward without gradients."""
         with self._running(gradients=False) as live, fresh_layout(pack):
-            self.policy(pack, 1.0)
+            self.policy(pack)
         return live.peaks
 
     def prefill(self, num_prompts: int, width: int) -> list[Held]:

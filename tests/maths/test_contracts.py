@@ -14,6 +14,7 @@ from torch import Tensor
 from grpo_lightning.maths import (
     advantages,
     kl,
+    kl_penalty,
     masks,
     objective,
     process_supervision,
@@ -485,8 +486,8 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: target_probability.TargetProbability(good_exponent=-0.5), "good_exponent=-0.5"),
     (lambda: target_probability.TargetProbability(bad_exponent=0.5), "bad_exponent=0.5"),
     (lambda: target_probability.TargetProbability(tolerance=-0.1), "tolerance=-0.1"),
-    (lambda: kl.KLPenalty(beta=0.0), "reward_kl.beta=0.0"),
-    (lambda: kl.KLPenalty(beta=-1.0), "reward_kl.beta=-1.0"),
+    (lambda: kl_penalty.KLPenalty(beta=0.0), "reward_kl.beta=0.0"),
+    (lambda: kl_penalty.KLPenalty(beta=-1.0), "reward_kl.beta=-1.0"),
     (lambda: weightings.FixedLength(0), "length=0"),
     (lambda: masks.TopEntropy(share=0.0), "share=0.0"),
     (lambda: masks.TopEntropy(share=1.5), "share=1.5"),

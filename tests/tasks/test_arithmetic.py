@@ -27,7 +27,7 @@ def test_first_rows_are_these():
 
 def test_same_in_another_process():
     code = (
-        "from grpo_lightning.tasks import Arithmetic;"
+        "from grpo_lightning import Arithmetic;"
         "print(*[q.text for q in Arithmetic(operators=['-', '*'], terms=3).questions('train')[:50]])"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7"}

@@ -145,7 +145,7 @@ def test_what_waits_for_the_device_is_noted_with_its_line(other):
         other.syncs.clear()
         function()
         assert [(event.operation, event.line.split(":")[0]) for event in other.syncs.events] == [
-            (name, "test_other_device.py")
+            (name, "training/test_other_device.py")
         ]
     other.syncs.clear()
     _ = there * 2, there.cumsum(0), there[there[:2]], there.masked_fill(there > 1, 0), there[1:], there[:, None]

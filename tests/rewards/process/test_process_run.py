@@ -92,5 +92,5 @@ def test_process_supervision_in_a_run(tmp_path: Path):
 
 
 def test_process_supervision_without_steps_is_refused(tmp_path: Path):
-    with pytest.raises(UsageError, match="no reward scores steps"):
+    with pytest.raises(UsageError, match="no reward scores segments"):
         fit(tmp_path, trainer={"max_epochs": 1}, advantage=ProcessSupervision())
