@@ -35,9 +35,10 @@ _LABEL = re.compile(r"(?:the\s+)?(?:(?:final|correct)\s+)?answer(?:\s+is\s*:?|\s
 _DISPLAY = re.compile(r"\s*(?:\$\$([^$]+)\$\$|\\\[([^\]]+)\\\])[ \t]*(?=\n|\Z)")
 _CLAUSE_END = re.compile(
     r"(?<![ap]\.m)\.(?=\**(?:\s|\Z)|\$?\**\s*(?:\Z|\s[A-Z]))"
-    r"|[,;]?\s\(?(?:as|because|since|which|where|so that|giving|after|meaning|i\.e\.|namely)\b"
+    r"|[,;]?\s\(?(?:(?<!many )(?<!much )as(?! (?:many|much|long|old|tall|far|fast|big|large|heavy)\b)|because|since|which|where|so that|giving|after|meaning|i\.e\.|namely)\b"
     r"|,\s*(?:so|as|for|I|we|and (?:we|so|thus|hence|that|this|it))\b|;\s*(?=[a-z]{2,} )"
-    r"|\s\((?=(?:as|since|because|rounded|which|from|where|see|i\.e\.)\b|[^()]*=|\$?\d[^()]*\b(?:at|for|per|each|times|x)\b)"
+    r"|\s\((?=(?:as|since|because|rounded|which|from|where|see|i\.e\.)\b)"
+    r"|(?<=\d)!(?=\**\s+[A-Z])"
     r"|\s(?:—|--)\s|\sand we\b|\\\\(?=\s*\Z)"
 )
 _INLINE = re.compile(r"\$(?:(?!(?<![\\A-Za-z{])[a-z]{3})[^$])+[^$.]\$(?!\d)|\\\((?:(?!\\\)).)+\\\)")
@@ -187,5 +188,6 @@ def _clause(statement: str) -> str:
     clause = statement[: end.start()] if end else statement
     clause = re.sub(r"\*\*|__|\A\*|\*\Z", " ", clause).strip()
     clause = re.sub(r"(?<!\\)\\[()\[\]]", " ", clause).strip()
+    clause = re.sub(r"(?<=\d)\s*!\Z", " !", clause)  # the end of a sentence, and no factorial
     formula = re.fullmatch(r"\$([^$]+)\$", clause)
     return formula[1].strip() if formula else clause

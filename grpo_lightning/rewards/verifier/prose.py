@@ -1,0 +1,205 @@
+"""The one number that a sentence claims: 18 of `Janet makes $18 every day`, 42 of `42 (30 boys and 12 girls)`.
+
+The rule is positive: one number stands there, and all the words come from the question or from short lists. What takes
+a value back (`not`, `almost`, `or`) is in none of them, even where the question has it.
+"""
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from math import prod
+
+from grpo_lightning.rewards.verifier.grammar import DENIALS, Claim, read_claim
+from grpo_lightning.rewards.verifier.number_words import in_digits, is_spelt
+from grpo_lightning.rewards.verifier.numbers import exact, literal
+from grpo_lightning.rewards.verifier.tokens import Token, Unreadable, tokenize
+from grpo_lightning.rewards.verifier.units import HEDGES, SCALES, UNITS, is_noun, is_number_word, word_set
+
+_SHORT = word_set(
+    "a an the of in on at for to from with by per each every all both his her hers its their our my your this that "
+    "these those he she it they we you i him them us there is are was were be been will would can has have had do does "
+    "did so then now total totals altogether together left remaining only just exactly overall after before during "
+    "today daily weekly monthly yearly annually apiece more: needs need makes make made gets get got earns earned pays "
+    "paid spends spent costs cost saves saved sells sold buys bought eats ate drinks drank uses used takes took gives "
+    "gave keeps kept reads read runs ran walks walked drives drove works worked receives received owes owed wins won "
+    "loses lost drew wrote equals answer final result"
+)
+_ROUGHLY = word_set("about approximately roughly around")
+_COMPARATIVES = word_set(
+    "more fewer less extra additional older younger taller shorter longer wider deeper farther further faster slower "
+    "higher lower bigger larger smaller heavier lighter"
+)
+_TAKEN_BACK = (
+    DENIALS
+    | (HEDGES - {"and", "to", "about", "approximately", "roughly", "over", "through"})
+    | word_set(
+        "could might may should guess guessing think believe suppose assume wonder doubt hope bet try up down again "
+        "off half twice double also too"
+    )
+)
+_BEFORE_UNIT = word_set("a an the per each every this that of in for by than")
+"""A unit behind any other word is the value's own, and counts."""
+_EACH = word_set("at each per for times x of every by")
+_IN_SUMS = _EACH | {"and", "a", "A"}
+_MARKS = frozenset("+-*/=,")
+_TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm|mbox)\s*\{([^{}]*)\}")
+_WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
+_EXPLAINED = re.compile(r"([^:()]*?\w[^:()]*?)\s*(?:\(([^()]+)\)|:\s+([^:()]+))")
+_MAX_WORDS = 40
+
+
+@lru_cache(maxsize=1 << 13)
+def read_sentence(text: str, known: frozenset[str]) -> Claim | None:
+    """The claim of a sentence with one number, or of a number and what explains it; None if it is none.
+
+    Args:
+        text: The answer.
+        known: The words of the question.
+    """
+    plain = _plain(text)
+    if len(plain.split()) > _MAX_WORDS:
+        return None
+    explained = _EXPLAINED.fullmatch(plain)
+    if not explained:
+        return _claim(plain, known)
+    claim = _claim(explained[1], known)
+    value = _value(claim)
+    if claim is None or value is None:
+        return None
+    return claim if _explains(explained[2] or explained[3], value, known) else None
+
+
+def _plain(text: str) -> str:
+    """Without the commands that only set text."""
+    while (inner := _TEXT.sub(r" \1 ", text)) != text:
+        text = inner
+    text = re.sub(r"\\[ ,;!]|~|\*\*|__", " ", text).strip()
+    return text if text.endswith("..") else text.removesuffix(".").rstrip()
+
+
+def _claim(sentence: str, known: frozenset[str]) -> Claim | None:
+    """The claim of words, one value and words."""
+    pieces = sentence.split()
+    start = 0
+    while start < len(pieces) and (word := _word(pieces[start])) and not is_spelt(word):
+        start += 1
+    if start < len(pieces) and start and pieces[start] in SCALES and pieces[start - 1] == "a":
+        start -= 1
+    frame, rest = pieces[:start], pieces[start:]
+    if frame and frame[-1].casefold() in _ROUGHLY:
+        frame = frame[:-1]
+    if not rest or not all(is_allowed(piece, known) for piece in frame):
+        return None
+    for cut in range(len(rest), 0, -1):
+        if not _may_follow(rest[cut:], known):
+            continue
+        claim = _read(" ".join(rest[:cut]), known)
+        if _value(claim) is not None:
+            return claim
+    return None
+
+
+def _read(text: str, known: frozenset[str]) -> Claim | None:
+    try:
+        return read_claim(text, known)
+    except Unreadable:
+        return None
+
+
+def _value(claim: Claim | None) -> Fraction | None:
+    """The number, if the claim is one."""
+    if claim is None or len(claim.items) > 1:
+        return None
+    _, operators, operands = claim.items[0].chain
+    value = operands[-1][1] if operands[-1][0] in ("degree", "percent") else operands[-1]
+    return literal(value) if not set(operators) - {"="} else None
+
+
+def _word(piece: str) -> str:
+    """The word of a piece, without a comma behind it; nothing if it is none."""
+    piece = piece.rstrip(",'’")
+    return piece if _WORD.fullmatch(piece) else ""
+
+
+def is_allowed(piece: str, known: frozenset[str]) -> bool:
+    """Whether a word may stand in a sentence beside its value."""
+    low = _word(piece).casefold().replace("’", "'")
+    bare = low.removesuffix("'s").removesuffix("'")
+    if not low or bare in _TAKEN_BACK or is_number_word(bare):
+        return False
+    return bare in _SHORT or _stem(bare) in _stems(known)
+
+
+@lru_cache(maxsize=1 << 10)
+def _stems(known: frozenset[str]) -> frozenset[str]:
+    return frozenset(map(_stem, known))
+
+
+def _stem(word: str) -> str:
+    """What the forms of a word have in common: `bak` of bakes, baked and baking."""
+    word = re.sub(r"(?:ies|ied)\Z", "y", word)
+    word = re.sub(r"(?:ing|ed|es|s|e|d)\Z", "", word) if len(word) > 3 else word
+    return word[:-1] if len(word) > 3 and word[-1] == word[-2] else word
+
+
+def _may_follow(words: Sequence[str], known: frozenset[str]) -> bool:
+    """Whether words behind a value leave it as it is: `every day at the market`, `more apples than Jane`."""
+    compared = False
+    for index, piece in enumerate(words):
+        low = piece.casefold()
+        before = words[index - 1].casefold() if index else ""
+        if low in _COMPARATIVES:
+            if before in ("and", "than", "a"):
+                return False
+            compared = True
+        elif low == "than":
+            if not compared:
+                return False
+        elif low == "times":
+            if index or not ("times" in known or words[1:2] == ["as"]):
+                return False
+            compared = True
+        elif low in ("as", "many", "much"):
+            if not compared:
+                return False
+        elif low == "and":
+            if not index or index + 1 == len(words) or words[index + 1].casefold() in _COMPARATIVES:
+                return False
+        elif not is_allowed(piece, known) or (low in UNITS and before not in _BEFORE_UNIT):
+            return False
+    return True
+
+
+def _explains(text: str, value: Fraction, known: frozenset[str]) -> bool:
+    """Whether what stands in brackets or behind a colon says how a value comes about, and names no other one."""
+    try:
+        tokens = in_digits(tokenize(text))
+    except Unreadable:
+        return False
+    words = [token.text for token in tokens if token.kind in ("word", "join", "symbol")]
+    if not all(word in _IN_SUMS or is_allowed(word, known) or is_noun(word, known) for word in words):
+        return False
+    if not all(token.kind in ("number", "word", "join", "symbol") or token.text in _MARKS for token in tokens):
+        return False
+    links = " ".join(_sign(token) for token in tokens).split("=")
+    numbers = [part for link in links for part in link.split() if part not in _MARKS]
+    if len(links) > 1 or any(mark in links[0].split() for mark in "+-*/"):
+        return all(_result(link) == value for link in links)
+    parts = [Fraction(number) for number in numbers if "(" not in number]
+    if len(parts) < 2:
+        return parts in ([], [value])
+    return sum(parts) == value or (bool(_EACH & {*words}) and prod(parts) == value)
+
+
+def _result(text: str) -> Fraction | None:
+    """What a sum comes to."""
+    claim = _read(text, frozenset())
+    return exact(claim.items[0].chain[2][0]) if claim and len(claim.items) == 1 else None
+
+
+def _sign(token: Token) -> str:
+    """A token as a part of a sum; nothing for a word."""
+    if token.text == "x":
+        return "*"
+    return token.text if token.kind == "number" or token.text in "+-*/=" else ""
