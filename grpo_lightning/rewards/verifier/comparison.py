@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo_lightning.rewards.verifier import equality, finished
 from grpo_lightning.rewards.verifier.choices import choices_in
-from grpo_lightning.rewards.verifier.grammar import Claim, Item, Node, read_claim
+from grpo_lightning.rewards.verifier.grammar import MONTHS, Claim, Item, Node, read_claim
 from grpo_lightning.rewards.verifier.numbers import (
     exact,
     infinity,
@@ -121,7 +121,7 @@ class _Comparison:
         if said and self._with_unit(right, answer, known):
             return said
         if len(right.items) == 1 and (settled := settle(right.items[0])) and literal(_bare(settled.value)) is not None:
-            sentence = read_sentence(answer, known)
+            sentence = read_sentence(answer, known, self.question)
             return sentence if sentence and self.same(right, sentence) else None
         return None
 
@@ -652,7 +652,11 @@ def _same_words(gold: Node, answer: Node) -> bool:
 def _text(tree: Node) -> str:
     if tree[0] == "words":
         words = [str(word).casefold().rstrip(".") for word in tree[1:]]
-        return " ".join(words[1:] if words[0] in ("the", "a", "an") and len(words) > 1 else words)
+        while len(words) > 1 and words[0] in ("the", "a", "an", "on", "in"):
+            words = words[1:]
+        if MONTHS.intersection(words):
+            words = sorted(word for word in words if word not in ("th", "st", "nd", "rd", "of", "the"))
+        return " ".join(words)
     if tree[0] == "symbol":
         return str(tree[1]).casefold()
     return ""

@@ -22,7 +22,7 @@ RELATIONS = {
 FUNCTION_LETTERS = frozenset("fghFGH")
 _LOGS = ("ln", "log", "lg")
 _CLOSING = {"(": ")", "[": "]", r"\{": r"\}"}
-_LABELS = word_set(
+LABELS = word_set(
     "the a final correct answer answers is are total sum probability area volume perimeter length width height "
     "distance speed cost price time number value solution solutions choice option so therefore hence thus mean "
     "median mode average result of x it that slope ratio degree degrees remainder radius percent percentage "
@@ -86,11 +86,13 @@ def _without_frame(tokens: list[Token], known: frozenset[str]) -> list[Token]:
     words = 0
     while words < len(tokens) and tokens[words].kind == "word":
         words += 1
-    is_usual = 0 < words < len(tokens) and all(token.text.casefold() in _LABELS for token in tokens[:words])
+    is_usual = 0 < words < len(tokens) and all(token.text.casefold() in LABELS for token in tokens[:words])
     if is_usual and (tokens[words].text in ("=", ":") or tokens[words - 1].text.casefold() in ("is", "are")):
         return _without_frame(tokens[words:], known)
     if 0 < words < len(tokens) and tokens[words].text in ("(", "[") and _names_tuple(tokens[:words], known):
         return _without_frame(tokens[words:], known)
+    if start := _quantified(tokens):
+        return _without_frame(tokens[start:], known)
     while 0 < words < len(tokens) and (
         tokens[words].kind in ("word", "symbol") or tokens[words].text in ("triangle", "angle")
     ):
@@ -107,22 +109,40 @@ def _is_label(tokens: list[Token], known: frozenset[str]) -> bool:
     has_symbols = len(low) < len(tokens)
     return (
         (not has_symbols or "of" in low)
-        and all(word in _LABELS or word in known for word in low)
+        and all(word in LABELS or word in known for word in low)
         and not DENIALS & {*low}
     )
+
+
+def _quantified(tokens: list[Token]) -> int:
+    """Where the inequality of `all real x such that x > 3` begins; 0 if it is none."""
+    start = 0
+    while start + 1 < len(tokens) and (tokens[start].text.casefold() in _SETS or len(tokens[start].text) == 1):
+        if tokens[start].kind not in ("word", "symbol"):
+            break
+        if len(tokens[start].text) == 1 and tokens[start + 1].kind != "word":
+            break
+        start += 1
+    is_set = start and tokens[0].text.casefold() in ("all", "any", "every", "the")
+    has_order = any(token.text in ("<", ">", "le", "ge", "ne") for token in tokens[start:])
+    return start if is_set and has_order and all(token.kind != "word" or len(token.text) == 1 for token in tokens[start:]) else 0
 
 
 def _names_tuple(tokens: list[Token], known: frozenset[str]) -> bool:
     """`vertex` of `vertex (2,-1)`."""
     low = {token.text.casefold() for token in tokens}
     nouns = low & _PLACES
-    return bool(nouns) and not low & DENIALS and all(word in _PLACES | _LABELS or word in known for word in low)
+    return bool(nouns) and not low & DENIALS and all(word in _PLACES | LABELS or word in known for word in low)
 
 
 _PLACES = word_set(
     "vertex center centre point points focus midpoint coordinates coordinate intersection interval range domain pair "
     "ordered at vector triple"
 )
+MONTHS = word_set(
+    "january february march april may june july august september october november december"
+)
+_SETS = word_set("all any every real numbers number values value of such that satisfying where with the set")
 DENIALS = word_set(
     "not no isn't without never neither nor either unless except than least most less more min max minimum "
     "maximum if wrong incorrect false maybe perhaps possibly probably unsure anything but or other another "
@@ -207,9 +227,20 @@ class _Parser:
         if self.next.text == "(" and self.place:
             inside = self.tokens[self.place + 1 : self.matching(self.place)]
             return any(token.text in ("ne", "in") for token in inside) and inside[0].kind == "symbol"
+        if self.is_named_counter():
+            return True
         if self.next.kind != "word" or self.next.text not in _CONDITIONS:
             return False
         return len(self.peek(1).text) == 1 or self.peek(1).text in _QUANTIFIERS
+
+    def is_named_counter(self) -> bool:
+        """`k an integer`, behind a comma."""
+        return (
+            self.peek(-1).text == ","
+            and len(self.next.text) == 1
+            and self.next.kind in ("symbol", "word")
+            and self.peek(1).text in ("is", "an", "any", "integer")
+        )
 
     def condition(self) -> Item:
         """What it says: `n \\in \\mathbb Z` for `for integer n`."""
@@ -217,7 +248,7 @@ class _Parser:
             item = self.item()
             self.expect(")")
             return item
-        self.place += 1
+        self.place += not self.is_named_counter()
         start = self.place
         said = []
         while self.next.kind in ("word", "symbol"):
@@ -253,7 +284,9 @@ class _Parser:
         if choice:
             return Item(("chain", (), (choice,)))
         currency = self.currency()
-        if self.next.kind == "word" and not self.is_operand_word():
+        if self.next.text in ("a", "A", "an") and self.peek(1).kind == "word" and len(self.peek(1).text) > 2:
+            self.place += 1
+        if self.is_date() or (self.next.kind == "word" and not self.is_operand_word()):
             return Item(("chain", (), (self.words(),)))
         operators, operands, amounts = [], [self.operand()], []
         if self.take("over"):
@@ -293,6 +326,10 @@ class _Parser:
         if amounts and (len(operators) != len(operands) - 1 or set(operators) - {"="}):
             raise Unreadable("a chain of amounts that is none")
         return Item(("chain", tuple(operators), tuple(operands)), unit, bool(things), things > 1, tuple(amounts))
+
+    def is_date(self) -> bool:
+        """`20 June`."""
+        return self.next.kind == "number" and self.peek(1).kind == "word" and self.peek(1).text.casefold() in MONTHS
 
     def advance(self) -> str:
         self.place += 1
@@ -632,7 +669,7 @@ class _Parser:
                 return node
 
     def power(self, node: Node) -> Node:
-        if self.take("circ", "degree"):
+        if self.take("circ", "degree") or (self.next == Token("word", "o") and self.advance()):
             return self.degrees(node)
         if self.next.text == "{" and self.peek(1).text == "circ" and self.peek(2).text == "}":
             self.place += 3
@@ -816,6 +853,11 @@ class _Parser:
             if digits and 0 < int(self.next.text) < int(bottom.text):
                 node = ("number", node[1] + Fraction(int(self.next.text), int(bottom.text)), None)
                 self.place += 3
+        if self.next.text == "(" and self.peek(1).text == "base" and self.peek(3).text == ")":
+            base = _BASES.get(self.peek(2).text, 0)
+            if base:
+                self.place += 4
+                return ("base", str(node[1]), base)
         if self.next.text == "in" and self.peek(1).text == "base":
             self.place += 1
         if self.next.text == "base" and self.next.kind == "word" and self.peek(1).text in _BASES:

@@ -61,12 +61,24 @@ class _Reader:
             token = self.tokens[self.place]
             found = self.number() if self.may_start() else []
             if found:
-                yield from (part._replace(spaced=token.spaced or index == 0) for index, part in enumerate(found))
+                yield found[0]._replace(spaced=token.spaced)
+                yield from found[1:]
                 continue
+            if self.is_sign():
+                token = Token("mark", "-", token.spaced)
             yield token
             self.place += 1
             if token.kind == "number" and self.word() == "and" and (parts := self.fraction(1)):
                 yield from parts  # `2 and a half`
+
+    def is_sign(self) -> bool:
+        """Whether `negative three` or `minus 3` begins here."""
+        if self.word() not in ("negative", "minus") or self.place + 1 == len(self.tokens):
+            return False
+        before = self.tokens[self.place - 1] if self.place else None
+        after = self.tokens[self.place + 1]
+        is_first = before is None or before.kind == "word" or before.text in ("=", ",", "(", "and", "or", "{")
+        return is_first and (after.kind == "number" or self.word(1) in _BELOW_100)
 
     def may_start(self) -> bool:
         before = self.tokens[self.place - 1] if self.place else None

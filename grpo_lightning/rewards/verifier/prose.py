@@ -5,12 +5,13 @@ a value back (`not`, `almost`, `or`) is in none of them, even where the question
 """
 
 import re
+from itertools import zip_longest
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from math import prod
 
-from grpo_lightning.rewards.verifier.grammar import DENIALS, Claim, read_claim
+from grpo_lightning.rewards.verifier.grammar import DENIALS, LABELS, Claim, read_claim
 from grpo_lightning.rewards.verifier.number_words import in_digits, is_spelt
 from grpo_lightning.rewards.verifier.numbers import exact, literal
 from grpo_lightning.rewards.verifier.tokens import Token, Unreadable, tokenize
@@ -23,7 +24,7 @@ _SHORT = word_set(
     "today daily weekly monthly yearly annually apiece more: needs need makes make made gets get got earns earned pays "
     "paid spends spent costs cost saves saved sells sold buys bought eats ate drinks drank uses used takes took gives "
     "gave keeps kept reads read runs ran walks walked drives drove works worked receives received owes owed wins won "
-    "loses lost drew wrote equals answer final result"
+    "loses lost drew wrote go goes went see sees saw should must equals answer final result therefore thus hence means what"
 )
 _ROUGHLY = word_set("about approximately roughly around")
 _COMPARATIVES = word_set(
@@ -34,10 +35,22 @@ _TAKEN_BACK = (
     DENIALS
     | (HEDGES - {"and", "to", "about", "approximately", "roughly", "over", "through"})
     | word_set(
-        "could might may should guess guessing think believe suppose assume wonder doubt hope bet try up down again "
+        "could might may guess guessing think believe suppose assume wonder doubt hope bet try up down again "
         "off half twice double also too"
     )
 )
+_SUPERLATIVES = word_set("maximum minimum most least first last largest smallest")
+_CLAUSE = re.compile(
+    r"(?<=\s)(?:between|in|on|at|for|of|to|from|with|by|if|when|after|before|during|over|than|that|who|which|within|while|"
+    r"because|are|is|were|was|do|did|will|have|has) (?=\S+ \S+)"
+)
+_COPIED = re.compile(
+    r"((?:\b(?:in|over|for|after|within|during|per|at|of|on|to|from|by|with|all|the|first|last|next)\s+|^))"
+    r"(\$?\d[\d,.]*|[a-z]+(?:-[a-z]+)?)\s+((?!(?:and|or)\b)[a-z]+)",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"-?(?:\\?[$€£¥₹])?-?\.?\d|-?\\[dt]?frac|\\?[$€£¥₹]\Z|[A-Za-z]")
+_NAMED = re.compile(r"(?:the )?(\w+(?: [\w'’-]+){3,20}) (?:is|are|was|were|will be) (?=\S+\Z)", re.IGNORECASE)
 _BEFORE_UNIT = word_set("a an the per each every this that of in for by than")
 """A unit behind any other word is the value's own, and counts."""
 _EACH = word_set("at each per for times x of every by")
@@ -50,16 +63,18 @@ _MAX_WORDS = 40
 
 
 @lru_cache(maxsize=1 << 13)
-def read_sentence(text: str, known: frozenset[str]) -> Claim | None:
+def read_sentence(text: str, known: frozenset[str], question: str = "") -> Claim | None:
     """The claim of a sentence with one number, or of a number and what explains it; None if it is none.
 
     Args:
         text: The answer.
         known: The words of the question.
+        question: The question: what is copied from it claims nothing.
     """
     plain = _plain(text)
     if len(plain.split()) > _MAX_WORDS:
         return None
+    plain = _without_copies(plain, " ".join(question.casefold().split()))
     explained = _EXPLAINED.fullmatch(plain)
     if not explained:
         return _claim(plain, known)
@@ -70,16 +85,41 @@ def read_sentence(text: str, known: frozenset[str]) -> Claim | None:
     return claim if _explains(explained[2] or explained[3], value, known) else None
 
 
+def _without_copies(text: str, question: str) -> str:
+    """Without a clause that the question has word by word (`if she hires her`) and without its numbers (`in 4 weeks`)."""
+    named = _NAMED.match(text)
+    if named and named[1].casefold() in question:
+        text = text[named.end() :]
+    low = text.casefold()
+    for match in _CLAUSE.finditer(low):
+        if low[match.start() :] in question and re.search(r"\d", low[: match.start()]):
+            text = text[: match.start()].rstrip()
+            break
+    bare = _COPIED.sub(lambda match: match[1] + match[3] if f"{match[2]} {match[3]}".casefold() in question else match[0], text)
+    text = bare if re.search(r"\d", bare) else text
+    return re.sub(r"(?<=\d)\s*dozens?\b(?:\s+of\b)?", "", text) if "how many dozen" in question else text
+
+
 def _plain(text: str) -> str:
     """Without the commands that only set text."""
     while (inner := _TEXT.sub(r" \1 ", text)) != text:
         text = inner
-    text = re.sub(r"\\[ ,;!]|~|\*\*|__", " ", text).strip()
+    text = re.sub(r"\\[ ,;!]|~|\*\*|__", " ", text).replace("–", "-").strip()
+    text = re.sub(r"\s+", " ", text)
+    text = re.sub(r"(?<=\d)\s*[x×]\s*(?=\$?\d)", " * ", text)
     return text if text.endswith("..") else text.removesuffix(".").rstrip()
 
 
 def _claim(sentence: str, known: frozenset[str]) -> Claim | None:
-    """The claim of words, one value and words."""
+    """The claim of words, one value and words; of words, a sum, its result and words."""
+    sum_, equals, result = sentence.rpartition("=")
+    if equals:
+        claim = _claim(result, known)
+        value = _value(claim)
+        start = re.search(r"\$?\d", sum_)
+        if value is None or not start or not re.search(r"[-+*/]", sum_) or not _are_allowed(sum_[: start.start()].split(), known):
+            return None
+        return claim if _explains(sum_[start.start() :], value, known) else None
     pieces = sentence.split()
     start = 0
     while start < len(pieces) and (word := _word(pieces[start])) and not is_spelt(word):
@@ -89,7 +129,7 @@ def _claim(sentence: str, known: frozenset[str]) -> Claim | None:
     frame, rest = pieces[:start], pieces[start:]
     if frame and frame[-1].casefold() in _ROUGHLY:
         frame = frame[:-1]
-    if not rest or not all(is_allowed(piece, known) for piece in frame):
+    if not rest or not _NUMBER.match(rest[0]) or not _are_allowed(frame, known):
         return None
     for cut in range(len(rest), 0, -1):
         if not _may_follow(rest[cut:], known):
@@ -129,6 +169,18 @@ def is_allowed(piece: str, known: frozenset[str]) -> bool:
     if not low or bare in _TAKEN_BACK or is_number_word(bare):
         return False
     return bare in _SHORT or _stem(bare) in _stems(known)
+
+
+def _are_allowed(frame: Sequence[str], known: frozenset[str]) -> bool:
+    """Whether words may stand before a value: `The maximum number of boxes is`."""
+    before = ["", "", *(_word(piece).casefold() for piece in frame)]
+    return all(
+        is_allowed(piece, known)
+        or (low in LABELS and len(low) > 1)
+        or (low == "and" and 0 < index < len(frame) - 1)
+        or (low in _SUPERLATIVES and low in known and before[index + 1] == "the" and before[index] != "at")
+        for index, (piece, low) in enumerate(zip(frame, before[2:], strict=True))
+    )
 
 
 @lru_cache(maxsize=1 << 10)
@@ -177,6 +229,7 @@ def _explains(text: str, value: Fraction, known: frozenset[str]) -> bool:
         tokens = in_digits(tokenize(text))
     except Unreadable:
         return False
+    tokens = [token for token, after in zip_longest(tokens, tokens[1:]) if not _is_rate(token, after)]
     words = [token.text for token in tokens if token.kind in ("word", "join", "symbol")]
     if not all(word in _IN_SUMS or is_allowed(word, known) or is_noun(word, known) for word in words):
         return False
@@ -190,6 +243,11 @@ def _explains(text: str, value: Fraction, known: frozenset[str]) -> bool:
     if len(parts) < 2:
         return parts in ([], [value])
     return sum(parts) == value or (bool(_EACH & {*words}) and prod(parts) == value)
+
+
+def _is_rate(token: Token, after: Token | None) -> bool:
+    """Whether it is a percent sign or the stroke of `$10/week`, of which a sum knows nothing."""
+    return token.text == "%" or (token.text == "/" and after is not None and after.kind == "word")
 
 
 def _result(text: str) -> Fraction | None:

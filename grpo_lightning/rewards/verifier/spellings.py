@@ -17,8 +17,15 @@ def without_conditions(gold: Claim, answer: Claim) -> Claim:
     if len(gold.items) != 1 or len(answer.items) < 2 or answer.joins - {",", ";", "where", "and"}:
         return answer
     named = symbols(gold.items[0].chain)
-    rest = [item for item in answer.items[1:] if not _is_exclusion(item, named)]
+    if not _is_exclusion(answer.items[1], named):
+        return answer
+    rest = [item for item in answer.items[2:] if not _is_exclusion(item, named) and not _is_bare_number(item)]
     return answer if rest else Claim(answer.items[:1])
+
+
+def _is_bare_number(item: Item) -> bool:
+    """The 3 of `x \\ne 1, 3`."""
+    return not item.chain[1] and not item.unit and literal(item.chain[2][0]) is not None
 
 
 def _is_exclusion(item: Item, named: frozenset[str] | set[str]) -> bool:
