@@ -43,8 +43,18 @@ from grpo_lightning.rewards.verifier.settling import (
     with_argument,
     with_counter,
 )
-from grpo_lightning.rewards.verifier.spans import FLIPPED, SPANS, Span, is_interval, is_span, span_of, span_of_claim, union_of_claim
+from grpo_lightning.rewards.verifier.spans import (
+    FLIPPED,
+    SPANS,
+    Span,
+    is_interval,
+    is_span,
+    span_of,
+    span_of_claim,
+    union_of_claim,
+)
 from grpo_lightning.rewards.verifier.spellings import (
+    are_amounts,
     components,
     concluded,
     is_nothing,
@@ -53,7 +63,7 @@ from grpo_lightning.rewards.verifier.spellings import (
     without_point,
 )
 from grpo_lightning.rewards.verifier.tokens import Unreadable, tokenize
-from grpo_lightning.rewards.verifier.units import FACTORS, Unit
+from grpo_lightning.rewards.verifier.units import Unit, conversion
 
 EQUAL, DIFFERENT, UNPARSEABLE, RESTATED, GOLD_BAD = "equal", "different", "unparseable", "restated", "gold_bad"
 _BARE_UNIT = re.compile(r"(.*[\d})])(?:\s|\\[, ])*([A-Za-z]{1,2})(\^\{?\d\}?)?")
@@ -211,7 +221,7 @@ class _Comparison:
         answer = self.in_percent(self.in_unit(gold, answer))
         right, said = settle(gold), settle(answer, not gold.chain[1], self.asked)
         factor = self.unit_factor(gold.unit, answer.unit)
-        if factor is None or not self.are_amounts(answer):
+        if factor is None or not are_amounts(answer):
             return False
         if right is None:
             return self.same_relation(gold.chain, answer.chain)
@@ -279,15 +289,6 @@ class _Comparison:
         links = [value if link[0] in ("mul", "div") and exact(link) == bare else link for link in operands]
         return replace(answer, chain=("chain", operators, tuple(links)))
 
-    def are_amounts(self, answer: Item) -> bool:
-        """Whether an amount is what it is said to be in other units."""
-        value = literal(answer.chain[2][-1])
-        for other, unit in answer.amounts:
-            size, factor = literal(other), _conversion(answer.unit, unit)
-            if value is None or size is None or factor is None or size != value * factor:
-                return False
-        return True
-
     def unit_factor(self, gold: Unit, answer: Unit) -> Fraction | None:
         """By what the answer's number is to be multiplied to be in the gold answer's unit; None if it cannot be."""
         if not gold or not answer or gold == answer:
@@ -297,7 +298,7 @@ class _Comparison:
             return Fraction(1)
         if set(ours) <= _LOOSE or set(theirs) <= _LOOSE:
             return Fraction(1)
-        return _conversion(answer, gold) if self.policy.convert_units else None
+        return conversion(answer, gold) if self.policy.convert_units else None
 
     # ----- several things
 
@@ -574,27 +575,13 @@ class _Comparison:
 # ----- units
 
 
-def _conversion(unit: Unit, into: Unit) -> Fraction | None:
-    """How many of `into` one `unit` is; None if they measure different things."""
-    factor = Fraction(1)
-    found: list[dict[str, int]] = []
-    for names, sign in ((unit, 1), (into, -1)):
-        bases: dict[str, int] = {}
-        for name, power in names:
-            base, size = FACTORS.get(name, (name, 1))
-            factor *= Fraction(size) ** (sign * power)
-            bases[base] = bases.get(base, 0) + power
-        found.append(bases)
-    return factor if found[0] == found[1] else None
-
-
 def _kinds(item: Item, value: Node) -> set[str]:
     """What an item measures in: the units of the table, degrees, per cent."""
     return {name for name, _ in item.unit} | {_SIGNS[node[0]] for node in (value,) if node[0] in _SIGNS}
 
 
 _SIGNS = {"degree": "degree", "percent": "percent"}
-_TEMPERATURES = {"celsius", "fahrenheit", "kelvin", "radian"}
+_TEMPERATURES = {"celsius", "fahrenheit", "radian"}
 
 
 def _bare(value: Node) -> Node:
@@ -605,7 +592,7 @@ def _bare(value: Node) -> Node:
 def _is_kind(gold: Item, right: Node, answer: Item, said: Node) -> bool:
     """Whether an answer measures in what the gold answer does, or in nothing: no dollars for degrees."""
     ours, theirs = _kinds(gold, right), _kinds(answer, said)
-    if not ours or ours <= _LOOSE or theirs <= _LOOSE and theirs:
+    if not ours or ours <= _LOOSE or (theirs <= _LOOSE and theirs):
         return True
     if not theirs:
         return not answer.counts

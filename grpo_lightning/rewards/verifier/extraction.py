@@ -34,8 +34,10 @@ _PHRASE = re.compile(rf"\banswer\*{{0,2}}(?:\s+is\b{_ADVERB}\s*:?|\s*:)(?:[ \t*]
 _LABEL = re.compile(r"(?:the\s+)?(?:(?:final|correct)\s+)?answer(?:\s+is\s*:?|\s*:)\s*", re.IGNORECASE)
 _DISPLAY = re.compile(r"\s*(?:\$\$([^$]+)\$\$|\\\[([^\]]+)\\\])[ \t]*(?=\n|\Z)")
 _CLAUSE_END = re.compile(
-    r"(?<![ap]\.m)(?<!\ssq)\.(?=\**(?:\s|\Z)|\$?\**\s*(?:\Z|\s[A-Z]))"
-    r"|[,;]?\s\(?(?:(?<!many )(?<!much )as(?! (?:many|much|long|old|tall|far|fast|big|large|heavy)\b)|because|since|which|where|so that|giving|after|meaning|i\.e\.|namely)\b"
+    r"(?<![ap]\.m)(?<!\ssq)\.(?!\**\s+(?:[Oo]r|[Mm]aybe|[Pp]erhaps|[Pp]ossibly)\b)(?=\**(?:\s|\Z)|\$?\**\s*(?:\Z|\s[A-Z]))"
+    r"|[,;]?\s\(?(?:"
+    r"(?<!many )(?<!much )as(?! (?:many|much|long|old|tall|far|fast|big|large|heavy)\b)"
+    r"|because|since|which|where|so that|giving|after|meaning|i\.e\.|namely)\b"
     r"|,\s*(?:so|as|for|I|we|and (?:we|so|thus|hence|that|this|it))\b|;\s*(?=[a-z]{2,} )"
     r"|\s\((?=(?:as|since|because|rounded|which|from|where|see|i\.e\.)\b)"
     r"|(?<=\d)!(?=\**\s+[A-Z])"
@@ -91,7 +93,10 @@ def _boxed(text: str) -> str | None:
     while first and _belongs(text[boxes[first - 1][2] : boxes[first][0]]):
         first -= 1
     contents = list(
-        dict.fromkeys(_without_boxes(text[start:end]).strip() for _, start, end, *_ in _inner(boxes[first:]))
+        dict.fromkeys(
+            re.sub(r"\s+!(?!=)", "!", _without_boxes(text[start:end]).strip())
+            for _, start, end, *_ in _inner(boxes[first:])
+        )
     )
     if not all(contents):
         return ""

@@ -125,7 +125,11 @@ def _quantified(tokens: list[Token]) -> int:
         start += 1
     is_set = start and tokens[0].text.casefold() in ("all", "any", "every", "the")
     has_order = any(token.text in ("<", ">", "le", "ge", "ne") for token in tokens[start:])
-    return start if is_set and has_order and all(token.kind != "word" or len(token.text) == 1 for token in tokens[start:]) else 0
+    return (
+        start
+        if is_set and has_order and all(token.kind != "word" or len(token.text) == 1 for token in tokens[start:])
+        else 0
+    )
 
 
 def _names_tuple(tokens: list[Token], known: frozenset[str]) -> bool:
@@ -139,9 +143,7 @@ _PLACES = word_set(
     "vertex center centre point points focus midpoint coordinates coordinate intersection interval range domain pair "
     "ordered at vector triple"
 )
-MONTHS = word_set(
-    "january february march april may june july august september october november december"
-)
+MONTHS = word_set("january february march april may june july august september october november december")
 _SETS = word_set("all any every real numbers number values value of such that satisfying where with the set")
 DENIALS = word_set(
     "not no isn't without never neither nor either unless except than least most less more min max minimum "
@@ -198,7 +200,7 @@ class _Parser:
         while True:
             if self.next.kind == "join" and self.next.text in self.stops:
                 return items, joins
-            found = []
+            found: list[str] = []
             while join := self.take(",", ";", "and", "or") or (self.take_conclusion() if found else ""):
                 found.append(join)
             if self.opens_condition():
@@ -854,10 +856,9 @@ class _Parser:
                 node = ("number", node[1] + Fraction(int(self.next.text), int(bottom.text)), None)
                 self.place += 3
         if self.next.text == "(" and self.peek(1).text == "base" and self.peek(3).text == ")":
-            base = _BASES.get(self.peek(2).text, 0)
-            if base:
+            if self.peek(2).text in _BASES:
                 self.place += 4
-                return ("base", str(node[1]), base)
+                return ("base", str(node[1]), _BASES[self.peek(-2).text])
         if self.next.text == "in" and self.peek(1).text == "base":
             self.place += 1
         if self.next.text == "base" and self.next.kind == "word" and self.peek(1).text in _BASES:
@@ -960,7 +961,7 @@ class _Parser:
         closing = self.take(")", "]", "[")
         if not closing or (opening == "(" and closing == "["):
             raise Unreadable("an open bracket")
-        if "[" == closing or "]" == opening:  # `]0,2[` is `(0,2)`
+        if closing == "[" or opening == "]":  # `]0,2[` is `(0,2)`
             if len(items) != 2:
                 raise Unreadable("no interval")
             opening, closing = {"]": "("}.get(opening, opening), {"[": ")"}.get(closing, closing)

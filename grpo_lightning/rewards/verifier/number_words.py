@@ -5,16 +5,18 @@ from collections.abc import Iterator, Sequence
 from grpo_lightning.rewards.verifier.tokens import Token
 from grpo_lightning.rewards.verifier.units import word_set
 
-_SMALL = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_SMALL = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _BELOW_100 = {word: value for value, word in enumerate(_SMALL)}
 _BELOW_100 |= {word: 20 + 10 * index for index, word in enumerate(_TENS)}
 _BELOW_100 |= {f"{ten}-{one}": _BELOW_100[ten] + _BELOW_100[one] for ten in _TENS for one in _SMALL[1:10]}
 _LARGE = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_ORDINALS = "half third quarter fifth sixth seventh eighth ninth tenth eleventh twelfth".split()
+_ORDINALS = [
+    "half", "third", "quarter", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth",
+]  # fmt: skip
 _PARTS = {word: value for value, word in enumerate(_ORDINALS, 2)}
 _PARTS |= {f"{word}s": value for word, value in _PARTS.items()}
 _PARTS |= {"halves": 2, "fourth": 4, "fourths": 4, "twentieth": 20, "twentieths": 20, "hundredth": 100}

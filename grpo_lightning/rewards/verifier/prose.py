@@ -5,15 +5,16 @@ a value back (`not`, `almost`, `or`) is in none of them, even where the question
 """
 
 import re
-from itertools import zip_longest
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
+from itertools import zip_longest
 from math import prod
 
 from grpo_lightning.rewards.verifier.grammar import DENIALS, LABELS, Claim, read_claim
 from grpo_lightning.rewards.verifier.number_words import in_digits, is_spelt
 from grpo_lightning.rewards.verifier.numbers import exact, literal
+from grpo_lightning.rewards.verifier.spellings import are_amounts
 from grpo_lightning.rewards.verifier.tokens import Token, Unreadable, tokenize
 from grpo_lightning.rewards.verifier.units import HEDGES, SCALES, UNITS, is_noun, is_number_word, word_set
 
@@ -24,9 +25,11 @@ _SHORT = word_set(
     "today daily weekly monthly yearly annually apiece more: needs need makes make made gets get got earns earned pays "
     "paid spends spent costs cost saves saved sells sold buys bought eats ate drinks drank uses used takes took gives "
     "gave keeps kept reads read runs ran walks walked drives drove works worked receives received owes owed wins won "
-    "loses lost drew wrote go goes went see sees saw should must equals answer final result therefore thus hence means what"
+    "loses lost drew wrote go goes went see sees saw should must equals answer final result therefore "
+    "thus hence means what"
 )
 _ROUGHLY = word_set("about approximately roughly around")
+_BOUNDS = word_set("over past beyond within until till before upto")
 _COMPARATIVES = word_set(
     "more fewer less extra additional older younger taller shorter longer wider deeper farther further faster slower "
     "higher lower bigger larger smaller heavier lighter"
@@ -36,7 +39,7 @@ _TAKEN_BACK = (
     | (HEDGES - {"and", "to", "about", "approximately", "roughly", "over", "through"})
     | word_set(
         "could might may guess guessing think believe suppose assume wonder doubt hope bet try up down again "
-        "off half twice double also too"
+        "off half twice double doubled tripled also too hardly barely scarcely"
     )
 )
 _SUPERLATIVES = word_set("maximum minimum most least first last largest smallest")
@@ -58,7 +61,7 @@ _IN_SUMS = _EACH | {"and", "a", "A"}
 _MARKS = frozenset("+-*/=,")
 _TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm|mbox)\s*\{([^{}]*)\}")
 _WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
-_EXPLAINED = re.compile(r"([^:()]*?\w[^:()]*?)\s*(?:\(([^()]+)\)|:\s+([^:()]+))")
+_EXPLAINED = re.compile(r"([^:()]+)(?:\(([^()]+)\)|:\s+([^:()]+))")
 _MAX_WORDS = 40
 
 
@@ -82,20 +85,24 @@ def read_sentence(text: str, known: frozenset[str], question: str = "") -> Claim
     value = _value(claim)
     if claim is None or value is None:
         return None
-    return claim if _explains(explained[2] or explained[3], value, known) else None
+    inside = explained[2] or explained[3]
+    return claim if _explains(inside, value, known) or _converts(explained[1], inside, known) else None
 
 
 def _without_copies(text: str, question: str) -> str:
-    """Without a clause that the question has word by word (`if she hires her`) and without its numbers (`in 4 weeks`)."""
+    """Without a clause of the question (`if she hires her`) and without its numbers (`in 4 weeks`)."""
     named = _NAMED.match(text)
     if named and named[1].casefold() in question:
         text = text[named.end() :]
     low = text.casefold()
     for match in _CLAUSE.finditer(low):
-        if low[match.start() :] in question and re.search(r"\d", low[: match.start()]):
+        clause = low[match.start() :]
+        if clause in question and re.search(r"\d", low[: match.start()]) and not re.search(r"\bor\b.*\d", clause):
             text = text[: match.start()].rstrip()
             break
-    bare = _COPIED.sub(lambda match: match[1] + match[3] if f"{match[2]} {match[3]}".casefold() in question else match[0], text)
+    bare = _COPIED.sub(
+        lambda match: match[1] + match[3] if f"{match[2]} {match[3]}".casefold() in question else match[0], text
+    )
     text = bare if re.search(r"\d", bare) else text
     return re.sub(r"(?<=\d)\s*dozens?\b(?:\s+of\b)?", "", text) if "how many dozen" in question else text
 
@@ -112,14 +119,9 @@ def _plain(text: str) -> str:
 
 def _claim(sentence: str, known: frozenset[str]) -> Claim | None:
     """The claim of words, one value and words; of words, a sum, its result and words."""
-    sum_, equals, result = sentence.rpartition("=")
-    if equals:
-        claim = _claim(result, known)
-        value = _value(claim)
-        start = re.search(r"\$?\d", sum_)
-        if value is None or not start or not re.search(r"[-+*/]", sum_) or not _are_allowed(sum_[: start.start()].split(), known):
-            return None
-        return claim if _explains(sum_[start.start() :], value, known) else None
+    if "=" in sentence:
+        calculation, _, result = sentence.rpartition("=")
+        return _sum_claim(calculation, result, known)
     pieces = sentence.split()
     start = 0
     while start < len(pieces) and (word := _word(pieces[start])) and not is_spelt(word):
@@ -131,6 +133,9 @@ def _claim(sentence: str, known: frozenset[str]) -> Claim | None:
         frame = frame[:-1]
     if not rest or not _NUMBER.match(rest[0]) or not _are_allowed(frame, known):
         return None
+    last = [piece.casefold() for piece in frame[-2:]]
+    if last and (last[-1] in _BOUNDS or (last[-1] == "of" and last[0] not in LABELS | {"average"})):
+        return None
     for cut in range(len(rest), 0, -1):
         if not _may_follow(rest[cut:], known):
             continue
@@ -138,6 +143,17 @@ def _claim(sentence: str, known: frozenset[str]) -> Claim | None:
         if _value(claim) is not None:
             return claim
     return None
+
+
+def _sum_claim(calculation: str, result: str, known: frozenset[str]) -> Claim | None:
+    """The claim of `she earns 9 * 2` and `18 every day`: the result, if it is one."""
+    claim = _claim(result, known)
+    value = _value(claim)
+    start = re.search(r"\$?\d", calculation)
+    if value is None or not start or not re.search(r"[-+*/]", calculation):
+        return None
+    is_one = _are_allowed(calculation[: start.start()].split(), known)
+    return claim if is_one and _explains(calculation[start.start() :], value, known) else None
 
 
 def _read(text: str, known: frozenset[str]) -> Claim | None:
@@ -254,6 +270,12 @@ def _result(text: str) -> Fraction | None:
     """What a sum comes to."""
     claim = _read(text, frozenset())
     return exact(claim.items[0].chain[2][0]) if claim and len(claim.items) == 1 else None
+
+
+def _converts(text: str, inside: str, known: frozenset[str]) -> bool:
+    """Whether it says the same in another unit: `90 minutes (1.5 hours)`."""
+    claim = _read(f"{text} = {inside.removeprefix('or ').removeprefix('= ')}", known)
+    return claim is not None and len(claim.items) == 1 and bool(claim.items[0].amounts) and are_amounts(claim.items[0])
 
 
 def _sign(token: Token) -> str:

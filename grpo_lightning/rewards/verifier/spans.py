@@ -44,7 +44,11 @@ def union_of_claim(claim: Claim) -> Span | None:
         return None
     spans = [span for item in claim.items if (span := span_of(item.chain))]
     are_sets = all(not item.chain[1] or item.chain[1] == ("in",) for item in claim.items)
-    if len(spans) < len(claim.items) or len({span.name for span in spans}) > 1 or ("and" in claim.joins and not are_sets):
+    if (
+        len(spans) < len(claim.items)
+        or len({span.name for span in spans}) > 1
+        or ("and" in claim.joins and not are_sets)
+    ):
         return None
     total = spans[0]
     for span in spans[1:]:

@@ -6,6 +6,7 @@ from fractions import Fraction
 from grpo_lightning.rewards.verifier.grammar import Claim, Item, Node
 from grpo_lightning.rewards.verifier.numbers import literal, nodes, symbols
 from grpo_lightning.rewards.verifier.settling import by_names, values_agree
+from grpo_lightning.rewards.verifier.units import conversion
 
 _UNIT_VECTOR = re.compile(r"(?:bold|vec|hat|overline) ([ijk])")
 _POINT = re.compile(r"[A-Z](?:_\w+|'+)?")
@@ -16,7 +17,7 @@ def without_conditions(gold: Claim, answer: Claim) -> Claim:
     """The answer without `x \\ne 1` behind a formula in x, where the gold answer has no condition."""
     if len(gold.items) != 1 or len(answer.items) < 2 or answer.joins - {",", ";", "where", "and"}:
         return answer
-    named = symbols(gold.items[0].chain)
+    named = symbols(gold.items[0].chain[2][-1])
     if not _is_exclusion(answer.items[1], named):
         return answer
     rest = [item for item in answer.items[2:] if not _is_exclusion(item, named) and not _is_bare_number(item)]
@@ -59,6 +60,16 @@ def _inserted(tree: Node, values: dict[str, Node]) -> Node:
     if tree[:1] == ("symbol",):
         return values.get(tree[1], tree)
     return tuple(_inserted(part, values) if isinstance(part, tuple) else part for part in tree)
+
+
+def are_amounts(item: Item) -> bool:
+    """Whether an amount is what it is said to be in other units: `1.5 hours = 90 minutes`."""
+    value = literal(item.chain[2][-1])
+    for other, unit in item.amounts:
+        size, factor = literal(other), conversion(item.unit, unit)
+        if value is None or size is None or factor is None or size != value * factor:
+            return False
+    return True
 
 
 def is_nothing(claim: Claim) -> bool:

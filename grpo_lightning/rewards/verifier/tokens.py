@@ -85,6 +85,7 @@ _MERIDIEM = re.compile(r"([ap])\.?\s?m\b\.?", re.IGNORECASE)
 _UNIT_FRACTION = re.compile(r"(?:[kcm]?m|mi|ft|km|kg|g|mi)/(?:s|h|hr|min|m|cm)\b(?!\s*\()")
 _SPACE = re.compile(r"(?:\s|~|\\[,:; >!]|\\q?quad(?![A-Za-z])|\\\s)+")
 _TEXT = re.compile(r"\s+|[^\W\d_]+(?:['-][^\W\d_]+)*|\d|\\.|.", re.DOTALL)
+_CHOICE = re.compile(r"\s*[A-J]\.\s*")
 _SHORT = word_set("of to in is if at on by as an do")
 _LETTER_RUN = re.compile("[A-Za-z]+")
 
@@ -359,7 +360,7 @@ class _Cutter:
                 continue
             elif piece == "~" or (piece[0] == "\\" and piece[1:] in (",", ":", ";", "!", " ")):
                 inner.spaced = True
-            elif not (piece in ".!?" and not content[match.end() :].strip()) or piece == "?":
+            elif piece == "?" or content[match.end() :].strip() or piece not in ".!" or _CHOICE.fullmatch(content):
                 inner.place = place
                 inner.text = content
                 inner._next()

@@ -108,6 +108,21 @@ FACTORS: dict[str, tuple[str, Fraction | int]] = {
 }  # fmt: skip
 """How many of the second unit the first one is: for `convert_units`."""
 
+
+def conversion(unit: Unit, into: Unit) -> Fraction | None:
+    """How many of `into` one `unit` is; None if they measure different things."""
+    factor = Fraction(1)
+    found: list[dict[str, int]] = []
+    for names, sign in ((unit, 1), (into, -1)):
+        bases: dict[str, int] = {}
+        for name, power in names:
+            base, size = FACTORS.get(name, (name, 1))
+            factor *= Fraction(size) ** (sign * power)
+            bases[base] = bases.get(base, 0) + power
+        found.append(bases)
+    return factor if found[0] == found[1] else None
+
+
 CURRENCIES = {"¢": "cent", "$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
 
 _NOT_NOUNS = word_set(
