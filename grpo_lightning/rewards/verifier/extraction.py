@@ -40,7 +40,7 @@ _CLAUSE_END = re.compile(
     r"|because|since|which|where|so that|giving|after|meaning|i\.e\.|namely)\b"
     r"|,\s*(?:so|as|for|I|we|and (?:we|so|thus|hence|that|this|it))\b|;\s*(?=[a-z]{2,} )"
     r"|\s\((?=(?:as|since|because|rounded|which|from|where|see|i\.e\.)\b)"
-    r"|(?<=\d)!(?=\**\s+[A-Z])"
+    r"|(?<=[\d*])!(?=\**\s+[A-Z])"
     r"|\s(?:—|--)\s|\sand we\b|\\\\(?=\s*\Z)"
 )
 _AMENDED = re.compile(

@@ -855,10 +855,9 @@ class _Parser:
             if digits and 0 < int(self.next.text) < int(bottom.text):
                 node = ("number", node[1] + Fraction(int(self.next.text), int(bottom.text)), None)
                 self.place += 3
-        if self.next.text == "(" and self.peek(1).text == "base" and self.peek(3).text == ")":
-            if self.peek(2).text in _BASES:
-                self.place += 4
-                return ("base", str(node[1]), _BASES[self.peek(-2).text])
+        if [self.peek(offset).text for offset in (0, 1, 3)] == ["(", "base", ")"] and self.peek(2).text in _BASES:
+            self.place += 4
+            return ("base", str(node[1]), _BASES[self.peek(-2).text])
         if self.next.text == "in" and self.peek(1).text == "base":
             self.place += 1
         if self.next.text == "base" and self.next.kind == "word" and self.peek(1).text in _BASES:

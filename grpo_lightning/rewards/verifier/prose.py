@@ -26,7 +26,7 @@ _SHORT = word_set(
     "paid spends spent costs cost saves saved sells sold buys bought eats ate drinks drank uses used takes took gives "
     "gave keeps kept reads read runs ran walks walked drives drove works worked receives received owes owed wins won "
     "loses lost drew wrote go goes went see sees saw should must equals answer final result therefore "
-    "thus hence means what"
+    "thus hence means what ones"
 )
 _ROUGHLY = word_set("about approximately roughly around")
 _BOUNDS = word_set("over past beyond within until till before upto")
@@ -77,7 +77,7 @@ def read_sentence(text: str, known: frozenset[str], question: str = "") -> Claim
     plain = _plain(text)
     if len(plain.split()) > _MAX_WORDS:
         return None
-    plain = _without_copies(plain, " ".join(question.casefold().split()))
+    plain = _without_copies(plain, " ".join(question.replace("’", "'").casefold().split()))
     explained = _EXPLAINED.fullmatch(plain)
     if not explained:
         return _claim(plain, known)
@@ -100,18 +100,22 @@ def _without_copies(text: str, question: str) -> str:
         if clause in question and re.search(r"\d", low[: match.start()]) and not re.search(r"\bor\b.*\d", clause):
             text = text[: match.start()].rstrip()
             break
-    bare = _COPIED.sub(
-        lambda match: match[1] + match[3] if f"{match[2]} {match[3]}".casefold() in question else match[0], text
-    )
+    bare = _COPIED.sub(lambda match: _without_number(match, question, "=" in text), text)
     text = bare if re.search(r"\d", bare) else text
     return re.sub(r"(?<=\d)\s*dozens?\b(?:\s+of\b)?", "", text) if "how many dozen" in question else text
+
+
+def _without_number(match: re.Match[str], question: str, in_sum: bool) -> str:
+    """`in weeks` for `in 4 weeks`, if the question has the number and the word; a sum keeps its first one."""
+    is_copied = f"{match[2]} {match[3]}".casefold() in question and (match[1] or not in_sum)
+    return match[1] + match[3] if is_copied else match[0]
 
 
 def _plain(text: str) -> str:
     """Without the commands that only set text."""
     while (inner := _TEXT.sub(r" \1 ", text)) != text:
         text = inner
-    text = re.sub(r"\\[ ,;!]|~|\*\*|__", " ", text).replace("–", "-").strip()
+    text = re.sub(r"\\[ ,;!]|~|\*\*|__", " ", text).replace("–", "-").replace("’", "'").strip()
     text = re.sub(r"\s+", " ", text)
     text = re.sub(r"(?<=\d)\s*[x×]\s*(?=\$?\d)", " * ", text)
     return text if text.endswith("..") else text.removesuffix(".").rstrip()
@@ -165,7 +169,7 @@ def _read(text: str, known: frozenset[str]) -> Claim | None:
 
 def _value(claim: Claim | None) -> Fraction | None:
     """The number, if the claim is one."""
-    if claim is None or len(claim.items) > 1:
+    if claim is None or len(claim.items) > 1 or claim.joins:
         return None
     _, operators, operands = claim.items[0].chain
     value = operands[-1][1] if operands[-1][0] in ("degree", "percent") else operands[-1]
@@ -174,13 +178,13 @@ def _value(claim: Claim | None) -> Fraction | None:
 
 def _word(piece: str) -> str:
     """The word of a piece, without a comma behind it; nothing if it is none."""
-    piece = piece.rstrip(",'’")
+    piece = piece.rstrip(",'")
     return piece if _WORD.fullmatch(piece) else ""
 
 
 def is_allowed(piece: str, known: frozenset[str]) -> bool:
     """Whether a word may stand in a sentence beside its value."""
-    low = _word(piece).casefold().replace("’", "'")
+    low = _word(piece).casefold()
     bare = low.removesuffix("'s").removesuffix("'")
     if not low or bare in _TAKEN_BACK or is_number_word(bare):
         return False

@@ -351,7 +351,10 @@ class _Cutter:
                 inner.spaced = True
             elif piece in _CODES and self._before_amount(content[match.end() :]):
                 inner.add("mark", _CODES[piece])
-                break
+                place = match.end()
+                while content[place : place + 1] in (".", " "):
+                    place += 1
+                continue
             elif piece[0].isalpha():
                 _add_word(inner, piece)
             elif piece.isdigit() and (self.tokens or inner.tokens) and (counted := _COUNTED.match(content, place)):
@@ -371,8 +374,9 @@ class _Cutter:
         self.spaced = content[-1:].isspace()
 
     def _before_amount(self, rest: str) -> bool:
-        """Whether a text ends and a number comes behind it."""
-        return not rest.strip(" .") and self.text[self.place :].lstrip(" $\\")[:1].isdigit()
+        """Whether a number comes next, in the same text or behind it."""
+        rest = rest.lstrip(" .$\\") or self.text[self.place :].lstrip(" $\\")
+        return rest[:1].isdigit()
 
     def _letters(self) -> None:
         text, place = self.text, self.place
