@@ -57,6 +57,7 @@ from grpo_lightning.rewards.verifier.spellings import (
     are_amounts,
     components,
     concluded,
+    excluded,
     is_nothing,
     is_of_time,
     without_conditions,
@@ -173,6 +174,8 @@ class _Comparison:
         gold, answer = system(gold), concluded(without_conditions(gold, system(chosen(answer))))
         if "trailing" in answer.joins and "trailing" not in gold.joins:
             return False
+        if excluded(gold):
+            return bool(excluded(answer)) and self.same_excluded(gold, answer)
         conditions = [condition(claim) for claim in (gold, answer)]
         if conditions[0] is not None:
             return self.same_families(gold, answer)
@@ -194,6 +197,8 @@ class _Comparison:
             other = parts
         if span and other and (is_span(gold) or is_span(answer)):
             return self.same_spans(span, other)
+        if "where" in answer.joins or "where" in gold.joins:
+            return False
         ours, theirs = self.members(gold), self.members(answer)
         if ours is None and len(answer.items) > 1 and theirs is None:
             return self.same_tuple(gold, answer)
@@ -216,6 +221,14 @@ class _Comparison:
         value = answer.items[0].chain[2][0]
         offered = self.offered(letter)
         return value[0] != "choice" or offered is None or self.same(offered, value[2])
+
+    def same_excluded(self, gold: Claim, answer: Claim) -> bool:
+        """`x+1` for `x \\ne 1`: the same formula, the same values left out."""
+        return (
+            len(gold.items) == len(answer.items)
+            and self.same_item(gold.items[0], answer.items[0])
+            and all(self.same_relation(a.chain, b.chain) for a, b in zip(gold.items[1:], answer.items[1:], strict=True))
+        )
 
     def same_item(self, gold: Item, answer: Item) -> bool:
         answer = self.in_percent(self.in_unit(gold, answer))

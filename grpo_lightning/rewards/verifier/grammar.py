@@ -265,7 +265,7 @@ class _Parser:
         return self.item()
 
     def at_end(self) -> bool:
-        return self.place >= len(self.tokens) or self.next.text in (")", "]", r"\}", "[")
+        return self.place >= len(self.tokens) or self.next.text in (")", "]", r"\}")
 
     def amount(self, value: Node, currency: str) -> tuple[Node, Unit] | None:
         """A value in a unit, if an equals sign comes behind it."""
@@ -275,7 +275,7 @@ class _Parser:
                 scale, unit, _ = self.unit()
             except Unreadable:
                 scale, unit = 1, ()
-            if unit and self.next.text in ("=", "approx"):
+            if unit and self.next.text == "=":
                 return (("mul", ("number", Fraction(scale), None), value) if scale != 1 else value), unit
         self.place = start
         return (value, ((currency, 1),)) if currency and self.next.text == "=" else None
@@ -294,7 +294,8 @@ class _Parser:
         if self.take("over"):
             operands = [("div", operands[0], self.operand())]
         while True:
-            if amount := self.amount(operands[-1], currency):
+            amount = self.amount(operands[-1], currency)
+            if amount:
                 amounts.append(amount)
                 operands.pop()
                 currency = ""
@@ -302,7 +303,7 @@ class _Parser:
             if not relation or relation in self.stops:
                 break
             self.place += 1
-            if operands or relation != "=":
+            if not amount:
                 operators.append(relation)
             if not currency:
                 currency = self.currency()
@@ -330,8 +331,11 @@ class _Parser:
         return Item(("chain", tuple(operators), tuple(operands)), unit, bool(things), things > 1, tuple(amounts))
 
     def is_date(self) -> bool:
-        """`20 June`."""
-        return self.next.kind == "number" and self.peek(1).kind == "word" and self.peek(1).text.casefold() in MONTHS
+        """`20 June`, `20th of June`."""
+        start = 1
+        while self.peek(start).text in ("st", "nd", "rd", "th", "of"):
+            start += 1
+        return self.next.kind == "number" and self.peek(start).text.casefold() in MONTHS
 
     def advance(self) -> str:
         self.place += 1

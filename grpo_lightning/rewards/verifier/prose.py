@@ -246,7 +246,7 @@ def _may_follow(words: Sequence[str], known: frozenset[str]) -> bool:
 def _explains(text: str, value: Fraction, known: frozenset[str]) -> bool:
     """Whether what stands in brackets or behind a colon says how a value comes about, and names no other one."""
     try:
-        tokens = in_digits(tokenize(text))
+        tokens = in_digits(tokenize(text.removeprefix("or ")))
     except Unreadable:
         return False
     tokens = [token for token, after in zip_longest(tokens, tokens[1:]) if not _is_rate(token, after)]

@@ -8,7 +8,7 @@ from grpo_lightning.rewards.verifier.numbers import literal, nodes, symbols
 from grpo_lightning.rewards.verifier.settling import by_names, values_agree
 from grpo_lightning.rewards.verifier.units import conversion
 
-_UNIT_VECTOR = re.compile(r"(?:bold|vec|hat|overline) ([ijk])")
+_UNIT_VECTOR = re.compile(r"(?:(?:bold|vec|hat|overline) )+([ijk])")
 _POINT = re.compile(r"[A-Z](?:_\w+|'+)?")
 _ZERO: Node = ("number", Fraction(), None)
 
@@ -22,6 +22,16 @@ def without_conditions(gold: Claim, answer: Claim) -> Claim:
         return answer
     rest = [item for item in answer.items[2:] if not _is_exclusion(item, named) and not _is_bare_number(item)]
     return answer if rest else Claim(answer.items[:1])
+
+
+def excluded(claim: Claim) -> bool:
+    """Whether all but the first item leave out values of a variable of the first: `x+1, x \\ne 1`."""
+    named = symbols(claim.items[0].chain[2][-1])
+    return (
+        len(claim.items) > 1
+        and not claim.items[0].chain[1]
+        and all(_is_exclusion(item, named) for item in claim.items[1:])
+    )
 
 
 def _is_bare_number(item: Item) -> bool:

@@ -289,6 +289,11 @@ class _Cutter:
         else:
             self.add("command", name)
 
+    def _is_unit_function(self, name: str) -> bool:
+        """Whether `min`, `sec` or `deg` behind a number is a unit: nothing follows that it could be a function of."""
+        is_behind = bool(self.tokens) and self.tokens[-1].kind == "number"
+        return is_behind and bool(_UNIT_FUNCTION.match(f"{name} {self.text[self.place :].lstrip()}"))
+
     def _ends_here(self) -> bool:
         return not self.text[self.place :].strip(" .$")
 
@@ -325,7 +330,9 @@ class _Cutter:
     def _text(self, name: str) -> None:
         content = self._group()
         bare = content.strip()
-        if bare in FUNCTIONS and not (name == "text" and self.after_operand()):
+        if self._is_unit_function(bare):
+            self.add("word", bare)
+        elif bare in FUNCTIONS and not (name == "text" and self.after_operand()):
             self.add("function", bare)
         elif name == "mathrm" and (bare in ("e", "i", "d", "E") or re.fullmatch(r"\\[A-Za-z]+", bare)):
             self.text, self.place = f"{bare} {self.text[self.place :]}", 0
