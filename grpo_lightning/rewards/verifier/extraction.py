@@ -45,7 +45,7 @@ _CLAUSE_END = re.compile(
 )
 _AMENDED = re.compile(
     r"\b(?:unless|maybe|perhaps|possibly|(?:is|was) wrong)\b|\bor\b(?:\s+\w+){0,2}?\s*[$\\({]*-?\d[\w{}$)]*\s*\Z"
-    r"|[^\d\s],\s*\$?\d+\s*\Z",
+    r"|[^\d\s],\s*\$?\d+\s*\Z|\A[,;]?\s\(?after\b.*\band\s+\$?\d+\s*\Z",
     re.IGNORECASE,
 )
 """What an explanation must not say: it would be part of the answer."""

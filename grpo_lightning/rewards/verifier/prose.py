@@ -34,6 +34,7 @@ _COMPARATIVES = word_set(
     "more fewer less extra additional older younger taller shorter longer wider deeper farther further faster slower "
     "higher lower bigger larger smaller heavier lighter"
 )
+_COMPARED = _COMPARATIVES | {"many", "much"}
 _TAKEN_BACK = (
     DENIALS
     | (HEDGES - {"and", "to", "about", "approximately", "roughly", "over", "through"})
@@ -196,10 +197,23 @@ def _are_allowed(frame: Sequence[str], known: frozenset[str]) -> bool:
     before = ["", "", *(_word(piece).casefold() for piece in frame)]
     return all(
         is_allowed(piece, known)
+        or (_is_name(piece) and index + 1 < len(frame) and (before[index + 3] in _SHORT or before[index + 3] == "and"))
         or (low in LABELS and len(low) > 1)
         or (low == "and" and 0 < index < len(frame) - 1)
         or (low in _SUPERLATIVES and low in known and before[index + 1] == "the" and before[index] != "at")
         for index, (piece, low) in enumerate(zip(frame, before[2:], strict=True))
+    )
+
+
+def _is_name(piece: str) -> bool:
+    """Whether it may be somebody's name: what takes a value back is none, nor is an adverb."""
+    low = _word(piece).casefold().removesuffix("'s")
+    return (
+        piece[:1].isupper()
+        and bool(low)
+        and low not in _TAKEN_BACK
+        and not low.endswith("ly")
+        and not is_number_word(low)
     )
 
 
@@ -217,28 +231,28 @@ def _stem(word: str) -> str:
 
 def _may_follow(words: Sequence[str], known: frozenset[str]) -> bool:
     """Whether words behind a value leave it as it is: `every day at the market`, `more apples than Jane`."""
+    low = [piece.casefold() for piece in words]
     compared = False
-    for index, piece in enumerate(words):
-        low = piece.casefold()
-        before = words[index - 1].casefold() if index else ""
-        if low in _COMPARATIVES:
-            if before in ("and", "than", "a"):
-                return False
+    for index, word in enumerate(low):
+        before = low[index - 1] if index else ""
+        rest = low[index + 1 :]
+        if word in _COMPARATIVES:
+            fits = before not in ("and", "than", "a")
             compared = True
-        elif low == "than":
-            if not compared:
-                return False
-        elif low == "times":
-            if index or not ("times" in known or words[1:2] == ["as"]):
-                return False
+        elif word == "times":
+            fits = not index and ("times" in known or rest[:1] == ["as"])
             compared = True
-        elif low in ("as", "many", "much"):
-            if not compared:
-                return False
-        elif low == "and":
-            if not index or index + 1 == len(words) or words[index + 1].casefold() in _COMPARATIVES:
-                return False
-        elif not is_allowed(piece, known) or (low in UNITS and before not in _BEFORE_UNIT):
+        elif word in ("than", "as", "many", "much"):
+            fits = compared
+        elif word == "and":
+            fits = bool(index and rest) and rest[0] not in _COMPARATIVES
+        elif compared and (_is_name(words[index]) if before in ("than", "as") else before in _COMPARED):
+            fits = before in ("than", "as") or (rest[:1] in ([], ["than"], ["as"]) and is_noun(word, known))
+        elif word in UNITS:
+            fits = before in _BEFORE_UNIT
+        else:
+            fits = is_allowed(words[index], known)
+        if not fits:
             return False
     return True
 

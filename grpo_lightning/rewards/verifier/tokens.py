@@ -85,6 +85,7 @@ _MERIDIEM = re.compile(r"([ap])\.?\s?m\b\.?", re.IGNORECASE)
 _UNIT_FRACTION = re.compile(r"(?:[kcm]?m|mi|ft|km|kg|g|mi)/(?:s|h|hr|min|m|cm)\b(?!\s*\()")
 _SPACE = re.compile(r"(?:\s|~|\\[,:; >!]|\\q?quad(?![A-Za-z])|\\\s)+")
 _TEXT = re.compile(r"\s+|[^\W\d_]+(?:['-][^\W\d_]+)*|\d|\\.|.", re.DOTALL)
+_GENITIVE = re.compile(r"'s?(?![A-Za-z'])")
 _CHOICE = re.compile(r"\s*[A-J]\.\s*")
 _SHORT = word_set("of to in is if at on by as an do")
 _LETTER_RUN = re.compile("[A-Za-z]+")
@@ -175,6 +176,8 @@ class _Cutter:
             after = text[self.place : self.place + 1]
             if self.after_operand() and after and (after.isalnum() or after in "({-"):
                 self.add("mark", "^")
+        elif self.tokens and self.tokens[-1].kind == "word" and (match := _GENITIVE.match(text, place)):
+            self.place = match.end()
         elif c in _CURRENCY:
             self.place += 1
             self.add("mark", c)

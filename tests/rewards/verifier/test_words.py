@@ -159,6 +159,8 @@ def test_the_text_behind_a_letter_is_that_of_the_question():
         (r"\boxed{5 !}", "5!"),
         ("The answer is 5 apples. Or 6.", "5 apples. Or 6"),
         ("The answer is 5 because it is so, or 6.", "5 because it is so, or 6."),
+        ("The answer is 5 after all and 6", "5 after all and 6"),
+        ("The answer is 5 after adding 2 and 3 of them.", "5"),
         ("The answer is 5 since 2 or 3 do not divide it.", "5"),
         ("#### 3 times as many as 4", "3 times as many as 4"),
         (r"The answer is $x+1\text{, where }x\ne1$.", "$x+1"),
