@@ -117,10 +117,22 @@ def _restates(gold: Claim, answer: Claim, question: str) -> bool:
     forms = {_form(part) for part in _parts(gold)}
     if any((form := _form(part)) in asked and form not in forms for part in _parts(answer)):
         return True
-    # A division that comes out is not worked out, whatever its numbers: `48/2` is `480/20`.
-    wanted = [value for part in _parts(gold) if (value := literal(part)) is not None and part[0] != "div"]
-    quotients = [literal(part) for part in _parts(answer) if part[0] == "div" and literal(part[2]) != 1]
-    return any(value is not None and value.denominator == 1 and value in wanted for value in quotients)
+    wanted = {value for part in _parts(gold) if (value := literal(part)) is not None and part[0] != "div"}
+    return any(_is_asked_quotient(part, question) for part in _parts(answer) if literal(part) in wanted)
+
+
+def _is_asked_quotient(tree: Node, question: str) -> bool:
+    r"""Whether a division that comes out is the question's, left undone: `48/2` or `480/20` where it has 48 and a 2."""
+    if tree[0] == "neg":
+        return _is_asked_quotient(tree[1], question)
+    if tree[0] != "div" or (literal(tree) or Fraction(1, 2)).denominator > 1:
+        return False
+    top, bottom = (abs(literal(part) or Fraction()) for part in tree[1:])
+    known = numbers_of(question)
+    if bottom == 1 or top in known:
+        return top in known and bottom != 1
+    scales = ((x, top / x) for x in known if x > 1)
+    return any(1 in (k.numerator, k.denominator) and bottom / k in known - {x} for x, k in scales)
 
 
 def _form(tree: Node) -> Node:
@@ -235,10 +247,31 @@ def words_of(question: str) -> frozenset[str]:
     return frozenset(word.casefold() for word in re.findall(r"[^\W\d_]{3,}", question))
 
 
+@lru_cache(maxsize=1 << 10)
+def numbers_of(question: str) -> frozenset[Fraction]:
+    """The numbers that a question gives, in digits or in words: 2 of `half` and of `two`, 12 of `a dozen`."""
+    digits = (Fraction(match[0].replace(",", "")) for match in _NUMBER.finditer(question))
+    said = (_COUNTS.get(word) or _COUNTS.get(word.removesuffix("s")) for word in words_of(question))
+    return frozenset((*digits, *(Fraction(number) for number in said if number)))
+
+
 _FORMULA = re.compile(r"\$\$?((?:\\\$|[^$])+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _PLAIN = re.compile(
     r"(?:\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|sqrt|sin|cos|tan|[\d{}()\[\]^_+*/=<>|!.,&%\\-]|\s(?=\S))+"
 )
-_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+_NUMBER = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?")
+_CARDINALS = (
+    "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
+    "nineteen twenty"
+)
+_COUNTS = {
+    **{word: value for value, word in enumerate(_CARDINALS.split(), 2)},
+    **{"twice": 2, "double": 2, "half": 2, "halve": 2, "pair": 2, "couple": 2, "both": 2},
+    **{"third": 3, "thrice": 3, "triple": 3, "fourth": 4, "quarter": 4, "fifth": 5, "sixth": 6, "seventh": 7},
+    **{"eighth": 8, "ninth": 9, "tenth": 10, "dozen": 12, "percent": 100, "percentage": 100, "hundred": 100},
+    **{"day": 24, "week": 7, "weekly": 7, "month": 12, "year": 12, "hour": 60, "minute": 60, "second": 60},
+    **{"foot": 12, "feet": 12, "yard": 3, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "thousand": 1000},
+    **{"decade": 10, "century": 100, "cent": 100, "meter": 100, "metre": 100, "kilometer": 1000, "kilogram": 1000},
+}  # fmt: skip
 _EXPAND = re.compile(r"\b(?:expand|multiply out)\b", re.IGNORECASE)
 _FACTOR = re.compile(r"\bfactor(?:ise|ize)?\b", re.IGNORECASE)
