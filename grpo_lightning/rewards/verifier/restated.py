@@ -29,6 +29,8 @@ def is_restated(gold: Claim, answer: Claim, question: str) -> bool:
     finished = {value for part in ours if (value := literal(part)) is not None and part[0] != "div"}
     if any(_is_quotient_of(part, question) for part in theirs if literal(part) in finished):
         return True
+    if Fraction(10) in numbers_of(question) and any(map(_is_power_of_ten, theirs)):
+        return not any(map(_is_power_of_ten, ours))
     return any(
         has_other_form(right, said, question) or _is_rewritten(right, said, asked)
         for right, said in _pairs(gold, answer)
@@ -127,6 +129,12 @@ def _is_quotient_of(tree: Node, question: str) -> bool:
         return top in known and bottom != 1
     scales = ((x, top / x) for x in known if x > 1)
     return any(1 in (k.numerator, k.denominator) and bottom / k in known - {x} for x, k in scales)
+
+
+def _is_power_of_ten(tree: Node) -> bool:
+    """Whether it is the square or the cube of 10, or a multiple of one: scientific notation begins at larger powers."""
+    powers = (node for node in nodes(tree) if node[0] == "pow" and node[1] == ("number", Fraction(10), None))
+    return literal(tree) is not None and any(literal(power[2]) in (2, 3) for power in powers)
 
 
 # ----- what a claim is made of
