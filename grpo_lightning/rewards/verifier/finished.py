@@ -17,7 +17,7 @@ _LOGARITHMS = ("ln", "log", "lg", "log_")
 _I, _TEN = ("constant", "i"), ("number", Fraction(10), None)
 _LARGEST = 10**6
 """A power that is larger need not be written out."""
-TIDYING = frozenset(["division", "power", "common factor"])
+TIDYING = frozenset(["division", "power", "common factor", "like factors"])
 """What may be left to do beside roots and variables where the question is not known or gives no numbers."""
 
 
@@ -26,6 +26,7 @@ def unfinished(tree: Node) -> frozenset[str]:
     """What is left to do, in words; a gold answer may leave the same to do."""
     found = set[str]()
     is_formula = bool(symbols(tree))
+    value = tree[1] if tree[0] == "neg" else tree  # a fraction alone is a finished number
     for node in nodes(tree):
         kind = node[0]
         if kind == "big" or (kind == "call" and node[1] in ("det", "conj", "norm")):
@@ -34,7 +35,7 @@ def unfinished(tree: Node) -> frozenset[str]:
             found |= {*_left_in_sum(node)}
         elif kind in ("mul", "div") and literal(node) is None:
             found |= {*_left_in_product(node)}
-        elif kind == "div" and "pow" in (node[1][0], node[2][0]) and _cancels(node):
+        elif kind == "div" and (_is_reducible_power(node) or (node is not value and _comes_out(node))):
             found.add("division")
         elif kind == "pow":
             found |= {*_left_in_power(node)}
@@ -72,6 +73,8 @@ def _left_in_constant(node: Node, is_formula: bool) -> Iterator[str]:
         yield kind
     elif kind in ("root", "pow") and _is_nested(node):
         yield "nested roots"
+    elif kind == "root" and (number := _radicand(node)) > 0 and math.isqrt(number) ** 2 == number:
+        yield "roots"
     if kind == "div" and has_node(node[2], _I):
         yield "quotient"
 
@@ -82,8 +85,6 @@ def _left_in_sum(node: Node) -> Iterator[str]:
     numbers = [term for term in terms if literal(term) is not None]
     if len(numbers) > 1:
         yield "arithmetic"
-    if any(_comes_out(term) for term in numbers):
-        yield "division"
     if _have_like_terms([term for term in terms if literal(term) is None]):
         yield "like terms"
     arguments = [argument for term in terms for argument in _logarithm(term)]
@@ -92,7 +93,7 @@ def _left_in_sum(node: Node) -> Iterator[str]:
 
 
 def _left_in_product(node: Node) -> Iterator[str]:
-    """Two numbers, a division that comes out, or factors that cancel: `2 \\cdot 3x`, `(4+2i)/2`, `x^2/x`."""
+    """Two numbers, a division that comes out, factors that cancel or are equal: `2 \\cdot 3x`, `(4+2i)/2`, `x^2/x`."""
     above, below = factors(node)
     values = [[value for part in parts if (value := _factor_value(part))] for parts in (above, below)]
     is_split = any(value.denominator > 1 for value in values[0]) and values[1]
@@ -105,12 +106,17 @@ def _left_in_product(node: Node) -> Iterator[str]:
         sums = [sum(part[0] == "add" for part in parts) for parts in (above, below)]
         if max(sums) > 1 or (_I in above and sums[0]):
             yield "product"
-        radicands = [[number for part in parts if (number := _radicand(part))] for parts in (above, below)]
+        radicands = [[number for part in parts if (number := _radicand(part)) > 0] for parts in (above, below)]
         pairs = [*combinations(radicands[0], 2), *combinations(radicands[1], 2), *product(*radicands)]
         if any(math.gcd(*pair) > 1 for pair in pairs):
             yield "roots"
-    elif below and have_common_factor(above, below):
-        yield "common factor"
+    else:
+        if below and have_common_factor(above, below):
+            yield "common factor"
+        bases = [part[1] if part[0] == "pow" and literal(part[2]) is not None else part for part in above]
+        names = [base for base in bases if base[0] == "symbol"]
+        if len({*names}) < len(names):
+            yield "like factors"
 
 
 def _left_in_power(node: Node) -> Iterator[str]:
@@ -120,11 +126,10 @@ def _left_in_power(node: Node) -> Iterator[str]:
     if result is not None:
         if base != _TEN and max(abs(result.numerator), result.denominator) <= _LARGEST:
             yield "power"
-    elif not symbols(node):
-        if (base[0] == "add" and (exact(node[2]) or Fraction()).denominator == 1) or base == _I:
-            yield "product"
-        if has_node(node[2], _I):
-            yield "complex exponential"
+    elif not symbols(node) and has_node(node[2], _I):
+        yield "complex exponential"
+    elif not symbols(node) and (base == _I or (base[0] == "add" and (exact(node[2]) or Fraction()).denominator == 1)):
+        yield "product"
     elif is_whole:
         is_power = base[0] == "pow" and (literal(base[2]) or Fraction(1, 2)).denominator == 1
         if is_power or (base[0] == "mul" and any(_factor_value(part) for part in factors(base)[0])):
@@ -138,8 +143,10 @@ def _factor_value(tree: Node) -> Fraction | None:
     return None if value is None or abs(value) == 1 or is_ten else value
 
 
-def _cancels(tree: Node) -> bool:
-    """Whether the numbers above and below the line have a common factor."""
+def _is_reducible_power(tree: Node) -> bool:
+    """Whether a power has a common factor with what is on the other side of the line: `3^6/3`."""
+    if "pow" not in (tree[1][0], tree[2][0]):
+        return False
     values = [literal(part) or Fraction() for part in tree[1:]]
     return math.gcd(*(value.numerator for value in values)) > 1
 

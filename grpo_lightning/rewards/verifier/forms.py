@@ -81,7 +81,8 @@ def size(tree: Node) -> int:
     if tree[0] == "root":
         return 1 + size(tree[2])
     if tree[0] == "add":
-        return 1 + sum(size(term) for _, term in addends(tree))
+        sizes = [size(term) for _, term in addends(tree) if literal(term) != 0]
+        return sum(sizes) + (len(sizes) > 1)
     return 1 + sum(size(part) for part in tree[1:] if isinstance(part, tuple) and part and isinstance(part[0], str))
 
 

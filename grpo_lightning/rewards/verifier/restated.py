@@ -13,8 +13,8 @@ from grpo_lightning.rewards.verifier.wanted import has_other_form
 
 _LONG = 5
 """Nodes of a formula that is worth being recognised inside another one."""
-_GROWTH = Fraction(3, 2)
-"""How many times as long as the gold answer an answer may be that is also equal to what is asked."""
+_GROWTH, _SLACK = 1.5, 2
+"""How many times as long as the gold answer an answer may be, and by how much, that is equal to what is asked."""
 _MAX_SIDES, _MAX_SIZE = 8, 80
 
 
@@ -59,12 +59,13 @@ def _is_product_of(tree: Node, asked: Asked) -> bool:
 
 
 def _is_rewritten(gold: Node, answer: Node, asked: Asked) -> bool:
-    """Whether the answer is equal to a formula of the question and much longer than the gold answer."""
-    if literal(gold) is not None or size(answer) <= _GROWTH * size(gold) or size(answer) > _MAX_SIZE:
+    """Whether the answer is equal to a formula of the question, much longer than the gold answer and half as long."""
+    long, short = size(answer), size(gold)
+    if literal(gold) is not None or long <= max(_GROWTH * short, short + _SLACK) or long > _MAX_SIZE:
         return False
     if symbols(answer) and is_expanded(answer) and not unfinished(answer):
         return False
-    sides = [side for side in asked.sides if size(gold) < size(side) <= _MAX_SIZE][:_MAX_SIDES]
+    sides = [side for side in asked.sides if short < size(side) <= min(2 * long, _MAX_SIZE)][:_MAX_SIDES]
     return any(symbols(side) == symbols(gold) and equality.equal(gold, side) for side in sides)
 
 
@@ -132,9 +133,9 @@ def _is_quotient_of(tree: Node, question: str) -> bool:
 
 
 def _is_power_of_ten(tree: Node) -> bool:
-    """Whether it is the square or the cube of 10, or a multiple of one: scientific notation begins at larger powers."""
+    """Whether the square or the cube of 10 is in it: scientific notation begins at larger powers."""
     powers = (node for node in nodes(tree) if node[0] == "pow" and node[1] == ("number", Fraction(10), None))
-    return literal(tree) is not None and any(literal(power[2]) in (2, 3) for power in powers)
+    return any(literal(power[2]) in (2, 3) for power in powers)
 
 
 # ----- what a claim is made of

@@ -11,6 +11,7 @@ from grpo_lightning.rewards.verifier.numbers import literal, nodes, symbols
 
 _EXPAND = re.compile(r"\b(?:expand|multiply out)", re.IGNORECASE)
 _FACTOR = re.compile(r"\bfactor", re.IGNORECASE)
+_POWER = re.compile(r"\bpower of\b", re.IGNORECASE)
 _POLAR = re.compile(r"\b(?:rectangular|a \+ bi|a\+bi)", re.IGNORECASE)
 
 
@@ -20,6 +21,8 @@ def has_other_form(gold: Node, answer: Node, question: str) -> bool:
         return True
     if _POLAR.search(question) and not _is_polar(gold) and _is_polar(answer):
         return True
+    if _POWER.search(question) and gold[0] == answer[0] == "pow" and None not in (literal(gold[1]), literal(answer[1])):
+        return literal(gold[1]) != literal(answer[1])
     if not symbols(gold):
         return False
     if _EXPAND.search(question):
@@ -68,15 +71,16 @@ def _is_unexpanded(tree: Node) -> bool:
 def _is_less_factored(gold: Node, answer: Node) -> bool:
     """Whether the answer has fewer factors than the gold answer, or numbers in them that could be pulled out."""
     right, said = list(_variable_factors(gold)), list(_variable_factors(answer))
-    if len(right) == 1 and right[0] == gold:
+    if right == [gold]:
         return False
-    if len(said) < len(right) or any(symbols(part) for part in factors(answer)[1]) > _divides(gold):
+    if len(said) < len(right) or _divides(answer) > _divides(gold):
         return True
     return all(content(part) == 1 for part in right) and any(content(part) != 1 for part in said)
 
 
 def _divides(tree: Node) -> bool:
-    return any(symbols(part) for part in factors(tree)[1])
+    """Whether something is divided by a variable."""
+    return any(symbols(part) for node in nodes(tree) for part in factors(node)[1])
 
 
 def _variable_factors(tree: Node) -> Iterator[Node]:
