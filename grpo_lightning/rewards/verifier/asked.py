@@ -56,7 +56,7 @@ def formulas_of(question: str) -> Asked:
 
 def is_concrete(question: str) -> bool:
     """Whether a question gives numbers or formulas."""
-    return bool(numbers_of(question) or formulas_of(question).parts)
+    return bool(numbers_of(question) or formulas_of(question).parts or _FORMULA.search(question))
 
 
 def expressions(question: str) -> frozenset[Node]:

@@ -8,7 +8,16 @@ from functools import lru_cache
 from itertools import combinations, product
 from typing import Any
 
-from grpo_lightning.rewards.verifier.forms import ONE, addends, content, factors, has_node, have_common_factor, split
+from grpo_lightning.rewards.verifier.forms import (
+    ONE,
+    addends,
+    content,
+    factors,
+    has_node,
+    have_common_factor,
+    monomials,
+    split,
+)
 from grpo_lightning.rewards.verifier.grammar import Node
 from grpo_lightning.rewards.verifier.numbers import NoNumber, exact, literal, nodes, precise, symbols
 
@@ -17,7 +26,7 @@ _LOGARITHMS = ("ln", "log", "lg", "log_")
 _I, _TEN = ("constant", "i"), ("number", Fraction(10), None)
 _LARGEST = 10**6
 """A power that is larger need not be written out."""
-TIDYING = frozenset(["division", "power", "common factor", "like factors"])
+TIDYING = frozenset(["division", "power", "common factor", "like factors", "expansion", "fraction in a fraction"])
 """What may be left to do beside roots and variables where the question is not known or gives no numbers."""
 
 
@@ -80,13 +89,15 @@ def _left_in_constant(node: Node, is_formula: bool) -> Iterator[str]:
 
 
 def _left_in_sum(node: Node) -> Iterator[str]:
-    """Two numbers, or two terms that could be one: `2 + 3`, `2x + 3x`, `3i - i`, `\\ln 10 - \\ln 2`."""
+    """Two numbers, or two terms that could be one: `2 + 3`, `2x + 3x`, `3i - i`, `\\ln 10 - \\ln 2`, `(x+1)^2 - 2x`."""
     terms = [term for _, term in addends(node)]
     numbers = [term for term in terms if literal(term) is not None]
     if len(numbers) > 1:
         yield "arithmetic"
     if _have_like_terms([term for term in terms if literal(term) is None]):
         yield "like terms"
+    elif symbols(node) and any(not a.isdisjoint(b) for a, b in combinations(map(monomials, terms), 2)):
+        yield "expansion"
     arguments = [argument for term in terms for argument in _logarithm(term)]
     if any(a[0] == b[0] and math.gcd(a[1], b[1]) > 1 for a, b in combinations(arguments, 2)):
         yield "logarithms"
@@ -102,6 +113,8 @@ def _left_in_product(node: Node) -> Iterator[str]:
     size = math.prod((content(part) for part in below), start=Fraction(1))
     if size > 1 and size.denominator == 1 and content(node).denominator == 1:
         yield "division"
+    if node[0] == "div" and any(part[0] == "div" and literal(part) is None for part in node[1:]):
+        yield "fraction in a fraction"
     if not symbols(node):
         sums = [sum(part[0] == "add" for part in parts) for parts in (above, below)]
         if max(sums) > 1 or (_I in above and sums[0]):

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
+from itertools import product
 from zlib import crc32
 
 from grpo_lightning.rewards.verifier.grammar import Node
@@ -55,8 +56,8 @@ def content(tree: Node) -> Fraction:
         parts = [content(term) for _, term in addends(tree)]
         below = math.lcm(*(part.denominator for part in parts))
         return Fraction(math.gcd(*(int(part * below) for part in parts)), below)
-    if tree[0] == "pm":
-        return content(tree[2])
+    if tree[0] in ("pm", "degree"):
+        return content(tree[-1])
     if tree[0] == "mul":
         return math.prod((content(part) for part in tree[1:]), start=Fraction(1))
     if tree[0] == "div":
@@ -169,6 +170,52 @@ def _product(powers: dict[Node, Fraction]) -> Node:
     if not kept:
         return ONE
     return kept[0][0] if len(kept) == 1 and kept[0][1] == 1 else ("product", *kept)
+
+
+# ----- polynomials multiplied out
+
+_MAX_TERMS = 60
+
+
+def monomials(tree: Node) -> frozenset[Node]:
+    """The powers of variables of a polynomial multiplied out, without the constant; empty where it is none or long."""
+    return frozenset(_expanded(tree) or ()) - {()}
+
+
+def _expanded(tree: Node) -> dict[Node, Fraction] | None:
+    if literal(tree) is not None:
+        return {(): literal(tree) or Fraction()}
+    kind = tree[0]
+    if kind == "neg":
+        return _expanded(tree[1])
+    if kind == "add":
+        total: dict[Node, Fraction] = {}
+        for sign, term in addends(tree):
+            for name, number in (_expanded(term) or {}).items():
+                total[name] = total.get(name, Fraction()) + sign * number
+        return {name: number for name, number in total.items() if number} if len(total) <= _MAX_TERMS else None
+    if kind == "mul" or (kind == "pow" and 0 < (whole(tree[2]) or 0) < 10):
+        result: dict[Node, Fraction] = {(): Fraction(1)}
+        for part in tree[1:] if kind == "mul" else [tree[1]] * (whole(tree[2]) or 0):
+            other = _expanded(part)
+            if other is None or len(result) * len(other) > _MAX_TERMS:
+                return None
+            result = _multiplied_out(result, other)
+        return result
+    if kind == "div" and literal(tree[2]):
+        return _expanded(tree[1])
+    return {((split(tree)[1], 1),): Fraction(1)} if symbols(tree) else {(): Fraction(1)}
+
+
+def _multiplied_out(left: dict[Node, Fraction], right: dict[Node, Fraction]) -> dict[Node, Fraction]:
+    result: dict[Node, Fraction] = {}
+    for (a, x), (b, y) in product(left.items(), right.items()):
+        powers = dict(a)
+        for base, power in b:
+            powers[base] = powers.get(base, 0) + power
+        name = tuple(sorted(powers.items(), key=repr))
+        result[name] = result.get(name, Fraction()) + x * y
+    return {name: number for name, number in result.items() if number}
 
 
 # ----- common factors of polynomials

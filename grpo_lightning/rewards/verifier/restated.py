@@ -1,5 +1,7 @@
 r"""Whether an answer of the right value only repeats the question: `\frac{48}{2}` where 48 are shared by 2."""
 
+import math
+import re
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -7,7 +9,7 @@ from grpo_lightning.rewards.verifier import equality
 from grpo_lightning.rewards.verifier.asked import Asked, canonical, formulas_of, multiple, number_form, numbers_of
 from grpo_lightning.rewards.verifier.finished import unfinished
 from grpo_lightning.rewards.verifier.forms import addends, factors, is_expanded, size, split
-from grpo_lightning.rewards.verifier.grammar import Claim, Node
+from grpo_lightning.rewards.verifier.grammar import Claim, Item, Node
 from grpo_lightning.rewards.verifier.numbers import literal, nodes, symbols
 from grpo_lightning.rewards.verifier.wanted import has_other_form
 
@@ -32,7 +34,9 @@ def is_restated(gold: Claim, answer: Claim, question: str) -> bool:
     if Fraction(10) in numbers_of(question) and any(map(_is_power_of_ten, theirs)):
         return not any(map(_is_power_of_ten, ours))
     return any(
-        has_other_form(right, said, question) or _is_rewritten(right, said, asked)
+        has_other_form(right, said, question)
+        or _is_rewritten(right, said, asked)
+        or _is_unreduced(said, question) > _is_unreduced(right, question)
         for right, said in _pairs(gold, answer)
     )
 
@@ -74,9 +78,11 @@ def _is_rewritten(gold: Node, answer: Node, asked: Asked) -> bool:
 
 def _is_rearranged(ours: list[Node], answer: Node, asked: Asked) -> bool:
     """Whether an equation has the question's terms or multiples of them, on whatever side, and the gold's has not."""
+    golds = [part for part in ours if part[0] == "chain" and len(part[1]) == 1]
+    if any(_is_solved(gold) and len(symbols(gold)) == 1 for gold in golds) and len(answer[1]) == 1:
+        return bool(asked.parts) and not _is_solved(answer)  # `2x > 8`
     terms = _terms(answer)
     same = [chain for chain in asked.relations if terms and _terms(chain) == terms]
-    golds = [part for part in ours if part[0] == "chain" and part[1]]
     if not same or not golds:
         return bool(same)
     gold = golds[0]
@@ -119,17 +125,30 @@ def _has_fractions(chain: Node) -> bool:
 
 
 def _is_quotient_of(tree: Node, question: str) -> bool:
-    r"""Whether a division that comes out is the question's, left undone: `48/2` or `480/20` where it has 48 and a 2."""
+    r"""Whether a division that comes out is the question's, left undone: `48/2` or `480/20` where it has 48 and a 2.
+
+    One number of the question is enough, above or below the line, unless it is in a fraction or an exponent there.
+    """
     if tree[0] == "neg":
         return _is_quotient_of(tree[1], question)
     if tree[0] != "div" or (literal(tree) or Fraction(1, 2)).denominator > 1:
         return False
     top, bottom = (abs(literal(part) or Fraction()) for part in tree[1:])
     known = numbers_of(question)
-    if bottom == 1 or top in known:
-        return top in known and bottom != 1
+    if bottom == 1 or top in known or bottom in numbers_of(_NO_DIVISOR.sub(" ", question)):
+        return bottom != 1
     scales = ((x, top / x) for x in known if x > 1)
     return any(1 in (k.numerator, k.denominator) and bottom / k in known - {x} for x, k in scales)
+
+
+def _is_unreduced(tree: Node, question: str) -> bool:
+    r"""Whether a number of the question can be cancelled: `\frac{60\pi}{180}` where an angle has 60 degrees."""
+    above, below = (math.prod(filter(None, map(literal, parts)), start=Fraction(1)) for parts in factors(tree))
+    is_reduced = literal(tree) is not None or math.gcd(above.numerator, below.numerator) == 1
+    return not is_reduced and not numbers_of(question).isdisjoint((abs(above), abs(below)))
+
+
+_NO_DIVISOR = re.compile(r"\\[dt]?frac\s*(?:\d\s*\d|\{\s*\d+\s*\}\s*\{\s*\d+\s*\})|\d+\s*/\s*\d+|\^\{?\d+")
 
 
 def _is_power_of_ten(tree: Node) -> bool:
@@ -149,10 +168,15 @@ def _pairs(gold: Claim, answer: Claim) -> Iterator[tuple[Node, Node]]:
     """The value of the gold answer with the answer's, or the parts of both if they have an order."""
     if len(gold.items) > 1 or len(answer.items) > 1:
         return
-    right, said = (claim.items[0].chain[2][-1] for claim in (gold, answer))
+    right, said = (_with_degrees(claim.items[0]) for claim in (gold, answer))
     if {"chain", "set"}.isdisjoint(part[0] for claim in (gold, answer) for part in _parts(claim)):
         is_group = right[0] == said[0] == "group" and len(right) == len(said)
         yield from zip(right[3:], said[3:], strict=True) if is_group else [(right, said)]
+
+
+def _with_degrees(item: Item) -> Node:
+    value = item.chain[2][-1]
+    return ("degree", value) if "degree" in dict(item.unit) and value[0] != "degree" else value
 
 
 def _parts(claim: Claim) -> Iterator[Node]:

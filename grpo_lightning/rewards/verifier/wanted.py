@@ -1,16 +1,21 @@
 r"""The form that a question asks for: `Factor $x^2-1$` is not answered by `\frac{2x^2-2}{2}`, equal as it is."""
 
+import math
 import re
 from collections.abc import Iterator
 from fractions import Fraction
 
 from grpo_lightning.rewards.verifier.asked import numbers_of
-from grpo_lightning.rewards.verifier.forms import content, factors, whole
+from grpo_lightning.rewards.verifier.forms import addends, content, factors, whole
 from grpo_lightning.rewards.verifier.grammar import Node
 from grpo_lightning.rewards.verifier.numbers import literal, nodes, symbols
 
 _EXPAND = re.compile(r"\b(?:expand|multiply out)", re.IGNORECASE)
+_PARTIAL = re.compile(r"\bpartial fraction", re.IGNORECASE)
+_SQUARE = re.compile(r"\b(?:complet\w+ the square|vertex form)", re.IGNORECASE)
 _FACTOR = re.compile(r"\bfactor", re.IGNORECASE)
+_RADIANS = re.compile(r"\bradian", re.IGNORECASE)
+_LOWEST = re.compile(r"\b(?:reduce|simplif|simplest|lowest)", re.IGNORECASE)
 _POWER = re.compile(r"\bpower of\b", re.IGNORECASE)
 _POLAR = re.compile(r"\b(?:rectangular|a \+ bi|a\+bi)", re.IGNORECASE)
 
@@ -19,15 +24,33 @@ def has_other_form(gold: Node, answer: Node, question: str) -> bool:
     """Whether the gold answer has the form that the question asks for, and an equal answer has it not."""
     if _is_copied_number(gold, answer, question):
         return True
+    if _RADIANS.search(question) and gold[0] != "degree" and answer[0] == "degree":
+        return True
+    if _LOWEST.search(question) and _is_reducible(answer) and not _is_reducible(gold):
+        return True
     if _POLAR.search(question) and not _is_polar(gold) and _is_polar(answer):
         return True
     if _POWER.search(question) and gold[0] == answer[0] == "pow" and None not in (literal(gold[1]), literal(answer[1])):
         return literal(gold[1]) != literal(answer[1])
     if not symbols(gold):
         return False
+    if _PARTIAL.search(question) and _num_terms(answer) < _num_terms(gold):
+        return True
+    if _SQUARE.search(question) and _has_square(gold) > _has_square(answer):
+        return True
     if _EXPAND.search(question):
         return not _is_unexpanded(gold) and _is_unexpanded(answer)
     return bool(_FACTOR.search(question)) and _is_less_factored(gold, answer)
+
+
+def _is_reducible(tree: Node) -> bool:
+    """Whether it is a fraction of numbers that is not in lowest terms."""
+    if tree[0] == "neg":
+        return _is_reducible(tree[1])
+    if tree[0] != "div" or literal(tree) is None:
+        return False
+    top, bottom = (literal(part) or Fraction(1) for part in tree[1:])
+    return top.denominator > 1 or bottom.denominator > 1 or math.gcd(top.numerator, bottom.numerator) > 1
 
 
 def _is_polar(tree: Node) -> bool:
@@ -66,6 +89,17 @@ def _is_unexpanded(tree: Node) -> bool:
         if node[0] == "div" and symbols(node[2]):
             return True
     return False
+
+
+def _num_terms(tree: Node) -> int:
+    return sum(1 for _ in addends(tree))
+
+
+def _has_square(tree: Node) -> bool:
+    """Whether the square of a sum is in it."""
+    return any(
+        node[0] == "pow" and node[1][0] == "add" and symbols(node) and whole(node[2]) == 2 for node in nodes(tree)
+    )
 
 
 def _is_less_factored(gold: Node, answer: Node) -> bool:

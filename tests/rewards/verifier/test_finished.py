@@ -34,7 +34,7 @@ def tree(text: str):
         (r"\exp(i\pi/3)", {"complex exponential"}),
         (r"5^2\pi", {"power"}),
         (r"2(6r+6+10-10r)", {"arithmetic", "like terms"}),
-        (r"2x\cdot 3x", {"arithmetic"}),
+        (r"2x\cdot 3x", {"arithmetic", "like factors"}),
         (r"\frac{x}{2}+\frac{x}{3}", {"like terms"}),
         (r"\frac{x^2-1}{x-1}", {"common factor"}),
         (r"\frac{x^2-y^2}{x-y}", {"common factor"}),

@@ -85,3 +85,25 @@ def test_other_forms_are_right_where_none_is_asked_for(gold: str, answer: str, q
 def test_lists_have_no_order_and_their_numbers_may_stand_in_the_question() -> None:
     assert compare("1, 2", "2, 1", "Solve $x^2-3x+2=0$ for 1 and 2.") == "equal"
     assert compare(r"\{1,2\}", r"\{2,1\}", "Solve $x^2-3x+2=0$ for 1 and 2.") == "equal"
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "question"),
+    [
+        ("83", r"\frac{1245}{15}", "Boxes of 15 pounds on a bridge for 5000."),
+        ("7", r"\frac{84}{12}", "How many dozens of eggs will she eat?"),
+        ("100", "10^2", "A square has side 10."),
+        (r"\frac{\pi}{3}", r"\frac{60\pi}{180}", "Convert 60 degrees to radians."),
+        (r"\frac{\pi}{3}", r"60^\circ", "Convert 60 degrees to radians."),
+        (r"\frac34", r"\frac{12}{16}", r"Reduce $\frac{6}{8}$ to lowest terms."),
+        ("x>4", "2x>8", "Solve $2x-3>5$."),
+        ("x^2+2", "(x+1)^2-2(x+1)+3", "If $f(x-1)=x^2-2x+3$, find $f(x)$."),
+        (r"\frac{ab}{a+b}", r"\frac{1}{\frac{a+b}{ab}}", r"Simplify $\frac{1}{\frac1a+\frac1b}$."),
+        ("(x-3)(x+2)", r"x(x-1-\frac{6}{x})", "Factor $x^2-x-6$."),
+        ("2^{12}", "8^4", "Write $(2^3)^4$ as a power of 2."),
+    ],
+)
+def test_the_last_step_is_left_to_do(gold: str, answer: str, question: str) -> None:
+    assert compare(gold, answer, question) != "equal"
+    assert compare(gold, answer) == "equal" or r"\frac" not in gold + answer
+    assert compare(gold, gold, question) == "equal"
