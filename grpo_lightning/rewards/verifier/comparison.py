@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import permutations
 from typing import Any
 
-from grpo_lightning.rewards.verifier import equality, finished
+from grpo_lightning.rewards.verifier import asked, equality, finished, restated
 from grpo_lightning.rewards.verifier.choices import choices_in
 from grpo_lightning.rewards.verifier.grammar import MONTHS, Claim, Item, Node, read_claim
 from grpo_lightning.rewards.verifier.numbers import (
@@ -95,21 +95,22 @@ class _Comparison:
     def __init__(self, policy: Policy, question: str) -> None:
         self.policy, self.question = policy, question
         self.allowed: frozenset[str] = frozenset()
-        self.asked = finished.expressions(question)
+        self.asked = asked.expressions(question)
+        self.context = asked.context_of(question)
 
     def outcome(self, gold: str, answer: str) -> str:
         try:
             right_tokens = _spelling(gold)
         except Unreadable:
             return GOLD_BAD
-        known = finished.words_of(self.question)
+        known = asked.words_of(self.question)
         if answer.endswith(" !") and "!" in gold:
             answer = f"{answer[:-2]}!"
         try:
             right = read_claim(gold, known)
         except Unreadable:
             return self._by_spelling(right_tokens, answer)
-        self.allowed = frozenset().union(*(finished.unfinished(item.chain) for item in right.items))
+        self.allowed = finished.allowed((item.chain for item in right.items), asked.is_concrete(self.question))
         try:
             said = read_claim(answer, known)
         except Unreadable:
@@ -120,7 +121,7 @@ class _Comparison:
         if equal is None:
             return DIFFERENT if said else self._by_spelling(right_tokens, answer)
         wants_work = self.policy.finished and self.question and not _is_spelt(answer, right_tokens)
-        return RESTATED if wants_work and finished.is_restated(right, equal, self.question) else EQUAL
+        return RESTATED if wants_work and restated.is_restated(right, equal, self.question) else EQUAL
 
     def _equal_reading(self, right: Claim, said: Claim | None, answer: str, known: frozenset[str]) -> Claim | None:
         """The claim of an answer in the first of its readings that says the same; None if none does."""
@@ -424,6 +425,8 @@ class _Comparison:
         if right is not None:
             if said is None:
                 return self.same_angle(gold, answer, ours, theirs)
+            if self.policy.finished and finished.unfinished_number(answer) - self.allowed:
+                return False
             return same_number(right, said, is_percent(gold), is_percent(answer), is_decimal(gold, answer), self.policy)
         if (gold[0] == "symbol" and answer[0] == "words") or gold[0] == "words":
             return _same_words(gold, answer)
@@ -440,8 +443,8 @@ class _Comparison:
         if self.policy.finished and finished.unfinished(answer) - self.allowed - _free_of(gold, answer):
             return False
         if said is not None and is_decimal(answer) and not self.is_long(answer):
-            return exact(gold) is not None and equality.equal(gold, answer)
-        return equality.equal(gold, answer) or self.same_angle(gold, answer, ours, theirs)
+            return exact(gold) is not None and equality.equal(gold, answer, self.context)
+        return equality.equal(gold, answer, self.context) or self.same_angle(gold, answer, ours, theirs)
 
     def is_long(self, answer: Node) -> bool:
         return answer[0] == "number" and len(str(answer[1].numerator)) >= 9
@@ -510,7 +513,7 @@ class _Comparison:
         if gold[0] == "builder":
             return self.same_builder(gold, answer)
         if gold[0] == "mod":
-            return self.same_part(gold[2], answer[2]) and equality.equal(gold[1], answer[1])
+            return self.same_part(gold[2], answer[2]) and equality.equal(gold[1], answer[1], self.context)
         if gold[0] in ("union", "meet", "minus"):
             pairs = [answer[1:], answer[:0:-1]] if gold[0] != "minus" else [answer[1:]]
             return any(all(map(self.same_part, gold[1:], pair)) for pair in pairs)

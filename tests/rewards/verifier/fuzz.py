@@ -42,7 +42,7 @@ def pairs(seed: int) -> Iterator[Pair]:
             other = rng.choice(wrongs) if wrongs else "17"
             yield Pair(gold, hedged(rng, rng.choice([gold, *rights]), other), False, f"{kind}, hedged")
         else:
-            yield restated(rng)
+            yield asked(rng)
 
 
 # ----- what stands around an answer
@@ -99,27 +99,205 @@ def hedged(rng: random.Random, answer: str, other: str) -> str:
     return rng.choice(alone) % answer
 
 
-def restated(rng: random.Random) -> Pair:
-    """A question whose answer is copied from it."""
-    a, b, c, d = (rng.randrange(2, 13) for _ in range(4))
+def asked(rng: random.Random) -> Pair:
+    """A question with an answer that is worked out, or with one that only rewrites the question."""
+    question, gold, rights, wrongs = rng.choice(ASKED)(rng)
+    right = bool(rights) and rng.random() < 0.4
+    return Pair(gold, framed(rng, rng.choice(rights if right else wrongs)), right, "asked", question)
+
+
+Asked = tuple[str, str, list[str], list[str]]
+"""A question, its gold answer, other right answers and wrong ones, which are equal to the gold answer too."""
+
+
+def _numbers(rng: random.Random) -> list[int]:
+    return [rng.randrange(2, 13) for _ in range(4)]
+
+
+def asked_number(rng: random.Random) -> Asked:
+    a, b, c, _ = _numbers(rng)
+    k = rng.randrange(2, 9)
+    shared = [rf"\frac{{{a * b}}}{{{b}}}", f"{k * a * b}/{k * b}", rf"\frac{{{a * b}}}{{{b}}}\text{{ sweets}}"]
+    return rng.choice(
+        [
+            (rf"Compute ${a}\cdot {b}+{c}$.", f"{a * b + c}", [f"{a * b + c}"], [rf"{a}\cdot {b}+{c}", f"{a * b}+{c}"]),
+            (f"Share {a * b} sweets among {b} children.", f"{a}", [f"{a}", rf"{a}\text{{ sweets}}"], shared),
+            (f"Half of {2 * a} sweets are left.", f"{a}", [f"{a}"], [f"{2 * a}/2", rf"\frac{{{4 * a}}}{{4}}"]),
+            (
+                rf"Compute $\binom{{{a + b}}}{{{b}}}$.",
+                f"{_choose(a + b, b)}",
+                [f"{_choose(a + b, b)}"],
+                [rf"\binom{{{a + b}}}{{{b}}}", rf"\binom{{{a + b}}}{{{a}}}"],
+            ),
+            (
+                f"A square has side {a}.",
+                f"{a * a}",
+                [f"{a * a}"],
+                [f"{a}^2", rf"{a}\cdot {a}", rf"\frac{{{a}^3}}{{{a}}}"],
+            ),
+            (
+                rf"Write ${a}000$ in scientific notation.",
+                rf"{a / 10 if a > 9 else a}\times 10^{4 if a > 9 else 3}",
+                [],
+                [f"{a}000"],
+            ),
+        ]
+    )
+
+
+def asked_constant(rng: random.Random) -> Asked:
+    a, b, c, d = _numbers(rng)
     first, second = rf"\sqrt{{{a * a * 7}}}", rf"\sqrt{{{b * b * 7}}}"
     product = f"({a}+{b}i)({c}-{d}i)"
-    cases = [
-        (rf"Compute ${a}\cdot {b}+{c}$.", f"{a * b + c}", rf"{a}\cdot {b}+{c}"),
-        (rf"Expand $(x+{a})(x+{b})$.", f"x^2+{a + b}x+{a * b}", f"(x+{b})(x+{a})"),
-        (rf"Factor $x^2+{a + b}x+{a * b}$.", f"(x+{a})(x+{b})", f"{a * b}+x^2+{a + b}x"),
-        (rf"Simplify ${first}+{second}$.", rf"{a + b}\sqrt7", f"{second}+{first}"),
-        (rf"Share {a * b} sweets among {b} children.", f"{a}", rf"\frac{{{a * b}}}{{{b}}}"),
-        (f"Compute ${product}$.", f"{a * c + b * d}+{b * c - a * d}i".replace("+-", "-"), product),
-        (rf"Add $({a},{b})$ and $({c},{d})$.", f"({a + c},{b + d})", rf"({a}+{c},{b}+{d})"),
-        (rf"Solve $|x-{a}|<{b}$.", f"({a - b},{a + b})", f"|x-{a}|<{b}"),
-        (rf"Compute $\binom{{{a + b}}}{{{b}}}$.", f"{_choose(a + b, b)}", rf"\binom{{{a + b}}}{{{b}}}"),
-        (rf"Write ${a}x+y={b}$ in slope-intercept form.", f"y=-{a}x+{b}", f"{a}x+y={b}"),
-        (r"Compute $\cos\frac{2\pi}{3}$.", r"-\frac12", r"\cos\frac{2\pi}{3}"),
-        (rf"Simplify $\frac{{x^2-{a * a}}}{{x-{a}}}$.", f"x+{a}", rf"\frac{{x^2-{a * a}}}{{x-{a}}}"),
-    ]  # fmt: skip
-    question, gold, copied = rng.choice(cases)
-    return Pair(gold, framed(rng, copied), False, "restated", question)
+    value = f"{a * c + b * d}+{b * c - a * d}i".replace("+-", "-")
+    both = f"{a + c}+{b + d}i"
+    return rng.choice(
+        [
+            (
+                rf"Simplify ${first}+{second}$.",
+                rf"{a + b}\sqrt7",
+                [rf"{a + b}\sqrt{{7}}", rf"\sqrt{{7}}\cdot {a + b}", rf"{a + b}\cdot 7^{{1/2}}"],
+                [f"{second}+{first}", rf"{a}\sqrt7+{b}\sqrt7", rf"\sqrt7({a}+{b})", f"-(-{first}-{second})"],
+            ),
+            (
+                f"Compute ${product}$.",
+                value,
+                [value],
+                [product, f"({c}-{d}i)({a}+{b}i)", f"{a}({c}-{d}i)+{b}i({c}-{d}i)"],
+            ),
+            (
+                f"Compute $({a}+{b}i)+({c}+{d}i)$.",
+                both,
+                [both, f"{b + d}i+{a + c}"],
+                [f"({a}+{b}i)+({c}+{d}i)", f"{a + c}+{b}i+{d}i", rf"\frac{{{2 * (a + c)}+{2 * (b + d)}i}}{{2}}"],
+            ),
+            (
+                f"Two discs have radius {a} and {b}.",
+                rf"{a * a + b * b}\pi",
+                [rf"\pi\cdot {a * a + b * b}"],
+                [
+                    rf"{a * a}\pi+{b * b}\pi",
+                    rf"\pi({a * a}+{b * b})",
+                    rf"{a}^2\pi+{b}^2\pi",
+                    rf"\frac{{{2 * (a * a + b * b)}\pi}}{{2}}",
+                ],
+            ),
+            (
+                rf"Find $\int_{{{a}}}^{{{a * b}}}\frac{{dx}}{{x}}$.",
+                rf"\ln {b}",
+                [rf"\ln({b})"],
+                [rf"\ln {a * b}-\ln {a}"],
+            ),
+            (
+                rf"Compute $\cos\frac{{2\pi}}{{3}}+{a}$.",
+                rf"{a}-\frac12",
+                [rf"\frac{{{2 * a - 1}}}{{2}}"],
+                [rf"\cos\frac{{2\pi}}{{3}}+{a}"],
+            ),
+            (
+                rf"Add $({a},{b})$ and $({c},{d})$.",
+                f"({a + c},{b + d})",
+                [f"({a + c}, {b + d})"],
+                [f"({a}+{c},{b}+{d})"],
+            ),
+        ]
+    )
+
+
+def asked_polynomial(rng: random.Random) -> Asked:
+    a, b, c, d = _numbers(rng)
+    flat, made = f"x^2+{a + b}x+{a * b}", f"(x+{a})(x+{b})"
+    k = rng.randrange(2, 6)
+    times = f"{k}x^2+{k * (a + b)}x+{k * a * b}"
+    bracket = rf"{c}({a}r+{b})-{d}({a}r-{b})"
+    number, rest = a * (c - d), b * (c + d)
+    linear = f"{rest}+{number}r".replace("+-", "-")
+    return rng.choice(
+        [
+            (
+                f"Expand ${made}$.",
+                flat,
+                [f"{a * b}+{a + b}x+x^2"],
+                [
+                    f"(x+{b})(x+{a})",
+                    f"x(x+{a})+{b}(x+{a})",
+                    rf"\frac{{x+{a}}}{{(x+{b})^{{-1}}}}",
+                    f"x^2+{a}x+{b}x+{a * b}",
+                    f"-(-x-{a})(x+{b})",
+                ],
+            ),
+            (
+                f"Factor ${flat}$.",
+                made,
+                [f"(x+{b})(x+{a})", f"({a}+x)(x+{b})", f"(-x-{a})(-x-{b})"],
+                [
+                    f"{a * b}+x^2+{a + b}x",
+                    f"-(-x^2-{a + b}x-{a * b})",
+                    rf"\frac{{{times}}}{{{k}}}",
+                    f"x(x+{a + b})+{a * b}",
+                    rf"{k}\cdot\frac{{{flat}}}{{{k}}}",
+                ],
+            ),
+            (
+                f"Factor ${times}$ completely.",
+                f"{k}{made}",
+                [f"{k}(x+{b})(x+{a})", rf"(x+{b})\cdot {k}(x+{a})"],
+                [f"{k}({flat})", f"({k}x+{k * a})(x+{b})", f"{k * a * b}+{k}x^2+{k * (a + b)}x"],
+            ),
+            (
+                rf"Simplify $\frac{{x^2-{a * a}}}{{x-{a}}}$.",
+                f"x+{a}",
+                [f"{a}+x"],
+                [
+                    rf"\frac{{x^2-{a * a}}}{{x-{a}}}",
+                    rf"\frac{{{a * a}-x^2}}{{{a}-x}}",
+                    rf"\frac{{(x-{a})(x+{a})}}{{x-{a}}}",
+                    rf"\frac{{{k}(x^2-{a * a})}}{{{k}(x-{a})}}",
+                    f"x+{a}+0",
+                ],
+            ),
+            (
+                f"Simplify ${bracket}$.",
+                linear,
+                [linear],
+                [bracket, f"{a * c}r+{b * c}-{a * d}r+{b * d}", f"-({d}({a}r-{b})-{c}({a}r+{b}))"],
+            )
+            if c != d
+            else (f"Expand ${made}$.", flat, [flat], [made]),
+            (
+                rf"A box has sides ${a}x$ and ${b}x$.",
+                f"{a * b}x^2",
+                [rf"{a * b}\cdot x^2"],
+                [rf"{a}x\cdot {b}x", rf"{a}\cdot {b}x^2"],
+            ),
+        ]
+    )
+
+
+def asked_relation(rng: random.Random) -> Asked:
+    a, b, k, _ = _numbers(rng)
+    slope = rf"y={b}-{a}x"
+    circle = f"x^2+y^2-{2 * a}x+{2 * b}y=3"
+    return rng.choice(
+        [
+            (
+                rf"Write ${a}x+y={b}$ in slope-intercept form.",
+                slope,
+                [f"y=-{a}x+{b}", f"{b}-{a}x", f"y=-({a}x-{b})"],
+                [f"{a}x+y={b}", f"{k * a}x+{k}y={k * b}", f"y+{a}x={b}", f"{b}-y={a}x", f"{a}x+y-{b}=0"],
+            ),
+            (
+                f"Write ${circle}$ in standard form.",
+                f"(x-{a})^2+(y+{b})^2={3 + a * a + b * b}",
+                [f"{3 + a * a + b * b}=(y+{b})^2+(x-{a})^2"],
+                [circle, f"{circle[:-2]}-3=0", f"{k}x^2+{k}y^2-{2 * a * k}x+{2 * b * k}y={3 * k}"],
+            ),
+            (rf"Solve $|x-{a}|<{b}$.", f"({a - b},{a + b})", [f"{a - b}<x<{a + b}"], [f"|x-{a}|<{b}", f"|{a}-x|<{b}"]),
+        ]
+    )
+
+
+ASKED: list[Callable[[random.Random], Asked]] = [asked_number, asked_constant, asked_polynomial, asked_relation]
 
 
 NAMES = ["Tom", "Jane", "Ravi", "Mei"]

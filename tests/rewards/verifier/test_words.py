@@ -4,10 +4,10 @@ from fractions import Fraction
 
 import pytest
 
+from grpo_lightning.rewards.verifier.asked import words_of
 from grpo_lightning.rewards.verifier.choices import choices_in
 from grpo_lightning.rewards.verifier.comparison import compare
 from grpo_lightning.rewards.verifier.extraction import extract_answer
-from grpo_lightning.rewards.verifier.finished import words_of
 from grpo_lightning.rewards.verifier.number_words import in_digits
 from grpo_lightning.rewards.verifier.numbers import exact
 from grpo_lightning.rewards.verifier.prose import is_allowed, read_sentence
