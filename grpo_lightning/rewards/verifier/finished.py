@@ -219,5 +219,7 @@ def _is_rational(tree: Node) -> bool:
 
 def _is_small_fraction(ratio: Any, context: Any) -> bool:
     real = context.re(ratio)
+    if not 1e-9 < abs(real) < 1e9:  # as a fraction it could be very long
+        return False
     near = Fraction(str(real)).limit_denominator(1000)
     return bool(near and abs(ratio - context.mpf(near.numerator) / near.denominator) < 1e-20)
