@@ -23,9 +23,10 @@ from grpo_lightning.rewards.verifier.numbers import NoNumber, exact, literal, no
 
 _TRIGONOMETRIC = re.compile(r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?")
 _LOGARITHMS = ("ln", "log", "lg", "log_")
-_I, _TEN = ("constant", "i"), ("number", Fraction(10), None)
+_I, _PI, _TEN = ("constant", "i"), ("constant", "pi"), ("number", Fraction(10), None)
 _LARGEST = 10**6
 """A power that is larger need not be written out."""
+_MAX_COMPARED = 24
 TIDYING = frozenset(["division", "power", "common factor", "like factors", "expansion", "fraction in a fraction"])
 """What may be left to do beside roots and variables where the question is not known or gives no numbers."""
 
@@ -73,17 +74,18 @@ def _left_in_constant(node: Node, is_formula: bool) -> Iterator[str]:
     elif kind == "fact" or (kind == "call" and node[1] in ("binom", "!!")):
         if not is_formula:  # `x^5/5!` is as good as `x^5/120`
             yield "counting"
-    elif kind == "call" and node[1] == "exp":
-        if has_node(node, _I):
-            yield "complex exponential"
-    elif kind == "call" and node[1] not in _LOGARITHMS:
+    elif kind == "call" and node[1] == "exp" and has_node(node, _I):
+        yield "complex exponential"
+    elif kind == "call" and node[1] not in (*_LOGARITHMS, "exp"):
         yield f"operator {node[1]}"
     elif kind in ("abs", "percent"):
         yield kind
+    elif kind == "root" and has_node(node[2], _I):
+        yield "complex root"
     elif kind in ("root", "pow") and _is_nested(node):
         yield "nested roots"
-    elif kind == "root" and (number := _radicand(node)) > 0 and math.isqrt(number) ** 2 == number:
-        yield "roots"
+    elif kind in ("root", "pow", "call") and literal(node) is None and _is_rational(node):
+        yield "value"
     if kind == "div" and has_node(node[2], _I):
         yield "quotient"
 
@@ -123,13 +125,12 @@ def _left_in_product(node: Node) -> Iterator[str]:
         pairs = [*combinations(radicands[0], 2), *combinations(radicands[1], 2), *product(*radicands)]
         if any(math.gcd(*pair) > 1 for pair in pairs):
             yield "roots"
-    else:
-        if below and have_common_factor(above, below):
-            yield "common factor"
-        bases = [part[1] if part[0] == "pow" and literal(part[2]) is not None else part for part in above]
-        names = [base for base in bases if base[0] == "symbol"]
-        if len({*names}) < len(names):
-            yield "like factors"
+    if below and have_common_factor(above, below):
+        yield "common factor"
+    bases = [part[1] if part[0] == "pow" and literal(part[2]) is not None else part for part in above]
+    names = [base for base in bases if base[0] == "symbol" or base == _PI]
+    if len({*names}) < len(names):
+        yield "like factors"
 
 
 def _left_in_power(node: Node) -> Iterator[str]:
@@ -198,7 +199,7 @@ def _have_like_terms(terms: Sequence[Node]) -> bool:
         return True
     by = precise(30)
     values: list[Any] = []
-    for term in terms:
+    for term in terms[:_MAX_COMPARED]:
         if not symbols(term) and exact(term) is None:
             try:
                 values.append(by.value(term, {}))
@@ -207,7 +208,18 @@ def _have_like_terms(terms: Sequence[Node]) -> bool:
     return any(_is_small_fraction(left / right, by.context) for left, right in combinations(values, 2) if right)
 
 
+def _is_rational(tree: Node) -> bool:
+    """Whether a root, a power or a logarithm has a value that can be written as a small fraction."""
+    by = precise(30)
+    try:
+        return _is_small_fraction(by.value(tree, {}), by.context)
+    except NoNumber:
+        return False
+
+
 def _is_small_fraction(ratio: Any, context: Any) -> bool:
     real = context.re(ratio)
+    if not 1e-9 < abs(real) < 1e9:  # as a fraction it could be very long
+        return False
     near = Fraction(str(real)).limit_denominator(1000)
     return bool(near and abs(ratio - context.mpf(near.numerator) / near.denominator) < 1e-20)

@@ -1,5 +1,7 @@
 """What is left to do in a value, and what may be left because the gold answer leaves it."""
 
+import time
+
 import pytest
 
 from grpo_lightning.rewards.verifier.comparison import compare
@@ -77,3 +79,10 @@ def test_tidying_may_be_left_where_no_question_gave_the_numbers(gold: str, answe
     assert compare(gold, answer, GIVEN) == "different"
     assert compare(gold, answer, GIVEN, {"finished": False}) == "equal"
     assert compare(answer, answer, GIVEN) == "equal"
+
+
+@pytest.mark.parametrize("text", ["(999!)^{999}", r"2^{(20!)}\sqrt2", r"\sqrt{10^{9999}}+\sqrt{2}", r"\log_2(9^{9^9})"])
+def test_what_is_huge_is_judged_fast(text: str) -> None:
+    start = time.process_time()
+    unfinished(tree(text))
+    assert time.process_time() - start < 0.3
