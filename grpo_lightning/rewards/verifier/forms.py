@@ -140,9 +140,17 @@ def split(tree: Node) -> tuple[Fraction, Node]:
     )
 
 
+def order(tree: Node) -> str:
+    """What trees are sorted by."""
+    try:
+        return repr(tree)
+    except ValueError:  # Python refuses to print an integer of more than 4,300 digits
+        return ""
+
+
 def _split_sum(tree: Node) -> tuple[Fraction, Node]:
     parts = [(sign * number, rest) for sign, term in addends(tree) for number, rest in [split(term)] if number]
-    parts.sort(key=lambda part: (repr(part[1]), part[0]))
+    parts.sort(key=lambda part: (order(part[1]), part[0]))
     if len(parts) < 2:
         return parts[0] if parts else (Fraction(), ONE)
     below = math.lcm(*(number.denominator for number, _ in parts))
@@ -166,7 +174,7 @@ def _powers(rest: Node) -> tuple[tuple[Node, Fraction], ...]:
 
 
 def _product(powers: dict[Node, Fraction]) -> Node:
-    kept = sorted(((base, power) for base, power in powers.items() if power), key=repr)
+    kept = sorted(((base, power) for base, power in powers.items() if power), key=order)
     if not kept:
         return ONE
     return kept[0][0] if len(kept) == 1 and kept[0][1] == 1 else ("product", *kept)
@@ -213,7 +221,7 @@ def _multiplied_out(left: dict[Node, Fraction], right: dict[Node, Fraction]) -> 
         powers = dict(a)
         for base, power in b:
             powers[base] = powers.get(base, 0) + power
-        name = tuple(sorted(powers.items(), key=repr))
+        name = tuple(sorted(powers.items(), key=order))
         result[name] = result.get(name, Fraction()) + x * y
     return {name: number for name, number in result.items() if number}
 

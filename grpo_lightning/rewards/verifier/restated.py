@@ -8,7 +8,7 @@ from fractions import Fraction
 from grpo_lightning.rewards.verifier import equality
 from grpo_lightning.rewards.verifier.asked import Asked, canonical, formulas_of, multiple, number_form, numbers_of
 from grpo_lightning.rewards.verifier.finished import unfinished
-from grpo_lightning.rewards.verifier.forms import addends, factors, is_expanded, size, split
+from grpo_lightning.rewards.verifier.forms import addends, factors, is_expanded, order, size, split
 from grpo_lightning.rewards.verifier.grammar import Claim, Item, Node
 from grpo_lightning.rewards.verifier.numbers import literal, nodes, symbols
 from grpo_lightning.rewards.verifier.wanted import has_other_form
@@ -103,7 +103,7 @@ def _terms(chain: Node) -> tuple[tuple[Fraction, Node], ...]:
     left, right = chain[2]
     parts = [(sign * number, rest) for sign, term in addends(left) for number, rest in [split(term)] if number]
     parts += [(-sign * number, rest) for sign, term in addends(right) for number, rest in [split(term)] if number]
-    parts.sort(key=lambda part: (repr(part[1]), abs(part[0])))
+    parts.sort(key=lambda part: (order(part[1]), abs(part[0])))
     return tuple((number / parts[0][0], rest) for number, rest in parts)
 
 
