@@ -53,7 +53,7 @@ def make(
     torch.manual_seed(seed)
     samples = answers(Policy(str(policy)), questions, max_new_tokens, seed)
     verifier = MathVerifier()
-    verifier.prepare([sample.prompt.question for sample in samples])
+    verifier.read_questions([sample.prompt.question for sample in samples])
     reward = LearnedReward(
         str(policy),
         verifier,

@@ -133,7 +133,7 @@ class SequenceClassifier(Reward):
             look alike. `last`: at the last token, for a model that was trained so.
         dtype: Type of the weights; the score is float32.
         trust_remote_code: Run Python code shipped with the model. Leave it off for models you have not read.
-        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics.
 
     Raises:

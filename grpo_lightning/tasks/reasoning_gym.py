@@ -84,7 +84,7 @@ class ReasoningGym(Task):
     def _entries(self, stop: int) -> list[tuple[str, str]]:
         """Questions and answers of the first `stop` entries, made where they are scored: in a worker process."""
         if len(self._made) < stop:
-            pool = WorkerPool(workers=1, timeout=SECONDS, memory_limit_mb=4096)
+            pool = WorkerPool(num_workers=1, timeout=SECONDS, memory_limit_mb=4096)
             try:
                 (outcome,) = pool.map(inside("gym.entries"), [[self._dataset, len(self._made), stop]])
             except LoadError as error:

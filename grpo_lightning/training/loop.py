@@ -224,7 +224,7 @@ class GRPOLoop(Callback):
         chosen = sorted((kept + others)[: self.prompts_per_step])
         size = len(chosen) // self.num_minibatches
         minibatch_of = {place: number // size for number, place in enumerate(chosen)}
-        module.explorer.scorer.check()
+        module.explorer.scorer.stop_if_broken()
         exploration = Exploration.concat(parts)
         spare = exploration.rollouts
         minibatch = torch.tensor([minibatch_of.get(sample.prompt.id, -1) for sample in exploration.samples])

@@ -23,8 +23,8 @@ class Says(Reward):
         super().__init__()
         self.said, self.steps, self.calls = said, steps, list[str]()
 
-    def prepare(self, questions: Sequence[Question]) -> None:
-        self.calls.append("prepare")
+    def read_questions(self, questions: Sequence[Question]) -> None:
+        self.calls.append("read_questions")
 
     def setup(self, run: Run) -> None:
         self.calls.append("setup")
@@ -72,16 +72,16 @@ def test_steps_behind_a_closed_gate_are_worth_nothing():
 def test_both_are_prepared_and_closed():
     inner, gate = Says({}), Says({})
     reward = Gated(inner, gate)
-    reward.prepare([])
+    reward.read_questions([])
     reward.setup(Run(torch.device("cpu"), None, 8))
     reward.close()
-    assert inner.calls == gate.calls == ["prepare", "setup", "close"]
+    assert inner.calls == gate.calls == ["read_questions", "setup", "close"]
 
 
 class Checks(Says):
     """A reward that remembers what it was asked to check."""
 
-    def check(self, statuses: Counter[str]) -> None:
+    def stop_if_broken(self, statuses: Counter[str]) -> None:
         self.calls.append(str(dict(statuses)))
 
 
@@ -92,7 +92,7 @@ def test_both_check_their_own_part():
     scorer = Scorer([reward])
     for _ in range(2):  # two rounds of one step
         scorer(samples("a", "b"))
-    scorer.check()
+    scorer.stop_if_broken()
     assert gate.calls == ["{'ok': 2, 'timeout': 2}"]
     assert inner.calls == ["{'no_match': 2, 'ok': 2}"]
 

@@ -83,7 +83,7 @@ class LearnedReward(Reward):
         max_tokens: Tokens in one forward or backward of the reward model, padding included.
         dtype: Type of its weights; train it in float32.
         seed: Of order and draws.
-        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics.
     """
 
@@ -160,14 +160,14 @@ class LearnedReward(Reward):
         path = Path(self.model.path).expanduser() / SEED
         return read_labelled(path) if path.is_file() else []
 
-    def prepare(self, questions: Sequence[Question]) -> None:
+    def read_questions(self, questions: Sequence[Question]) -> None:
         """Shows the verifier the gold answers, and makes sure that model and files are there."""
         self.model.check()
         if self.chat and self.model.tokenizer.chat_template is None:
             raise UsageError(f"chat=true of LearnedReward: the tokenizer of {self.model.path} has no chat template")
         if self.pairs is not None:
             read_labelled(self.pairs)
-        super().prepare(questions)
+        super().read_questions(questions)
 
     def setup(self, run: Run) -> None:
         """Reads the weights."""

@@ -37,7 +37,7 @@ class ProcessReward(Reward):
             one, or their `mean`.
         max_segments: Most segments of a completion; the last one takes the rest.
         trust_remote_code: Run Python code shipped with the tokenizer.
-        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics.
 
     Raises:
@@ -84,11 +84,11 @@ class ProcessReward(Reward):
                 "Give the policy's folder or hub id"
             ) from error
 
-    def prepare(self, questions: Sequence[Question]) -> None:
+    def read_questions(self, questions: Sequence[Question]) -> None:
         """Reads the tokenizer, if it has a path, and prepares the scorer."""
         if self.path is not None:
             _ = self.tokenizer
-        self.scorer.prepare(questions)
+        self.scorer.read_questions(questions)
 
     def setup(self, run: Run) -> None:
         """Takes the policy's tokenizer where none is given, and lets the scorer read its weights."""

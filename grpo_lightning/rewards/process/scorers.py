@@ -22,7 +22,7 @@ class SegmentScorer(ABC):
             segments: The texts of their segments, one or more each, which together are `Sample.text`.
         """
 
-    def prepare(self, questions: Sequence[Question]) -> None:
+    def read_questions(self, questions: Sequence[Question]) -> None:
         """Sees every question once before the run."""
 
     def setup(self, run: Run) -> None:
@@ -48,7 +48,7 @@ class ArithmeticSegments(SegmentScorer):
         self.no_equation = no_equation
         self.check_answer = check_answer
 
-    def prepare(self, questions: Sequence[Question]) -> None:
+    def read_questions(self, questions: Sequence[Question]) -> None:
         """With `check_answer`, complains about a gold answer that is no number."""
         bad = [question for question in questions if self.check_answer and number(question.answer) is None]
         if bad:

@@ -69,7 +69,7 @@ class ByPattern(Splitter):
     def __init__(self, pattern: str, timeout: float = 1.0) -> None:
         check_pattern(pattern)
         self.pattern = pattern
-        self._pool = WorkerPool(workers=1, timeout=timeout)
+        self._pool = WorkerPool(num_workers=1, timeout=timeout)
 
     def cut(self, texts: Sequence[str]) -> list[Outcome]:
         return self._pool.map(inside("separators.ends"), [[self.pattern, text] for text in texts])

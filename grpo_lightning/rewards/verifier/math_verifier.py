@@ -47,7 +47,7 @@ class MathVerifier(Reward):
     Args:
         timeout: Processor seconds that a comparison may take in a worker process, where all go but plain numbers.
         memory_limit_mb: Memory one worker may use on top of what its imports take (about 20), in MiB.
-        workers: Number of worker processes.
+        num_workers: Number of worker processes.
         max_timeouts: Largest fraction of questions with a new timeout among the latest ones, at least 100 of them,
             before the run stops: a timeout is worth 0, and many of them say that right answers are, too.
         percent: Whether `25` and `25\\%` are equal, and `0.25` and `25\\%`: a question for a percentage may be answered
@@ -59,7 +59,7 @@ class MathVerifier(Reward):
         finished: Whether an answer must be worked out: not `\\sqrt{50}+\\sqrt{18}` for `8\\sqrt2`, nothing that stands
             in the question. A gold number always wants a number.
         decimals: Digits to which a decimal must agree with a fraction that it cannot write out.
-        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics.
     """
 
@@ -69,7 +69,7 @@ class MathVerifier(Reward):
         self,
         timeout: float = 1.0,
         memory_limit_mb: int = 512,
-        workers: int = 2,
+        num_workers: int = 2,
         max_timeouts: float = 0.05,
         percent: bool = True,
         degrees: bool = True,
@@ -96,14 +96,14 @@ class MathVerifier(Reward):
             "finished": finished,
             "decimals": decimals,
         }
-        self._pool = WorkerPool(workers, _PATIENCE * timeout, memory_limit_mb, cpu_seconds=timeout)
+        self._pool = WorkerPool(num_workers, _PATIENCE * timeout, memory_limit_mb, cpu_seconds=timeout)
         self._known: dict[Pair, str] = {}  # in the order of their last use
         self._good_golds: dict[str, bool] = {}
         self._slow: set[str] = set()  # gold answers with a new timeout since the last check
         self._seen: set[str] = set()  # gold answers since the last check
         self._counted: list[tuple[int, int]] = []  # both, of the latest checks
 
-    def prepare(self, questions: Sequence[Question]) -> None:
+    def read_questions(self, questions: Sequence[Question]) -> None:
         """Starts a worker, compares every gold answer with itself, and warns of each that cannot be read.
 
         Raises:
@@ -162,7 +162,7 @@ class MathVerifier(Reward):
             verdict if isinstance(verdict, Verdict) else _by_worker(by_worker[verdict], verdict) for verdict in verdicts
         ]
 
-    def check(self, statuses: Counter[str]) -> None:
+    def stop_if_broken(self, statuses: Counter[str]) -> None:
         """Counts the questions with a new timeout, on all ranks: one counts once, whatever is answered to it.
 
         Raises:

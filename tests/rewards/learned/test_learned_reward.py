@@ -93,7 +93,7 @@ def test_a_label_that_failed_is_none(folder: Path):
 class Broken(EndsInLetter):
     """It says so itself."""
 
-    def check(self, statuses: Counter[str]) -> None:
+    def stop_if_broken(self, statuses: Counter[str]) -> None:
         raise RewardFailure(f"{statuses['timeout']} timeouts")
 
 
@@ -192,7 +192,7 @@ def test_preference_pairs_from_a_file_that_grows(folder: Path, tmp_path: Path):
 
     append(0, 30)
     reward = LearnedReward(str(folder), pairs=str(path), held_out=0.25, batch_size=4, lr=3e-3, epochs=6)
-    reward.prepare([])
+    reward.read_questions([])
     nothing = RewardResult([], [])
     assert reward.learn([], nothing, iteration_ends=False) == {}
     metrics = reward.learn([], nothing, iteration_ends=True)
@@ -365,11 +365,11 @@ def test_mistakes_are_refused_by_key_and_value(options: dict[str, Any], says: st
 
 def test_mistakes_that_show_before_the_run(folder: Path):
     with pytest.raises(UsageError, match="no such folder"):
-        LearnedReward("/no/where").prepare([])
+        LearnedReward("/no/where").read_questions([])
     with pytest.raises(UsageError, match="there is no such file"):
-        LearnedReward(str(folder), pairs="/no/where.jsonl").prepare([])
+        LearnedReward(str(folder), pairs="/no/where.jsonl").read_questions([])
     with pytest.raises(UsageError, match="no chat template"):
-        LearnedReward(str(folder), chat=True).prepare([])
+        LearnedReward(str(folder), chat=True).read_questions([])
 
 
 def test_the_question_in_its_own_chat_template(folder: Path):
@@ -379,7 +379,7 @@ def test_the_question_in_its_own_chat_template(folder: Path):
     )
     spell.save_pretrained(folder)
     reward = reward_of(folder, chat=True, epochs=0)
-    reward.prepare([])
+    reward.read_questions([])
     learn(reward, [1])
     assert next(iter(reward.history)).prompt.startswith("<sep>q") and next(iter(reward.history)).prompt.endswith(
         "<bos>"
