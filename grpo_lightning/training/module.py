@@ -195,7 +195,8 @@ class GRPOModule(L.LightningModule):
         A reference that is not in it starts as the model in `policy.path`, π_old as the policy.
         """
         self.explorer.scorer.load_state_dict(checkpoint.get("rewards", {}))
-        # Lightning's own strategy for sharded weights has read them by now.
+        # Lightning's own strategy for sharded weights has read them by now, layer by layer: the policy did not notice.
+        self.policy.version += 1
         if state := checkpoint.get("state_dict", {}):
             self._refuse_other_model(state)
             self._fit_snapshots(state)
@@ -250,6 +251,7 @@ class GRPOModule(L.LightningModule):
         elif bool(diagnostics.objective.isfinite() & grad_norm.isfinite()):
             self.bad_updates_in_a_row.zero_()
             optimizer.step()
+            self.policy.version += 1
             scheduler: Any = self.lr_schedulers()
             if scheduler is not None:
                 scheduler.step()
