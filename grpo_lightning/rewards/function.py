@@ -73,7 +73,9 @@ class FunctionReward(Reward):
         outcomes = self._pool.map(self._call, tasks) if self.concurrency == 1 else self._together(tasks)
         result = RewardResult([], [])
         for sample, outcome in zip(samples, outcomes, strict=True):
-            status = Status.NOT_A_NUMBER if outcome.status == Status.OK and not _is_finite(outcome.value) else outcome.status
+            status = (
+                Status.NOT_A_NUMBER if outcome.status == Status.OK and not _is_finite(outcome.value) else outcome.status
+            )
             result.value.append(float(outcome.value) if status == Status.OK else math.nan)
             result.status.append(status)
             if status != Status.OK:

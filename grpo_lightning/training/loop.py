@@ -273,13 +273,7 @@ class GRPOLoop(Callback):
         }
         # 12: update the reward models
         iteration_ends = (trainer.current_epoch + 1) % (self.steps_per_iteration or 1) == 0
-        learned = {
-            f"reward/{reward.name}/{key}": value
-            for reward in module.explorer.scorer.rewards
-            for key, value in reward.learn(
-                self.exploration.samples, self.exploration.scores.results[reward.name], iteration_ends
-            ).items()
-        }
+        learned = module.explorer.scorer.learn(self.exploration.samples, self.exploration.scores, iteration_ends)
         metrics = (
             StepStatistics.from_exploration(self.exploration, self.group_size, seconds).gather().metrics() | learned
         )

@@ -34,7 +34,8 @@ from grpo_lightning.policy import sharding
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, PolicySnapshot, RecordedLogp
 from grpo_lightning.rewards.base import Reward, Run
-from grpo_lightning.rewards.scorer import Scorer, Scores
+from grpo_lightning.rewards.results import Scores
+from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training.data import PromptBatch
 from grpo_lightning.training.explorer import Explorer
 from grpo_lightning.training.minibatch import Minibatch

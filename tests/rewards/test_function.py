@@ -157,7 +157,7 @@ def test_a_failure_among_those_that_wait_together_is_its_own(module):
 
 
 def test_only_async_functions_wait_together(module):
-    with pytest.raises(UsageError, match=r"by_text is no `async def`"):
+    with pytest.raises(UsageError, match=r"by_text is not an `async def`"):
         FunctionReward(f"{module}:by_text", concurrency=2).read_questions([])
     with pytest.raises(UsageError, match="concurrency=0"):
         FunctionReward(f"{module}:waits", concurrency=0)

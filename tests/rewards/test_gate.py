@@ -8,9 +8,10 @@ import pytest
 import torch
 from helpers.tiny import prompts_of
 
-from grpo_lightning.rewards.base import Reward, RewardResult, Run, Segment
+from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.format import FormatReward
 from grpo_lightning.rewards.gate import Gated
+from grpo_lightning.rewards.results import RewardResult, Scores, Segment
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.types import FinishReason, Question, Sample, UsageError
@@ -100,7 +101,7 @@ def test_both_check_their_own_part():
 class Learns(Says):
     """A reward that learns."""
 
-    def learn(self, samples: Sequence[Sample], result: RewardResult, iteration_ends: bool) -> dict[str, float]:
+    def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
         return {}
 
 

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_lightning.rewards.base import OK, Reward, RewardFailure, RewardResult
+from grpo_lightning.rewards.base import Reward, RewardFailure
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.verifier.comparison import DIFFERENT, EQUAL, GOLD_BAD, RESTATED, UNPARSEABLE
 from grpo_lightning.rewards.verifier.extraction import extract_answer, whole_turn
 from grpo_lightning.rewards.verifier.reading import MAX_CHARS, canonical, plain_number
-from grpo_lightning.sandbox.pool import ERROR, TIMEOUT, WorkerPool
-from grpo_lightning.types import Question, Sample, UsageError
+from grpo_lightning.sandbox.pool import WorkerPool
+from grpo_lightning.types import Question, Sample, Status, UsageError
 
 log = logging.getLogger(__name__)
-
-NO_ANSWER, TOO_LONG = "no_answer", "too_long"
 
 _COMPARE = "grpo_lightning.rewards.verifier.comparison:compare"
 _CACHE_SIZE = 1 << 17
@@ -137,7 +136,7 @@ class MathVerifier(Reward):
         for sample, answer, verdict in zip(samples, answers, verdicts, strict=True):
             outcome = verdict.outcome
             values.append(math.nan if outcome == GOLD_BAD else float(outcome == EQUAL))
-            statuses.append(OK if outcome in (EQUAL, DIFFERENT) else outcome)
+            statuses.append(Status.OK if outcome in (EQUAL, DIFFERENT) else outcome)
             # A right answer is the gold answer, however it was written: then a vote counts them as one.
             names.append(canonical(sample.answer if outcome == EQUAL else answer) if answer else None)
         return RewardResult(values, statuses, names)
@@ -206,22 +205,22 @@ class MathVerifier(Reward):
         unknown = [pair for pair in dict.fromkeys(pairs) if pair not in outcomes]
         tasks = [[*pair, self.policy] for pair in unknown]
         for pair, outcome in zip(unknown, self._pool.map(_COMPARE, tasks), strict=True):
-            if outcome.status == ERROR:
+            if outcome.status == Status.ERROR:
                 outcomes[pair] = UNPARSEABLE
             else:
-                outcomes[pair] = outcome.value if outcome.status == OK else outcome.status
-            if outcome.status == TIMEOUT:
+                outcomes[pair] = outcome.value if outcome.status == Status.OK else outcome.status
+            if outcome.status == Status.TIMEOUT:
                 self._slow.add(pair[0])
-            if outcome.status in (OK, ERROR, TIMEOUT):  # the others depend on the machine's load
+            if outcome.status in (Status.OK, Status.ERROR, Status.TIMEOUT):  # the others depend on the machine's load
                 known[pair] = outcomes[pair]
         while len(known) > _CACHE_SIZE:
             del known[next(iter(known))]
         return outcomes
 
 
-_NO_ANSWER = Verdict(NO_ANSWER, "extraction", r"no \boxed{}, <answer>, #### or 'answer is' after the reasoning")
+_NO_ANSWER = Verdict(Status.NO_ANSWER, "extraction", r"no \boxed{}, <answer>, #### or 'answer is' after the reasoning")
 _GOLD_BAD = Verdict(GOLD_BAD, "gold", "the gold answer cannot be read: it is empty, too long or no mathematics")
-_TOO_LONG = Verdict(TOO_LONG, "guards", f"longer than {MAX_CHARS} characters")
+_TOO_LONG = Verdict(Status.TOO_LONG, "guards", f"longer than {MAX_CHARS} characters")
 _SAME_NUMBER = Verdict(EQUAL, "numbers", "the same number")
 _OTHER_NUMBER = Verdict(DIFFERENT, "numbers", "another number")
 _OUTCOMES = {
@@ -229,9 +228,9 @@ _OUTCOMES = {
     DIFFERENT: "different",
     UNPARSEABLE: "not one answer that can be read",
     RESTATED: "equal, but it stands so in the question, or has not the form that is asked for",
-    TIMEOUT: "comparing them took too long",
-    "memory": "comparing them took too much memory",
-    "crash": "comparing them ended two workers",
+    Status.TIMEOUT: "comparing them took too long",
+    Status.MEMORY: "comparing them took too much memory",
+    Status.CRASH: "comparing them ended two workers",
 }
 
 
