@@ -6,7 +6,20 @@ from typing import Any
 
 
 class UsageError(ValueError):
-    """The user's mistake: its message names the key, the value, what is allowed and the mend."""
+    """The user's mistake: its message names the key, the value, what is allowed and the fix."""
+
+
+def at_least(key: str, value: float | None, least: float, owner: str = "") -> None:
+    """Raises UsageError where `value` is below `least` or not a number; None stands for a default and passes.
+
+    Args:
+        key: The setting, as the user writes it: `loop.mu`.
+        value: What it was set to.
+        least: The smallest value that is allowed.
+        owner: The class that has the setting, where the key alone does not tell.
+    """
+    if value is not None and not value >= least:
+        raise UsageError(f"{key}={value}{f' of {owner}' if owner else ''}: give {least} or more")
 
 
 class FinishReason(StrEnum):
@@ -16,6 +29,34 @@ class FinishReason(StrEnum):
     """The model emitted one of its stop tokens."""
     LENGTH = "length"
     """It reached `max_new_tokens`: the completion is truncated."""
+
+
+class Status(StrEnum):
+    """What happened to a sample that was scored, or to a task in a worker process. docs/metrics.md explains each."""
+
+    OK = "ok"
+    ERROR = "error"
+    """An exception was raised."""
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    """A worker process needed more memory than it may use."""
+    CRASH = "crash"
+    """The task ended two worker processes."""
+    NOT_FINITE = "not_finite"
+    """The reward is infinite, or NaN without a reason."""
+    NOT_A_NUMBER = "not_a_number"
+    """A user's function returned something other than a finite number."""
+    NO_ANSWER = "no_answer"
+    UNPARSEABLE = "unparseable"
+    TOO_LONG = "too_long"
+    RESTATED = "restated"
+    GOLD_BAD = "gold_bad"
+    NO_MATCH = "no_match"
+    """The completion does not have the form that was asked for."""
+    CLOSED = "closed"
+    """A gate was scored and is not open."""
+    CUT = "cut"
+    """The input lost its beginning, because it was too long for the model."""
 
 
 @dataclass(slots=True)

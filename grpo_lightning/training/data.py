@@ -101,7 +101,7 @@ class PromptDataModule(L.LightningDataModule):
                 raise UsageError(f"{error}; or set trainer.limit_val_batches=0 to fit without validation") from error
             self.questions[split] = questions[: self.val_limit] if split == "val" else questions
         if stage != "predict":
-            module.explorer.scorer.prepare([question for split in missing for question in self.questions[split]])
+            module.explorer.scorer.read_questions([question for split in missing for question in self.questions[split]])
 
     def _that_fit(self, questions: Sequence[Question], split: Split) -> Sequence[Question]:
         """The questions whose prompt leaves room for a completion."""

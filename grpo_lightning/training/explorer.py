@@ -11,8 +11,8 @@ from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.rewards.base import Segment
-from grpo_lightning.rewards.scorer import Scorer, Scores
+from grpo_lightning.rewards.results import Scores, Segment
+from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.types import Completion, FinishReason, Prompt, Sample
 
 
@@ -26,6 +26,8 @@ class Exploration:
     """Those that are learned from; `Rollouts.row` is a completion's place in `samples`."""
     seconds: dict[str, float]
     """Seconds spent in `explore` (sampling) and in `reward`."""
+    policy_version: int
+    """`Policy.version` of the weights that drew the completions. They are on policy while it is the policy's own."""
 
     @classmethod
     def concat(cls, parts: Sequence["Exploration"]) -> "Exploration":
@@ -35,6 +37,7 @@ class Exploration:
             scores=Scores.concat([part.scores for part in parts]),
             rollouts=Rollouts.concat([part.rollouts for part in parts]),
             seconds={name: sum(part.seconds[name] for part in parts) for name in parts[0].seconds},
+            policy_version=min(part.policy_version for part in parts),
         )
 
     def describe(self, row: int) -> str:
@@ -109,7 +112,13 @@ class Explorer:
         rollouts.truncated = torch.tensor([sample.truncated for sample in samples], dtype=torch.bool)
         if self.engine.exact and sampling.unfiltered:
             rollouts.sampler_logp = torch.tensor([p for c in completions for p in c.logp], dtype=torch.float32)
-        return Exploration(samples, scores, rollouts, {"explore": sampled - started, "reward": scored - sampled})
+        return Exploration(
+            samples=samples,
+            scores=scores,
+            rollouts=rollouts,
+            seconds={"explore": sampled - started, "reward": scored - sampled},
+            policy_version=policy.version,
+        )
 
     def rewards(self, exploration: Exploration) -> RewardBatch:
         """The rewards that count of the completions that are learned from, on the CPU."""

@@ -224,7 +224,7 @@ class GRPOLoop(Callback):
         chosen = sorted((kept + others)[: self.prompts_per_step])
         size = len(chosen) // self.num_minibatches
         minibatch_of = {place: number // size for number, place in enumerate(chosen)}
-        module.explorer.scorer.check()
+        module.explorer.scorer.stop_if_broken()
         exploration = Exploration.concat(parts)
         spare = exploration.rollouts
         minibatch = torch.tensor([minibatch_of.get(sample.prompt.id, -1) for sample in exploration.samples])
@@ -273,13 +273,7 @@ class GRPOLoop(Callback):
         }
         # 12: update the reward models
         iteration_ends = (trainer.current_epoch + 1) % (self.steps_per_iteration or 1) == 0
-        learned = {
-            f"reward/{reward.name}/{key}": value
-            for reward in module.explorer.scorer.rewards
-            for key, value in reward.learn(
-                self.exploration.samples, self.exploration.scores.results[reward.name], iteration_ends
-            ).items()
-        }
+        learned = module.explorer.scorer.learn(self.exploration.samples, self.exploration.scores, iteration_ends)
         metrics = (
             StepStatistics.from_exploration(self.exploration, self.group_size, seconds).gather().metrics() | learned
         )

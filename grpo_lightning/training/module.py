@@ -34,7 +34,8 @@ from grpo_lightning.policy import sharding
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, PolicySnapshot, RecordedLogp
 from grpo_lightning.rewards.base import Reward, Run
-from grpo_lightning.rewards.scorer import Scorer, Scores
+from grpo_lightning.rewards.results import Scores
+from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training.data import PromptBatch
 from grpo_lightning.training.explorer import Explorer
 from grpo_lightning.training.minibatch import Minibatch
@@ -196,7 +197,8 @@ class GRPOModule(L.LightningModule):
         A reference that is not in it starts as the model in `policy.path`, π_old as the policy.
         """
         self.explorer.scorer.load_state_dict(checkpoint.get("rewards", {}))
-        # Lightning's own strategy for sharded weights has read them by now.
+        # Lightning's own strategy for sharded weights has read them by now, layer by layer: the policy did not notice.
+        self.policy.version += 1
         if state := checkpoint.get("state_dict", {}):
             self._refuse_other_model(state)
             self._fit_snapshots(state)
@@ -251,6 +253,7 @@ class GRPOModule(L.LightningModule):
         elif bool(diagnostics.objective.isfinite() & grad_norm.isfinite()):
             self.bad_updates_in_a_row.zero_()
             optimizer.step()
+            self.policy.version += 1
             scheduler: Any = self.lr_schedulers()
             if scheduler is not None:
                 scheduler.step()

@@ -23,8 +23,7 @@ from grpo_lightning.maths.stopping import KLAbove
 from grpo_lightning.maths.target_probability import TargetProbability
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, RecordedLogp
-from grpo_lightning.rewards.base import RewardResult
-from grpo_lightning.rewards.scorer import Scores
+from grpo_lightning.rewards.results import RewardResult, Scores
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.loop import GRPOLoop
@@ -51,8 +50,8 @@ class Learning(Digits):
         log.append("8 rewards")
         return super().score(samples)
 
-    def learn(self, samples: Sequence[Sample], result: RewardResult, iteration_ends: bool) -> dict[str, float]:
-        assert len(samples) == len(result.value) == 16
+    def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
+        assert len(samples) == len(scores.total) == 16
         log.append("12 reward model" if iteration_ends else "replay")
         return {"seen": float(len(samples)) * (1 + iteration_ends)}
 
@@ -180,7 +179,7 @@ def test_a_filter_looks_at_what_is_learned_from() -> None:
 
     def passing(total: list[float], learned_from: list[str]) -> set[int]:
         scores = Scores(total, results, learned_from)
-        return set(DynamicSampling().passing(Exploration(samples, scores, rollouts, {})))
+        return set(DynamicSampling().passing(Exploration(samples, scores, rollouts, {}, 0)))
 
     assert passing([0.0, 0.0, 0.5, 0.5], ["right"]) == {10, 20}
     assert passing([math.nan, 0.0, 0.5, 0.5], ["right"]) == {20}
