@@ -78,12 +78,14 @@ def buckets_of(
 
 @dataclass(slots=True)
 class SharedPrefix:
-    """Where everything stands in the flat sequence of T = (tokens of all prompts) + N tokens."""
+    """Positions of all tokens in one flat sequence of T: all prompts, then all completions with their context."""
 
+    tokens: Tensor | None
+    """[T] index of each token in `Rollouts.all_token_ids`; None if that is its order already: nothing was given."""
     position_ids: Tensor
     """[1, T] position of each token in its own sequence."""
     predicts: Tensor
-    """[N] index of the token behind which each completion token was drawn."""
+    """[N] index of the token after which each drawn token was drawn."""
     buckets: list[Bucket]
     queries: Tensor
     """[sum of the buckets' queries] index of each query in the flat sequence; any index where the row is shorter."""
@@ -99,7 +101,7 @@ class SharedPrefix:
     def from_rollouts(cls, rollouts: Rollouts) -> "SharedPrefix":
         """Lays out the prompts and completions of `rollouts`. The work is done on the host."""
         sizes, device = rollouts.sizes, rollouts.token_ids.device
-        group, lengths, prompt_lengths = sizes.group, sizes.lengths, sizes.prompt_lengths
+        group, lengths, prompt_lengths = sizes.group, sizes.completion_lengths, sizes.prompt_lengths
         num_prompt_tokens = int(prompt_lengths.sum())
         prompt_starts = ragged.starts(prompt_lengths)
         starts = num_prompt_tokens + ragged.starts(lengths)
@@ -129,9 +131,14 @@ class SharedPrefix:
         position_ids = torch.cat(
             [ragged.positions(prompt_lengths), ragged.spread(own_prompt_lengths, lengths) + positions]
         )
+        before = torch.where(positions == 0, ragged.spread(last_of_prompt, lengths), previous)
+        tokens = None
+        if rollouts.context_ids is not None:
+            tokens = torch.cat([torch.arange(num_prompt_tokens), num_prompt_tokens + sizes.order]).to(device)
         return cls(
+            tokens=tokens,
             position_ids=position_ids[None].to(device),
-            predicts=torch.where(positions == 0, ragged.spread(last_of_prompt, lengths), previous).to(device),
+            predicts=before[sizes.drawn].to(device),
             buckets=[bucket for bucket, _ in buckets],
             queries=torch.cat(queries).to(device),
             keys=torch.cat(keys).to(device),
@@ -139,12 +146,14 @@ class SharedPrefix:
         )
 
     def inputs(self, rollouts: Rollouts) -> dict[str, Any]:
-        """What the transformer is called with."""
-        input_ids = torch.cat([rollouts.prompt_token_ids, rollouts.token_ids])[None]
+        """The arguments of the transformer."""
+        input_ids = rollouts.all_token_ids[None]
+        if self.tokens is not None:
+            input_ids = input_ids.index_select(1, self.tokens)
         return {
             "input_ids": input_ids,
             "position_ids": self.position_ids,
-            # Nobody looks at it, but a mask of four dimensions keeps transformers from making one of T x T.
+            # Nothing reads it, but a mask of four dimensions keeps transformers from making one of T x T.
             "attention_mask": input_ids.new_zeros(1, 1, 1, 1),
             "shared_prefix": self,
         }
