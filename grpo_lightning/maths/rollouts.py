@@ -169,7 +169,7 @@ class Rollouts:
         """
         token_ids = torch.tensor([token for completion in completions for token in completion], dtype=torch.int64)
         lengths = torch.tensor([len(completion) for completion in completions], dtype=torch.int64)
-        context: dict[str, Tensor] = {}
+        context: dict[str, Any] = {}
         assert drawn is None or [len(flags) for flags in drawn] == lengths.tolist(), "one flag per token"
         if drawn is not None and not all(all(flags) for flags in drawn):
             own = torch.tensor([flag for flags in drawn for flag in flags], dtype=torch.bool)
