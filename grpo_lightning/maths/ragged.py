@@ -64,8 +64,8 @@ def group_budget(
 ) -> list[list[int]]:
     """Rows of few packs of at most `max_tokens`, with whole groups; a group's prompt counts once.
 
-    Groups with the longest completions come first. A group over the budget is cut into pieces of at least one row. So is
-    a group whose rows, each with its own prompt, exceed four times the budget. `max_tokens=0` sets no limit.
+    Groups with the longest completions come first. A group over the budget is cut into pieces of at least one row. So
+    is a group whose rows, each with its own prompt, exceed four times the budget. `max_tokens=0` sets no limit.
     """
     rows: dict[int, list[int]] = {}
     for row, index in enumerate(group):

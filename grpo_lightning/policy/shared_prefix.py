@@ -1,11 +1,11 @@
 """Completions of one prompt through a transformer with the prompt computed once.
 
-The prompts and completions of a pack stand in one flat sequence: first all prompts, then all completions. Everything
-in a transformer but attention works token by token and does not care. Attention gathers, for the prompts and for the
-completions, queries and the keys they see. Exact: a completion's token sees its prompt and what stands before it in
-its completion, at the positions they would have in a sequence of their own.
+The prompts and completions of a pack are in one flat sequence: first all prompts, then all completions. Everything in a
+transformer but attention works token by token. Attention gathers, for the prompts and for the completions, queries and
+the keys they see. It is exact: a completion's token sees its prompt and the earlier tokens of its completion, at the
+positions they would have in a separate sequence.
 
-Rows of like shape are attended to together in a bucket: one prompt length, completions of like length. So no mask
+Rows of similar shape are attended to together in a bucket: one prompt length, completions of similar length. So no mask
 depends on the row, and one long completion pads no short ones.
 """
 
@@ -27,11 +27,11 @@ from grpo_lightning.policy.attention import causal, fold_mask, masked
 ATTENTION = "grpo_shared_prefix"
 
 BLOCK = 256
-"""Queries in one call: those of a block see no key behind it, which saves up to half of the scores."""
+"""Queries per call: those of a block see no later key, which saves up to half of the scores."""
 
 
 def length_class(length: int) -> int:
-    """The largest length of completions that are attended to together: 16, 24, 36, ... each 1.5 times the last."""
+    """The largest length in the bucket of `length`: 16, 24, 36, ..., each 1.5 times the previous."""
     bound = 16
     while bound < length:
         bound += bound // 2
@@ -40,7 +40,7 @@ def length_class(length: int) -> int:
 
 @dataclass(slots=True)
 class Bucket:
-    """Some rows of one shape: `rows` x `length` queries, each row behind a prefix of `prefix` keys of its own."""
+    """Rows of one shape: `rows` x `length` queries, each row after a prefix of `prefix` keys."""
 
     rows: int
     prefix: int
@@ -48,19 +48,19 @@ class Bucket:
 
     @property
     def queries(self) -> int:
-        """Queries in all, padding included."""
+        """Number of queries, padding included."""
         return self.rows * self.length
 
     @property
     def keys(self) -> int:
-        """Keys in all, padding and each row's copy of its prompt included."""
+        """Number of keys, padding and each row's copy of its prompt included."""
         return self.rows * (self.prefix + self.length)
 
 
 def buckets_of(
     prompt_lengths: Sequence[int], group: Sequence[int], lengths: Sequence[int]
 ) -> list[tuple[Bucket, list[int]]]:
-    """The buckets and the rows in each: those of the prompts first, whose rows are prompts, then of the completions."""
+    """The buckets and the rows in each: first those of the prompts, whose rows are prompts, then of the completions."""
     prompts: dict[int, list[int]] = defaultdict(list)
     for prompt, length in enumerate(prompt_lengths):
         prompts[length_class(length)].append(prompt)
@@ -94,7 +94,7 @@ class SharedPrefix:
     filled: Tensor
     """[T] index in `queries` of each token of the flat sequence."""
     masks: dict[tuple[int, int, int, torch.dtype], Tensor] = field(default_factory=dict)
-    """The masks made so far, by offset, length, query heads per key head and dtype: all layers use the same.
+    """The masks made so far, by offset, length, query heads per key head and dtype; all layers use the same ones.
     `Policy.free_masks` empties it."""
 
     @classmethod
@@ -170,12 +170,12 @@ class SharedPrefix:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, layout: SharedPrefix, scaling: float | None, dropout: float
 ) -> Tensor:
-    """[H, T, D], [K, T, D], [K, T, E] -> [T, H, E]: every token sees its prompt and its own completion before it.
+    """[H, T, D], [K, T, D], [K, T, E] -> [T, H, E]: every token sees its prompt and its completion up to itself.
 
-    Not compiled: the buckets of every pack are others.
+    Not compiled: every pack has other buckets.
     """
     groups = query.shape[0] // key.shape[0]
-    # [T, heads, D]: one row per token, so that gathering one copies a piece of memory.
+    # [T, heads, D]: one row per token, so that gathering one copies contiguous memory.
     query, key, value = (states.transpose(0, 1) for states in (query, key, value))
     query = query.index_select(0, layout.queries)
     key, value = key.index_select(0, layout.keys), value.index_select(0, layout.keys)
@@ -211,13 +211,13 @@ def attention(
     padded_rows: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """[1, H, T, D], [1, K, T, D], [1, K, T, E] -> [1, T, H, E]; without a `SharedPrefix`, transformers' own attention.
+    """[1, H, T, D], [1, K, T, D], [1, K, T, E] -> [1, T, H, E].
 
-    But for a causal one without a mask, which transformers sends to the math kernel in float32. With `padded_rows`
-    there is none to look at.
+    Without a `SharedPrefix` it is transformers' own attention. The exception is causal attention without a mask, which
+    transformers would send to the math kernel in float32. With `padded_rows` the mask is ignored: it has no content.
     """
     if torch.is_autocast_enabled(query.device.type):
-        # Attention would cast them; before the gathers it is less to copy.
+        # Attention would cast them later; cast before the gathers, there is less to copy.
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if shared_prefix is not None:
