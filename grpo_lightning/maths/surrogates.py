@@ -152,7 +152,7 @@ def bounds(clip_low: float | None, clip_high: float | None) -> tuple[float, floa
 
 
 def clip(ratio: Tensor, advantage: Tensor, low: float, high: float, highest: Tensor) -> SurrogateResult:
-    """The pessimistic bound of PPO, min(ratio * Â, clip(ratio, low, high) * Â) (CS336 Eq. 29 and 30).
+    """The pessimistic bound of PPO: the smaller of ratio * Â and clipped ratio * Â (CS336 Eq. 29 and 30).
 
     Args:
         ratio: [N] with gradient.
