@@ -47,14 +47,14 @@ def moving_rows(rollouts: Rollouts) -> Tensor:
 
 
 def idle_pack(rollouts: Rollouts) -> Rollouts:
-    """The first row with weight 0: a forward and a backward that change nothing, for a rank with less to do.
+    """The first row with weight 0, for a rank with less to do: its forward and backward change nothing.
 
-    Fields that are not known yet are 0.
+    Log-probs that are not known yet are 0. Columns that are prepared later are for the caller to add, as zeros.
     """
     row = rollouts.select(torch.zeros(1, dtype=torch.int64, device=rollouts.lengths.device))
     zeros = torch.zeros_like(row.weight)
     row.weight = row.advantage = zeros
-    for name in ("old_logp", "ref_logp", "entropy_rank", "logp_low", "logp_high"):
-        if getattr(row, name) is None:
-            setattr(row, name, zeros)
+    row.columns = dict.fromkeys(row.columns, zeros)
+    row.old_logp = zeros if row.old_logp is None else row.old_logp
+    row.ref_logp = zeros if row.ref_logp is None else row.ref_logp
     return row

@@ -7,6 +7,7 @@ from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 
 from grpo_lightning import ranks
+from grpo_lightning.maths.masks import ENTROPY_RANK
 from grpo_lightning.maths.ragged import segment_sum, segments, take
 from grpo_lightning.maths.reward_batch import RewardBatch
 from grpo_lightning.maths.rollouts import Rollouts
@@ -59,7 +60,10 @@ class Preparation:
         if self.module.reward_kl is not None:
             self._add_advantage(rollouts, rewards)
         if len(rollouts):
-            self.module.objective.surrogate.prepare(rollouts)
+            rollouts.add_columns(self.module.objective.surrogate.prepare(rollouts))
+        # Of all ranks: one without completions has prepared nothing.
+        columns = {name for names in ranks.gather(list(rollouts.columns)) for name in names}
+        self.idle.add_columns(dict.fromkeys(columns, torch.zeros_like(self.idle.weight)))
         found = []
         for number, rows in enumerate(cut):
             packs = [rollouts.select(chosen).to(self.module.device) for chosen in rows]
@@ -72,10 +76,10 @@ class Preparation:
         """Every token's rank by entropy among those of all ranks, where a mask reads it."""
         module = self.module
         if any(mask.reads_entropy for mask in module.objective.masks):
-            packs = rollouts.packs(self.max_tokens, module.policy.shares_prefix)
+            packs = rollouts.rows_of_packs(self.max_tokens, module.policy.shares_prefix)
             entropy = self._per_token(rollouts, packs, lambda pack: module.policy(pack).entropy)
             everyone = torch.cat(ranks.gather(entropy)).sort().values
-            rollouts.entropy_rank = torch.searchsorted(everyone, entropy) / len(everyone)
+            rollouts.add_columns({ENTROPY_RANK: torch.searchsorted(everyone, entropy) / len(everyone)})
 
     def _cut(self, rollouts: Rollouts, chosen: Tensor) -> list[Rows]:
         """The rows of each pack of one minibatch; sets the weights of its tokens."""
@@ -92,7 +96,7 @@ class Preparation:
         if module.objective.learns_from_advantage_alone and module.reward_kl is None:
             moving = moving_rows(share)
             rows, share = rows[moving], share.select(moving)
-        return [rows[pack] for pack in share.packs(self.max_tokens, module.policy.shares_prefix)]
+        return [rows[pack] for pack in share.rows_of_packs(self.max_tokens, module.policy.shares_prefix)]
 
     def _add_logp(self, rollouts: Rollouts, cut: Sequence[Sequence[Rows]], one_update: bool) -> int:
         """log π_old and log π_ref of every token, each only where something reads it.
@@ -116,7 +120,9 @@ class Preparation:
             left = torch.ones(len(rollouts), dtype=torch.bool)
             left[torch.cat([torch.empty(0, dtype=torch.int64), *packs])] = False
             rest = left.nonzero().squeeze(1)
-            more = rollouts.select(rest).packs(self.max_tokens, module.policy.shares_prefix) if len(rest) else []
+            more = (
+                rollouts.select(rest).rows_of_packs(self.max_tokens, module.policy.shares_prefix) if len(rest) else []
+            )
             packs += [rest[pack] for pack in more]
         else:
             packs = [pack for minibatch in cut[on_policy:] for pack in minibatch]
