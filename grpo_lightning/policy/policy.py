@@ -68,6 +68,10 @@ class Policy(nn.Module):
     model: PreTrainedModel
     shares_prefix: bool
     """Whether a group's prompt goes through the model once; known when the weights are."""
+    version: int
+    """Goes up by 1 at every optimizer update, and whenever weights are read into the policy.
+
+    While it stays the same, so do the weights: rollouts that were drawn at this version are on policy."""
 
     def __init__(
         self,
@@ -90,6 +94,7 @@ class Policy(nn.Module):
         self.compile_model = compile
         self.trust_remote_code = trust_remote_code
         self.shares_prefix = False
+        self.version = 0
 
     @classmethod
     def from_model(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> "Policy":

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -26,6 +26,10 @@ class Exploration:
     """Those that are learned from; `Rollouts.row` is a completion's place in `samples`."""
     seconds: dict[str, float]
     """Seconds spent in `explore` (sampling) and in `reward`."""
+    policy_version: int
+    """`Policy.version` of the weights that drew the completions. They are on policy while it is the policy's own."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the source of the rollouts logs with the step, by the whole name; the same on every rank."""
 
     @classmethod
     def concat(cls, parts: Sequence["Exploration"]) -> "Exploration":
@@ -35,7 +39,13 @@ class Exploration:
             scores=Scores.concat([part.scores for part in parts]),
             rollouts=Rollouts.concat([part.rollouts for part in parts]),
             seconds={name: sum(part.seconds[name] for part in parts) for name in parts[0].seconds},
+            policy_version=min(part.policy_version for part in parts),
         )
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """[B] the prompt's id of each completion that is learned from."""
+        return [self.samples[row].prompt.id for row in self.rollouts.row.tolist()]
 
     def describe(self, row: int) -> str:
         """One completion with its prompt and scores, for a message."""
@@ -109,7 +119,13 @@ class Explorer:
         rollouts.truncated = torch.tensor([sample.truncated for sample in samples], dtype=torch.bool)
         if self.engine.exact and sampling.unfiltered:
             rollouts.sampler_logp = torch.tensor([p for c in completions for p in c.logp], dtype=torch.float32)
-        return Exploration(samples, scores, rollouts, {"explore": sampled - started, "reward": scored - sampled})
+        return Exploration(
+            samples=samples,
+            scores=scores,
+            rollouts=rollouts,
+            seconds={"explore": sampled - started, "reward": scored - sampled},
+            policy_version=policy.version,
+        )
 
     def rewards(self, exploration: Exploration) -> RewardBatch:
         """The rewards that count of the completions that are learned from, on the CPU."""
