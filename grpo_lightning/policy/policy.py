@@ -24,14 +24,13 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.policy import sharding, shared_prefix
+from grpo_lightning.policy import pretrained, sharding, shared_prefix
 from grpo_lightning.policy.padded_rows import PaddedRows
+from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.policy.shared_prefix import SharedPrefix
 from grpo_lightning.types import UsageError
 
 log = logging.getLogger(__name__)
-
-MEND = "Give a folder made by save_pretrained (config.json, weights, tokenizer) or a hub id"
 
 HEAD_ELEMENTS = 2**25
 """Logits held at once by the vocabulary head: 128 MiB of float32."""
@@ -95,6 +94,7 @@ class Policy(nn.Module):
         self.trust_remote_code = trust_remote_code
         self.shares_prefix = False
         self.version = 0
+        self.register_load_state_dict_post_hook(_count_version)
 
     @classmethod
     def from_model(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> "Policy":
@@ -119,10 +119,8 @@ class Policy(nn.Module):
 
     def check(self) -> None:
         """Raises UsageError for what `path` lacks, before any weight is read."""
-        folder = Path(self.path).expanduser()
         _ = self.config, self.tokenizer
-        if folder.is_dir() and not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
-            raise UsageError(f"policy.path={self.path}: no weights (.safetensors or .bin) in this folder. {MEND}")
+        pretrained.check_weights(self.path, "policy.path")
 
     def load(self) -> None:
         """Reads the weights; the second call does nothing."""
@@ -175,24 +173,8 @@ class Policy(nn.Module):
             ) from error
 
     def _from_pretrained(self, auto_class: Any, **kwargs: Any) -> Any:
-        looks_local = self.path.startswith((".", "/", "~")) or self.path.count("/") > 1
-        path = Path(self.path).expanduser()
-        if looks_local and not path.is_dir():
-            raise UsageError(
-                f"policy.path={self.path}: no such folder (looked in {Path.cwd()}). "
-                "Give a folder made by save_pretrained or a hub id"
-            )
-        try:
-            return auto_class.from_pretrained(
-                str(path) if path.is_dir() else self.path, trust_remote_code=self.trust_remote_code, **kwargs
-            )
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # Remote code and 200 architectures raise what they like.
-            raise UsageError(
-                f"policy.path={self.path}: {auto_class.__name__} found no usable model there "
-                f"({first_line(error)}). {MEND}"
-            ) from error
+        """What `auto_class` reads at `path`."""
+        return pretrained.load(auto_class, self.path, "policy.path", trust_remote_code=self.trust_remote_code, **kwargs)
 
     def shard(self, mesh: DeviceMesh) -> None:
         """Shares the weights out over the ranks of `mesh`; `forward` gathers them layer by layer."""
@@ -403,6 +385,11 @@ class Policy(nn.Module):
         self.tokenizer.save_pretrained(folder)
 
 
+def _count_version(policy: Policy, keys: Any) -> None:
+    """Moves the version on: `load_state_dict` has changed the weights."""
+    policy.version += 1
+
+
 def trunk_of(model: PreTrainedModel) -> nn.Module:
     """The transformer below the head of `model`; that of the text alone, where it also sees or hears."""
     composite = model.config.get_text_config(decoder=True) is not model.config
@@ -416,11 +403,6 @@ def freeze_all_but_text(model: PreTrainedModel) -> None:
     reached = {id(p) for part in (trunk_of(model), model.get_output_embeddings()) if part for p in part.parameters()}
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.requires_grad and id(parameter) in reached)
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says in a line; its type where it says nothing."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")
 
 
 def same(actual: Tensor, expected: Tensor) -> bool:

@@ -194,7 +194,8 @@ class GRPOModule(L.LightningModule):
         A reference that is not in it starts as the model in `policy.path`, π_old as the policy.
         """
         self.explorer.scorer.load_state_dict(checkpoint.get("rewards", {}))
-        # Lightning's own strategy for sharded weights has read them by now.
+        # Lightning's own strategy for sharded weights has read them by now, layer by layer: the policy did not notice.
+        self.policy.version += 1
         if state := checkpoint.get("state_dict", {}):
             refuse_other_model(state, self.state_dict(), self.trainer.ckpt_path, self.policy.path)
             fit_snapshots(state, {"reference": self.reference, "old_policy": self.old_policy})

@@ -1,3 +1,4 @@
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -446,3 +447,21 @@ def test_running_out_of_memory_is_no_mistake_of_the_user(tmp_path, monkeypatch):
     monkeypatch.setattr(type(model_of("llama")), "forward", full)
     with pytest.raises(torch.OutOfMemoryError):
         load(path)
+
+
+def test_the_version_moves_on_when_weights_are_read_into_the_policy():
+    policy, other = policy_of(), policy_of(seed=1)
+    assert policy.version == 0
+    policy.load_state_dict(other.state_dict())
+    assert policy.version == 1
+    # A copy, and what is done to it, leave the policy's version alone.
+    copy.deepcopy(policy).load_state_dict(other.state_dict())
+    assert policy.version == 1
+
+
+def test_what_encloses_a_policy_moves_its_version_on_too():
+    policy = policy_of()
+    outer = torch.nn.Module()
+    outer.policy = policy
+    outer.load_state_dict({f"policy.{name}": value for name, value in policy_of(seed=1).state_dict().items()})
+    assert policy.version == 1

@@ -10,7 +10,8 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.stopping import FixedPasses, Passes
 from grpo_lightning.maths.weightings import BatchSize, SequenceMean
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.training.minibatch import Minibatch, idle_pack, moving_rows
+from grpo_lightning.training.packs import idle_pack, moving_rows
+from grpo_lightning.training.step import Minibatch
 
 LENGTHS = [4, 9, 1, 6, 2, 5, 3, 7]
 
@@ -32,7 +33,7 @@ def without_idle_rows(rollouts: Rollouts) -> Rollouts:
 def backward(policy: Policy, packs: list[Rollouts], beta: float = 0.0) -> dict[str, torch.Tensor]:
     policy.zero_grad()
     for pack in packs:
-        scored = policy(pack, 0.7)
+        scored = policy(pack)
         objective, _ = Objective(beta=beta)(scored.logp, scored.entropy, pack)
         objective.backward()
     return dict(gradients(policy))
