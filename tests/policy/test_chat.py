@@ -23,7 +23,7 @@ def test_the_turns_of_a_chat() -> None:
 
 def test_a_template_that_is_missing_or_refuses_is_the_users_mistake() -> None:
     spell = tokenizer()
-    with pytest.raises(UsageError, match="data.chat=true: .* no chat template; set data.chat=false"):
+    with pytest.raises(UsageError, match=r"data.chat=true: .* no chat template; set data.chat=false"):
         chat_text(spell, "1+1?", key="data.chat=true", fix="set data.chat=false")
     spell.chat_template = "{{ raise_exception('no system turn') }}"
     with pytest.raises(UsageError, match=r"chat=true: .* refuses this \(no system turn\); set chat=false"):
