@@ -23,7 +23,7 @@ class Exploration:
     samples: list[Sample]
     scores: Scores
     rollouts: Rollouts
-    """Those that are learned from; `Rollouts.row` is a completion's place in `samples`."""
+    """Those that are learned from; `Rollouts.row` is an index into `samples`."""
     seconds: dict[str, float]
     """Seconds spent in `explore` (sampling) and in `reward`."""
     policy_version: int

@@ -1,4 +1,4 @@
-"""What a configuration runs, in the numbers that decide its memory."""
+"""A configuration as a `Job`: the numbers that decide its memory."""
 
 import os
 from dataclasses import replace
@@ -17,7 +17,7 @@ from grpo_lightning.training.memory import Job, Spread
 from grpo_lightning.training.module import GRPOModule
 
 TOUCHED_LATER = 24 * 2**20
-"""Libraries' code and buffers that a CPU run first uses in its first step, measured on Linux with torch 2.13."""
+"""Bytes of library code and buffers first used in the first step of a CPU run, measured on Linux with torch 2.13."""
 
 
 def job_of(
@@ -30,14 +30,14 @@ def job_of(
     prompt_tokens: int,
     process: int,
 ) -> Job:
-    """What a module, a loop and a trainer's settings hold.
+    """The job of a module, a loop and the settings of a trainer.
 
     Args:
-        module: The policy may be unread.
-        loop: The sizes.
+        module: The weights of its policy may be unread.
+        loop: It has the sizes of a step.
         validation: The data, if there is validation.
-        precision: Of the trainer.
-        spread: Of the strategy.
+        precision: Precision of the trainer.
+        spread: That of the strategy.
         device: `cpu` or `cuda`.
         prompt_tokens: Longest prompt.
         process: Bytes of the process itself.
@@ -77,28 +77,28 @@ def job_of(
 
 
 def with_free_memory(job: Job, device: torch.device) -> Job:
-    """The job with the bound that its engine sets itself: what is free on `device`."""
+    """The job with the bound that its engine sets itself: the free memory of `device`."""
     if job.max_cache is not None or not job.bounds_cache:
         return job
     return replace(job, max_cache=float(free_bytes(device)))
 
 
 def spread_of(strategy: type[Strategy], world_size: int) -> Spread:
-    """How a strategy lays weights over `world_size` devices."""
+    """How a strategy spreads weights over `world_size` devices."""
     if issubclass(strategy, (ModelParallelStrategy, FSDPStrategy)):
         return Spread.sharded(world_size)
     return Spread.replicated(world_size) if issubclass(strategy, DDPStrategy) else Spread.single()
 
 
 def longest_prompt(data: PromptDataModule, tried: int = 16) -> int:
-    """Tokens of the longest prompt of the questions that are read, by the texts that are longest."""
+    """Tokens of the longest prompt among the `tried` longest texts of the questions that are loaded."""
     questions = [question for split in data.questions.values() for question in split]
     longest = sorted(questions, key=lambda question: -len(question.text))[:tried]
     return max((len(data.encode(data.render(question))) for question in longest), default=1)
 
 
 def process_bytes() -> int:
-    """Memory this process uses now, with what its libraries touch later; 0 where it cannot be asked."""
+    """Bytes that this process uses now, and that its libraries use later; 0 where the system does not tell."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:

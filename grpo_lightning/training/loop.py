@@ -1,4 +1,4 @@
-"""Algorithm 1 of DeepSeekMath (arXiv 2402.03300) as a callback: explore, then mu passes over what was found.
+"""Algorithm 1 of DeepSeekMath (arXiv 2402.03300) as a callback: explore, then mu passes over the rollouts.
 
 One Lightning epoch is one exploration step, one Lightning batch is one optimizer update. The numbers in the
 comments are the algorithm's lines.
@@ -26,10 +26,10 @@ from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.monitors import (
     STEP,
     UPDATE,
-    check_monitors,
     is_own,
     keep_patience,
-    say_why_it_stopped,
+    report_early_stopping,
+    validate_monitors,
 )
 from grpo_lightning.training.observer import Observer
 from grpo_lightning.training.preparation import Preparation, minibatch_of_rows
@@ -139,7 +139,7 @@ class GRPOLoop(Callback):
                 f"step short; {PASSES}"
             )
         parts = [module, *trainer.callbacks, *module.explorer.scorer.rewards]
-        check_monitors(
+        validate_monitors(
             trainer.callbacks,
             self.metrics(module, validates=trainer.limit_val_batches != 0),
             [reward.name for reward in module.explorer.scorer.rewards],
@@ -269,7 +269,7 @@ class GRPOLoop(Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Drops the last step."""
         self.step = None
-        say_why_it_stopped(trainer)
+        report_early_stopping(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the source."""

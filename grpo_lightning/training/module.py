@@ -37,7 +37,7 @@ from grpo_lightning.training.evaluation import Evaluation
 from grpo_lightning.training.explorer import Explorer
 from grpo_lightning.training.optimizer_options import OptimizerOptions
 from grpo_lightning.training.post_mortem import culprits
-from grpo_lightning.training.precision import check_precision, warn_of_rounded_updates
+from grpo_lightning.training.precision import validate_precision, warn_of_rounded_updates
 from grpo_lightning.training.restoring import fit_snapshots, refuse_other_model
 from grpo_lightning.training.step import Minibatch
 from grpo_lightning.types import UsageError, at_least
@@ -120,7 +120,7 @@ class GRPOModule(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Lets the data read its questions, and the rewards what they need of the run."""
-        check_precision(self.trainer.precision)
+        validate_precision(self.trainer.precision)
         trainer, scorer = self.trainer, self.explorer.scorer
         data = getattr(trainer, "datamodule", None)
         if isinstance(data, PromptDataModule):

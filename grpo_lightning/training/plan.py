@@ -1,4 +1,4 @@
-"""`grpo plan`: what each device would hold, said without weights, devices or files."""
+"""`grpo plan`: the memory that each device would need, without weights, devices or files."""
 
 import os
 from pathlib import Path
@@ -18,14 +18,14 @@ from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import UsageError, at_least
 
 UNKNOWN_PROMPT = 512
-"""Tokens of the longest prompt where neither data nor an option says it."""
+"""Tokens of the longest prompt, where neither the data nor an option tells it."""
 
 
 class Planner:
-    """A trainer's settings, of which no trainer is made: the devices may not be here.
+    """The settings of a trainer that is never made: its devices may not exist here.
 
     Args:
-        settings: The configuration's `trainer`.
+        settings: The `trainer` of the configuration.
         loop: The loop of the run.
     """
 
@@ -42,10 +42,10 @@ class Planner:
         ckpt_path: str | None = None,
         weights_only: bool | None = None,
     ) -> None:
-        """Say what memory each device would hold, and which key helps if it does not fit. Nothing runs.
+        """Print the memory that each device would need, and the keys that help if it does not fit. Nothing runs.
 
         Args:
-            model: The policy is not read.
+            model: Its weights are not read.
             datamodule: For the longest prompt.
             memory_gib: Memory of one device in GiB. Without it, that of the devices here.
             prompt_tokens: Tokens of the longest prompt. Without it, that of the training questions.
@@ -123,7 +123,7 @@ class Planner:
         return number
 
     def strategy(self, world_size: int) -> type[Strategy]:
-        """The class that the trainer would use."""
+        """The class of the strategy that the trainer would use."""
         strategy = self.settings.strategy
         if isinstance(strategy, Strategy):
             return type(strategy)
@@ -134,7 +134,7 @@ class Planner:
         return StrategyRegistry[strategy]["strategy"]
 
     def longest_prompt(self, model: GRPOModule, datamodule: PromptDataModule) -> tuple[int, str]:
-        """Its tokens, and where that is known from."""
+        """The tokens of the longest prompt, and where the number comes from."""
         try:
             datamodule.load("fit", model.policy, model.sampling, model.explorer.scorer, validates=False)
         except UsageError as error:
@@ -143,7 +143,7 @@ class Planner:
 
 
 class PlanningTrainer(L.Trainer):
-    """Lightning's trainer, with the subcommand that makes none."""
+    """The trainer of Lightning, with the subcommand that makes none."""
 
     plan = Planner.plan
 
@@ -155,7 +155,7 @@ def precision_of(precision: Any) -> str:
 
 
 def device_bytes(device: str, num_devices: int) -> float | None:
-    """Memory of one device here; None where there is none of that kind. Processes share a machine's."""
+    """Bytes of one device here; None where there is no such device. Processes divide the memory of the machine."""
     if device == "cuda":
         return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
     limits = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]

@@ -51,7 +51,7 @@ class RolloutSource(ABC):
     inputs: SourceInputs
 
     def setup(self, inputs: SourceInputs) -> None:
-        """Takes what the run has, before its first step and before `load_state_dict`."""
+        """Connects the source to the run, before its first step and before `load_state_dict`."""
         self.inputs = inputs
 
     @abstractmethod
@@ -71,7 +71,7 @@ class RolloutSource(ABC):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` returned."""
+        """Restores what `state_dict` returned."""
 
 
 class Synchronous(RolloutSource):
@@ -85,6 +85,7 @@ class Synchronous(RolloutSource):
         """Questions drawn from the stream so far."""
 
     def next(self, step: int) -> Exploration:
+        """Samples and scores, in one round or, with dynamic sampling, in several."""
         dynamic, wanted = self.inputs.dynamic_sampling, self.inputs.prompts_per_step
         rounds: list[Exploration] = []
         kept: list[int] = []
@@ -125,10 +126,13 @@ class Synchronous(RolloutSource):
         )
 
     def metric_names(self, dynamic_sampling: DynamicSampling | None) -> list[str]:
+        """Those of dynamic sampling."""
         return ["rollout/rounds", "rollout/groups_kept"] if dynamic_sampling else []
 
     def state_dict(self) -> dict[str, Any]:
+        """The number of questions drawn so far."""
         return {"drawn": self.drawn}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues the stream of questions where it was."""
         self.drawn = state["drawn"]

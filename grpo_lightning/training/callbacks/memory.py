@@ -1,4 +1,4 @@
-"""Says what a run will hold before it starts, and where and why memory ran out."""
+"""Reports what memory a run will take before it starts, and where and why memory ran out."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -19,18 +19,18 @@ from grpo_lightning.training.memory import CUDA_CONTEXT, PHASES, Estimate, Job, 
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.preparation import Preparation
 
-PLACES: dict[Callable[..., Any], str] = {
+PHASE_OF: dict[Callable[..., Any], str] = {
     GRPOModule.configure_model: "loading",
     GRPOModule.validation_step: "validating",
     Explorer.sample: "exploring",
     Preparation.cut: "log-probs",
     GRPOModule.training_step: "updating",
 }
-"""What a run is doing while one of these is on the stack."""
+"""The phase of a run while one of these functions is on the stack."""
 
 
 class MemoryReport(Callback):
-    """Prints what each device will hold, before the first step; adds it to an error that says memory ran out.
+    """Prints what each device will hold, before the first step, and adds it to out-of-memory errors.
 
     Args:
         show: Print the table.
@@ -41,9 +41,10 @@ class MemoryReport(Callback):
         # Here, before any weight is read.
         self._process = process_bytes()
         self.job: Job | None = None
-        """What runs, known when the fit starts."""
+        """The run, known when the fit starts."""
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Prints the table, on rank 0."""
         if self.show and trainer.is_global_zero:
             self.job = with_free_memory(self._job(trainer, pl_module), trainer.strategy.root_device)
             rank_zero_info(describe(self.job))
@@ -64,7 +65,7 @@ class MemoryReport(Callback):
         )
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Adds where memory ran out, the table, and the keys that help, as a note."""
+        """Adds where memory ran out, the table, and the keys that help, as notes."""
         if not is_out_of_memory(exception):
             return
         phase = phase_of(exception.__traceback__)
@@ -89,7 +90,7 @@ def describe(job: Job) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, of a GPU or of this machine."""
+    """Whether an error means that memory ran out, on a GPU or on this machine."""
     says = str(error).lower()
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError)
@@ -98,8 +99,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def phase_of(traceback: TracebackType | None) -> str:
-    """What the run was doing: the outermost of PLACES on the stack."""
-    codes: dict[CodeType, str] = {inspect.unwrap(place).__code__: phase for place, phase in PLACES.items()}
+    """The phase that the run was in: that of the outermost of PHASE_OF on the stack."""
+    codes: dict[CodeType, str] = {inspect.unwrap(function).__code__: phase for function, phase in PHASE_OF.items()}
     while traceback is not None:
         if traceback.tb_frame.f_code in codes:
             return codes[traceback.tb_frame.f_code]
@@ -108,10 +109,10 @@ def phase_of(traceback: TracebackType | None) -> str:
 
 
 def out_of_memory_message(error: BaseException) -> str:
-    """One message: what failed in a sentence, and the notes."""
+    """One message: the reason in one sentence, and the notes."""
     notes: Sequence[str] = getattr(
-        error, "__notes__", ["`grpo plan` with the same options says what the run would hold"]
+        error, "__notes__", ["`grpo plan` with the same options prints what the run would hold"]
     )
-    # CUDA's goes on about the allocator.
+    # The message of CUDA continues with the allocator.
     reason = (str(error) or type(error).__name__).strip().splitlines()[0].split(" Of the allocated memory")[0]
     return "\n".join([f"out of memory: {reason}", *notes])
