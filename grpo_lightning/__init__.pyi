@@ -72,9 +72,7 @@ from grpo_lightning.policy.snapshots import PolicySnapshot as PolicySnapshot
 from grpo_lightning.policy.snapshots import RecordedLogp as RecordedLogp
 from grpo_lightning.rewards.base import Reward as Reward
 from grpo_lightning.rewards.base import RewardFailure as RewardFailure
-from grpo_lightning.rewards.base import RewardResult as RewardResult
 from grpo_lightning.rewards.base import Run as Run
-from grpo_lightning.rewards.base import Segment as Segment
 from grpo_lightning.rewards.classifier import SequenceClassifier as SequenceClassifier
 from grpo_lightning.rewards.control import LastNumber as LastNumber
 from grpo_lightning.rewards.control import RandomReward as RandomReward
@@ -101,8 +99,10 @@ from grpo_lightning.rewards.process.splitters import ByTag as ByTag
 from grpo_lightning.rewards.process.splitters import Splitter as Splitter
 from grpo_lightning.rewards.reasoning_gym import ReasoningGymReward as ReasoningGymReward
 from grpo_lightning.rewards.repetition import RepetitionPenalty as RepetitionPenalty
+from grpo_lightning.rewards.results import RewardResult as RewardResult
+from grpo_lightning.rewards.results import Scores as Scores
+from grpo_lightning.rewards.results import Segment as Segment
 from grpo_lightning.rewards.scorer import Scorer as Scorer
-from grpo_lightning.rewards.scorer import Scores as Scores
 from grpo_lightning.rewards.verifier.math_verifier import MathVerifier as MathVerifier
 from grpo_lightning.sandbox.pool import WorkerPool as WorkerPool
 from grpo_lightning.tasks.arithmetic import Arithmetic as Arithmetic
@@ -136,6 +136,7 @@ from grpo_lightning.types import FinishReason as FinishReason
 from grpo_lightning.types import Prompt as Prompt
 from grpo_lightning.types import Question as Question
 from grpo_lightning.types import Sample as Sample
+from grpo_lightning.types import Status as Status
 from grpo_lightning.types import UsageError as UsageError
 
 __version__: str

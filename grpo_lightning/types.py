@@ -31,6 +31,34 @@ class FinishReason(StrEnum):
     """It reached `max_new_tokens`: the completion is truncated."""
 
 
+class Status(StrEnum):
+    """What happened to a sample that was scored, or to a task in a worker process. docs/metrics.md explains each."""
+
+    OK = "ok"
+    ERROR = "error"
+    """An exception was raised."""
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    """A worker process needed more memory than it may use."""
+    CRASH = "crash"
+    """The task ended two worker processes."""
+    NOT_FINITE = "not_finite"
+    """The reward is infinite, or NaN without a reason."""
+    NOT_A_NUMBER = "not_a_number"
+    """A user's function returned something other than a finite number."""
+    NO_ANSWER = "no_answer"
+    UNPARSEABLE = "unparseable"
+    TOO_LONG = "too_long"
+    RESTATED = "restated"
+    GOLD_BAD = "gold_bad"
+    NO_MATCH = "no_match"
+    """The completion does not have the form that was asked for."""
+    CLOSED = "closed"
+    """A gate was scored and is not open."""
+    CUT = "cut"
+    """The input lost its beginning, because it was too long for the model."""
+
+
 @dataclass(slots=True)
 class Question:
     """One row of a task: what is asked, what is right, and where the row came from."""

@@ -24,7 +24,8 @@ from grpo_lightning.policy.snapshots import PolicySnapshot
 ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
 EXTENDING = CONFIGS.parent / "docs" / "extending.md"
 REWARD = """
-from grpo_lightning.rewards.base import Reward, RewardResult
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.results import RewardResult
 
 class Digits(Reward):
     def score(self, samples):

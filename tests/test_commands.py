@@ -61,8 +61,8 @@ ALL = (
     "--data.val_limit 2 --model.val_samples 2 --trainer.enable_progress_bar false --trainer.enable_model_summary false"
 )
 TOOLS = {
-    "make_reward_model": "--questions 32 --epochs 1 --max-new-tokens 8",
-    "label_segments": "--completions 1 --max-new-tokens 4",
+    "make_reward_model": "--questions 32 --num-passes 1 --max-new-tokens 8",
+    "label_segments": "--num-completions 1 --max-new-tokens 4",
     "make_tiny_policy": "--steps 5 --hidden 64 --layers 1",
 }
 """Sizes behind the commands."""

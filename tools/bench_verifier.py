@@ -117,7 +117,7 @@ def samples(count: int, repeats: bool) -> Iterator[Sample]:
 def timed(batches: Sequence[Sequence[Sample]]) -> tuple[list[float], list[float]]:
     """Seconds of each batch with a new verifier, and the values."""
     verifier = MathVerifier()
-    verifier.prepare([sample.prompt.question for batch in batches for sample in batch])
+    verifier.read_questions([sample.prompt.question for batch in batches for sample in batch])
     seconds, values = [], []
     for batch in batches:
         start = time.perf_counter()

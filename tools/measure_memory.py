@@ -25,7 +25,8 @@ from make_tiny_policy import make_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_lightning.engines.native import NativeEngine
-from grpo_lightning.rewards.base import Reward, RewardResult
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.types import Completion, FinishReason, Sample
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from grpo_lightning import ranks
 from grpo_lightning.maths.group_filters import TOTAL, GroupFilter, HasSpread
-from grpo_lightning.rewards.scorer import Scores
+from grpo_lightning.rewards.results import Scores
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.types import at_least
 

@@ -11,7 +11,7 @@ from torchmetrics import MeanMetric
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.metrics import RIGHT_ABOVE, majority_at_k, nan_mean, pass_at_k
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.rewards.scorer import Scores
+from grpo_lightning.rewards.results import Scores
 from grpo_lightning.training.data import PromptBatch
 from grpo_lightning.training.explorer import Explorer
 from grpo_lightning.training.records import record

@@ -11,8 +11,8 @@ from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.rewards.base import Segment
-from grpo_lightning.rewards.scorer import Scorer, Scores
+from grpo_lightning.rewards.results import Scores, Segment
+from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.types import Completion, FinishReason, Prompt, Sample
 
 

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from grpo_lightning.rewards.scorer import Scores
+from grpo_lightning.rewards.results import Scores
 from grpo_lightning.types import Sample
 
 

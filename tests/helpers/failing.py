@@ -8,7 +8,8 @@ from typing import Any
 import lightning as L
 import torch
 
-from grpo_lightning.rewards.base import Reward, RewardFailure, RewardResult
+from grpo_lightning.rewards.base import Reward, RewardFailure
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import Sample, UsageError
 

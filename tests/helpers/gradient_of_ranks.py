@@ -45,7 +45,8 @@ from grpo_lightning.maths.weightings import (
 )
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, PolicySnapshot
-from grpo_lightning.rewards.base import Reward, RewardResult, Segment
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.results import RewardResult, Segment
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.step import Minibatch

@@ -8,9 +8,10 @@ import pytest
 import torch
 from helpers.tiny import prompts_of
 
-from grpo_lightning.rewards.base import Reward, RewardResult, Run, Segment
+from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.format import FormatReward
 from grpo_lightning.rewards.gate import Gated
+from grpo_lightning.rewards.results import RewardResult, Scores, Segment
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.types import FinishReason, Question, Sample, UsageError
@@ -23,8 +24,8 @@ class Says(Reward):
         super().__init__()
         self.said, self.steps, self.calls = said, steps, list[str]()
 
-    def prepare(self, questions: Sequence[Question]) -> None:
-        self.calls.append("prepare")
+    def read_questions(self, questions: Sequence[Question]) -> None:
+        self.calls.append("read_questions")
 
     def setup(self, run: Run) -> None:
         self.calls.append("setup")
@@ -72,16 +73,16 @@ def test_steps_behind_a_closed_gate_are_worth_nothing():
 def test_both_are_prepared_and_closed():
     inner, gate = Says({}), Says({})
     reward = Gated(inner, gate)
-    reward.prepare([])
+    reward.read_questions([])
     reward.setup(Run(torch.device("cpu"), None, 8))
     reward.close()
-    assert inner.calls == gate.calls == ["prepare", "setup", "close"]
+    assert inner.calls == gate.calls == ["read_questions", "setup", "close"]
 
 
 class Checks(Says):
     """A reward that remembers what it was asked to check."""
 
-    def check(self, statuses: Counter[str]) -> None:
+    def stop_if_broken(self, statuses: Counter[str]) -> None:
         self.calls.append(str(dict(statuses)))
 
 
@@ -100,7 +101,7 @@ def test_both_check_their_own_part():
 class Learns(Says):
     """A reward that learns."""
 
-    def learn(self, samples: Sequence[Sample], result: RewardResult, iteration_ends: bool) -> dict[str, float]:
+    def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
         return {}
 
 

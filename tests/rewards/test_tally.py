@@ -12,9 +12,10 @@ from helpers.tiny import prompts_of
 from torch import Tensor
 
 from grpo_lightning.maths.group_filters import GroupFilter
-from grpo_lightning.rewards.base import Reward, RewardFailure, RewardResult
+from grpo_lightning.rewards.base import Reward, RewardFailure
 from grpo_lightning.rewards.gate import Gated
 from grpo_lightning.rewards.length import CosineLength
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.rewards.tally import Tally
 from grpo_lightning.training.data import PromptDataModule

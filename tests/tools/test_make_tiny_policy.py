@@ -82,7 +82,7 @@ def test_share_of_wrong_solutions(operator: str):
 @pytest.mark.parametrize("operator", ["+", "-"])
 def test_wrong_steps_are_followed(operator: str):
     rng = random.Random(0)
-    for question in Arithmetic(digits=3, operators=[operator]).questions("train")[:500]:
+    for question in Arithmetic(max_digits=3, operators=[operator]).questions("train")[:500]:
         right, wrong = (
             tool.worked_solution(question.metadata["expression"], share, rng, mistakes="steps") for share in (0.0, 1.0)
         )

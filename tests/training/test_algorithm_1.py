@@ -23,8 +23,7 @@ from grpo_lightning.maths.stopping import KLAbove
 from grpo_lightning.maths.target_probability import TargetProbability
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, RecordedLogp
-from grpo_lightning.rewards.base import RewardResult
-from grpo_lightning.rewards.scorer import Scores
+from grpo_lightning.rewards.results import RewardResult, Scores
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.loop import GRPOLoop

@@ -18,7 +18,8 @@ from grpo_lightning.engines.transformers import TransformersEngine
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy.policy import Policy, recompute_activations
 from grpo_lightning.policy.shared_prefix import SharedPrefix
-from grpo_lightning.rewards.base import Reward, RewardResult
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import RewardFailure
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.module import GRPOModule

@@ -22,7 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.stopping import KLAbove
-from grpo_lightning.rewards.base import RewardResult
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training import step_statistics as statistics
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.callbacks.completions import SampledCompletions, as_markdown, show

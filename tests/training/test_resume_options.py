@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, OneCycleLR, Red
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, PolicySnapshot, RecordedLogp
-from grpo_lightning.rewards.base import RewardResult
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.loop import GRPOLoop

@@ -79,7 +79,7 @@ def grade_file(verifier: MathVerifier, path: Path, out: Path | None) -> bool:
     if not rows:
         raise UsageError(f"{path}: no rows")
     samples = [sample for _, sample in rows]
-    verifier.prepare([sample.prompt.question for sample in samples])
+    verifier.read_questions([sample.prompt.question for sample in samples])
     grades = [one for start in range(0, len(samples), BATCH) for one in grade(verifier, samples[start : start + BATCH])]
     for (_, sample), one in zip(rows, grades, strict=True):
         if not one["right"]:
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.jsonl:
             return 0 if grade_file(verifier, options.jsonl, options.out) else 1
         text = sys.stdin.read() if options.completion and options.answer == "-" else options.answer
-        verifier.prepare([])  # so that the time below is that of a comparison
+        verifier.read_questions([])  # so that the time below is that of a comparison
         (one,) = grade(verifier, [sample_of(options.gold, text if options.completion else boxed(text))])
         width = max(map(len, one))
         for key, value in one.items():

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_lightning.rewards.base import OK, Reward, RewardFailure, RewardResult
+from grpo_lightning.rewards.base import Reward, RewardFailure
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.verifier.comparison import DIFFERENT, EQUAL, GOLD_BAD, RESTATED, UNPARSEABLE
 from grpo_lightning.rewards.verifier.extraction import extract_answer, whole_turn
 from grpo_lightning.rewards.verifier.reading import MAX_CHARS, canonical, plain_number
-from grpo_lightning.sandbox.pool import ERROR, TIMEOUT, WorkerPool
-from grpo_lightning.types import Question, Sample, UsageError
+from grpo_lightning.sandbox.pool import WorkerPool
+from grpo_lightning.types import Question, Sample, Status, UsageError
 
 log = logging.getLogger(__name__)
-
-NO_ANSWER, TOO_LONG = "no_answer", "too_long"
 
 _COMPARE = "grpo_lightning.rewards.verifier.comparison:compare"
 _CACHE_SIZE = 1 << 17
@@ -47,7 +46,7 @@ class MathVerifier(Reward):
     Args:
         timeout: Processor seconds that a comparison may take in a worker process, where all go but plain numbers.
         memory_limit_mb: Memory one worker may use on top of what its imports take (about 20), in MiB.
-        workers: Number of worker processes.
+        num_workers: Number of worker processes.
         max_timeouts: Largest fraction of questions with a new timeout among the latest ones, at least 100 of them,
             before the run stops: a timeout is worth 0, and many of them say that right answers are, too.
         percent: Whether `25` and `25\\%` are equal, and `0.25` and `25\\%`: a question for a percentage may be answered
@@ -59,7 +58,7 @@ class MathVerifier(Reward):
         finished: Whether an answer must be worked out: not `\\sqrt{50}+\\sqrt{18}` for `8\\sqrt2`, nothing that stands
             in the question. A gold number always wants a number.
         decimals: Digits to which a decimal must agree with a fraction that it cannot write out.
-        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics.
     """
 
@@ -69,7 +68,7 @@ class MathVerifier(Reward):
         self,
         timeout: float = 1.0,
         memory_limit_mb: int = 512,
-        workers: int = 2,
+        num_workers: int = 2,
         max_timeouts: float = 0.05,
         percent: bool = True,
         degrees: bool = True,
@@ -96,14 +95,14 @@ class MathVerifier(Reward):
             "finished": finished,
             "decimals": decimals,
         }
-        self._pool = WorkerPool(workers, _PATIENCE * timeout, memory_limit_mb, cpu_seconds=timeout)
+        self._pool = WorkerPool(num_workers, _PATIENCE * timeout, memory_limit_mb, cpu_seconds=timeout)
         self._known: dict[Pair, str] = {}  # in the order of their last use
         self._good_golds: dict[str, bool] = {}
         self._slow: set[str] = set()  # gold answers with a new timeout since the last check
         self._seen: set[str] = set()  # gold answers since the last check
         self._counted: list[tuple[int, int]] = []  # both, of the latest checks
 
-    def prepare(self, questions: Sequence[Question]) -> None:
+    def read_questions(self, questions: Sequence[Question]) -> None:
         """Starts a worker, compares every gold answer with itself, and warns of each that cannot be read.
 
         Raises:
@@ -137,7 +136,7 @@ class MathVerifier(Reward):
         for sample, answer, verdict in zip(samples, answers, verdicts, strict=True):
             outcome = verdict.outcome
             values.append(math.nan if outcome == GOLD_BAD else float(outcome == EQUAL))
-            statuses.append(OK if outcome in (EQUAL, DIFFERENT) else outcome)
+            statuses.append(Status.OK if outcome in (EQUAL, DIFFERENT) else outcome)
             # A right answer is the gold answer, however it was written: then a vote counts them as one.
             names.append(canonical(sample.answer if outcome == EQUAL else answer) if answer else None)
         return RewardResult(values, statuses, names)
@@ -162,7 +161,7 @@ class MathVerifier(Reward):
             verdict if isinstance(verdict, Verdict) else _by_worker(by_worker[verdict], verdict) for verdict in verdicts
         ]
 
-    def check(self, statuses: Counter[str]) -> None:
+    def stop_if_broken(self, statuses: Counter[str]) -> None:
         """Counts the questions with a new timeout, on all ranks: one counts once, whatever is answered to it.
 
         Raises:
@@ -206,22 +205,22 @@ class MathVerifier(Reward):
         unknown = [pair for pair in dict.fromkeys(pairs) if pair not in outcomes]
         tasks = [[*pair, self.policy] for pair in unknown]
         for pair, outcome in zip(unknown, self._pool.map(_COMPARE, tasks), strict=True):
-            if outcome.status == ERROR:
+            if outcome.status == Status.ERROR:
                 outcomes[pair] = UNPARSEABLE
             else:
-                outcomes[pair] = outcome.value if outcome.status == OK else outcome.status
-            if outcome.status == TIMEOUT:
+                outcomes[pair] = outcome.value if outcome.status == Status.OK else outcome.status
+            if outcome.status == Status.TIMEOUT:
                 self._slow.add(pair[0])
-            if outcome.status in (OK, ERROR, TIMEOUT):  # the others depend on the machine's load
+            if outcome.status in (Status.OK, Status.ERROR, Status.TIMEOUT):  # the others depend on the machine's load
                 known[pair] = outcomes[pair]
         while len(known) > _CACHE_SIZE:
             del known[next(iter(known))]
         return outcomes
 
 
-_NO_ANSWER = Verdict(NO_ANSWER, "extraction", r"no \boxed{}, <answer>, #### or 'answer is' after the reasoning")
+_NO_ANSWER = Verdict(Status.NO_ANSWER, "extraction", r"no \boxed{}, <answer>, #### or 'answer is' after the reasoning")
 _GOLD_BAD = Verdict(GOLD_BAD, "gold", "the gold answer cannot be read: it is empty, too long or no mathematics")
-_TOO_LONG = Verdict(TOO_LONG, "guards", f"longer than {MAX_CHARS} characters")
+_TOO_LONG = Verdict(Status.TOO_LONG, "guards", f"longer than {MAX_CHARS} characters")
 _SAME_NUMBER = Verdict(EQUAL, "numbers", "the same number")
 _OTHER_NUMBER = Verdict(DIFFERENT, "numbers", "another number")
 _OUTCOMES = {
@@ -229,9 +228,9 @@ _OUTCOMES = {
     DIFFERENT: "different",
     UNPARSEABLE: "not one answer that can be read",
     RESTATED: "equal, but it stands so in the question, or has not the form that is asked for",
-    TIMEOUT: "comparing them took too long",
-    "memory": "comparing them took too much memory",
-    "crash": "comparing them ended two workers",
+    Status.TIMEOUT: "comparing them took too long",
+    Status.MEMORY: "comparing them took too much memory",
+    Status.CRASH: "comparing them ended two workers",
 }
 
 

@@ -19,14 +19,14 @@ from grpo_lightning.types import UsageError
 SCORE = torch.tensor([0.5, -1.0, 2.0, 0.25, -0.5])
 LABEL = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0])
 GROUP = torch.tensor([7, 7, 7, 3, 3])
-SIZE = LabelledBatchSize(completions=5, contested=1)
+SIZE = LabelledBatchSize(num_completions=5, num_contested=1)
 
 
 def softplus(x: float) -> float:
     return math.log1p(math.exp(x))
 
 
-def test_sizes():
+def test_the_size_of_a_batch_counts_completions_and_prompts_with_pairs():
     assert LabelledBatchSize.from_groups([group("a", 1, 0, 0), group("b", 1, 1)]) == SIZE
 
 

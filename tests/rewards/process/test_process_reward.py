@@ -15,10 +15,10 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
 from grpo_lightning.maths.process_supervision import ProcessSupervision
-from grpo_lightning.rewards.base import Segment
 from grpo_lightning.rewards.process.reward import ProcessReward, last_tokens
 from grpo_lightning.rewards.process.scorers import ArithmeticSegments, SegmentScorer
 from grpo_lightning.rewards.process.splitters import ByLine, ByPattern, ByTag, Splitter
+from grpo_lightning.rewards.results import Segment
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 
@@ -107,7 +107,7 @@ def test_a_catastrophic_pattern_costs_its_sample(folder: str, bpe: PreTrainedTok
         (lambda: ByTag("step"), "tags='step'"),
         (lambda: ProcessReward(Lengths(), "x", max_segments=0), "max_segments=0"),
         (lambda: ProcessReward(Lengths(), "x", reduce="max"), "reduce='max'"),
-        (lambda: ProcessReward(Lengths(), "./no_such_folder").prepare([]), "no_such_folder"),
+        (lambda: ProcessReward(Lengths(), "./no_such_folder").read_questions([]), "no_such_folder"),
     ],
 )
 def test_mistakes(make, says: str):
@@ -238,10 +238,10 @@ def test_the_answer_as_the_last_step():
     assert score(verifier, "7+5=12 ", "132") == [1.0, 0.0]
     assert score(verifier, "7+5=12 ", "1+1=3 so the answer is 132") == [1.0, 0.0]
     assert score(verifier, "#### 132.0") == [1.0]
-    verifier.prepare([Question("q", "12")])
+    verifier.read_questions([Question("q", "12")])
     with pytest.raises(UsageError, match=r"'x\+1' of rows:3"):
-        verifier.prepare([Question("q", "x+1", "rows:3")])
-    ArithmeticSegments().prepare([Question("q", "x+1")])
+        verifier.read_questions([Question("q", "x+1", "rows:3")])
+    ArithmeticSegments().read_questions([Question("q", "x+1")])
 
 
 def test_a_run_learns_from_steps(policy_folder: Path, tmp_path: Path):

@@ -12,7 +12,8 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from grpo_lightning.maths.process_supervision import ProcessSupervision
-from grpo_lightning.rewards.base import Reward, RewardResult, Segment
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.results import RewardResult, Segment
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.types import FinishReason, Sample, UsageError
 
