@@ -1,4 +1,4 @@
-"""What to watch while the objective is maximised."""
+"""Diagnostics of an update: numbers to watch while the objective is maximised."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -12,7 +12,7 @@ from grpo_lightning.maths.surrogates import SurrogateResult
 
 @dataclass(slots=True)
 class Diagnostics:
-    """Sums over the tokens whose weight is not 0, so that packs and ranks add up; `ratio_max` is a maximum."""
+    """Sums over the tokens whose weight is not 0, so that packs and ranks add up. `ratio_max` is a maximum."""
 
     tokens: Tensor
     pushing: Tensor
@@ -31,7 +31,7 @@ class Diagnostics:
         return Diagnostics(**sums | {"ratio_max": torch.maximum(self.ratio_max, other.ratio_max)})
 
     def reduce(self, reduce: Callable[..., Tensor]) -> "Diagnostics":
-        """Those of all ranks together; `reduce` is the strategy's, told `sum` or `max`."""
+        """The diagnostics of all ranks together; `reduce` is the strategy's, with `reduce_op` sum or max."""
         names = [f.name for f in fields(self) if f.name != "ratio_max"]
         sums = reduce(torch.stack([getattr(self, name) for name in names]), reduce_op="sum")
         return Diagnostics(
@@ -39,7 +39,7 @@ class Diagnostics:
         )
 
     def on_host(self, *more: Tensor) -> tuple["Diagnostics", list[Tensor]]:
-        """Copies on the CPU of these and of further numbers, for which a GPU is waited for once."""
+        """These and the numbers `more` on the CPU, for one wait for a GPU."""
         names = [f.name for f in fields(self)]
         numbers = torch.stack([*(getattr(self, name) for name in names), *(number.float() for number in more)])
         values = list(numbers.cpu())
@@ -70,11 +70,11 @@ class Diagnostics:
         kl_ref: Tensor,
         change: Tensor,
     ) -> "Diagnostics":
-        """Those of one pack.
+        """The diagnostics of one pack.
 
         Args:
             rollouts: Its tokens.
-            surrogate: What the surrogate says of them.
+            surrogate: Their values and bounds.
             objective: J.
             entropy: [N].
             kl_ref: [N] estimate of KL(π_θ || π_ref).

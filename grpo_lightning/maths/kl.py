@@ -1,4 +1,4 @@
-"""KL estimators: D_KL[π_θ || π_ref] of one token from the log-probs of the sampled token; docs/kl.md compares them."""
+"""KL estimators: D_KL[π_θ || π_ref] per token, from the log-probs of the drawn token. docs/kl.md compares them."""
 
 from abc import ABC, abstractmethod
 
@@ -12,14 +12,14 @@ class KLEstimator(ABC):
 
     @abstractmethod
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
-        """[N] log π_θ, [N] log π_ref, [N] log π_old, which the tokens were drawn from -> [N]."""
+        """[N] estimates from [N] log π_θ, log π_ref and log π_old; the tokens were drawn from π_old."""
 
 
 class K1(KLEstimator):
     """k1 = log(π_θ/π_ref) (Schulman 2020).
 
-    Unbiased, of high variance, negative where π_ref is larger. In the objective its gradient is that of log π_θ, 0 on
-    average: it belongs into the reward.
+    For the reward (`model.reward_kl`): unbiased, though of high variance, and negative where π_ref is larger. In the
+    objective it does nothing: its gradient is that of log π_θ, 0 on average.
     """
 
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ class K1(KLEstimator):
 class K2(KLEstimator):
     """k2 = log(π_θ/π_ref)² / 2 (Schulman 2020).
 
-    Biased as a value; the average of its gradient on policy is exactly that of the reverse KL.
+    For the objective: on policy, its average gradient is exactly that of the reverse KL. Its value is biased.
     """
 
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
@@ -39,7 +39,8 @@ class K2(KLEstimator):
 class K3(KLEstimator):
     """k3 = π_ref/π_θ - log(π_ref/π_θ) - 1 (Schulman 2020; DeepSeekMath Eq. 4).
 
-    Unbiased as a value, never negative, 0 where the two agree. The average of its gradient is that of the forward KL.
+    DeepSeekMath's choice, and a good one to watch: unbiased, of low variance, never negative, 0 where the two agree.
+    Its average gradient is that of the forward KL.
     """
 
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
@@ -52,8 +53,10 @@ class K3(KLEstimator):
 class ImportanceWeighted(KLEstimator):
     """π_θ/π_old times another estimator: unbiased in value and gradient off policy too (arXiv 2512.02556, Sec. 3.1).
 
+    For several updates per step, where the tokens were not drawn from the current policy.
+
     Args:
-        kl: The estimator; k3 in the paper.
+        kl: The other estimator; k3 in the paper.
     """
 
     def __init__(self, kl: KLEstimator | None = None) -> None:

@@ -251,7 +251,7 @@ class Estimate:
             token_ids=torch.zeros(sum(rows), dtype=torch.int64),
             lengths=torch.tensor(rows),
         )
-        return max(rollouts.split(job.max_tokens, job.shares_prefix), key=size_of)
+        return max(rollouts.packs(job.max_tokens, job.shares_prefix), key=size_of)
 
     @cached_property
     def scored(self) -> Held:

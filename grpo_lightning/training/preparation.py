@@ -8,6 +8,7 @@ from torch import Tensor
 from grpo_lightning import ranks
 from grpo_lightning.maths.advantages import AdvantageEstimator
 from grpo_lightning.maths.kl_penalty import KLPenalty
+from grpo_lightning.maths.masks import ENTROPY_RANK
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.ragged import segment_sum, segments, take
 from grpo_lightning.maths.reward_batch import RewardBatch
@@ -93,7 +94,10 @@ class Preparation:
         if self.reward_kl is not None:
             self._add_advantage(rollouts, rewards)
         if len(rollouts):
-            self.objective.surrogate.prepare(rollouts)
+            rollouts.add_columns(self.objective.surrogate.prepare(rollouts))
+        # Of all ranks: one without completions has prepared nothing.
+        columns = {name for names in ranks.gather([*rollouts.columns]) for name in names}
+        idle.add_columns(dict.fromkeys(columns, torch.zeros_like(idle.weight)))
         found = []
         for index, rows in enumerate(cut):
             packs = [rollouts.select(chosen).to(self.device) for chosen in rows]
@@ -108,7 +112,7 @@ class Preparation:
             packs = self._packs(rollouts)
             entropy = self._per_token(rollouts, packs, idle, lambda pack: self.policy(pack).entropy)
             everyone = torch.cat(ranks.gather(entropy)).sort().values
-            rollouts.entropy_rank = torch.searchsorted(everyone, entropy) / len(everyone)
+            rollouts.add_columns({ENTROPY_RANK: torch.searchsorted(everyone, entropy) / len(everyone)})
 
     def _cut(self, rollouts: Rollouts, chosen: Tensor) -> list[Rows]:
         """The rows of each pack of one minibatch; sets the weights of its tokens."""
@@ -173,7 +177,7 @@ class Preparation:
         return unknown
 
     def _packs(self, rollouts: Rollouts) -> list[Rows]:
-        return rollouts.packs(self.max_tokens, self.policy.shares_prefix)
+        return rollouts.rows_of_packs(self.max_tokens, self.policy.shares_prefix)
 
     def _per_token(
         self, rollouts: Rollouts, packs: Sequence[Rows], idle: Rollouts, function: Callable[[Rollouts], Tensor]

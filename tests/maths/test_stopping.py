@@ -38,15 +38,17 @@ def test_fixed_passes_never_stop():
 def test_all_settled_by_hand():
     # Of 10 pushing tokens 4 + 4 and then 4 + 5 are at a bound; 9 of 10 is the share that is asked for.
     updates = [update(), update(clipped_low=4.0, clipped_high=4.0), update(clipped_low=4.0, clipped_high=5.0)]
-    assert stops(AllSettled(share=0.9), updates) == [False, True]
-    assert stops(AllSettled(share=1.0), updates) == [False, False]
-    assert stops(AllSettled(share=0.8), updates) == [True, True]
+    assert stops(AllSettled(fraction=0.9), updates) == [False, True]
+    assert stops(AllSettled(fraction=1.0), updates) == [False, False]
+    assert stops(AllSettled(fraction=0.8), updates) == [True, True]
 
 
 def test_all_settled_counts_neither_idle_nor_unreachable_tokens():
     # 10 tokens, 6 push, 2 of them can never get to their bound: 4 have to.
-    assert stops(AllSettled(share=1.0), [update(), update(pushing=6.0, unreachable=2.0, clipped_high=3.0)]) == [False]
-    assert stops(AllSettled(share=1.0), [update(), update(pushing=6.0, unreachable=2.0, clipped_high=4.0)]) == [True]
+    assert stops(AllSettled(fraction=1.0), [update(), update(pushing=6.0, unreachable=2.0, clipped_high=3.0)]) == [
+        False
+    ]
+    assert stops(AllSettled(fraction=1.0), [update(), update(pushing=6.0, unreachable=2.0, clipped_high=4.0)]) == [True]
 
 
 def test_all_settled_looks_at_whole_passes_only():
@@ -57,14 +59,14 @@ def test_all_settled_looks_at_whole_passes_only():
         update(clipped_high=10.0),
         update(clipped_low=8.0),
     ]
-    assert stops(AllSettled(share=0.9), updates, num_minibatches=2) == [False, False, True]
+    assert stops(AllSettled(fraction=0.9), updates, num_minibatches=2) == [False, False, True]
     # Half is there after the first pass; in the middle of the second, 2 and 10 are no pass.
-    assert stops(AllSettled(share=0.5), updates, num_minibatches=2) == [True, False, True]
+    assert stops(AllSettled(fraction=0.5), updates, num_minibatches=2) == [True, False, True]
 
 
 def test_a_step_in_which_nothing_can_move_is_settled():
-    assert stops(AllSettled(share=1.0), [update(pushing=0.0)] * 2) == [True]
-    assert stops(AllSettled(share=1.0), [update(pushing=3.0, unreachable=3.0)] * 2) == [True]
+    assert stops(AllSettled(fraction=1.0), [update(pushing=0.0)] * 2) == [True]
+    assert stops(AllSettled(fraction=1.0), [update(pushing=3.0, unreachable=3.0)] * 2) == [True]
 
 
 def test_example_2_whose_bound_lies_beyond_probability_one_does_not_keep_the_passes_going():
@@ -77,7 +79,7 @@ def test_example_2_whose_bound_lies_beyond_probability_one_does_not_keep_the_pas
         logp = torch.tensor(theta).log()
         return Objective(surrogate=Clipped(0.2, 0.2))(logp, torch.zeros(3), rollouts)[1]
 
-    rule = AllSettled(share=1.0)
+    rule = AllSettled(fraction=1.0)
     # A bad token of 0.9 does get to its bound, 0.72.
     before, underway, settled = (
         at(theta, [1.0, 1.0, -1.0]) for theta in ([0.9, 0.5, 0.9], [0.95, 0.61, 0.73], [0.999, 0.61, 0.71])

@@ -112,11 +112,11 @@ def test_padding_does_not_matter(policy):
 def test_packs_of_any_size_add_up_to_the_gradient_of_the_whole(policy):
     rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
     whole = gradient_of(policy, rollouts)
-    packs = rollouts.split(max_tokens=20)
+    packs = rollouts.packs(max_tokens=20)
     assert len(packs) > 2
     policy.zero_grad()
     for pack in packs:
-        (pack.weight * policy(pack, 0.7).logp).sum().backward()
+        (pack.weight * policy(pack).logp).sum().backward()
     assert_same_gradient(dict(gradients(policy)), whole, tolerance=1e-5)
 
 

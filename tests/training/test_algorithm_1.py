@@ -244,7 +244,7 @@ def test_masks_reach_the_weights(tmp_path: Path) -> None:
         def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
             for pack in batch.packs:
                 truncated = pack.truncated.repeat_interleave(pack.lengths)
-                weights.append((pack.weight, truncated, pack.entropy_rank))
+                weights.append((pack.weight, truncated, pack.columns["entropy_rank"]))
 
     objective = Objective(beta=0.1, masks=[Truncated(), TopEntropy(0.5)])
     fit(tmp_path, [Packs()], trainer={"max_epochs": 1}, objective=objective)

@@ -191,7 +191,7 @@ SURROGATES = {cls.__name__: lambda cls=cls: make(cls) for cls in members(Surroga
 def test_surrogates_are_the_same_elsewhere(name):
     def found(rollouts: Rollouts) -> tuple[Tensor, Tensor, list[float]]:
         objective = Objective(surrogate=SURROGATES[name](), beta=0.1, entropy_bonus=0.1)
-        objective.surrogate.prepare(rollouts)
+        rollouts.add_columns(objective.surrogate.prepare(rollouts))
         logp = (rollouts.old_logp - 0.05).requires_grad_()
         value, diagnostics = objective(logp, rollouts.old_logp.exp(), rollouts)
         value.backward()

@@ -19,7 +19,7 @@ def weighted(advantage: list[float]) -> Rollouts:
     """Eight completions of two prompts with the weights of the whole batch."""
     rollouts = rollouts_of(LENGTHS, prompt_lengths=[3, 5], group=[0, 0, 0, 0, 1, 1, 1, 1])
     rollouts.advantage = spread(torch.tensor(advantage), rollouts.lengths)
-    batch = BatchSize(sequences=8, groups=2, tokens=sum(LENGTHS))
+    batch = BatchSize(num_completions=8, num_groups=2, num_tokens=sum(LENGTHS))
     rollouts.weight = spread(SequenceMean()(rollouts.lengths, rollouts.group, batch), rollouts.lengths)
     rollouts.old_logp = None
     return rollouts
@@ -89,7 +89,7 @@ def test_a_row_whose_tokens_of_advantage_are_all_masked_is_idle():
 @pytest.mark.parametrize("beta", [0.0, 0.04])
 def test_an_idle_pack_adds_nothing(policy, beta):
     rollouts = weighted([1.0, -1.0, 0.5, -0.5, 1.0, -1.0, 0.5, -0.5])
-    packs = rollouts.split(max_tokens=40)
+    packs = rollouts.packs(max_tokens=40)
     idle = idle_pack(rollouts.temperature)
     assert largest(backward(policy, [idle], beta)) == 0
     without = backward(policy, packs, beta)
@@ -101,14 +101,14 @@ def test_an_idle_pack_adds_nothing(policy, beta):
 def test_an_idle_pack_is_one_token_that_knows_every_number_but_the_samplers() -> None:
     idle = idle_pack(temperature=0.7)
     assert (len(idle), idle.num_tokens, idle.temperature) == (1, 1, 0.7)
-    known = {name for name in Rollouts.PER_TOKEN if getattr(idle, name) is not None}
-    assert known == {*Rollouts.PER_TOKEN} - {"sampler_logp"}
+    known = {name for name in Rollouts.FLOATS if getattr(idle, name) is not None}
+    assert known == {*Rollouts.FLOATS} - {"sampler_logp"}
     assert all(getattr(idle, name).tolist() == [0] for name in known)
 
 
 def test_lightning_hands_on_the_very_packs_the_loop_made() -> None:
     # Each notes its log-probs in the first pass for the others.
-    packs = weighted([1.0] * 8).split(max_tokens=40)
+    packs = weighted([1.0] * 8).packs(max_tokens=40)
     minibatch = Minibatch(packs, True, object())  # type: ignore[arg-type]
     assert move_data_to_device(minibatch, torch.device("meta")) is minibatch
     assert HalfPrecision("bf16-true").convert_input(minibatch) is minibatch

@@ -13,7 +13,7 @@ from grpo_lightning import ranks
 from grpo_lightning.maths.advantages import GroupMean
 from grpo_lightning.maths.kl import K1
 from grpo_lightning.maths.kl_penalty import KLPenalty
-from grpo_lightning.maths.masks import TopEntropy
+from grpo_lightning.maths.masks import ENTROPY_RANK, TopEntropy
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.reward_batch import RewardBatch
 from grpo_lightning.maths.rollouts import Rollouts
@@ -171,7 +171,7 @@ def test_the_rank_by_entropy_is_the_fraction_of_tokens_with_less(policy: Policy)
         entropy += (-(logp.exp() * logp).sum(1)).tolist()
     expected = [sum(other < own for other in entropy) / len(entropy) for own in entropy]
     # The first tokens of a group have equal entropies but for rounding, and so may change ranks.
-    assert rollouts.entropy_rank.tolist() == pytest.approx(expected, abs=1.5 / len(entropy))
+    assert rollouts.columns[ENTROPY_RANK].tolist() == pytest.approx(expected, abs=1.5 / len(entropy))
 
 
 def test_rollouts_of_an_earlier_policy_take_log_pi_old_from_their_sampler(policy: Policy) -> None:
@@ -205,8 +205,8 @@ def test_a_rank_with_less_to_do_gets_idle_packs(policy: Policy, monkeypatch: pyt
     other = explored(range(6))[1]
     forwards: list[int] = []
     policy.register_forward_hook(lambda module, args, output: forwards.append(args[0].num_tokens))
-    # Advantages; sizes of both minibatches; packs of the log-probs, of the first and of the second minibatch.
-    answers = [other, (4, 2, 20), (2, 1, 7), 3, 2, 3]
+    # Advantages; sizes of both minibatches; packs of the log-probs; columns; packs of the minibatches.
+    answers = [other, (4, 2, 20), (2, 1, 7), 3, ["bound"], 2, 3]
     monkeypatch.setattr(ranks, "gather", OtherRank(answers))
     monkeypatch.setattr(ranks, "rank", lambda: 1)
     objective = Objective(beta=0.1, weighting=TokenMean())
@@ -216,6 +216,7 @@ def test_a_rank_with_less_to_do_gets_idle_packs(policy: Policy, monkeypatch: pyt
     assert [len(first), len(second)] == [2, 3]
     idle = [*first, *second[1:]]
     assert all(pack.num_tokens == 1 and float(pack.weight) == 0 for pack in idle)
+    assert all(pack.columns["bound"].tolist() == [0] for pack in idle)
     # As many forwards as the rank with three packs makes.
     assert forwards == [10, 1, 1]
     assert second[0].row.tolist() == [6, 7]
@@ -226,7 +227,7 @@ def test_a_rank_with_less_to_do_gets_idle_packs(policy: Policy, monkeypatch: pyt
 def test_a_rank_without_any_completion_still_takes_part(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     rollouts, rewards = explored([])
     other = explored()[1]
-    monkeypatch.setattr(ranks, "gather", OtherRank([other, (8, 4, 37), 2, 2]))
+    monkeypatch.setattr(ranks, "gather", OtherRank([other, (8, 4, 37), 2, [], 2]))
     monkeypatch.setattr(ranks, "rank", lambda: 1)
     minibatch = torch.empty(0, dtype=torch.int64)
     (packs,) = preparation(policy).cut(rollouts, rewards, minibatch, num_minibatches=1, mu=2, version=policy.version)
