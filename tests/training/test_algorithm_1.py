@@ -50,8 +50,8 @@ class Learning(Digits):
         log.append("8 rewards")
         return super().score(samples)
 
-    def learn(self, samples: Sequence[Sample], result: RewardResult, iteration_ends: bool) -> dict[str, float]:
-        assert len(samples) == len(result.value) == 16
+    def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
+        assert len(samples) == len(scores.total) == 16
         log.append("12 reward model" if iteration_ends else "replay")
         return {"seen": float(len(samples)) * (1 + iteration_ends)}
 
