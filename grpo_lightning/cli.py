@@ -105,6 +105,7 @@ class GRPOCLI(LightningCLI):
                 "model.reference": {"class_path": "FrozenCopy"},
                 "model.sampling": {},
                 "loop.stop": {"class_path": "FixedPasses"},
+                "loop.source": {"class_path": "Synchronous"},
                 "model.objective": {
                     "surrogate": {"class_path": "Clipped"},
                     "kl": {"class_path": "K3"},
