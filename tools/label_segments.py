@@ -25,7 +25,7 @@ from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.process.reward import last_tokens
 from grpo_lightning.rewards.process.splitters import ByPattern
 from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
-from grpo_lightning.types import Completion, FinishReason, Prompt, Question, Sample
+from grpo_lightning.types import Completion, FinishReason, Prompt, Question, RandomKey, Request, Sample
 
 ROWS_AT_ONCE = 64
 MAX_STEPS = 1000
@@ -94,7 +94,8 @@ def label_prefixes(
         for step, prefix in enumerate(solution.prefixes)
     ]
     engine.sync(policy)
-    drawn = iter(engine.generate(prefixes, completions, sampling, seed) if prefixes else [])
+    requests = Request.from_prompts(prefixes, completions)
+    drawn = iter(engine.generate(requests, sampling, RandomKey(seed, 0)) if requests else [])
     samples = [
         continued(solution.prompt, prefix, completion, policy)
         for solution in solutions

@@ -49,14 +49,18 @@ class SlabLayer(DynamicLayer):
     def get_seq_length(self) -> int:
         return self.length
 
-    def expand(self, group_size: int, capacity: int) -> None:
-        """Repeats every row `group_size` times, into a slab of the new capacity."""
+    def expand(self, rows: Tensor, capacity: int) -> None:
+        """Makes row i of a slab of the new capacity a copy of row `rows[i]` of this one.
+
+        Args:
+            rows: [B] int64, a row as often as completions begin with it.
+            capacity: Positions of the new slab.
+        """
         keys, values = self._view()
         self.capacity = capacity
-        self._allocate(keys, values, keys.shape[0] * group_size)
-        # [B, 1, ...] into [B, G, ...]: the one copy of the prompt's states that there is.
-        self.key_slab.unflatten(0, (-1, group_size))[:, :, :, : self.length] = keys[:, None]
-        self.value_slab.unflatten(0, (-1, group_size))[:, :, :, : self.length] = values[:, None]
+        self._allocate(keys, values, len(rows))
+        self.key_slab[:, :, : self.length] = keys.index_select(0, rows)
+        self.value_slab[:, :, : self.length] = values.index_select(0, rows)
         self._view()
 
     def keep(self, rows: Tensor) -> None:

@@ -11,7 +11,7 @@ from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Completion, FinishReason, Prompt, UsageError
+from grpo_lightning.types import Completion, FinishReason, RandomKey, Request, UsageError
 
 
 class TransformersEngine(RolloutEngine):
@@ -24,7 +24,7 @@ class TransformersEngine(RolloutEngine):
         max_rows: Completions decoded at once.
     """
 
-    exact = True
+    shares_weights = True
 
     def __init__(self, max_rows: int = 1024) -> None:
         if max_rows < 1:
@@ -36,8 +36,8 @@ class TransformersEngine(RolloutEngine):
     def check(self, policy: Policy, sampling: Sampling) -> None:
         """Raises UsageError for a policy that `generate` decodes wrongly or not at all, even without padding."""
 
-        def decode(prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Completion]:
-            return self._generate(policy, prompts, group_size, sampling, (0, 0), frozenset())
+        def decode(requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+            return self._generate(policy, requests, sampling, RandomKey(0, 0), frozenset())
 
         fault = ""
         with policy.gathered():
@@ -51,63 +51,54 @@ class TransformersEngine(RolloutEngine):
     @torch.no_grad()
     def generate(
         self,
-        prompts: Sequence[Prompt],
-        group_size: int,
+        requests: Sequence[Request],
         sampling: Sampling,
-        seed: int = 0,
-        step: int = 0,
+        key: RandomKey,
         progress: Progress | None = None,
     ) -> list[Completion]:
+        """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
-        key, stop_ids = (seed, step), self.policy.stop_ids
-        return self._generate(self.policy, prompts, group_size, sampling, key, stop_ids, progress)
+        return self._generate(self.policy, requests, sampling, key, self.policy.stop_ids, progress)
 
     def _generate(
         self,
         policy: Policy,
-        prompts: Sequence[Prompt],
-        group_size: int,
+        requests: Sequence[Request],
         sampling: Sampling,
-        key: tuple[int, int],
+        key: RandomKey,
         stop_ids: frozenset[int],
         progress: Progress | None = None,
     ) -> list[Completion]:
-        groups: list[list[Completion]] = [[] for _ in prompts]
-        for chosen in self._batches(prompts, group_size):
-            done = _generate(policy, [prompts[index] for index in chosen], group_size, sampling, key, sorted(stop_ids))
-            for place, index in enumerate(chosen):
-                groups[index] = done[place * group_size : (place + 1) * group_size]
+        found: dict[int, Completion] = {}
+        for chosen in self._batches(requests):
+            done = _generate(policy, [requests[index] for index in chosen], sampling, key, sorted(stop_ids))
+            found.update(zip(chosen, done, strict=True))
             if progress:
                 progress(len(done))
-        return [completion for group in groups for completion in group]
+        return [found[index] for index in range(len(requests))]
 
-    def _batches(self, prompts: Sequence[Prompt], group_size: int) -> Iterator[list[int]]:
-        """Indices of the prompts that are decoded together."""
-        at_once = max(1, self.max_rows // group_size)
-        lengths = [len(prompt.token_ids) for prompt in prompts]
-        kinds = [0] * len(prompts) if self.pads else lengths
+    def _batches(self, requests: Sequence[Request]) -> Iterator[list[int]]:
+        """Indices of the requests that are decoded together."""
+        lengths = [len(request.token_ids) for request in requests]
+        kinds = [0] * len(requests) if self.pads else lengths
         for kind in sorted(set(kinds), reverse=True):
-            alike = [index for index in range(len(prompts)) if kinds[index] == kind]
-            for first in range(0, len(alike), at_once):
-                yield alike[first : first + at_once]
+            alike = [index for index in range(len(requests)) if kinds[index] == kind]
+            for first in range(0, len(alike), self.max_rows):
+                yield alike[first : first + self.max_rows]
 
 
 @torch.no_grad()
 def _generate(
-    policy: Policy,
-    prompts: Sequence[Prompt],
-    group_size: int,
-    sampling: Sampling,
-    key: tuple[int, int],
-    stop_ids: list[int],
+    policy: Policy, requests: Sequence[Request], sampling: Sampling, key: RandomKey, stop_ids: list[int]
 ) -> list[Completion]:
     """Completions decoded together, their prompts left-padded."""
     model = policy.model
-    width = max(len(prompt.token_ids) for prompt in prompts)
+    prompts = [request.token_ids for request in requests]
+    width = max(map(len, prompts))
     pad = stop_ids[0] if stop_ids else 0
-    ids = [[pad] * (width - len(p.token_ids)) + p.token_ids for p in prompts for _ in range(group_size)]
-    mask = [[0] * (width - len(p.token_ids)) + [1] * len(p.token_ids) for p in prompts for _ in range(group_size)]
-    drawing = _Drawing(prompts, group_size, sampling, key, width, policy.device)
+    ids = [[pad] * (width - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    drawing = _Drawing(requests, sampling, key, width, policy.device)
     config = GenerationConfig(
         max_new_tokens=sampling.max_new_tokens,
         do_sample=False,
@@ -142,17 +133,11 @@ class _Drawing(LogitsProcessor):
     """Draws the token itself and leaves `generate` no choice but to take it."""
 
     def __init__(
-        self,
-        prompts: Sequence[Prompt],
-        group_size: int,
-        sampling: Sampling,
-        key: tuple[int, int],
-        width: int,
-        device: torch.device,
+        self, requests: Sequence[Request], sampling: Sampling, key: RandomKey, width: int, device: torch.device
     ) -> None:
-        prompt = torch.tensor([prompt.id for prompt in prompts], device=device).repeat_interleave(group_size)
-        sample = torch.arange(group_size, device=device).repeat(len(prompts))
-        self.uniform = uniforms(*key, prompt, sample, 0, sampling.max_new_tokens)
+        keys = torch.tensor([(r.prompt_id, r.sample, r.position) for r in requests], device=device)
+        prompt, sample, position = keys.unbind(1)
+        self.uniform = uniforms(key, prompt, sample, position, sampling.max_new_tokens)
         self.sampling = sampling
         self.width = width
         self.logps: list[Tensor] = []

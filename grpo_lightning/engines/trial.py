@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.policy.policy import Policy, first_line
-from grpo_lightning.types import Completion, Prompt, Question
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.pretrained import first_line
+from grpo_lightning.types import Completion, Request
 
-Decode = Callable[[Sequence[Prompt], int, Sampling], list[Completion]]
-"""Prompts, group size and sampling in, completions out; no token ends one."""
+Decode = Callable[[Sequence[Request], Sampling], list[Completion]]
+"""Requests and sampling in, completions out; no token ends one."""
 
 PROMPT_LENGTHS = (5, 1)
 GROUP_SIZE = 2
@@ -76,16 +77,17 @@ def gap(policy: Policy, decode: Decode, prompt_lengths: Sequence[int] = PROMPT_L
     A handful of tiny forwards. No global random number is drawn, and every rank computes the same.
     """
     length = min(NEW_TOKENS, (policy.context_length or 2**31) - max(prompt_lengths))
-    prompts = _prompts(policy, prompt_lengths)
-    completions = decode(prompts, GROUP_SIZE, Sampling(max_new_tokens=max(1, length)))
+    requests = _requests(policy, prompt_lengths)
+    completions = decode(requests, Sampling(max_new_tokens=max(1, length)))
     was_training = policy.model.training
     policy.model.eval()
     differences = []
     try:
-        for row, completion in enumerate(completions):
-            prompt = prompts[row // GROUP_SIZE].token_ids
+        for request, completion in zip(requests, completions, strict=True):
+            prompt = request.token_ids
             input_ids = torch.tensor([[*prompt, *completion.token_ids]], device=policy.device)
             logits = policy.logits(policy.hidden(input_ids, use_cache=False)[0, len(prompt) - 1 : -1])
+            assert completion.logp is not None
             expected = logits.log_softmax(-1).gather(-1, input_ids[0, len(prompt) :, None]).squeeze(-1)
             difference = (expected - torch.tensor(completion.logp, device=policy.device)).abs()
             differences.append(difference.nan_to_num(torch.inf).cpu())
@@ -94,11 +96,14 @@ def gap(policy: Policy, decode: Decode, prompt_lengths: Sequence[int] = PROMPT_L
     return torch.cat(differences)
 
 
-def _prompts(policy: Policy, lengths: Sequence[int]) -> list[Prompt]:
-    """Prompts of any ordinary tokens."""
+def _requests(policy: Policy, lengths: Sequence[int]) -> list[Request]:
+    """`GROUP_SIZE` requests per length, of ordinary tokens."""
     special = {*policy.stop_ids, policy.text_config.pad_token_id}
     vocabulary = policy.text_config.vocab_size
     ids = [token for token in range(11, vocabulary * 7, 7) if token % vocabulary not in special]
     ids = [token % vocabulary for token in ids]
-    question = Question("", "")
-    return [Prompt(number, "", ids[number : number + length], question) for number, length in enumerate(lengths)]
+    return [
+        Request(ids[prompt : prompt + length], prompt, sample)
+        for prompt, length in enumerate(lengths)
+        for sample in range(GROUP_SIZE)
+    ]

@@ -45,7 +45,8 @@ class Rollouts:
         weight: [N] float32, the factor of each token in the objective, fixed before the passes.
         old_logp: [N] float32, log π_old of each token; None where π_old is π_θ at this very update, so the ratio is 1.
         ref_logp: [N] float32, log π_ref of each token; None without a reference.
-        sampler_logp: [N] float32, what the engine noted, where it drew from the policy's own weights unfiltered.
+        sampler_logp: [N] float32, log-prob of each token under the distribution it was drawn from, filters included;
+            None where the engine knows none.
         entropy_rank: [N] float32, the fraction of the step's tokens at which π_old has less entropy; None if unused.
         logp_low: [N] float32, log π_θ at or under which the surrogate lets the token be; None without such bounds.
         logp_high: [N] float32, log π_θ at or over which it does.

@@ -24,6 +24,7 @@ from torchmetrics import MeanMetric
 from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.maths.advantages import AdvantageEstimator, GroupStd
 from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.kl_penalty import KLPenalty
@@ -45,9 +46,6 @@ from grpo_lightning.types import Prompt, Sample, UsageError
 
 EVALUATION = 2**32 - 1
 """The random numbers' step in validation: the same at every validation, so that two differ by the policy alone."""
-
-LOGP_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1.0}
-"""Largest difference between the sampler's and the policy's log-probs of one token that rounding explains."""
 
 
 class GRPOModule(L.LightningModule):
@@ -246,6 +244,9 @@ class GRPOModule(L.LightningModule):
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.grad_clip or math.inf)
         # The one time that the update waits for a GPU: whatever is decided and logged is decided from copies.
         diagnostics, (grad_norm, logp_gap, bad_updates) = total.on_host(sharding.assembled(norm), gap, self.bad_updates)
+        comparable = minibatch.on_policy and minibatch.exploration.sampler_is_policy and not logp_gap.isnan()
+        if comparable:
+            self._check_gap(float(logp_gap))
         if minibatch.passes.ends_at(diagnostics):
             pass
         elif bool(diagnostics.objective.isfinite() & grad_norm.isfinite()):
@@ -279,8 +280,8 @@ class GRPOModule(L.LightningModule):
         }
         if self.reference is not None:
             metrics["policy/kl_ref"] = diagnostics.kl_ref / tokens
-        if minibatch.on_policy and not logp_gap.isnan():
-            self.log("policy/logp_gap", self._check_gap(logp_gap), on_step=False, on_epoch=True, batch_size=1)
+        if comparable:
+            self.log("policy/logp_gap", logp_gap, on_step=False, on_epoch=True, batch_size=1)
         metrics["time/update"] = torch.tensor(time.perf_counter() - started)
         # Lightning would put plain numbers on the GPU, to fetch them from there.
         self.log_dict(metrics)
@@ -289,7 +290,7 @@ class GRPOModule(L.LightningModule):
         """Adds up the gradients of all packs; ranks sync on the last. What is returned is of all ranks.
 
         Returns:
-            The diagnostics, and the largest difference to the sampler's log-probs; NaN where it noted none.
+            The diagnostics, and the largest difference to the sampler's log-probs; NaN where it recorded none.
         """
         parts: list[Diagnostics] = []
         gaps: list[Tensor] = []
@@ -326,17 +327,27 @@ class GRPOModule(L.LightningModule):
             with strategy.block_backward_sync():
                 yield
 
-    def _check_gap(self, gap: Tensor) -> Tensor:
-        """The first pass finds the policy unchanged, so its log-probs should be those of the sampler."""
-        autocast = torch.is_autocast_enabled(self.device.type)
-        tolerance = LOGP_TOLERANCE.get(torch.bfloat16 if autocast else self.policy.model.dtype, 1.0)
-        if gap > tolerance:
-            rank_zero_warn(
-                f"the sampler's and the policy's log-probs of the same tokens differ by up to {gap:.2g} before the "
-                f"first update (expected: at most {tolerance:g}): the engine does not draw from this policy. "
-                "See policy/logp_gap"
-            )
-        return gap
+    def _check_gap(self, gap: float) -> None:
+        """Compares the log-probs of sampler and policy while both have the same weights.
+
+        Args:
+            gap: Largest difference of one token's, over all ranks.
+
+        Raises:
+            UsageError: If it is beyond the tolerance of an engine with weights of its own.
+        """
+        engine = self.explorer.engine
+        tolerance = engine.logp_tolerance[compute_dtype(self.policy)]
+        if gap <= tolerance:
+            return
+        found = (
+            f"the sampler's and the policy's log-probs of the same tokens differ by up to {gap:.2g} before the "
+            f"first update (expected: at most {tolerance:g}): the engine does not draw from this policy. "
+            "See policy/logp_gap"
+        )
+        if not engine.shares_weights:
+            raise UsageError(f"model.engine={type(engine).__name__}: {found}, or use model.engine=NativeEngine")
+        rank_zero_warn(found)
 
     @torch.no_grad()
     def _explain(self, minibatch: Minibatch, objective: Tensor, grad_norm: Tensor) -> str:

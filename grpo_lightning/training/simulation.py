@@ -24,7 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import shared_prefix
-from grpo_lightning.policy.policy import Policy, recompute_activations, remove_dropout
+from grpo_lightning.policy.policy import Policy, recompute_activations, remove_dropout, trunk_of
 
 # It writes a stack trace for every operation that it cannot run; the exception says enough.
 logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
@@ -166,7 +166,7 @@ class Twin:
 
     def _wrap(self) -> None:
         """Tells apart transformer and head, and keeps what the transformer makes without inputs free of numbers."""
-        base, layers = self.model.base_model, layers_of(self.model)
+        base, layers = trunk_of(self.model), layers_of(self.model)
         forward = base.forward
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:

@@ -4,13 +4,13 @@ import pytest
 import torch
 from helpers.tiny import CONTEXT, SHAPES, STOP_IDS, policy_of, prompts_of, teacher_forced, tokenizer
 
-from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.engines.transformers import TransformersEngine
 from grpo_lightning.policy.policy import Policy, recompute_activations
-from grpo_lightning.types import Completion, FinishReason, Prompt, UsageError
+from grpo_lightning.types import Completion, FinishReason, Prompt, RandomKey, Request, UsageError
 
 ENGINES = {"native": NativeEngine, "transformers": TransformersEngine}
 PROMPTS = prompts_of([4, 1, 9, 4, 6])
@@ -32,9 +32,21 @@ def generate(
     length: int = 24,
     **kwargs: Any,
 ) -> list[Completion]:
-    keys = {name: kwargs.pop(name) for name in ("seed", "step", "progress") if name in kwargs}
+    key = RandomKey(kwargs.pop("seed", 0), kwargs.pop("step", 0))
+    return draw(engine, policy, Request.from_prompts(prompts, group_size), length, key, **kwargs)
+
+
+def draw(
+    engine: RolloutEngine,
+    policy: Policy,
+    requests: list[Request],
+    length: int = 24,
+    key: RandomKey | None = None,
+    progress: Progress | None = None,
+    **sampling: Any,
+) -> list[Completion]:
     engine.sync(policy)
-    return engine.generate(prompts, group_size, Sampling(max_new_tokens=length, **kwargs), **keys)
+    return engine.generate(requests, Sampling(max_new_tokens=length, **sampling), key or RandomKey(), progress)
 
 
 def tokens(completions: list[Completion]) -> list[list[int]]:
@@ -249,7 +261,7 @@ def test_new_weights_count_at_once(engine_class):
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(1.1)
-    after = engine.generate(PROMPTS, 4, Sampling(max_new_tokens=24))
+    after = engine.generate(Request.from_prompts(PROMPTS, 4), Sampling(max_new_tokens=24), RandomKey())
     assert tokens(after) != tokens(before)
     assert_scored_as_teacher_forced(policy, PROMPTS, after)
 
@@ -324,22 +336,22 @@ def test_closing_twice_is_fine(engine_class):
 
 def test_scripted_engine_says_what_it_is_told():
     policy, told = policy_of(), []
-    engine = ScriptedEngine(lambda prompt, place: f"{prompt.question.answer}x{place}")
+    engine = ScriptedEngine(lambda request, text: f"{request.prompt_id}x{text[0]}{request.sample}")
     completions = generate(engine, policy, PROMPTS[:2], group_size=3, progress=told.append)
     texts = [tokenizer().decode(c.token_ids, skip_special_tokens=True) for c in completions]
-    assert texts == ["1x0", "1x1", "1x2", "2x0", "2x1", "2x2"]
+    first, second = (prompt.text[0] for prompt in PROMPTS[:2])
+    assert texts == [f"10x{first}{sample}" for sample in range(3)] + [f"20x{second}{sample}" for sample in range(3)]
     assert all(c.token_ids[-1] == 3 and c.finish_reason is FinishReason.STOP for c in completions)
-    assert all(c.logp == [0.0] * 4 for c in completions)
+    assert all(c.logp is None for c in completions)
     assert told == [6]
-    assert not engine.exact
+    assert not engine.shares_weights
 
 
 def test_scripted_engine_cuts_at_max_new_tokens():
-    engine = ScriptedEngine(lambda prompt, place: "abcdef"[: 3 + place])
+    engine = ScriptedEngine(lambda request, text: "abcdef"[: 3 + request.sample])
     fits, cut = generate(engine, policy_of(), PROMPTS[:1], group_size=2, length=4)
     spell = tokenizer()
     assert fits.token_ids == [*spell.encode("abc", add_special_tokens=False), 3]
     assert fits.finish_reason is FinishReason.STOP
     assert cut.token_ids == spell.encode("abcd", add_special_tokens=False)
     assert cut.finish_reason is FinishReason.LENGTH
-    assert len(cut.logp) == 4

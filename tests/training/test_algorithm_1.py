@@ -180,7 +180,7 @@ def test_a_filter_looks_at_what_is_learned_from() -> None:
 
     def passing(total: list[float], learned_from: list[str]) -> set[int]:
         scores = Scores(total, results, learned_from)
-        return set(DynamicSampling().passing(Exploration(samples, scores, rollouts, {}, 0)))
+        return set(DynamicSampling().passing(Exploration(samples, scores, rollouts, {}, 0, True)))
 
     assert passing([0.0, 0.0, 0.5, 0.5], ["right"]) == {10, 20}
     assert passing([math.nan, 0.0, 0.5, 0.5], ["right"]) == {20}
