@@ -123,8 +123,13 @@ from grpo_lightning.training.explorer import Exploration as Exploration
 from grpo_lightning.training.explorer import Explorer as Explorer
 from grpo_lightning.training.fellow_ranks import FailTogether as FailTogether
 from grpo_lightning.training.loop import GRPOLoop as GRPOLoop
-from grpo_lightning.training.minibatch import Minibatch as Minibatch
 from grpo_lightning.training.module import GRPOModule as GRPOModule
+from grpo_lightning.training.observer import Observer as Observer
+from grpo_lightning.training.source import RolloutSource as RolloutSource
+from grpo_lightning.training.source import SourceInputs as SourceInputs
+from grpo_lightning.training.source import Synchronous as Synchronous
+from grpo_lightning.training.step import Minibatch as Minibatch
+from grpo_lightning.training.step import Step as Step
 from grpo_lightning.training.strategy import FSDP2Strategy as FSDP2Strategy
 from grpo_lightning.types import Completion as Completion
 from grpo_lightning.types import FinishReason as FinishReason

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning import engines, maths, policy, rewards, tasks
 from grpo_lightning.rewards.scorer import RewardFailure
-from grpo_lightning.training import disk
+from grpo_lightning.training import disk, internals
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint, checkpoints_of, refuse_overwriting
 from grpo_lightning.training.callbacks.completions import SampledCompletions
 from grpo_lightning.training.callbacks.config import SaveConfig
@@ -144,10 +144,12 @@ class GRPOCLI(LightningCLI):
             if not is_own and trainer.checkpoint_callback is not None:
                 refuse_overwriting(folder)
             loop = GRPOLoop.find(trainer)
-            loop.check(self.model)
-            loop.check_trainer(trainer, self.model)
+            loop.validate(self.model)
+            loop.validate_trainer(trainer, self.model)
         self.model.policy.check()
-        self.datamodule.load(stage, self.model, validates=trainer.limit_val_batches != 0)
+        model = self.model
+        validates = trainer.limit_val_batches != 0
+        self.datamodule.load(stage, model.policy, model.sampling, model.explorer.scorer, validates)
         # Lightning starts its loggers, which write, before it asks for the weights.
         with trainer.strategy.tensor_init_context(), trainer.strategy.precision_plugin.module_init_context():
             self.model.load(trainer.strategy.precision_plugin)
@@ -215,7 +217,7 @@ class GRPOCLI(LightningCLI):
         progress_bar = [] if config.enable_progress_bar is False else [StepProgressBar()]
         kwargs["callbacks"] = [FailTogether(), *progress_bar, *(config.callbacks or [])]
         if config.enable_checkpointing is False:
-            self._parser(self.subcommand).callback_keys.remove("checkpoint")
+            internals.without_callback(self, "checkpoint")
         kwargs["plugins"] = [AtomicCheckpointIO(), *(config.plugins or [])]
         try:
             return super().instantiate_trainer(**kwargs)
@@ -249,7 +251,7 @@ class PlanCLI(GRPOCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         planner: Any = self.trainer
-        planner.plan(**self._prepare_subcommand_kwargs(subcommand))
+        planner.plan(**internals.arguments_of(self, subcommand))
 
 
 def import_families() -> None:

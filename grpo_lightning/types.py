@@ -10,6 +10,19 @@ class UsageError(ValueError):
     """A user's mistake. The message names the key, the value, what is allowed and the fix."""
 
 
+def at_least(key: str, value: float | None, least: float, owner: str = "") -> None:
+    """Raises UsageError where `value` is below `least` or not a number; None stands for a default and passes.
+
+    Args:
+        key: The setting, as the user writes it: `loop.mu`.
+        value: What it was set to.
+        least: The smallest value that is allowed.
+        owner: The class that has the setting, where the key alone does not tell.
+    """
+    if value is not None and not value >= least:
+        raise UsageError(f"{key}={value}{f' of {owner}' if owner else ''}: give {least} or more")
+
+
 class FinishReason(StrEnum):
     """Why a completion ended."""
 

@@ -25,11 +25,13 @@ class Scores:
     """What each reward said, by its name, in the order of the list."""
     learned_from: list[str] = field(default_factory=list)
     """The names of those whose weight is not 0."""
+    correct: str | None = None
+    """The name of the reward that decides what is right; None is the first."""
 
     @property
     def main(self) -> RewardResult:
-        """The first reward's: it decides what counts as a right answer in validation."""
-        return next(iter(self.results.values()))
+        """The result of the reward that decides what is right."""
+        return self.results[self.correct or next(iter(self.results))]
 
     @classmethod
     def concat(cls, parts: Sequence["Scores"]) -> "Scores":
@@ -47,7 +49,7 @@ class Scores:
             )
 
         total = list(chain.from_iterable(part.total for part in parts))
-        return cls(total, {name: joined(name) for name in parts[0].results}, parts[0].learned_from)
+        return cls(total, {name: joined(name) for name in parts[0].results}, parts[0].learned_from, parts[0].correct)
 
     def describe(self, row: int) -> dict[str, tuple[float, str]]:
         """Value and status of each reward for one sample."""
@@ -60,9 +62,10 @@ class Scorer:
     Args:
         rewards: The terms; their names must differ.
         max_failed: Largest fraction of a step's samples, over all ranks, that one reward may fail on.
+        correct: The name of the reward that decides what is right; None is the first.
     """
 
-    def __init__(self, rewards: Sequence[Reward], max_failed: float = 0.5) -> None:
+    def __init__(self, rewards: Sequence[Reward], max_failed: float = 0.5, correct: str | None = None) -> None:
         names = [reward.name for reward in rewards]
         if not names:
             raise UsageError("rewards=[]: give at least one, e.g. rewards: [{class_path: MathVerifier}]")
@@ -70,11 +73,19 @@ class Scorer:
             raise UsageError(f"rewards: the name {repeated[0]!r} is used twice; give each reward its own `name`")
         if not 0 <= max_failed <= 1:
             raise UsageError(f"model.max_failed_rewards={max_failed}: give a fraction from 0 to 1")
+        if correct is not None and correct not in names:
+            raise UsageError(f"model.correct={correct}: no reward has this name; give one of {', '.join(names)}")
         self.rewards = list(rewards)
         self.max_failed = max_failed
+        self.correct = correct or names[0]
 
-    def prepare(self, questions: Sequence[Question]) -> None:
-        """Lets every reward see the questions before the run."""
+    @property
+    def main(self) -> Reward:
+        """The reward that decides what is right."""
+        return next(reward for reward in self.rewards if reward.name == self.correct)
+
+    def read_questions(self, questions: Sequence[Question]) -> None:
+        """Lets every reward read the questions before the run."""
         for reward in self.rewards:
             reward.prepare(questions)
 
@@ -107,9 +118,22 @@ class Scorer:
             result = results[reward.name] = reward(samples) if samples else RewardResult([], [])
             if reward.weight != 0:
                 total = [sum_ + reward.weight * value for sum_, value in zip(total, result.value, strict=True)]
-        return Scores(total, results, [reward.name for reward in self.rewards if reward.weight != 0])
+        learned_from = [reward.name for reward in self.rewards if reward.weight != 0]
+        return Scores(total, results, learned_from, self.correct)
 
-    def check(self) -> None:
+    def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
+        """Lets every reward learn from a step; see `Reward.learn`. Every rank must call it.
+
+        Returns:
+            The metrics of all rewards, by their whole names: `reward/<name>/<key>`.
+        """
+        return {
+            f"reward/{reward.name}/{key}": value
+            for reward in self.rewards
+            for key, value in reward.learn(samples, scores.results[reward.name], iteration_ends).items()
+        }
+
+    def stop_if_broken(self) -> None:
         """Ends an exploration step: reports its failures, and stops the run if there were too many.
 
         Every rank must call it. All decide from the counts of all ranks and all rounds, and say the same.

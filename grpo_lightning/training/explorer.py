@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -30,8 +30,10 @@ class Exploration:
     """Seconds spent in `explore` (sampling) and in `reward`."""
     policy_version: int
     """`Policy.version` of the weights that drew the completions. They are on policy while it is the policy's own."""
-    sampler_is_policy: bool
+    sampler_is_policy: bool = False
     """Whether `rollouts.sampler_logp` should equal that policy's log-probs up to rounding: no filter was on."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the source of the rollouts logs with the step, by the whole name; the same on every rank."""
 
     @classmethod
     def concat(cls, parts: Sequence["Exploration"]) -> "Exploration":
@@ -44,6 +46,11 @@ class Exploration:
             policy_version=min(part.policy_version for part in parts),
             sampler_is_policy=all(part.sampler_is_policy for part in parts),
         )
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """[B] the prompt's id of each completion that is learned from."""
+        return [self.samples[row].prompt.id for row in self.rollouts.row.tolist()]
 
     def describe(self, row: int) -> str:
         """One completion with its prompt and scores, for a message."""

@@ -26,6 +26,8 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
+from grpo_lightning.training.disk import write_whole
+from grpo_lightning.training.internals import adopt_ranks
 from grpo_lightning.types import UsageError
 
 VARIABLE = "GRPO_FELLOW_RANKS"
@@ -121,9 +123,7 @@ class FellowRanks:
             known = self.first()
             if known is None or (known.process, known.final) != (words.process, False):
                 return known or words
-            changed = self._file.with_suffix(f".{words.process}")
-            changed.write_text(json.dumps(asdict(words)), encoding="utf-8")
-            changed.replace(self._file)
+            write_whole(self._file, json.dumps(asdict(words)))
         except OSError:  # no folder, no disk: say it here
             pass
         return words
@@ -235,10 +235,7 @@ class FellowRanks:
     def _adopt(self) -> None:
         """Takes the processes over from Lightning's own observer, which ends this process by SIGKILL without a word."""
         with self._adopting:
-            for thread in threading.enumerate():
-                if thread.name == "child-process-observer" and getattr(thread, "_child_processes", None):
-                    self.children += thread._child_processes  # type: ignore[attr-defined]
-                    thread._child_processes = []  # type: ignore[attr-defined]
+            self.children += adopt_ranks()
 
     def _end(self, code: int) -> None:
         self._clean_up()

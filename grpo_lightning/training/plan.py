@@ -10,12 +10,12 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Stra
 
 from grpo_lightning.engines.kv_memory import CPU_FRACTION, CUDA_FRACTION, GIB
 from grpo_lightning.policy.policy import first_line
-from grpo_lightning.training.callbacks.memory import job_of, longest_prompt, process_bytes, spread_of
 from grpo_lightning.training.data import PromptDataModule
+from grpo_lightning.training.job import job_of, longest_prompt, process_bytes, spread_of
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.memory import CUDA_CONTEXT, Estimate, MemoryTable, amount, remedies
 from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import UsageError, at_least
 
 UNKNOWN_PROMPT = 512
 """Tokens of the longest prompt where neither data nor an option says it."""
@@ -54,12 +54,11 @@ class Planner:
         """
         if memory_gib is not None and memory_gib <= 0:
             raise UsageError(f"memory_gib={memory_gib}: give more than 0")
-        if prompt_tokens is not None and prompt_tokens < 1:
-            raise UsageError(f"prompt_tokens={prompt_tokens}: give 1 or more")
+        at_least("prompt_tokens", prompt_tokens, 1)
         device = self.device
         num_devices = self.num_devices
         world_size = num_devices * int(self.settings.num_nodes)
-        self.loop.check(model)
+        self.loop.validate(model)
         tokens, source = (prompt_tokens, "--prompt_tokens") if prompt_tokens else self.longest_prompt(model, datamodule)
         job = job_of(
             model,
@@ -137,7 +136,7 @@ class Planner:
     def longest_prompt(self, model: GRPOModule, datamodule: PromptDataModule) -> tuple[int, str]:
         """Its tokens, and where that is known from."""
         try:
-            datamodule.load("fit", model, validates=False)
+            datamodule.load("fit", model.policy, model.sampling, model.explorer.scorer, validates=False)
         except UsageError as error:
             return UNKNOWN_PROMPT, f"assumed; give --prompt_tokens. {error}"
         return longest_prompt(datamodule), "of the training questions"

@@ -2,7 +2,7 @@
 
 Fake tensors have shapes and types but no memory, so a plan costs neither weights nor a device. Every operation is the
 real one, of the real policy: attention, autocast, recomputed layers and the chunks of the head need no formulas of
-their own here. Private names of torch 2.13 used: `FakeTensorMode`.
+their own here.
 """
 
 import copy
@@ -15,9 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -25,9 +22,10 @@ from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import shared_prefix
 from grpo_lightning.policy.policy import Policy, recompute_activations, remove_dropout, trunk_of
+from grpo_lightning.training.internals import FAKE_TENSOR_LOGGER, FakeTensorMode, TorchDispatchMode, tree_leaves
 
 # It writes a stack trace for every operation that it cannot run; the exception says enough.
-logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+logging.getLogger(FAKE_TENSOR_LOGGER).setLevel(logging.CRITICAL)
 
 DEPTHS = (2, 3)
 """Layers that are run of a model whose layers are all alike; what the others hold follows from the difference."""
@@ -207,7 +205,7 @@ class Twin:
     def update(self, pack: Rollouts, entropy_gradient: bool = False) -> list[Held]:
         """A pack's forward and backward: the peak to the backward of the second layer, and that behind it."""
         with self._running(gradients=True) as live, fresh_layout(pack):
-            scored = self.policy(pack, 1.0, entropy_gradient)
+            scored = self.policy(pack, entropy_gradient)
             (scored.logp + scored.entropy).sum().backward()
             del scored
         return [most(*live.peaks[:1]), most(*live.peaks[1:])] if len(live.peaks) > 1 else [live.peaks[0]] * 2
@@ -215,7 +213,7 @@ class Twin:
     def score(self, pack: Rollouts) -> list[Held]:
         """A pack's forward without gradients."""
         with self._running(gradients=False) as live, fresh_layout(pack):
-            self.policy(pack, 1.0)
+            self.policy(pack)
         return live.peaks
 
     def prefill(self, num_prompts: int, width: int) -> list[Held]:

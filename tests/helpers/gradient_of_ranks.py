@@ -47,8 +47,8 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, PolicySnapshot
 from grpo_lightning.rewards.base import Reward, RewardResult, Segment
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
-from grpo_lightning.training.minibatch import Minibatch
 from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.training.step import Minibatch
 from grpo_lightning.types import Sample
 from helpers.fitting import Digits, Gradients, fit, scalars
 from helpers.tiny import policy_of
@@ -155,7 +155,8 @@ class Groups(L.Callback):
         batch, batch_idx = args[2:4]
         assert isinstance(batch, Minibatch)
         if batch_idx == 0:
-            samples, rows = batch.exploration.samples, batch.exploration.rollouts.row.tolist()
+            exploration = batch.step.exploration
+            samples, rows = exploration.samples, exploration.rollouts.row.tolist()
             mine = {samples[row].prompt.id for row in rows}
             self.steps.append(sorted(place for places in ranks.gather(mine) for place in places))
 

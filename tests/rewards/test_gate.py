@@ -92,7 +92,7 @@ def test_both_check_their_own_part():
     scorer = Scorer([reward])
     for _ in range(2):  # two rounds of one step
         scorer(samples("a", "b"))
-    scorer.check()
+    scorer.stop_if_broken()
     assert gate.calls == ["{'ok': 2, 'timeout': 2}"]
     assert inner.calls == ["{'no_match': 2, 'ok': 2}"]
 

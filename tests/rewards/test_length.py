@@ -68,7 +68,7 @@ def test_its_verifiers_timeouts_stop_the_run(monkeypatch):
     scorer = Scorer([CosineLength(verifier, 20)])
     scorer(samples)
     with pytest.raises(RewardFailure, match="timed out for 200 of the latest 200 questions"):
-        scorer.check()
+        scorer.stop_if_broken()
 
 
 @pytest.mark.parametrize(

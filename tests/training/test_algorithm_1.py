@@ -101,9 +101,7 @@ class Look(L.Callback):
         self.weights: list[Tensor] = []
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        loop = GRPOLoop.find(trainer)
-        assert loop.exploration is not None
-        self.explorations.append(loop.exploration)
+        self.explorations.append(GRPOLoop.find(trainer).current_step.exploration)
         self.weights.append(torch.cat([p.detach().flatten().clone() for p in pl_module.policy.parameters()]))
 
 
@@ -180,7 +178,7 @@ def test_a_filter_looks_at_what_is_learned_from() -> None:
 
     def passing(total: list[float], learned_from: list[str]) -> set[int]:
         scores = Scores(total, results, learned_from)
-        return set(DynamicSampling().passing(Exploration(samples, scores, rollouts, {}, 0, True)))
+        return set(DynamicSampling().passing(Exploration(samples, scores, rollouts, {}, 0)))
 
     assert passing([0.0, 0.0, 0.5, 0.5], ["right"]) == {10, 20}
     assert passing([math.nan, 0.0, 0.5, 0.5], ["right"]) == {20}

@@ -21,8 +21,8 @@ from grpo_lightning.policy.shared_prefix import SharedPrefix
 from grpo_lightning.rewards.base import Reward, RewardResult
 from grpo_lightning.rewards.scorer import RewardFailure
 from grpo_lightning.training.data import PromptDataModule
-from grpo_lightning.training.minibatch import Minibatch
 from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.training.step import Minibatch
 from grpo_lightning.types import Sample, UsageError
 
 
@@ -61,8 +61,8 @@ def test_mu_passes_over_the_minibatches_of_one_exploration(tmp_path: Path) -> No
     rows = [sorted(torch.cat([pack.row for pack in batch.packs]).tolist()) for batch in step]
     assert rows == [list(range(8)), list(range(8, 16))] * 3
     assert [batch.on_policy for batch in step] == [True, False, False, False, False, False]
-    assert len({id(batch.exploration) for batch in step}) == 1
-    assert watch.batches[6].exploration is not step[0].exploration
+    assert len({id(batch.step) for batch in step}) == 1
+    assert watch.batches[6].step is not step[0].step
 
 
 @pytest.mark.parametrize(("mu", "forwards"), [(1, 1), (3, 3)])
@@ -188,7 +188,7 @@ def test_a_reward_that_fails_costs_its_samples_and_is_counted(tmp_path: Path) ->
         tmp_path, [watch], trainer={"max_epochs": 1}, rewards=[Digits(), Broken(share=4)], objective=Objective(beta=0.1)
     )
     assert scalars(tmp_path)["reward/broken/error"] == {0: 0.25}
-    exploration = watch.batches[0].exploration
+    exploration = watch.batches[0].step.exploration
     assert [math.isnan(value) for value in exploration.scores.total] == [row < 4 for row in range(16)]
     assert float(exploration.rollouts.select(torch.arange(4)).advantage.abs().max()) == 0
 
@@ -233,15 +233,13 @@ def test_validation_scores_known_completions(tmp_path: Path) -> None:
 def test_every_pass_over_the_data_has_its_own_order_and_no_question_is_lost() -> None:
     data = PromptDataModule(Echo(), seed=3)
     data.questions["train"] = Echo().questions("train")
-    drawn = data.draw(30) + data.draw(42)
-    assert [place for place, _ in drawn] == list(range(72))
-    passes = [[question.source for _, question in drawn[first : first + 24]] for first in (0, 24, 48)]
+    drawn = [data.question(index).source for index in range(72)]
+    passes = [drawn[first : first + 24] for first in (0, 24, 48)]
     assert all(sorted(sources) == sorted(passes[0]) for sources in passes)
     assert len({tuple(sources) for sources in passes}) == 3
     resumed = PromptDataModule(Echo(), seed=3)
     resumed.questions["train"] = data.questions["train"]
-    resumed.load_state_dict({"drawn": 30})
-    assert resumed.draw(42) == drawn[30:]
+    assert [resumed.question(index).source for index in range(30, 72)] == drawn[30:]
 
 
 def test_fit_without_the_loop_says_what_is_missing(tmp_path: Path) -> None:

@@ -26,10 +26,10 @@ from grpo_lightning.rewards.base import RewardResult
 from grpo_lightning.training import step_statistics as statistics
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.callbacks.completions import SampledCompletions, as_markdown, show
-from grpo_lightning.training.callbacks.monitors import GROUPS
 from grpo_lightning.training.callbacks.progress import StepProgressBar, clear_bars
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.training.monitors import GROUPS
 from grpo_lightning.types import Sample, UsageError
 
 

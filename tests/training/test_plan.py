@@ -18,8 +18,8 @@ from grpo_lightning.training.callbacks.memory import (
     is_out_of_memory,
     out_of_memory_message,
     phase_of,
-    spread_of,
 )
+from grpo_lightning.training.job import spread_of
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.memory import PHASES, Spread
 from grpo_lightning.training.module import GRPOModule

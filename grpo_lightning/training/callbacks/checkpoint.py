@@ -10,9 +10,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from grpo_lightning.training import internals
 from grpo_lightning.training.callbacks.interrupts import Interrupts
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO as AtomicCheckpointIO
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import UsageError, at_least
 
 
 class StepCheckpoint(ModelCheckpoint):
@@ -37,10 +38,10 @@ class StepCheckpoint(ModelCheckpoint):
         monitor: str | None = None,
         mode: Literal["max", "min"] = "max",
     ) -> None:
-        if every_n_steps < 1:
-            raise UsageError(f"checkpoint.every_n_steps={every_n_steps}: give 1 or more")
+        at_least("checkpoint.every_n_steps", every_n_steps, 1)
         if keep < -1:
             raise UsageError(f"checkpoint.keep={keep}: give a number of checkpoints, or -1 for all")
+        self.every_n_steps = every_n_steps
         super().__init__(
             filename="step-{epoch}",
             auto_insert_metric_name=False,
@@ -115,28 +116,27 @@ class StepCheckpoint(ModelCheckpoint):
             trainer.should_stop = True
             trainer.fit_loop.min_epochs = None
             self.interrupts.pressed = trainer.strategy.reduce_boolean_decision(self.interrupts.pressed, all=False)
-        due = step % self._every_n_epochs == 0 or step == trainer.max_epochs or trainer.should_stop
-        if due and not self._should_skip_saving_checkpoint(trainer):
+        due = step % self.every_n_steps == 0 or step == trainer.max_epochs or trainer.should_stop
+        if due and not internals.skips_saving(self, trainer):
             self._save(trainer)
         if stops:
             rank_zero_info(f"{'Ctrl-C' if self.interrupts.pressed else 'SIGTERM'}: {self.saved}")
 
     def _save(self, trainer: L.Trainer) -> None:
         """Lightning's own writes `last.ckpt` only together with one of those that are kept."""
-        metrics = self._monitor_candidates(trainer)
+        metrics = internals.monitored(self, trainer)
         # File names count the steps done, as everything a person sees.
         metrics["epoch"] = torch.tensor(trainer.current_epoch + 1)
         validated = any(name.startswith("val/") for name in metrics)
         surplus = self._surplus()
         if self.monitor in metrics:
-            self._save_topk_checkpoint(trainer, metrics)
+            internals.save_best(self, trainer, metrics)
         elif validated or not str(self.monitor).startswith("val/"):
             raise UsageError(f"checkpoint.monitor={self.monitor}: no such metric; there are {', '.join(metrics)}")
-        self._save_last_checkpoint(trainer, metrics)
+        internals.save_last(self, trainer, metrics)
         self._steps_saved, self._saved_in = trainer.current_epoch + 1, self._last
         for path in surplus:
-            if self._should_remove_checkpoint(trainer, path, current=""):
-                self._remove_checkpoint(trainer, path)
+            internals.remove_checkpoint(self, trainer, path)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Nothing: the last step is saved already, and Lightning would save a `fast_dev_run` here."""

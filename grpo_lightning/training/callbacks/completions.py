@@ -10,11 +10,11 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from grpo_lightning.training import disk
+from grpo_lightning.training import disk, internals
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.records import record
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import at_least
 
 FILE = "completions.jsonl"
 
@@ -31,8 +31,8 @@ class SampledCompletions(Callback):
     """
 
     def __init__(self, every_n_steps: int = 5, num_groups: int = 2) -> None:
-        if every_n_steps < 1 or num_groups < 1:
-            raise UsageError(f"completions.every_n_steps={every_n_steps}, num_groups={num_groups}: give 1 or more")
+        at_least("completions.every_n_steps", every_n_steps, 1)
+        at_least("completions.num_groups", num_groups, 1)
         self.every_n_steps = every_n_steps
         self.num_groups = num_groups
 
@@ -47,13 +47,14 @@ class SampledCompletions(Callback):
                 disk.write_whole(path, "".join(line + "\n" for line in kept))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        exploration = GRPOLoop.find(trainer).exploration
+        """Writes and shows the first groups of the step."""
         if trainer.current_epoch % self.every_n_steps or not trainer.is_global_zero or fast_dev_run(trainer):
             return
-        assert exploration is not None
-        rows = list(range(min(self.num_groups * GRPOLoop.find(trainer).group_size, len(exploration.samples))))
-        # Where the step's scalars stand.
-        update = trainer.fit_loop.epoch_loop._batches_that_stepped - 1
+        loop = GRPOLoop.find(trainer)
+        exploration = loop.current_step.exploration
+        rows = list(range(min(self.num_groups * loop.group_size, len(exploration.samples))))
+        # Where the step's scalars are.
+        update = internals.num_logged_updates(trainer) - 1
         where = {"step": trainer.current_epoch + 1, "update": update}
         found = [where | record(exploration.samples[row], exploration.scores, row) for row in rows]
         path = Path(trainer.default_root_dir) / FILE

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.tensorboard.summary import hparams
 
-from grpo_lightning.training import disk
+from grpo_lightning.training import disk, internals
 from grpo_lightning.training.module import GRPOModule
 
 
@@ -37,9 +37,9 @@ class SaveConfig(SaveConfigCallback):
                 assert isinstance(pl_module, GRPOModule)
                 parts = flat({key: options[key] for key in ("model", "data", "loop")})
                 # The HPARAMS tab shows the last value of these beside the options.
-                shown = dict.fromkeys(["reward/mean", *(f"val/{name}" for name in pl_module.val_metrics)], 0.0)
+                shown = dict.fromkeys(["reward/mean", *(f"val/{name}" for name in pl_module.evaluation.metrics)], 0.0)
                 for summary in hparams(parts, shown):
-                    logger.experiment._get_file_writer().add_summary(summary)
+                    internals.summary_writer(logger).add_summary(summary)
             else:
                 logger.log_hyperparams(options)
 

@@ -1,27 +1,21 @@
 """Says what a run will hold before it starts, and where and why memory ran out."""
 
 import inspect
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
 from types import CodeType, TracebackType
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.utilities import rank_zero_info
 
-from grpo_lightning.engines.kv_memory import GIB, free_bytes
 from grpo_lightning.policy.policy import first_line
-from grpo_lightning.policy.shared_prefix import ATTENTION
-from grpo_lightning.policy.snapshots import FrozenCopy
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.explorer import Explorer
+from grpo_lightning.training.job import job_of, longest_prompt, process_bytes, spread_of, with_free_memory
 from grpo_lightning.training.loop import GRPOLoop
-from grpo_lightning.training.memory import CUDA_CONTEXT, PHASES, Estimate, Job, MemoryTable, Spread, remedies
+from grpo_lightning.training.memory import CUDA_CONTEXT, PHASES, Estimate, Job, MemoryTable, remedies
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.preparation import Preparation
 
@@ -33,9 +27,6 @@ PLACES: dict[Callable[..., Any], str] = {
     GRPOModule.training_step: "updating",
 }
 """What a run is doing while one of these is on the stack."""
-
-TOUCHED_LATER = 24 * 2**20
-"""Libraries' code and buffers that a CPU run first uses in its first step, measured on Linux with torch 2.13."""
 
 
 class MemoryReport(Callback):
@@ -95,92 +86,6 @@ def describe(job: Job) -> str:
         return str(MemoryTable.from_job(job))
     except Exception as error:
         return f"memory: not known for {job.config.model_type} ({first_line(error)})"
-
-
-def job_of(
-    module: GRPOModule,
-    loop: GRPOLoop,
-    validation: PromptDataModule | None,
-    precision: str,
-    spread: Spread,
-    device: str,
-    prompt_tokens: int,
-    process: int,
-) -> Job:
-    """What a module, a loop and a trainer's settings hold.
-
-    Args:
-        module: The policy may be unread.
-        loop: The sizes.
-        validation: The data, if there is validation.
-        precision: Of the trainer.
-        spread: Of the strategy.
-        device: `cpu` or `cuda`.
-        prompt_tokens: Longest prompt.
-        process: Bytes of the process itself.
-    """
-    policy, engine = module.policy, module.explorer.engine
-    full, attention = policy._full_attention, ATTENTION if policy.attention == "sdpa" else policy.attention
-    if hasattr(policy, "model"):
-        attention = policy.model.config._attn_implementation
-    max_cache_gib = getattr(engine, "max_cache_gib", None)
-    return Job(
-        config=policy.config,
-        optimizer=module.optimizer,
-        sampling=module.sampling,
-        group_size=loop.group_size,
-        prompts_per_step=max(1, loop.prompts_per_step // spread.world_size),
-        num_minibatches=loop.num_minibatches,
-        max_tokens=loop.max_tokens,
-        prompt_tokens=prompt_tokens,
-        max_rows=getattr(engine, "max_rows", loop.prompts_per_step * loop.group_size),
-        validated_prompts=0 if validation is None else validation.val_batch_size,
-        val_samples=module.val_samples,
-        max_cache=None if max_cache_gib is None else max_cache_gib * GIB,
-        bounds_cache=hasattr(engine, "max_cache_gib"),
-        dtype=policy.dtype,
-        precision=precision,
-        attention=attention,
-        shares_prefix=getattr(policy, "shares_prefix", policy.share_prefix and full and attention == ATTENTION),
-        recomputes=policy.gradient_checkpointing,
-        dropout=policy.dropout,
-        entropy_gradient=module.objective.entropy_bonus > 0,
-        frozen_copies=sum(isinstance(one, FrozenCopy) for one in (module.old_policy, module.reference)),
-        spread=spread,
-        device=device,
-        process=process,
-        trust_remote_code=policy.trust_remote_code,
-    )
-
-
-def with_free_memory(job: Job, device: torch.device) -> Job:
-    """The job with the bound that its engine sets itself: what is free on `device`."""
-    if job.max_cache is not None or not job.bounds_cache:
-        return job
-    return replace(job, max_cache=float(free_bytes(device)))
-
-
-def spread_of(strategy: type[Strategy], world_size: int) -> Spread:
-    """How a strategy lays weights over `world_size` devices."""
-    if issubclass(strategy, (ModelParallelStrategy, FSDPStrategy)):
-        return Spread.sharded(world_size)
-    return Spread.replicated(world_size) if issubclass(strategy, DDPStrategy) else Spread.single()
-
-
-def longest_prompt(data: PromptDataModule, tried: int = 16) -> int:
-    """Tokens of the longest prompt of the questions that are read, by the texts that are longest."""
-    questions = [question for split in data.questions.values() for question in split]
-    longest = sorted(questions, key=lambda question: -len(question.text))[:tried]
-    return max((len(data.encode(data.render(question))) for question in longest), default=1)
-
-
-def process_bytes() -> int:
-    """Memory this process uses now, with what its libraries touch later; 0 where it cannot be asked."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE") + TOUCHED_LATER
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -7,17 +7,32 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import TQDMProgressBar
-from tqdm import tqdm
+
+from grpo_lightning.training.internals import bars_of, bars_on_screen
+from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.training.observer import Observer
 
 
-class StepProgressBar(TQDMProgressBar):
-    """One line for the run: `step 3/60 explore 128/256`, then `step 3/60 update 1/4`, with the step's mean reward."""
+class StepProgressBar(TQDMProgressBar, Observer):
+    """One line for the run: `step 3/60 explore 128/256`, then `step 3/60 update 1/4`, with the step's mean reward.
+
+    Args:
+        refresh_rate: Updates between two drawings.
+        process_position: Lines to leave free above the bar.
+        leave: Keep the bar on the screen when the run has ended.
+    """
 
     def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:
         super().__init__(refresh_rate, process_position, leave)
         self._reward: float | None = None
 
-    def start_exploring(self, num_completions: int) -> None:
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Follows the loop of the run."""
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit" and self not in (observers := GRPOLoop.find(trainer).observers):
+            observers.append(self)
+
+    def exploring(self, num_completions: int) -> None:
         """The step's exploration begins."""
         self._begin("explore", num_completions)
 
@@ -47,10 +62,9 @@ class StepProgressBar(TQDMProgressBar):
             self._begin("update", int(self.total_train_batches))
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Ends every bar's line, so that what is said next has its own."""
-        for name in ("_train_progress_bar", "_val_progress_bar", "_test_progress_bar", "_predict_progress_bar"):
-            if (bar := getattr(self, name)) is not None:
-                bar.close()
+        """Ends the line of every bar, so that the next message has a line of its own."""
+        for bar in bars_of(self):
+            bar.close()
 
     def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)
@@ -69,9 +83,8 @@ class BesideBars(logging.Filter):
 
 def clear_bars() -> None:
     """Takes all progress bars off the screen until they are drawn next."""
-    for bar in list(getattr(tqdm, "_instances", [])):
-        if not getattr(bar, "disable", True):
-            bar.clear()
+    for bar in bars_on_screen():
+        bar.clear()
     sys.stdout.flush()
 
 

@@ -534,7 +534,7 @@ def test_the_scorer_asks_about_timeouts(monkeypatch):
     scorer = Scorer([verifier])
     assert scorer(samples).results["math_verifier"].status[-8:] == ["timeout"] * 8
     with pytest.raises(RewardFailure, match="8 of the latest 120"):
-        scorer.check()
+        scorer.stop_if_broken()
     scorer.close()
 
 
