@@ -1,10 +1,13 @@
 """The fallback engine: `generate` of transformers, for any architecture that has it."""
 
+import inspect
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers.cache_utils import Cache
 
 import grpo_lightning.engines.trial as trial
 from grpo_lightning.engines.base import Progress, RolloutEngine
@@ -15,10 +18,10 @@ from grpo_lightning.types import Completion, FinishReason, RandomKey, Request, U
 
 
 class TransformersEngine(RolloutEngine):
-    """Decodes with `model.generate`: slower than `NativeEngine`, but right for every causal LM of transformers.
+    """Decodes with `model.generate` of transformers: slower than `NativeEngine`, but it decodes any causal LM.
 
-    Prompts are left-padded, or decoded with those of their own length where a model does not bear padding. Each is
-    prefilled once per completion. Tokens are drawn as `NativeEngine` draws them.
+    Prompts are left-padded, or decoded with those of their own length where a model does not bear padding. Equal
+    prompts are read once, where the model's cache allows it. Tokens are drawn as `NativeEngine` draws them.
 
     Args:
         max_rows: Completions decoded at once.
@@ -31,7 +34,9 @@ class TransformersEngine(RolloutEngine):
             raise UsageError(f"max_rows={max_rows}: give 1 or more")
         self.max_rows = max_rows
         self.pads = True
-        """Whether prompts of different lengths are decoded together; found out by `check`."""
+        """Whether prompts of different lengths are decoded together; `check` tries it."""
+        self.shares_prefill = True
+        """Whether equal prompts are read once; `check` tries it."""
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
         """Raises UsageError for a policy that `generate` decodes wrongly or not at all, even without padding."""
@@ -41,7 +46,7 @@ class TransformersEngine(RolloutEngine):
 
         fault = ""
         with policy.gathered():
-            for self.pads in (True, False):
+            for self.pads, self.shares_prefill in product((True, False), repeat=2):
                 fault = trial.fault(policy, decode)
                 if not fault:
                     return
@@ -71,7 +76,8 @@ class TransformersEngine(RolloutEngine):
     ) -> list[Completion]:
         found: dict[int, Completion] = {}
         for chosen in self._batches(requests):
-            done = _generate(policy, [requests[index] for index in chosen], sampling, key, sorted(stop_ids))
+            some = [requests[index] for index in chosen]
+            done = _generate(policy, some, sampling, key, sorted(stop_ids), self.shares_prefill)
             found.update(zip(chosen, done, strict=True))
             if progress:
                 progress(len(done))
@@ -89,15 +95,20 @@ class TransformersEngine(RolloutEngine):
 
 @torch.no_grad()
 def _generate(
-    policy: Policy, requests: Sequence[Request], sampling: Sampling, key: RandomKey, stop_ids: list[int]
+    policy: Policy,
+    requests: Sequence[Request],
+    sampling: Sampling,
+    key: RandomKey,
+    stop_ids: list[int],
+    shares_prefill: bool,
 ) -> list[Completion]:
     """Completions decoded together, their prompts left-padded."""
     model = policy.model
     prompts = [request.token_ids for request in requests]
     width = max(map(len, prompts))
     pad = stop_ids[0] if stop_ids else 0
-    ids = [[pad] * (width - len(prompt)) + prompt for prompt in prompts]
-    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=policy.device)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=policy.device)
     drawing = _Drawing(requests, sampling, key, width, policy.device)
     config = GenerationConfig(
         max_new_tokens=sampling.max_new_tokens,
@@ -112,8 +123,9 @@ def _generate(
     model.generation_config = config
     try:
         sequences = model.generate(  # type: ignore[operator]
-            torch.tensor(ids, device=policy.device),
-            attention_mask=torch.tensor(mask, device=policy.device),
+            ids,
+            attention_mask=mask,
+            past_key_values=_prefilled(policy, prompts, ids, mask) if shares_prefill else None,
             generation_config=config,
             logits_processor=LogitsProcessorList([drawing]),
         )
@@ -127,6 +139,31 @@ def _generate(
         reason = FinishReason.STOP if tokens[length - 1] in stop_ids else FinishReason.LENGTH
         completions.append(Completion(tokens[:length], logp[:length], reason))
     return completions
+
+
+def _prefilled(policy: Policy, prompts: Sequence[Sequence[int]], ids: Tensor, mask: Tensor) -> Cache | None:
+    """Keys and values of all but the last token of each prompt, equal prompts read once; None where all differ.
+
+    Args:
+        policy: What to read with.
+        prompts: [B] token ids of each.
+        ids: [B, T] the same, left-padded.
+        mask: [B, T] 1 at tokens, 0 at padding.
+    """
+    first: dict[tuple[int, ...], int] = {}
+    for row, prompt in enumerate(prompts):
+        first.setdefault(tuple(prompt), row)
+    if len(first) == len(prompts) or ids.shape[1] == 1:
+        return None
+    rows = torch.tensor([*first.values()], device=ids.device)
+    ids, mask = ids[rows, :-1], mask[rows, :-1]
+    position_ids = (mask.cumsum(-1) - 1).clamp(min=0)
+    takes_positions = "position_ids" in inspect.signature(policy.trunk.forward).parameters
+    positions = {"position_ids": position_ids} if takes_positions else {}
+    cache = policy.trunk(input_ids=ids, attention_mask=mask, use_cache=True, **positions).past_key_values
+    index = {prompt: number for number, prompt in enumerate(first)}
+    cache.reorder_cache(torch.tensor([index[tuple(prompt)] for prompt in prompts], device=ids.device))
+    return cache
 
 
 class _Drawing(LogitsProcessor):

@@ -46,6 +46,7 @@ class TokenLogp:
     """[N] float32 entropy in nats of the distribution each token was drawn from; with gradient only if asked for."""
 
 
+# Final, so that the command line takes its arguments as they are: `policy.path`, without a class path.
 @final
 class Policy(nn.Module):
     """A causal LM of transformers. Its weights are read by `load`, so that Lightning decides where and when.
@@ -219,7 +220,7 @@ class Policy(nn.Module):
 
     @property
     def trunk(self) -> nn.Module:
-        """The transformer below the head; that of the text alone, where the model also sees or hears."""
+        """The transformer below the head, adapter or not; that of the text alone, where the model also sees or hears."""
         return trunk_of(self.model)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -379,6 +380,13 @@ class Policy(nn.Module):
         finally:
             self.model.train(was_training)
 
+    def trained_state_dict(self) -> dict[str, Tensor]:
+        """The parameters with gradient, detached, by their names in `state_dict`. Sharded ones stay sharded.
+
+        All that a checkpoint must hold where most weights are frozen, as under an adapter.
+        """
+        return {name: value.detach() for name, value in self.state_dict(keep_vars=True).items() if value.requires_grad}
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes weights and tokenizer as transformers reads them."""
         self.model.save_pretrained(folder)
@@ -391,7 +399,12 @@ def _count_version(policy: Policy, keys: Any) -> None:
 
 
 def trunk_of(model: PreTrainedModel) -> nn.Module:
-    """The transformer below the head of `model`; that of the text alone, where it also sees or hears."""
+    """The transformer below the head of `model`; that of the text alone, where it also sees or hears.
+
+    Args:
+        model: Of transformers, or a `PeftModel` around one, whose own `base_model` is the adapter.
+    """
+    model = getattr(model, "get_base_model", lambda: model)()
     composite = model.config.get_text_config(decoder=True) is not model.config
     trunk = model.get_decoder() if composite else model.base_model
     # Llama 4's text model names no base.

@@ -1,8 +1,10 @@
+import random
 from typing import Any
 
 import pytest
 import torch
 from helpers.tiny import CONTEXT, SHAPES, STOP_IDS, policy_of, prompts_of, teacher_forced, tokenizer
+from transformers.cache_utils import Cache
 
 from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
@@ -355,3 +357,107 @@ def test_scripted_engine_cuts_at_max_new_tokens():
     assert fits.finish_reason is FinishReason.STOP
     assert cut.token_ids == spell.encode("abcd", add_special_tokens=False)
     assert cut.finish_reason is FinishReason.LENGTH
+
+
+def shuffled(requests: list[Request]) -> list[Request]:
+    return random.Random(3).sample(requests, len(requests))
+
+
+def of_each(requests: list[Request], completions: list[Completion]) -> dict[tuple[int, int], list[int]]:
+    """Tokens by prompt and sample."""
+    pairs = zip(requests, completions, strict=True)
+    return {(request.prompt_id, request.sample): completion.token_ids for request, completion in pairs}
+
+
+@pytest.mark.parametrize("max_rows", [3, 5, 1024])
+def test_completions_come_in_the_order_of_the_requests_whatever_it_is(engine_class, policy, max_rows):
+    requests = Request.from_prompts(PROMPTS, 4)
+    expected = of_each(requests, draw(NativeEngine(), policy, requests))
+    mixed = shuffled(requests)
+    assert of_each(mixed, draw(engine_class(max_rows=max_rows), policy, mixed)) == expected
+
+
+def test_groups_may_be_of_different_sizes(engine_class, policy):
+    requests = Request.from_prompts(PROMPTS, 4)
+    expected = of_each(requests, draw(NativeEngine(), policy, requests))
+    some = [request for index, request in enumerate(requests) if index % 5]
+    found = of_each(some, draw(engine_class(max_rows=4), policy, some))
+    assert found == {key: value for key, value in expected.items() if key in found}
+    assert len(found) == 16
+
+
+def rows_read(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> list[int]:
+    """Rows of every forward over more than one token."""
+    rows, forward = [], type(policy.trunk).forward
+
+    def noted(self: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if input_ids.shape[1] > 1:
+            rows.append(input_ids.shape[0])
+        return forward(self, input_ids, *args, **kwargs)
+
+    monkeypatch.setattr(type(policy.trunk), "forward", noted)
+    return rows
+
+
+def test_requests_with_equal_tokens_share_their_prefill_whatever_their_order(monkeypatch, engine_class):
+    policy = policy_of("llama")
+    rows = rows_read(monkeypatch, policy)
+    requests = shuffled(Request.from_prompts(PROMPTS, 4))
+    draw(engine_class(), policy, requests)
+    assert rows == [5]
+
+
+def test_prompts_of_one_text_share_their_prefill_but_no_random_number(monkeypatch, engine_class):
+    policy = policy_of("llama")
+    expected = tokens(draw(engine_class(), policy, [Request(PROMPTS[0].token_ids, id, 0) for id in (1,)]))
+    rows = rows_read(monkeypatch, policy)
+    twins = draw(engine_class(), policy, [Request(list(PROMPTS[0].token_ids), id, 0) for id in (1, 2, 3)])
+    assert rows == [1]
+    assert tokens(twins)[:1] == expected
+    assert len({tuple(row) for row in tokens(twins)}) == 3
+
+
+@pytest.mark.parametrize("cut", [1, 5, 8])
+def test_a_second_turn_draws_what_one_long_completion_would_have_drawn(engine_class, policy, cut):
+    policy.model.generation_config.eos_token_id = policy.model.config.eos_token_id = policy.tokenizer.eos_token = None
+    requests = Request.from_prompts(PROMPTS, 3)
+    key = RandomKey(5, 2)
+    whole = draw(engine_class(), policy, requests, 24, key)
+    # Every conversation is cut at a place of its own.
+    cuts = [cut + row % 4 for row in range(len(requests))]
+    turns = [
+        Request(request.token_ids + long.token_ids[:at], request.prompt_id, request.sample, position=at)
+        for request, long, at in zip(requests, whole, cuts, strict=True)
+    ]
+    second = draw(engine_class(), policy, turns, 12, key)
+    for long, turn, at in zip(whole, second, cuts, strict=True):
+        assert turn.token_ids == long.token_ids[at : at + 12]
+        assert turn.logp == pytest.approx(long.logp[at : at + 12], abs=1e-5)
+    # Without its position a turn would use the first turn's random numbers.
+    again = [Request(turn.token_ids, turn.prompt_id, turn.sample) for turn in turns]
+    repeated = draw(engine_class(), policy, again, 12, key)
+    assert sum(a.token_ids != b.token_ids for a, b in zip(second, repeated, strict=True)) > len(turns) // 2
+
+
+def test_what_cannot_share_its_prefill_is_decoded_without(monkeypatch):
+    policy = policy_of("llama")
+    engine = TransformersEngine()
+    engine.check(policy, Sampling(max_new_tokens=4))
+    assert (engine.pads, engine.shares_prefill) == (True, True)
+    monkeypatch.setattr(Cache, "reorder_cache", lambda cache, rows: 1 / 0)
+    engine.check(policy, Sampling(max_new_tokens=4))
+    assert (engine.pads, engine.shares_prefill) == (True, False)
+    assert tokens(generate(engine, policy, PROMPTS)) == tokens(generate(NativeEngine(), policy, PROMPTS))
+
+
+def test_an_engine_remembers_the_version_that_it_has(engine_class):
+    policy, other, engine = policy_of(), policy_of(), engine_class()
+    assert not engine.has(policy)
+    engine.sync(policy)
+    assert engine.has(policy)
+    assert engine.version == 0
+    assert not engine.has(other), "another policy of the same version"
+    policy.version += 1
+    assert not engine.has(policy)
+    engine.sync(policy)
+    assert engine.version == 1
