@@ -220,7 +220,7 @@ class Policy(nn.Module):
 
     @property
     def trunk(self) -> nn.Module:
-        """The transformer below the head, adapter or not; that of the text alone, where the model also sees or hears."""
+        """The transformer below the head, adapter or not; of the text alone, where the model also sees or hears."""
         return trunk_of(self.model)
 
     def logits(self, hidden: Tensor) -> Tensor:
