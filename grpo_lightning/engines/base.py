@@ -25,8 +25,9 @@ class RolloutEngine(ABC):
     """
 
     shares_weights: ClassVar[bool] = False
-    """Whether it decodes with the policy's own weights. They are then whole on every rank while it generates. An engine
-    with weights of its own copies them in `sync`, and gets whole weights only there."""
+    """Whether it decodes with the policy's own weights, which are then whole on every rank while it generates.
+
+    An engine with weights of its own copies them in `sync`, and finds whole weights only there."""
 
     logp_tolerance: ClassVar[Mapping[torch.dtype, float]] = LOGP_TOLERANCE
     """Largest gap per token in nats between its log-probs and the policy's that rounding explains.
@@ -62,8 +63,10 @@ class RolloutEngine(ABC):
         """Takes the device memory that `sync` and `generate` need. An engine starts asleep."""
 
     def sleep(self) -> None:
-        """Gives device memory back to training; the next call is `wake`. An engine that drops its weights says so in
-        `version`."""
+        """Gives device memory back to training; the next call is `wake`.
+
+        An engine that drops its weights sets `version` to None, so that they are synced again.
+        """
 
     @abstractmethod
     def generate(
@@ -75,8 +78,8 @@ class RolloutEngine(ABC):
     ) -> list[Completion]:
         """One completion per request, in the order of `requests`.
 
-        The random number of a token depends on `key`, `prompt_id`, `sample` and the token's position alone: neither on
-        the other requests nor on their order.
+        The random number of a token depends only on `key`, `prompt_id`, `sample` and the token's position. The other
+        requests and their order do not matter.
 
         Args:
             requests: What to complete, at least one. Equal `token_ids` share their prefill, in whatever order they are.

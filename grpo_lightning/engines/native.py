@@ -117,7 +117,7 @@ class NativeEngine(RolloutEngine):
         free = None if self.max_cache_gib is not None else free_bytes(policy.device)
         memory = int(self.max_cache_gib * GIB) if free is None else free  # type: ignore[operator]
         if free is not None:
-            # A coarse grid: what is free differs a little in every run, and rounding depends on the number of rows.
+            # Down to a power of 2: free memory differs between runs, and the rows at once decide about rounding.
             memory = 2 ** (max(1, memory).bit_length() - 1)
         rows = rows_at_once(config, dtype, tokens, 1, memory, self.max_rows)
         if rows < 1:
@@ -133,13 +133,14 @@ class NativeEngine(RolloutEngine):
 
 
 def _cannot_decode(policy: Policy, reason: str) -> UsageError:
+    """The error for a policy that this engine does not decode."""
     name = type(policy.model).__name__
     return UsageError(f"model.engine=NativeEngine cannot decode {name} ({reason}): use model.engine=TransformersEngine")
 
 
 @contextmanager
 def _decoding(policy: Policy) -> Iterator[None]:
-    """`_slab_attention`, which says what to do about a model that it cannot be used with."""
+    """As `_slab_attention`; a model that it cannot be used with gives a UsageError with the fix."""
     try:
         with _slab_attention(policy):
             yield
@@ -149,7 +150,7 @@ def _decoding(policy: Policy) -> Iterator[None]:
 
 @contextmanager
 def _slab_attention(policy: Policy) -> Iterator[None]:
-    """The model in eval mode with the slab's attention; afterwards as it was."""
+    """Puts the model into eval mode with the slab's attention, and restores it afterwards."""
     model = policy.model
     was_training, implementation = model.training, model.config._attn_implementation
     model.eval()
@@ -266,6 +267,7 @@ class _Batch:
         return uniforms(self.key, self.prompt_id[rows], self.sample[rows], self.position[rows] + first, count)
 
     def _completions(self) -> list[Completion]:
+        """What was drawn, each completion up to its first stop token."""
         stops = torch.isin(self.tokens, self.stop_ids)
         # A row that never stopped has all its tokens; the others end with their first stop token.
         stopped = stops.any(1)
@@ -333,7 +335,7 @@ class _Running:
 
 
 def _plain_layers(policy: Policy) -> list[DynamicLayer]:
-    """The layers of the model's own cache, which must hold nothing but keys and values."""
+    """The layers of the model's own cache. Raises NotImplementedError if they hold more than keys and values."""
     layers = DynamicCache(config=policy.config).layers
     if any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
         raise NotImplementedError("its cache is not keys and values alone")

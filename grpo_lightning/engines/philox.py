@@ -1,7 +1,7 @@
 """Counter-based random numbers: the number for (seed, step, prompt, sample, position) is a pure function of them.
 
-So a completion does not depend on the batch it was drawn in, on the order of the prompts, on the number of ranks or on
-what a resumed run did before. Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+So a completion does not depend on its batch, on the order of the prompts, on the number of ranks, or on a resume.
+Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""The fallback engine: `generate` of transformers, for any architecture that has it."""
+"""The fallback engine: `generate` of transformers, for architectures that the native engine cannot decode."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -118,8 +118,8 @@ def _generate(
     )
     was_training, own_config = model.training, model.generation_config
     model.eval()
-    # `generate` fills what `config` leaves open from the model's own settings: penalties, forbidden tokens,
-    # least lengths. They would change the distribution behind the noted log-probs.
+    # `generate` takes what `config` leaves open from the model's own settings: penalties, forbidden tokens, minimum
+    # lengths. They would change the distribution behind the recorded log-probs.
     model.generation_config = config
     try:
         sequences = model.generate(  # type: ignore[operator]
@@ -167,7 +167,7 @@ def _prefilled(policy: Policy, prompts: Sequence[Sequence[int]], ids: Tensor, ma
 
 
 class _Drawing(LogitsProcessor):
-    """Draws the token itself and leaves `generate` no choice but to take it."""
+    """Draws the token itself, and leaves `generate` only this token to choose."""
 
     def __init__(
         self, requests: Sequence[Request], sampling: Sampling, key: RandomKey, width: int, device: torch.device

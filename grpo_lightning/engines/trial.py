@@ -19,32 +19,32 @@ GROUP_SIZE = 2
 NEW_TOKENS = 6
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.12}
-"""Largest mean difference in nats that is rounding, by the type that is computed in.
+"""Largest mean difference in nats that rounding explains, by the type of the products.
 
-Of a trained model in bfloat16 the mean is 0.04, and one token in 300 is off by more than 0.25."""
+For a trained model in bfloat16 the mean is 0.04, and one token in 300 is off by more than 0.25."""
 
 
 def compute_dtype(policy: Policy) -> torch.dtype:
-    """The type that matrix products are computed in, which is also that of the cache."""
+    """The type of matrix products, and of the cache: that of autocast where it is on, else of the weights."""
     kind = policy.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else policy.model.dtype
 
 
 SINGLE = 8
-"""How many times the tolerated mean difference a single token's may be."""
+"""Largest difference of a single token, as a multiple of the tolerated mean difference."""
 
 
 def tolerance(policy: Policy) -> float:
-    """Largest mean difference in nats between two ways to compute log-probs that is rounding."""
+    """Largest mean difference in nats between two ways to compute log-probs that rounding explains."""
     dtype = compute_dtype(policy)
     tf32 = policy.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
     return TOLERANCES[torch.float16 if dtype == torch.float32 and tf32 else dtype]
 
 
 def fault(policy: Policy, decode: Decode, prompt_lengths: Sequence[int] = PROMPT_LENGTHS) -> str:
-    """What is wrong with `decode`, in a few words, and nothing where it is right.
+    """What is wrong with `decode`, in a few words; empty if nothing is.
 
-    Under autocast, whose rounding hides much, float32 is tried as well.
+    Under autocast, whose rounding hides errors, float32 is tried as well.
     """
     kind = policy.device.type
     attention = str(policy.text_config._attn_implementation)
@@ -72,7 +72,7 @@ def fault(policy: Policy, decode: Decode, prompt_lengths: Sequence[int] = PROMPT
 
 @torch.no_grad()
 def gap(policy: Policy, decode: Decode, prompt_lengths: Sequence[int] = PROMPT_LENGTHS) -> Tensor:
-    """[tokens] differences in nats between what `decode` says of its tokens and what a plain forward says.
+    """[tokens] differences in nats between the log-probs of `decode` and those of a plain forward.
 
     A handful of tiny forwards. No global random number is drawn, and every rank computes the same.
     """

@@ -1,4 +1,4 @@
-"""The policy π_θ: a causal LM that says how likely it finds the tokens of completions."""
+"""The policy π_θ: a causal LM, and the log-probs that it gives to the tokens of completions."""
 
 import logging
 from collections.abc import Callable
@@ -49,17 +49,17 @@ class TokenLogp:
 # Final, so that the command line takes its arguments as they are: `policy.path`, without a class path.
 @final
 class Policy(nn.Module):
-    """A causal LM of transformers. Its weights are read by `load`, so that Lightning decides where and when.
+    """A causal LM of transformers. `load` reads its weights, so that Lightning decides where and when.
 
     Args:
         path: Folder made by `save_pretrained`, or a model id of the Hugging Face hub.
         dtype: Type of the weights. With `bfloat16` weights, AdamW rounds small updates away: prefer float32 weights
             with the trainer's `precision: bf16-mixed`.
         attention: Attention implementation of transformers for the optimisation passes. A model that lacks `sdpa` gets
-            `eager` in its place, which the run says once. `flash_attention_2` needs its package and a GPU.
+            `eager` instead, which is logged once. `flash_attention_2` needs its package and a GPU.
         dropout: Keep the model's dropout in training. Off by default: with it the first ratio is not 1.
         share_prefix: Pass a group's prompt through the model once instead of once per completion, where the
-            architecture allows it (full attention everywhere). It changes speed and memory alone.
+            architecture allows it (full attention everywhere). It changes only speed and memory.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
         compile: Compile the transformer with `torch.compile`.
         trust_remote_code: Run Python code shipped with the model. Leave it off for models you have not read.
@@ -99,7 +99,7 @@ class Policy(nn.Module):
 
     @classmethod
     def from_model(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> "Policy":
-        """A policy around a model that exists already."""
+        """A policy around a model that is loaded already."""
         policy = cls(path=str(model.name_or_path))
         policy.tokenizer = tokenizer
         policy.config = model.config
@@ -110,12 +110,12 @@ class Policy(nn.Module):
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer that lies beside the weights."""
+        """The tokenizer in the same folder as the weights."""
         return self._from_pretrained(AutoTokenizer)
 
     @cached_property
     def config(self) -> PreTrainedConfig:
-        """The model's configuration, which is known before its weights are."""
+        """The model's configuration, which can be read without its weights."""
         return self._from_pretrained(AutoConfig)
 
     def check(self) -> None:
@@ -147,7 +147,7 @@ class Policy(nn.Module):
             self.shares_prefix = self._try_shared_prefix() and self.share_prefix
 
     def _read_weights(self) -> PreTrainedModel:
-        """The model, with `sdpa` attention or, where it has none, `eager`: what works with weights of any type."""
+        """The model with `sdpa` attention, or `eager` if it has none: both work with weights of any type."""
         try:
             return self._from_pretrained(
                 AutoModelForCausalLM,
@@ -162,7 +162,7 @@ class Policy(nn.Module):
             return model
 
     def _set_attention(self) -> None:
-        """Switches to an attention that could not be loaded with: flash attention takes no float32 outside autocast."""
+        """Switches to the attention asked for. Flash attention refuses float32 weights while they are loaded."""
         if self.attention in ("sdpa", "eager"):
             return
         try:
@@ -178,12 +178,12 @@ class Policy(nn.Module):
         return pretrained.load(auto_class, self.path, "policy.path", trust_remote_code=self.trust_remote_code, **kwargs)
 
     def shard(self, mesh: DeviceMesh) -> None:
-        """Shares the weights out over the ranks of `mesh`; `forward` gathers them layer by layer."""
+        """Shards the weights over the ranks of `mesh`; `forward` gathers them layer by layer."""
         layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
         sharding.shard(self, layers, mesh)
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Whole weights on every rank, to use `hidden`, `logits` and `model` as often as each likes.
+        """Whole weights on every rank, to call `hidden`, `logits` and `model` any number of times.
 
         Every rank must take part. Without sharding nothing happens.
         """
@@ -196,7 +196,7 @@ class Policy(nn.Module):
 
     @property
     def text_config(self) -> PreTrainedConfig:
-        """The part of the configuration that is about text, where a model also sees or hears."""
+        """The text part of the configuration; the whole of it for a model of text alone."""
         return self.config.get_text_config(decoder=True)
 
     @property
@@ -388,7 +388,7 @@ class Policy(nn.Module):
         return {name: value.detach() for name, value in self.state_dict(keep_vars=True).items() if value.requires_grad}
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes weights and tokenizer as transformers reads them."""
+        """Writes weights and tokenizer in the format of transformers."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 

@@ -20,12 +20,12 @@ from grpo_lightning.types import Completion, FinishReason, Prompt, RandomKey, Re
 
 @dataclass(slots=True)
 class Exploration:
-    """What this rank found: prompts * G completions, group after group."""
+    """What this rank sampled: prompts x G completions, group after group."""
 
     samples: list[Sample]
     scores: Scores
     rollouts: Rollouts
-    """Those that are learned from; `Rollouts.row` is a completion's place in `samples`."""
+    """The completions that are learned from; `Rollouts.row` is an index into `samples`."""
     seconds: dict[str, float]
     """Seconds spent in `explore` (sampling) and in `reward`."""
     policy_version: int
@@ -37,7 +37,7 @@ class Exploration:
 
     @classmethod
     def concat(cls, parts: Sequence["Exploration"]) -> "Exploration":
-        """Several rounds of one step together."""
+        """Joins several rounds of one step."""
         return cls(
             samples=[sample for part in parts for sample in part.samples],
             scores=Scores.concat([part.scores for part in parts]),
@@ -115,7 +115,7 @@ class Explorer:
     ) -> tuple[list[Completion], list[Sample]]:
         """`group_size` completions of each prompt, as the engine and as the rewards see them.
 
-        Every rank must call it, one without prompts too: sharded weights are gathered for it.
+        Every rank must call it, even without prompts: sharded weights are gathered for it.
         """
         requests = Request.from_prompts(prompts, group_size)
         with self.awake(), self._synced(policy):
@@ -140,7 +140,7 @@ class Explorer:
         step: int,
         progress: Progress | None = None,
     ) -> Exploration:
-        """Samples and scores: lines 7 and 8 of DeepSeekMath's Algorithm 1. Without prompts, nothing."""
+        """Samples and scores: lines 7 and 8 of DeepSeekMath's Algorithm 1. No prompts give an empty exploration."""
         started = time.perf_counter()
         completions, samples = self.sample(policy, prompts, group_size, sampling, seed, step, progress)
         sampled = time.perf_counter()
@@ -165,7 +165,7 @@ class Explorer:
         )
 
     def rewards(self, exploration: Exploration) -> RewardBatch:
-        """The rewards that count of the completions that are learned from, on the CPU."""
+        """The rewards with a weight, of the completions that are learned from; on the CPU."""
         rollouts = exploration.rollouts
         rows = rollouts.row.tolist()
         counting = [(r.weight, exploration.scores.results[r.name]) for r in self.scorer.rewards if r.weight != 0]
@@ -187,7 +187,7 @@ def sampler_logp(completions: Sequence[Completion]) -> Tensor | None:
 
 
 def segment_rewards(scores: list[list[Segment]] | None, rows: Sequence[int]) -> SegmentRewards | None:
-    """The segments of the completions `rows`, which they are then counted by."""
+    """The segments of the completions `rows`; `SegmentRewards.row` is an index into `rows`."""
     if scores is None:
         return None
     segments = [(index, segment) for index, row in enumerate(rows) for segment in scores[row]]
