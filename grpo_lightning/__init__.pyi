@@ -135,6 +135,8 @@ from grpo_lightning.types import Completion as Completion
 from grpo_lightning.types import FinishReason as FinishReason
 from grpo_lightning.types import Prompt as Prompt
 from grpo_lightning.types import Question as Question
+from grpo_lightning.types import RandomKey as RandomKey
+from grpo_lightning.types import Request as Request
 from grpo_lightning.types import Sample as Sample
 from grpo_lightning.types import Status as Status
 from grpo_lightning.types import UsageError as UsageError

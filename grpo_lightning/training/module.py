@@ -5,7 +5,7 @@ import math
 import operator
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import lightning as L
@@ -22,6 +22,7 @@ from torch import Tensor
 from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.maths.advantages import AdvantageEstimator, GroupStd
 from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.kl_penalty import KLPenalty
@@ -41,9 +42,6 @@ from grpo_lightning.training.precision import validate_precision, warn_of_rounde
 from grpo_lightning.training.restoring import fit_snapshots, refuse_other_model
 from grpo_lightning.training.step import Minibatch
 from grpo_lightning.types import UsageError, at_least
-
-LOGP_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1.0}
-"""Largest difference between the sampler's and the policy's log-probs of one token that rounding explains."""
 
 
 class GRPOModule(L.LightningModule):
@@ -92,6 +90,7 @@ class GRPOModule(L.LightningModule):
         self.automatic_optimization = False
         self.policy = policy
         self._loaded = False
+        self._awake = ExitStack()
         self.sampling = sampling or Sampling()
         if self.sampling.greedy:
             raise UsageError("sampling.temperature=0: training needs completions that differ; give more than 0")
@@ -218,6 +217,9 @@ class GRPOModule(L.LightningModule):
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.grad_clip or math.inf)
         # The one time that the update waits for a GPU: whatever is decided and logged is decided from copies.
         diagnostics, (grad_norm, logp_gap, bad_updates) = total.on_host(sharding.assembled(norm), gap, self.bad_updates)
+        comparable = minibatch.on_policy and minibatch.step.exploration.sampler_is_policy and bool(logp_gap > -math.inf)
+        if comparable:
+            self._check_gap(float(logp_gap))
         passes.record(diagnostics)
         is_bad = not (passes.ended or bool(diagnostics.objective.isfinite() & grad_norm.isfinite()))
         if is_bad:
@@ -232,8 +234,8 @@ class GRPOModule(L.LightningModule):
         metrics["optim/grad_norm"] = grad_norm
         metrics["optim/lr"] = torch.tensor(rate)
         metrics["optim/bad_updates"] = bad_updates + is_bad
-        if minibatch.on_policy and logp_gap > -math.inf:
-            self.log("policy/logp_gap", self._check_gap(logp_gap), on_step=False, on_epoch=True, batch_size=1)
+        if comparable:
+            self.log("policy/logp_gap", logp_gap, on_step=False, on_epoch=True, batch_size=1)
         metrics["time/update"] = torch.tensor(time.perf_counter() - started)
         # Lightning would put plain numbers on the GPU, to fetch them from there.
         self.log_dict(metrics)
@@ -292,23 +294,34 @@ class GRPOModule(L.LightningModule):
             with strategy.block_backward_sync():
                 yield
 
-    def _check_gap(self, gap: Tensor) -> Tensor:
-        """The first pass finds the policy unchanged, so its log-probs should be those of the sampler."""
-        autocast = torch.is_autocast_enabled(self.device.type)
-        tolerance = LOGP_TOLERANCE.get(torch.bfloat16 if autocast else self.policy.model.dtype, 1.0)
-        if gap > tolerance:
-            rank_zero_warn(
-                f"the sampler's and the policy's log-probs of the same tokens differ by up to {gap:.2g} before the "
-                f"first update (expected: at most {tolerance:g}): the engine does not draw from this policy. "
-                "See policy/logp_gap"
-            )
-        return gap
+    def _check_gap(self, gap: float) -> None:
+        """Compares the log-probs of sampler and policy while both have the same weights.
+
+        Args:
+            gap: Largest difference of one token's, over all ranks.
+
+        Raises:
+            UsageError: If it is beyond the tolerance of an engine with weights of its own.
+        """
+        engine = self.explorer.engine
+        tolerance = engine.logp_tolerance[compute_dtype(self.policy)]
+        if gap <= tolerance:
+            return
+        found = (
+            f"the sampler's and the policy's log-probs of the same tokens differ by up to {gap:.2g} before the "
+            f"first update (expected: at most {tolerance:g}): the engine does not draw from this policy. "
+            "See policy/logp_gap"
+        )
+        if not engine.shares_weights:
+            raise UsageError(f"model.engine={type(engine).__name__}: {found}, or use model.engine=NativeEngine")
+        rank_zero_warn(found)
 
     def on_validation_start(self) -> None:
-        """Begins the metrics anew."""
+        """Begins the metrics anew, and wakes the engine for all batches."""
         self.evaluation.reset()
+        self._awake.enter_context(self.explorer.awake())
 
-    on_test_start = on_validation_start
+    on_test_start = on_predict_start = on_validation_start
 
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
         """Greedy pass@1, and avg@k, pass@k and maj@k of k completions drawn as in training."""
@@ -328,12 +341,14 @@ class GRPOModule(L.LightningModule):
         return self.evaluation.predict(self.policy, batch)
 
     def on_validation_epoch_end(self) -> None:
-        """Reports the failures of the rewards."""
+        """Reports the failures of the rewards; the engine gives its memory back."""
+        self._awake.close()
         self.explorer.scorer.report()
 
     on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
     def teardown(self, stage: str) -> None:
         """Closes the engine and the rewards."""
+        self._awake.close()
         self.explorer.engine.close()
         self.explorer.scorer.close()

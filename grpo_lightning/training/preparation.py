@@ -148,7 +148,7 @@ class Preparation:
             The number of minibatches for whose first update it stays unknown: 1 or 0.
         """
         if not fresh:
-            if rollouts.sampler_logp is None:
+            if rollouts.sampler_logp is None and len(rollouts):
                 raise UsageError(
                     "the rollouts are of an earlier policy, and their engine recorded no log-probs: use an engine that "
                     "does, or a source whose rollouts are of the policy as it is"

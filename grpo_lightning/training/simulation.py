@@ -21,7 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import shared_prefix
-from grpo_lightning.policy.policy import Policy, recompute_activations, remove_dropout
+from grpo_lightning.policy.policy import Policy, recompute_activations, remove_dropout, trunk_of
 from grpo_lightning.training.internals import FAKE_TENSOR_LOGGER, FakeTensorMode, TorchDispatchMode, tree_leaves
 
 # It writes a stack trace for every operation that it cannot run; the exception is enough.
@@ -164,7 +164,7 @@ class Twin:
 
     def _wrap(self) -> None:
         """Tells transformer and head apart, and makes tensors that the transformer creates itself fake too."""
-        base, layers = self.model.base_model, layers_of(self.model)
+        base, layers = trunk_of(self.model), layers_of(self.model)
         forward = base.forward
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:

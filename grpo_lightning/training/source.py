@@ -90,13 +90,14 @@ class Synchronous(RolloutSource):
         rounds: list[Exploration] = []
         kept: list[int] = []
         others: list[int] = []
-        while len(kept) < wanted and len(rounds) < (dynamic.max_rounds if dynamic else 1):
-            ids = range(self.drawn, self.drawn + wanted - len(kept))
-            self.drawn = ids.stop
-            rounds.append(self._explore(self._mine(ids), step))
-            passed = {*dynamic.passing(rounds[-1])} if dynamic else {*ids}
-            kept += [id for id in ids if id in passed]
-            others += [id for id in ids if id not in passed]
+        with self.inputs.explorer.awake():
+            while len(kept) < wanted and len(rounds) < (dynamic.max_rounds if dynamic else 1):
+                ids = range(self.drawn, self.drawn + wanted - len(kept))
+                self.drawn = ids.stop
+                rounds.append(self._explore(self._mine(ids), step))
+                passed = {*dynamic.passing(rounds[-1])} if dynamic else {*ids}
+                kept += [id for id in ids if id in passed]
+                others += [id for id in ids if id not in passed]
         self.inputs.explorer.scorer.stop_if_broken()
         exploration = Exploration.concat(rounds)
         chosen = {*(kept + others)[:wanted]}

@@ -215,7 +215,7 @@ def runs(folder: Path, max_tokens: int, **trainer: Any) -> dict[str, Any]:
             {"mu": 2, "num_minibatches": 2},
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
             objective=Objective(SequenceClipped()),
-            engine=ScriptedEngine(lambda prompt, sample: "7a3b9c"[: 1 + (sample + prompt.id) % 6]),
+            engine=ScriptedEngine(lambda request, text: "7a3b9c"[: 1 + (request.sample + request.prompt_id) % 6]),
             precision=precision,
             policy=policy,
         )

@@ -27,7 +27,7 @@ class Short(Reward):
 
 def evaluation(*texts: str, rewards: Sequence[Reward], correct: str | None = None) -> Evaluation:
     """Of `len(texts)` completions of each prompt; the first is the greedy one too."""
-    explorer = Explorer(ScriptedEngine(lambda prompt, place: texts[place]), Scorer(rewards, correct=correct))
+    explorer = Explorer(ScriptedEngine(lambda request, text: texts[request.sample]), Scorer(rewards, correct=correct))
     return Evaluation(explorer, Sampling(max_new_tokens=12), len(texts))
 
 
@@ -65,7 +65,7 @@ def test_predictions_are_those_of_real_prompts() -> None:
 
 
 def test_statistics_of_a_run_are_by_the_reward_that_is_named(tmp_path: Path) -> None:
-    engine = ScriptedEngine(lambda prompt, place: ("777777", "ab", "abcdef", "12")[place])
+    engine = ScriptedEngine(lambda request, text: ("777777", "ab", "abcdef", "12")[request.sample])
     rewards = [Digits(), Short(weight=0)]
     trainer = {"max_epochs": 1}
     fit(tmp_path / "first", engine=engine, rewards=rewards, trainer=trainer)

@@ -208,7 +208,7 @@ def test_a_watched_reward_does_not_teach(tmp_path: Path) -> None:
 
 
 def test_groups_without_spread_leave_the_policy_alone(tmp_path: Path) -> None:
-    engine = ScriptedEngine(lambda prompt, place: "77")
+    engine = ScriptedEngine(lambda request, text: "77")
     module = fit(tmp_path, engine=engine)
     before = policy_of(scale=0.05).state_dict()
     assert all(torch.equal(value, before[name]) for name, value in module.policy.state_dict().items())
@@ -217,7 +217,7 @@ def test_groups_without_spread_leave_the_policy_alone(tmp_path: Path) -> None:
 
 def test_validation_scores_known_completions(tmp_path: Path) -> None:
     # Of two completions of each prompt the first is all digits; greedy decoding asks for one, the first.
-    engine = ScriptedEngine(lambda prompt, place: "42" if place == 0 else "xx")
+    engine = ScriptedEngine(lambda request, text: "42" if request.sample == 0 else "xx")
     fit(tmp_path, engine=engine, trainer={"max_epochs": 1, "limit_val_batches": 1.0})
     seen = {name: list(values.values()) for name, values in scalars(tmp_path).items() if name.startswith("val/")}
     assert seen == {

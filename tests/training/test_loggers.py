@@ -106,7 +106,7 @@ def test_completions_reach_every_logger_that_shows_text_and_always_a_file(kind: 
         "tables": [CSVLogger(tmp_path), shown],
     }
     trainer = {"max_epochs": 2, "logger": loggers[kind]}
-    engine = ScriptedEngine(lambda prompt, place: f"{place}ab")
+    engine = ScriptedEngine(lambda request, text: f"{request.sample}ab")
     fit(tmp_path, [SampledCompletions(every_n_steps=1, num_groups=1)], engine=engine, trainer=trainer)
 
     found = lines_of(tmp_path)
