@@ -1,6 +1,7 @@
 """A folder is a floor: a file imports only from its own folder, or from folders before it in the list."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,22 @@ def test_imports_go_down(name: str) -> None:
     own = FLOOR_OF[name.split(".")[0]]
     above = {other for other in imports_of(MODULES[name]) if FLOOR_OF[other.split(".")[0]] > own}
     assert not above, f"{name} imports {above}"
+
+
+def test_nothing_in_training_knows_its_callbacks() -> None:
+    callbacks = "training.callbacks"
+    below = [name for name in MODULES if name.startswith("training.") and not name.startswith(callbacks)]
+    assert [name for name in below if any(other.startswith(callbacks) for other in imports_of(MODULES[name]))] == []
+
+
+def test_preparation_needs_no_lightning() -> None:
+    left, seen = ["training.preparation"], set()
+    while left:
+        name = left.pop()
+        seen.add(name)
+        left += [other for other in imports_of(MODULES[name]) if other.startswith("training.") and other not in seen]
+    texts = [MODULES[name].read_text(encoding="utf-8") for name in seen]
+    assert not [text for text in texts if re.search(r"^(import|from) lightning\b", text, re.MULTILINE)]
 
 
 def test_no_circle() -> None:

@@ -26,9 +26,10 @@ from grpo_lightning.rewards.learned.loss import RewardLoss
 from grpo_lightning.rewards.process.scorers import SegmentScorer
 from grpo_lightning.rewards.process.splitters import Splitter
 from grpo_lightning.tasks.base import Task
+from grpo_lightning.training.source import RolloutSource
 
 FAMILIES = [AdvantageEstimator, GroupFilter, KLEstimator, PolicySnapshot, Reward, RewardLoss, RolloutEngine]
-FAMILIES += [SegmentScorer, Splitter, StopRule, Surrogate, Task, TokenMask, TokenWeighting]
+FAMILIES += [RolloutSource, SegmentScorer, Splitter, StopRule, Surrogate, Task, TokenMask, TokenWeighting]
 
 
 def members(family: type) -> set[type]:

@@ -27,7 +27,7 @@ from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.process.reward import last_tokens
 from grpo_lightning.rewards.process.splitters import ByPattern
 from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
-from grpo_lightning.types import Completion, FinishReason, Prompt, Question, Sample, Status
+from grpo_lightning.types import Completion, FinishReason, Prompt, Question, RandomKey, Request, Sample, Status
 
 ROWS_AT_ONCE = 64
 MAX_SEGMENTS = 1000
@@ -96,7 +96,8 @@ def label_prefixes(
         for segment, prefix in enumerate(solution.prefixes)
     ]
     engine.sync(policy)
-    drawn = iter(engine.generate(prefixes, num_completions, sampling, seed) if prefixes else [])
+    requests = Request.from_prompts(prefixes, num_completions)
+    drawn = iter(engine.generate(requests, sampling, RandomKey(seed, 0)) if requests else [])
     samples = [
         continued(solution.prompt, prefix, completion, policy)
         for solution in solutions

@@ -77,6 +77,7 @@ class CutEngine(NativeEngine):
             }[self.lengths]
             length = max(1, min(longest, round(drawn * longest)))
             reason = FinishReason.LENGTH if length == longest else FinishReason.STOP
+            assert completion.logp is not None
             cut.append(Completion(completion.token_ids[:length], completion.logp[:length], reason))
         return cut
 

@@ -46,6 +46,21 @@ class Diagnostics:
         values = list(numbers.cpu())
         return Diagnostics(**dict(zip(names, values, strict=False))), values[len(names) :]
 
+    def metrics(self) -> dict[str, Tensor]:
+        """The numbers to log, by name: means per token, but for the objective and the largest ratio."""
+        tokens = self.tokens.clamp(min=1)
+        return {
+            "policy/objective": self.objective,
+            "policy/entropy": self.entropy / tokens,
+            "policy/ratio_mean": self.ratio / tokens,
+            "policy/ratio_max": self.ratio_max,
+            "policy/kl_old": self.kl_old / tokens,
+            "policy/kl_ref": self.kl_ref / tokens,
+            "policy/clip_low": self.clipped_low / tokens,
+            "policy/clip_high": self.clipped_high / tokens,
+            "policy/unreachable": self.unreachable / tokens,
+        }
+
     @classmethod
     def from_update(
         cls,

@@ -174,9 +174,13 @@ class Passes:
         """Updates made so far; the one at which a rule stops is not made."""
         return len(self.updates) - (self.ended_by is not None)
 
-    def ends_at(self, update: Diagnostics) -> bool:
-        """Notes an update; True if the passes end before it is made."""
+    @property
+    def ended(self) -> bool:
+        """Whether the rule has ended them."""
+        return self.ended_by is not None
+
+    def record(self, update: Diagnostics) -> None:
+        """Notes an update before the optimizer makes it, and asks the rule."""
         self.updates.append(update)
         if len(self.updates) > 1:
             self.ended_by = self.rule.ended_by(self.updates, self.num_minibatches)
-        return self.ended_by is not None

@@ -1,4 +1,4 @@
-"""The policy π_θ: a causal LM that gives the log-probs of the tokens of completions."""
+"""The policy π_θ: a causal LM, and the log-probs that it gives to the tokens of completions."""
 
 import logging
 from collections.abc import Callable
@@ -46,6 +46,7 @@ class TokenLogp:
     """[N] float32 entropy in nats of π_θ before each token; with gradient only on demand."""
 
 
+# Final, so that the command line takes its arguments as they are: `policy.path`, without a class path.
 @final
 class Policy(nn.Module):
     """A causal LM of transformers. `load` reads its weights, so that Lightning decides where and when.
@@ -58,7 +59,7 @@ class Policy(nn.Module):
             `eager` instead, which is logged once. `flash_attention_2` needs its package and a GPU.
         dropout: Keep the model's dropout in training. Off by default: with it the first ratio is not 1.
         share_prefix: Pass a group's prompt through the model once instead of once per completion, where the
-            architecture allows it (full attention everywhere). It affects only speed and memory.
+            architecture allows it (full attention everywhere). It changes only speed and memory.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
         compile: Compile the transformer with `torch.compile`.
         trust_remote_code: Run Python code shipped with the model. Leave it off for models whose code you have not read.
@@ -66,7 +67,7 @@ class Policy(nn.Module):
 
     model: PreTrainedModel
     shares_prefix: bool
-    """Whether a group's prompt goes through the model once; known when the weights are."""
+    """Whether a group's prompt goes through the model once; known after `load`."""
     version: int
     """Goes up by 1 at every optimizer update, and whenever weights are read into the policy.
 
@@ -98,7 +99,7 @@ class Policy(nn.Module):
 
     @classmethod
     def from_model(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> "Policy":
-        """A policy around a model that exists already."""
+        """A policy around a model that is loaded already."""
         policy = cls(path=str(model.name_or_path))
         policy.tokenizer = tokenizer
         policy.config = model.config
@@ -114,7 +115,7 @@ class Policy(nn.Module):
 
     @cached_property
     def config(self) -> PreTrainedConfig:
-        """The model's configuration, which is known before its weights are read."""
+        """The model's configuration, which can be read without its weights."""
         return self._from_pretrained(AutoConfig)
 
     def check(self) -> None:
@@ -146,7 +147,7 @@ class Policy(nn.Module):
             self.shares_prefix = self._try_shared_prefix() and self.share_prefix
 
     def _read_weights(self) -> PreTrainedModel:
-        """The model with `sdpa` attention or, if it has none, `eager`: both work with weights of any type."""
+        """The model with `sdpa` attention, or `eager` if it has none: both work with weights of any type."""
         try:
             return self._from_pretrained(
                 AutoModelForCausalLM,
@@ -161,7 +162,7 @@ class Policy(nn.Module):
             return model
 
     def _set_attention(self) -> None:
-        """Switches to flash attention, which cannot be set at loading: it takes no float32 outside autocast."""
+        """Switches to the attention asked for. Flash attention refuses float32 weights while they are loaded."""
         if self.attention in ("sdpa", "eager"):
             return
         try:
@@ -177,12 +178,12 @@ class Policy(nn.Module):
         return pretrained.load(auto_class, self.path, "policy.path", trust_remote_code=self.trust_remote_code, **kwargs)
 
     def shard(self, mesh: DeviceMesh) -> None:
-        """Distributes the weights over the ranks of `mesh`; `forward` gathers them layer by layer."""
+        """Shards the weights over the ranks of `mesh`; `forward` gathers them layer by layer."""
         layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
         sharding.shard(self, layers, mesh)
 
     def gathered(self) -> AbstractContextManager[None]:
-        """A context with whole weights on every rank, in which `hidden`, `logits` and `model` work.
+        """Whole weights on every rank, to call `hidden`, `logits` and `model` any number of times.
 
         Every rank must enter it; inside, each may call them as often as it likes. Without sharding nothing happens.
         """
@@ -195,7 +196,7 @@ class Policy(nn.Module):
 
     @property
     def text_config(self) -> PreTrainedConfig:
-        """The configuration of the text model, for models that also see or hear."""
+        """The text part of the configuration; the whole of it for a model of text alone."""
         return self.config.get_text_config(decoder=True)
 
     @property
@@ -219,7 +220,7 @@ class Policy(nn.Module):
 
     @property
     def trunk(self) -> nn.Module:
-        """The transformer below the head; for models that also see or hear, that of the text."""
+        """The transformer below the head, adapter or not; of the text alone, where the model also sees or hears."""
         return trunk_of(self.model)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -384,8 +385,15 @@ class Policy(nn.Module):
         finally:
             self.model.train(was_training)
 
+    def trained_state_dict(self) -> dict[str, Tensor]:
+        """The parameters with gradient, detached, by their names in `state_dict`. Sharded ones stay sharded.
+
+        All that a checkpoint must hold where most weights are frozen, as under an adapter.
+        """
+        return {name: value.detach() for name, value in self.state_dict(keep_vars=True).items() if value.requires_grad}
+
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes weights and tokenizer to a folder that transformers can read."""
+        """Writes weights and tokenizer in the format of transformers."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
@@ -396,7 +404,12 @@ def _count_version(policy: Policy, keys: Any) -> None:
 
 
 def trunk_of(model: PreTrainedModel) -> nn.Module:
-    """The transformer below the head of `model`; for models that also see or hear, that of the text."""
+    """The transformer below the head of `model`; that of the text alone, where it also sees or hears.
+
+    Args:
+        model: Of transformers, or a `PeftModel` around one, whose own `base_model` is the adapter.
+    """
+    model = getattr(model, "get_base_model", lambda: model)()
     composite = model.config.get_text_config(decoder=True) is not model.config
     trunk = model.get_decoder() if composite else model.base_model
     # Llama 4's text model has no base_model.

@@ -21,7 +21,7 @@ from transformers import (
 
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Prompt, Question
+from grpo_lightning.types import Prompt, Question, Request
 
 SHAPES = ("llama", "qwen2", "qwen3", "gpt2")
 VOCABULARY = 64
@@ -98,6 +98,11 @@ def prompts_of(lengths: Sequence[int], seed: int = 0) -> list[Prompt]:
         text = spell.decode(ids)
         prompts.append(Prompt(10 * number, text, ids, Question(text, answer=str(number), source=f"tiny:{number}")))
     return prompts
+
+
+def requests_of(lengths: Sequence[int], group_size: int, seed: int = 0) -> list[Request]:
+    """Requests for completions of `prompts_of`."""
+    return Request.from_prompts(prompts_of(lengths, seed), group_size)
 
 
 def rollouts_of(

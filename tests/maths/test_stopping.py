@@ -138,17 +138,21 @@ def test_passes_count_the_updates_that_are_made():
     passes = Passes(KLAbove(0.01), num_minibatches=1)
     assert (passes.num_updates, passes.ended_by) == (0, None)
     # The first update never ends the passes: it is what moves the policy at all.
-    assert not passes.ends_at(update(kl_old=5.0))
+    passes.record(update(kl_old=5.0))
     assert (passes.num_updates, passes.ended_by) == (1, None)
-    assert not passes.ends_at(update(kl_old=0.05))
-    assert passes.ends_at(update(kl_old=5.0))
+    passes.record(update(kl_old=0.05))
+    assert not passes.ended
+    passes.record(update(kl_old=5.0))
+    assert passes.ended
     # The update at which the rule stops is not made.
     assert (passes.num_updates, passes.ended_by) == (2, "KLAbove")
 
 
 def test_passes_without_a_rule_that_stops_are_all_made():
     passes = Passes(FixedPasses(), num_minibatches=2)
-    assert not any(passes.ends_at(update(kl_old=math.inf)) for _ in range(6))
+    for _ in range(6):
+        passes.record(update(kl_old=math.inf))
+    assert not passes.ended
     assert (passes.num_updates, passes.ended_by) == (6, None)
 
 
@@ -156,7 +160,7 @@ def test_passes_without_a_rule_that_stops_are_all_made():
 def test_all_settled_ends_the_passes_with_the_second_pass(num_minibatches, made):
     passes = Passes(AllSettled(0.9), num_minibatches)
     for number in range(1, 2 * num_minibatches + 1):
-        settled = update(clipped_high=10.0) if number > num_minibatches else update()
-        if passes.ends_at(settled):
+        passes.record(update(clipped_high=10.0) if number > num_minibatches else update())
+        if passes.ended:
             break
     assert (passes.ended_by, passes.num_updates) == ("AllSettled", made)

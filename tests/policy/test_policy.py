@@ -1,4 +1,5 @@
 import copy
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from helpers.tiny import (
     tokenizer,
 )
 from torch import Tensor
+from transformers import LlamaModel
 
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import policy as policy_module
@@ -465,3 +467,37 @@ def test_what_encloses_a_policy_moves_its_version_on_too():
     outer.policy = policy
     outer.load_state_dict({f"policy.{name}": value for name, value in policy_of(seed=1).state_dict().items()})
     assert policy.version == 1
+
+
+def with_adapter() -> Policy:
+    """A policy under a LoRA whose weights are not zero."""
+    peft = pytest.importorskip("peft")
+    adapter = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        # PEFT asks by a name that transformers has renamed.
+        warnings.simplefilter("ignore", FutureWarning)
+        torch.manual_seed(0)
+        return Policy.from_model(peft.get_peft_model(model_of("llama"), adapter), tokenizer())
+
+
+def test_the_trunk_is_the_transformer_with_or_without_an_adapter():
+    assert type(policy_of().trunk) is type(with_adapter().trunk) is LlamaModel
+    # What the adapter adds is counted.
+    rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    adapted = with_adapter()
+    logp, _ = expected_logp_and_entropy(adapted, rollouts, rollouts.temperature)
+    torch.testing.assert_close(adapted(rollouts).logp, logp, atol=1e-5, rtol=0)
+    assert float((adapted(rollouts).logp - policy_of()(rollouts).logp).detach().abs().max()) > 0.01
+
+
+def test_the_trained_weights_are_all_or_those_of_the_adapter():
+    policy = policy_of()
+    trained = policy.trained_state_dict()
+    assert trained.keys() == policy.state_dict().keys()
+    assert not any(value.requires_grad for value in trained.values())
+    adapter = with_adapter().trained_state_dict()
+    # Two matrices, q and v of two layers.
+    assert len(adapter) == 8
+    assert all("lora_" in name for name in adapter)
+    policy.model.get_input_embeddings().requires_grad_(False)
+    assert trained.keys() - policy.trained_state_dict().keys() == {"model.model.embed_tokens.weight"}

@@ -150,7 +150,7 @@ def test_one_bad_question_does_not_end_a_run_with_dynamic_sampling(
 ) -> None:
     data = PromptDataModule(Echo())
     data.questions["train"] = Echo().questions("train")
-    alone = data.draw(5)[4][1].source  # all of the second round: every sample of it fails, and 4 of the step's 20
+    alone = data.question(4).source  # all of the second round: every sample of it fails, and 4 of the step's 20
     reward = OneBadQuestion(alone)
     loop = {"dynamic_sampling": DynamicSampling(filter=AllButTheFirst())}
     fit(tmp_path, rewards=[reward], loop=loop, trainer={"max_epochs": 2})

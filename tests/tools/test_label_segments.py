@@ -9,7 +9,7 @@ from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.types import Prompt
+from grpo_lightning.types import Request
 
 tool = load_tool("label_segments")
 
@@ -38,20 +38,20 @@ def test_a_solution_is_cut_between_tokens():
 
 
 def test_fractions_of_completions_that_reach_the_gold_answer():
-    seen: list[Prompt] = []
+    seen: list[tuple[Request, str]] = []
 
-    def script(prompt: Prompt, place: int) -> str:
-        seen.append(prompt)
-        return "7" if place < {"ab": 3, "cd": 1}.get(prompt.text[-3:-1], 0) else "8"
+    def script(request: Request, text: str) -> str:
+        seen.append((request, text))
+        return "7" if request.sample < {"ab": 3, "cd": 1}.get(text[-3:-1], 0) else "8"
 
     wrong = ROW | {"completion": "xyze8"}
     solutions = [solution(ROW, 0, [3, 6, 8]), solution(wrong, 1, [3, 5]), solution(ROW, 2, [8])]
     engine = ScriptedEngine(script)
     fractions = tool.label_prefixes(solutions, policy_of(), engine, EndsInGold(), Sampling(max_new_tokens=4), 4)
     assert fractions == [[0.75, 0.25, 1.0], [0.0, 0.0], [1.0]]
-    assert [prompt.text for prompt in seen[::4]] == ["qq1abz", "qq1abzcdz", "qq1xyz"]
-    assert all(prompt.token_ids == tokenizer().encode(prompt.text) for prompt in seen)
-    assert len({prompt.id for prompt in seen}) == 3
+    assert [text for _, text in seen[::4]] == ["qq1abz", "qq1abzcdz", "qq1xyz"]
+    assert all(request.token_ids == tokenizer().encode(text) for request, text in seen)
+    assert len({request.prompt_id for request, _ in seen}) == 3
 
 
 def test_the_command_line(policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

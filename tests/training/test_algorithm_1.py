@@ -100,9 +100,7 @@ class Look(L.Callback):
         self.weights: list[Tensor] = []
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        loop = GRPOLoop.find(trainer)
-        assert loop.exploration is not None
-        self.explorations.append(loop.exploration)
+        self.explorations.append(GRPOLoop.find(trainer).current_step.exploration)
         self.weights.append(torch.cat([p.detach().flatten().clone() for p in pl_module.policy.parameters()]))
 
 

@@ -47,6 +47,7 @@ from grpo_lightning.rewards.learned.reward import LearnedReward
 from grpo_lightning.training.callbacks.checkpoint import AtomicCheckpointIO
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.preparation import Preparation
+from grpo_lightning.types import RandomKey, Request
 
 
 @pytest.fixture
@@ -172,11 +173,11 @@ def test_engines_draw_the_same_elsewhere(shape, engine, lengths):
         policy.to("cpu")
         here, there = ENGINES[engine](), ENGINES[engine]()
         here.sync(policy)
-        expected = here.generate(prompts, 4, sampling)
+        expected = here.generate(Request.from_prompts(prompts, 4), sampling, RandomKey())
         with other_device() as other:
             moved = copy.deepcopy(policy).to(other.device)
             there.sync(moved)
-            actual = there.generate(prompts, 4, sampling)
+            actual = there.generate(Request.from_prompts(prompts, 4), sampling, RandomKey())
         assert [c.token_ids for c in actual] == [c.token_ids for c in expected]
         for left, right in zip(actual, expected, strict=True):
             assert left.logp == pytest.approx(right.logp, abs=1e-5)

@@ -331,7 +331,8 @@ def test_a_run_may_go_on_with_other_sizes(tmp_path: Path) -> None:
     seen = scalars(tmp_path)
     assert sorted(seen["optim/lr"]) == list(range(7))
     assert seen["optim/updates"] == {0: 1, 4: 4, 6: 2}
-    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["PromptDataModule"] == {"drawn": 12}
+    saved = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert saved["callbacks"]["GRPOLoop"] == {"source": {"drawn": 12}}
 
 
 def test_early_stopping_takes_the_patience_it_is_given(tmp_path: Path) -> None:

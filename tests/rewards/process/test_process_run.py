@@ -70,7 +70,7 @@ def test_process_supervision_in_a_run(tmp_path: Path):
 
     class Look(Callback):
         def on_train_epoch_end(self, trainer, pl_module):
-            exploration = GRPOLoop.find(trainer).exploration
+            exploration = GRPOLoop.find(trainer).current_step.exploration
             seen.append((exploration.samples, exploration.rollouts.advantage))
 
     fit(
