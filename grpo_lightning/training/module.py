@@ -41,7 +41,6 @@ from grpo_lightning.training.post_mortem import culprits
 from grpo_lightning.training.precision import validate_precision, warn_of_rounded_updates
 from grpo_lightning.training.restoring import fit_snapshots, refuse_other_model
 from grpo_lightning.training.step import Minibatch
-from grpo_lightning.training.strategy import FSDP2Strategy  # noqa: F401  (known as `fsdp2` once it is imported)
 from grpo_lightning.types import UsageError, at_least
 
 
