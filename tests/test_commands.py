@@ -63,7 +63,7 @@ ALL = (
 TOOLS = {
     "make_reward_model": "--questions 32 --epochs 1 --max-new-tokens 8",
     "label_segments": "--completions 1 --max-new-tokens 4",
-    "make_tiny_policy": "--steps 5 --hidden 64 --layers 1",
+    "make_tiny_policy": "--updates 5 --hidden 64 --layers 1",
 }
 """Sizes behind the commands."""
 
@@ -120,7 +120,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["grpo"])
         tool = load_tool("make_tiny_policy")
-        tool.make(folder / "runs" / "tiny_policy", steps=5, hidden=64, layers=1)
+        tool.make(folder / "runs" / "tiny_policy", updates=5, hidden=64, layers=1)
         run("grpo validate --config configs/quickstart.yaml", patch)
         run("grpo fit --config configs/quickstart.yaml", patch)
     for document in DOCUMENTS:

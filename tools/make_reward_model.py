@@ -1,8 +1,8 @@
-"""Makes a first reward model for demonstrations: the tiny policy with a head that tells right sums from wrong ones.
+"""Makes a first reward model for demonstrations: the tiny policy with a head that separates right sums from wrong.
 
 It answers training questions with the policy, labels the answers by the verifier, and trains the policy's own weights
-and a new head on them, as `LearnedReward` does between iterations. Beside the weights lies seed.jsonl, what it was
-trained on: replay begins with it.
+and a new head on them, as `LearnedReward` does between iterations. The training data is saved beside the weights, as
+seed.jsonl: replay begins with it.
 
     python tools/make_reward_model.py --policy runs/tiny_policy --out runs/tiny_reward_model
 """
@@ -85,11 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--policy", type=Path, default=Path("runs/tiny_policy"), help="folder of the policy")
     parser.add_argument("--out", type=Path, required=True, help="folder to save it in")
-    parser.add_argument("--seed", type=int, default=0, help="of answers and training")
+    parser.add_argument("--seed", type=int, default=0, help="of the answers and the training")
     parser.add_argument("--questions", type=int, default=1024, help=f"training questions, {GROUP_SIZE} answers each")
     parser.add_argument("--epochs", type=int, default=8, help="passes over the answers")
     parser.add_argument("--lr", type=float, default=7e-4, help="learning rate")
-    parser.add_argument("--max-new-tokens", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--max-new-tokens", type=int, default=32, help="longest answer, in tokens")
     options = parser.parse_args(arguments)
     for name in ("questions", "epochs", "max_new_tokens"):
         if getattr(options, name) < 1:

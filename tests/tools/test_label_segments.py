@@ -29,14 +29,14 @@ def solution(row: dict, number: int, ends: list[int]):
 def test_a_solution_is_cut_between_tokens():
     found = solution(ROW, 3, [3, 6, 8])
     ids = tokenizer().encode("abzcdze7")
-    assert found.steps == ["abz", "cdz", "e7"]
+    assert found.segments == ["abz", "cdz", "e7"]
     assert found.prefixes == [ids[:3], ids[:6]]
     assert found.prompt.text == "qq1"
     assert found.prompt.token_ids == tokenizer().encode("qq1")
     assert solution(ROW, 3, [8]).prefixes == []
 
 
-def test_shares_of_continuations_that_reach_the_gold_answer():
+def test_fractions_of_continuations_that_reach_the_gold_answer():
     seen: list[Prompt] = []
 
     def script(prompt: Prompt, place: int) -> str:
@@ -46,8 +46,8 @@ def test_shares_of_continuations_that_reach_the_gold_answer():
     wrong = ROW | {"completion": "xyze8"}
     solutions = [solution(ROW, 0, [3, 6, 8]), solution(wrong, 1, [3, 5]), solution(ROW, 2, [8])]
     engine = ScriptedEngine(script)
-    shares = tool.label_prefixes(solutions, policy_of(), engine, EndsInGold(), Sampling(max_new_tokens=4), 4)
-    assert shares == [[0.75, 0.25, 1.0], [0.0, 0.0], [1.0]]
+    fractions = tool.label_prefixes(solutions, policy_of(), engine, EndsInGold(), Sampling(max_new_tokens=4), 4)
+    assert fractions == [[0.75, 0.25, 1.0], [0.0, 0.0], [1.0]]
     assert [prompt.text for prompt in seen[::4]] == ["qq1abz", "qq1abzcdz", "qq1xyz"]
     assert all(prompt.token_ids == tokenizer().encode(prompt.text) for prompt in seen)
     assert len({prompt.id for prompt in seen}) == 3
@@ -61,8 +61,8 @@ def test_the_command_line(policy_folder: Path, tmp_path: Path, capsys: pytest.Ca
     tool.main([str(tmp_path / "rows.jsonl"), *options, "--max-new-tokens", "4"])
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["completions"] for row in found] == [["abz", "cdz", "e7"], ["c"]]
-    assert all(row["labels"] == [share > 0 for share in row["shares"]] for row in found)
-    assert found[1]["shares"] == [0.0]
+    assert all(row["labels"] == [fraction > 0 for fraction in row["fractions"]] for row in found)
+    assert found[1]["fractions"] == [0.0]
     assert "2 of 3 completions" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         tool.main([str(tmp_path / "rows.jsonl"), *options, "--completions", "0"])
