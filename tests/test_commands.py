@@ -1,4 +1,4 @@
-"""Every command in the README, in docs/ and in the heads of the configurations runs as it is written.
+"""Every command in the README, in CONTRIBUTING.md, in docs/ and in the heads of the configurations runs as written.
 
 In one scratch folder, in the order of the documents, after what `make demo` leaves behind. Sizes are added behind a
 command, or a whole run would take minutes; nothing in it is changed but NAME.
@@ -22,6 +22,7 @@ from grpo_lightning.rewards.verifier import cli as verify
 
 DOCUMENTS = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "configs").rglob("*.yaml")),
 ]
