@@ -16,8 +16,18 @@ from grpo_lightning.policy.policy import Policy
 torch.set_num_threads(1)
 
 
-WHOLE_RUN = {"fit", "fitted", "environment", "subprocess", "load_tool", "load_example", "ALGORITHMS", "needs_gsm8k"}
-"""Names in a test module that makes whole runs or starts processes; fixtures that do are `command` and `grpo`."""
+WHOLE_RUN = {
+    "fit",
+    "fitted",
+    "environment",
+    "subprocess",
+    "load_tool",
+    "load_example",
+    "ALGORITHMS",
+    "needs_gsm8k",
+    "examine",
+}
+"""Names in a test module that makes whole runs, starts processes, or examines every architecture."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
