@@ -26,8 +26,10 @@ WHOLE_RUN = {
     "ALGORITHMS",
     "needs_gsm8k",
     "examine",
+    "attack_verifier",
+    "GRPOCLI",
 }
-"""Names in a test module that makes whole runs, starts processes, or examines every architecture."""
+"""Names in a test module that makes whole runs, starts processes, or takes a while in one piece."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
