@@ -27,7 +27,6 @@ WHOLE_RUN = {
     "needs_gsm8k",
     "examine",
     "attack_verifier",
-    "measure_memory",
     "GRPOCLI",
 }
 """Names in a test module that makes whole runs, starts processes, or takes a while in one piece."""
