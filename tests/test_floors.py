@@ -81,3 +81,11 @@ def test_the_readme_names_every_floor() -> None:
     for name in FLOOR_OF.keys() - {"__main__"}:
         kind = "/" if (PACKAGE / name).is_dir() else ".py"
         assert f"`{name}{kind}`" in table, name
+
+
+def test_the_readme_names_every_folder() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    with_files = {path.parent.relative_to(ROOT).parts[0] for path in ROOT.glob("[a-z]*/**/*.*") if path.is_file()}
+    ignored = {"site", "runs", "build", "dist"} | {path.name for path in ROOT.glob("*.egg-info")}
+    for name in with_files - ignored:
+        assert f"`{name}/`" in readme, name

@@ -85,3 +85,11 @@ def test_a_config_saved_by_a_run_names_no_inner_module(grpo: Grpo) -> None:
     look(yaml.safe_load(Path("run", "config.yaml").read_text()))
     own = [path for path in found if path.startswith("grpo_lightning.")]
     assert len(own) > 10 and all(path.count(".") == 1 for path in own)
+
+
+def test_whoever_has_the_module_has_the_strategy() -> None:
+    code = (
+        "import grpo_lightning; grpo_lightning.GRPOModule; from lightning.pytorch.strategies import StrategyRegistry; "
+        "assert 'fsdp2' in StrategyRegistry"
+    )
+    subprocess.run([sys.executable, "-c", code], env=environment(), check=True)

@@ -1,4 +1,4 @@
-"""Makes a first reward model for demonstrations: the tiny policy with a head that tells right sums from wrong ones.
+"""Makes a first reward model for demonstrations: the tiny policy with a head that separates right sums from wrong.
 
 It answers training questions with the policy, labels the answers by the verifier, and trains the policy's weights and a
 new head on them, as `LearnedReward` does between iterations. The training data is saved beside the weights, in

@@ -1,4 +1,3 @@
 """Training on Lightning: exploration, preparation, the update, evaluation and the loop."""
 
-# Lightning then knows the strategy `fsdp2` by its name.
-from grpo_lightning.training import strategy as strategy
+from grpo_lightning.training.strategy import FSDP2Strategy as FSDP2Strategy  # registers the name `fsdp2`
