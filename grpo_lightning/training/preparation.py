@@ -73,9 +73,7 @@ class Preparation:
         module = self.module
         if any(mask.reads_entropy for mask in module.objective.masks):
             packs = rollouts.packs(self.max_tokens, module.policy.shares_prefix)
-            entropy = self._per_token(
-                rollouts, packs, lambda pack: module.policy(pack).entropy
-            )
+            entropy = self._per_token(rollouts, packs, lambda pack: module.policy(pack).entropy)
             everyone = torch.cat(ranks.gather(entropy)).sort().values
             rollouts.entropy_rank = torch.searchsorted(everyone, entropy) / len(everyone)
 
@@ -108,9 +106,7 @@ class Preparation:
         old_policy, reference = module.old_policy, module.reference
         packs = [pack for minibatch in cut for pack in minibatch]
         if reference is not None:
-            rollouts.ref_logp = self._per_token(
-                rollouts, packs, lambda pack: reference(module.policy, pack)
-            )
+            rollouts.ref_logp = self._per_token(rollouts, packs, lambda pack: reference(module.policy, pack))
         needed_first = module.objective.surrogate.reads_old_logp or module.reward_kl is not None
         on_policy = int(old_policy.is_policy)
         if one_update and on_policy and not needed_first:
@@ -126,9 +122,7 @@ class Preparation:
             packs = [pack for minibatch in cut[on_policy:] for pack in minibatch]
         # A compiled forward with gradients may round differently from one without.
         with torch.set_grad_enabled(module.policy.compile_model):
-            rollouts.old_logp = self._per_token(
-                rollouts, packs, lambda pack: old_policy(module.policy, pack).detach()
-            )
+            rollouts.old_logp = self._per_token(rollouts, packs, lambda pack: old_policy(module.policy, pack).detach())
         return on_policy
 
     def _per_token(self, rollouts: Rollouts, packs: Sequence[Rows], of: Callable[[Rollouts], Tensor]) -> Tensor:

@@ -9,6 +9,7 @@ from grpo_lightning.rewards.verifier.equality import CONSTANTS, Context
 from grpo_lightning.rewards.verifier.forms import ONE, split
 from grpo_lightning.rewards.verifier.grammar import Node, read_claim
 from grpo_lightning.rewards.verifier.numbers import exact, literal, nodes
+from grpo_lightning.rewards.verifier.rules import rule
 from grpo_lightning.rewards.verifier.tokens import Unreadable
 from grpo_lightning.rewards.verifier.units import word_set
 
@@ -121,7 +122,7 @@ def _sorted(tree: Node) -> Node:
 @lru_cache(maxsize=1 << 10)
 def words_of(question: str) -> frozenset[str]:
     """The words of a question, in small letters."""
-    return frozenset(word.casefold() for word in re.findall(r"[^\W\d_]{3,}", question))
+    return frozenset(word.casefold() for word in _WORD.findall(question))
 
 
 @lru_cache(maxsize=1 << 10)
@@ -139,18 +140,30 @@ def context_of(question: str) -> Context:
     return Context(_INTEGERS.search(question) is not None, frozenset(names))
 
 
-_CAPITAL = re.compile(r"(?<![A-Za-z(°\\])[CK](?![A-Za-z)])")
-_INTEGRAL = re.compile(
-    r"\\i*int\b|integral|integrat|antiderivative|primitive|differential|constant|dx\b", re.IGNORECASE
+_WORD = rule(r"[^\W\d_]{3,}", "«How» «many» in 12 «hours»", "12 h")
+_CAPITAL = rule(r"(?<![A-Za-z(°\\])[CK](?![A-Za-z)])", "x^2 + «C», «K» > 0", "20 °C", "(C) Carl")
+_INTEGRAL = rule(
+    r"\\i*int\b|integral|integrat|antiderivative|primitive|differential|constant|dx\b",
+    r"«\int» 2x «dx»",
+    "an «antiderivative» of f",
+    "an integer",
+    flags=re.IGNORECASE,
 )
-_INTEGERS = re.compile(
-    r"\b(?:integers?|natural numbers?|sequences?|recurrence|series|\w*th term)\b|a_n|\\sum", re.IGNORECASE
+_INTEGERS = rule(
+    r"\b(?:integers?|natural numbers?|sequences?|recurrence|series|\w*th term)\b|a_n|\\sum",
+    "the «7th term» of the «sequence»",
+    "a real x",
+    flags=re.IGNORECASE,
 )
-_FORMULA = re.compile(r"\$\$?((?:\\\$|[^$])+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_PLAIN = re.compile(
-    r"(?:\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|sqrt|sin|cos|tan|[\d{}()\[\]^_+*/=<>|!.,&%\\-]|\s(?=\S))+"
+_FORMULA = rule(
+    r"\$\$?((?:\\\$|[^$])+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", r"If «$x = 3$» and «\(y\)»", "x = 3", flags=re.DOTALL
 )
-_NUMBER = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?")
+_PLAIN = rule(
+    r"(?:\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|sqrt|sin|cos|tan|[\d{}()\[\]^_+*/=<>|!.,&%\\-]|\s(?=\S))+",
+    "Solve« x + 3 = 7 »now",
+    "now",
+)
+_NUMBER = rule(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?", "«1,234.50» of «7»", "two")
 _CARDINALS = (
     "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
     "nineteen twenty"

@@ -21,6 +21,7 @@ from grpo_lightning.rewards.verifier.numbers import (
     symbols,
 )
 from grpo_lightning.rewards.verifier.prose import read_sentence
+from grpo_lightning.rewards.verifier.rules import rule
 from grpo_lightning.rewards.verifier.settling import (
     WHOLES,
     Settled,
@@ -67,10 +68,15 @@ from grpo_lightning.rewards.verifier.tokens import Unreadable, tokenize
 from grpo_lightning.rewards.verifier.units import Unit, conversion
 
 EQUAL, DIFFERENT, UNPARSEABLE, RESTATED, GOLD_BAD = "equal", "different", "unparseable", "restated", "gold_bad"
-_BARE_UNIT = re.compile(r"(.*[\d})])(?:\s|\\[, ])*([A-Za-z]{1,2})(\^\{?\d\}?)?")
+_BARE_UNIT = rule(r"(.*[\d})])(?:\s|\\[, ])*([A-Za-z]{1,2})(\^\{?\d\}?)?", "«5 m»", r"«\frac{1}{2}\,cm^2»", "m")
 _LOOSE = frozenset(["unit", "point"])
-_APPLIED = re.compile(r"[A-Za-z]\w*'*\(([a-z])\)")
-_ROUNDED = re.compile(r"\b(?:round|nearest|approximat|closest|estimat|decimal|about|tenth|hundredth)", re.IGNORECASE)
+_APPLIED = rule(r"[A-Za-z]\w*'*\(([a-z])\)", "«f(x)»", "«g'(t)»", "f(3)")
+_ROUNDED = rule(
+    r"\b(?:round|nearest|approximat|closest|estimat|decimal|about|tenth|hundredth)",
+    "«Round» to the «nearest» cent",
+    "How many?",
+    flags=re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 r"""Whether an answer is worked out: `8\sqrt2` is, `\sqrt{50}+\sqrt{18}` and `2x+3x` are not."""
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -20,8 +19,9 @@ from grpo_lightning.rewards.verifier.forms import (
 )
 from grpo_lightning.rewards.verifier.grammar import Node
 from grpo_lightning.rewards.verifier.numbers import NoNumber, exact, literal, nodes, precise, symbols
+from grpo_lightning.rewards.verifier.rules import rule
 
-_TRIGONOMETRIC = re.compile(r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?")
+_TRIGONOMETRIC = rule(r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?", "«sin»", "«arctan»", "«cosh»", "ln")
 _LOGARITHMS = ("ln", "log", "lg", "log_")
 _I, _PI, _TEN = ("constant", "i"), ("constant", "pi"), ("number", Fraction(10), None)
 _LARGEST = 10**6

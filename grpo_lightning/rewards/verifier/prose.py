@@ -14,6 +14,7 @@ from math import prod
 from grpo_lightning.rewards.verifier.grammar import DENIALS, LABELS, Claim, read_claim
 from grpo_lightning.rewards.verifier.number_words import in_digits, is_spelt
 from grpo_lightning.rewards.verifier.numbers import exact, literal
+from grpo_lightning.rewards.verifier.rules import rewriting, rule
 from grpo_lightning.rewards.verifier.spellings import are_amounts
 from grpo_lightning.rewards.verifier.tokens import Token, Unreadable, tokenize
 from grpo_lightning.rewards.verifier.units import HEDGES, SCALES, UNITS, is_noun, is_number_word, word_set
@@ -44,25 +45,46 @@ _TAKEN_BACK = (
     )
 )
 _SUPERLATIVES = word_set("maximum minimum most least first last largest smallest")
-_CLAUSE = re.compile(
+_CLAUSE = rule(
     r"(?<=\s)(?:between|in|on|at|for|of|to|from|with|by|if|when|after|before|during|over|than|that|who|which|within|while|"
-    r"because|are|is|were|was|do|did|will|have|has) (?=\S+ \S+)"
+    r"because|are|is|were|was|do|did|will|have|has) (?=\S+ \S+)",
+    "18 «if »she hires her",
+    "18 in total",
 )
-_COPIED = re.compile(
+_COPIED = rule(
     r"((?:\b(?:in|over|for|after|within|during|per|at|of|on|to|from|by|with|all|the|first|last|next)\s+|^))"
     r"(\$?\d[\d,.]*|[a-z]+(?:-[a-z]+)?)\s+((?!(?:and|or)\b)[a-z]+)",
-    re.IGNORECASE,
+    "«7 apples» «in 4 weeks»",
+    "7",
+    flags=re.IGNORECASE,
 )
-_NUMBER = re.compile(r"-?(?:\\?[$€£¥₹])?-?\.?\d|-?\\[dt]?frac|\\?[$€£¥₹]\Z|[A-Za-z]")
-_NAMED = re.compile(r"(?:the )?(\w+(?: [\w'’-]+){3,20}) (?:is|are|was|were|will be) (?=\S+\Z)", re.IGNORECASE)
+_NUMBER = rule(r"-?(?:\\?[$€£¥₹])?-?\.?\d|-?\\[dt]?frac|\\?[$€£¥₹]\Z|[A-Za-z]", "«-.5»", "«$1»", "?")
+_NAMED = rule(
+    r"(?:the )?(\w+(?: [\w'’-]+){3,20}) (?:is|are|was|were|will be) (?=\S+\Z)",
+    "«The number of apples she ate is »7",
+    "The total is 7",
+    flags=re.IGNORECASE,
+)
 _BEFORE_UNIT = word_set("a an the per each every this that of in for by than")
 """A unit behind any other word is the value's own, and counts."""
 _EACH = word_set("at each per for times x of every by")
 _IN_SUMS = _EACH | {"and", "a", "A"}
 _MARKS = frozenset("+-*/=,")
-_TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm|mbox)\s*\{([^{}]*)\}")
-_WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
-_EXPLAINED = re.compile(r"([^:()]+)(?:\(([^()]+)\)|:\s+([^:()]+))")
+_WITHOUT_TEXT = rewriting(
+    r"\\(?:text(?:bf|rm|it)?|mathrm|mbox)\s*\{([^{}]*)\}", r" \1 ", r"\text{about} 7 ->  about  7"
+)
+_WORD = rule(r"[^\W\d_]+(?:['’-][^\W\d_]+)*", "«well-known»", "«Ann's»", "7")
+_EXPLAINED = rule(r"([^:()]+)(?:\(([^()]+)\)|:\s+([^:()]+))", "«42 (30 boys and 12 girls)»", "«42: 30 + 12»", "42")
+_DIGIT = rule(r"\d", "«1»«8» apples", "none")
+_OTHER_NUMBER = rule(r"\bor\b.*\d", "in 4 «or in 5» weeks", "more than 5")
+_WITHOUT_DOZEN = rewriting(r"(?<=\d)\s*dozens?\b(?:\s+of\b)?", "", "3 dozen of eggs -> 3 eggs")
+_WITHOUT_LAYOUT = rewriting(r"\\[ ,;!]|~|\*\*|__", " ", r"5\,kg~each -> 5 kg each")
+_ONE_SPACE = rewriting(r"\s+", " ", "7   apples -> 7 apples")
+_TIMES = rewriting(r"(?<=\d)\s*[x×]\s*(?=\$?\d)", " * ", "3 x $4 -> 3 * $4", "3×4 -> 3 * 4", "3 x -> 3 x")
+_AMOUNT = rule(r"\$?\d", "she earns «$9»", "she earns")
+_OPERATOR = rule(r"[-+*/]", "9 «*» 2", "92")
+_STEM_Y = rewriting(r"(?:ies|ied)\Z", "y", "studied -> study")
+_WITHOUT_ENDING = rewriting(r"(?:ing|ed|es|s|e|d)\Z", "", "baking -> bak", "apples -> appl")
 _MAX_WORDS = 40
 
 
@@ -98,12 +120,12 @@ def _without_copies(text: str, question: str) -> str:
     low = text.casefold()
     for match in _CLAUSE.finditer(low):
         clause = low[match.start() :]
-        if clause in question and re.search(r"\d", low[: match.start()]) and not re.search(r"\bor\b.*\d", clause):
+        if clause in question and _DIGIT.search(low[: match.start()]) and not _OTHER_NUMBER.search(clause):
             text = text[: match.start()].rstrip()
             break
     bare = _COPIED.sub(lambda match: _without_number(match, question, "=" in text), text)
-    text = bare if re.search(r"\d", bare) else text
-    return re.sub(r"(?<=\d)\s*dozens?\b(?:\s+of\b)?", "", text) if "how many dozen" in question else text
+    text = bare if _DIGIT.search(bare) else text
+    return _WITHOUT_DOZEN(text) if "how many dozen" in question else text
 
 
 def _without_number(match: re.Match[str], question: str, in_sum: bool) -> str:
@@ -114,11 +136,11 @@ def _without_number(match: re.Match[str], question: str, in_sum: bool) -> str:
 
 def _plain(text: str) -> str:
     """Without the commands that only set text."""
-    while (inner := _TEXT.sub(r" \1 ", text)) != text:
+    while (inner := _WITHOUT_TEXT(text)) != text:
         text = inner
-    text = re.sub(r"\\[ ,;!]|~|\*\*|__", " ", text).replace("–", "-").replace("’", "'").strip()
-    text = re.sub(r"\s+", " ", text)
-    text = re.sub(r"(?<=\d)\s*[x×]\s*(?=\$?\d)", " * ", text)
+    text = _WITHOUT_LAYOUT(text).replace("–", "-").replace("’", "'").strip()
+    text = _ONE_SPACE(text)
+    text = _TIMES(text)
     return text if text.endswith("..") else text.removesuffix(".").rstrip()
 
 
@@ -154,8 +176,8 @@ def _sum_claim(calculation: str, result: str, known: frozenset[str]) -> Claim | 
     """The claim of `she earns 9 * 2` and `18 every day`: the result, if it is one."""
     claim = _claim(result, known)
     value = _value(claim)
-    start = re.search(r"\$?\d", calculation)
-    if value is None or not start or not re.search(r"[-+*/]", calculation):
+    start = _AMOUNT.search(calculation)
+    if value is None or not start or not _OPERATOR.search(calculation):
         return None
     is_one = _are_allowed(calculation[: start.start()].split(), known)
     return claim if is_one and _explains(calculation[start.start() :], value, known) else None
@@ -224,8 +246,8 @@ def _stems(known: frozenset[str]) -> frozenset[str]:
 
 def _stem(word: str) -> str:
     """What the forms of a word have in common: `bak` of bakes, baked and baking."""
-    word = re.sub(r"(?:ies|ied)\Z", "y", word)
-    word = re.sub(r"(?:ing|ed|es|s|e|d)\Z", "", word) if len(word) > 3 else word
+    word = _STEM_Y(word)
+    word = _WITHOUT_ENDING(word) if len(word) > 3 else word
     return word[:-1] if len(word) > 3 and word[-1] == word[-2] else word
 
 

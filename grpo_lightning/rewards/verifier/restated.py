@@ -1,7 +1,6 @@
 r"""Whether an answer of the right value only repeats the question: `\frac{48}{2}` where 48 are shared by 2."""
 
 import math
-import re
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -11,6 +10,7 @@ from grpo_lightning.rewards.verifier.finished import unfinished
 from grpo_lightning.rewards.verifier.forms import addends, factors, is_expanded, order, size, split
 from grpo_lightning.rewards.verifier.grammar import Claim, Item, Node
 from grpo_lightning.rewards.verifier.numbers import literal, nodes, symbols
+from grpo_lightning.rewards.verifier.rules import rule
 from grpo_lightning.rewards.verifier.wanted import has_other_form
 
 _LONG = 5
@@ -148,7 +148,13 @@ def _is_unreduced(tree: Node, question: str) -> bool:
     return not is_reduced and not numbers_of(question).isdisjoint((abs(above), abs(below)))
 
 
-_NO_DIVISOR = re.compile(r"\\[dt]?frac\s*(?:\d\s*\d|\{\s*\d+\s*\}\s*\{\s*\d+\s*\})|\d+\s*/\s*\d+|\^\{?\d+")
+_NO_DIVISOR = rule(
+    r"\\[dt]?frac\s*(?:\d\s*\d|\{\s*\d+\s*\}\s*\{\s*\d+\s*\})|\d+\s*/\s*\d+|\^\{?\d+",
+    r"«\frac{1}{2}»",
+    "«3/4»",
+    "x«^2»",
+    "6 + 3",
+)
 
 
 def _is_power_of_ten(tree: Node) -> bool:

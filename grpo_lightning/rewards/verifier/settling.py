@@ -1,6 +1,5 @@
 """What an item of a claim settles on: 3 of `x = 1 + 2 = 3`, the names before it, and what it is said to equal."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -9,6 +8,7 @@ from grpo_lightning.rewards.verifier import equality
 from grpo_lightning.rewards.verifier.asked import canonical
 from grpo_lightning.rewards.verifier.grammar import Claim, Item, Node
 from grpo_lightning.rewards.verifier.numbers import NoNumber, is_decimal, literal, nodes, precise, symbols
+from grpo_lightning.rewards.verifier.rules import rule
 from grpo_lightning.rewards.verifier.units import word_set
 
 WHOLES = word_set("group set matrix cases builder ratio time base numbers union minus meet dots chain mod words")
@@ -75,7 +75,7 @@ def with_argument(gold: Settled, answer: Settled) -> Settled:
     return Settled(renamed(answer.value, {theirs[2]: ours[2]}), gold.names)
 
 
-_APPLIED = re.compile(r"([A-Za-z]'*)\(([a-z])\)")
+_APPLIED = rule(r"([A-Za-z]'*)\(([a-z])\)", "«f(x)»", "«f'(t)»", "f(3)")
 
 
 def base_of(name: str) -> str:

@@ -5,11 +5,12 @@ from fractions import Fraction
 
 from grpo_lightning.rewards.verifier.grammar import Claim, Item, Node
 from grpo_lightning.rewards.verifier.numbers import literal, nodes, symbols
+from grpo_lightning.rewards.verifier.rules import rule
 from grpo_lightning.rewards.verifier.settling import by_names, values_agree
 from grpo_lightning.rewards.verifier.units import conversion
 
-_UNIT_VECTOR = re.compile(r"(?:(?:bold|vec|hat|overline) )+([ijk])")
-_POINT = re.compile(r"[A-Z](?:_\w+|'+)?")
+_UNIT_VECTOR = rule(r"(?:(?:bold|vec|hat|overline) )+([ijk])", "«bold i»", "«hat vec k»", "i")
+_POINT = rule(r"[A-Z](?:_\w+|'+)?", "«V»", "«V'»", "«P_1»", "v")
 _ZERO: Node = ("number", Fraction(), None)
 
 
@@ -91,9 +92,12 @@ def is_nothing(claim: Claim) -> bool:
     return value == ("set",) or bool(_NOTHING.fullmatch(text))
 
 
-_NOTHING = re.compile(
+_NOTHING = rule(
     r"none|(?:there (?:is|are) )?no (?:such )?(?:real |valid |possible )?(?:solutions?|values?|roots?|numbers?)"
-    r"(?: exists?)?|(?:the )?(?:empty|null) set"
+    r"(?: exists?)?|(?:the )?(?:empty|null) set",
+    "«none»",
+    "«there are no real solutions»",
+    "two solutions",
 )
 
 

@@ -6,6 +6,7 @@ from functools import cache, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from grpo_lightning.rewards.verifier.rules import rewriting, rule
 from grpo_lightning.rewards.verifier.units import UNITS, is_number_word, word_set
 
 
@@ -59,36 +60,76 @@ _UNICODE = {
     "Ω": r"\Omega ", "—": "-", "\xa0": " ", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
     "∖": r"\setminus ", "⟨": "(", "⟩": ")", "″": "''",
 }  # fmt: skip
-_SCRIPTS = re.compile("[⁰¹²³⁴-⁹⁺⁻ⁿ]+|[₀-₉]+")
-_ROOT = re.compile(r"√\s*(\(|\{|\d+|\w)")
+_SCRIPTS = rewriting(
+    "[⁰¹²³⁴-⁹⁺⁻ⁿ]+|[₀-₉]+",
+    lambda match: ("_" if match[0][0] in "₀₁₂₃₄₅₆₇₈₉" else "^") + "{" + unicodedata.normalize("NFKC", match[0]) + "}",
+    "x² + a₁₂ -> x^{2} + a_{12}",
+)
+_ROOT = rewriting(
+    r"√\s*(\(|\{|\d+|\w)",
+    lambda match: r"\sqrt" + (match[1] if match[1] in "({" else f"{{{match[1]}}}"),
+    r"√ 25 -> \sqrt{25}",
+    r"√(x+1) -> \sqrt(x+1)",
+)
+_BRACED_ROOT = rewriting(r"\\sqrt\(([^()]*)\)", r"\\sqrt{\1}", r"\sqrt(x+1) -> \sqrt{x+1}")
+_GREEK_LETTER = rule("GREEK (SMALL|CAPITAL) LETTER ([A-Z]+)", "«GREEK SMALL LETTER ALPHA»", "DIGIT ONE")
 _CURRENCY = "€£¥¢₹"
-_CURRENCY_CODE = re.compile(r"(USD|US\$|EUR|GBP|INR|Rs)\.?\s*(?=\\?\$?\s*\d)")
+_CURRENCY_CODE = rule(r"(USD|US\$|EUR|GBP|INR|Rs)\.?\s*(?=\\?\$?\s*\d)", "«USD »5", "«Rs. »20", "USD")
 _CODES = {"USD": "$", "US$": "$", "EUR": "€", "GBP": "£", "INR": "₹", "Rs": "₹"}
-_UNIT_FUNCTION = re.compile(r"(?:min|sec|deg)(?![A-Za-z])(?!\s*(?:[({_^\\\d]|[A-Za-z](?![A-Za-z])))")
+_UNIT_FUNCTION = rule(
+    r"(?:min|sec|deg)(?![A-Za-z])(?!\s*(?:[({_^\\\d]|[A-Za-z](?![A-Za-z])))",
+    "5 «min»",
+    "5 «sec» later",
+    "min(3, 4)",
+    "sec x",
+)
 """Minutes, seconds and degrees behind a number: no functions, since nothing follows that they could be of."""
-_COUNTED = re.compile(r"\d{1,2}-[a-z]{3,}(?=\s+[a-z]{3})")
+_COUNTED = rule(r"\d{1,2}-[a-z]{3,}(?=\s+[a-z]{3})", "12 «3-digit» numbers", "3-4")
 
-_NUMBER = re.compile(
+_NUMBER = rule(
     r"""[1-9]\d{0,2}(?:(?:\{,\}|,?\\!\s*|\\,|,(?=\d)|\ )\d{3})+(?![\d,]\d|\d)(?:\.\d+)?
     |(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3}(?![\d.]))?""",
-    re.VERBOSE | re.ASCII,
+    "«1,234.5»",
+    r"«1{,}000»",
+    "«1 000»",
+    "«2e5»",
+    "«12»,«34»",
+    flags=re.VERBOSE | re.ASCII,
 )
-_IN_BRACKETS = re.compile(
+_IN_BRACKETS = rule(
     r"[1-9]\d{0,2}(?:(?:\{,\}|,?\\!\s*|\\,)\d{3})+(?!\d)(?:\.\d+)?|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3}(?![\d.]))?",
-    re.ASCII,
+    "«3{,}500»",
+    "«3»,«500»",
+    flags=re.ASCII,
 )
-_REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot|overline\s*\\bar)\s*(?:\{\s*(\d+)\s*\}|(\d))", re.ASCII)
-_DOTTED = re.compile(r"(\d*)\.(\d*?)(\d{1,3}?)\3{2,}(?:\.\.\.|\s*\\[lc]?dots(?![a-z]))", re.ASCII)
-_COMMAND = re.compile(r"\\([A-Za-z]+)\*?|\\(.)", re.DOTALL)
-_LETTERS = re.compile(r"[A-Za-z]+(?:-[A-Za-z]+)*(?:/[a-z]+(?:\^\{?-?\d\}?)?)?|[^\W\d_]+")
-_MERIDIEM = re.compile(r"([ap])\.?\s?m\b\.?", re.IGNORECASE)
-_UNIT_FRACTION = re.compile(r"(?:[kcm]?m|mi|ft|km|kg|g|mi)/(?:s|h|hr|min|m|cm)\b(?!\s*\()")
-_SPACE = re.compile(r"(?:\s|~|\\[,:; >!]|\\q?quad(?![A-Za-z])|\\\s)+")
-_TEXT = re.compile(r"\s+|[^\W\d_]+(?:['-][^\W\d_]+)*|\d|\\.|.", re.DOTALL)
-_GENITIVE = re.compile(r"'s?(?![A-Za-z'])")
-_CHOICE = re.compile(r"\s*[A-J]\.\s*")
+_REPEATING = rule(
+    r"(\d*)\.(\d*)\\(?:overline|bar|dot|overline\s*\\bar)\s*(?:\{\s*(\d+)\s*\}|(\d))",
+    r"«0.1\overline{6}»",
+    "0.16",
+    flags=re.ASCII,
+)
+_DOTTED = rule(
+    r"(\d*)\.(\d*?)(\d{1,3}?)\3{2,}(?:\.\.\.|\s*\\[lc]?dots(?![a-z]))",
+    "«0.333...»",
+    r"«2.1666\ldots»",
+    "0.33...",
+    flags=re.ASCII,
+)
+_COMMAND = rule(r"\\([A-Za-z]+)\*?|\\(.)", r"«\frac»1«\,»2", "frac", flags=re.DOTALL)
+_LETTERS = rule(r"[A-Za-z]+(?:-[A-Za-z]+)*(?:/[a-z]+(?:\^\{?-?\d\}?)?)?|[^\W\d_]+", "«apples»", "«m/s^2»", "12")
+_MERIDIEM = rule(r"([ap])\.?\s?m\b\.?", "4:30 «p.m.»", "4«am»", "4 apples", flags=re.IGNORECASE)
+_UNIT_FRACTION = rule(r"(?:[kcm]?m|mi|ft|km|kg|g|mi)/(?:s|h|hr|min|m|cm)\b(?!\s*\()", "60 «km/h»", "x/y")
+_SPACE = rule(r"(?:\s|~|\\[,:; >!]|\\q?quad(?![A-Za-z])|\\\s)+", r"7« \, »8«~»9", "78")
+_TEXT = rule(r"\s+|[^\W\d_]+(?:['-][^\W\d_]+)*|\d|\\.|.", "«5»« »«well-known»« »«Ann's»«!»", flags=re.DOTALL)
+_GENITIVE = rule(r"'s?(?![A-Za-z'])", "Ann«'s» hat", "James«'» hat", "'so")
+_CHOICE = rule(r"\s*[A-J]\.\s*", "« B. »", "K.")
 _SHORT = word_set("of to in is if at on by as an do")
-_LETTER_RUN = re.compile("[A-Za-z]+")
+_WITHOUT_SEPARATORS = rewriting(r"\{,\}|,|\\!|\\,|\s", "", r"1{,}234\,567 -> 1234567")
+_DIGITS = rule(r"\d+", "«12»...", "...")
+_OPTION = rule(r"\s*\[[^\]]*\]", r"\\« [2pt]»", r"\\")
+_NAMED = rule(r"\\[A-Za-z]+", r"«\pi»", "pi")
+_HYPHENATED = rule(r"[A-Za-z]{3,}(?:-[A-Za-z]{3,})+", "«twenty-five» apples", "x-ray")
+_LETTER_RUN = rule("[A-Za-z]+", "12«abc»3«d»", "12")
 
 
 @lru_cache(maxsize=1 << 13)
@@ -109,14 +150,7 @@ def plain(text: str) -> str:
     """The text in ASCII, but for letters of other scripts."""
     if text.isascii():
         return text
-    text = _ROOT.sub(lambda match: r"\sqrt" + (match[1] if match[1] in "({" else f"{{{match[1]}}}"), text)
-    text = re.sub(r"\\sqrt\(([^()]*)\)", r"\\sqrt{\1}", text)
-    text = _SCRIPTS.sub(
-        lambda match: (
-            ("_" if match[0][0] in "₀₁₂₃₄₅₆₇₈₉" else "^") + "{" + unicodedata.normalize("NFKC", match[0]) + "}"
-        ),
-        text,
-    )
+    text = _SCRIPTS(_BRACED_ROOT(_ROOT(text)))
     return "".join(c if c.isascii() else _spelt(c) for c in text)
 
 
@@ -127,7 +161,7 @@ def _spelt(character: str) -> str:
         return _UNICODE[character]
     if character.isdecimal():
         return str(unicodedata.decimal(character))
-    greek = re.fullmatch("GREEK (SMALL|CAPITAL) LETTER ([A-Z]+)", unicodedata.name(character, ""))
+    greek = _GREEK_LETTER.fullmatch(unicodedata.name(character, ""))
     if greek:
         return f"\\{greek[2].lower() if greek[1] == 'SMALL' else greek[2].capitalize()} "
     parts = unicodedata.decomposition(character).split()
@@ -225,9 +259,9 @@ class _Cutter:
             match = pattern.match(self.text, self.place)
             if not match:
                 return False
-            digits = re.sub(r"\{,\}|,|\\!|\\,|\s", "", match[0])
+            digits = _WITHOUT_SEPARATORS(match[0])
             if digits.endswith(".") and self.text[match.end() :].strip(" $\\)]}*"):
-                match = re.compile(r"\d+").match(self.text, self.place)  # `1...`, or the end of a sentence
+                match = _DIGITS.match(self.text, self.place)  # `1...`, or the end of a sentence
                 assert match is not None
                 digits = match[0]
             self.add("number", digits)
@@ -301,7 +335,7 @@ class _Cutter:
         return not self.text[self.place :].strip(" .$")
 
     def _skip_option(self) -> None:
-        option = re.compile(r"\s*\[[^\]]*\]").match(self.text, self.place)
+        option = _OPTION.match(self.text, self.place)
         self.place = option.end() if option else self.place
 
     def _font(self) -> None:
@@ -337,7 +371,7 @@ class _Cutter:
             self.add("word", bare)
         elif bare in FUNCTIONS and not (name == "text" and self.after_operand()):
             self.add("function", bare)
-        elif name == "mathrm" and (bare in ("e", "i", "d", "E") or re.fullmatch(r"\\[A-Za-z]+", bare)):
+        elif name == "mathrm" and (bare in ("e", "i", "d", "E") or _NAMED.fullmatch(bare)):
             self.text, self.place = f"{bare} {self.text[self.place :]}", 0
         elif "$" in bare.replace(r"\$", "") or any(f"\\{font}" in bare for font in _FONTS | _TEXTS):
             self.text, self.place = content + self.text[self.place :], 0
@@ -410,7 +444,7 @@ class _Cutter:
         match = _LETTER_RUN.match(text, place) or _LETTERS.match(text, place)
         assert match is not None
         run = match[0]
-        hyphenated = re.compile(r"[A-Za-z]{3,}(?:-[A-Za-z]{3,})+").match(text, place)
+        hyphenated = _HYPHENATED.match(text, place)
         if hyphenated and (after or all(map(is_number_word, hyphenated[0].split("-")))):
             run = hyphenated[0]
         self.place = place + len(run)

@@ -1,8 +1,9 @@
 """What may stand behind a number: a unit from a table, or a noun. Nothing else may."""
 
-import re
 from collections.abc import Collection, Sequence
 from fractions import Fraction
+
+from grpo_lightning.rewards.verifier.rules import rule
 
 
 def word_set(text: str) -> frozenset[str]:
@@ -131,13 +132,17 @@ _NOT_NOUNS = word_set(
     "sixes eights nines tens hundreds thousands millions billions trillions dozens scores lakhs crores myriads "
     "halves quarters thirds fourths guesses maybes"
 )
-_NUMBER_WORD = re.compile(
+_NUMBER_WORD = rule(
     r"(?:zero|once|one|twice|thrice|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|twenty|thirty|forty|fifty|sixty"
     r"|seventy|eighty|ninety|hundred|thousand|\w+illion|dozen|half|third|quarter|double|triple)s?"
     r"|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|\w+illion)ths?"
-    r"|(?:twent|thirt|fort|fift|sixt|sevent|eight|ninet)ieths?"
+    r"|(?:twent|thirt|fort|fift|sixt|sevent|eight|ninet)ieths?",
+    "«twenty»",
+    "«tenths»",
+    "«seventeen»",
+    "apple",
 )
-_COUNTED = re.compile(r"([a-z]{3,}|\d+)-([a-z]{3,})")
+_COUNTED = rule(r"([a-z]{3,}|\d+)-([a-z]{3,})", "«three-digit»", "«12-hour»", "3-4")
 
 
 def is_number_word(word: str) -> bool:
@@ -169,7 +174,7 @@ _ENDS = word_set(
     "left remaining remain total altogether old long tall wide deep high away each apart together today "
     "combined more? daily weekly yearly annually only exactly"
 )
-_PLURAL = re.compile(r"[A-Za-z]{3,}s|[A-Za-z]+-[A-Za-z]{3,}s")
+_PLURAL = rule(r"[A-Za-z]{3,}s|[A-Za-z]+-[A-Za-z]{3,}s", "«apples»", "«T-shirts»", "fish")
 
 
 def is_noun(word: str, known: Collection[str]) -> bool:

@@ -9,15 +9,26 @@ from grpo_lightning.rewards.verifier.asked import numbers_of
 from grpo_lightning.rewards.verifier.forms import addends, content, factors, whole
 from grpo_lightning.rewards.verifier.grammar import Node
 from grpo_lightning.rewards.verifier.numbers import literal, nodes, symbols
+from grpo_lightning.rewards.verifier.rules import rule
 
-_EXPAND = re.compile(r"\b(?:expand|multiply out)", re.IGNORECASE)
-_PARTIAL = re.compile(r"\bpartial fraction", re.IGNORECASE)
-_SQUARE = re.compile(r"\b(?:complet\w+ the square|vertex form)", re.IGNORECASE)
-_FACTOR = re.compile(r"\bfactor", re.IGNORECASE)
-_RADIANS = re.compile(r"\bradian", re.IGNORECASE)
-_LOWEST = re.compile(r"\b(?:reduce|simplif|simplest|lowest)", re.IGNORECASE)
-_POWER = re.compile(r"\bpower of\b", re.IGNORECASE)
-_POLAR = re.compile(r"\b(?:rectangular|a \+ bi|a\+bi)", re.IGNORECASE)
+_EXPAND = rule(r"\b(?:expand|multiply out)", "«Expand» the product", "Find x", flags=re.IGNORECASE)
+_PARTIAL = rule(r"\bpartial fraction", "a «partial fraction» decomposition", "a fraction", flags=re.IGNORECASE)
+_SQUARE = rule(
+    r"\b(?:complet\w+ the square|vertex form)",
+    "«Complete the square»",
+    "the «vertex form»",
+    "the square",
+    flags=re.IGNORECASE,
+)
+_FACTOR = rule(r"\bfactor", "«Factor» it", "Find x", flags=re.IGNORECASE)
+_RADIANS = rule(r"\bradian", "in «radian»s", "in degrees", flags=re.IGNORECASE)
+_LOWEST = rule(
+    r"\b(?:reduce|simplif|simplest|lowest)", "«Simplif»y", "in «lowest» terms", "Find x", flags=re.IGNORECASE
+)
+_POWER = rule(r"\bpower of\b", "as a «power of» 2", "powers", flags=re.IGNORECASE)
+_POLAR = rule(
+    r"\b(?:rectangular|a \+ bi|a\+bi)", "in «rectangular» form", "as «a + bi»", "in polar form", flags=re.IGNORECASE
+)
 
 
 def has_other_form(gold: Node, answer: Node, question: str) -> bool:
