@@ -16,7 +16,7 @@ _CORRECTION = rule(
     r"|.*\b(?:correct|correction|instead|wrong)\b",
     "«, wait» 8",
     "«, or rather» 8",
-    "«is not this one:» 8",
+    "«not the final one:» 8",
     "«, that is wrong»",
     "and 8",
     flags=re.IGNORECASE | re.DOTALL,
