@@ -1,4 +1,4 @@
-"""What a question has: its formulas, its words and its numbers."""
+"""The formulas, the words and the numbers of a question."""
 
 import re
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ class Asked:
     """The formulas of a question."""
 
     parts: frozenset[Node]
-    """All of them and all that is in them, each in `canonical` form."""
+    """All formulas and their subtrees, each in `canonical` form."""
     multiples: frozenset[tuple[Fraction, Node]]
-    """The same as numbers and rests."""
+    """The same as pairs of a number and the rest, from `multiple`."""
     forms: frozenset[Node]
-    """Whether its numbers are decimals, percentages or fractions."""
+    """The numbers that are not whole, each with its notation, from `number_form`."""
     sides: tuple[Node, ...]
-    """The formulas, and both sides of each equation, as they stand there."""
+    """The formulas, and both sides of each equation, as written."""
     relations: tuple[Node, ...]
     """The equations and inequalities."""
 
@@ -66,7 +66,7 @@ def expressions(question: str) -> frozenset[Node]:
 
 
 def number_form(tree: Node) -> Node:
-    """Whether a number that is not whole is a decimal, a percentage or a fraction, and which."""
+    """The notation (decimal, percentage or fraction) and the value of a number that is not whole; () for others."""
     value = literal(tree)
     if value is None or value.denominator == 1 or tree[0] not in ("number", "percent", "div"):
         return ()
@@ -74,7 +74,7 @@ def number_form(tree: Node) -> Node:
 
 
 def multiple(tree: Node) -> tuple[Fraction, Node] | None:
-    """A formula as a number and the rest; None for what is no formula to be worked out."""
+    """A formula as a number times the rest; None if there is nothing to compute."""
     if tree[0] not in _COMPOUND or tree[0] == "chain" or exact(tree) is not None:
         return None
     number, rest = split(tree)
@@ -82,7 +82,7 @@ def multiple(tree: Node) -> tuple[Fraction, Node] | None:
 
 
 def canonical(tree: Node) -> Node:
-    """One tree for all orders of terms and factors; nothing for what is no formula to be worked out."""
+    """One tree for all orders of terms and factors; () if there is nothing to compute."""
     if exact(tree) is not None and tree[0] in ("number", "neg", "percent"):
         return ()
     return _sorted(tree) if tree[0] in _COMPOUND else ()
@@ -121,7 +121,7 @@ def _sorted(tree: Node) -> Node:
 
 @lru_cache(maxsize=1 << 10)
 def words_of(question: str) -> frozenset[str]:
-    """The words of a question, in small letters."""
+    """The words of a question, in lower case."""
     return frozenset(word.casefold() for word in _WORD.findall(question))
 
 
@@ -134,7 +134,7 @@ def numbers_of(question: str) -> frozenset[Fraction]:
 
 
 def context_of(question: str) -> Context:
-    """What a question says about the variables of its answer."""
+    """The context for comparing formulas: whether variables are integers, and which constants the question uses."""
     letters = set() if _INTEGRAL.search(question) else {match[0] for match in _CAPITAL.finditer(question)}
     names = (name for name in CONSTANTS if name.partition("_")[0] in letters)
     return Context(_INTEGERS.search(question) is not None, frozenset(names))

@@ -1,4 +1,4 @@
-"""The choices that a question offers: `(A) 3 (B) 4`, `\\textbf{(A)}\\ 3 \\qquad \\textbf{(B)}\\ 4`, `A. 3`."""
+r"""The choices of a multiple-choice question: `(A) 3 (B) 4`, `\textbf{(A)}\ 3 \qquad \textbf{(B)}\ 4`, `A. 3`."""
 
 from functools import lru_cache
 
@@ -19,7 +19,7 @@ _WITHOUT_END = rewriting(r"(?:\\q?quad|\\[ ,;]|[~\s,;.$]|\\\\)+\Z", "", r"3, \qq
 
 @lru_cache(maxsize=1 << 10)
 def choices_in(question: str) -> dict[str, str]:
-    """The text behind each letter; nothing if the letters do not run from A on."""
+    """The text of each choice by its letter; empty if the letters do not run from A on."""
     for marker in _MARKERS:
         found = list(marker.finditer(question))
         starts = [index for index, match in enumerate(found) if match[1] == "A"]
@@ -34,7 +34,7 @@ def choices_in(question: str) -> dict[str, str]:
 
 
 def _end(question: str, start: int) -> int:
-    """Where the last choice ends: with its paragraph."""
+    """The index at which the last choice ends: with its paragraph."""
     end = question.find("\n\n", start)
     return end if end >= 0 else len(question)
 

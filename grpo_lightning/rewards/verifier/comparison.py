@@ -1,4 +1,4 @@
-"""Whether two claims say the same. Runs in a worker process, on texts that a model wrote."""
+"""Compares two claims. It runs in a worker process, since the texts come from a model."""
 
 import re
 from collections.abc import Sequence
@@ -81,7 +81,7 @@ _ROUNDED = rule(
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What reasonable people decide differently; the arguments of `MathVerifier`, which explain them."""
+    """Conventions on which graders differ: arguments of `MathVerifier`, explained there."""
 
     percent: bool = True
     degrees: bool = True
@@ -93,7 +93,7 @@ class Policy:
 
 
 def compare(gold: str, answer: str, question: str = "", policy: dict[str, Any] | None = None) -> str:
-    """What is to be said of an answer: `equal`, `different`, `unparseable`, `restated`, or `gold_bad`."""
+    """The outcome for an answer: `equal`, `different`, `unparseable`, `restated`, or `gold_bad`."""
     return _Comparison(Policy(**(policy or {})), question).outcome(gold, answer)
 
 
@@ -130,7 +130,7 @@ class _Comparison:
         return RESTATED if wants_work and restated.is_restated(right, equal, self.question) else EQUAL
 
     def _equal_reading(self, right: Claim, said: Claim | None, answer: str, known: frozenset[str]) -> Claim | None:
-        """The claim of an answer in the first of its readings that says the same; None if none does."""
+        """The claim of the first reading of an answer that equals the gold claim; None if none does."""
         if said and self.same(right, said):
             return said
         if said and len(said.items) == 1 < len(right.items):
@@ -144,14 +144,14 @@ class _Comparison:
         return None
 
     def _split(self, answer: str, known: frozenset[str]) -> Claim | None:
-        """The answer with every comma between two values: where the gold answer is a list, `100,200` is one."""
+        """The answer with every comma read as a separator: `100,200` is a list if the gold answer is one."""
         try:
             return read_claim(answer.replace(",", ", "), known) if "," in answer else None
         except Unreadable:
             return None
 
     def _with_unit(self, gold: Claim, answer: str, known: frozenset[str]) -> bool:
-        """`5m` where the gold answer is in metres."""
+        """Whether the answer is equal if its last letters are a unit: `5m` where the gold answer is in metres."""
         bare = _BARE_UNIT.fullmatch(answer.strip())
         if not bare or not gold.items[-1].unit:
             return False
@@ -170,7 +170,7 @@ class _Comparison:
     # ----- claims
 
     def same(self, gold: Claim, answer: Claim) -> bool:
-        """Whether two claims say the same."""
+        """Whether two claims are equal."""
         if is_nothing(gold) or is_nothing(answer):
             return is_nothing(gold) and is_nothing(answer)
         right, said = choice_of(gold), choice_of(answer)
@@ -216,7 +216,7 @@ class _Comparison:
         return self.same_item(gold.items[0], answer.items[0])
 
     def offered(self, letter: str) -> Claim | None:
-        """What stands behind a letter in the question; None if it has no such choice, or one that cannot be read."""
+        """The claim of a choice of the question; None if there is no such choice, or it cannot be read."""
         text = choices_in(self.question).get(letter, "")
         try:
             return read_claim(text) if text else None
@@ -224,13 +224,13 @@ class _Comparison:
             return None
 
     def same_text(self, letter: str, answer: Claim) -> bool:
-        """Whether the text behind a letter, if there is one, is that of the question."""
+        """Whether the text after a letter, if there is one, is that of the question."""
         value = answer.items[0].chain[2][0]
         offered = self.offered(letter)
         return value[0] != "choice" or offered is None or self.same(offered, value[2])
 
     def same_excluded(self, gold: Claim, answer: Claim) -> bool:
-        """`x+1` for `x \\ne 1`: the same formula, the same values left out."""
+        r"""Whether formula and excluded values are the same: `x+1` for `x \ne 1`."""
         return (
             len(gold.items) == len(answer.items)
             and self.same_item(gold.items[0], answer.items[0])
@@ -238,6 +238,7 @@ class _Comparison:
         )
 
     def same_item(self, gold: Item, answer: Item) -> bool:
+        """Whether two single items are equal in kind, names, unit and value."""
         answer = self.in_percent(self.in_unit(gold, answer))
         right, said = settle(gold), settle(answer, not gold.chain[1], self.asked)
         factor = self.unit_factor(gold.unit, answer.unit)
@@ -282,14 +283,14 @@ class _Comparison:
         return self.same_value(ours, theirs, gold.unit, answer.unit)
 
     def is_rounding(self, gold: Node, close: Node) -> bool:
-        """Whether a rounded value may stand behind an exact one: no second answer, for who wants a whole number."""
+        """Whether the rounded value after an exact one is no second answer: the question may want a whole number."""
         value = literal(close)
         if value is None or value.denominator > 1 or is_decimal(close) or abs(value) >= 100:
             return True
         return literal(gold) is not None and bool(_ROUNDED.search(self.question))
 
     def in_unit(self, gold: Item, answer: Item) -> Item:
-        """An amount in several units, in the gold answer's if it is one of them: `90` minutes of `90 min = 1.5 h`."""
+        """An amount in several units, read in the unit of the gold answer if listed: 90 minutes of `90 min = 1.5 h`."""
         if not answer.amounts or not gold.unit or answer.unit == gold.unit:
             return answer
         found = next((amount for amount in answer.amounts if amount[1] == gold.unit), None)
@@ -300,7 +301,7 @@ class _Comparison:
         return Item(("chain", (), found[:1]), gold.unit, amounts=(*others, last))
 
     def in_percent(self, answer: Item) -> Item:
-        """`\\frac{10}{50} \\times 100 = 20\\%`, with the percent sign that its left side leaves out."""
+        r"""`\frac{10}{50} \times 100 = 20\%`, with the percent sign that its left side leaves out."""
         _, operators, operands = answer.chain
         value = operands[-1]
         if not self.policy.percent or value[0] != "percent" or set(operators) != {"="}:
@@ -310,7 +311,7 @@ class _Comparison:
         return replace(answer, chain=("chain", operators, tuple(links)))
 
     def unit_factor(self, gold: Unit, answer: Unit) -> Fraction | None:
-        """By what the answer's number is to be multiplied to be in the gold answer's unit; None if it cannot be."""
+        """The factor that converts the answer's number to the unit of the gold answer; None if there is none."""
         if not gold or not answer or gold == answer:
             return Fraction(1)
         ours, theirs = dict(gold), dict(answer)
@@ -323,7 +324,7 @@ class _Comparison:
     # ----- several things
 
     def members(self, claim: Claim) -> list[Node] | None:
-        """The values of a list or a set, in their order; None if the claim is one value."""
+        """The values of a list or a set, in order; None if the claim is one value."""
         if len(claim.items) == 1:
             settled = settle(claim.items[0])
             if settled is None:
@@ -363,7 +364,7 @@ class _Comparison:
         return self.is_matching(ours, theirs)
 
     def is_matching(self, ours: Sequence[Node], theirs: Sequence[Node]) -> bool:
-        """Whether each of ours is one of theirs, and each of theirs is taken once."""
+        """Whether each gold value equals an answer that no other gold value is matched with."""
         left = list(theirs)
         for part in ours:
             found = next((other for other in left if self.same_part(part, other)), None)
@@ -373,6 +374,7 @@ class _Comparison:
         return True
 
     def distinct(self, values: Sequence[Node]) -> list[Node]:
+        """The values without repetitions."""
         found: list[Node] = []
         for value in values:
             if not any(values_agree(value, other) for other in found):
@@ -380,11 +382,11 @@ class _Comparison:
         return found
 
     def same_part(self, gold: Node, answer: Node) -> bool:
-        """Of a list or a tuple: a percent sign counts."""
+        """Whether two parts of lists or tuples are equal; a percent sign counts."""
         return is_percent(gold) == is_percent(answer) and self.same_value(gold, answer)
 
     def same_tuple(self, gold: Claim, answer: Claim) -> bool:
-        """`x=2, y=3` for `(2,3)`."""
+        """Whether named values are the gold tuple: `x=2, y=3` for `(2,3)`."""
         settled = settle(gold.items[0])
         named = by_names(answer)
         if settled is None or settled.value[0] != "group" or settled.value[1:3] != ("(", ")") or "or" in answer.joins:
@@ -396,7 +398,7 @@ class _Comparison:
         return len(ours) == len(theirs) and all(map(self.same_part, ours, theirs))
 
     def same_assignments(self, named: dict[str, Node], gold: Claim, answer: Claim) -> bool:
-        """`b=3, a=2` or `(2,3)` or `2, 3` for `a=2, b=3`."""
+        """Whether the answer has the named values of the gold answer: `b=3, a=2`, `(2,3)` or `2, 3` for `a=2, b=3`."""
         if "or" in answer.joins and "or" not in gold.joins:
             return False
         theirs = by_names(answer)
@@ -411,7 +413,7 @@ class _Comparison:
         return len(values) == len(named) and all(map(self.same_part, named.values(), values))
 
     def same_families(self, gold: Claim, answer: Claim) -> bool:
-        """`\\frac\\pi2 + n\\pi, n \\in \\mathbb Z`, whatever the counter is called."""
+        r"""Whether two families are equal up to the name of the counter: `\frac\pi2 + n\pi, n \in \mathbb Z`."""
         ours, theirs = condition(gold), condition(answer)
         if ours is None or theirs is None or ours[1] != theirs[1]:
             return False
@@ -422,7 +424,7 @@ class _Comparison:
     # ----- values
 
     def same_value(self, gold: Node, answer: Node, ours: Unit = (), theirs: Unit = ()) -> bool:
-        """Whether two values are equal and the answer's is worked out."""
+        """Whether two values are equal and the answer is in finished form."""
         kinds = gold[0], answer[0]
         answer = with_counter(gold, answer)
         right, said = literal(gold), literal(answer)
@@ -453,10 +455,11 @@ class _Comparison:
         return equality.equal(gold, answer, self.context) or self.same_angle(gold, answer, ours, theirs)
 
     def is_long(self, answer: Node) -> bool:
+        """Whether a decimal has nine digits or more, enough to identify an irrational number."""
         return answer[0] == "number" and len(str(answer[1].numerator)) >= 9
 
     def same_angle(self, gold: Node, answer: Node, ours: Unit, theirs: Unit) -> bool:
-        """Degrees and radians of one angle, where one side has a degree sign and the other a pi."""
+        """Whether degrees and radians are one angle; one side has a degree sign and the other a pi."""
         if not self.policy.degrees:
             return False
         bare = [node[1] if node[0] == "degree" else node for node in (gold, answer)]
@@ -475,7 +478,7 @@ class _Comparison:
         return False
 
     def same_whole(self, gold: Node, answer: Node) -> bool:
-        """Tuples, intervals, sets, matrices and the like."""
+        """Whether two compound values are equal: tuples, intervals, sets, matrices and others."""
         spans = span_of(gold), span_of(answer)
         if all(spans) and (gold[0] in SPANS or answer[0] in SPANS or is_interval(gold) != is_interval(answer)):
             return self.same_spans(*spans)  # type: ignore[arg-type]
@@ -532,12 +535,14 @@ class _Comparison:
         return gold == answer
 
     def same_cell(self, gold: Node, answer: Node) -> bool:
+        """Whether two cells of a table of cases are equal: conditions or values."""
         if gold[0] == "chain" or answer[0] == "chain":
             spans = span_of(gold), span_of(answer)
             return self.same_spans(*spans) if all(spans) else self.same_relation(gold, answer)  # type: ignore[arg-type]
         return self.same_value(gold, answer)
 
     def same_builder(self, gold: Node, answer: Node) -> bool:
+        """Whether two set builders are equal up to the names of their variables."""
         bound = [bound_names(node) for node in (gold, answer)]
         if len(bound[0]) != len(bound[1]) or len(gold) != len(answer):
             return False
@@ -548,7 +553,7 @@ class _Comparison:
         return False
 
     def same_spans(self, gold: "Span", answer: "Span") -> bool:
-        """Whether two sets of real numbers are the same, of the same variable if both name one."""
+        """Whether two sets of real numbers are equal, and have the same variable if both name one."""
         if gold.name and answer.name and gold.name != answer.name:
             return False
         if any(finished.unfinished(end) - self.allowed for end in answer.ends):
@@ -563,12 +568,13 @@ class _Comparison:
         )
 
     def same_end(self, gold: Node, answer: Node) -> bool:
+        """Whether two ends of intervals are equal; an end may be infinite."""
         return gold == answer or self.same_value(gold, answer)
 
     # ----- relations
 
     def same_relation(self, gold: Node, answer: Node) -> bool:
-        """Whether two equations or inequalities say the same, up to a factor; a chain link by link."""
+        """Whether two equations or inequalities are equivalent up to a factor; a chain is compared link by link."""
         ours, theirs = _oriented(gold), _oriented(answer)
         if ours is None or theirs is None or ours[0] != theirs[0]:
             return False
@@ -598,7 +604,7 @@ class _Comparison:
 
 
 def _kinds(item: Item, value: Node) -> set[str]:
-    """What an item measures in: the units of the table, degrees, per cent."""
+    """The kinds of unit of an item: units of the table, degrees, percent."""
     return {name for name, _ in item.unit} | {_SIGNS[node[0]] for node in (value,) if node[0] in _SIGNS}
 
 
@@ -607,12 +613,12 @@ _TEMPERATURES = {"celsius", "fahrenheit", "radian"}
 
 
 def _bare(value: Node) -> Node:
-    """The number of `60^\\circ` and `25\\%`."""
+    r"""The number of `60^\circ` and `25\%`."""
     return value[1] if value[0] in _SIGNS else value
 
 
 def _is_kind(gold: Item, right: Node, answer: Item, said: Node) -> bool:
-    """Whether an answer measures in what the gold answer does, or in nothing: no dollars for degrees."""
+    """Whether the answer has a unit of the kind of the gold answer, or none: no dollars for degrees."""
     ours, theirs = _kinds(gold, right), _kinds(answer, said)
     if not ours or ours <= _LOOSE or (theirs <= _LOOSE and theirs):
         return True
@@ -622,7 +628,7 @@ def _is_kind(gold: Item, right: Node, answer: Item, said: Node) -> bool:
 
 
 def _is_function_of(gold: Node, right: Settled, said: Settled) -> bool:
-    """Whether `f(x) = 2x+3` is said where the gold answer is `y = 2x+3`."""
+    """Whether the answer is `f(x) = 2x+3` where the gold answer is `y = 2x+3`."""
     if len(right.names) != 1 or len(said.names) != 1:
         return False
     (ours,), (theirs,) = right.names, said.names
@@ -635,7 +641,7 @@ def _is_function_of(gold: Node, right: Settled, said: Settled) -> bool:
 
 
 def same_number(right: Fraction, said: Fraction, ours: bool, theirs: bool, decimal: bool, policy: Policy) -> bool:
-    """Whether two numbers are equal, a decimal as far as its digits go. `ours`, `theirs`: has it a percent sign?"""
+    """Whether two numbers are equal, a decimal up to its digits. `*_percent`: whether it has a percent sign."""
     if right == said and (ours == theirs or policy.percent or right == 0):
         return True
     # What percentage is it? 25, or 25 %. But 0.25 says 25 %, and 0.25 % something else.
@@ -648,7 +654,7 @@ def same_number(right: Fraction, said: Fraction, ours: bool, theirs: bool, decim
 
 
 def _free_of(gold: Node, answer: Node) -> frozenset[str]:
-    """What an answer may leave to do because of what the gold answer is."""
+    """The unfinished operations that the kind of the gold answer allows."""
     is_complex = any(node == ("constant", "i") for node in nodes(gold))
     return frozenset(["complex exponential"] if is_complex else [])
 
@@ -675,7 +681,7 @@ def _text(tree: Node) -> str:
 
 
 def _oriented(chain: Node) -> tuple[tuple[str, ...], tuple[Node, ...]] | None:
-    """The chain with all its inequalities pointing one way."""
+    """The chain with all inequalities in one direction; None if they have no common direction."""
     if chain[0] != "chain" or not chain[1]:
         return None
     _, operators, operands = chain

@@ -1,4 +1,4 @@
-"""The final answer in a completion: found by its form, never guessed, and with all that hedges it."""
+"""Extracts the final answer of a completion, found by its form, together with all that hedges it."""
 
 import re
 
@@ -97,7 +97,7 @@ _AMENDED = rule(
     "since it is odd",
     flags=re.IGNORECASE,
 )
-"""What an explanation must not say: it would be part of the answer."""
+"""Words that make an explanation a part of the answer."""
 _INLINE = rule(
     r"\$(?:(?!(?<![\\A-Za-z{])[a-z]{3})[^$])+[^$.]\$(?!\d)|\\\((?:(?!\\\)).)+\\\)",
     r"if «$x = 3$» and «\(y\)»",
@@ -124,13 +124,14 @@ _SPECIAL = rule(r"<\|[\w ]+\|>|</s>|<eos>", "7«<|im_end|>»«</s>»", "x < 3")
 
 
 def extract_answer(text: str) -> str | None:
-    r"""The answer as the completion wrote it, or None.
+    r"""The answer as the completion wrote it; None if there is none.
 
-    Reasoning does not count: only what follows the last `</think>`, and nothing while `<think>` is open.
-    There the first of these that occurs decides, and of several the last one: `\boxed{}` or `\fbox{}` with
-    balanced braces, `<answer></answer>`, and then whichever comes later of a `####` line and "answer is" or
-    "answer:". What stands beside it in the same sentence belongs to it: boxes joined by a comma, "and" or "or"
-    are one answer, and so are a sign or a "not" before it and an "or" behind it.
+    Reasoning does not count: only the text after the last `</think>` is read, and none while `<think>` is open.
+    In that text the first form that occurs decides, and its last occurrence counts. The forms are, in order:
+    `\boxed{}` or `\fbox{}` with balanced braces; `<answer></answer>`; the later of a `####` line and of
+    "answer is" or "answer:".
+    Words beside the answer in the same sentence belong to it. Boxes joined by a comma, "and" or "or" are one answer.
+    A sign or a "not" before it and an "or" after it count too.
     """
     text = text.rpartition("</think>")[2]
     if "<think>" in text:
@@ -147,12 +148,12 @@ def extract_answer(text: str) -> str | None:
 
 
 def whole_turn(sample: Sample) -> str:
-    """The completion, with the `<think>` in front that its prompt may have ended with."""
+    """The completion, with `<think>` before it if the prompt ends with `<think>`."""
     return "<think>" + sample.text if sample.prompt.text.rstrip().endswith("<think>") else sample.text
 
 
 def _boxed(text: str) -> str | None:
-    """The last box and what its sentence adds to it."""
+    """The last box, with what its sentence adds to it."""
     if r"\boxed" not in text and r"\fbox" not in text:
         return None
     boxes = _boxes(text)
@@ -185,7 +186,7 @@ def _without_boxes(text: str) -> str:
 
 
 def _hedge(tail: str) -> str:
-    """What the sentence says against the answer behind it: an alternative, a change."""
+    """The text after the answer that takes it back: an alternative or a change; else empty."""
     tail = _SENTENCE_END.split(tail, maxsplit=1)[0]
     beginning = _WITHOUT_CLOSING(tail)
     if tail[:1] in ("^", "!", "_") or _FACTOR.match(tail):
@@ -203,7 +204,7 @@ def _inner(boxes: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int]]
 
 
 def _boxes(text: str) -> list[tuple[int, int, int, int]]:
-    """Outermost boxes: where each starts, where its content does, where the box ends and where its content does."""
+    """The outermost boxes as indices: start of the box, start of its content, end of the box, end of its content."""
     boxes: list[tuple[int, int, int, int]] = [
         (match.start(), match.start(1), match.end(), match.end(1)) for match in _UNBRACED.finditer(text)
     ]
@@ -228,7 +229,7 @@ def _boxes(text: str) -> list[tuple[int, int, int, int]]:
 
 
 def _belongs(gap: str) -> bool:
-    """Whether two boxes with this between them are one answer: on one line, unless the second corrects the first."""
+    """Whether two boxes with this text between them are one answer; not if the second corrects the first."""
     if len(gap) > 120 or _SENTENCE_END.search(gap):
         return False
     plain = _LAYOUT.sub(" ", gap).strip()
@@ -260,7 +261,7 @@ def _stated(text: str) -> str | None:
 
 
 def _clause(statement: str) -> str:
-    """What a statement says before its sentence ends or an explanation begins."""
+    """The statement up to the end of its sentence or to the beginning of an explanation."""
     statement = statement.lstrip()[:_MAX_STATEMENT].replace(r"\$", "$").strip()
     masked = _INLINE.sub(lambda match: "0" * len(match[0]), statement)  # a formula has no clauses
     end = _CLAUSE_END.search(masked)

@@ -1,4 +1,4 @@
-"""Reads an answer: tokens in, one claim out. What the grammar does not know is no answer."""
+"""Parses the tokens of an answer into one claim. Text that the grammar does not know is no answer."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,7 +11,7 @@ from grpo_lightning.rewards.verifier.tokens import Token, Unreadable, tokenize
 from grpo_lightning.rewards.verifier.units import CURRENCIES, SCALES, UNITS, Unit, counts_things, is_phrase, word_set
 
 Node = tuple[Any, ...]
-"""A tree: the kind of node, then its parts. Equal trees mean the same; see `_Parser` for the kinds."""
+"""A tree: the kind of node, then its parts. Equal trees have equal meaning; see `_Parser` for the kinds."""
 
 MAX_TOKENS, MAX_DEPTH = 500, 25
 RELATIONS = {
@@ -34,27 +34,27 @@ _BASES = {name: base for base, word in enumerate(_BASE_WORDS.split(), 2) for nam
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One of the things that an answer claims."""
+    """One statement of a claim: a value or a relation, with its unit."""
 
     chain: Node
     """`("chain", operators, operands)`: `x = 3` has one operator and two operands, `3` none and one."""
     unit: Unit = ()
-    """Its unit, if it is in the table."""
+    """The unit, if it is in the table."""
     names_things: bool = False
     """Whether something is counted: `3 cookies`."""
     counts: bool = False
-    """Whether the things have a name of their own: `3 cookies`, not `3 left`."""
+    """Whether what is counted is named: `3 cookies`, not `3 left`."""
     amounts: tuple[tuple[Node, Unit], ...] = ()
-    """What it is said to be in other units: 1.5 hours of `1.5 hours = 90 minutes`."""
+    """The same amount in other units: 1.5 hours of `1.5 hours = 90 minutes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What an answer claims: one thing, or several."""
+    """The meaning of an answer: one item or several."""
 
     items: tuple[Item, ...]
     joins: frozenset[str] = frozenset()
-    """What stands between the items: `,`, `;`, `and`, `or`."""
+    """The separators between the items: `,`, `;`, `and`, `or`."""
 
 
 @lru_cache(maxsize=1 << 14)
@@ -67,7 +67,7 @@ def read_claim(text: str, known: frozenset[str] = frozenset(), brackets: bool = 
         brackets: Whether `3,500` inside brackets is two numbers.
 
     Raises:
-        Unreadable: It is none, or more than one.
+        Unreadable: The text is no claim, or more than one.
     """
     tokens = in_digits(tokenize(text, brackets))
     if len(tokens) > MAX_TOKENS:
@@ -76,7 +76,7 @@ def read_claim(text: str, known: frozenset[str] = frozenset(), brackets: bool = 
 
 
 def _without_frame(tokens: list[Token], known: frozenset[str]) -> list[Token]:
-    """Without marks around the whole and a label in front: `The answer is`, `Total =`."""
+    """The tokens without marks around the whole and without a label before it: `The answer is`, `Total =`."""
     while tokens and tokens[-1].text in (".", ",", ";", r"\\", "!") and tokens[-1].kind == "mark":
         if tokens[-1].text == "!" and not tokens[-1].spaced and not (len(tokens) > 1 and tokens[-2].kind == "word"):
             break
@@ -102,7 +102,7 @@ def _without_frame(tokens: list[Token], known: frozenset[str]) -> list[Token]:
 
 
 def _is_label(tokens: list[Token], known: frozenset[str]) -> bool:
-    """`Probability`, `Area of ABC`, `Total cost`: one noun, or words that the question or the table has."""
+    """Whether the tokens are a label: one noun, or words of the question or the table, as `Area of ABC`."""
     low = [token.text.casefold() for token in tokens if token.kind == "word"]
     if len(low) == len(tokens) == 1:
         return len(low[0]) > 2 and low[0] not in DENIALS
@@ -115,7 +115,7 @@ def _is_label(tokens: list[Token], known: frozenset[str]) -> bool:
 
 
 def _quantified(tokens: list[Token]) -> int:
-    """Where the inequality of `all real x such that x > 3` begins; 0 if it is none."""
+    """The index at which the inequality of `all real x such that x > 3` begins; 0 if there is none."""
     start = 0
     while start + 1 < len(tokens) and (tokens[start].text.casefold() in _SETS or len(tokens[start].text) == 1):
         if tokens[start].kind not in ("word", "symbol"):
@@ -133,7 +133,7 @@ def _quantified(tokens: list[Token]) -> int:
 
 
 def _names_tuple(tokens: list[Token], known: frozenset[str]) -> bool:
-    """`vertex` of `vertex (2,-1)`."""
+    """Whether the tokens name a tuple: `vertex` of `vertex (2,-1)`."""
     low = {token.text.casefold() for token in tokens}
     nouns = low & _PLACES
     return bool(nouns) and not low & DENIALS and all(word in _PLACES | LABELS or word in known for word in low)
@@ -153,11 +153,15 @@ DENIALS = word_set(
 
 
 class _Parser:
-    """By descent. Kinds of nodes: number value decimals · symbol name · constant name · add · neg · mul · div · pow ·
+    """Parses tokens by recursive descent.
+
+    The kinds of nodes, each with the names of its parts:
+    number value decimals · symbol name · constant name · add · neg · mul · div · pow ·
     root degree radicand · call name arguments · apply name arguments · fact · abs · percent · degree · pm sign ·
     group opening closing items · set · builder body conditions · matrix rows · cases rows · ratio · base digits base ·
     time hours minutes half · words · dots · chain operators operands · union · minus · meet · numbers name ·
-    big name below above body · mod value modulus · marked mark name."""
+    big name below above body · mod value modulus · marked mark name.
+    """
 
     def __init__(self, tokens: list[Token], known: frozenset[str]) -> None:
         self.tokens, self.known, self.place, self.depth = tokens, known, 0, 0
@@ -195,7 +199,7 @@ class _Parser:
         return Claim(tuple(items), frozenset(joins))
 
     def items(self) -> tuple[list[Item], set[str]]:
-        """Items up to a closing bracket or the end."""
+        """The items up to a closing bracket or the end, and their separators."""
         items, joins = [self.item()], set[str]()
         while True:
             if self.next.kind == "join" and self.next.text in self.stops:
@@ -220,12 +224,12 @@ class _Parser:
             items.append(self.item())
 
     def take_conclusion(self) -> str:
-        """The `so` of `a=4, b=3, so a+b=7`."""
+        """Takes the `so` of `a=4, b=3, so a+b=7`; returns its text, or nothing."""
         is_word = self.next.kind == "word" and self.next.text in ("so", "thus", "hence", "then", "therefore")
         return self.advance() if is_word else ""
 
     def opens_condition(self) -> bool:
-        """Whether `where x \\ne 1`, `for integer n` or `(x \\ne 1)` begins here."""
+        r"""Whether `where x \ne 1`, `for integer n` or `(x \ne 1)` begins here."""
         if self.next.text == "(" and self.place:
             inside = self.tokens[self.place + 1 : self.matching(self.place)]
             return any(token.text in ("ne", "in") for token in inside) and inside[0].kind == "symbol"
@@ -236,7 +240,7 @@ class _Parser:
         return len(self.peek(1).text) == 1 or self.peek(1).text in _QUANTIFIERS
 
     def is_named_counter(self) -> bool:
-        """`k an integer`, behind a comma."""
+        """Whether `k an integer` begins here, after a comma."""
         return (
             self.peek(-1).text == ","
             and len(self.next.text) == 1
@@ -245,7 +249,7 @@ class _Parser:
         )
 
     def condition(self) -> Item:
-        """What it says: `n \\in \\mathbb Z` for `for integer n`."""
+        r"""The condition that begins here: `n \in \mathbb Z` for `for integer n`."""
         if self.take("("):
             item = self.item()
             self.expect(")")
@@ -268,7 +272,7 @@ class _Parser:
         return self.place >= len(self.tokens) or self.next.text in (")", "]", r"\}")
 
     def amount(self, value: Node, currency: str) -> tuple[Node, Unit] | None:
-        """A value in a unit, if an equals sign comes behind it."""
+        """A value and its unit, if an equals sign follows; else None."""
         start = self.place
         if self.next.kind == "word":
             try:
@@ -331,7 +335,7 @@ class _Parser:
         return Item(("chain", tuple(operators), tuple(operands)), unit, bool(things), things > 1, tuple(amounts))
 
     def is_date(self) -> bool:
-        """`20 June`, `20th of June`."""
+        """Whether a date begins here: `20 June`, `20th of June`."""
         start = 1
         while self.peek(start).text in ("st", "nd", "rd", "th", "of"):
             start += 1
@@ -344,13 +348,13 @@ class _Parser:
         return self.tokens[self.place - 1].text
 
     def currency(self) -> str:
-        """A sign of money before a number."""
+        """Takes a currency sign before a number; returns the currency, or nothing."""
         if self.next.text in CURRENCIES and self.next.kind == "mark":
             return CURRENCIES[self.advance()]
         return ""
 
     def quantifier(self) -> None:
-        """`for all real x`, where it says nothing."""
+        """Skips `for all real x` if it adds nothing."""
         start = self.place
         if self.next.text == "forall" or (self.next.text == "for" and self.peek(1).text in ("all", "any", "every")):
             self.place += 1
@@ -364,7 +368,7 @@ class _Parser:
         self.place = start
 
     def choice(self) -> Node | None:
-        """`(C)`, `C.`, `(C) 12`: the letter of a choice, alone or before its text."""
+        """The choice that begins here, a letter alone or before its text: `(C)`, `C.`, `(C) 12`; else None."""
         texts = [self.peek(offset).text for offset in range(3)]
         if texts[0] in ("Choice", "Option", "choice", "option"):
             self.place += 1
@@ -410,7 +414,7 @@ class _Parser:
         return ("words", *said)
 
     def unit(self, sign: str = "") -> tuple[int, Unit, int]:
-        """What stands behind a value: its scale, its unit, and 1 for `left`, 2 for `cookies`. `sign`: of money."""
+        """The scale and the unit after a value, and 1 for `left`, 2 for `cookies`. `sign`: the currency before it."""
         scale = 1
         while self.next.kind == "word" and self.next.text in SCALES:
             scale *= SCALES[self.advance()]
@@ -449,7 +453,7 @@ class _Parser:
         return scale, unit, 0 if not phrase else 2 if phrase[0] != "units" and counts_things(phrase, self.known) else 1
 
     def unit_product(self, factors: dict[str, int], sign: int) -> bool:
-        """Units and their powers, as `kg`, `m/s^2`, `J/(mol K)`."""
+        """Adds units and their powers to `factors`, as `kg`, `m/s^2`, `J/(mol K)`; returns whether it found any."""
         found = False
         while True:
             start = self.place
@@ -506,7 +510,7 @@ class _Parser:
     # ----- expressions
 
     def operand(self) -> Node:
-        """Sets and their unions, ratios, times."""
+        """One operand of a relation: a sum, a ratio, a time, or a union of sets."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise Unreadable("too deep")
@@ -517,7 +521,7 @@ class _Parser:
         return node
 
     def name(self) -> Node | None:
-        """The left side of `P(X = 2) =` or `(f \\circ g)(x) =`: any symbol or group applied to any group."""
+        r"""The left side of `P(X = 2) =` or `(f \circ g)(x) =`: any symbol or group applied to any group."""
         start = self.place
         end = start
         texts = [token.text for token in self.tokens[start:]]
@@ -552,7 +556,7 @@ class _Parser:
         return None
 
     def matching(self, start: int) -> int:
-        """Where the bracket that opens at `start` closes."""
+        """The index of the bracket that closes the one at `start`."""
         depth = 0
         for index in range(start, len(self.tokens)):
             text = self.tokens[index].text
@@ -573,7 +577,7 @@ class _Parser:
         return parts[0] if len(parts) == 1 else ("ratio", *parts)
 
     def take_to(self) -> bool:
-        """The word of `3 to 4`."""
+        """Takes the word `to` of `3 to 4`; returns whether it is there."""
         is_ratio = self.next.kind == "word" and self.next.text == "to" and self.peek(1).kind == "number"
         self.place += is_ratio
         return is_ratio
@@ -621,7 +625,7 @@ class _Parser:
                 return node
 
     def quotient(self, node: Node) -> Node:
-        """`7 3/4` is a mixed number, else left to right."""
+        """A quotient from left to right; `7 3/4` is a mixed number."""
         right = self.signed_factor()
         return ("div", node, right)
 
@@ -698,7 +702,7 @@ class _Parser:
         return ("pow", node, exponent)
 
     def degrees(self, node: Node) -> Node:
-        """Of an angle, or of temperature."""
+        """The node with the degree sign that follows, of an angle or a temperature."""
         if self.next.text in ("C", "F") and self.peek(1) is _END:
             self.tokens[self.place] = Token("word", "celsius" if self.next.text == "C" else "fahrenheit")
             return node
@@ -708,7 +712,7 @@ class _Parser:
         return [self.peek(offset).text for offset in range(4)] == ["{", "-", "1", "}"]
 
     def based(self, node: Node) -> Node:
-        """`204_5`."""
+        """A number with its base: `204_5`."""
         if self.take("{"):
             inner = self.take("(")
             text = self.advance()
@@ -723,7 +727,7 @@ class _Parser:
         return ("base", str(node[1]), base)
 
     def argument(self, whole_numbers: bool = False) -> Node:
-        """What TeX takes for an argument: a group in braces or one character."""
+        """The argument as TeX reads it: a group in braces or one character."""
         if self.take("{"):
             stops, self.stops = self.stops, []
             bars, self.bars = self.bars, 0
@@ -745,7 +749,7 @@ class _Parser:
         return self.atom()
 
     def arguments(self) -> list[Node]:
-        """`(a, b)` behind a function's name."""
+        """The arguments after a function's name: `(a, b)`."""
         self.expect("(")
         bars, self.bars = self.bars, 0
         stops, self.stops = self.stops, []
@@ -884,7 +888,7 @@ class _Parser:
         return node
 
     def subscripts(self, name: str) -> Node:
-        """A symbol with what stands below it: `a_{n}` is `a_n`."""
+        """A symbol with its subscript: `a_{n}` is `a_n`."""
         while self.take("_"):
             if self.next.text == "{":
                 end = self.matching(self.place)
@@ -1097,7 +1101,7 @@ def _signed(sign: str, node: Node) -> Node:
 
 
 def _is_mixed(left: Node, right: Node) -> bool:
-    """Whether `2\\frac12` stands there: a whole number and a fraction below 1 of two others."""
+    r"""Whether the two are a mixed number, a whole number and a fraction of whole numbers below 1: `2\frac12`."""
     if left[0] != "number" or left[2] is not None or left[1].denominator > 1 or right[0] != "div":
         return False
     whole = all(part[0] == "number" and part[1].denominator == 1 for part in right[1:])
@@ -1110,7 +1114,7 @@ def _exact(quotient: Node) -> Fraction:
 
 
 def _derivative(top: Node, bottom: Node) -> Node | None:
-    """`\\frac{dy}{dx}` is a symbol."""
+    r"""The symbol for a derivative, `\frac{dy}{dx}`; None for other quotients."""
     if bottom[0] == "mul" and bottom[1] == ("symbol", "d") and bottom[2][0] == "symbol":
         if top == ("symbol", "d"):
             raise Unreadable("a derivative that is not worked out")

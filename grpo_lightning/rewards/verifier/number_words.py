@@ -1,4 +1,4 @@
-"""Numbers in words: `thirty-six`, `two hundred and five`, `a dozen`, `two thirds`."""
+"""Reads numbers in words: `thirty-six`, `two hundred and five`, `a dozen`, `two thirds`."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +22,7 @@ _PARTS |= {f"{word}s": value for word, value in _PARTS.items()}
 _PARTS |= {"halves": 2, "fourth": 4, "fourths": 4, "twentieth": 20, "twentieths": 20, "hundredth": 100}
 _PARTS |= {"hundredths": 100, "thousandth": 1000, "thousandths": 1000}
 _NO_NUMBER = word_set("each every this that which any no the another per")
-"""`each one` is no number."""
+"""Words after which `one` is no number: `each one`."""
 
 NUMBER_WORDS = frozenset([*_BELOW_100, *_LARGE, *_PARTS, "hundred", "dozen"])
 
@@ -41,7 +41,7 @@ def _is_fraction(low: str) -> bool:
 def in_digits(tokens: Sequence[Token]) -> list[Token]:
     """The tokens with every number in words replaced by one in digits.
 
-    A word that only scales (`5 million`) stays, and so does one that counts nothing (`each one`).
+    A word that only scales (`5 million`) stays. So does a word that counts nothing (`each one`).
     """
     return list(_Reader(tokens).replaced())
 
@@ -51,7 +51,7 @@ class _Reader:
         self.tokens, self.place = tokens, 0
 
     def word(self, offset: int = 0) -> str:
-        """The word in small letters; nothing for another token."""
+        """The word at an offset, in lower case; empty if the token is no word."""
         index = self.place + offset
         if not 0 <= index < len(self.tokens):
             return ""
@@ -107,7 +107,7 @@ class _Reader:
         return number + self.fraction(1) if self.word() == "and" else number
 
     def fraction(self, offset: int) -> list[Token]:
-        """`a half`, `one third`, `two-thirds` at an offset, which is skipped."""
+        """Takes `a half`, `one third` or `two-thirds` at an offset; returns its tokens, or none."""
         first, second = self.word(offset), self.word(offset + 1)
         if _is_fraction(first):
             self.place += offset + 1
@@ -119,7 +119,7 @@ class _Reader:
         return []
 
     def whole(self) -> int | None:
-        """A whole number that begins here."""
+        """Takes the whole number that begins here; None if there is none."""
         total, last = 0, 10**15
         start = self.place
         while True:

@@ -1,7 +1,7 @@
-"""The one number that a sentence claims: 18 of `Janet makes $18 every day`, 42 of `42 (30 boys and 12 girls)`.
+"""Reads the one number that a sentence claims: 18 of `Janet makes $18 every day`, 42 of `42 (30 boys and 12 girls)`.
 
-The rule is positive: one number stands there, and all the words come from the question or from short lists. What takes
-a value back (`not`, `almost`, `or`) is in none of them, even where the question has it.
+The sentence must have one number, and all its words must come from the question or from short lists. Words that take
+a value back (`not`, `almost`, `or`) are never allowed, even if the question has them.
 """
 
 import re
@@ -66,7 +66,7 @@ _NAMED = rule(
     flags=re.IGNORECASE,
 )
 _BEFORE_UNIT = word_set("a an the per each every this that of in for by than")
-"""A unit behind any other word is the value's own, and counts."""
+"""Words before a unit that is not the unit of the value."""
 _EACH = word_set("at each per for times x of every by")
 _IN_SUMS = _EACH | {"and", "a", "A"}
 _MARKS = frozenset("+-*/=,")
@@ -90,12 +90,12 @@ _MAX_WORDS = 40
 
 @lru_cache(maxsize=1 << 13)
 def read_sentence(text: str, known: frozenset[str], question: str = "") -> Claim | None:
-    """The claim of a sentence with one number, or of a number and what explains it; None if it is none.
+    """The claim of a sentence with one number, or of a number with its explanation; None for other texts.
 
     Args:
         text: The answer.
         known: The words of the question.
-        question: The question: what is copied from it claims nothing.
+        question: The question. Text copied from it claims nothing.
     """
     plain = _plain(text)
     if len(plain.split()) > _MAX_WORDS:
@@ -113,7 +113,7 @@ def read_sentence(text: str, known: frozenset[str], question: str = "") -> Claim
 
 
 def _without_copies(text: str, question: str) -> str:
-    """Without a clause of the question (`if she hires her`) and without its numbers (`in 4 weeks`)."""
+    """The text without a clause of the question (`if she hires her`) and without its numbers (`in 4 weeks`)."""
     named = _NAMED.match(text)
     if named and named[1].casefold() in question:
         text = text[named.end() :]
@@ -129,13 +129,13 @@ def _without_copies(text: str, question: str) -> str:
 
 
 def _without_number(match: re.Match[str], question: str, in_sum: bool) -> str:
-    """`in weeks` for `in 4 weeks`, if the question has the number and the word; a sum keeps its first one."""
+    """`in weeks` for `in 4 weeks`, if the question has number and word; a sum keeps its first number."""
     is_copied = f"{match[2]} {match[3]}".casefold() in question and (match[1] or not in_sum)
     return match[1] + match[3] if is_copied else match[0]
 
 
 def _plain(text: str) -> str:
-    """Without the commands that only set text."""
+    """The text without commands for layout."""
     while (inner := _WITHOUT_TEXT(text)) != text:
         text = inner
     text = _WITHOUT_LAYOUT(text).replace("–", "-").replace("’", "'").strip()
@@ -145,7 +145,7 @@ def _plain(text: str) -> str:
 
 
 def _claim(sentence: str, known: frozenset[str]) -> Claim | None:
-    """The claim of words, one value and words; of words, a sum, its result and words."""
+    """The claim of words, one value and words, or of words, a sum, its result and words; None for others."""
     if "=" in sentence:
         calculation, _, result = sentence.rpartition("=")
         return _sum_claim(calculation, result, known)
@@ -191,7 +191,7 @@ def _read(text: str, known: frozenset[str]) -> Claim | None:
 
 
 def _value(claim: Claim | None) -> Fraction | None:
-    """The number, if the claim is one."""
+    """The number, if the claim is one; else None."""
     if claim is None or len(claim.items) > 1 or claim.joins:
         return None
     _, operators, operands = claim.items[0].chain
@@ -200,7 +200,7 @@ def _value(claim: Claim | None) -> Fraction | None:
 
 
 def _word(piece: str) -> str:
-    """The word of a piece, without a comma behind it; nothing if it is none."""
+    """The word of a piece, without a comma after it; empty if the piece is no word."""
     piece = piece.rstrip(",'")
     return piece if _WORD.fullmatch(piece) else ""
 
@@ -228,7 +228,7 @@ def _are_allowed(frame: Sequence[str], known: frozenset[str]) -> bool:
 
 
 def _is_name(piece: str) -> bool:
-    """Whether it may be somebody's name: what takes a value back is none, nor is an adverb."""
+    """Whether a piece may be a name: a capitalised word that neither takes a value back nor is an adverb."""
     low = _word(piece).casefold().removesuffix("'s")
     return (
         piece[:1].isupper()
@@ -245,14 +245,14 @@ def _stems(known: frozenset[str]) -> frozenset[str]:
 
 
 def _stem(word: str) -> str:
-    """What the forms of a word have in common: `bak` of bakes, baked and baking."""
+    """The common stem of the forms of a word: `bak` of bakes, baked and baking."""
     word = _STEM_Y(word)
     word = _WITHOUT_ENDING(word) if len(word) > 3 else word
     return word[:-1] if len(word) > 3 and word[-1] == word[-2] else word
 
 
 def _may_follow(words: Sequence[str], known: frozenset[str]) -> bool:
-    """Whether words behind a value leave it as it is: `every day at the market`, `more apples than Jane`."""
+    """Whether the words after a value leave it unchanged: `every day at the market`, `more apples than Jane`."""
     low = [piece.casefold() for piece in words]
     compared = False
     for index, word in enumerate(low):
@@ -280,7 +280,7 @@ def _may_follow(words: Sequence[str], known: frozenset[str]) -> bool:
 
 
 def _explains(text: str, value: Fraction, known: frozenset[str]) -> bool:
-    """Whether what stands in brackets or behind a colon says how a value comes about, and names no other one."""
+    """Whether the text in brackets or after a colon explains a value and names no other one."""
     try:
         tokens = in_digits(tokenize(text.removeprefix("or ")))
     except Unreadable:
@@ -302,24 +302,24 @@ def _explains(text: str, value: Fraction, known: frozenset[str]) -> bool:
 
 
 def _is_rate(token: Token, after: Token | None) -> bool:
-    """Whether it is a percent sign or the stroke of `$10/week`, of which a sum knows nothing."""
+    """Whether a token is a percent sign or the slash of `$10/week`, which a sum ignores."""
     return token.text == "%" or (token.text == "/" and after is not None and after.kind == "word")
 
 
 def _result(text: str) -> Fraction | None:
-    """What a sum comes to."""
+    """The value of a sum; None if it has none."""
     claim = _read(text, frozenset())
     return exact(claim.items[0].chain[2][0]) if claim and len(claim.items) == 1 else None
 
 
 def _converts(text: str, inside: str, known: frozenset[str]) -> bool:
-    """Whether it says the same in another unit: `90 minutes (1.5 hours)`."""
+    """Whether the text in brackets is the same amount in another unit: `90 minutes (1.5 hours)`."""
     claim = _read(f"{text} = {inside.removeprefix('or ').removeprefix('= ')}", known)
     return claim is not None and len(claim.items) == 1 and bool(claim.items[0].amounts) and are_amounts(claim.items[0])
 
 
 def _sign(token: Token) -> str:
-    """A token as a part of a sum; nothing for a word."""
+    """The text of a token in a sum; empty for a word."""
     if token.text == "x":
         return "*"
     return token.text if token.kind == "number" or token.text in "+-*/=" else ""

@@ -1,4 +1,4 @@
-"""What the process of the run itself reads of an answer: plain numbers. All else is compared in a worker."""
+"""Reads plain numbers in the process of the run itself. Everything else is compared in a worker."""
 
 import re
 from fractions import Fraction
@@ -18,13 +18,13 @@ _PLAIN = rule(
 
 @lru_cache(maxsize=1 << 16)
 def plain_number(text: str) -> Fraction | None:
-    """The value of `18`, `-3`, `1,234.50` and `$18`; None for all that is spelt in another way."""
+    """The value of `18`, `-3`, `1,234.50` and `$18`; None for other spellings."""
     return Fraction(text.replace(",", "").replace("$", "")) if _PLAIN.fullmatch(text) else None
 
 
 @lru_cache(maxsize=1 << 14)
 def number(text: str) -> Fraction | None:
-    """The value of an answer that is one number, however it is spelt: `\\frac12`, `37.5\\%`, `7 3/4`, `x = 3 cm`."""
+    r"""The value of an answer that is one number in any spelling: `\frac12`, `37.5\%`, `7 3/4`, `x = 3 cm`."""
     found = plain_number(text)
     if found is not None or len(text) > MAX_CHARS:
         return found
@@ -39,7 +39,7 @@ def number(text: str) -> Fraction | None:
 
 
 def same_number(gold: str, answer: str) -> bool:
-    """Whether two answers are one number, a decimal as far as ten digits go."""
+    """Whether two answers are the same number; a decimal is compared to ten digits."""
     right, said = number(gold), number(answer)
     if right is None or said is None:
         return False
@@ -48,6 +48,6 @@ def same_number(gold: str, answer: str) -> bool:
 
 
 def canonical(answer: str) -> str:
-    """A spelling that answers of equal value share, as far as exact numbers can tell."""
+    """A key that answers with the same exact number share; for other answers the text itself."""
     value = number(answer)
     return str(value) if value is not None else " ".join(answer.split()).casefold()

@@ -9,9 +9,9 @@ EXAMPLES: dict[re.Pattern[str], tuple[str, ...]] = {}
 
 
 def rule(pattern: str, *examples: str, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
-    """The compiled pattern, with examples of what it matches.
+    r"""The compiled pattern, with examples of what it matches.
 
-    In an example, each match stands between « and »: `rule(r"\\d+", "«12» of «30»")`.
+    In an example, each match stands between « and »: `rule(r"\d+", "«12» of «30»")`.
     An example that is marked from end to end matches as a whole. In an example without marks, nothing matches.
     """
     compiled = re.compile(pattern, flags)
@@ -34,5 +34,5 @@ class Rewriting(NamedTuple):
 
 
 def rewriting(pattern: str, replacement: str | Callable[[re.Match[str]], str], *examples: str) -> Rewriting:
-    """A rewriting with examples: `rewriting(r"\\s+", " ", "7   apples -> 7 apples")`."""
+    r"""A rewriting with examples: `rewriting(r"\s+", " ", "7   apples -> 7 apples")`."""
     return Rewriting(re.compile(pattern), replacement, examples)

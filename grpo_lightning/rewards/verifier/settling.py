@@ -1,4 +1,4 @@
-"""What an item of a claim settles on: 3 of `x = 1 + 2 = 3`, the names before it, and what it is said to equal."""
+"""Finds the value that an item settles on, 3 of `x = 1 + 2 = 3`, with its names and its other links."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,20 +16,26 @@ WHOLES = word_set("group set matrix cases builder ratio time base numbers union 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The value that an item settles on: 3 of `x = 1 + 2 = 3 \\approx 3.0`."""
+    r"""The value that an item settles on: 3 of `x = 1 + 2 = 3 \approx 3.0`."""
 
     value: Node
     names: frozenset[str] = frozenset()
     order: tuple[str, ...] = ()
     """The names of `(x, y) = (2, 3)`."""
     links: tuple[Node, ...] = ()
-    """What the value is said to be equal to."""
+    """The other operands, which the item claims to equal the value."""
     close: Node | None = None
-    """What it is said to be about."""
+    """The rounded value after an approximation sign."""
 
 
 def settle(item: Item, loose: bool = False, asked: frozenset[Node] = frozenset()) -> Settled | None:
-    """None for a relation that is yet to be solved. `loose`: `m + n` and `AB \\cdot CD` are names too."""
+    r"""The value that an item settles on; None for a relation that is not solved.
+
+    Args:
+        item: The item.
+        loose: Whether `m + n` and `AB \cdot CD` count as names.
+        asked: The formulas of the question, which count as names if `loose`.
+    """
     _, operators, operands = item.chain
     if operators == ("in",) and operands[1][0] in WHOLES and (name := _name(operands[0], False)):
         return Settled(operands[1], frozenset(name), name if operands[0][0] == "group" else ())
@@ -66,7 +72,7 @@ def settle(item: Item, loose: bool = False, asked: frozenset[Node] = frozenset()
 
 
 def with_argument(gold: Settled, answer: Settled) -> Settled:
-    """`f(t) = t^2` as `f(x) = x^2`, if the gold answer calls the variable x."""
+    """The answer with the variable of the gold answer: `f(t) = t^2` becomes `f(x) = x^2`."""
     if len(gold.names) != 1 or len(answer.names) != 1 or gold.names == answer.names:
         return answer
     ours, theirs = (_APPLIED.fullmatch(next(iter(settled.names))) for settled in (gold, answer))
@@ -79,12 +85,12 @@ _APPLIED = rule(r"([A-Za-z]'*)\(([a-z])\)", "«f(x)»", "«f'(t)»", "f(3)")
 
 
 def base_of(name: str) -> str:
-    """`x` of `x_1`."""
+    """The name without its subscript: `x` of `x_1`."""
     return name.partition("_")[0]
 
 
 def _name(tree: Node, loose: bool = True) -> tuple[str, ...] | None:
-    """The names if the left side of an equation is one: `x`, `f(3)`, `\\sin A`, `|AB|`, `m+n`, `(x, y)`."""
+    r"""The names on the left side of an equation; None if it has none: `x`, `f(3)`, `\sin A`, `|AB|`, `m+n`, `(x, y)`."""
     kind = tree[0]
     if kind == "symbol":
         return (tree[1],)
@@ -120,7 +126,7 @@ def _name(tree: Node, loose: bool = True) -> tuple[str, ...] | None:
 
 
 def is_true_chain(said: Settled) -> bool:
-    """Whether the value is equal to all that it is said to be equal to, as far as numbers can tell."""
+    """Whether the value equals all its links, as far as numbers can tell."""
     for link in said.links:
         if any(node[0] == "big" for node in nodes(link)):
             continue
@@ -144,6 +150,7 @@ def is_true_chain(said: Settled) -> bool:
 
 
 def values_agree(left: Node, right: Node) -> bool:
+    """Whether two trees are identical, or have the same number as value."""
     ours, theirs = literal(left), literal(right)
     if ours is not None and theirs is not None:
         return ours == theirs
@@ -151,7 +158,7 @@ def values_agree(left: Node, right: Node) -> bool:
 
 
 def _is_close(value: Node, decimal: Node, rounded: bool) -> bool:
-    """Whether a decimal is about a value: within half a unit of its last digit, or 1 %."""
+    """Whether a decimal is close to a value: within half a unit of its last digit, or 1 %."""
     if symbols(value) or symbols(decimal):
         return value == decimal
     if rounded and not is_decimal(decimal):
@@ -165,7 +172,7 @@ def _is_close(value: Node, decimal: Node, rounded: bool) -> bool:
 
 
 def by_names(claim: Claim) -> dict[str, Node]:
-    """The values of `a=2, b=3` by their names; nothing if one has none or two have the same."""
+    """The values of `a=2, b=3` by name; empty if a name is missing or occurs twice."""
     found: dict[str, Node] = {}
     for item in claim.items:
         settled = settle(item)
@@ -179,7 +186,7 @@ def by_names(claim: Claim) -> dict[str, Node]:
 
 
 def choice_of(claim: Claim) -> str:
-    """The letter, if the claim is the choice of one."""
+    """The letter, if the claim is a choice; else empty."""
     if len(claim.items) != 1 or claim.items[0].chain[1]:
         return ""
     (value,) = claim.items[0].chain[2]
@@ -192,7 +199,7 @@ def choice_of(claim: Claim) -> str:
 
 
 def system(claim: Claim) -> Claim:
-    """The equations of a system as items."""
+    """The claim with the equations of a system as items."""
     if len(claim.items) != 1 or claim.items[0].chain[1] or claim.items[0].chain[2][0][0] != "cases":
         return claim
     rows = claim.items[0].chain[2][0][1:]
@@ -202,13 +209,13 @@ def system(claim: Claim) -> Claim:
 
 
 def chosen(claim: Claim) -> Claim:
-    """12 of `(C) 12`."""
+    """The claim of the text after the letter of a choice: 12 of `(C) 12`."""
     value = claim.items[0].chain[2][0]
     return value[2] if value[0] == "choice" else claim
 
 
 def condition(claim: Claim) -> tuple[str, Node] | None:
-    """The counter and its set, if the last item is `n \\in \\mathbb Z`."""
+    r"""The counter and its set, if the last item is a condition such as `n \in \mathbb Z`."""
     if len(claim.items) < 2:
         return None
     _, operators, operands = claim.items[-1].chain
@@ -218,11 +225,12 @@ def condition(claim: Claim) -> tuple[str, Node] | None:
 
 
 def has_signs(tree: Node) -> bool:
+    r"""Whether the tree is a value with `\pm` in it."""
     return any(node[0] == "pm" for node in nodes(tree)) and tree[0] not in ("group", "set", "matrix", "union")
 
 
 def expanded(values: Sequence[Node]) -> Iterator[Node]:
-    """`1 \\pm x` as `1 + x` and `1 - x`."""
+    r"""Yields the values with both signs of `\pm`: `1 + x` and `1 - x` for `1 \pm x`."""
     for value in values:
         if has_signs(value):
             yield _with_sign(value, 1)
@@ -244,13 +252,14 @@ def _with_sign(tree: Node, sign: int) -> Node:
 
 
 def renamed(tree: Node, names: dict[str, str]) -> Node:
+    """The tree with variables renamed."""
     if tree[:1] == ("symbol",):
         return ("symbol", names.get(tree[1], tree[1]))
     return tuple(renamed(part, names) if isinstance(part, tuple) else part for part in tree)
 
 
 def with_counter(gold: Node, answer: Node) -> Node:
-    r"""`2n\pi` as `2k\pi`: with a pi, whatever counts is called as the gold answer calls it."""
+    r"""The answer with the counter of the gold answer, if that has a pi: `2n\pi` becomes `2k\pi`."""
     ours, theirs = symbols(gold), symbols(answer)
     if ours == theirs or len(ours) != 1 or len(theirs) != 1 or not (ours | theirs) <= _COUNTERS:
         return answer
@@ -262,11 +271,12 @@ _COUNTERS = frozenset("knm")
 
 
 def bound_names(builder: Node) -> list[str]:
-    """The variables of a set: those that its conditions are about."""
+    """The variables of a set builder: those that its conditions contain."""
     return sorted({name for condition in builder[2:] for name in symbols(condition)} & symbols(builder[1]))
 
 
 def padded(parts: Sequence[Fraction]) -> tuple[Fraction, ...]:
+    """The hours, minutes and seconds of a time, with zeros for missing parts."""
     return (*parts, Fraction(), Fraction())[:3]
 
 

@@ -1,4 +1,4 @@
-"""Cuts an answer into tokens: numbers, symbols, functions, words, commands. LaTeX and plain text come out alike."""
+"""Cuts an answer into tokens: numbers, symbols, functions, words, commands. LaTeX and plain text give the same."""
 
 import re
 import unicodedata
@@ -15,13 +15,13 @@ class Unreadable(ValueError):
 
 
 class Token(NamedTuple):
-    """One token."""
+    """One token of an answer: its kind and its text."""
 
     kind: str
     """`number`, `symbol`, `function`, `word`, `command`, `environment`, `join` (and, or) or `mark` (anything else)."""
     text: str
     spaced: bool = False
-    """Whether white space stands before it."""
+    """Whether white space precedes it."""
 
 
 FUNCTIONS = word_set(
@@ -83,7 +83,7 @@ _UNIT_FUNCTION = rule(
     "min(3, 4)",
     "sec x",
 )
-"""Minutes, seconds and degrees behind a number: no functions, since nothing follows that they could be of."""
+"""Minutes, seconds and degrees after a number, if no argument follows that would make them functions."""
 _COUNTED = rule(r"\d{1,2}-[a-z]{3,}(?=\s+[a-z]{3})", "12 «3-digit» numbers", "3-4")
 
 _NUMBER = rule(
@@ -141,13 +141,13 @@ def tokenize(text: str, brackets: bool = True) -> tuple[Token, ...]:
         brackets: Whether `3,500` inside brackets is two numbers.
 
     Raises:
-        Unreadable: It has a character or a command that means nothing, or open braces.
+        Unreadable: The text has an unknown character or command, or open braces.
     """
     return tuple(_Cutter(plain(text), brackets).cut())
 
 
 def plain(text: str) -> str:
-    """The text in ASCII, but for letters of other scripts."""
+    """The text in ASCII, except for letters of other scripts."""
     if text.isascii():
         return text
     text = _SCRIPTS(_BRACED_ROOT(_ROOT(text)))
@@ -156,7 +156,7 @@ def plain(text: str) -> str:
 
 @cache
 def _spelt(character: str) -> str:
-    """How LaTeX spells a character: a Greek letter, a fraction, a full-width or any other script's digit."""
+    """The LaTeX spelling of a character: a Greek letter, a fraction, a digit of any script."""
     if character in _UNICODE:
         return _UNICODE[character]
     if character.isdecimal():
@@ -237,7 +237,7 @@ class _Cutter:
         return bool(self.tokens) and (self.tokens[-1].kind == "number" or self.tokens[-1].text == ")")
 
     def _counted(self) -> bool:
-        """`3-digit` in `12 3-digit numbers` is a word."""
+        """Takes the word `3-digit` in `12 3-digit numbers`; returns whether it is there."""
         match = _COUNTED.match(self.text, self.place)
         if not match or not self.tokens or self.tokens[-1].kind not in ("number", "word"):
             return False
@@ -327,7 +327,7 @@ class _Cutter:
             self.add("command", name)
 
     def _is_unit_function(self, name: str) -> bool:
-        """Whether `min`, `sec` or `deg` behind a number is a unit: nothing follows that it could be a function of."""
+        """Whether `min`, `sec` or `deg` after a number is a unit: no argument follows that would make it a function."""
         is_behind = bool(self.tokens) and self.tokens[-1].kind == "number"
         return is_behind and bool(_UNIT_FUNCTION.match(f"{name} {self.text[self.place :].lstrip()}"))
 
@@ -339,7 +339,7 @@ class _Cutter:
         self.place = option.end() if option else self.place
 
     def _font(self) -> None:
-        """What stands in another font is read as if it did not; a bold letter i is no imaginary unit."""
+        """Takes a group in another font and ignores the font; a bold i is no imaginary unit."""
         content = self._group()
         if content.strip() in ("i", "j", "k", "e", "I"):
             self.add("symbol", "bold " + content.strip())
@@ -347,7 +347,7 @@ class _Cutter:
         self.text, self.place = "{" + content + "}" + self.text[self.place :], 0
 
     def _group(self) -> str:
-        """The text in the braces that come next, or the next character."""
+        """Takes the braces that follow, or one character; returns the text inside."""
         text, place = self.text, self.place
         while place < len(text) and text[place].isspace():
             place += 1
@@ -379,7 +379,7 @@ class _Cutter:
             self._words(content)
 
     def _words(self, content: str) -> None:
-        """Text: every run of letters is a word, the rest means what it does in a formula."""
+        """Adds the tokens of a text: each run of letters is a word, the rest is read as in a formula."""
         inner = _Cutter(content, self.brackets)
         inner.spaced = self.spaced
         place = 0
@@ -418,7 +418,7 @@ class _Cutter:
         self.spaced = content[-1:].isspace()
 
     def _before_amount(self, rest: str) -> bool:
-        """Whether a number comes next, in the same text or behind it."""
+        """Whether a number follows, in the same text or after it."""
         rest = rest.lstrip(" .$\\") or self.text[self.place :].lstrip(" $\\")
         return rest[:1].isdigit()
 
