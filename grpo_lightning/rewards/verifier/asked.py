@@ -129,8 +129,8 @@ def words_of(question: str) -> frozenset[str]:
 def numbers_of(question: str) -> frozenset[Fraction]:
     """The numbers that a question gives, in digits or in words: 2 of `half` and of `two`, 12 of `a dozen`."""
     digits = (Fraction(match[0].replace(",", "")) for match in _NUMBER.finditer(question))
-    said = (_COUNTS.get(word) or _COUNTS.get(word.removesuffix("s")) for word in words_of(question))
-    return frozenset((*digits, *(Fraction(number) for number in said if number)))
+    counts = (_COUNTS.get(word) or _COUNTS.get(word.removesuffix("s")) for word in words_of(question))
+    return frozenset((*digits, *(Fraction(number) for number in counts if number)))
 
 
 def context_of(question: str) -> Context:

@@ -90,8 +90,8 @@ def grade_file(verifier: MathVerifier, path: Path, out: Path | None) -> bool:
     if out:
         graded = (json.dumps(row | one, ensure_ascii=False) for (row, _), one in zip(rows, grades, strict=True))
         out.write_text("".join(f"{line}\n" for line in graded), encoding="utf-8")
-    right = sum(one["right"] for one in grades)
-    print(f"{right} of {len(rows)} right ({right / len(rows):.1%})")
+    num_right = sum(one["right"] for one in grades)
+    print(f"{num_right} of {len(rows)} right ({num_right / len(rows):.1%})")
     for key in ("status", "stage"):
         print(
             f"{key}: " + ", ".join(f"{name} {count}" for name, count in Counter(g[key] for g in grades).most_common())
@@ -101,7 +101,7 @@ def grade_file(verifier: MathVerifier, path: Path, out: Path | None) -> bool:
     ]
     if expected:
         print(f"as `expected`: {sum(bool(a) == b for a, b in expected)} of {len(expected)}")
-    return right == len(rows)
+    return num_right == len(rows)
 
 
 def in_words(one: dict[str, Any]) -> str:

@@ -40,12 +40,16 @@ def equal(gold: Node, answer: Node, context: Context = Context()) -> bool:
         return True
     if not symbols(gold) and not symbols(answer):
         return equal_constants(gold, answer)
-    right, said = _integration_constant(gold), _integration_constant(answer)
-    is_constant = right in CONSTANTS and right not in context.given and bool(symbols(_without(gold, right)))
+    gold_constant, answer_constant = _integration_constant(gold), _integration_constant(answer)
+    is_constant = (
+        gold_constant in CONSTANTS
+        and gold_constant not in context.given
+        and bool(symbols(_without(gold, gold_constant)))
+    )
     if is_constant:
-        if not said or symbols(_without(answer, said)) - symbols(_without(gold, right)):
+        if not answer_constant or symbols(_without(answer, answer_constant)) - symbols(_without(gold, gold_constant)):
             return False
-        return _agree(_without(gold, right), _without(answer, said), up_to_constant=True)
+        return _agree(_without(gold, gold_constant), _without(answer, answer_constant), up_to_constant=True)
     if not symbols(answer) <= symbols(gold):
         return False
     if _is_about_integers(gold):
@@ -57,9 +61,9 @@ def equal(gold: Node, answer: Node, context: Context = Context()) -> bool:
 
 def equal_constants(gold: Node, answer: Node) -> bool:
     """Whether two formulas without variables have the same value; a long decimal is compared up to its digits."""
-    right, said = exact(gold), exact(answer)
-    if right is not None and said is not None:
-        return right == said
+    gold_value, answer_value = exact(gold), exact(answer)
+    if gold_value is not None and answer_value is not None:
+        return gold_value == answer_value
     try:
         left, other, digits = _both(gold, answer, {})
     except NoNumber:
@@ -176,7 +180,7 @@ def _agree(gold: Node, answer: Node, up_to_constant: bool = False, in_integers: 
             if not is_complex and not (left_is_real if right is None else right_is_real):
                 continue
             if in_integers and any(value < 0 for value in point.values()):
-                continue  # what counts seldom goes below 0
+                continue  # a counter is rarely negative
             try:
                 _both(gold, answer, point)
                 continue  # too large for floating point only
@@ -293,8 +297,8 @@ def _grid(names: tuple[str, ...]) -> tuple[dict[str, Fraction], ...]:
     points = []
     for index in range(NUM_POINTS):
         point = {}
-        for place, name in enumerate(names):
-            negative = index >> place & 1 if place < 5 else rng.random() < 0.5
+        for position, name in enumerate(names):
+            negative = index >> position & 1 if position < 5 else rng.random() < 0.5
             size = rng.choice(_SIZES) * Fraction(rng.randrange(500, 1500), 997)
             point[name] = -size if negative else size
         points.append(point)

@@ -209,7 +209,7 @@ def _boxes(text: str) -> list[tuple[int, int, int, int]]:
         (match.start(), match.start(1), match.end(), match.end(1)) for match in _UNBRACED.finditer(text)
     ]
     opened: list[tuple[int, int]] = []
-    start = min(place for place in (text.find(r"\boxed"), text.find(r"\fbox")) if place >= 0)
+    start = min(position for position in (text.find(r"\boxed"), text.find(r"\fbox")) if position >= 0)
     for match in _BRACES.finditer(text, start):
         if match[0] == "}":
             if opened:

@@ -271,7 +271,7 @@ def _polynomial(tree: Node, atom: Node) -> list[int]:
     if kind == "add":
         parts = [_polynomial(part, atom) for part in tree[1:]]
         long = max(map(len, parts))
-        return _trimmed([sum(part[place] for part in parts if place < len(part)) % _PRIME for place in range(long)])
+        return _trimmed([sum(part[index] for part in parts if index < len(part)) % _PRIME for index in range(long)])
     if kind == "mul":
         return _times(tree[1:], atom)
     if kind == "div" and (below := literal(tree[2])):
@@ -306,8 +306,8 @@ def _degree_of_gcd(left: list[int], right: list[int]) -> int:
         rest = list(left)
         while len(rest) >= len(right):
             factor, shift = rest[-1] * inverse % _PRIME, len(rest) - len(right)
-            for place, value in enumerate(right):
-                rest[shift + place] = (rest[shift + place] - factor * value) % _PRIME
+            for index, value in enumerate(right):
+                rest[shift + index] = (rest[shift + index] - factor * value) % _PRIME
             _trimmed(rest)
         left, right = right, rest
     return len(left) - 1

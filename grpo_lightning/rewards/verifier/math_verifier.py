@@ -103,7 +103,7 @@ class MathVerifier(Reward):
         self._good_golds: dict[str, bool] = {}
         self._slow: set[str] = set()  # gold answers with a new timeout since the last check
         self._seen: set[str] = set()  # gold answers since the last check
-        self._counted: list[tuple[int, int]] = []  # both, of the latest checks
+        self._counted: list[tuple[int, int]] = []  # numbers of both, per check
 
     def prepare(self, questions: Sequence[Question]) -> None:
         """Starts a worker, compares every gold answer with itself, and warns of each that cannot be read.
@@ -140,7 +140,7 @@ class MathVerifier(Reward):
             outcome = verdict.outcome
             values.append(math.nan if outcome == GOLD_BAD else float(outcome == EQUAL))
             statuses.append(OK if outcome in (EQUAL, DIFFERENT) else outcome)
-            # A right answer is the gold answer, however it was written: then a vote counts them as one.
+            # A correct answer gets the name of the gold answer, so that a vote counts all its spellings as one.
             names.append(canonical(sample.answer if outcome == EQUAL else answer) if answer else None)
         return RewardResult(values, statuses, names)
 
@@ -170,7 +170,7 @@ class MathVerifier(Reward):
         Raises:
             RewardFailure: More than `max_timeouts` of the latest questions had one.
         """
-        from grpo_lightning import ranks  # it imports torch, which a worker that imports this package need not
+        from grpo_lightning import ranks  # imports torch, which the workers do not need
 
         of_ranks = zip(*ranks.gather((self._slow, self._seen)), strict=True)
         slow, count = (len(set[str]().union(*parts)) for parts in of_ranks)
@@ -241,9 +241,13 @@ def decide(gold: str, answer: str, question: str = "") -> Verdict | Pair:
     """The verdict if both are plain numbers, else the pair for a worker to compare."""
     if len(answer) > MAX_CHARS:
         return _TOO_LONG
-    right, said = plain_number(gold.strip()), plain_number(answer)
-    if right is not None and said is not None and (right == said or right.denominator == said.denominator == 1):
-        return _SAME_NUMBER if right == said else _OTHER_NUMBER
+    gold_number, answer_number = plain_number(gold.strip()), plain_number(answer)
+    if (
+        gold_number is not None
+        and answer_number is not None
+        and (gold_number == answer_number or gold_number.denominator == answer_number.denominator == 1)
+    ):
+        return _SAME_NUMBER if gold_number == answer_number else _OTHER_NUMBER
     return gold, answer, question
 
 

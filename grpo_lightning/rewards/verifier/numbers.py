@@ -72,7 +72,7 @@ def literal(tree: Node) -> Fraction | None:
 def _number_or_power(tree: Node) -> Fraction | None:
     sign, tree = (-1, tree[1]) if tree[0] == "neg" else (1, tree)
     value = tree[1] if tree[0] == "number" else _power(tree) if tree[0] == "pow" else None
-    if tree[0] == "pow" and (literal(tree[2]) or 0) < 0:  # `a / b^-1` is a product that is not worked out
+    if tree[0] == "pow" and (literal(tree[2]) or 0) < 0:  # `a / b^-1` is an unfinished product
         return None
     return None if value is None else sign * value
 

@@ -206,7 +206,7 @@ def _word(piece: str) -> str:
 
 
 def is_allowed(piece: str, known: frozenset[str]) -> bool:
-    """Whether a word may stand in a sentence beside its value."""
+    """Whether a word is allowed in a sentence beside its value."""
     low = _word(piece).casefold()
     bare = low.removesuffix("'s").removesuffix("'")
     if not low or bare in _TAKEN_BACK or is_number_word(bare):
@@ -215,7 +215,7 @@ def is_allowed(piece: str, known: frozenset[str]) -> bool:
 
 
 def _are_allowed(frame: Sequence[str], known: frozenset[str]) -> bool:
-    """Whether words may stand before a value: `The maximum number of boxes is`."""
+    """Whether words are allowed before a value: `The maximum number of boxes is`."""
     before = ["", "", *(_word(piece).casefold() for piece in frame)]
     return all(
         is_allowed(piece, known)

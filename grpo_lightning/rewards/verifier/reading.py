@@ -40,11 +40,13 @@ def number(text: str) -> Fraction | None:
 
 def same_number(gold: str, answer: str) -> bool:
     """Whether two answers are the same number; a decimal is compared to ten digits."""
-    right, said = number(gold), number(answer)
-    if right is None or said is None:
+    gold_number, answer_number = number(gold), number(answer)
+    if gold_number is None or answer_number is None:
         return False
-    is_rounded = "." in gold + answer and right.denominator > 1 and said.denominator > 1
-    return right == said or (is_rounded and abs(right - said) * 10**10 <= max(abs(right), abs(said)))
+    is_rounded = "." in gold + answer and gold_number.denominator > 1 and answer_number.denominator > 1
+    return gold_number == answer_number or (
+        is_rounded and abs(gold_number - answer_number) * 10**10 <= max(abs(gold_number), abs(answer_number))
+    )
 
 
 def canonical(answer: str) -> str:

@@ -23,35 +23,37 @@ _MAX_SIDES, _MAX_SIZE = 8, 80
 def is_restated(gold: Claim, answer: Claim, question: str) -> bool:
     """Whether the answer is copied from the question, only rewrites it, or has not the form asked for."""
     asked = formulas_of(question)
-    ours, theirs = list(_parts(gold)), list(_parts(answer))
-    if _stands_there(gold, answer, ours, theirs, asked):
+    gold_parts, answer_parts = list(_parts(gold)), list(_parts(answer))
+    if _stands_there(gold, answer, gold_parts, answer_parts, asked):
         return True
-    if any(_is_rearranged(ours, part, asked) for part in theirs if part[0] == "chain" and part[1]):
+    if any(_is_rearranged(gold_parts, part, asked) for part in answer_parts if part[0] == "chain" and part[1]):
         return True
-    finished = {value for part in ours if (value := literal(part)) is not None and part[0] != "div"}
-    if any(_is_quotient_of(part, question) for part in theirs if literal(part) in finished):
+    finished = {value for part in gold_parts if (value := literal(part)) is not None and part[0] != "div"}
+    if any(_is_quotient_of(part, question) for part in answer_parts if literal(part) in finished):
         return True
-    if Fraction(10) in numbers_of(question) and any(map(_is_power_of_ten, theirs)):
-        return not any(map(_is_power_of_ten, ours))
+    if Fraction(10) in numbers_of(question) and any(map(_is_power_of_ten, answer_parts)):
+        return not any(map(_is_power_of_ten, gold_parts))
     return any(
-        has_other_form(right, said, question)
-        or _is_rewritten(right, said, asked)
-        or _is_unreduced(said, question) > _is_unreduced(right, question)
-        for right, said in _pairs(gold, answer)
+        has_other_form(gold_value, answer_value, question)
+        or _is_rewritten(gold_value, answer_value, asked)
+        or _is_unreduced(answer_value, question) > _is_unreduced(gold_value, question)
+        for gold_value, answer_value in _pairs(gold, answer)
     )
 
 
-def _stands_there(gold: Claim, answer: Claim, ours: list[Node], theirs: list[Node], asked: Asked) -> bool:
+def _stands_there(gold: Claim, answer: Claim, gold_parts: list[Node], answer_parts: list[Node], asked: Asked) -> bool:
     """Whether the answer, or an unfinished part of it, is in the question, and the gold answer is not."""
     for there, form in ((asked.parts, canonical), (asked.multiples, multiple), (asked.forms, number_form)):
-        if {*map(form, theirs)} & there - {*map(form, ours)}:
+        if {*map(form, answer_parts)} & there - {*map(form, gold_parts)}:
             return True
     long = [side for side in asked.sides if sum(1 for _ in nodes(side)) > _LONG]
     for form in (canonical, multiple):
         whole = {*map(form, long)} - {None, ()}  # `what is asked + 0`
         if whole and whole & {*map(form, _all_nodes(answer))} - {*map(form, _all_nodes(gold))}:
             return True
-    return any(_is_product_of(part, asked) for part in theirs) and not any(_is_product_of(part, asked) for part in ours)
+    return any(_is_product_of(part, asked) for part in answer_parts) and not any(
+        _is_product_of(part, asked) for part in gold_parts
+    )
 
 
 def _is_product_of(tree: Node, asked: Asked) -> bool:
@@ -76,9 +78,9 @@ def _is_rewritten(gold: Node, answer: Node, asked: Asked) -> bool:
 # ----- equations
 
 
-def _is_rearranged(ours: list[Node], answer: Node, asked: Asked) -> bool:
+def _is_rearranged(gold_parts: list[Node], answer: Node, asked: Asked) -> bool:
     """Whether an equation has the terms of the question or multiples of them, and the gold equation has not."""
-    golds = [part for part in ours if part[0] == "chain" and len(part[1]) == 1]
+    golds = [part for part in gold_parts if part[0] == "chain" and len(part[1]) == 1]
     if any(_is_solved(gold) and len(symbols(gold)) == 1 for gold in golds) and len(answer[1]) == 1:
         return bool(asked.parts) and not _is_solved(answer)  # `2x > 8`
     terms = _terms(answer)
@@ -174,10 +176,10 @@ def _pairs(gold: Claim, answer: Claim) -> Iterator[tuple[Node, Node]]:
     """Yields the values of gold answer and answer as a pair, or the pairs of their parts if these have an order."""
     if len(gold.items) > 1 or len(answer.items) > 1:
         return
-    right, said = (_with_degrees(claim.items[0]) for claim in (gold, answer))
+    gold_value, answer_value = (_with_degrees(claim.items[0]) for claim in (gold, answer))
     if {"chain", "set"}.isdisjoint(part[0] for claim in (gold, answer) for part in _parts(claim)):
-        is_group = right[0] == said[0] == "group" and len(right) == len(said)
-        yield from zip(right[3:], said[3:], strict=True) if is_group else [(right, said)]
+        is_group = gold_value[0] == answer_value[0] == "group" and len(gold_value) == len(answer_value)
+        yield from zip(gold_value[3:], answer_value[3:], strict=True) if is_group else [(gold_value, answer_value)]
 
 
 def _with_degrees(item: Item) -> Node:

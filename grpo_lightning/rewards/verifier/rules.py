@@ -11,8 +11,8 @@ EXAMPLES: dict[re.Pattern[str], tuple[str, ...]] = {}
 def rule(pattern: str, *examples: str, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
     r"""The compiled pattern, with examples of what it matches.
 
-    In an example, each match stands between « and »: `rule(r"\d+", "«12» of «30»")`.
-    An example that is marked from end to end matches as a whole. In an example without marks, nothing matches.
+    In an example, « and » enclose each match: `rule(r"\d+", "«12» of «30»")`.
+    An example marked from end to end matches as a whole. In an example without marks, nothing matches.
     """
     compiled = re.compile(pattern, flags)
     EXAMPLES[compiled] = EXAMPLES.get(compiled, ()) + examples

@@ -75,10 +75,10 @@ def with_argument(gold: Settled, answer: Settled) -> Settled:
     """The answer with the variable of the gold answer: `f(t) = t^2` becomes `f(x) = x^2`."""
     if len(gold.names) != 1 or len(answer.names) != 1 or gold.names == answer.names:
         return answer
-    ours, theirs = (_APPLIED.fullmatch(next(iter(settled.names))) for settled in (gold, answer))
-    if not ours or not theirs or ours[1] != theirs[1] or ours[2] in symbols(answer.value):
+    gold_name, answer_name = (_APPLIED.fullmatch(next(iter(settled.names))) for settled in (gold, answer))
+    if not gold_name or not answer_name or gold_name[1] != answer_name[1] or gold_name[2] in symbols(answer.value):
         return answer
-    return Settled(renamed(answer.value, {theirs[2]: ours[2]}), gold.names)
+    return Settled(renamed(answer.value, {answer_name[2]: gold_name[2]}), gold.names)
 
 
 _APPLIED = rule(r"([A-Za-z]'*)\(([a-z])\)", "«f(x)»", "«f'(t)»", "f(3)")
@@ -90,7 +90,7 @@ def base_of(name: str) -> str:
 
 
 def _name(tree: Node, loose: bool = True) -> tuple[str, ...] | None:
-    r"""The names on the left side of an equation; None if it has none: `x`, `f(3)`, `\sin A`, `|AB|`, `m+n`, `(x, y)`."""
+    r"""The names that are the left side of an equation, or None: `x`, `f(3)`, `\sin A`, `|AB|`, `m+n`, `(x, y)`."""
     kind = tree[0]
     if kind == "symbol":
         return (tree[1],)
@@ -125,35 +125,35 @@ def _name(tree: Node, loose: bool = True) -> tuple[str, ...] | None:
     return None
 
 
-def is_true_chain(said: Settled) -> bool:
+def is_true_chain(settled: Settled) -> bool:
     """Whether the value equals all its links, as far as numbers can tell."""
-    for link in said.links:
+    for link in settled.links:
         if any(node[0] == "big" for node in nodes(link)):
             continue
         if symbols(link):
-            if said.value[0] in WHOLES or (
+            if settled.value[0] in WHOLES or (
                 link[0] == "mul" and literal(link[1]) is not None and link[2][0] == "symbol"
             ):
-                return link[0] == said.value[0]
+                return link[0] == settled.value[0]
             if link[0] in WHOLES:
                 return False
             continue
-        if link[0] in WHOLES and link[0] != said.value[0]:
+        if link[0] in WHOLES and link[0] != settled.value[0]:
             return False
         if any(node[0] in WHOLES for node in nodes(link)):
             continue
         if any(node[0] == "call" and node[1] in ("det", "norm", "conj") for node in nodes(link)):
             continue
-        if not values_agree(link, said.value) and not _is_close(link, said.value, True):
+        if not values_agree(link, settled.value) and not _is_close(link, settled.value, True):
             return False
-    return said.close is None or _is_close(said.value, said.close, False)
+    return settled.close is None or _is_close(settled.value, settled.close, False)
 
 
 def values_agree(left: Node, right: Node) -> bool:
     """Whether two trees are identical, or have the same number as value."""
-    ours, theirs = literal(left), literal(right)
-    if ours is not None and theirs is not None:
-        return ours == theirs
+    left_number, right_number = literal(left), literal(right)
+    if left_number is not None and right_number is not None:
+        return left_number == right_number
     return left == right or (not symbols(left) and not symbols(right) and equality.equal_constants(left, right))
 
 
@@ -164,11 +164,11 @@ def _is_close(value: Node, decimal: Node, rounded: bool) -> bool:
     if rounded and not is_decimal(decimal):
         return False
     try:
-        ours, theirs = precise(30).value(value, {}), precise(30).value(decimal, {})
+        expected, actual = precise(30).value(value, {}), precise(30).value(decimal, {})
     except NoNumber:
         return value[0] in WHOLES and value[0] == decimal[0]
     decimals = max((node[2] for node in nodes(decimal) if node[0] == "number" and node[2] is not None), default=0)
-    return bool(abs(ours - theirs) <= max(abs(ours) / 100, abs(precise(30).context.mpf(10) ** -decimals / 2)))
+    return bool(abs(expected - actual) <= max(abs(expected) / 100, abs(precise(30).context.mpf(10) ** -decimals / 2)))
 
 
 def by_names(claim: Claim) -> dict[str, Node]:
@@ -260,11 +260,16 @@ def renamed(tree: Node, names: dict[str, str]) -> Node:
 
 def with_counter(gold: Node, answer: Node) -> Node:
     r"""The answer with the counter of the gold answer, if that has a pi: `2n\pi` becomes `2k\pi`."""
-    ours, theirs = symbols(gold), symbols(answer)
-    if ours == theirs or len(ours) != 1 or len(theirs) != 1 or not (ours | theirs) <= _COUNTERS:
+    gold_names, answer_names = symbols(gold), symbols(answer)
+    if (
+        gold_names == answer_names
+        or len(gold_names) != 1
+        or len(answer_names) != 1
+        or not (gold_names | answer_names) <= _COUNTERS
+    ):
         return answer
     has_pi = any(node == ("constant", "pi") for node in nodes(gold))
-    return renamed(answer, {next(iter(theirs)): next(iter(ours))}) if has_pi else answer
+    return renamed(answer, {next(iter(answer_names)): next(iter(gold_names))}) if has_pi else answer
 
 
 _COUNTERS = frozenset("knm")

@@ -135,19 +135,19 @@ def _span_of_chain(tree: Node) -> Span | None:
     if operators == ("in",) and operands[0][0] == "symbol":
         span = span_of(operands[1])
         return Span(span.pieces, operands[0][1]) if span else None
-    places = [index for index, operand in enumerate(operands) if operand[0] == "symbol"]
-    if len(places) != 1 or any(symbols(operand) for operand in operands if operand[0] != "symbol"):
+    positions = [index for index, operand in enumerate(operands) if operand[0] == "symbol"]
+    if len(positions) != 1 or any(symbols(operand) for operand in operands if operand[0] != "symbol"):
         return None
-    (place,) = places
-    if len(operands) > 3 or (len(operands) == 3 and place != 1):
+    (position,) = positions
+    if len(operands) > 3 or (len(operands) == 3 and position != 1):
         return None
     total: Span | None = Span((_LINE,))
     for index, operator in enumerate(operators):
-        bound = operands[index] if index < place else operands[index + 1]
-        if index < place:
+        bound = operands[index] if index < position else operands[index + 1]
+        if index < position:
             operator = FLIPPED.get(operator, operator)
         total = _meet(total, span) if total and (span := _side(operator, bound)) else None
-    return Span(total.pieces, operands[place][1]) if total and total.pieces else None
+    return Span(total.pieces, operands[position][1]) if total and total.pieces else None
 
 
 def _side(operator: str, bound: Node) -> Span | None:

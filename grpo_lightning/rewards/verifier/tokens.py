@@ -175,13 +175,13 @@ def _spelt(character: str) -> str:
 
 class _Cutter:
     def __init__(self, text: str, brackets: bool) -> None:
-        self.text, self.place, self.tokens = text, 0, list[Token]()
+        self.text, self.position, self.tokens = text, 0, list[Token]()
         self.brackets, self.depth, self.spaced = brackets, 0, False
 
     def cut(self) -> list[Token]:
-        while self.place < len(self.text):
-            if match := _SPACE.match(self.text, self.place):
-                self.place, self.spaced = match.end(), True
+        while self.position < len(self.text):
+            if match := _SPACE.match(self.text, self.position):
+                self.position, self.spaced = match.end(), True
             else:
                 self._next()
         return self.tokens
@@ -197,37 +197,37 @@ class _Cutter:
         return last.kind in ("number", "symbol", "word") or last.text in (")", "]", "}", r"\}", "|", "!", "%", "circ")
 
     def _next(self) -> None:
-        text, place = self.text, self.place
-        c = text[place]
+        text, position = self.text, self.position
+        c = text[position]
         if c in "0123456789." and ((self.spaced and self._counted()) or self._number()):
             return
         if c == "\\":
             self._command()
         elif c.isalpha():
             self._letters()
-        elif text.startswith("**", place):
-            self.place += 2
-            after = text[self.place : self.place + 1]
+        elif text.startswith("**", position):
+            self.position += 2
+            after = text[self.position : self.position + 1]
             if self.after_operand() and after and (after.isalnum() or after in "({-"):
                 self.add("mark", "^")
-        elif self.tokens and self.tokens[-1].kind == "word" and (match := _GENITIVE.match(text, place)):
-            self.place = match.end()
+        elif self.tokens and self.tokens[-1].kind == "word" and (match := _GENITIVE.match(text, position)):
+            self.position = match.end()
         elif c in _CURRENCY:
-            self.place += 1
+            self.position += 1
             self.add("mark", c)
         elif c == "$" or c in '`"':
-            self.place += 1
-        elif text.startswith("!=", place) and not self.spaced and self._after_number():
-            self.place += 1
+            self.position += 1
+        elif text.startswith("!=", position) and not self.spaced and self._after_number():
+            self.position += 1
             self.add("mark", "!")
-        elif text.startswith(("<=", ">=", "!=", "=="), place):
-            self.place += 2
-            self.add("mark", {"<=": "le", ">=": "ge", "!=": "ne", "==": "=="}[text[place : place + 2]])
-        elif text.startswith("...", place):
-            self.place += 3
+        elif text.startswith(("<=", ">=", "!=", "=="), position):
+            self.position += 2
+            self.add("mark", {"<=": "le", ">=": "ge", "!=": "ne", "==": "=="}[text[position : position + 2]])
+        elif text.startswith("...", position):
+            self.position += 3
             self.add("mark", "ldots")
         elif c in "&+-*/^_=<>|!%'()[]{},;:.":
-            self.place += 1
+            self.position += 1
             self._mark(c)
         else:
             raise Unreadable(f"what does {c!r} mean?")
@@ -238,10 +238,10 @@ class _Cutter:
 
     def _counted(self) -> bool:
         """Takes the word `3-digit` in `12 3-digit numbers`; returns whether it is there."""
-        match = _COUNTED.match(self.text, self.place)
+        match = _COUNTED.match(self.text, self.position)
         if not match or not self.tokens or self.tokens[-1].kind not in ("number", "word"):
             return False
-        self.place = match.end()
+        self.position = match.end()
         self.add("word", match[0])
         return True
 
@@ -250,29 +250,29 @@ class _Cutter:
         self.add("mark", c)
 
     def _number(self) -> bool:
-        if match := _REPEATING.match(self.text, self.place):
+        if match := _REPEATING.match(self.text, self.position):
             self.add("number", f"{match[1] or 0}.{match[2]}({match[3] or match[4]})")
-        elif match := _DOTTED.match(self.text, self.place):
+        elif match := _DOTTED.match(self.text, self.position):
             self.add("number", f"{match[1] or 0}.{match[2]}({match[3]})")
         else:
             pattern = _IN_BRACKETS if self.depth > 0 and self.brackets else _NUMBER
-            match = pattern.match(self.text, self.place)
+            match = pattern.match(self.text, self.position)
             if not match:
                 return False
             digits = _WITHOUT_SEPARATORS(match[0])
             if digits.endswith(".") and self.text[match.end() :].strip(" $\\)]}*"):
-                match = _DIGITS.match(self.text, self.place)  # `1...`, or the end of a sentence
+                match = _DIGITS.match(self.text, self.position)  # `1...`, or the end of a sentence
                 assert match is not None
                 digits = match[0]
             self.add("number", digits)
-        self.place = match.end()
+        self.position = match.end()
         return True
 
     def _command(self) -> None:
-        match = _COMMAND.match(self.text, self.place)
+        match = _COMMAND.match(self.text, self.position)
         if not match:
             raise Unreadable("a lone backslash")
-        self.place = match.end()
+        self.position = match.end()
         if match[1] is None:
             c = match[2]
             if c in "()[]":
@@ -293,8 +293,8 @@ class _Cutter:
         if name in ("min", "deg") and self.tokens[-1:] and self.tokens[-1].kind == "number" and self._ends_here():
             self.add("word", name)
         elif name in _DROPPED:
-            if name in ("left", "right") and self.text.startswith(".", self.place):
-                self.place += 1
+            if name in ("left", "right") and self.text.startswith(".", self.position):
+                self.position += 1
         elif name in _FONTS:
             self._font()
         elif name in _TEXTS:
@@ -329,14 +329,14 @@ class _Cutter:
     def _is_unit_function(self, name: str) -> bool:
         """Whether `min`, `sec` or `deg` after a number is a unit: no argument follows that would make it a function."""
         is_behind = bool(self.tokens) and self.tokens[-1].kind == "number"
-        return is_behind and bool(_UNIT_FUNCTION.match(f"{name} {self.text[self.place :].lstrip()}"))
+        return is_behind and bool(_UNIT_FUNCTION.match(f"{name} {self.text[self.position :].lstrip()}"))
 
     def _ends_here(self) -> bool:
-        return not self.text[self.place :].strip(" .$")
+        return not self.text[self.position :].strip(" .$")
 
     def _skip_option(self) -> None:
-        option = _OPTION.match(self.text, self.place)
-        self.place = option.end() if option else self.place
+        option = _OPTION.match(self.text, self.position)
+        self.position = option.end() if option else self.position
 
     def _font(self) -> None:
         """Takes a group in another font and ignores the font; a bold i is no imaginary unit."""
@@ -344,24 +344,24 @@ class _Cutter:
         if content.strip() in ("i", "j", "k", "e", "I"):
             self.add("symbol", "bold " + content.strip())
             return
-        self.text, self.place = "{" + content + "}" + self.text[self.place :], 0
+        self.text, self.position = "{" + content + "}" + self.text[self.position :], 0
 
     def _group(self) -> str:
         """Takes the braces that follow, or one character; returns the text inside."""
-        text, place = self.text, self.place
-        while place < len(text) and text[place].isspace():
-            place += 1
-        if not text.startswith("{", place):
-            match = _COMMAND.match(text, place)
-            self.place = match.end() if match else place + 1
-            return text[place : self.place]
+        text, position = self.text, self.position
+        while position < len(text) and text[position].isspace():
+            position += 1
+        if not text.startswith("{", position):
+            match = _COMMAND.match(text, position)
+            self.position = match.end() if match else position + 1
+            return text[position : self.position]
         depth = 0
-        for index in range(place, len(text)):
+        for index in range(position, len(text)):
             if text[index] in "{}" and text[index - 1] != "\\":
                 depth += 1 if text[index] == "{" else -1
                 if depth == 0:
-                    self.place = index + 1
-                    return text[place + 1 : index]
+                    self.position = index + 1
+                    return text[position + 1 : index]
         raise Unreadable("an open brace")
 
     def _text(self, name: str) -> None:
@@ -372,9 +372,9 @@ class _Cutter:
         elif bare in FUNCTIONS and not (name == "text" and self.after_operand()):
             self.add("function", bare)
         elif name == "mathrm" and (bare in ("e", "i", "d", "E") or _NAMED.fullmatch(bare)):
-            self.text, self.place = f"{bare} {self.text[self.place :]}", 0
+            self.text, self.position = f"{bare} {self.text[self.position :]}", 0
         elif "$" in bare.replace(r"\$", "") or any(f"\\{font}" in bare for font in _FONTS | _TEXTS):
-            self.text, self.place = content + self.text[self.place :], 0
+            self.text, self.position = content + self.text[self.position :], 0
         else:
             self._words(content)
 
@@ -382,72 +382,72 @@ class _Cutter:
         """Adds the tokens of a text: each run of letters is a word, the rest is read as in a formula."""
         inner = _Cutter(content, self.brackets)
         inner.spaced = self.spaced
-        place = 0
-        while place < len(content):
-            if match := _MERIDIEM.match(content, place):
+        position = 0
+        while position < len(content):
+            if match := _MERIDIEM.match(content, position):
                 inner.add("word", match[1].casefold() + "m")
-                place = match.end()
+                position = match.end()
                 continue
-            match = _TEXT.match(content, place)
+            match = _TEXT.match(content, position)
             assert match is not None
             piece = match[0]
             if piece.isspace():
                 inner.spaced = True
             elif piece in _CODES and self._before_amount(content[match.end() :]):
                 inner.add("mark", _CODES[piece])
-                place = match.end()
-                while content[place : place + 1] in (".", " "):
-                    place += 1
+                position = match.end()
+                while content[position : position + 1] in (".", " "):
+                    position += 1
                 continue
             elif piece[0].isalpha():
                 _add_word(inner, piece)
-            elif piece.isdigit() and (self.tokens or inner.tokens) and (counted := _COUNTED.match(content, place)):
+            elif piece.isdigit() and (self.tokens or inner.tokens) and (counted := _COUNTED.match(content, position)):
                 inner.add("word", counted[0])
-                place = counted.end()
+                position = counted.end()
                 continue
             elif piece == "~" or (piece[0] == "\\" and piece[1:] in (",", ":", ";", "!", " ")):
                 inner.spaced = True
             elif piece == "?" or content[match.end() :].strip() or piece not in ".!" or _CHOICE.fullmatch(content):
-                inner.place = place
+                inner.position = position
                 inner.text = content
                 inner._next()
-                place = inner.place
+                position = inner.position
                 continue
-            place = match.end()
+            position = match.end()
         self.tokens += inner.tokens
         self.spaced = content[-1:].isspace()
 
     def _before_amount(self, rest: str) -> bool:
         """Whether a number follows, in the same text or after it."""
-        rest = rest.lstrip(" .$\\") or self.text[self.place :].lstrip(" $\\")
+        rest = rest.lstrip(" .$\\") or self.text[self.position :].lstrip(" $\\")
         return rest[:1].isdigit()
 
     def _letters(self) -> None:
-        text, place = self.text, self.place
+        text, position = self.text, self.position
         after = self.after_operand()
-        if after and (match := _MERIDIEM.match(text, place)):
-            self.place = match.end()
+        if after and (match := _MERIDIEM.match(text, position)):
+            self.position = match.end()
             self.add("word", match[1].casefold() + "m")
             return
-        if not after and (match := _CURRENCY_CODE.match(text, place)):
-            self.place = match.end()
+        if not after and (match := _CURRENCY_CODE.match(text, position)):
+            self.position = match.end()
             self.add("mark", _CODES[match[1]])
             return
-        if after and self.tokens[-1].kind == "number" and (match := _UNIT_FUNCTION.match(text, place)):
-            self.place = match.end()
+        if after and self.tokens[-1].kind == "number" and (match := _UNIT_FUNCTION.match(text, position)):
+            self.position = match.end()
             self.add("word", match[0])
             return
-        if after and (match := _UNIT_FRACTION.match(text, place)):
-            self.place = match.end()
+        if after and (match := _UNIT_FRACTION.match(text, position)):
+            self.position = match.end()
             self._words(match[0])
             return
-        match = _LETTER_RUN.match(text, place) or _LETTERS.match(text, place)
+        match = _LETTER_RUN.match(text, position) or _LETTERS.match(text, position)
         assert match is not None
         run = match[0]
-        hyphenated = _HYPHENATED.match(text, place)
+        hyphenated = _HYPHENATED.match(text, position)
         if hyphenated and (after or all(map(is_number_word, hyphenated[0].split("-")))):
             run = hyphenated[0]
-        self.place = place + len(run)
+        self.position = position + len(run)
         in_phrase = bool(self.tokens) and self.tokens[-1].kind == "word"
         low = run.casefold()
         if run in FUNCTIONS and not in_phrase:

@@ -70,13 +70,13 @@ def _is_polar(tree: Node) -> bool:
 
 def _is_copied_number(gold: Node, answer: Node, question: str) -> bool:
     """Whether the answer copies a number that the question wants as a power, a product or in scientific notation."""
-    right, said = _mantissa(gold), _mantissa(answer)
-    if right is None:
+    gold_mantissa, mantissa = _mantissa(gold), _mantissa(answer)
+    if gold_mantissa is None:
         is_product = gold[0] in ("pow", "mul", "fact", "call") and not symbols(gold)
         return (
             is_product and literal(answer) is not None and answer[0] == "number" and answer[1] in numbers_of(question)
         )
-    return said not in (None, right) and said in numbers_of(question)
+    return mantissa not in (None, gold_mantissa) and mantissa in numbers_of(question)
 
 
 def _mantissa(tree: Node) -> Fraction | None:
@@ -115,12 +115,12 @@ def _has_square(tree: Node) -> bool:
 
 def _is_less_factored(gold: Node, answer: Node) -> bool:
     """Whether the answer has fewer factors than the gold answer, or common numbers left in them."""
-    right, said = list(_variable_factors(gold)), list(_variable_factors(answer))
-    if right == [gold]:
+    gold_factors, answer_factors = list(_variable_factors(gold)), list(_variable_factors(answer))
+    if gold_factors == [gold]:
         return False
-    if len(said) < len(right) or _divides(answer) > _divides(gold):
+    if len(answer_factors) < len(gold_factors) or _divides(answer) > _divides(gold):
         return True
-    return all(content(part) == 1 for part in right) and any(content(part) != 1 for part in said)
+    return all(content(part) == 1 for part in gold_factors) and any(content(part) != 1 for part in answer_factors)
 
 
 def _divides(tree: Node) -> bool:
