@@ -30,7 +30,8 @@ def one_step(
     # 7: sample G completions of each prompt
     engine = grpo.NativeEngine()
     engine.sync(policy)
-    completions = engine.generate(prompts, G, SAMPLING, seed=0, step=step)
+    requests = grpo.Request.from_prompts(prompts, G)
+    completions = engine.generate(requests, SAMPLING, grpo.RandomKey(seed=0, step=step))
     prompt_of = [row // G for row in range(len(completions))]
     token_ids = [completion.token_ids for completion in completions]
     # 8: compute rewards
@@ -46,7 +47,7 @@ def one_step(
     size = grpo.BatchSize(len(rollouts), len(prompts), rollouts.num_tokens)
     rollouts.weight = objective.token_weight(rollouts, size)
     # The packs go through the model one by one. Their gradients add up to the gradient of the whole batch.
-    packs = rollouts.split(MAX_TOKENS, by_group=policy.shares_prefix)
+    packs = rollouts.packs(MAX_TOKENS, by_group=policy.shares_prefix)
     # 6: the old policy is the policy before the updates
     with torch.no_grad():
         for pack in packs:
