@@ -13,7 +13,7 @@ from grpo_lightning.types import Question, UsageError
 
 
 class _Table(Task):
-    """The common part of tables: the columns that make a row a question."""
+    """The common part of tables: the columns that a question is made of."""
 
     def __init__(self, question: str, answer: str, answer_pattern: str) -> None:
         self.question = question

@@ -170,10 +170,10 @@ class PromptDataModule(L.LightningDataModule):
         The index serves as prompt id, so a question that comes again gets new completions.
         """
         questions = self.questions["train"]
-        epoch, position = divmod(index, len(questions))
-        if self._order[0] != epoch:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-            self._order = (epoch, torch.randperm(len(questions), generator=generator).tolist())
+        cycle, position = divmod(index, len(questions))
+        if self._order[0] != cycle:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + cycle)
+            self._order = (cycle, torch.randperm(len(questions), generator=generator).tolist())
         return questions[self._order[1][position]]
 
     @property

@@ -37,7 +37,7 @@ INTERRUPTED = 130
 LOOK = 0.25
 """Seconds between two looks at the file."""
 GRACE = 3.0
-"""Seconds a rank gets to leave by itself, closing its files and loggers, before its process is ended."""
+"""Seconds for a rank to leave by itself, closing its files and loggers, before its process is ended."""
 
 STARTED = time()
 """About when this process began."""

@@ -390,7 +390,7 @@ class MemoryTable:
         exchanged = gradients if job.spread.copies_gradients else 0
         # In a backward pass the gradients of gathered weights are whole as well.
         gathered = (e.weights - weights if shards > 1 else 0, e.gathered, 2 * e.gathered)
-        # The optimizer steps when the pack's activations are gone.
+        # The update comes when the pack's activations are gone.
         updated = e.updated if e.updated.total > stepping / shards else Held(activations=stepping / shards)
         tokens = job.prompt_tokens + job.sampling.max_new_tokens
         kept = "" if state else "keeps nothing"

@@ -58,7 +58,7 @@ class Step:
 
 
 class Minibatch:
-    """The rollouts of one optimizer update on this rank. The optimizer steps once, after the last pack's backward.
+    """The rollouts of one optimizer update on this rank. The update is made once, after the last pack's backward.
 
     It is a plain class on purpose: Lightning looks into every dataclass and list of a batch, for tensors to cast.
 
