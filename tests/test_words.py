@@ -35,7 +35,8 @@ NEVER = {
 OWN = {
     r"(in|into|in the|takes?|took|taking) places?( of)?": "English: to happen; instead of",
     r"(max|min|current|every_n|n|on_train|on_validation|fit|save_on_train)_epochs?(_\w+)?": "a name of Lightning's",
-    r"Lightning(\.|'s)? epochs?|the epoch early|`epoch`|\"epoch\"|epoch(?=\})": "Lightning's epochs, where it is about Lightning",
+    r"Lightning(\.|'s)? epochs?|the epoch early|`epoch`|\"epoch\"": "Lightning's epochs, where it is about Lightning",
+    r"epoch(?=\})": "a name of Lightning's",
 }
 """What may stay, and why."""
 

@@ -108,7 +108,7 @@ class StepCheckpoint(ModelCheckpoint):
             self._steps_saved, self._saved_in = trainer.current_epoch, Path(trainer.ckpt_path)
         there = {path: score for path, score in self.best_k_models.items() if Path(path).exists()}
         self._rank(trainer.strategy.broadcast(there))
-        # Lightning's own handlers would leave the epoch in the middle.
+        # Lightning's own handlers would leave the step in the middle.
         self.interrupts.listen()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
