@@ -280,7 +280,9 @@ class GRPOModule(L.LightningModule):
                 pack.old_logp = scored.logp.detach()
             parts.append(diagnostics)
             if pack.sampler_logp is not None:
-                gaps.append((scored.logp.detach() - pack.sampler_logp).abs().max())
+                gap = (scored.logp.detach() - pack.sampler_logp).abs().max()
+                # No sampler drew the token of an idle pack, which has no weight.
+                gaps.append(torch.where(pack.weight.any(), gap, gaps[0]))
         reduce = self.trainer.strategy.reduce
         return functools.reduce(operator.add, parts).reduce(reduce), reduce(torch.stack(gaps).max(), reduce_op="max")
 
