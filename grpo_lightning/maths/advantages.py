@@ -56,6 +56,7 @@ class GroupStd(AdvantageEstimator):
         self.std = std
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        """Deviations from the group's mean, in the group's standard deviations."""
         deviation, count = centred(reward, group, num_groups)
         divisor = count if self.std == "population" else (count - 1).clamp(min=1)
         std = (segment_sum(deviation.square(), group, num_groups) / divisor).sqrt()
@@ -70,6 +71,7 @@ class GroupMean(AdvantageEstimator):
     """
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        """Deviations from the group's mean."""
         return centred(reward, group, num_groups)[0]
 
 
@@ -80,6 +82,7 @@ class LeaveOneOut(AdvantageEstimator):
     """
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        """Deviations from the mean of the others in the group."""
         deviation, count = centred(reward, group, num_groups)
         return deviation * (count / (count - 1).clamp(min=1))[group]
 
@@ -99,6 +102,7 @@ class BatchStd(AdvantageEstimator):
         self.advantage_eps = advantage_eps
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        """Deviations from the group's mean, in their standard deviation over the batch."""
         deviation, _ = centred(reward, group, num_groups)
         return over_batch(deviation, self.advantage_eps)
 
@@ -112,6 +116,7 @@ class NoBaseline(AdvantageEstimator):
     compares_group = False
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        """The rewards themselves."""
         return reward
 
 
@@ -129,6 +134,7 @@ class Sign(AdvantageEstimator):
         self.dead_zone = dead_zone
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        """The sign of the deviation from the group's mean."""
         deviation, _ = centred(reward, group, num_groups)
         size = deviation.abs()
         largest = torch.zeros(num_groups, dtype=size.dtype, device=size.device).scatter_reduce(0, group, size, "amax")
@@ -148,9 +154,11 @@ class PerRewardStd(GroupStd):
     """
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        """The advantages for a single reward."""
         return over_batch(super().estimate(reward, group, num_groups), self.advantage_eps)
 
     def per_token(self, rewards: RewardBatch) -> Tensor:
+        """[N] float32 advantages: each token has that of its completion."""
         advantage = torch.zeros_like(rewards.total)
         valid = ~rewards.total.isnan()
         group = rewards.group[valid]
@@ -174,7 +182,7 @@ def over_batch(deviation: Tensor, advantage_eps: float) -> Tensor:
 
 
 def quotient(deviation: Tensor, scale: Tensor) -> Tensor:
-    """deviation / scale, and 0 where the deviation is 0, whatever the scale."""
+    """The deviation divided by the scale; 0 where the deviation is 0, whatever the scale."""
     return torch.where(deviation == 0, 0.0, deviation / scale)
 
 

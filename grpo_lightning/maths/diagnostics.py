@@ -27,6 +27,7 @@ class Diagnostics:
     ratio_max: Tensor
 
     def __add__(self, other: "Diagnostics") -> "Diagnostics":
+        """The diagnostics of both together."""
         sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         return Diagnostics(**sums | {"ratio_max": torch.maximum(self.ratio_max, other.ratio_max)})
 

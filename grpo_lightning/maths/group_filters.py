@@ -36,4 +36,5 @@ class HasSpread(GroupFilter):
         self.reward = reward
 
     def __call__(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        """[num_groups] bool: whether the rewards of the group differ."""
         return has_spread(reward, group, num_groups)

@@ -23,6 +23,7 @@ class K1(KLEstimator):
     """
 
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
+        """[N] log(π_θ/π_ref)."""
         return logp - ref_logp
 
 
@@ -33,6 +34,7 @@ class K2(KLEstimator):
     """
 
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
+        """[N] log(π_θ/π_ref)² / 2."""
         return log_ratio(logp, ref_logp).square() / 2
 
 
@@ -44,6 +46,7 @@ class K3(KLEstimator):
     """
 
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
+        """[N] π_ref/π_θ - log(π_ref/π_θ) - 1."""
         # Clamped where exp overflows, but not below: there the gradient, 1 - π_ref/π_θ, is 1, the full pull down.
         difference = (ref_logp - logp).clamp(max=MAX_LOG_RATIO)
         # Near 0 the value is difference²/2, which exp(difference) - difference - 1 would lose in rounding.
@@ -63,4 +66,5 @@ class ImportanceWeighted(KLEstimator):
         self.kl = kl or K3()
 
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
+        """[N] π_θ/π_old times the other estimate."""
         return log_ratio(logp, old_logp).exp() * self.kl(logp, ref_logp, old_logp)

@@ -32,6 +32,7 @@ class Truncated(TokenMask):
     """
 
     def __call__(self, rollouts: Rollouts) -> Tensor:
+        """[N] bool: tokens of completions that ended by themselves."""
         return rollouts.spread(~rollouts.truncated)
 
 
@@ -52,4 +53,5 @@ class TopEntropy(TokenMask):
         self.fraction = fraction
 
     def __call__(self, rollouts: Rollouts) -> Tensor:
+        """[N] bool: tokens of the highest entropy."""
         return rollouts.columns[ENTROPY_RANK] >= 1 - self.fraction

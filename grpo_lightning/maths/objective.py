@@ -37,6 +37,7 @@ class Objective:
     entropy_bonus: float = 0.0
 
     def __post_init__(self) -> None:
+        """Checks the coefficients."""
         if not self.beta >= 0:
             raise UsageError(f"objective.beta={self.beta}: give 0 (no KL term) or more; DeepSeekMath uses 0.04")
         if not self.entropy_bonus >= 0:

@@ -68,7 +68,7 @@ class Rollouts:
     | `prompt_lengths` | [Q] int64 | tokens of each prompt, at least 1 | explorer | policy, packs |
     | `group` | [B] int64 | index of each completion's prompt | explorer | advantages, weightings, policy |
     | `token_ids` | [N] int64 | the drawn tokens end to end, stop tokens included | explorer | policy, prefix tree |
-    | `lengths` | [B] int64 | \\|o_i\\|, drawn tokens of each completion, at least 1 | explorer | everything |
+    | `lengths` | [B] int64 | drawn tokens of each completion, the paper's length of o_i, at least 1 | explorer | all |
     | `context_ids` | [M] int64 | the given tokens end to end; None: there are none | explorer | policy, prefix tree |
     | `context_lengths` | [B] int64 | given tokens of each completion | explorer | policy, packs |
     | `position` | [N] int64 | index of a drawn token in its completion's drawn and given tokens | explorer | policy |

@@ -25,6 +25,7 @@ class SequenceClipped(Surrogate):
         self.low, self.high = bounds(clip_low, clip_high)
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        """[N] the clipped objective with the ratio of the sequence."""
         ratio = rollouts.spread(segment_mean(log_ratio(logp, old_logp), rollouts.lengths).exp())
         return self._clip(ratio, logp, old_logp, rollouts)
 
@@ -64,6 +65,7 @@ class GMPO(Surrogate):
         self.log_clip = log_clip
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        """[N] Â times the geometric mean of clipped ratios."""
         advantage, lengths = rollouts.advantage, rollouts.lengths
         change = log_ratio(logp, old_logp)
         good, bad = (
@@ -96,9 +98,11 @@ class OffPolicyMask(Surrogate):
         self.reads_old_logp = self.surrogate.reads_old_logp
 
     def prepare(self, rollouts: Rollouts) -> dict[str, Tensor]:
+        """The columns of the other surrogate."""
         return self.surrogate.prepare(rollouts)
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        """[N] values of the other surrogate, 0 for bad completions too far away."""
         result = self.surrogate(logp, old_logp, rollouts)
         away = rollouts.spread(segment_mean(log_ratio(old_logp, logp.detach()), rollouts.lengths))
         masked = (away > self.threshold) & (rollouts.advantage < 0)

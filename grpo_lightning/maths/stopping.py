@@ -12,10 +12,10 @@ class StopRule(ABC):
 
     @abstractmethod
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
-        """Whether to stop before the optimizer steps for the last of `updates`.
+        """Whether to stop before the last of `updates` is made.
 
         Args:
-            updates: Diagnostics of the step's updates, two or more; each was taken before its optimizer step.
+            updates: Diagnostics of the step's updates, two or more; each was taken before the weights changed.
             num_minibatches: Updates of one pass.
         """
 
@@ -44,10 +44,12 @@ class FixedPasses(StopRule):
     """
 
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
+        """False."""
         return False
 
     @property
     def names(self) -> list[str]:
+        """None: it never stops."""
         return []
 
 
@@ -67,6 +69,7 @@ class AllSettled(StopRule):
         self.fraction = fraction
 
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
+        """Whether enough tokens were at their bounds in the pass that just ended."""
         done = last_pass(updates, num_minibatches)
         if done is None:
             return False
@@ -91,6 +94,7 @@ class ObjectivePlateau(StopRule):
         self.min_delta = min_delta
 
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
+        """Whether the last `patience` passes brought nothing."""
         if len(updates) % num_minibatches:
             return False
         passes = [
@@ -121,6 +125,7 @@ class KLAbove(StopRule):
         self.target = target
 
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
+        """Whether the last update found the policy too far away."""
         return bool(updates[-1].kl_old > self.target * updates[-1].tokens)
 
 
@@ -137,13 +142,16 @@ class FirstOf(StopRule):
         self.rules = rules
 
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
+        """Whether any of the rules stops."""
         return self.ended_by(updates, num_minibatches) is not None
 
     def ended_by(self, updates: Sequence[Diagnostics], num_minibatches: int) -> str | None:
+        """The name of the first rule that stops; None if none does."""
         return next((name for rule in self.rules if (name := rule.ended_by(updates, num_minibatches))), None)
 
     @property
     def names(self) -> list[str]:
+        """The names of all rules."""
         return [name for rule in self.rules for name in rule.names]
 
 

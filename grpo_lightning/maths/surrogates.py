@@ -59,6 +59,7 @@ class Reinforce(Surrogate):
     """
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        """[N] Â log π_θ."""
         return SurrogateResult.unbounded(rollouts.advantage * logp)
 
 
@@ -71,8 +72,8 @@ class Clipped(Surrogate):
         clip_low: ε below: a bad token gains nothing from a ratio under 1 - clip_low. None sets no bound.
         clip_high: ε above: a good token gains nothing from a ratio over 1 + clip_high. DAPO's clip-higher is 0.28. None
             sets no bound.
-        dual_clip: c > 1: the value of a bad token is at least c * Â, so it no longer pushes if its ratio is over c
-            (arXiv 1912.09729, Eq. 5; 3 there). None sets no such bound.
+        dual_clip: c > 1. The value of a bad token is at least c * Â, so it no longer pushes if its ratio is over c.
+            3 in arXiv 1912.09729, Eq. 5. None sets no such bound.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Clipped(Surrogate):
         self.dual_clip = math.inf if dual_clip is None else dual_clip
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        """[N] the smaller of the plain and the clipped objective."""
         advantage = rollouts.advantage
         ratio = log_ratio(logp, old_logp).exp()
         result = clip(ratio, advantage, self.low, self.high, highest=-old_logp)
@@ -108,6 +110,7 @@ class CISPO(Surrogate):
         self.low, self.high = bounds(clip_low, clip_high)
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        """[N] clipped ratio, without gradient, times Â log π_θ."""
         ratio = log_ratio(logp.detach(), old_logp).exp()
         result = clip(ratio, rollouts.advantage, self.low, self.high, highest=-old_logp)
         result.value = ratio.clamp(self.low, self.high) * rollouts.advantage * logp
@@ -133,6 +136,7 @@ class SAPO(Surrogate):
         self.tau_bad = tau_bad
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        """[N] Â times the soft gate of the ratio."""
         ratio = log_ratio(logp, old_logp).exp()
         tau = torch.where(rollouts.advantage > 0, self.tau_good, self.tau_bad)
         return SurrogateResult.unbounded(rollouts.advantage * torch.sigmoid(tau * (ratio - 1)) * 4 / tau)
@@ -148,7 +152,7 @@ def bounds(clip_low: float | None, clip_high: float | None) -> tuple[float, floa
 
 
 def clip(ratio: Tensor, advantage: Tensor, low: float, high: float, highest: Tensor) -> SurrogateResult:
-    """min(ratio * Â, clip(ratio, low, high) * Â), the pessimistic bound of PPO (CS336 Eq. 29 and 30).
+    """The pessimistic bound of PPO: the smaller of ratio * Â and clipped ratio * Â (CS336 Eq. 29 and 30).
 
     Args:
         ratio: [N] with gradient.

@@ -20,7 +20,7 @@ TIE = 1e-6
 """The net advantage at a node counts as 0 if it is at most this fraction of the sum of absolute advantages."""
 
 LOW, HIGH = "logp_low", "logp_high"
-"""Columns: the log-probs at which a token stops pushing, from above and from below."""
+"""Columns: at or below the one log-prob, and at or above the other, a token no longer pushes."""
 
 
 class TargetProbability(Surrogate):
@@ -76,6 +76,7 @@ class TargetProbability(Surrogate):
         }
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        """[N] Â log π_θ, level from the target on."""
         upper, lower = rollouts.columns[HIGH], rollouts.columns[LOW]
         high, low = logp >= upper, logp <= lower
         held = torch.where(high, upper, lower)

@@ -48,6 +48,7 @@ class SequenceMean(TokenWeighting):
     """
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
+        """[B] 1 / (B |o_i|)."""
         return 1.0 / (batch.num_completions * lengths.float())
 
 
@@ -58,6 +59,7 @@ class TokenMean(TokenWeighting):
     """
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
+        """[B] 1 / tokens of the batch."""
         return torch.full_like(lengths, 1.0 / batch.num_tokens, dtype=torch.float32)
 
 
@@ -75,6 +77,7 @@ class FixedLength(TokenWeighting):
         self.length = length
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
+        """[B] 1 / (B L)."""
         length = batch.max_new_tokens if self.length is None else self.length
         assert length is not None, "give length, or a BatchSize with max_new_tokens"
         return torch.full_like(lengths, 1.0 / (batch.num_completions * length), dtype=torch.float32)
@@ -87,6 +90,7 @@ class GroupTokenMean(TokenWeighting):
     """
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
+        """[B] 1 / (groups * tokens of the group)."""
         tokens = segment_sum(lengths, group, int(group.max()) + 1 if len(group) else 0)[group]
         return 1.0 / (batch.num_groups * tokens.float())
 
@@ -98,4 +102,5 @@ class Unweighted(TokenWeighting):
     """
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
+        """[B] ones."""
         return torch.ones_like(lengths, dtype=torch.float32)

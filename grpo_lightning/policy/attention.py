@@ -28,7 +28,7 @@ def causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None = No
 def masked(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """[B, H, L, D], [B, K, S, D], [B, K, S, E] -> [B, H, L, E], each key head with its query heads in one product.
+    """[B, H, L, D], [B, K, S, D], [B, K, S, E] -> [B, H, L, E]: one product per key head.
 
     Args:
         query: The H / K query heads of each key head become (H / K) * L queries of it.

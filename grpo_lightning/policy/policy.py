@@ -240,7 +240,7 @@ class Policy(nn.Module):
         return logits
 
     def forward(self, rollouts: Rollouts, entropy_gradient: bool = False) -> TokenLogp:
-        """log π_θ and entropy of every drawn token, with gradient where gradients are on.
+        """The log π_θ and entropy of every drawn token, with gradient where gradients are on.
 
         Context inside completions is seen by the tokens after it, and has no log-prob itself.
 

@@ -2,8 +2,8 @@
 
 The prompts and completions of a pack are in one flat sequence: first all prompts, then all completions. Everything in a
 transformer but attention works token by token. Attention gathers, for the prompts and for the completions, queries and
-the keys they see. It is exact: a completion's token sees its prompt and the earlier tokens of its completion, at the
-positions they would have in a separate sequence.
+the keys they see. It is exact: a completion's token sees its prompt and the earlier tokens of its completion. All are
+at the positions that they would have in a separate sequence.
 
 Rows of similar shape are attended to together in a bucket: one prompt length, completions of similar length. So no mask
 depends on the row, and one long completion pads no short ones.

@@ -45,6 +45,7 @@ class RecordedLogp(PolicySnapshot):
         """Does nothing: there are no weights to keep."""
 
     def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
+        """[N] float32 log-probs of the policy as it is: call it before the first update."""
         return policy(rollouts).logp
 
 
@@ -57,6 +58,7 @@ class FrozenCopy(PolicySnapshot):
     is_policy = True
 
     def refresh(self, policy: Policy) -> None:
+        """Copies the policy's weights."""
         if not hasattr(self, "policy"):
             self.policy = copy.deepcopy(policy).requires_grad_(False).eval()
         else:
@@ -68,6 +70,7 @@ class FrozenCopy(PolicySnapshot):
 
     @torch.no_grad()
     def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
+        """[N] float32 log-probs of the copy."""
         return self.policy(rollouts).logp
 
 
@@ -91,6 +94,7 @@ class MovingAverage(FrozenCopy):
 
     @torch.no_grad()
     def refresh(self, policy: Policy) -> None:
+        """Moves the average by `alpha` towards the policy."""
         if not hasattr(self, "policy"):
             super().refresh(policy)
             return

@@ -21,7 +21,7 @@ class RewardFailure(RuntimeError):
 
 @dataclass(slots=True, frozen=True)
 class Run:
-    """The facts of the run that a reward may need: it need not be told twice."""
+    """The facts of the run that a reward may need, so that its arguments need not repeat them."""
 
     device: "torch.device"
     """The device of this rank."""

@@ -1,4 +1,4 @@
-"""Generated sums: a task without data, whose difficulty is a number."""
+"""Generated sums: a task without data, of any difficulty."""
 
 import math
 from collections.abc import Sequence

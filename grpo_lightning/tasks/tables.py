@@ -79,7 +79,7 @@ class _Table(Task):
 
 
 class JsonPrompts(_Table):
-    """Questions from your own files: JSON lines, a JSON list of objects, CSV or Parquet, by their ending.
+    r"""Questions from your own files: JSON lines, a JSON list of objects, CSV or Parquet, by their ending.
 
     All columns but the question and the answer go into the question's metadata. Cells are used as they are written
     (CSV is all text); only the answer loses the white space around it.
@@ -92,7 +92,7 @@ class JsonPrompts(_Table):
         question: Column that holds the question.
         answer: Column that holds the gold answer.
         answer_pattern: Regular expression with one group, whose last match in the answer column is the gold answer,
-            such as `####\\s*(.+)` for GSM8K. Empty takes the whole cell.
+            such as `####\s*(.+)` for GSM8K. Empty takes the whole cell.
 
     Raises:
         UsageError: `answer_pattern` is not a regular expression with one group.
@@ -128,7 +128,7 @@ class JsonPrompts(_Table):
 
 
 class HubPrompts(_Table):
-    """Questions from a dataset of the Hugging Face Hub, or from a folder laid out like one.
+    r"""Questions from a dataset of the Hugging Face Hub, or from a folder laid out like one.
 
     All columns but the question and the answer go into the question's metadata.
 
@@ -141,12 +141,12 @@ class HubPrompts(_Table):
         predict: Name of its split to answer; its rows may lack an answer.
         question: Column that holds the question.
         answer: Column that holds the gold answer.
-        answer_pattern: Regular expression with one group: its last match in the answer column is the gold
-            answer, such as `####\\s*(.+)` for GSM8K. Empty takes the whole cell.
+        answer_pattern: Regular expression with one group, whose last match in the answer column is the gold answer,
+            such as `####\s*(.+)` for GSM8K. Empty takes the whole cell.
         revision: Branch, tag or commit of the dataset; a commit makes the run repeatable.
 
     Raises:
-        UsageError: `answer_pattern` is no regular expression with one group.
+        UsageError: `answer_pattern` is not a regular expression with one group.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+import grpo_lightning.training.strategy  # noqa: F401  # registers `fsdp2`
 from grpo_lightning import ranks
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.maths.advantages import (

@@ -473,7 +473,7 @@ def with_adapter() -> Policy:
     """A policy under a LoRA whose weights are not zero."""
     peft = pytest.importorskip("peft")
     adapter = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    with torch.random.fork_rng(), warnings.catch_warnings():
+    with torch.random.fork_rng([]), warnings.catch_warnings():
         # PEFT asks by a name that transformers has renamed.
         warnings.simplefilter("ignore", FutureWarning)
         torch.manual_seed(0)

@@ -79,7 +79,7 @@ def test_where_the_pad_token_is_the_end_token_a_model_that_was_trained_so_does_n
     assert last == pytest.approx([hidden_score(folder, own, -1) for own in ids], abs=1e-5)
 
 
-def test_an_encoder(tmp_path: Path):
+def test_an_encoder_scores_as_transformers_does(tmp_path: Path):
     folder = save(tmp_path, model_type="bert", pad_token_id=0)
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     spell = tokenizer()
@@ -118,7 +118,7 @@ def test_the_models_weights_stay_as_they_are(tmp_path: Path):
         (lambda folder: SequenceClassifier("x", max_tokens=0), "max_tokens=0"),
     ],
 )
-def test_mistakes(tmp_path: Path, make, says):
+def test_a_wrong_model_or_argument_is_refused_before_the_run(tmp_path: Path, make, says):
     with pytest.raises(UsageError, match=says):
         make(tmp_path).setup(Run(torch.device("cpu"), None, 8))
 

@@ -74,7 +74,7 @@ def sample(text: str) -> Sample:
     return Sample(Prompt(0, "Q: q", [1], question), text, [5, 6], FinishReason.LENGTH)
 
 
-def test_values_and_failures(reward):
+def test_each_failure_costs_its_own_sample(reward):
     texts = ["good", "hang", "true", "raise", "hog", "numpy", "none", "nan", "text", "dead", "good"]
     result = reward([sample(text) for text in texts])
     assert result.status == [
@@ -135,7 +135,7 @@ def test_one_worker_has_one_event_loop(module):
         reward.close()
 
 
-def test_samples_wait_together(module):
+def test_async_calls_wait_together(module):
     reward = FunctionReward(f"{module}:waits", timeout=1.0, num_workers=1, concurrency=8)
     reward.read_questions([])
     started = time.monotonic()

@@ -94,7 +94,7 @@ def test_outcomes_come_in_the_order_of_the_tasks(pool, functions):
 
 
 @pytest.mark.parametrize("name", ["textwrap.dedent", "textwrap:dedent"])
-def test_import_paths(pool, name):
+def test_a_function_is_found_by_each_form_of_its_path(pool, name):
     assert pool.map(name, [["  a"]])[0].value == "a"
 
 
@@ -254,7 +254,7 @@ def test_pickles_without_its_processes(functions):
     pool = WorkerPool(num_workers=1, timeout=3.0, memory_limit_mb=99, cpu_seconds=2.0)
     pool.load(functions("double"))
     copy = pickle.loads(pickle.dumps(pool))
-    assert (copy.workers, copy.timeout, copy.memory_limit_mb, copy.cpu_seconds) == (1, 3.0, 99, 2.0)
+    assert (copy.num_workers, copy.timeout, copy.memory_limit_mb, copy.cpu_seconds) == (1, 3.0, 99, 2.0)
     assert copy.map(functions("double"), [[3]])[0].value == 6
     pool.close()
     copy.close()

@@ -27,7 +27,7 @@ def test_first_rows_are_these():
 
 def test_same_in_another_process():
     code = (
-        "from grpo_lightning.tasks import Arithmetic;"
+        "from grpo_lightning import Arithmetic;"
         "print(*[q.text for q in Arithmetic(operators=['-', '*'], num_terms=3).questions('train')[:50]])"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
@@ -97,7 +97,7 @@ def test_ten_thousand_are_quick():
         ({"operators": ["+", "+"]}, r"each once"),
     ],
 )
-def test_bad_arguments(arguments: dict, message: str):
+def test_an_argument_out_of_range_is_refused_by_key_and_value(arguments: dict, message: str):
     with pytest.raises(UsageError, match=message):
         Arithmetic(**arguments)
 

@@ -74,7 +74,7 @@ def test_no_question_is_in_two_splits():
         ),
     ],
 )
-def test_mistakes(make, says):
+def test_a_wrong_name_config_or_number_is_refused(make, says):
     with pytest.raises(UsageError, match=says):
         make()
 
@@ -82,7 +82,7 @@ def test_mistakes(make, says):
 def test_what_depends_on_the_order_of_sets_is_the_same_in_every_process():
     """The answers of isomorphic_strings and four other generators change with PYTHONHASHSEED."""
     code = (
-        "from grpo_lightning.tasks import ReasoningGym;"
+        "from grpo_lightning import ReasoningGym;"
         "task = ReasoningGym('isomorphic_strings', num_train=1, num_val=5);"
         "print([(q.text, q.answer) for q in task.questions('val')])"
     )

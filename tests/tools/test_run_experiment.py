@@ -194,9 +194,9 @@ def test_runs_in_processes_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
     tokenizer().save_pretrained(tmp_path / "policy")
     args = {
         **{"trainer.accelerator": "cpu", "trainer.max_epochs": 2, "trainer.limit_val_batches": 0},
-        **{"model.policy.path": "policy", "model.rewards": [{"class_path": "fitting.Digits"}]},
+        **{"model.policy.path": "policy", "model.rewards": [{"class_path": "helpers.fitting.Digits"}]},
         **{"model.sampling.max_new_tokens": 4, "model.optimizer.class_path": "torch.optim.SGD"},
-        **{"model.optimizer.init_args.lr": 0.1, "data.task": "fitting.Echo", "loop.group_size": 2},
+        **{"model.optimizer.init_args.lr": 0.1, "data.task": "helpers.fitting.Echo", "loop.group_size": 2},
         **{"loop.prompts_per_step": 2},
     }
     folder = write(tmp_path / "e", config=None, args=args, arms={"one": {}}, metrics=["reward/mean"], x="seconds")

@@ -146,7 +146,7 @@ def test_what_waits_for_the_device_is_noted_with_its_line(other):
         other.syncs.clear()
         function()
         assert [(event.operation, event.line.split(":")[0]) for event in other.syncs.events] == [
-            (name, "test_other_device.py")
+            (name, "training/test_other_device.py")
         ]
     other.syncs.clear()
     _ = there * 2, there.cumsum(0), there[there[:2]], there.masked_fill(there > 1, 0), there[1:], there[:, None]
@@ -363,9 +363,9 @@ MISTAKES: list[tuple[Callable[..., Any], str, str]] = [
     (philox.uniforms, ", device=prompt.device", ""),
     (attention.fold_mask, ", device=device", ""),
     (SharedPrefix.from_rollouts.__func__, "filled=filled.to(device)", "filled=filled"),
-    (PaddedRows.from_rollouts.__func__, "- 1).to(device)", "- 1)"),
+    (PaddedRows.from_rollouts.__func__, "before.to(device)", "before"),
     (SlabLayer._allocate, "keys.new_empty(", "torch.empty("),
-    (Rollouts.to, "v.to(device) for name", "v for name"),
+    (Rollouts.to, "else values.to(device)", "else values"),
     (Preparation._per_token, ").cpu()", ")"),
 ]
 

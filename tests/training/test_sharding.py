@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(600)  # a dozen processes, on a machine that ma
 OPTIONS = [
     "--trainer.max_epochs=4",
     "--trainer.check_val_every_n_epoch=2",
-    "--trainer.callbacks+=fitting.Shares",
+    "--trainer.callbacks+=helpers.fitting.Shares",
     '--model.rewards=[{"class_path": "FormatReward", "init_args": {"pattern": ".*[a-m]+.*"}}]',
     "--model.sampling.max_new_tokens=8",
     "--model.objective.beta=0.04",
@@ -250,8 +250,8 @@ def test_snapshots_are_refreshed_shard_by_shard(mesh: DeviceMesh, kind: Any) -> 
             for value in policy.state_dict().values():
                 value.mul_(1.05)
             policy(rollouts)
-            snapshot(policy, rollouts, 1.0)
+            snapshot(policy, rollouts)
             snapshot.refresh(policy)
-            found.append(snapshot(policy, rollouts, 1.0))
+            found.append(snapshot(policy, rollouts))
         assert is_sharded(snapshot.policy) == sharded
     assert found[0].equal(found[1])

@@ -49,6 +49,7 @@ class BinaryCrossEntropy(RewardLoss):
     """
 
     def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
+        """As in `RewardLoss`."""
         return F.binary_cross_entropy_with_logits(score, label, reduction="sum") / max(batch.num_completions, 1)
 
 
@@ -70,6 +71,7 @@ class BradleyTerry(RewardLoss):
         self.center = center
 
     def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
+        """As in `RewardLoss`."""
         better, worse, weight = pairs(label, group)
         loss = -F.logsigmoid(score[better] - score[worse] - self.margin)
         loss = loss + self.center * (score[better] + score[worse]).square()
@@ -91,6 +93,7 @@ class SumOf(RewardLoss):
             raise UsageError(f"weights={self.weights} of SumOf: give one or more losses, and one weight for each")
 
     def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
+        """As in `RewardLoss`."""
         terms = [loss(score, label, group, batch) for loss in self.losses]
         return torch.stack([weight * term for weight, term in zip(self.weights, terms, strict=True)]).sum()
 

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import permutations
 from typing import Any
 
-from grpo_lightning.rewards.verifier import equality, finished
-from grpo_lightning.rewards.verifier.grammar import Claim, Item, Node, read_claim
+from grpo_lightning.rewards.verifier import asked, equality, finished, restated
+from grpo_lightning.rewards.verifier.choices import choices_in
+from grpo_lightning.rewards.verifier.grammar import MONTHS, Claim, Item, Node, read_claim
 from grpo_lightning.rewards.verifier.numbers import (
     exact,
     infinity,
@@ -19,8 +20,10 @@ from grpo_lightning.rewards.verifier.numbers import (
     nodes,
     symbols,
 )
+from grpo_lightning.rewards.verifier.prose import read_sentence
 from grpo_lightning.rewards.verifier.settling import (
     WHOLES,
+    Settled,
     base_of,
     bound_names,
     by_names,
@@ -40,25 +43,34 @@ from grpo_lightning.rewards.verifier.settling import (
     with_argument,
     with_counter,
 )
-from grpo_lightning.rewards.verifier.spans import FLIPPED, SPANS, Span, is_interval, is_span, span_of, span_of_claim
+from grpo_lightning.rewards.verifier.spans import (
+    FLIPPED,
+    SPANS,
+    Span,
+    is_interval,
+    is_span,
+    span_of,
+    span_of_claim,
+    union_of_claim,
+)
+from grpo_lightning.rewards.verifier.spellings import (
+    are_amounts,
+    components,
+    concluded,
+    excluded,
+    is_nothing,
+    is_of_time,
+    without_conditions,
+    without_point,
+)
 from grpo_lightning.rewards.verifier.tokens import Unreadable, tokenize
-from grpo_lightning.rewards.verifier.units import FACTORS, Unit
+from grpo_lightning.rewards.verifier.units import Unit, conversion
 
 EQUAL, DIFFERENT, UNPARSEABLE, RESTATED, GOLD_BAD = "equal", "different", "unparseable", "restated", "gold_bad"
 _BARE_UNIT = re.compile(r"(.*[\d})])(?:\s|\\[, ])*([A-Za-z]{1,2})(\^\{?\d\}?)?")
-_NOTHING = frozenset(
-    [
-        "none",
-        "no solution",
-        "no solutions",
-        "no real solution",
-        "no real solutions",
-        "there is no solution",
-        "there are no solutions",
-        "empty set",
-        "the empty set",
-    ]
-)
+_LOOSE = frozenset(["unit", "point"])
+_APPLIED = re.compile(r"[A-Za-z]\w*'*\(([a-z])\)")
+_ROUNDED = re.compile(r"\b(?:round|nearest|approximat|closest|estimat|decimal|about|tenth|hundredth)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,32 +95,47 @@ class _Comparison:
     def __init__(self, policy: Policy, question: str) -> None:
         self.policy, self.question = policy, question
         self.allowed: frozenset[str] = frozenset()
-        self.asked = finished.expressions(question)
+        self.asked = asked.expressions(question)
+        self.context = asked.context_of(question)
 
     def outcome(self, gold: str, answer: str) -> str:
         try:
             right_tokens = _spelling(gold)
         except Unreadable:
             return GOLD_BAD
-        known = finished.words_of(self.question)
+        known = asked.words_of(self.question)
+        if answer.endswith(" !") and "!" in gold:
+            answer = f"{answer[:-2]}!"
         try:
             right = read_claim(gold, known)
         except Unreadable:
             return self._by_spelling(right_tokens, answer)
+        self.allowed = finished.allowed((item.chain for item in right.items), asked.is_concrete(self.question))
         try:
             said = read_claim(answer, known)
         except Unreadable:
-            return self._by_spelling(right_tokens, answer)
+            said = None
         except RecursionError:
             return UNPARSEABLE
-        self.allowed = frozenset().union(*(finished.unfinished(item.chain) for item in right.items))
-        if not self.same(right, said):
-            if len(said.items) != len(right.items) and len(said.items) == 1:
-                said = self._split(answer, known) or said
-            if not self.same(right, said) and not self._with_unit(right, answer, known):
-                return DIFFERENT
-        wants_work = self.policy.finished and self.question and _spelling(answer) != right_tokens
-        return RESTATED if wants_work and finished.is_restated(right, said, self.question) else EQUAL
+        equal = self._equal_reading(right, said, answer, known)
+        if equal is None:
+            return DIFFERENT if said else self._by_spelling(right_tokens, answer)
+        wants_work = self.policy.finished and self.question and not _is_spelt(answer, right_tokens)
+        return RESTATED if wants_work and restated.is_restated(right, equal, self.question) else EQUAL
+
+    def _equal_reading(self, right: Claim, said: Claim | None, answer: str, known: frozenset[str]) -> Claim | None:
+        """The claim of an answer in the first of its readings that says the same; None if none does."""
+        if said and self.same(right, said):
+            return said
+        if said and len(said.items) == 1 < len(right.items):
+            parts = self._split(answer, known)
+            return parts if parts and self.same(right, parts) else None
+        if said and self._with_unit(right, answer, known):
+            return said
+        if len(right.items) == 1 and (settled := settle(right.items[0])) and literal(_bare(settled.value)) is not None:
+            sentence = read_sentence(answer, known, self.question)
+            return sentence if sentence and self.same(right, sentence) else None
+        return None
 
     def _split(self, answer: str, known: frozenset[str]) -> Claim | None:
         """The answer with every comma between two values: where the gold answer is a list, `100,200` is one."""
@@ -138,12 +165,18 @@ class _Comparison:
 
     def same(self, gold: Claim, answer: Claim) -> bool:
         """Whether two claims say the same."""
+        if is_nothing(gold) or is_nothing(answer):
+            return is_nothing(gold) and is_nothing(answer)
         right, said = choice_of(gold), choice_of(answer)
         if right:
-            return right == said
-        gold, answer = system(gold), system(chosen(answer))
+            return right == said and self.same_text(said, answer)
+        if said and (offered := self.offered(said)):
+            return self.same_text(said, answer) and self.same(gold, offered)
+        gold, answer = system(gold), concluded(without_conditions(gold, system(chosen(answer))))
         if "trailing" in answer.joins and "trailing" not in gold.joins:
             return False
+        if excluded(gold):
+            return bool(excluded(answer)) and self.same_excluded(gold, answer)
         conditions = [condition(claim) for claim in (gold, answer)]
         if conditions[0] is not None:
             return self.same_families(gold, answer)
@@ -161,8 +194,12 @@ class _Comparison:
         if len(named) > 1:
             return self.same_assignments(named, gold, answer)
         span, other = span_of_claim(gold), span_of_claim(answer)
+        if span and len(span.pieces) > 1 and (parts := union_of_claim(answer)):
+            other = parts
         if span and other and (is_span(gold) or is_span(answer)):
             return self.same_spans(span, other)
+        if "where" in answer.joins or "where" in gold.joins:
+            return False
         ours, theirs = self.members(gold), self.members(answer)
         if ours is None and len(answer.items) > 1 and theirs is None:
             return self.same_tuple(gold, answer)
@@ -172,10 +209,33 @@ class _Comparison:
             return False
         return self.same_item(gold.items[0], answer.items[0])
 
+    def offered(self, letter: str) -> Claim | None:
+        """What stands behind a letter in the question; None if it has no such choice, or one that cannot be read."""
+        text = choices_in(self.question).get(letter, "")
+        try:
+            return read_claim(text) if text else None
+        except Unreadable:
+            return None
+
+    def same_text(self, letter: str, answer: Claim) -> bool:
+        """Whether the text behind a letter, if there is one, is that of the question."""
+        value = answer.items[0].chain[2][0]
+        offered = self.offered(letter)
+        return value[0] != "choice" or offered is None or self.same(offered, value[2])
+
+    def same_excluded(self, gold: Claim, answer: Claim) -> bool:
+        """`x+1` for `x \\ne 1`: the same formula, the same values left out."""
+        return (
+            len(gold.items) == len(answer.items)
+            and self.same_item(gold.items[0], answer.items[0])
+            and all(self.same_relation(a.chain, b.chain) for a, b in zip(gold.items[1:], answer.items[1:], strict=True))
+        )
+
     def same_item(self, gold: Item, answer: Item) -> bool:
+        answer = self.in_percent(self.in_unit(gold, answer))
         right, said = settle(gold), settle(answer, not gold.chain[1], self.asked)
         factor = self.unit_factor(gold.unit, answer.unit)
-        if factor is None:
+        if factor is None or not are_amounts(answer):
             return False
         if right is None:
             return self.same_relation(gold.chain, answer.chain)
@@ -186,6 +246,12 @@ class _Comparison:
                 and self.same_relation(gold.chain, answer.chain)
             )
         said = with_argument(right, said)
+        if _is_function_of(gold.chain, right, said):
+            said = Settled(said.value, right.names, said.order, said.links, said.close)
+        if not _is_kind(gold, right.value, answer, said.value) or (
+            said.close is not None and literal(said.value) is None and not self.is_rounding(right.value, said.close)
+        ):
+            return False
         if right.names and said.names and not right.names & said.names:
             return (
                 len(symbols(gold.chain)) > 1
@@ -209,6 +275,34 @@ class _Comparison:
             return self.same_value(ours, said.close, gold.unit, answer.unit)
         return self.same_value(ours, theirs, gold.unit, answer.unit)
 
+    def is_rounding(self, gold: Node, close: Node) -> bool:
+        """Whether a rounded value may stand behind an exact one: no second answer, for who wants a whole number."""
+        value = literal(close)
+        if value is None or value.denominator > 1 or is_decimal(close) or abs(value) >= 100:
+            return True
+        return literal(gold) is not None and bool(_ROUNDED.search(self.question))
+
+    def in_unit(self, gold: Item, answer: Item) -> Item:
+        """An amount in several units, in the gold answer's if it is one of them: `90` minutes of `90 min = 1.5 h`."""
+        if not answer.amounts or not gold.unit or answer.unit == gold.unit:
+            return answer
+        found = next((amount for amount in answer.amounts if amount[1] == gold.unit), None)
+        if found is None:
+            return answer
+        last = (answer.chain[2][-1], answer.unit)
+        others = tuple(amount for amount in answer.amounts if amount is not found)
+        return Item(("chain", (), found[:1]), gold.unit, amounts=(*others, last))
+
+    def in_percent(self, answer: Item) -> Item:
+        """`\\frac{10}{50} \\times 100 = 20\\%`, with the percent sign that its left side leaves out."""
+        _, operators, operands = answer.chain
+        value = operands[-1]
+        if not self.policy.percent or value[0] != "percent" or set(operators) != {"="}:
+            return answer
+        bare = exact(value[1])
+        links = [value if link[0] in ("mul", "div") and exact(link) == bare else link for link in operands]
+        return replace(answer, chain=("chain", operators, tuple(links)))
+
     def unit_factor(self, gold: Unit, answer: Unit) -> Fraction | None:
         """By what the answer's number is to be multiplied to be in the gold answer's unit; None if it cannot be."""
         if not gold or not answer or gold == answer:
@@ -216,21 +310,9 @@ class _Comparison:
         ours, theirs = dict(gold), dict(answer)
         if self.policy.degrees and {*ours, *theirs} <= {"degree", "radian"}:
             return Fraction(1)
-        loose = {"unit", "point"}
-        if set(ours) <= loose or set(theirs) <= loose:
+        if set(ours) <= _LOOSE or set(theirs) <= _LOOSE:
             return Fraction(1)
-        if not self.policy.convert_units:
-            return None
-        factor = Fraction(1)
-        for unit, sign in ((answer, 1), (gold, -1)):
-            bases: dict[str, int] = {}
-            for name, power in unit:
-                base, size = FACTORS.get(name, (name, 1))
-                factor *= Fraction(size) ** (sign * power)
-                bases[base] = bases.get(base, 0) + power
-            if sign == 1:
-                wanted = bases
-        return factor if bases == wanted else None
+        return conversion(answer, gold) if self.policy.convert_units else None
 
     # ----- several things
 
@@ -343,6 +425,8 @@ class _Comparison:
         if right is not None:
             if said is None:
                 return self.same_angle(gold, answer, ours, theirs)
+            if self.policy.finished and finished.unfinished_number(answer) - self.allowed:
+                return False
             return same_number(right, said, is_percent(gold), is_percent(answer), is_decimal(gold, answer), self.policy)
         if (gold[0] == "symbol" and answer[0] == "words") or gold[0] == "words":
             return _same_words(gold, answer)
@@ -359,8 +443,8 @@ class _Comparison:
         if self.policy.finished and finished.unfinished(answer) - self.allowed - _free_of(gold, answer):
             return False
         if said is not None and is_decimal(answer) and not self.is_long(answer):
-            return exact(gold) is not None and equality.equal(gold, answer)
-        return equality.equal(gold, answer) or self.same_angle(gold, answer, ours, theirs)
+            return exact(gold) is not None and equality.equal(gold, answer, self.context)
+        return equality.equal(gold, answer, self.context) or self.same_angle(gold, answer, ours, theirs)
 
     def is_long(self, answer: Node) -> bool:
         return answer[0] == "number" and len(str(answer[1].numerator)) >= 9
@@ -389,7 +473,9 @@ class _Comparison:
         spans = span_of(gold), span_of(answer)
         if all(spans) and (gold[0] in SPANS or answer[0] in SPANS or is_interval(gold) != is_interval(answer)):
             return self.same_spans(*spans)  # type: ignore[arg-type]
-        gold, answer = scaled(gold), scaled(answer)
+        gold, answer = scaled(components(gold)), scaled(components(answer))
+        if gold[:3] == ("group", "(", ")") and len(gold) > 4:
+            answer = without_point(answer)
         if {gold[0], answer[0]} == {"matrix", "group"}:
             gold, answer = (vector(gold), vector(answer))
         if gold[0] == "ratio" and len(gold) == 3 and literal(answer) is not None:
@@ -397,6 +483,8 @@ class _Comparison:
             return None not in parts and bool(parts[1]) and parts[0] / parts[1] == literal(answer)  # type: ignore[operator]
         if gold[0] == "ratio" and answer[0] == "time":
             return [literal(part) for part in gold[1:]] == list(answer[2:])
+        if gold[0] == "time" and answer[0] == "ratio":
+            return is_of_time(gold, answer)
         if gold[0] != answer[0]:
             return False
         if gold[0] == "group":
@@ -425,7 +513,7 @@ class _Comparison:
         if gold[0] == "builder":
             return self.same_builder(gold, answer)
         if gold[0] == "mod":
-            return self.same_part(gold[2], answer[2]) and equality.equal(gold[1], answer[1])
+            return self.same_part(gold[2], answer[2]) and equality.equal(gold[1], answer[1], self.context)
         if gold[0] in ("union", "meet", "minus"):
             pairs = [answer[1:], answer[:0:-1]] if gold[0] != "minus" else [answer[1:]]
             return any(all(map(self.same_part, gold[1:], pair)) for pair in pairs)
@@ -500,6 +588,43 @@ class _Comparison:
         )
 
 
+# ----- units
+
+
+def _kinds(item: Item, value: Node) -> set[str]:
+    """What an item measures in: the units of the table, degrees, per cent."""
+    return {name for name, _ in item.unit} | {_SIGNS[node[0]] for node in (value,) if node[0] in _SIGNS}
+
+
+_SIGNS = {"degree": "degree", "percent": "percent"}
+_TEMPERATURES = {"celsius", "fahrenheit", "radian"}
+
+
+def _bare(value: Node) -> Node:
+    """The number of `60^\\circ` and `25\\%`."""
+    return value[1] if value[0] in _SIGNS else value
+
+
+def _is_kind(gold: Item, right: Node, answer: Item, said: Node) -> bool:
+    """Whether an answer measures in what the gold answer does, or in nothing: no dollars for degrees."""
+    ours, theirs = _kinds(gold, right), _kinds(answer, said)
+    if not ours or ours <= _LOOSE or (theirs <= _LOOSE and theirs):
+        return True
+    if not theirs:
+        return not answer.counts
+    return bool(gold.unit and answer.unit) or ours == theirs or (ours | theirs) - {"degree"} <= _TEMPERATURES
+
+
+def _is_function_of(gold: Node, right: Settled, said: Settled) -> bool:
+    """Whether `f(x) = 2x+3` is said where the gold answer is `y = 2x+3`."""
+    if len(right.names) != 1 or len(said.names) != 1:
+        return False
+    (ours,), (theirs,) = right.names, said.names
+    applied = _APPLIED.fullmatch(theirs)
+    is_plain = len(ours) == 1 and ours not in symbols(right.value) and gold[1] == ("=",)
+    return applied is not None and is_plain and symbols(right.value) == {applied[1]} == symbols(said.value)
+
+
 # ----- numbers
 
 
@@ -524,17 +649,17 @@ def _free_of(gold: Node, answer: Node) -> frozenset[str]:
 
 def _same_words(gold: Node, answer: Node) -> bool:
     ours, theirs = _text(gold), _text(answer)
-    if ours in _NOTHING and answer == ("set",):
-        return ours != "none"
-    if ours in _NOTHING and theirs in _NOTHING:
-        return True
     return bool(ours) and ours == theirs
 
 
 def _text(tree: Node) -> str:
     if tree[0] == "words":
         words = [str(word).casefold().rstrip(".") for word in tree[1:]]
-        return " ".join(words[1:] if words[0] in ("the", "a", "an") and len(words) > 1 else words)
+        while len(words) > 1 and words[0] in ("the", "a", "an", "on", "in"):
+            words = words[1:]
+        if MONTHS.intersection(words):
+            words = sorted(word for word in words if word not in ("th", "st", "nd", "rd", "of", "the"))
+        return " ".join(words)
     if tree[0] == "symbol":
         return str(tree[1]).casefold()
     return ""
@@ -558,6 +683,13 @@ def _oriented(chain: Node) -> tuple[tuple[str, ...], tuple[Node, ...]] | None:
 
 def _is_solved(chain: Node) -> bool:
     return chain[2][0][0] in ("symbol", "named", "apply") and not symbols(chain[2][1])
+
+
+def _is_spelt(text: str, spelling: tuple[str, ...]) -> bool:
+    try:
+        return _spelling(text) == spelling
+    except Unreadable:
+        return False
 
 
 def _spelling(text: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import chain, pairwise
@@ -14,25 +15,44 @@ from grpo_lightning.rewards.verifier.symbolic import identical
 
 DIGITS, MAX_DIGITS = 45, 4000
 NUM_POINTS, MIN_POINTS, NUM_PRECISE, NUM_SPARE = 64, 12, 6, 800
-CONSTANTS = ("C", "K", "C_1", "C_0", "c", "k", "c_1", "D")
+CONSTANTS = ("C", "K", "C_1", "C_0")
+"""Letters for a constant of integration in a gold answer; an answer has more."""
+_CONSTANTS = (*CONSTANTS, "c", "k", "c_1", "D")
 _SIZES = (Fraction(2, 5), Fraction(3, 2), Fraction(4), Fraction(15), Fraction(60))
 _WIDE = (*_SIZES, Fraction(1, 1000), Fraction(1, 30), Fraction(300), Fraction(5000), Fraction(10**6))
 _COUNTERS = frozenset("nkmNijpq")
 _FAST = Fast()
 
 
-def equal(gold: Node, answer: Node) -> bool:
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a question says about the variables of its answer."""
+
+    counts: bool = False
+    """Whether some are integers."""
+    given: frozenset[str] = frozenset()
+    """Those of `CONSTANTS` that it uses itself."""
+
+
+def equal(gold: Node, answer: Node, context: Context = Context()) -> bool:
     """Whether two formulas have the same value wherever either has one."""
     if gold == answer:
         return True
     if not symbols(gold) and not symbols(answer):
         return equal_constants(gold, answer)
     right, said = _integration_constant(gold), _integration_constant(answer)
-    if right and right in CONSTANTS[:4]:
+    is_constant = right in CONSTANTS and right not in context.given and bool(symbols(_without(gold, right)))
+    if is_constant:
         if not said or symbols(_without(answer, said)) - symbols(_without(gold, right)):
             return False
         return _agree(_without(gold, right), _without(answer, said), up_to_constant=True)
-    return symbols(answer) <= symbols(gold) and _agree(gold, answer)
+    if not symbols(answer) <= symbols(gold):
+        return False
+    if _is_about_integers(gold):
+        return _agree(gold, answer, in_integers=True)
+    return _agree(gold, answer) or (
+        context.counts and symbols(gold) <= _COUNTERS and _agree(gold, answer, in_integers=True)
+    )
 
 
 def equal_constants(gold: Node, answer: Node) -> bool:
@@ -128,9 +148,9 @@ def _integration_constant(tree: Node) -> str:
     """The C of `F(x) + C`, if the tree is such a sum."""
     if tree[0] != "add":
         return ""
-    alone = [term[1] for term in tree[1:] if term[0] == "symbol" and term[1] in CONSTANTS]
+    alone = [term[1] for term in tree[1:] if term[0] == "symbol" and term[1] in _CONSTANTS]
     rest = [name for name in alone if name not in symbols(("add", *(t for t in tree[1:] if t != ("symbol", name))))]
-    return next((name for name in CONSTANTS if name in rest), "")
+    return next((name for name in _CONSTANTS if name in rest), "")
 
 
 def _without(tree: Node, name: str) -> Node:
@@ -138,12 +158,12 @@ def _without(tree: Node, name: str) -> Node:
     return terms[0] if len(terms) == 1 else ("add", *terms)
 
 
-def _agree(gold: Node, answer: Node, up_to_constant: bool = False) -> bool:
+def _agree(gold: Node, answer: Node, up_to_constant: bool = False, in_integers: bool = False) -> bool:
     is_complex = any(node == ("constant", "i") for tree in (gold, answer) for node in nodes(tree))
     good: list[Point] = []
     shift: Any = 0
-    wanted = list(_points(gold, answer))
-    for number, point in enumerate(chain(wanted, _spare(wanted[0]))):
+    wanted = list(_points(gold, answer, in_integers))
+    for number, point in enumerate(chain(wanted, () if in_integers else _spare(wanted[0]))):
         if number >= len(wanted) and len(good) >= MIN_POINTS:
             break
         left = _fast_value(gold, point)
@@ -155,6 +175,8 @@ def _agree(gold: Node, answer: Node, up_to_constant: bool = False) -> bool:
         if left is None or right is None:
             if not is_complex and not (left_is_real if right is None else right_is_real):
                 continue
+            if in_integers and any(value < 0 for value in point.values()):
+                continue  # what counts seldom goes below 0
             try:
                 _both(gold, answer, point)
                 continue  # too large for floating point only
@@ -235,14 +257,14 @@ def _is_other_branch(left: complex, right: complex, point: Point) -> bool:
 # ----- points
 
 
-def _points(gold: Node, answer: Node) -> Iterator[Point]:
+def _points(gold: Node, answer: Node, in_integers: bool = False) -> Iterator[Point]:
     """Where to compare: each variable of every sign and size, and both sides of every kink of either formula."""
     names = tuple(sorted(symbols(gold) | symbols(answer)))
     trees = tuple(node for tree in (gold, answer) for node in nodes(tree))
-    if _wants_integers(trees):
-        yield from _grid(names, True)
+    if in_integers:
+        yield from _integers(names, 150 if any(map(_grows, trees)) else 10**4)
         return
-    points = list(_grid(names, False))
+    points = list(_grid(names))
     yield from points
     sizes = {abs(node[1]) for node in trees if node[0] == "number" and 8 < abs(node[1]) < 10**9}
     rng = random.Random(0)
@@ -264,7 +286,7 @@ def _spare(like: Point) -> Iterator[Point]:
 
 
 @lru_cache(maxsize=1 << 10)
-def _grid(names: tuple[str, ...], integers: bool) -> tuple[dict[str, Fraction], ...]:
+def _grid(names: tuple[str, ...]) -> tuple[dict[str, Fraction], ...]:
     rng = random.Random(repr(names))
     points = []
     for index in range(NUM_POINTS):
@@ -273,21 +295,36 @@ def _grid(names: tuple[str, ...], integers: bool) -> tuple[dict[str, Fraction], 
             negative = index >> place & 1 if place < 5 else rng.random() < 0.5
             size = rng.choice(_SIZES) * Fraction(rng.randrange(500, 1500), 997)
             point[name] = -size if negative else size
-        if integers:
-            point = {name: Fraction(rng.randrange(0, 8 + index)) for name in names}
         points.append(point)
     return tuple(points)
 
 
-def _wants_integers(trees: Sequence[Node]) -> bool:
-    """Whether a formula is about integers only: `(-1)^n`, `n!!`, `\\lfloor n/2 \\rfloor`."""
-    for node in trees:
+@lru_cache(maxsize=1 << 10)
+def _integers(names: tuple[str, ...], largest: int) -> tuple[dict[str, Fraction], ...]:
+    """Integers: most of them small, some negative, some large."""
+    rng = random.Random(repr(names))
+    ranges = [(0, 8 + index) if index % 4 else (0, largest) for index in range(NUM_POINTS)]
+    ranges += [(-8 - 4 * index, 4 * index) for index in range(NUM_POINTS // 4)]
+    return tuple({name: Fraction(rng.randrange(*bounds)) for name in names} for bounds in ranges)
+
+
+def _grows(node: Node) -> bool:
+    """Whether it is too large to compute at a large integer."""
+    if node[0] == "pow" and symbols(node[2]):
+        return abs(literal(node[1]) or 0) != 1
+    return node[0] == "fact" or (node[0] == "call" and node[1] in ("binom", "!!"))
+
+
+def _is_about_integers(gold: Node) -> bool:
+    r"""Whether a gold answer is: `(-1)^n`, `n!!`, `\lfloor n/2 \rfloor`, `\cos n\pi`. The other side has no say."""
+    for node in nodes(gold):
         if node[0] == "pow" and symbols(node[2]) and (base := literal(node[1])) is not None and base < 0:
             return True
         if node[0] == "call" and node[1] in ("!!", "gcd", "lcm"):
             return True
-        counts = node[0] == "call" and node[1] in ("floor", "ceil", "mod")
-        if counts and symbols(node) and symbols(node) <= _COUNTERS:
+        is_rounded = node[0] == "call" and node[1] in ("floor", "ceil", "mod")
+        is_periodic = node[0] == "call" and node[1] in ("sin", "cos", "tan") and ("constant", "pi") in nodes(node)
+        if (is_rounded or is_periodic) and symbols(node) and symbols(node) <= _COUNTERS:
             return True
     return False
 

@@ -34,12 +34,21 @@ _PHRASE = re.compile(rf"\banswer\*{{0,2}}(?:\s+is\b{_ADVERB}\s*:?|\s*:)(?:[ \t*]
 _LABEL = re.compile(r"(?:the\s+)?(?:(?:final|correct)\s+)?answer(?:\s+is\s*:?|\s*:)\s*", re.IGNORECASE)
 _DISPLAY = re.compile(r"\s*(?:\$\$([^$]+)\$\$|\\\[([^\]]+)\\\])[ \t]*(?=\n|\Z)")
 _CLAUSE_END = re.compile(
-    r"(?<![ap]\.m)\.(?=\**(?:\s|\Z)|\$?\**\s*(?:\Z|\s[A-Z]))"
-    r"|[,;]?\s\(?(?:as|because|since|which|where|so that|giving|after|meaning|i\.e\.|namely)\b"
+    r"(?<![ap]\.m)(?<!\ssq)\.(?!\**\s+(?:[Oo]r|[Mm]aybe|[Pp]erhaps|[Pp]ossibly)\b)(?=\**(?:\s|\Z)|\$?\**\s*(?:\Z|\s[A-Z]))"
+    r"|[,;]?\s\(?(?:"
+    r"(?<!many )(?<!much )as(?! (?:many|much|long|old|tall|far|fast|big|large|heavy)\b)"
+    r"|because|since|which|where|so that|giving|after|meaning|i\.e\.|namely)\b"
     r"|,\s*(?:so|as|for|I|we|and (?:we|so|thus|hence|that|this|it))\b|;\s*(?=[a-z]{2,} )"
-    r"|\s\((?=(?:as|since|because|rounded|which|from|where|see|i\.e\.)\b|[^()]*=|\$?\d[^()]*\b(?:at|for|per|each|times|x)\b)"
+    r"|\s\((?=(?:as|since|because|rounded|which|from|where|see|i\.e\.)\b)"
+    r"|(?<=[\d*])!(?=\**\s+[A-Z])"
     r"|\s(?:—|--)\s|\sand we\b|\\\\(?=\s*\Z)"
 )
+_AMENDED = re.compile(
+    r"\b(?:unless|maybe|perhaps|possibly|(?:is|was) wrong)\b|\bor\b(?:\s+\w+){0,2}?\s*[$\\({]*-?\d[\w{}$)]*\s*\Z"
+    r"|[^\d\s],\s*\$?\d+\s*\Z|\A[,;]?\s\(?after\b.*\band\s+\$?\d+\s*\Z",
+    re.IGNORECASE,
+)
+"""What an explanation must not say: it would be part of the answer."""
 _INLINE = re.compile(r"\$(?:(?!(?<![\\A-Za-z{])[a-z]{3})[^$])+[^$.]\$(?!\d)|\\\((?:(?!\\\)).)+\\\)")
 _MAX_STATEMENT = 2100
 _SPECIAL = re.compile(r"<\|[\w ]+\|>|</s>|<eos>")
@@ -84,7 +93,10 @@ def _boxed(text: str) -> str | None:
     while first and _belongs(text[boxes[first - 1][2] : boxes[first][0]]):
         first -= 1
     contents = list(
-        dict.fromkeys(_without_boxes(text[start:end]).strip() for _, start, end, *_ in _inner(boxes[first:]))
+        dict.fromkeys(
+            re.sub(r"\s+!(?!=)", "!", _without_boxes(text[start:end]).strip())
+            for _, start, end, *_ in _inner(boxes[first:])
+        )
     )
     if not all(contents):
         return ""
@@ -184,8 +196,12 @@ def _clause(statement: str) -> str:
     statement = statement.lstrip()[:_MAX_STATEMENT].replace(r"\$", "$").strip()
     masked = _INLINE.sub(lambda match: "0" * len(match[0]), statement)  # a formula has no clauses
     end = _CLAUSE_END.search(masked)
+    if end and _AMENDED.search(_SENTENCE_END.split(statement[end.start() :], maxsplit=1)[0]):
+        end = None
     clause = statement[: end.start()] if end else statement
+    clause = re.sub(r",?\s*\\text\s*\{\s*,?\s*\Z", "", clause) if end else clause
     clause = re.sub(r"\*\*|__|\A\*|\*\Z", " ", clause).strip()
     clause = re.sub(r"(?<!\\)\\[()\[\]]", " ", clause).strip()
+    clause = re.sub(r"(?<=\d)\s*!\Z", " !", clause)  # the end of a sentence, and no factorial
     formula = re.fullmatch(r"\$([^$]+)\$", clause)
     return formula[1].strip() if formula else clause

@@ -1,75 +1,187 @@
-r"""Whether an answer is worked out: `8\sqrt2` is, `\sqrt{50}+\sqrt{18}` and what stands in the question are not."""
+r"""Whether an answer is worked out: `8\sqrt2` is, `\sqrt{50}+\sqrt{18}` and `2x+3x` are not."""
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
+from itertools import combinations, product
+from typing import Any
 
-from grpo_lightning.rewards.verifier.grammar import Claim, Node, read_claim
+from grpo_lightning.rewards.verifier.forms import (
+    ONE,
+    addends,
+    content,
+    factors,
+    has_node,
+    have_common_factor,
+    monomials,
+    split,
+)
+from grpo_lightning.rewards.verifier.grammar import Node
 from grpo_lightning.rewards.verifier.numbers import NoNumber, exact, literal, nodes, precise, symbols
-from grpo_lightning.rewards.verifier.tokens import Unreadable
-from grpo_lightning.rewards.verifier.units import word_set
 
 _TRIGONOMETRIC = re.compile(r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?")
-_TWO = ("number", Fraction(2), None)
+_LOGARITHMS = ("ln", "log", "lg", "log_")
+_I, _PI, _TEN = ("constant", "i"), ("constant", "pi"), ("number", Fraction(10), None)
+_LARGEST = 10**6
+"""A power that is larger need not be written out."""
+_MAX_COMPARED = 24
+TIDYING = frozenset(["division", "power", "common factor", "like factors", "expansion", "fraction in a fraction"])
+"""What may be left to do beside roots and variables where the question is not known or gives no numbers."""
 
 
 @lru_cache(maxsize=1 << 13)
 def unfinished(tree: Node) -> frozenset[str]:
     """What is left to do, in words; a gold answer may leave the same to do."""
-    found = {f"operator {node[1]}" for node in nodes(tree) if node[0] == "big"}
-    found |= {f"operator {node[1]}" for node in nodes(tree) if node[0] == "call" and node[1] in ("det", "conj", "norm")}
-    if symbols(tree):
-        return frozenset(found)
+    found = set[str]()
+    is_formula = bool(symbols(tree))
+    value = tree[1] if tree[0] == "neg" else tree  # a fraction alone is a finished number
     for node in nodes(tree):
         kind = node[0]
-        if kind == "call" and _TRIGONOMETRIC.fullmatch(node[1]):
-            found.add("trigonometry")
-        elif kind == "fact" or (kind == "call" and node[1] in ("binom", "!!")):
-            found.add("counting")
-        elif kind == "call" and node[1] not in ("ln", "log", "lg", "log_", "exp"):
+        if kind == "big" or (kind == "call" and node[1] in ("det", "conj", "norm")):
             found.add(f"operator {node[1]}")
-        elif kind in ("abs", "percent"):
-            found.add(kind)
-        elif kind in ("root", "pow") and _is_nested(node):
-            found.add("nested roots")
-        elif kind == "add":
-            terms = node[1:]
-            if sum(literal(term) is not None for term in terms) > 1:
-                found.add("arithmetic")
-            elif _has_like_terms(terms):
-                found.add("like terms")
-        elif kind == "mul":
-            factors = list(_factors(node))
-            if sum(literal(factor) is not None and not _is_ten(factor) for factor in factors) > 1:
-                found.add("arithmetic")
-            if sum(_is_sum(factor) for factor in factors) > 1:
-                found.add("product")
-        if kind == "pow" and _is_sum(node[1]) and (exact(node[2]) or Fraction()).denominator == 1:
-            found.add("product")
-        if kind == "pow" and node[1] == ("constant", "i"):
-            found.add("product")
-        if kind == "pow" and any(part == ("constant", "i") for part in nodes(node[2])):
-            found.add("complex exponential")
-        if kind == "div" and any(part == ("constant", "i") for part in nodes(node[2])):
-            found.add("quotient")
+        if kind == "add":
+            found |= {*_left_in_sum(node)}
+        elif kind in ("mul", "div") and literal(node) is None:
+            found |= {*_left_in_product(node)}
+        elif kind == "div" and (_is_reducible_power(node) or (node is not value and _comes_out(node))):
+            found.add("division")
+        elif kind == "pow":
+            found |= {*_left_in_power(node)}
+        if not symbols(node):
+            found |= {*_left_in_constant(node, is_formula)}
     return frozenset(found)
 
 
-def _factors(tree: Node) -> Iterator[Node]:
-    for part in tree[1:]:
-        if part[0] == "mul":
-            yield from _factors(part)
-        else:
-            yield part
+def allowed(trees: Iterable[Node], is_concrete: bool) -> frozenset[str]:
+    """What an answer may leave to do where the gold answer is made of these trees."""
+    found = frozenset[str]().union(*map(unfinished, trees))
+    if "power" in found:
+        found |= {"arithmetic"}  # `5^2` and `5 \cdot 5`
+    return found | {f"number: {what}" for what in found} | (frozenset() if is_concrete else TIDYING)
 
 
-def _is_ten(tree: Node) -> bool:
-    return tree[0] == "pow" and tree[1] == ("number", Fraction(10), None)
+def unfinished_number(tree: Node) -> frozenset[str]:
+    """What is left to do in a number: `12^2` and `3^6/3` are none that is finished, `6/3` and `3 \\cdot 10^4` are."""
+    return frozenset(f"number: {what}" for what in unfinished(tree) & TIDYING)
 
 
-def _is_sum(tree: Node) -> bool:
-    return tree[0] == "add"
+def _left_in_constant(node: Node, is_formula: bool) -> Iterator[str]:
+    kind = node[0]
+    if kind == "call" and _TRIGONOMETRIC.fullmatch(node[1]):
+        yield "trigonometry"
+    elif kind == "fact" or (kind == "call" and node[1] in ("binom", "!!")):
+        if not is_formula:  # `x^5/5!` is as good as `x^5/120`
+            yield "counting"
+    elif kind == "call" and node[1] == "exp" and has_node(node, _I):
+        yield "complex exponential"
+    elif kind == "call" and node[1] not in (*_LOGARITHMS, "exp"):
+        yield f"operator {node[1]}"
+    elif kind in ("abs", "percent"):
+        yield kind
+    elif kind == "root" and has_node(node[2], _I):
+        yield "complex root"
+    elif kind in ("root", "pow") and _is_nested(node):
+        yield "nested roots"
+    elif kind in ("root", "pow", "call") and literal(node) is None and _is_rational(node):
+        yield "value"
+    if kind == "div" and has_node(node[2], _I):
+        yield "quotient"
+
+
+def _left_in_sum(node: Node) -> Iterator[str]:
+    """Two numbers, or two terms that could be one: `2 + 3`, `2x + 3x`, `3i - i`, `\\ln 10 - \\ln 2`, `(x+1)^2 - 2x`."""
+    terms = [term for _, term in addends(node)]
+    numbers = [term for term in terms if literal(term) is not None]
+    if len(numbers) > 1:
+        yield "arithmetic"
+    if _have_like_terms([term for term in terms if literal(term) is None]):
+        yield "like terms"
+    elif symbols(node) and any(not a.isdisjoint(b) for a, b in combinations(map(monomials, terms), 2)):
+        yield "expansion"
+    arguments = [argument for term in terms for argument in _logarithm(term)]
+    if any(a[0] == b[0] and math.gcd(a[1], b[1]) > 1 for a, b in combinations(arguments, 2)):
+        yield "logarithms"
+
+
+def _left_in_product(node: Node) -> Iterator[str]:
+    """Two numbers, a division that comes out, factors that cancel or are equal: `2 \\cdot 3x`, `(4+2i)/2`, `x^2/x`."""
+    above, below = factors(node)
+    values = [[value for part in parts if (value := _factor_value(part))] for parts in (above, below)]
+    is_split = any(value.denominator > 1 for value in values[0]) and values[1]
+    if len(values[0]) > 1 or len(values[1]) > 1 or is_split:
+        yield "arithmetic"
+    size = math.prod((content(part) for part in below), start=Fraction(1))
+    if size > 1 and size.denominator == 1 and content(node).denominator == 1:
+        yield "division"
+    if node[0] == "div" and any(part[0] == "div" and literal(part) is None for part in node[1:]):
+        yield "fraction in a fraction"
+    if not symbols(node):
+        sums = [sum(part[0] == "add" for part in parts) for parts in (above, below)]
+        if max(sums) > 1 or (_I in above and sums[0]):
+            yield "product"
+        radicands = [[number for part in parts if (number := _radicand(part)) > 0] for parts in (above, below)]
+        pairs = [*combinations(radicands[0], 2), *combinations(radicands[1], 2), *product(*radicands)]
+        if any(math.gcd(*pair) > 1 for pair in pairs):
+            yield "roots"
+    if below and have_common_factor(above, below):
+        yield "common factor"
+    bases = [part[1] if part[0] == "pow" and literal(part[2]) is not None else part for part in above]
+    names = [base for base in bases if base[0] == "symbol" or base == _PI]
+    if len({*names}) < len(names):
+        yield "like factors"
+
+
+def _left_in_power(node: Node) -> Iterator[str]:
+    """What can be multiplied out: `12^2`, `(2x)^3`, `(x^2)^3`; in constants also `(1 + \\sqrt 2)^2` and `i^3`."""
+    base, exponent, result = node[1], literal(node[2]), literal(node)
+    is_whole = exponent is not None and exponent.denominator == 1
+    if result is not None:
+        if base != _TEN and max(abs(result.numerator), result.denominator) <= _LARGEST:
+            yield "power"
+    elif not symbols(node) and has_node(node[2], _I):
+        yield "complex exponential"
+    elif not symbols(node) and (base == _I or (base[0] == "add" and (exact(node[2]) or Fraction()).denominator == 1)):
+        yield "product"
+    elif is_whole:
+        is_power = base[0] == "pow" and (literal(base[2]) or Fraction(1, 2)).denominator == 1
+        if is_power or (base[0] == "mul" and any(_factor_value(part) for part in factors(base)[0])):
+            yield "power"
+
+
+def _factor_value(tree: Node) -> Fraction | None:
+    """The value of a factor that is a number, if it is neither 1 nor a power of ten."""
+    value = literal(tree)
+    is_ten = tree[0] == "pow" and tree[1] == _TEN
+    return None if value is None or abs(value) == 1 or is_ten else value
+
+
+def _is_reducible_power(tree: Node) -> bool:
+    """Whether a power has a common factor with what is on the other side of the line: `3^6/3`."""
+    if "pow" not in (tree[1][0], tree[2][0]):
+        return False
+    values = [literal(part) or Fraction() for part in tree[1:]]
+    return math.gcd(*(value.numerator for value in values)) > 1
+
+
+def _comes_out(tree: Node) -> bool:
+    """Whether it is a division of numbers whose result is whole."""
+    return tree[0] == "div" and literal(tree[2]) != 1 and (literal(tree) or Fraction(1, 2)).denominator == 1
+
+
+def _radicand(tree: Node) -> int:
+    """50 of `\\sqrt{50}`; 0 where there is none."""
+    value = literal(tree[2]) if tree[0] == "root" and literal(tree[1]) == 2 else None
+    return int(value) if value is not None and value.denominator == 1 else 0
+
+
+def _logarithm(term: Node) -> Iterator[tuple[Node, int]]:
+    """What kind of logarithm a term is a multiple of, and the number that it is taken of."""
+    for factor in factors(term)[0]:
+        value = literal(factor[-1]) if factor[0] == "call" and factor[1] in _LOGARITHMS else None
+        if value is not None:
+            yield factor[:-1], value.numerator * value.denominator
 
 
 def _is_nested(node: Node) -> bool:
@@ -80,165 +192,34 @@ def _is_nested(node: Node) -> bool:
     return any(part[0] == "root" or (part[0] == "pow" and exact(part) is None) for part in nodes(inner))
 
 
-def _has_like_terms(terms: tuple[Node, ...]) -> bool:
-    """Whether two irrational terms could be added up: their ratio is a small fraction."""
+def _have_like_terms(terms: Sequence[Node]) -> bool:
+    """Whether two terms could be added up: they differ by a number only, or their ratio is a small fraction."""
+    rests = [rest for term in terms for _, rest in [split(term)] if rest != ONE]
+    if len({*rests}) < len(rests):
+        return True
     by = precise(30)
-    values = []
-    for term in terms:
-        if exact(term) is None and any(part[0] in ("root", "pow") for part in nodes(term)):
+    values: list[Any] = []
+    for term in terms[:_MAX_COMPARED]:
+        if not symbols(term) and exact(term) is None:
             try:
                 values.append(by.value(term, {}))
             except NoNumber:
                 continue
-    for index, left in enumerate(values):
-        for right in values[:index]:
-            ratio = left / right if right else 0
-            near = Fraction(str(by.context.re(ratio))).limit_denominator(1000) if ratio else Fraction()
-            if ratio and abs(ratio - by.context.mpf(near.numerator) / near.denominator) < 1e-20:
-                return True
-    return False
+    return any(_is_small_fraction(left / right, by.context) for left, right in combinations(values, 2) if right)
 
 
-def is_restated(gold: Claim, answer: Claim, question: str) -> bool:
-    """Whether the answer stands so in the question, or has not the form that is asked for."""
-    return _restates(gold, answer, question) or _has_other_form(gold, answer, question)
-
-
-def _restates(gold: Claim, answer: Claim, question: str) -> bool:
-    """Whether the answer, or a part of it that is to be worked out, stands in the question, and the gold's does not."""
-    said = {canonical(part) for part in _parts(answer)}
-    right = {canonical(part) for part in _parts(gold)}
-    asked = expressions(question)
-    if any(part in asked and part not in right for part in said - {()}):
-        return True
-    whole = {tree[1] for tree in asked if tree[0] == "whole"}
-    if whole and whole & {*map(canonical, _all_nodes(answer))} - {*map(canonical, _all_nodes(gold))}:
-        return True  # `what is asked + 0`
-    forms = {_form(part) for part in _parts(gold)}
-    if any((form := _form(part)) in asked and form not in forms for part in _parts(answer)):
-        return True
-    # A division that comes out is not worked out, whatever its numbers: `48/2` is `480/20`.
-    wanted = [value for part in _parts(gold) if (value := literal(part)) is not None and part[0] != "div"]
-    quotients = [literal(part) for part in _parts(answer) if part[0] == "div" and literal(part[2]) != 1]
-    return any(value is not None and value.denominator == 1 and value in wanted for value in quotients)
-
-
-def _form(tree: Node) -> Node:
-    """Whether a number that is not whole is a decimal, a percentage or a fraction, and which."""
-    value = literal(tree)
-    if value is None or value.denominator == 1 or tree[0] not in ("number", "percent", "div"):
-        return ()
-    return ("form", "decimal" if tree[0] == "number" and tree[2] is not None else tree[0], value)
-
-
-def _has_other_form(gold: Claim, answer: Claim, question: str) -> bool:
-    """Whether the question asks to expand or to factor, the gold answer did, and the answer did not."""
-    right, said = next(_parts(gold), ()), next(_parts(answer), ())
-    if not right or not said or not symbols(right):
+def _is_rational(tree: Node) -> bool:
+    """Whether a root, a power or a logarithm has a value that can be written as a small fraction."""
+    by = precise(30)
+    try:
+        return _is_small_fraction(by.value(tree, {}), by.context)
+    except NoNumber:
         return False
-    if _EXPAND.search(question):
-        return not _has_products(right) and _has_products(said)
-    return bool(_FACTOR.search(question)) and right[0] in ("mul", "pow", "neg") and said[0] == "add"
 
 
-def _has_products(tree: Node) -> bool:
-    """Whether a product of sums, or a power of one, is to be multiplied out."""
-    for node in nodes(tree):
-        if node[0] == "mul" and any(part[0] == "add" and symbols(part) for part in _factors(node)):
-            return True
-        if node[0] == "pow" and node[1][0] == "add" and (literal(node[2]) or 0) > 1:
-            return True
-    return False
-
-
-def _all_nodes(claim: Claim) -> Iterator[Node]:
-    return (node for item in claim.items for node in nodes(item.chain[2][-1]))
-
-
-def _parts(claim: Claim) -> Iterator[Node]:
-    """The values that a claim is made of."""
-    for item in claim.items:
-        _, operators, operands = item.chain
-        if (operators and set(operators) - {"=", "approx", "in"}) or (
-            operators and not set(operators) - {"="} and operands[0][0] not in ("symbol", "named", "apply", "words")
-        ):
-            yield item.chain
-        for operand in operands[-1:]:
-            if operand[0] in ("group", "set", "matrix"):
-                yield operand
-                yield from (part for part in nodes(operand) if part is not operand)
-            elif operand[0] != "choice":
-                yield operand
-
-
-def canonical(tree: Node) -> Node:
-    """One tree for all orders of terms and factors; nothing for what is no formula to be worked out."""
-    if exact(tree) is not None and tree[0] in ("number", "neg", "percent"):
-        return ()
-    return _sorted(tree) if tree[0] in _COMPOUND else ()
-
-
-_COMPOUND = word_set("add mul div pow root call fact abs apply big matrix chain union meet minus builder pm ratio")
-
-
-def _sorted(tree: Node) -> Node:
-    if not tree:
-        return tree
-    parts = tuple(
-        (
-            _sorted(part)
-            if part and isinstance(part[0], str)
-            else tuple(_sorted(p) if isinstance(p, tuple) else p for p in part)
-        )
-        if isinstance(part, tuple)
-        else part
-        for part in tree
-    )
-    if tree[0] == "number":
-        return tree[:2]
-    if tree[0] in ("add", "mul"):
-        flat: list[Node] = []
-        for part in parts[1:]:
-            flat += part[1:] if part[0] == tree[0] else [part]
-        flat = [part for part in flat if part != ("number", Fraction(tree[0] == "mul"))]
-        return (tree[0], *sorted(flat, key=repr)) if len(flat) > 1 else (flat or [parts[1]])[0]
-    if tree[0] in ("div", "pow") and parts[2] == ("number", Fraction(1)):
-        return parts[1]
-    if tree[0] == "neg":
-        return ("mul", *sorted([("number", Fraction(-1)), *parts[1:]], key=repr))
-    return parts
-
-
-@lru_cache(maxsize=1 << 10)
-def expressions(question: str) -> frozenset[Node]:
-    """The formulas in a question and their parts in canonical form, and the long ones once more, marked as whole."""
-    texts = [next(group for group in match.groups() if group is not None) for match in _FORMULA.finditer(question)]
-    texts += [match[0] for match in _PLAIN.finditer(_FORMULA.sub(" . ", question))]
-    found = set()
-    for text in texts:
-        for brackets in (True, False):
-            try:
-                claim = read_claim(text.strip(" .,:;?"), frozenset(), brackets)
-            except Unreadable:
-                continue
-            trees = [node for item in claim.items for node in nodes(item.chain)]
-            found |= {canonical(tree) for tree in trees if tree[0] != "chain" or tree[1]} | set(map(_form, trees))
-            sides = (side for item in claim.items for side in item.chain[2] if sum(1 for _ in nodes(side)) > 5)
-            found |= {("whole", tree) for side in sides if (tree := canonical(side))}
-            break
-    return frozenset(found - {()})
-
-
-@lru_cache(maxsize=1 << 10)
-def words_of(question: str) -> frozenset[str]:
-    """The words of a question, in small letters."""
-    return frozenset(word.casefold() for word in re.findall(r"[^\W\d_]{3,}", question))
-
-
-_FORMULA = re.compile(r"\$\$?((?:\\\$|[^$])+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_PLAIN = re.compile(
-    r"(?:\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|sqrt|sin|cos|tan|[\d{}()\[\]^_+*/=<>|!.,&%\\-]|\s(?=\S))+"
-)
-_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
-_EXPAND = re.compile(r"\b(?:expand|multiply out)\b", re.IGNORECASE)
-_FACTOR = re.compile(r"\bfactor(?:ise|ize)?\b", re.IGNORECASE)
+def _is_small_fraction(ratio: Any, context: Any) -> bool:
+    real = context.re(ratio)
+    if not 1e-9 < abs(real) < 1e9:  # as a fraction it could be very long
+        return False
+    near = Fraction(str(real)).limit_denominator(1000)
+    return bool(near and abs(ratio - context.mpf(near.numerator) / near.denominator) < 1e-20)

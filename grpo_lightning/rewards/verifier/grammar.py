@@ -6,8 +6,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+from grpo_lightning.rewards.verifier.number_words import in_digits
 from grpo_lightning.rewards.verifier.tokens import Token, Unreadable, tokenize
-from grpo_lightning.rewards.verifier.units import CURRENCIES, SCALES, UNITS, Unit, is_phrase, word_set
+from grpo_lightning.rewards.verifier.units import CURRENCIES, SCALES, UNITS, Unit, counts_things, is_phrase, word_set
 
 Node = tuple[Any, ...]
 """A tree: the kind of node, then its parts. Equal trees mean the same; see `_Parser` for the kinds."""
@@ -21,7 +22,7 @@ RELATIONS = {
 FUNCTION_LETTERS = frozenset("fghFGH")
 _LOGS = ("ln", "log", "lg")
 _CLOSING = {"(": ")", "[": "]", r"\{": r"\}"}
-_LABELS = word_set(
+LABELS = word_set(
     "the a final correct answer answers is are total sum probability area volume perimeter length width height "
     "distance speed cost price time number value solution solutions choice option so therefore hence thus mean "
     "median mode average result of x it that slope ratio degree degrees remainder radius percent percentage "
@@ -41,6 +42,10 @@ class Item:
     """Its unit, if it is in the table."""
     names_things: bool = False
     """Whether something is counted: `3 cookies`."""
+    counts: bool = False
+    """Whether the things have a name of their own: `3 cookies`, not `3 left`."""
+    amounts: tuple[tuple[Node, Unit], ...] = ()
+    """What it is said to be in other units: 1.5 hours of `1.5 hours = 90 minutes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +69,16 @@ def read_claim(text: str, known: frozenset[str] = frozenset(), brackets: bool = 
     Raises:
         Unreadable: It is none, or more than one.
     """
-    tokens = tokenize(text, brackets)
+    tokens = in_digits(tokenize(text, brackets))
     if len(tokens) > MAX_TOKENS:
         raise Unreadable("too long")
-    return _Parser(_without_frame(list(tokens), known), known).claim()
+    return _Parser(_without_frame(tokens, known), known).claim()
 
 
 def _without_frame(tokens: list[Token], known: frozenset[str]) -> list[Token]:
     """Without marks around the whole and a label in front: `The answer is`, `Total =`."""
     while tokens and tokens[-1].text in (".", ",", ";", r"\\", "!") and tokens[-1].kind == "mark":
-        if tokens[-1].text == "!" and not (len(tokens) > 1 and tokens[-2].kind == "word"):
+        if tokens[-1].text == "!" and not tokens[-1].spaced and not (len(tokens) > 1 and tokens[-2].kind == "word"):
             break
         tokens = tokens[:-1]
     while tokens and tokens[0].kind in ("mark", "command") and tokens[0].text in ("=", ":", ",", "approx"):
@@ -81,9 +86,13 @@ def _without_frame(tokens: list[Token], known: frozenset[str]) -> list[Token]:
     words = 0
     while words < len(tokens) and tokens[words].kind == "word":
         words += 1
-    is_usual = 0 < words < len(tokens) and all(token.text.casefold() in _LABELS for token in tokens[:words])
+    is_usual = 0 < words < len(tokens) and all(token.text.casefold() in LABELS for token in tokens[:words])
     if is_usual and (tokens[words].text in ("=", ":") or tokens[words - 1].text.casefold() in ("is", "are")):
         return _without_frame(tokens[words:], known)
+    if 0 < words < len(tokens) and tokens[words].text in ("(", "[") and _names_tuple(tokens[:words], known):
+        return _without_frame(tokens[words:], known)
+    if start := _quantified(tokens):
+        return _without_frame(tokens[start:], known)
     while 0 < words < len(tokens) and (
         tokens[words].kind in ("word", "symbol") or tokens[words].text in ("triangle", "angle")
     ):
@@ -96,16 +105,47 @@ def _is_label(tokens: list[Token], known: frozenset[str]) -> bool:
     """`Probability`, `Area of ABC`, `Total cost`: one noun, or words that the question or the table has."""
     low = [token.text.casefold() for token in tokens if token.kind == "word"]
     if len(low) == len(tokens) == 1:
-        return len(low[0]) > 2 and low[0] not in _DENIALS
+        return len(low[0]) > 2 and low[0] not in DENIALS
     has_symbols = len(low) < len(tokens)
     return (
         (not has_symbols or "of" in low)
-        and all(word in _LABELS or word in known for word in low)
-        and not _DENIALS & {*low}
+        and all(word in LABELS or word in known for word in low)
+        and not DENIALS & {*low}
     )
 
 
-_DENIALS = word_set(
+def _quantified(tokens: list[Token]) -> int:
+    """Where the inequality of `all real x such that x > 3` begins; 0 if it is none."""
+    start = 0
+    while start + 1 < len(tokens) and (tokens[start].text.casefold() in _SETS or len(tokens[start].text) == 1):
+        if tokens[start].kind not in ("word", "symbol"):
+            break
+        if len(tokens[start].text) == 1 and tokens[start + 1].kind != "word":
+            break
+        start += 1
+    is_set = start and tokens[0].text.casefold() in ("all", "any", "every", "the")
+    has_order = any(token.text in ("<", ">", "le", "ge", "ne") for token in tokens[start:])
+    return (
+        start
+        if is_set and has_order and all(token.kind != "word" or len(token.text) == 1 for token in tokens[start:])
+        else 0
+    )
+
+
+def _names_tuple(tokens: list[Token], known: frozenset[str]) -> bool:
+    """`vertex` of `vertex (2,-1)`."""
+    low = {token.text.casefold() for token in tokens}
+    nouns = low & _PLACES
+    return bool(nouns) and not low & DENIALS and all(word in _PLACES | LABELS or word in known for word in low)
+
+
+_PLACES = word_set(
+    "vertex center centre point points focus midpoint coordinates coordinate intersection interval range domain pair "
+    "ordered at vector triple"
+)
+MONTHS = word_set("january february march april may june july august september october november december")
+_SETS = word_set("all any every real numbers number values value of such that satisfying where with the set")
+DENIALS = word_set(
     "not no isn't without never neither nor either unless except than least most less more min max minimum "
     "maximum if wrong incorrect false maybe perhaps possibly probably unsure anything but or other another "
     "first last one none dne"
@@ -131,7 +171,7 @@ class _Parser:
         return self.tokens[self.place] if self.place < len(self.tokens) else _END
 
     def peek(self, offset: int) -> Token:
-        return self.tokens[self.place + offset] if self.place + offset < len(self.tokens) else _END
+        return self.tokens[self.place + offset] if 0 <= self.place + offset < len(self.tokens) else _END
 
     def take(self, *texts: str) -> str:
         token = self.next
@@ -160,9 +200,13 @@ class _Parser:
         while True:
             if self.next.kind == "join" and self.next.text in self.stops:
                 return items, joins
-            found = []
-            while join := self.take(",", ";", "and", "or"):
+            found: list[str] = []
+            while join := self.take(",", ";", "and", "or") or (self.take_conclusion() if found else ""):
                 found.append(join)
+            if self.opens_condition():
+                joins.add("where")
+                items.append(self.condition())
+                continue
             if not found or self.at_end():
                 return items, joins | ({"trailing"} if found else set())
             if "or" in found and self.next.text in ("about", "approximately", "roughly"):
@@ -175,8 +219,66 @@ class _Parser:
             joins.add("or" if "or" in found else "and" if "and" in found else found[0])
             items.append(self.item())
 
+    def take_conclusion(self) -> str:
+        """The `so` of `a=4, b=3, so a+b=7`."""
+        is_word = self.next.kind == "word" and self.next.text in ("so", "thus", "hence", "then", "therefore")
+        return self.advance() if is_word else ""
+
+    def opens_condition(self) -> bool:
+        """Whether `where x \\ne 1`, `for integer n` or `(x \\ne 1)` begins here."""
+        if self.next.text == "(" and self.place:
+            inside = self.tokens[self.place + 1 : self.matching(self.place)]
+            return any(token.text in ("ne", "in") for token in inside) and inside[0].kind == "symbol"
+        if self.is_named_counter():
+            return True
+        if self.next.kind != "word" or self.next.text not in _CONDITIONS:
+            return False
+        return len(self.peek(1).text) == 1 or self.peek(1).text in _QUANTIFIERS
+
+    def is_named_counter(self) -> bool:
+        """`k an integer`, behind a comma."""
+        return (
+            self.peek(-1).text == ","
+            and len(self.next.text) == 1
+            and self.next.kind in ("symbol", "word")
+            and self.peek(1).text in ("is", "an", "any", "integer")
+        )
+
+    def condition(self) -> Item:
+        """What it says: `n \\in \\mathbb Z` for `for integer n`."""
+        if self.take("("):
+            item = self.item()
+            self.expect(")")
+            return item
+        self.place += not self.is_named_counter()
+        start = self.place
+        said = []
+        while self.next.kind in ("word", "symbol"):
+            said.append(self.advance())
+        names = [text for text in said if len(text) == 1 and text not in ("a", "A")]
+        words = {text.casefold() for text in said if len(text) > 1}
+        if len(names) == 1 and self.at_end() and words and not words - _QUANTIFIERS - {"is", "are", "an"}:
+            is_whole = bool(words & {"integer", "integers"})
+            if is_whole or words & {"constant", "real"}:
+                return Item(("chain", ("in",), (("symbol", names[0]), ("numbers", "Z" if is_whole else "R"))))
+        self.place = start
+        return self.item()
+
     def at_end(self) -> bool:
         return self.place >= len(self.tokens) or self.next.text in (")", "]", r"\}")
+
+    def amount(self, value: Node, currency: str) -> tuple[Node, Unit] | None:
+        """A value in a unit, if an equals sign comes behind it."""
+        start = self.place
+        if self.next.kind == "word":
+            try:
+                scale, unit, _ = self.unit()
+            except Unreadable:
+                scale, unit = 1, ()
+            if unit and self.next.text == "=":
+                return (("mul", ("number", Fraction(scale), None), value) if scale != 1 else value), unit
+        self.place = start
+        return (value, ((currency, 1),)) if currency and self.next.text == "=" else None
 
     def item(self) -> Item:
         self.quantifier()
@@ -184,16 +286,25 @@ class _Parser:
         if choice:
             return Item(("chain", (), (choice,)))
         currency = self.currency()
-        if self.next.kind == "word" and not self.is_operand_word():
+        if self.next.text in ("a", "A", "an") and self.peek(1).kind == "word" and len(self.peek(1).text) > 2:
+            self.place += 1
+        if self.is_date() or (self.next.kind == "word" and not self.is_operand_word()):
             return Item(("chain", (), (self.words(),)))
-        operators, operands = [], [self.operand()]
+        operators, operands, amounts = [], [self.operand()], []
         if self.take("over"):
             operands = [("div", operands[0], self.operand())]
-        while (relation := RELATIONS.get(self.next.text, "")) and self.next.kind in ("mark", "command"):
-            if relation in self.stops:
+        while True:
+            amount = self.amount(operands[-1], currency)
+            if amount:
+                amounts.append(amount)
+                operands.pop()
+                currency = ""
+            relation = RELATIONS.get(self.next.text, "") if self.next.kind in ("mark", "command") else ""
+            if not relation or relation in self.stops:
                 break
             self.place += 1
-            operators.append(relation)
+            if not amount:
+                operators.append(relation)
             if not currency:
                 currency = self.currency()
             operands.append(self.words() if self.next.kind == "word" and not self.is_operand_word() else self.operand())
@@ -205,7 +316,7 @@ class _Parser:
             if in_brackets:
                 self.expect(")")
         self.quantifier()
-        scale, unit, things = self.unit()
+        scale, unit, things = self.unit(currency)
         if scale != 1 and operands[-1][0] == "number":
             operands[-1] = ("number", operands[-1][1] * scale, None)
         elif scale != 1:
@@ -215,7 +326,16 @@ class _Parser:
         if unit == (("percent", 1),):
             operands[-1], unit = ("percent", operands[-1]), ()
         self.quantifier()
-        return Item(("chain", tuple(operators), tuple(operands)), unit, things)
+        if amounts and (len(operators) != len(operands) - 1 or set(operators) - {"="}):
+            raise Unreadable("a chain of amounts that is none")
+        return Item(("chain", tuple(operators), tuple(operands)), unit, bool(things), things > 1, tuple(amounts))
+
+    def is_date(self) -> bool:
+        """`20 June`, `20th of June`."""
+        start = 1
+        while self.peek(start).text in ("st", "nd", "rd", "th", "of"):
+            start += 1
+        return self.next.kind == "number" and self.peek(start).text.casefold() in MONTHS
 
     def advance(self) -> str:
         self.place += 1
@@ -227,10 +347,6 @@ class _Parser:
         """A sign of money before a number."""
         if self.next.text in CURRENCIES and self.next.kind == "mark":
             return CURRENCIES[self.advance()]
-        if self.next.text == "Rs" and self.peek(1).kind in ("number", "mark"):
-            self.place += 1
-            self.take(".")
-            return "rupee"
         return ""
 
     def quantifier(self) -> None:
@@ -268,7 +384,7 @@ class _Parser:
                     return None
                 self.place += end
                 if any(
-                    token.kind == "word" and token.text.casefold() in _DENIALS for token in self.tokens[self.place :]
+                    token.kind == "word" and token.text.casefold() in DENIALS for token in self.tokens[self.place :]
                 ):
                     raise Unreadable("a choice that is taken back")
                 rest = _Parser(self.tokens[self.place :], self.known).claim()
@@ -293,26 +409,27 @@ class _Parser:
             return ("numbers", "R")
         return ("words", *said)
 
-    def unit(self) -> tuple[int, Unit, bool]:
-        """What stands behind a value: its scale, its unit, and whether it counts things."""
+    def unit(self, sign: str = "") -> tuple[int, Unit, int]:
+        """What stands behind a value: its scale, its unit, and 1 for `left`, 2 for `cookies`. `sign`: of money."""
         scale = 1
         while self.next.kind == "word" and self.next.text in SCALES:
             scale *= SCALES[self.advance()]
         factors: dict[str, int] = {}
-        if currency := self.currency():
+        currency = self.currency()
+        if currency:
             factors[currency] = 1
         self.unit_product(factors, 1)
-        if self.next.kind == "number" and self.peek(1).text == "-" and self.peek(2).text == "digit":
-            self.place += 3  # `12 three-digit numbers`, with a 3
         phrase = ["per"] if self.next.text == "/" and self.advance() else []
-        while self.next.kind in ("word", "symbol") or (self.next.text in ("per", "in") and self.next.kind == "command"):
+        while not self.opens_condition() and (
+            self.next.kind in ("word", "symbol") or (self.next.text in ("per", "in") and self.next.kind == "command")
+        ):
             phrase.append(self.advance())
         if self.next.kind == "number" and phrase[-2:] == ["out", "of"]:
             phrase = phrase[:-2]
             self.place += 1
         if phrase and phrase[0] in ("(", ")"):
             raise Unreadable("brackets")
-        if phrase and factors:
+        if phrase and (factors or sign):
             phrase = ["units", *phrase]
         if phrase and not is_phrase(phrase, self.known):
             raise Unreadable(f"{' '.join(phrase)!r} is no unit")
@@ -323,11 +440,13 @@ class _Parser:
             while self.next.kind == "word":
                 inside.append(self.advance())
             if self.take(")") and is_phrase(inside, self.known):
+                if inside[0] in UNITS and not factors and not phrase:
+                    factors[UNITS[inside[0]]] = 1
                 phrase = phrase or inside
             else:
                 self.place = start
         unit = tuple(sorted((name, power) for name, power in factors.items() if power))
-        return scale, unit, bool(phrase)
+        return scale, unit, 0 if not phrase else 2 if phrase[0] != "units" and counts_things(phrase, self.known) else 1
 
     def unit_product(self, factors: dict[str, int], sign: int) -> bool:
         """Units and their powers, as `kg`, `m/s^2`, `J/(mol K)`."""
@@ -525,6 +644,10 @@ class _Parser:
             return False
         if token.text == "(" and self.peek(1).kind == "word" and len(self.peek(1).text) != 1:
             return False
+        if token.text == "(" and self.opens_condition():
+            return False
+        if token.text in ("_", "^"):
+            return False
         return token.kind != "join" and (
             token.text in ("(", "{", "begin pmatrix", "begin bmatrix") or token.text in _OPENERS
         )
@@ -552,7 +675,7 @@ class _Parser:
                 return node
 
     def power(self, node: Node) -> Node:
-        if self.take("circ", "degree"):
+        if self.take("circ", "degree") or (self.next == Token("word", "o") and self.advance()):
             return self.degrees(node)
         if self.next.text == "{" and self.peek(1).text == "circ" and self.peek(2).text == "}":
             self.place += 3
@@ -607,6 +730,8 @@ class _Parser:
             node = self.operand()
             if self.take("over"):
                 node = ("div", node, self.operand())
+            elif self.take("choose"):
+                node = ("call", "binom", node, self.operand())
             self.bars, self.stops = bars, stops
             self.expect("}")
             return node
@@ -647,17 +772,29 @@ class _Parser:
             return self.symbol()
         if token.kind == "environment":
             return self.environment()
+        if token.kind == "word" and token.text in ("constant", "const") and self.peek(-1).text == "+":
+            self.place += 1
+            self.take(".")
+            return ("symbol", "C")
         if token.kind == "word" or token.kind == "join" or token is _END:
             raise Unreadable(f"{token.text or 'the end'!r} where a value should be")
         self.place += 1
         text = token.text
-        if text == "(" or text == "[":
+        if text in ("(", "[", "]"):
             return self.group(text)
         if text == r"\{":
             return self.set()
+        if text == "{" and self.take("}"):
+            return self.atom()  # `{}_8C_4`
         if text == "{":
             self.place -= 1
             return self.argument()
+        if text in ("_", "^"):
+            top = self.argument(whole_numbers=True)
+            if self.next.text not in ("C", "P") or self.peek(1).text != "_":
+                raise Unreadable("a script of nothing")
+            self.place += 2
+            return ("call", "binom" if self.tokens[self.place - 2].text == "C" else "P", top, self.argument(True))
         if text in ("|", r"\|"):
             bars, self.bars = self.bars, 1
             node = self.operand()
@@ -722,6 +859,9 @@ class _Parser:
             if digits and 0 < int(self.next.text) < int(bottom.text):
                 node = ("number", node[1] + Fraction(int(self.next.text), int(bottom.text)), None)
                 self.place += 3
+        if [self.peek(offset).text for offset in (0, 1, 3)] == ["(", "base", ")"] and self.peek(2).text in _BASES:
+            self.place += 4
+            return ("base", str(node[1]), _BASES[self.peek(-2).text])
         if self.next.text == "in" and self.peek(1).text == "base":
             self.place += 1
         if self.next.text == "base" and self.next.kind == "word" and self.peek(1).text in _BASES:
@@ -821,9 +961,13 @@ class _Parser:
         stops, self.stops = self.stops, []
         items, joins = self.items()
         self.bars, self.stops = bars, stops
-        closing = self.take(")", "]")
-        if not closing:
+        closing = self.take(")", "]", "[")
+        if not closing or (opening == "(" and closing == "["):
             raise Unreadable("an open bracket")
+        if closing == "[" or opening == "]":  # `]0,2[` is `(0,2)`
+            if len(items) != 2:
+                raise Unreadable("no interval")
+            opening, closing = {"]": "("}.get(opening, opening), {"[": ")"}.get(closing, closing)
         if joins & {"or", "and", "trailing"}:
             raise Unreadable("words in brackets")
         values = [_plain_value(item) for item in items]
@@ -918,6 +1062,8 @@ class _Parser:
 
 
 _END = Token("end", "")
+_CONDITIONS = word_set("for where when with provided if given assuming")
+_QUANTIFIERS = word_set("all any every some each integer integers constant arbitrary real number numbers")
 _AFTER_NO_CHOICE = word_set("/ = ^ * + - ( , ! ' _ < > in no not")
 _OPENERS = word_set(
     "frac sqrt binom lfloor lceil infty overline vec hat dot ddot tilde angle triangle sum prod int lim"

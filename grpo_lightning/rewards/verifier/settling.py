@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from grpo_lightning.rewards.verifier import equality, finished
+from grpo_lightning.rewards.verifier import equality
+from grpo_lightning.rewards.verifier.asked import canonical
 from grpo_lightning.rewards.verifier.grammar import Claim, Item, Node
 from grpo_lightning.rewards.verifier.numbers import NoNumber, is_decimal, literal, nodes, precise, symbols
 from grpo_lightning.rewards.verifier.units import word_set
@@ -47,7 +48,7 @@ def settle(item: Item, loose: bool = False, asked: frozenset[Node] = frozenset()
     links = []
     for index, link in enumerate(before):
         name = _name(link, loose)
-        if name is None and loose and finished.canonical(link) in asked:
+        if name is None and loose and canonical(link) in asked:
             name = (repr(link),)
         if name is None and link[0] == "pow" and value[0] == "matrix" and link[1][0] == "symbol":
             name = (repr(link),)

@@ -38,6 +38,27 @@ _INFINITY: Node = ("constant", "inf")
 _LINE = Piece(("neg", _INFINITY), _INFINITY, False, False)
 
 
+def union_of_claim(claim: Claim) -> Span | None:
+    """`x<2, x>3` and `(-\\infty,2), (3,\\infty)`, read as the parts of a union: they have nothing in common."""
+    if len(claim.items) < 2 or claim.joins - {",", ";", "and"}:
+        return None
+    spans = [span for item in claim.items if (span := span_of(item.chain))]
+    are_sets = all(not item.chain[1] or item.chain[1] == ("in",) for item in claim.items)
+    if (
+        len(spans) < len(claim.items)
+        or len({span.name for span in spans}) > 1
+        or ("and" in claim.joins and not are_sets)
+    ):
+        return None
+    total = spans[0]
+    for span in spans[1:]:
+        joined = _union(total, span)
+        if len(joined.pieces) < len(total.pieces) + len(span.pieces):
+            return None
+        total = joined
+    return total
+
+
 def span_of_claim(claim: Claim) -> Span | None:
     """`x < -2 \\text{ or } x > 5`, `x > 1, x < 2`: the set that the items describe together."""
     spans = [span_of(item.chain) for item in claim.items]

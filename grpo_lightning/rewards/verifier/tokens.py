@@ -6,7 +6,7 @@ from functools import cache, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from grpo_lightning.rewards.verifier.units import UNITS, word_set
+from grpo_lightning.rewards.verifier.units import UNITS, is_number_word, word_set
 
 
 class Unreadable(ValueError):
@@ -61,7 +61,12 @@ _UNICODE = {
 }  # fmt: skip
 _SCRIPTS = re.compile("[⁰¹²³⁴-⁹⁺⁻ⁿ]+|[₀-₉]+")
 _ROOT = re.compile(r"√\s*(\(|\{|\d+|\w)")
-_CURRENCY = "€£¥¢"
+_CURRENCY = "€£¥¢₹"
+_CURRENCY_CODE = re.compile(r"(USD|US\$|EUR|GBP|INR|Rs)\.?\s*(?=\\?\$?\s*\d)")
+_CODES = {"USD": "$", "US$": "$", "EUR": "€", "GBP": "£", "INR": "₹", "Rs": "₹"}
+_UNIT_FUNCTION = re.compile(r"(?:min|sec|deg)(?![A-Za-z])(?!\s*(?:[({_^\\\d]|[A-Za-z](?![A-Za-z])))")
+"""Minutes, seconds and degrees behind a number: no functions, since nothing follows that they could be of."""
+_COUNTED = re.compile(r"\d{1,2}-[a-z]{3,}(?=\s+[a-z]{3})")
 
 _NUMBER = re.compile(
     r"""[1-9]\d{0,2}(?:(?:\{,\}|,?\\!\s*|\\,|,(?=\d)|\ )\d{3})+(?![\d,]\d|\d)(?:\.\d+)?
@@ -80,6 +85,8 @@ _MERIDIEM = re.compile(r"([ap])\.?\s?m\b\.?", re.IGNORECASE)
 _UNIT_FRACTION = re.compile(r"(?:[kcm]?m|mi|ft|km|kg|g|mi)/(?:s|h|hr|min|m|cm)\b(?!\s*\()")
 _SPACE = re.compile(r"(?:\s|~|\\[,:; >!]|\\q?quad(?![A-Za-z])|\\\s)+")
 _TEXT = re.compile(r"\s+|[^\W\d_]+(?:['-][^\W\d_]+)*|\d|\\.|.", re.DOTALL)
+_GENITIVE = re.compile(r"'s?(?![A-Za-z'])")
+_CHOICE = re.compile(r"\s*[A-J]\.\s*")
 _SHORT = word_set("of to in is if at on by as an do")
 _LETTER_RUN = re.compile("[A-Za-z]+")
 
@@ -158,7 +165,7 @@ class _Cutter:
     def _next(self) -> None:
         text, place = self.text, self.place
         c = text[place]
-        if c in "0123456789." and self._number():
+        if c in "0123456789." and ((self.spaced and self._counted()) or self._number()):
             return
         if c == "\\":
             self._command()
@@ -169,11 +176,16 @@ class _Cutter:
             after = text[self.place : self.place + 1]
             if self.after_operand() and after and (after.isalnum() or after in "({-"):
                 self.add("mark", "^")
+        elif self.tokens and self.tokens[-1].kind == "word" and (match := _GENITIVE.match(text, place)):
+            self.place = match.end()
         elif c in _CURRENCY:
             self.place += 1
             self.add("mark", c)
         elif c == "$" or c in '`"':
             self.place += 1
+        elif text.startswith("!=", place) and not self.spaced and self._after_number():
+            self.place += 1
+            self.add("mark", "!")
         elif text.startswith(("<=", ">=", "!=", "=="), place):
             self.place += 2
             self.add("mark", {"<=": "le", ">=": "ge", "!=": "ne", "==": "=="}[text[place : place + 2]])
@@ -185,6 +197,19 @@ class _Cutter:
             self._mark(c)
         else:
             raise Unreadable(f"what does {c!r} mean?")
+
+    def _after_number(self) -> bool:
+        """Whether `!` can only be a factorial: `6!=720`, not `x!=2`."""
+        return bool(self.tokens) and (self.tokens[-1].kind == "number" or self.tokens[-1].text == ")")
+
+    def _counted(self) -> bool:
+        """`3-digit` in `12 3-digit numbers` is a word."""
+        match = _COUNTED.match(self.text, self.place)
+        if not match or not self.tokens or self.tokens[-1].kind not in ("number", "word"):
+            return False
+        self.place = match.end()
+        self.add("word", match[0])
+        return True
 
     def _mark(self, c: str) -> None:
         self.depth += (c in ("(", "[", r"\{")) - (c in (")", "]", r"\}"))
@@ -231,7 +256,9 @@ class _Cutter:
                 raise Unreadable(f"what does \\{c} mean?")
             return
         name = _ALIASES.get(match[1], match[1])
-        if name in _DROPPED:
+        if name in ("min", "deg") and self.tokens[-1:] and self.tokens[-1].kind == "number" and self._ends_here():
+            self.add("word", name)
+        elif name in _DROPPED:
             if name in ("left", "right") and self.text.startswith(".", self.place):
                 self.place += 1
         elif name in _FONTS:
@@ -244,6 +271,8 @@ class _Cutter:
             self.add("environment", f"{name} {self._group().strip()}")
             if name == "begin" and self.tokens[-1].text == "begin array":
                 self._group()
+        elif name in ("imath", "jmath"):
+            self.add("symbol", name[0])
         elif name in ("prime",):
             self.add("mark", "'")
         elif name == "mathbb":
@@ -262,6 +291,14 @@ class _Cutter:
             self.add("mark", name)
         else:
             self.add("command", name)
+
+    def _is_unit_function(self, name: str) -> bool:
+        """Whether `min`, `sec` or `deg` behind a number is a unit: nothing follows that it could be a function of."""
+        is_behind = bool(self.tokens) and self.tokens[-1].kind == "number"
+        return is_behind and bool(_UNIT_FUNCTION.match(f"{name} {self.text[self.place :].lstrip()}"))
+
+    def _ends_here(self) -> bool:
+        return not self.text[self.place :].strip(" .$")
 
     def _skip_option(self) -> None:
         option = re.compile(r"\s*\[[^\]]*\]").match(self.text, self.place)
@@ -296,7 +333,9 @@ class _Cutter:
     def _text(self, name: str) -> None:
         content = self._group()
         bare = content.strip()
-        if bare in FUNCTIONS and not (name == "text" and self.after_operand()):
+        if self._is_unit_function(bare):
+            self.add("word", bare)
+        elif bare in FUNCTIONS and not (name == "text" and self.after_operand()):
             self.add("function", bare)
         elif name == "mathrm" and (bare in ("e", "i", "d", "E") or re.fullmatch(r"\\[A-Za-z]+", bare)):
             self.text, self.place = f"{bare} {self.text[self.place :]}", 0
@@ -320,11 +359,21 @@ class _Cutter:
             piece = match[0]
             if piece.isspace():
                 inner.spaced = True
+            elif piece in _CODES and self._before_amount(content[match.end() :]):
+                inner.add("mark", _CODES[piece])
+                place = match.end()
+                while content[place : place + 1] in (".", " "):
+                    place += 1
+                continue
             elif piece[0].isalpha():
                 _add_word(inner, piece)
+            elif piece.isdigit() and (self.tokens or inner.tokens) and (counted := _COUNTED.match(content, place)):
+                inner.add("word", counted[0])
+                place = counted.end()
+                continue
             elif piece == "~" or (piece[0] == "\\" and piece[1:] in (",", ":", ";", "!", " ")):
                 inner.spaced = True
-            elif not (piece in ".!?" and not content[match.end() :].strip()) or piece == "?":
+            elif piece == "?" or content[match.end() :].strip() or piece not in ".!" or _CHOICE.fullmatch(content):
                 inner.place = place
                 inner.text = content
                 inner._next()
@@ -334,12 +383,25 @@ class _Cutter:
         self.tokens += inner.tokens
         self.spaced = content[-1:].isspace()
 
+    def _before_amount(self, rest: str) -> bool:
+        """Whether a number comes next, in the same text or behind it."""
+        rest = rest.lstrip(" .$\\") or self.text[self.place :].lstrip(" $\\")
+        return rest[:1].isdigit()
+
     def _letters(self) -> None:
         text, place = self.text, self.place
         after = self.after_operand()
         if after and (match := _MERIDIEM.match(text, place)):
             self.place = match.end()
             self.add("word", match[1].casefold() + "m")
+            return
+        if not after and (match := _CURRENCY_CODE.match(text, place)):
+            self.place = match.end()
+            self.add("mark", _CODES[match[1]])
+            return
+        if after and self.tokens[-1].kind == "number" and (match := _UNIT_FUNCTION.match(text, place)):
+            self.place = match.end()
+            self.add("word", match[0])
             return
         if after and (match := _UNIT_FRACTION.match(text, place)):
             self.place = match.end()
@@ -349,7 +411,7 @@ class _Cutter:
         assert match is not None
         run = match[0]
         hyphenated = re.compile(r"[A-Za-z]{3,}(?:-[A-Za-z]{3,})+").match(text, place)
-        if hyphenated and after:
+        if hyphenated and (after or all(map(is_number_word, hyphenated[0].split("-")))):
             run = hyphenated[0]
         self.place = place + len(run)
         in_phrase = bool(self.tokens) and self.tokens[-1].kind == "word"

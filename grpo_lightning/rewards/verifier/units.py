@@ -108,7 +108,22 @@ FACTORS: dict[str, tuple[str, Fraction | int]] = {
 }  # fmt: skip
 """How many of the second unit the first one is: for `convert_units`."""
 
-CURRENCIES = {"¢": "cent", "$": "dollar", "€": "euro", "£": "pound", "¥": "yen"}
+
+def conversion(unit: Unit, into: Unit) -> Fraction | None:
+    """How many of `into` one `unit` is; None if they measure different things."""
+    factor = Fraction(1)
+    found: list[dict[str, int]] = []
+    for names, sign in ((unit, 1), (into, -1)):
+        bases: dict[str, int] = {}
+        for name, power in names:
+            base, size = FACTORS.get(name, (name, 1))
+            factor *= Fraction(size) ** (sign * power)
+            bases[base] = bases.get(base, 0) + power
+        found.append(bases)
+    return factor if found[0] == found[1] else None
+
+
+CURRENCIES = {"¢": "cent", "$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
 
 _NOT_NOUNS = word_set(
     "times plus minus less versus is was has does as this thus perhaps its his us yes across always besides "
@@ -117,12 +132,20 @@ _NOT_NOUNS = word_set(
     "halves quarters thirds fourths guesses maybes"
 )
 _NUMBER_WORD = re.compile(
-    r"(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|twenty|thirty|forty|fifty|sixty"
+    r"(?:zero|once|one|twice|thrice|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|twenty|thirty|forty|fifty|sixty"
     r"|seventy|eighty|ninety|hundred|thousand|\w+illion|dozen|half|third|quarter|double|triple)s?"
     r"|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|\w+illion)ths?"
     r"|(?:twent|thirt|fort|fift|sixt|sevent|eight|ninet)ieths?"
 )
-_HEDGES = word_set(
+_COUNTED = re.compile(r"([a-z]{3,}|\d+)-([a-z]{3,})")
+
+
+def is_number_word(word: str) -> bool:
+    """Whether a word says how many or how much: `twenty`, `tenths`, `double`."""
+    return bool(_NUMBER_WORD.fullmatch(word.casefold()))
+
+
+HEDGES = word_set(
     "or and not no nor neither either maybe possibly probably perhaps about approximately roughly almost "
     "nearly least most than more fewer less greater below above under over between through to mod modulo "
     "remainder point base wrong if else otherwise unless except but instead rather until squared cubed "
@@ -152,11 +175,17 @@ _PLURAL = re.compile(r"[A-Za-z]{3,}s|[A-Za-z]+-[A-Za-z]{3,}s")
 def is_noun(word: str, known: Collection[str]) -> bool:
     """Whether things can be counted by it: a unit, a plural, a common noun, or a word of the question."""
     low = word.casefold()
-    if low in _HEDGES or low in _NOT_NOUNS or _NUMBER_WORD.fullmatch(low):
+    if low in HEDGES or low in _NOT_NOUNS or _NUMBER_WORD.fullmatch(low):
         return False
     is_known = low in known or low.removesuffix("s") in known or f"{low}s" in known
     is_foreign = not word.isascii() and word.isalpha()
     return word in UNITS or low in UNITS or low in _NOUNS or is_known or is_foreign or bool(_PLURAL.fullmatch(word))
+
+
+def counts_things(words: Sequence[str], known: Collection[str] = ()) -> bool:
+    """Whether a phrase begins with the name of a thing that is no unit: `5 apples`, not `18 profit` or `5 left`."""
+    end = _noun_phrase(words, 0, known)
+    return end > 0 and bool(_PLURAL.fullmatch(words[end - 1])) and words[end - 1].casefold() not in UNITS
 
 
 def is_phrase(words: Sequence[str], known: Collection[str] = ()) -> bool:
@@ -180,6 +209,12 @@ def is_phrase(words: Sequence[str], known: Collection[str] = ()) -> bool:
     return True
 
 
+def _is_compound(low: str) -> bool:
+    """`three-digit`, `well-known`: no number such as `twenty-five`."""
+    parts = _COUNTED.fullmatch(low)
+    return parts is not None and not is_number_word(parts[2]) and (parts[2] != "ish" or not is_number_word(parts[1]))
+
+
 def _noun_phrase(words: Sequence[str], start: int, known: Collection[str], known_only: bool = False) -> int:
     """Where the noun phrase at `start` ends; `start` if there is none."""
     index = start
@@ -188,11 +223,11 @@ def _noun_phrase(words: Sequence[str], start: int, known: Collection[str], known
     last = start
     while index < len(words) and index - start < 6:
         word, low = words[index], words[index].casefold()
-        if is_noun(word, known) or (known_only and word.isalpha() and low not in _HEDGES | _LINKS):
+        if is_noun(word, known) or (known_only and word.isalpha() and low not in HEDGES | _LINKS):
             last = index = index + 1
-            if index < len(words) and words[index].casefold() in _HEDGES - {"and"}:
+            if index < len(words) and words[index].casefold() in HEDGES - {"and"}:
                 break
-        elif low in _ADJECTIVES or (re.fullmatch("[a-z]{3,}-[a-z]{3,}", low) and index + 1 < len(words)):
+        elif low in _ADJECTIVES or (_is_compound(low) and index + 1 < len(words)):
             index += 1
         else:
             break

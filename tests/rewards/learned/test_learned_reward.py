@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.command import Grpo
 from helpers.fitting import Digits, fit, scalars
 from helpers.learning import EndsInLetter, explored, learn, reward_of, sample, save_policy, scores_of
 from helpers.paths import ROOT, TESTS, environment
@@ -26,6 +27,7 @@ from grpo_lightning.rewards.learned.reward import SEED, LearnedReward, sigmoid
 from grpo_lightning.rewards.learned.update import RewardUpdate
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import Scorer
+from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.types import Sample, UsageError
 
@@ -71,7 +73,7 @@ def test_it_changes_at_the_end_of_an_iteration_only(folder: Path):
     assert reward.version == 1 and reward([sample(0, "a")]).value != [0.5]
 
 
-def test_what_it_remembers(folder: Path):
+def test_it_remembers_right_and_wrong_completions_of_each_prompt(folder: Path):
     reward = reward_of(folder, per_label=1, num_passes=0)
     learn(reward, range(4))
     held_out = {f"q{id}" for id in range(48) if hash_fraction(f"q{id}") < 0.25}
@@ -428,7 +430,8 @@ def test_the_question_in_its_own_chat_template(folder: Path):
     )
 
 
-def test_the_command_line_builds_it(folder: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("labeller", ["math_verifier", {"class_path": "MathVerifier"}])
+def test_the_command_line_builds_it(folder: Path, monkeypatch: pytest.MonkeyPatch, labeller: Any):
     monkeypatch.setattr(sys, "argv", ["grpo"])
     rewards = [
         {"class_path": "MathVerifier", "init_args": {"weight": 0}},
@@ -436,7 +439,7 @@ def test_the_command_line_builds_it(folder: Path, monkeypatch: pytest.MonkeyPatc
             "class_path": "LearnedReward",
             "init_args": {
                 "path": str(folder),
-                "labeller": {"class_path": "MathVerifier"},
+                "labeller": labeller,
                 "loss": {"class_path": "BradleyTerry", "init_args": {"center": 0.1}},
             },
         },
@@ -446,5 +449,17 @@ def test_the_command_line_builds_it(folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(GRPOCLI, "_run_subcommand", lambda self, subcommand: None)
     cli = GRPOCLI(["fit", f"--config={config}", f"--model.rewards={json.dumps(rewards)}"])
     verifier, learned = cli.model.explorer.scorer.rewards
-    assert verifier.weight == 0 and isinstance(learned, LearnedReward) and learned.labeller.name == "math_verifier"
-    assert learned.update.loss.center == 0.1
+    assert verifier.weight == 0 and isinstance(learned, LearnedReward) and learned.update.loss.center == 0.1
+    if isinstance(labeller, str):
+        assert learned.labeller == "math_verifier" and learned.parts == ()
+    else:
+        assert isinstance(learned.labeller, MathVerifier) and learned.parts == (learned.labeller,)
+
+
+def test_a_labeller_with_a_wrong_name_stops_the_command_before_anything_is_written(folder: Path, grpo: Grpo):
+    rewards = f"[MathVerifier, {{class_path: LearnedReward, init_args: {{path: {folder}, labeller: verifier}}}}]"
+    code, _, stderr = grpo("fit", f"--model.rewards={rewards}")
+    assert (
+        code == 2 and "labeller=verifier of learned_reward: no other reward has this name; give one of math_v" in stderr
+    )
+    assert not Path("run").exists()

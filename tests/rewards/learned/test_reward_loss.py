@@ -39,12 +39,12 @@ def test_pairs_of_a_prompt_have_weight_1_together():
     assert [len(part) for part in pairs(torch.zeros(0), torch.zeros(0))] == [0, 0, 0]
 
 
-def test_binary_cross_entropy():
+def test_binary_cross_entropy_is_the_mean_over_completions():
     expected = (softplus(-0.5) + softplus(-1.0) + softplus(2.0) + softplus(-0.25) + softplus(0.5)) / 5
     assert float(BinaryCrossEntropy()(SCORE, LABEL, GROUP, SIZE)) == pytest.approx(expected, rel=1e-6)
 
 
-def test_bradley_terry():
+def test_bradley_terry_is_the_mean_over_pairs_then_prompts():
     # Pairs: 0.5 over -1, and 0.5 over 2.
     expected = (softplus(-1.5) + softplus(1.5)) / 2
     assert float(BradleyTerry(center=0.0)(SCORE, LABEL, GROUP, SIZE)) == pytest.approx(expected, rel=1e-6)
@@ -92,6 +92,6 @@ def test_without_pairs_bradley_terry_is_0_and_has_a_gradient():
 @pytest.mark.parametrize(
     "mistake", [lambda: BradleyTerry(margin=-1), lambda: BradleyTerry(center=-0.1), lambda: SumOf([])]
 )
-def test_mistakes(mistake):
+def test_losses_refuse_wrong_coefficients(mistake):
     with pytest.raises(UsageError):
         mistake()

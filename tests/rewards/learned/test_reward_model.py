@@ -127,7 +127,7 @@ def test_saved_it_is_a_sequence_classifier(folder: Path, tmp_path_factory: pytes
     assert RewardModel(str(out)).score([[6, 7, 8]]) == model.score([[6, 7, 8]])
 
 
-def test_mistakes(tmp_path: Path):
+def test_a_folder_without_a_model_is_refused_by_its_path(tmp_path: Path):
     with pytest.raises(UsageError, match=r"LearnedReward.path=/no/where: no such folder"):
         RewardModel("/no/where").check()
     with pytest.raises(UsageError, match="found no usable model there"):

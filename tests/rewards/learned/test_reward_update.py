@@ -43,7 +43,7 @@ def even(count: int, first: int = 0) -> list[LabelledGroup]:
         ((0.8, 0.9), (0.9, math.nan), 0.02, False),
     ],
 )
-def test_acceptance(new, old, bound: float, accepted: bool):
+def test_a_candidate_is_accepted_for_a_gain_without_forgetting(new, old, bound: float, accepted: bool):
     def quality(accuracies) -> tuple[Quality, Quality]:
         return Quality(accuracies[0], 0.5), Quality(accuracies[1], 0.5)
 

@@ -75,7 +75,7 @@ from grpo_lightning.rewards.process.equations import truths
         ("", []),
     ],
 )
-def test_truths(text: str, expected: list[bool]):
+def test_equations_are_found_and_decided(text: str, expected: list[bool]):
     assert list(truths(text)) == expected
 
 

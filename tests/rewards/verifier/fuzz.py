@@ -36,11 +36,13 @@ def pairs(seed: int) -> Iterator[Pair]:
             yield Pair(gold, framed(rng, rng.choice(rights)), True, kind)
         elif rng.random() < 0.55 and wrongs:
             yield Pair(gold, framed(rng, rng.choice(wrongs)), False, kind)
-        elif rng.random() < 0.75:
+        elif rng.random() < 0.25:
+            yield natural(rng)
+        elif rng.random() < 0.7:
             other = rng.choice(wrongs) if wrongs else "17"
             yield Pair(gold, hedged(rng, rng.choice([gold, *rights]), other), False, f"{kind}, hedged")
         else:
-            yield restated(rng)
+            yield asked(rng)
 
 
 # ----- what stands around an answer
@@ -97,27 +99,436 @@ def hedged(rng: random.Random, answer: str, other: str) -> str:
     return rng.choice(alone) % answer
 
 
-def restated(rng: random.Random) -> Pair:
-    """A question whose answer is copied from it."""
-    a, b, c, d = (rng.randrange(2, 13) for _ in range(4))
+def asked(rng: random.Random) -> Pair:
+    """A question with an answer that is worked out, or with one that only rewrites the question."""
+    question, gold, rights, wrongs = rng.choice(ASKED)(rng)
+    right = bool(rights) and rng.random() < 0.4
+    return Pair(gold, framed(rng, rng.choice(rights if right else wrongs)), right, "asked", question)
+
+
+Asked = tuple[str, str, list[str], list[str]]
+"""A question, its gold answer, other right answers and wrong ones, which are equal to the gold answer too."""
+
+
+def _numbers(rng: random.Random) -> list[int]:
+    return [rng.randrange(2, 13) for _ in range(4)]
+
+
+def asked_number(rng: random.Random) -> Asked:
+    a, b, c, _ = _numbers(rng)
+    k = rng.randrange(2, 9)
+    shared = [rf"\frac{{{a * b}}}{{{b}}}", f"{k * a * b}/{k * b}", rf"\frac{{{a * b}}}{{{b}}}\text{{ sweets}}"]
+    return rng.choice(
+        [
+            (rf"Compute ${a}\cdot {b}+{c}$.", f"{a * b + c}", [f"{a * b + c}"], [rf"{a}\cdot {b}+{c}", f"{a * b}+{c}"]),
+            (f"Share {a * b} sweets among {b} children.", f"{a}", [f"{a}", rf"{a}\text{{ sweets}}"], shared),
+            (f"Half of {2 * a} sweets are left.", f"{a}", [f"{a}"], [f"{2 * a}/2", rf"\frac{{{4 * a}}}{{4}}"]),
+            (
+                rf"Compute $\binom{{{a + b}}}{{{b}}}$.",
+                f"{_choose(a + b, b)}",
+                [f"{_choose(a + b, b)}"],
+                [rf"\binom{{{a + b}}}{{{b}}}", rf"\binom{{{a + b}}}{{{a}}}"],
+            ),
+            (
+                f"A square has side {a}.",
+                f"{a * a}",
+                [f"{a * a}"],
+                [f"{a}^2", rf"{a}\cdot {a}", rf"\frac{{{a}^3}}{{{a}}}"],
+            ),
+            (
+                rf"Write ${a}000$ in scientific notation.",
+                rf"{a / 10 if a > 9 else a}\times 10^{4 if a > 9 else 3}",
+                [],
+                [f"{a}000"],
+            ),
+        ]
+    )
+
+
+def asked_constant(rng: random.Random) -> Asked:
+    a, b, c, d = _numbers(rng)
     first, second = rf"\sqrt{{{a * a * 7}}}", rf"\sqrt{{{b * b * 7}}}"
     product = f"({a}+{b}i)({c}-{d}i)"
-    cases = [
-        (rf"Compute ${a}\cdot {b}+{c}$.", f"{a * b + c}", rf"{a}\cdot {b}+{c}"),
-        (rf"Expand $(x+{a})(x+{b})$.", f"x^2+{a + b}x+{a * b}", f"(x+{b})(x+{a})"),
-        (rf"Factor $x^2+{a + b}x+{a * b}$.", f"(x+{a})(x+{b})", f"{a * b}+x^2+{a + b}x"),
-        (rf"Simplify ${first}+{second}$.", rf"{a + b}\sqrt7", f"{second}+{first}"),
-        (rf"Share {a * b} sweets among {b} children.", f"{a}", rf"\frac{{{a * b}}}{{{b}}}"),
-        (f"Compute ${product}$.", f"{a * c + b * d}+{b * c - a * d}i".replace("+-", "-"), product),
-        (rf"Add $({a},{b})$ and $({c},{d})$.", f"({a + c},{b + d})", rf"({a}+{c},{b}+{d})"),
-        (rf"Solve $|x-{a}|<{b}$.", f"({a - b},{a + b})", f"|x-{a}|<{b}"),
-        (rf"Compute $\binom{{{a + b}}}{{{b}}}$.", f"{_choose(a + b, b)}", rf"\binom{{{a + b}}}{{{b}}}"),
-        (rf"Write ${a}x+y={b}$ in slope-intercept form.", f"y=-{a}x+{b}", f"{a}x+y={b}"),
-        (r"Compute $\cos\frac{2\pi}{3}$.", r"-\frac12", r"\cos\frac{2\pi}{3}"),
-        (rf"Simplify $\frac{{x^2-{a * a}}}{{x-{a}}}$.", f"x+{a}", rf"\frac{{x^2-{a * a}}}{{x-{a}}}"),
-    ]  # fmt: skip
-    question, gold, copied = rng.choice(cases)
-    return Pair(gold, framed(rng, copied), False, "restated", question)
+    value = f"{a * c + b * d}+{b * c - a * d}i".replace("+-", "-")
+    both = f"{a + c}+{b + d}i"
+    return rng.choice(
+        [
+            (
+                rf"Simplify ${first}+{second}$.",
+                rf"{a + b}\sqrt7",
+                [rf"{a + b}\sqrt{{7}}", rf"\sqrt{{7}}\cdot {a + b}", rf"{a + b}\cdot 7^{{1/2}}"],
+                [f"{second}+{first}", rf"{a}\sqrt7+{b}\sqrt7", rf"\sqrt7({a}+{b})", f"-(-{first}-{second})"],
+            ),
+            (
+                f"Compute ${product}$.",
+                value,
+                [value],
+                [product, f"({c}-{d}i)({a}+{b}i)", f"{a}({c}-{d}i)+{b}i({c}-{d}i)"],
+            ),
+            (
+                f"Compute $({a}+{b}i)+({c}+{d}i)$.",
+                both,
+                [both, f"{b + d}i+{a + c}"],
+                [f"({a}+{b}i)+({c}+{d}i)", f"{a + c}+{b}i+{d}i", rf"\frac{{{2 * (a + c)}+{2 * (b + d)}i}}{{2}}"],
+            ),
+            (
+                f"Two discs have radius {a} and {b}.",
+                rf"{a * a + b * b}\pi",
+                [rf"\pi\cdot {a * a + b * b}"],
+                [
+                    rf"{a * a}\pi+{b * b}\pi",
+                    rf"\pi({a * a}+{b * b})",
+                    rf"{a}^2\pi+{b}^2\pi",
+                    rf"\frac{{{2 * (a * a + b * b)}\pi}}{{2}}",
+                ],
+            ),
+            (
+                rf"Find $\int_{{{a}}}^{{{a * b}}}\frac{{dx}}{{x}}$.",
+                rf"\ln {b}",
+                [rf"\ln({b})"],
+                [rf"\ln {a * b}-\ln {a}"],
+            ),
+            (
+                rf"Compute $\cos\frac{{2\pi}}{{3}}+{a}$.",
+                rf"{a}-\frac12",
+                [rf"\frac{{{2 * a - 1}}}{{2}}"],
+                [rf"\cos\frac{{2\pi}}{{3}}+{a}"],
+            ),
+            (
+                rf"Add $({a},{b})$ and $({c},{d})$.",
+                f"({a + c},{b + d})",
+                [f"({a + c}, {b + d})"],
+                [f"({a}+{c},{b}+{d})"],
+            ),
+        ]
+    )
+
+
+def asked_polynomial(rng: random.Random) -> Asked:
+    a, b, c, d = _numbers(rng)
+    flat, made = f"x^2+{a + b}x+{a * b}", f"(x+{a})(x+{b})"
+    k = rng.randrange(2, 6)
+    times = f"{k}x^2+{k * (a + b)}x+{k * a * b}"
+    bracket = rf"{c}({a}r+{b})-{d}({a}r-{b})"
+    number, rest = a * (c - d), b * (c + d)
+    linear = f"{rest}+{number}r".replace("+-", "-")
+    return rng.choice(
+        [
+            (
+                f"Expand ${made}$.",
+                flat,
+                [f"{a * b}+{a + b}x+x^2"],
+                [
+                    f"(x+{b})(x+{a})",
+                    f"x(x+{a})+{b}(x+{a})",
+                    rf"\frac{{x+{a}}}{{(x+{b})^{{-1}}}}",
+                    f"x^2+{a}x+{b}x+{a * b}",
+                    f"-(-x-{a})(x+{b})",
+                ],
+            ),
+            (
+                f"Factor ${flat}$.",
+                made,
+                [f"(x+{b})(x+{a})", f"({a}+x)(x+{b})", f"(-x-{a})(-x-{b})"],
+                [
+                    f"{a * b}+x^2+{a + b}x",
+                    f"-(-x^2-{a + b}x-{a * b})",
+                    rf"\frac{{{times}}}{{{k}}}",
+                    f"x(x+{a + b})+{a * b}",
+                    rf"{k}\cdot\frac{{{flat}}}{{{k}}}",
+                ],
+            ),
+            (
+                f"Factor ${times}$ completely.",
+                f"{k}{made}",
+                [f"{k}(x+{b})(x+{a})", rf"(x+{b})\cdot {k}(x+{a})"],
+                [f"{k}({flat})", f"({k}x+{k * a})(x+{b})", f"{k * a * b}+{k}x^2+{k * (a + b)}x"],
+            ),
+            (
+                rf"Simplify $\frac{{x^2-{a * a}}}{{x-{a}}}$.",
+                f"x+{a}",
+                [f"{a}+x"],
+                [
+                    rf"\frac{{x^2-{a * a}}}{{x-{a}}}",
+                    rf"\frac{{{a * a}-x^2}}{{{a}-x}}",
+                    rf"\frac{{(x-{a})(x+{a})}}{{x-{a}}}",
+                    rf"\frac{{{k}(x^2-{a * a})}}{{{k}(x-{a})}}",
+                    f"x+{a}+0",
+                ],
+            ),
+            (
+                f"Simplify ${bracket}$.",
+                linear,
+                [linear],
+                [bracket, f"{a * c}r+{b * c}-{a * d}r+{b * d}", f"-({d}({a}r-{b})-{c}({a}r+{b}))"],
+            )
+            if c != d
+            else (f"Expand ${made}$.", flat, [flat], [made]),
+            (
+                rf"A box has sides ${a}x$ and ${b}x$.",
+                f"{a * b}x^2",
+                [rf"{a * b}\cdot x^2"],
+                [rf"{a}x\cdot {b}x", rf"{a}\cdot {b}x^2"],
+            ),
+        ]
+    )
+
+
+def asked_relation(rng: random.Random) -> Asked:
+    a, b, k, _ = _numbers(rng)
+    slope = rf"y={b}-{a}x"
+    circle = f"x^2+y^2-{2 * a}x+{2 * b}y=3"
+    return rng.choice(
+        [
+            (
+                rf"Write ${a}x+y={b}$ in slope-intercept form.",
+                slope,
+                [f"y=-{a}x+{b}", f"{b}-{a}x", f"y=-({a}x-{b})"],
+                [f"{a}x+y={b}", f"{k * a}x+{k}y={k * b}", f"y+{a}x={b}", f"{b}-y={a}x", f"{a}x+y-{b}=0"],
+            ),
+            (
+                f"Write ${circle}$ in standard form.",
+                f"(x-{a})^2+(y+{b})^2={3 + a * a + b * b}",
+                [f"{3 + a * a + b * b}=(y+{b})^2+(x-{a})^2"],
+                [circle, f"{circle[:-2]}-3=0", f"{k}x^2+{k}y^2-{2 * a * k}x+{2 * b * k}y={3 * k}"],
+            ),
+            (rf"Solve $|x-{a}|<{b}$.", f"({a - b},{a + b})", [f"{a - b}<x<{a + b}"], [f"|x-{a}|<{b}", f"|{a}-x|<{b}"]),
+        ]
+    )
+
+
+ASKED: list[Callable[[random.Random], Asked]] = [asked_number, asked_constant, asked_polynomial, asked_relation]
+
+
+NAMES = ["Tom", "Jane", "Ravi", "Mei"]
+THINGS = ["apples", "marbles", "books", "cookies", "tickets"]
+
+
+def natural(rng: random.Random) -> Pair:
+    """An ending in words, as models write it under a question in words, or one that hedges or says something else."""
+    make = rng.choice([_story, _money, _choice, _clock, _amount, _spelt, _nothing, _condition, _vector])
+    gold, question, rights, wrongs = make(rng)
+    right = rng.random() < 0.5
+    return Pair(gold, rng.choice(rights if right else wrongs), right, f"natural, {make.__name__[1:]}", question)
+
+
+Endings = tuple[str, str, list[str], list[str]]
+
+
+def _said(rng: random.Random, answers: list[str]) -> list[str]:
+    """Answers in words, in the ways in which models give them."""
+    frames = ["#### %s", "Answer: %s", "The answer is %s.", "**Final Answer:** %s", "The final answer is **%s**."]
+    text = r"\boxed{\text{%s}}"
+    return [rng.choice([*frames, text]) % (answer.replace("$", r"\$") if text else answer) for answer in answers]
+
+
+def _boxes(answers: list[str]) -> list[str]:
+    return [rf"So $\boxed{{{answer}}}$." for answer in answers]
+
+
+def _story(rng: random.Random) -> Endings:
+    n, k, days = rng.randrange(13, 99), rng.randrange(100, 199), rng.randrange(2, 9)
+    a, b = rng.sample(NAMES, 2)
+    thing = rng.choice(THINGS)
+    half = rng.randrange(1, n)
+    question = (
+        f"{a} and {b} sell {thing} in {days} weeks. How many more {thing} does {a} sell than {b} in {days} weeks?"
+    )
+    rights = [
+        f"{n} more",
+        f"{n} more {thing} than {b}",
+        f"{a} sells {n} more",
+        f"{a} sells {n} {thing} in {days} weeks",
+    ]
+    rights += [f"{n} ({half} {thing} and {n - half} {thing})", f"{n}: {half} {thing} and {n - half} {thing}"]
+    rights += [
+        f"{a} sells {n - half} + {half} = {n} more {thing} than {b}",
+        f"about {n}",
+        f"{n}!",
+        f"{_words(n)} {thing}",
+    ]
+    rights += [f"{a} sells {_words(n)} more {thing}", f"So {a} sells {half} {thing} + {n - half} {thing} = {n} {thing}"]
+    wrongs = [f"{k} more", f"{a} sells {k} {thing} in {days} weeks", f"{a} sells {n} or {k} {thing}", f"more than {n}"]
+    wrongs += [
+        f"{a} does not sell {n} {thing}",
+        f"{n} more than {k}",
+        f"{n} ({half} {thing} and {k} {thing})",
+        f"over {n}",
+    ]
+    wrongs += [f"{n}: {k}", f"{n} ({k})", f"{a} sells {n} {thing} and {b} {k}", f"{n} or about {k}", f"almost {n}"]
+    wrongs += [f"{k} + {half} = {n}", f"{n - half} + {half} = {n} = {k}", f"{n} {_words(k)} {thing}", f"half of {n}"]
+    wrongs += [f"{n} more than {_words(k)}", f"{a} sells at least {n} {thing}", f"{_words(k)} {thing}", f"{n} (or {k})"]
+    wrongs += [f"{a} maybe sells {n} {thing}", f"{a} never sells {n}", f"{n} more than twice {k}", f"{n} times {k}"]
+    return f"{n}", question, _said(rng, rights), _said(rng, wrongs)
+
+
+def _money(rng: random.Random) -> Endings:
+    n, k = rng.randrange(20, 900), rng.randrange(1000, 2000)
+    name = rng.choice(NAMES)
+    question = f"How much does {name} earn every day at the farmers' market?"
+    rights = [
+        f"${n} total",
+        f"${n} altogether",
+        f"${n} every day",
+        f"{name} earns ${n} every day at the farmers' market",
+    ]
+    rights += [f"USD {n}", f"{n}.00 dollars", f"${n}.00", f"${n} per day", f"She earns ${n} a day"]
+    wrongs = [
+        f"${k} total",
+        f"${n} total or ${k}",
+        f"{name} earns ${n} or ${k} every day",
+        f"{name} earns less than ${n}",
+    ]
+    wrongs += [f"USD {k}", f"{n}.01 dollars", f"{name} could earn ${n}", f"${n} and ${k}", f"{name} earns ${n} twice"]
+    gold = rng.choice([f"{n}", rf"\${n}"])
+    if gold != f"{n}":
+        wrongs += [f"{n} euros", rf"{n}\%", f"{n} cm", f"{n} {rng.choice(THINGS)}"]
+    return gold, question, _said(rng, rights), _said(rng, wrongs)
+
+
+def _choice(rng: random.Random) -> Endings:
+    values = rng.sample(range(2, 90), 4)
+    letters = "ABCD"
+    index = rng.randrange(4)
+    layout = rng.choice([("({}) ", " "), (r"$\textbf{{({})}}\ $", r" $\qquad$ "), ("{}. ", "\n")])
+    question = "Which? " + layout[1].join(
+        layout[0].format(letter) + str(v) for letter, v in zip(letters, values, strict=True)
+    )
+    letter, value, other = letters[index], values[index], values[index - 1]
+    rights = [f"({letter}) {value}", rf"\text{{{letter}. }}{value}", letter, rf"\textbf{{({letter})}}\ {value}"]
+    wrongs = [
+        f"({letter}) {other}",
+        rf"\text{{{letter}. }}{other}",
+        f"({letters[index - 1]}) {value}",
+        letters[index - 1],
+    ]
+    wrongs += [f"({letter}) 99", f"({letters[index - 1]}) {other}"]
+    return rng.choice([letter, f"{value}"]), question, _boxes(rights), _boxes(wrongs)
+
+
+def _clock(rng: random.Random) -> Endings:
+    hour, minute = rng.randrange(1, 12), rng.randrange(10, 60)
+    gold = rf"{hour}:{minute}\text{{ p.m.}}"
+    rights = [f"{hour + 12}:{minute}", gold, rf"{hour}:{minute} PM"]
+    wrongs = [
+        f"{hour + 11}:{minute}",
+        rf"{hour}:{minute}\text{{ a.m.}}",
+        f"{hour + 12}:{minute - 1}",
+        f"{hour + 12}{minute}",
+    ]
+    return gold, "", _boxes(rights), _boxes(wrongs)
+
+
+def _amount(rng: random.Random) -> Endings:
+    hours = rng.randrange(2, 50)
+    n = 30 * hours
+    rights = [f"{hours / 2:g} hours = {n} minutes", f"{n} min", f"{n} mins", f"{n} minutes ({hours / 2:g} hours)"]
+    wrongs = [f"{hours / 2:g} hours = {n + 1} minutes", f"{hours} hours = {n} minutes", f"{n} minutes = {hours} hours"]
+    wrongs += [
+        f"{hours / 2:g} dollars = {n} minutes",
+        f"{n + 1} min",
+        f"{n} minutes ({hours} hours)",
+        f"{n} min or {hours} min",
+    ]
+    gold = rng.choice([f"{n}", rf"{n}\text{{ minutes}}"])
+    return gold, "", _said(rng, rights), _said(rng, wrongs)
+
+
+_BELOW_TWENTY = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+
+
+def _words(n: int, joint: str = " ") -> str:
+    """A number below 10,000 in words."""
+    if n < 20:
+        return _BELOW_TWENTY[n]
+    if n < 100:
+        return _TENS[n // 10 - 2] + (f"-{_BELOW_TWENTY[n % 10]}" if n % 10 else "")
+    name, size = ("hundred", 100) if n < 1000 else ("thousand", 1000)
+    rest = joint + _words(n % size, joint) if n % size else ""
+    return f"{_words(n // size)} {name}{rest}"
+
+
+def _spelt(rng: random.Random) -> Endings:
+    n = rng.choice([rng.randrange(2, 100), rng.randrange(100, 10000)])
+    rights = [_words(n), _words(n).capitalize(), f"{_words(n)} apples", _words(n).replace("-", " ")]
+    rights += [_words(n, " and ")] * (n < 1000)
+    wrongs = [
+        _words(n + 1),
+        f"{_words(n)} or {_words(n + 1)}",
+        f"not {_words(n)}",
+        f"{_words(n)} thousand",
+        f"{_words(n)} {n}",
+    ]
+    wrongs += [
+        f"{_words(n)} {_words(n)}",
+        f"{_words(n)}, {_words(n + 1)}",
+        f"minus {_words(n)}",
+        f"{_words(n)} dozen",
+        "dozens",
+    ]
+    return f"{n}", "", _said(rng, rights), _said(rng, wrongs)
+
+
+def _nothing(rng: random.Random) -> Endings:
+    golds = [r"\emptyset", r"\text{no solution}", r"\text{no solutions}", r"\varnothing", r"\text{none}"]
+    rights = [*golds, r"\{\}", r"\text{There are no solutions.}", r"\text{no real solutions}", r"\text{the empty set}"]
+    wrongs = [
+        "0",
+        r"\{0\}",
+        r"\text{one solution}",
+        r"\text{no solution or }1",
+        r"\text{all real numbers}",
+        r"\{\emptyset\}",
+    ]
+    return rng.choice(golds), "", _boxes(rights), _boxes(wrongs)
+
+
+def _condition(rng: random.Random) -> Endings:
+    a, b = rng.sample(range(1, 30), 2)
+    if rng.random() < 0.5:
+        gold = rf"{a}n\pi"
+        rights = [rf"{gold}\text{{ for integer }}n", rf"{gold},\ n\text{{ an integer}}", rf"{gold}\ (n\in\mathbb{{Z}})"]
+        rights += [rf"{a}k\pi \text{{ for any integer }} k", rf"{gold}\text{{, where }}n\text{{ is an integer}}"]
+        wrongs = [
+            rf"{gold}\text{{ for }}n=1",
+            rf"{gold}\text{{ for positive integer }}n",
+            rf"{b}n\pi\text{{ for integer }}n",
+        ]
+        return gold, "", _boxes(rights), _boxes([*wrongs, rf"{gold}\text{{ for integer }}n\text{{ or }}{b}"])
+    gold = f"x+{a}"
+    rights = [
+        rf"x+{a}, x\ne {b}",
+        rf"x+{a}\text{{ for }}x\neq {b}",
+        rf"x+{a}\ (x\ne -{b})",
+        rf"x+{a}\text{{, where }}x\ne {b}",
+    ]
+    wrongs = [
+        rf"x+{b}, x\ne {a}",
+        rf"x+{a}, x={b}",
+        rf"x+{a}, x>{b}",
+        rf"x+{a}, x+{b}",
+        rf"x+{a}\text{{ or }}x\ne {b}",
+        rf"x+{a}, {b}",
+    ]
+    return gold, "", _boxes(rights), _boxes(wrongs)
+
+
+def _vector(rng: random.Random) -> Endings:
+    a, b = rng.sample(range(2, 30), 2)
+    rights = [rf"{a}\mathbf{{i}}-{b}\mathbf{{j}}", rf"{a}\hat{{i}}-{b}\hat{{j}}", rf"V({a},-{b})", rf"P({a}, -{b})"]
+    rights += [rf"-{b}\vec{{j}}+{a}\vec{{i}}", rf"\text{{vertex }}({a},-{b})", rf"{a}\hat{{\imath}}-{b}\hat{{\jmath}}"]
+    wrongs = [
+        rf"{a}\mathbf{{i}}+{b}\mathbf{{j}}",
+        rf"{b}\mathbf{{i}}-{a}\mathbf{{j}}",
+        rf"V({b},-{a})",
+        rf"2V({a},-{b})",
+    ]
+    wrongs += [rf"{a}\mathbf{{i}}-{b}\mathbf{{k}}", rf"V({a},-{b}), W(0,0)", rf"\text{{not the vertex }}({a},-{b})"]
+    return f"({a},-{b})", "", _boxes(rights), _boxes(wrongs)
 
 
 def _choose(n: int, k: int) -> int:

@@ -36,7 +36,7 @@ from grpo_lightning.rewards.verifier.extraction import extract_answer
         ("The answer is $7$ or maybe $8$.", "$7$ or maybe $8$"),
         ("The answer is $7$ $8$ $9$.", "$7$ $8$ $9$"),
         ("The answer is $7$ thousand.", "$7$ thousand"),
-        ("The answer is $18 (9 eggs at $2 each).", "$18"),
+        ("The answer is $18 (9 eggs at $2 each).", "$18 (9 eggs at $2 each)"),
         ("The answer is 7 (mod 10)", "7 (mod 10)"),
         ("<answer>7</answer> or <answer>8</answer>", "8 or another"),
         ("The answer is 7:30 a.m. sharp", "7:30 a.m. sharp"),

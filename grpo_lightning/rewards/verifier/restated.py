@@ -1,0 +1,195 @@
+r"""Whether an answer of the right value only repeats the question: `\frac{48}{2}` where 48 are shared by 2."""
+
+import math
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+
+from grpo_lightning.rewards.verifier import equality
+from grpo_lightning.rewards.verifier.asked import Asked, canonical, formulas_of, multiple, number_form, numbers_of
+from grpo_lightning.rewards.verifier.finished import unfinished
+from grpo_lightning.rewards.verifier.forms import addends, factors, is_expanded, order, size, split
+from grpo_lightning.rewards.verifier.grammar import Claim, Item, Node
+from grpo_lightning.rewards.verifier.numbers import literal, nodes, symbols
+from grpo_lightning.rewards.verifier.wanted import has_other_form
+
+_LONG = 5
+"""Nodes of a formula that is worth being recognised inside another one."""
+_GROWTH, _SLACK = 1.5, 2
+"""How many times as long as the gold answer an answer may be, and by how much, that is equal to what is asked."""
+_MAX_SIDES, _MAX_SIZE = 8, 80
+
+
+def is_restated(gold: Claim, answer: Claim, question: str) -> bool:
+    """Whether the answer stands so in the question, is a mere rewriting of it, or has not the form asked for."""
+    asked = formulas_of(question)
+    ours, theirs = list(_parts(gold)), list(_parts(answer))
+    if _stands_there(gold, answer, ours, theirs, asked):
+        return True
+    if any(_is_rearranged(ours, part, asked) for part in theirs if part[0] == "chain" and part[1]):
+        return True
+    finished = {value for part in ours if (value := literal(part)) is not None and part[0] != "div"}
+    if any(_is_quotient_of(part, question) for part in theirs if literal(part) in finished):
+        return True
+    if Fraction(10) in numbers_of(question) and any(map(_is_power_of_ten, theirs)):
+        return not any(map(_is_power_of_ten, ours))
+    return any(
+        has_other_form(right, said, question)
+        or _is_rewritten(right, said, asked)
+        or _is_unreduced(said, question) > _is_unreduced(right, question)
+        for right, said in _pairs(gold, answer)
+    )
+
+
+def _stands_there(gold: Claim, answer: Claim, ours: list[Node], theirs: list[Node], asked: Asked) -> bool:
+    """Whether the answer, or a part of it that is to be worked out, stands in the question, and the gold's does not."""
+    for there, form in ((asked.parts, canonical), (asked.multiples, multiple), (asked.forms, number_form)):
+        if {*map(form, theirs)} & there - {*map(form, ours)}:
+            return True
+    long = [side for side in asked.sides if sum(1 for _ in nodes(side)) > _LONG]
+    for form in (canonical, multiple):
+        whole = {*map(form, long)} - {None, ()}  # `what is asked + 0`
+        if whole and whole & {*map(form, _all_nodes(answer))} - {*map(form, _all_nodes(gold))}:
+            return True
+    return any(_is_product_of(part, asked) for part in theirs) and not any(_is_product_of(part, asked) for part in ours)
+
+
+def _is_product_of(tree: Node, asked: Asked) -> bool:
+    """Whether it is a product of two sums or more that all stand in the question."""
+    if tree[0] != "mul" or not symbols(tree):
+        return False
+    above, below = factors(tree)
+    return len(above) > 1 and not below and all(part[0] == "add" and canonical(part) in asked.parts for part in above)
+
+
+def _is_rewritten(gold: Node, answer: Node, asked: Asked) -> bool:
+    """Whether the answer is equal to a formula of the question, much longer than the gold answer and half as long."""
+    long, short = size(answer), size(gold)
+    if literal(gold) is not None or long <= max(_GROWTH * short, short + _SLACK) or long > _MAX_SIZE:
+        return False
+    if symbols(answer) and is_expanded(answer) and not unfinished(answer):
+        return False
+    sides = [side for side in asked.sides if short < size(side) <= min(2 * long, _MAX_SIZE)][:_MAX_SIDES]
+    return any(symbols(side) == symbols(gold) and equality.equal(gold, side) for side in sides)
+
+
+# ----- equations
+
+
+def _is_rearranged(ours: list[Node], answer: Node, asked: Asked) -> bool:
+    """Whether an equation has the question's terms or multiples of them, on whatever side, and the gold's has not."""
+    golds = [part for part in ours if part[0] == "chain" and len(part[1]) == 1]
+    if any(_is_solved(gold) and len(symbols(gold)) == 1 for gold in golds) and len(answer[1]) == 1:
+        return bool(asked.parts) and not _is_solved(answer)  # `2x > 8`
+    terms = _terms(answer)
+    same = [chain for chain in asked.relations if terms and _terms(chain) == terms]
+    if not same or not golds:
+        return bool(same)
+    gold = golds[0]
+    if _terms(gold) != terms:
+        return True
+    if _is_solved(gold):
+        return not _is_solved(answer)
+    sides = {*map(_sides, same)}
+    if _sides(answer) not in sides:
+        return False
+    return _sides(gold) not in sides or _has_fractions(answer) > _has_fractions(gold)
+
+
+def _terms(chain: Node) -> tuple[tuple[Fraction, Node], ...]:
+    """The terms of an equation, all on one side, up to a number; nothing for a chain of several."""
+    if len(chain[1]) != 1 or chain[1][0] not in ("=", "<", ">", "le", "ge", "ne"):
+        return ()
+    left, right = chain[2]
+    parts = [(sign * number, rest) for sign, term in addends(left) for number, rest in [split(term)] if number]
+    parts += [(-sign * number, rest) for sign, term in addends(right) for number, rest in [split(term)] if number]
+    parts.sort(key=lambda part: (order(part[1]), abs(part[0])))
+    return tuple((number / parts[0][0], rest) for number, rest in parts)
+
+
+def _sides(chain: Node) -> frozenset[Node]:
+    """What stands on either side, up to numbers."""
+    return frozenset(split(side)[1] for side in chain[2])
+
+
+def _is_solved(chain: Node) -> bool:
+    left, right = chain[2]
+    return any(one[0] == "symbol" and one[1] not in symbols(other) for one, other in ((left, right), (right, left)))
+
+
+def _has_fractions(chain: Node) -> bool:
+    return any(node[0] == "div" or (node[0] == "number" and node[1].denominator > 1) for node in nodes(chain))
+
+
+# ----- quotients
+
+
+def _is_quotient_of(tree: Node, question: str) -> bool:
+    r"""Whether a division that comes out is the question's, left undone: `48/2` or `480/20` where it has 48 and a 2.
+
+    One number of the question is enough, above or below the line, unless it is in a fraction or an exponent there.
+    """
+    if tree[0] == "neg":
+        return _is_quotient_of(tree[1], question)
+    if tree[0] != "div" or (literal(tree) or Fraction(1, 2)).denominator > 1:
+        return False
+    top, bottom = (abs(literal(part) or Fraction()) for part in tree[1:])
+    known = numbers_of(question)
+    if bottom == 1 or top in known or bottom in numbers_of(_NO_DIVISOR.sub(" ", question)):
+        return bottom != 1
+    scales = ((x, top / x) for x in known if x > 1)
+    return any(1 in (k.numerator, k.denominator) and bottom / k in known - {x} for x, k in scales)
+
+
+def _is_unreduced(tree: Node, question: str) -> bool:
+    r"""Whether a number of the question can be cancelled: `\frac{60\pi}{180}` where an angle has 60 degrees."""
+    above, below = (math.prod(filter(None, map(literal, parts)), start=Fraction(1)) for parts in factors(tree))
+    is_reduced = literal(tree) is not None or math.gcd(above.numerator, below.numerator) == 1
+    return not is_reduced and not numbers_of(question).isdisjoint((abs(above), abs(below)))
+
+
+_NO_DIVISOR = re.compile(r"\\[dt]?frac\s*(?:\d\s*\d|\{\s*\d+\s*\}\s*\{\s*\d+\s*\})|\d+\s*/\s*\d+|\^\{?\d+")
+
+
+def _is_power_of_ten(tree: Node) -> bool:
+    """Whether the square or the cube of 10 is in it: scientific notation begins at larger powers."""
+    powers = (node for node in nodes(tree) if node[0] == "pow" and node[1] == ("number", Fraction(10), None))
+    return any(literal(power[2]) in (2, 3) for power in powers)
+
+
+# ----- what a claim is made of
+
+
+def _all_nodes(claim: Claim) -> Iterator[Node]:
+    return (node for item in claim.items for node in nodes(item.chain[2][-1]))
+
+
+def _pairs(gold: Claim, answer: Claim) -> Iterator[tuple[Node, Node]]:
+    """The value of the gold answer with the answer's, or the parts of both if they have an order."""
+    if len(gold.items) > 1 or len(answer.items) > 1:
+        return
+    right, said = (_with_degrees(claim.items[0]) for claim in (gold, answer))
+    if {"chain", "set"}.isdisjoint(part[0] for claim in (gold, answer) for part in _parts(claim)):
+        is_group = right[0] == said[0] == "group" and len(right) == len(said)
+        yield from zip(right[3:], said[3:], strict=True) if is_group else [(right, said)]
+
+
+def _with_degrees(item: Item) -> Node:
+    value = item.chain[2][-1]
+    return ("degree", value) if "degree" in dict(item.unit) and value[0] != "degree" else value
+
+
+def _parts(claim: Claim) -> Iterator[Node]:
+    """The values that a claim is made of, and its equations."""
+    for item in claim.items:
+        _, operators, operands = item.chain
+        if (operators and set(operators) - {"=", "approx", "in"}) or (
+            operators and not set(operators) - {"="} and operands[0][0] not in ("symbol", "named", "apply", "words")
+        ):
+            yield item.chain
+        for operand in operands[-1:]:
+            if operand[0] in ("group", "set", "matrix"):
+                yield operand
+                yield from (part for part in nodes(operand) if part is not operand)
+            elif operand[0] != "choice":
+                yield operand

@@ -1,0 +1,211 @@
+"""Answers in words: numbers, sentences, choices, units; `cases.jsonl` has more of each, with wrong twins."""
+
+from fractions import Fraction
+
+import pytest
+
+from grpo_lightning.rewards.verifier.asked import words_of
+from grpo_lightning.rewards.verifier.choices import choices_in
+from grpo_lightning.rewards.verifier.comparison import compare
+from grpo_lightning.rewards.verifier.extraction import extract_answer
+from grpo_lightning.rewards.verifier.number_words import in_digits
+from grpo_lightning.rewards.verifier.numbers import exact
+from grpo_lightning.rewards.verifier.prose import is_allowed, read_sentence
+from grpo_lightning.rewards.verifier.tokens import tokenize
+from grpo_lightning.rewards.verifier.units import UNITS, conversion
+
+QUESTION = (
+    "Tom picks 12 apples in 4 weeks and Jane's 7 ducks eat some. How many more does he pick than Jane in 4 weeks?"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "digits"),
+    [
+        ("thirty-six", "36"),
+        ("Forty two", "42"),
+        ("two hundred and five", "205"),
+        ("two thousand three hundred forty-one", "2341"),
+        ("nineteen hundred", "1900"),
+        ("two million and six", "2000006"),
+        ("a dozen eggs", "12 eggs"),
+        ("two dozen", "24"),
+        ("half a dozen", "6"),
+        ("a hundred", "100"),
+        ("two thirds", "2 / 3"),
+        ("three-quarters", "3 / 4"),
+        ("one and a half", "1 1 / 2"),
+        ("minus three", "- 3"),
+        ("seven eleven", "7 11"),
+        ("twenty twenty", "20 20"),
+        ("five million", "5000000"),
+        ("5 million", "5 million"),
+        ("7 dozen", "7 dozen"),
+        ("two, three and four", "2 , 3 and 4"),
+        ("each one", "each one"),
+        ("12 three-digit numbers", "12 three-digit numbers"),
+        ("204_{five}", "204 _ { five }"),
+        ("thousands", "thousands"),
+        ("six million thousand", "6000000 thousand"),
+    ],
+)
+def test_numbers_in_words(text, digits):
+    assert " ".join(token.text for token in in_digits(tokenize(rf"\text{{{text}}}" if "_" not in text else text))) in (
+        digits,
+        digits.replace("five }", "f i v e }"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("Tom picks 5 more apples than Jane", 5),
+        ("So he picks 5 in 4 weeks", 5),
+        ("Tom picks 12 - 7 = 5 more", 5),
+        ("12 apples - 7 apples = 5 apples", 5),
+        (r"\text{Tom picks 5 more}", 5),
+        ("5 (12 apples - 7)", 5),
+        ("12 (5 apples and 7 ducks)", 12),
+        ("84: 7 ducks in each of 12 weeks", 84),
+        ("about 5", 5),
+        ("Tom picks five", 5),
+        ("Tom picks a dozen", 12),
+    ],
+)
+def test_one_number_in_a_sentence(text, value):
+    claim = read_sentence(text, words_of(QUESTION), QUESTION)
+    assert claim is not None
+    assert exact(claim.items[0].chain[2][-1]) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Tom picks 5 or 6",
+        "Tom picks 5 and Jane 6",
+        "Tom does not pick 5",
+        "Tom picks over 5",
+        "Tom picks at least 5",
+        "Tom picks 5 thousand and 6",
+        "5 more than three",
+        "Tom picks 5, 6 apples",
+        "Tom picks x + 5",
+        "the square of 5",
+        "12 - 7 = 6",
+        "12 - 7 = 5 = 6",
+        "5 = 6",
+        "5 (6)",
+        "5 (or 6)",
+        "5 (4 apples and 2 ducks)",
+        "12 (5 apples or 7 ducks)",
+        "5: 6",
+        "5 xylophones zzz",
+        "Tom picks 5 and more",
+        "half of 5",
+        "Tom picks 5 twice",
+        "no number",
+        "",
+    ],
+)
+def test_no_sentence_with_one_number(text):
+    assert read_sentence(text, words_of(QUESTION), QUESTION) is None
+
+
+def test_a_long_sentence_is_none():
+    assert read_sentence("apples " * 60 + "5", words_of(QUESTION), QUESTION) is None
+
+
+@pytest.mark.parametrize("word", ["not", "or", "maybe", "almost", "twice", "guess", "unless", "wrong", "least", "half"])
+def test_what_takes_a_value_back_is_never_allowed(word):
+    assert not is_allowed(word, frozenset([word, f"{word}s"]))
+    assert is_allowed("apples", frozenset(["apple"])) and is_allowed("picked", frozenset(["picks"]))
+
+
+@pytest.mark.parametrize(
+    ("question", "choices"),
+    [
+        ("What is it? (A) 3 (B) 5, (C) 6", {"A": "3", "B": "5", "C": "6"}),
+        (
+            r"Which? $\textbf{(A)}\ \frac12\qquad\textbf{(B)}\ 5\qquad\textbf{(C)}\ x^2$",
+            {"A": r"\frac12", "B": "5", "C": "x^2"},
+        ),
+        ("Who?\nA. Tom\nB. Jane\n\nGive the letter.", {"A": "Tom", "B": "Jane"}),
+        ("Who?\nA) Tom\nB) Jane", {"A": "Tom", "B": "Jane"}),
+        ("In triangle (A) and (C)", {}),
+        ("Let A. be a set.", {}),
+        ("", {}),
+    ],
+)
+def test_choices_of_a_question(question, choices):
+    assert choices_in(question) == choices
+
+
+def test_the_text_behind_a_letter_is_that_of_the_question():
+    question = "What is 2+2? (A) 3 (B) 5 (C) 6 (D) 4"
+    assert compare("D", "(D) 4", question) == "equal"
+    assert compare("D", r"\textbf{(D)}\ 4", question) == "equal"
+    assert compare("C", "(C) 4", question) == "different"
+    assert compare("4", "(D)", question) == "equal"
+    assert compare("4", "(C) 4", question) == "different"
+    assert compare("C", "(C) 4", "What is 2+2?") == "equal"  # nothing to compare with
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("The answer is 42!", "42 !"),
+        ("The answer is **42**! Well done.", "42"),
+        ("The answer is $5!$", "5!"),
+        (r"\boxed{5 !}", "5!"),
+        ("The answer is 5 apples. Or 6.", "5 apples. Or 6"),
+        ("The answer is 5 because it is so, or 6.", "5 because it is so, or 6."),
+        ("The answer is 5 after all and 6", "5 after all and 6"),
+        ("The answer is 5 after adding 2 and 3 of them.", "5"),
+        ("The answer is 5 since 2 or 3 do not divide it.", "5"),
+        ("#### 3 times as many as 4", "3 times as many as 4"),
+        (r"The answer is $x+1\text{, where }x\ne1$.", "$x+1"),
+        (r"The answer is $5\text{ sq. units}$.", r"5\text{ sq. units}"),
+    ],
+)
+def test_where_an_answer_ends(text, answer):
+    assert extract_answer(text) == answer
+
+
+def test_an_exclamation_mark_ends_a_sentence_or_is_a_factorial():
+    assert compare("42", "42 !") == "equal"
+    assert compare("42", "42!") == "different"
+    assert compare("10!", "10 !") == "equal"
+
+
+def test_units_convert():
+    def unit(*names):
+        return tuple(sorted((UNITS[name], 1) for name in names))
+
+    assert conversion(unit("hours"), unit("min")) == 60
+    assert conversion(unit("inches"), unit("ft")) == Fraction(1, 12)
+    assert conversion(unit("hours"), unit("dollars")) is None
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "verdict"),
+    [
+        (r"5\text{ cm}", r"5^\circ", "different"),
+        (r"5\text{ cm}", r"5\text{ apples}", "different"),
+        (r"60^\circ", r"60\text{ dollars}", "different"),
+        (r"60^\circ", r"60\text{ deg}", "equal"),
+        (r"25\%", r"25\text{ eggs}", "different"),
+        ("90", r"1.5\text{ hours}=90\text{ minutes}", "equal"),
+        ("90", r"2\text{ hours}=90\text{ minutes}", "different"),
+        ("90", r"90\text{ minutes}=1.5\text{ hours}", "different"),
+        (r"90\text{ minutes}", r"90\text{ minutes}=1.5\text{ hours}", "equal"),
+        (r"5\sqrt2", r"\sqrt{50}\approx7.07", "equal"),
+        (r"5\sqrt2", r"\sqrt{50}\approx7", "different"),
+        ("7", r"\sqrt{50}\approx7", "different"),
+    ],
+)
+def test_units_and_roundings(gold, answer, verdict):
+    assert compare(gold, answer, "How long?") == verdict
+
+
+def test_a_whole_number_may_be_the_rounding_that_is_asked_for():
+    assert compare("7", r"\sqrt{50}\approx7", r"What is it, to the nearest integer?") == "equal"
