@@ -263,7 +263,7 @@ def test_help_names_every_section_and_explains_it(grpo: Grpo, capsys: pytest.Cap
     for section in ("trainer", "model", "data", "loop", "checkpoint", "completions", "predictions"):
         assert f"--{section} CONFIG" in text
     for explained in (
-        "--loop.group_size GROUP_SIZE G, completions of each prompt. (type: int, default: 8)",
+        "--loop.group_size GROUP_SIZE G, completions per prompt. (type: int, default: 8)",
         "--loop.mu MU μ, optimisation passes over the rollouts of one step.",
         "--model.grad_clip GRAD_CLIP Largest norm of the gradient; 0 does not clip.",
         "--data.template TEMPLATE The prompt, with `{question}` where the question goes.",

@@ -103,7 +103,8 @@ class GRPOModule(L.LightningModule):
         self.reference = (reference or FrozenCopy()) if needs_reference else None
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
-        at_least("model.grad_clip", grad_clip, 0)
+        if not grad_clip >= 0:
+            raise UsageError(f"model.grad_clip={grad_clip}: give 0 (no clipping) or more")
         at_least("model.max_bad_updates", max_bad_updates, 1)
         at_least("model.val_samples", val_samples, 1)
         self.grad_clip = grad_clip
@@ -280,7 +281,9 @@ class GRPOModule(L.LightningModule):
                 pack.old_logp = scored.logp.detach()
             parts.append(diagnostics)
             if pack.sampler_logp is not None:
-                gaps.append((scored.logp.detach() - pack.sampler_logp).abs().max())
+                gap = (scored.logp.detach() - pack.sampler_logp).abs().max()
+                # No sampler drew the token of an idle pack, which has no weight.
+                gaps.append(torch.where(pack.weight.any(), gap, gaps[0]))
         reduce = self.trainer.strategy.reduce
         return functools.reduce(operator.add, parts).reduce(reduce), reduce(torch.stack(gaps).max(), reduce_op="max")
 

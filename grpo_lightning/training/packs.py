@@ -25,13 +25,13 @@ def moving_rows(rollouts: Rollouts) -> Tensor:
 def idle_pack(temperature: float) -> Rollouts:
     """One token of weight 0: a forward and a backward that change nothing, for a rank with less to do.
 
-    No sampler drew it, so `sampler_logp` is None; every other number is 0.
+    Every number is 0, so that whatever reads the packs of other ranks finds the same here.
 
     Args:
         temperature: The temperature of the step's rollouts.
     """
     one, zero = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    numbers: dict[str, Any] = {name: torch.zeros(1) for name in Rollouts.FLOATS if name != "sampler_logp"}
+    numbers: dict[str, Any] = {name: torch.zeros(1) for name in Rollouts.FLOATS}
     return Rollouts(
         prompt_token_ids=zero,
         prompt_lengths=one,

@@ -1,5 +1,9 @@
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from helpers.fitting import fit, scalars
 from helpers.tiny import gradients, policy_of, rollouts_of, rows_of
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.plugins.precision import HalfPrecision
@@ -9,6 +13,7 @@ from grpo_lightning.maths.ragged import spread
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.weightings import BatchSize, SequenceMean
 from grpo_lightning.policy.policy import Policy
+from grpo_lightning.training import preparation
 from grpo_lightning.training.packs import idle_pack, moving_rows
 from grpo_lightning.training.step import Minibatch
 
@@ -98,12 +103,10 @@ def test_an_idle_pack_adds_nothing(policy, beta):
         assert gradient.equal(without[name])
 
 
-def test_an_idle_pack_is_one_token_that_knows_every_number_but_the_samplers() -> None:
+def test_an_idle_pack_is_one_token_that_knows_every_number() -> None:
     idle = idle_pack(temperature=0.7)
     assert (len(idle), idle.num_tokens, idle.temperature) == (1, 1, 0.7)
-    known = {name for name in Rollouts.FLOATS if getattr(idle, name) is not None}
-    assert known == {*Rollouts.FLOATS} - {"sampler_logp"}
-    assert all(getattr(idle, name).tolist() == [0] for name in known)
+    assert all(getattr(idle, name).tolist() == [0] for name in Rollouts.FLOATS)
 
 
 def test_lightning_hands_on_the_very_packs_the_loop_made() -> None:
@@ -113,3 +116,11 @@ def test_lightning_hands_on_the_very_packs_the_loop_made() -> None:
     assert move_data_to_device(minibatch, torch.device("meta")) is minibatch
     assert HalfPrecision("bf16-true").convert_input(minibatch) is minibatch
     assert packs[0].advantage.dtype == torch.float32
+
+
+def test_idle_packs_change_nothing_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"loop": {"mu": 2, "max_tokens": 40}, "objective": Objective(beta=0.1)}
+    fit(tmp_path / "without", **options)
+    monkeypatch.setattr(preparation, "most", lambda count: count + 1)
+    fit(tmp_path / "with", **options)
+    assert scalars(tmp_path / "with") == scalars(tmp_path / "without")
