@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 RIGHT_ABOVE = 0.5
-"""A completion counts as right if the first reward gives it more than this."""
+"""A completion counts as right if the reward that decides gives it more than this."""
 
 
 def pass_at_k(values: Sequence[float]) -> float:
