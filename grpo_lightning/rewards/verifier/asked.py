@@ -127,7 +127,7 @@ def words_of(question: str) -> frozenset[str]:
 @lru_cache(maxsize=1 << 10)
 def numbers_of(question: str) -> frozenset[Fraction]:
     """The numbers that a question gives, in digits or in words: 2 of `half` and of `two`, 12 of `a dozen`."""
-    digits = (Fraction(match[0].replace(",", "")) for match in _NUMBER.finditer(question))
+    digits = (Fraction(match[0].replace(",", "")) for match in _NUMBER.finditer(_THOUSANDS.sub(",", question)))
     said = (_COUNTS.get(word) or _COUNTS.get(word.removesuffix("s")) for word in words_of(question))
     return frozenset((*digits, *(Fraction(number) for number in said if number)))
 
@@ -151,6 +151,7 @@ _PLAIN = re.compile(
     r"(?:\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|sqrt|sin|cos|tan|[\d{}()\[\]^_+*/=<>|!.,&%\\-]|\s(?=\S))+"
 )
 _NUMBER = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?")
+_THOUSANDS = re.compile(r"(?:\{,\}|,\\!)(?=\d)")
 _CARDINALS = (
     "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
     "nineteen twenty"

@@ -68,6 +68,12 @@ from grpo_lightning.rewards.verifier.units import Unit, conversion
 
 EQUAL, DIFFERENT, UNPARSEABLE, RESTATED, GOLD_BAD = "equal", "different", "unparseable", "restated", "gold_bad"
 _BARE_UNIT = re.compile(r"(.*[\d})])(?:\s|\\[, ])*([A-Za-z]{1,2})(\^\{?\d\}?)?")
+_LAYOUT = re.compile(r"[\s{}$]|\\text|\\[,;! ]")
+_BRACKETED = re.compile(r"(?<=[\d)])\s*(?=\(-?\d+(?:\.\d+)?\))")
+_BASED = re.compile(r"[\dA-F]+_\{?(\d+)\}?")
+_SPELT = {"2": "two", "3": "three", "4": "four", "5": "five", "6": "six", "7": "seven", "8": "eight", "9": "nine"}
+_DIGITS = re.compile(r"[\dA-F]+")
+_MODULAR = re.compile(r"\b(?:remainder|mod|modulo|units digit|congruen)|\\[pb]?mod|\\equiv")
 _LOOSE = frozenset(["unit", "point"])
 _APPLIED = re.compile(r"[A-Za-z]\w*'*\(([a-z])\)")
 _ROUNDED = re.compile(r"\b(?:round|nearest|approximat|closest|estimat|decimal|about|tenth|hundredth)", re.IGNORECASE)
@@ -111,10 +117,11 @@ class _Comparison:
         except Unreadable:
             return self._by_spelling(right_tokens, answer)
         self.allowed = finished.allowed((item.chain for item in right.items), asked.is_concrete(self.question))
+        said: Claim | None
         try:
-            said = read_claim(answer, known)
+            said = _remainder(right, read_claim(self._with_base(gold, answer), known), self.question)
         except Unreadable:
-            said = None
+            said = self._rewritten(answer, known)
         except RecursionError:
             return UNPARSEABLE
         equal = self._equal_reading(right, said, answer, known)
@@ -136,6 +143,27 @@ class _Comparison:
             sentence = read_sentence(answer, known, self.question)
             return sentence if sentence and self.same(right, sentence) else None
         return None
+
+    def _with_base(self, gold: str, answer: str) -> str:
+        """`144` as `144_8` where the gold answer has a base, and the question asks for it."""
+        based = _BASED.fullmatch(gold.strip())
+        is_asked = based and re.search(rf"\bbase[\s$-]*(?:{based[1]}\b|{_SPELT.get(based[1], 'x')}\b)", self.question)
+        return (
+            f"{answer.strip()}_{{{based[1]}}}" if based and is_asked and _DIGITS.fullmatch(answer.strip()) else answer
+        )
+
+    def _rewritten(self, answer: str, known: frozenset[str]) -> Claim | None:
+        """What follows the question's own words (`4 \\star 3 = 10`), with `2(3)` for a product in front of a result."""
+        asked_for, equals, rest = answer.partition("=")
+        if not equals:
+            return None
+        bare = _LAYOUT.sub("", asked_for)
+        rest = rest if len(bare) > 2 and bare in _LAYOUT.sub("", self.question) else answer
+        before, equals, result = rest.rpartition("=")
+        try:
+            return read_claim(_BRACKETED.sub(r"\\cdot ", before) + equals + result, known)
+        except (Unreadable, RecursionError):
+            return None
 
     def _split(self, answer: str, known: frozenset[str]) -> Claim | None:
         """The answer with every comma between two values: where the gold answer is a list, `100,200` is one."""
@@ -571,6 +599,8 @@ class _Comparison:
             return True
         if len(operators) > 1 or operators[0] not in ("=", "ne", "<", "le"):
             return False
+        if self.policy.finished and any(finished.unfinished(side) - self.allowed - {"power"} for side in said):
+            return False
         if len(symbols(gold)) < 2 and operators[0] == "=" and _is_solved(gold):
             return False
         if any(node[0] in WHOLES for side in (*right, *said) for node in nodes(side)):
@@ -645,6 +675,19 @@ def _free_of(gold: Node, answer: Node) -> frozenset[str]:
     """What an answer may leave to do because of what the gold answer is."""
     is_complex = any(node == ("constant", "i") for node in nodes(gold))
     return frozenset(["complex exponential"] if is_complex else [])
+
+
+def _remainder(gold: Claim, answer: Claim, question: str) -> Claim:
+    """2 of `2 \\pmod 7` and of `2^{100} \\equiv 2 \\pmod 7`, where a remainder is asked and the gold is a number."""
+    item = answer.items[0]
+    _, operators, operands = item.chain
+    if len(answer.items) > 1 or len(gold.items) > 1 or operands[-1][0] != "mod" or not _MODULAR.search(question):
+        return answer
+    value, modulus = literal(operands[-1][1]), literal(operands[-1][2])
+    is_least = value is not None and modulus is not None and 0 <= value < modulus
+    if literal(gold.items[0].chain[2][-1]) is None or not is_least or {*operators} - {"equiv", "="}:
+        return answer
+    return Claim((replace(item, chain=("chain", (), (operands[-1][1],))),), answer.joins)
 
 
 def _same_words(gold: Node, answer: Node) -> bool:

@@ -22,7 +22,7 @@ _ALTERNATIVE = re.compile(
 )
 _FACTOR = re.compile(r"\\(?:pi|sqrt|[dt]?frac|binom|infty)(?![A-Za-z])|\d")
 _DENIAL = re.compile(
-    r"(?:\b(?:not|isn't|aren't|never|cannot be|can't be|neither|wrong)|n't)\W*(?:\w+\W*){0,2}\Z", re.IGNORECASE
+    r"(?:\b(?:not|isn't|aren't|never|cannot be|can't be|neither|wrong)|n't)\b\W*(?:\w+\W*){0,2}\Z", re.IGNORECASE
 )
 _EITHER = re.compile(
     r"\b(?:either|maybe|perhaps|possibly|might be|could be)\b|\bor\s*(?:else\s*)?(?:the\s*)?\Z", re.IGNORECASE
