@@ -2,17 +2,24 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DOCS_INSTALLED := $(VENV)/.docs-installed
+JOBS ?= 2
+# Idle OpenMP threads sleep: spinning, they would take the cores from the other processes.
+TEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -rs -n $(JOBS) --dist loadfile
 
-.PHONY: help demo test test-gpu lint
+.PHONY: help demo fast test test-gpu lint docs
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1: /'
 
-demo: $(INSTALLED) ## make a tiny policy, train it with GRPO on a CPU, say what it learned (a few minutes)
+demo: $(INSTALLED) ## make a tiny policy, train it with GRPO on a CPU, print what it learned (two minutes)
 	$(BIN)/python tools/demo.py
 
-test: $(INSTALLED) ## run the tests
-	$(BIN)/python -m pytest
+fast: $(INSTALLED) ## run the tests without whole runs and processes (a minute)
+	$(TEST) -m 'not slow and not whole'
+
+test: $(INSTALLED) ## run the tests (ten minutes); JOBS=2 is the number of processes
+	$(TEST)
 
 # Installs nothing: a GPU's machine has its own torch. PYTHON=... chooses another interpreter than that of $(VENV).
 test-gpu: ## run the tests that need a GPU, with what is installed; see docs/gpu.md
@@ -23,8 +30,15 @@ lint: $(INSTALLED) ## check format, style and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs: $(DOCS_INSTALLED) ## build the documentation as a site, in site/
+	$(BIN)/mkdocs build --strict
+
 # constraints.txt pins the tested versions.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(DOCS_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
 	touch $@

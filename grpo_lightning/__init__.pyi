@@ -72,9 +72,7 @@ from grpo_lightning.policy.snapshots import PolicySnapshot as PolicySnapshot
 from grpo_lightning.policy.snapshots import RecordedLogp as RecordedLogp
 from grpo_lightning.rewards.base import Reward as Reward
 from grpo_lightning.rewards.base import RewardFailure as RewardFailure
-from grpo_lightning.rewards.base import RewardResult as RewardResult
 from grpo_lightning.rewards.base import Run as Run
-from grpo_lightning.rewards.base import Segment as Segment
 from grpo_lightning.rewards.classifier import SequenceClassifier as SequenceClassifier
 from grpo_lightning.rewards.control import LastNumber as LastNumber
 from grpo_lightning.rewards.control import RandomReward as RandomReward
@@ -101,8 +99,10 @@ from grpo_lightning.rewards.process.splitters import ByTag as ByTag
 from grpo_lightning.rewards.process.splitters import Splitter as Splitter
 from grpo_lightning.rewards.reasoning_gym import ReasoningGymReward as ReasoningGymReward
 from grpo_lightning.rewards.repetition import RepetitionPenalty as RepetitionPenalty
+from grpo_lightning.rewards.results import RewardResult as RewardResult
+from grpo_lightning.rewards.results import Scores as Scores
+from grpo_lightning.rewards.results import Segment as Segment
 from grpo_lightning.rewards.scorer import Scorer as Scorer
-from grpo_lightning.rewards.scorer import Scores as Scores
 from grpo_lightning.rewards.verifier.math_verifier import MathVerifier as MathVerifier
 from grpo_lightning.sandbox.pool import WorkerPool as WorkerPool
 from grpo_lightning.tasks.arithmetic import Arithmetic as Arithmetic
@@ -123,14 +123,22 @@ from grpo_lightning.training.explorer import Exploration as Exploration
 from grpo_lightning.training.explorer import Explorer as Explorer
 from grpo_lightning.training.fellow_ranks import FailTogether as FailTogether
 from grpo_lightning.training.loop import GRPOLoop as GRPOLoop
-from grpo_lightning.training.minibatch import Minibatch as Minibatch
 from grpo_lightning.training.module import GRPOModule as GRPOModule
+from grpo_lightning.training.observer import Observer as Observer
+from grpo_lightning.training.source import RolloutSource as RolloutSource
+from grpo_lightning.training.source import SourceInputs as SourceInputs
+from grpo_lightning.training.source import Synchronous as Synchronous
+from grpo_lightning.training.step import Minibatch as Minibatch
+from grpo_lightning.training.step import Step as Step
 from grpo_lightning.training.strategy import FSDP2Strategy as FSDP2Strategy
 from grpo_lightning.types import Completion as Completion
 from grpo_lightning.types import FinishReason as FinishReason
 from grpo_lightning.types import Prompt as Prompt
 from grpo_lightning.types import Question as Question
+from grpo_lightning.types import RandomKey as RandomKey
+from grpo_lightning.types import Request as Request
 from grpo_lightning.types import Sample as Sample
+from grpo_lightning.types import Status as Status
 from grpo_lightning.types import UsageError as UsageError
 
 __version__: str

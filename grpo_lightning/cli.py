@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning import engines, maths, policy, rewards, tasks
 from grpo_lightning.rewards.scorer import RewardFailure
-from grpo_lightning.training import disk
+from grpo_lightning.training import disk, internals
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint, checkpoints_of, refuse_overwriting
 from grpo_lightning.training.callbacks.completions import SampledCompletions
 from grpo_lightning.training.callbacks.config import SaveConfig
@@ -35,7 +35,7 @@ from grpo_lightning.training.loop import PASSES, GRPOLoop
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.optimizer_options import refuse_metric
 from grpo_lightning.training.plan import Planner, PlanningTrainer
-from grpo_lightning.training.precision import check_precision
+from grpo_lightning.training.precision import validate_precision
 from grpo_lightning.types import UsageError
 
 FAMILIES = (maths, tasks, rewards, policy, engines)
@@ -50,22 +50,22 @@ REPLACED_BY = {
     "overfit_batches": "few questions in data.task, for as many steps as it takes",
     "reload_dataloaders_every_n_epochs": "nothing: every step samples anew",
 }
-"""Trainer options that do not go with manual optimisation or exact resuming, and what to use."""
+"""Trainer options that conflict with manual optimisation or exact resuming, and what to use instead."""
 
 
 NOTHING = {"overfit_batches": 0, "reload_dataloaders_every_n_epochs": 0}
-"""Those of them whose default is no None."""
+"""The default of those whose default is not None."""
 
 
 class Parser(LightningArgumentParser):
-    """A parser that says what is wrong in a line, and points to --help for the options."""
+    """A parser whose error messages are one line, and point to --help for the options."""
 
     def print_usage(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: 80 lines of options would hide the one that says what is wrong."""
+        """Nothing: 80 lines of options would hide the error message."""
 
 
 class GRPOCLI(LightningCLI):
-    """LightningCLI with the loop, checkpoints, logging and output of grpo_lightning."""
+    """LightningCLI with the loop, checkpoints, logging and messages of grpo_lightning."""
 
     def __init__(self, args: Sequence[str] | None = None) -> None:
         super().__init__(
@@ -83,12 +83,13 @@ class GRPOCLI(LightningCLI):
             },
             parser_class=Parser,
             parser_kwargs={
-                "description": "GRPO. `grpo plan`, with the options of fit, says what memory it would hold."
+                "description": "GRPO. `grpo plan`, with the options of fit, prints what memory a run would take."
             },
             args=list(args) if args is not None else None,
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds the callbacks, the defaults and the links between seeds."""
         import_families()
         parser.add_lightning_class_args(GRPOLoop, "loop")
         parser.add_lightning_class_args(StepCheckpoint, "checkpoint")
@@ -104,6 +105,7 @@ class GRPOCLI(LightningCLI):
                 "model.reference": {"class_path": "FrozenCopy"},
                 "model.sampling": {},
                 "loop.stop": {"class_path": "FixedPasses"},
+                "loop.source": {"class_path": "Synchronous"},
                 "model.objective": {
                     "surrogate": {"class_path": "Clipped"},
                     "kl": {"class_path": "K3"},
@@ -115,6 +117,7 @@ class GRPOCLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
     def before_instantiate_classes(self) -> None:
+        """Refuses options that this program replaces."""
         trainer = self.config[self.subcommand].trainer
         for name, instead in REPLACED_BY.items():
             if trainer.get(name) not in (None, -1) and not (name in NOTHING and trainer[name] == NOTHING[name]):
@@ -132,30 +135,33 @@ class GRPOCLI(LightningCLI):
                 "trainer.check_val_every_n_epoch=0: give 1 or more, or set trainer.limit_val_batches=0 to fit without "
                 "validation"
             )
-        check_precision(trainer.precision)
+        validate_precision(trainer.precision)
 
     def after_instantiate_classes(self) -> None:
-        # Mistakes in the data, the model's folder or the run's folder show before anything is written.
+        """Reads data and weights."""
+        # Mistakes in the data, the folder of the model or that of the run show before anything is written.
         stage, trainer = str(self.subcommand), self.trainer
-        self._check_checkpoint(stage)
+        self._validate_checkpoint(stage)
         if stage == "fit":
             folder, path = checkpoints_of(trainer), self.config_init[stage].ckpt_path
             is_own = path is not None and ("://" in path or Path(path).resolve().parent == folder.resolve())
             if not is_own and trainer.checkpoint_callback is not None:
                 refuse_overwriting(folder)
             loop = GRPOLoop.find(trainer)
-            loop.check(self.model)
-            loop.check_trainer(trainer, self.model)
+            loop.validate(self.model)
+            loop.validate_trainer(trainer, self.model)
         self.model.policy.check()
-        self.datamodule.load(stage, self.model, validates=trainer.limit_val_batches != 0)
+        model = self.model
+        validates = trainer.limit_val_batches != 0
+        self.datamodule.load(stage, model.policy, model.sampling, model.explorer.scorer, validates)
         # Lightning starts its loggers, which write, before it asks for the weights.
         with trainer.strategy.tensor_init_context(), trainer.strategy.precision_plugin.module_init_context():
             self.model.load(trainer.strategy.precision_plugin)
 
-    def _check_checkpoint(self, stage: str) -> None:
-        """A checkpoint that is named must be one, of this program, with steps left to do.
+    def _validate_checkpoint(self, stage: str) -> None:
+        """Refuses a checkpoint that is missing, of another program, or without steps left to do.
 
-        `fit --ckpt_path last` alone may start a run as well, and says that it does.
+        Only `fit --ckpt_path last` may start a new run instead, and prints that it does.
         """
         given, last = self.config[stage].ckpt_path, checkpoints_of(self.trainer) / "last.ckpt"
         if given is None or "://" in given:
@@ -187,7 +193,7 @@ class GRPOCLI(LightningCLI):
             )
 
     def _parse_ckpt_path(self) -> None:
-        """Nothing: Lightning reads the whole checkpoint here to look for options, which it does not hold."""
+        """Nothing: Lightning reads the whole checkpoint here to look for options, and there are none."""
 
     def _run_subcommand(self, subcommand: str) -> None:
         checkpoint, folder = self.trainer.checkpoint_callback, Path(self.trainer.default_root_dir)
@@ -209,13 +215,14 @@ class GRPOCLI(LightningCLI):
             sys.exit(EXIT_CODE)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """The trainer, with the logger, callbacks and checkpoint files of this package."""
         config = self.config_init[self.subcommand].trainer
         if config.logger in (None, True):
             kwargs["logger"] = TensorBoardLogger(config.default_root_dir, name="", version="", default_hp_metric=False)
         progress_bar = [] if config.enable_progress_bar is False else [StepProgressBar()]
         kwargs["callbacks"] = [FailTogether(), *progress_bar, *(config.callbacks or [])]
         if config.enable_checkpointing is False:
-            self._parser(self.subcommand).callback_keys.remove("checkpoint")
+            internals.without_callback(self, "checkpoint")
         kwargs["plugins"] = [AtomicCheckpointIO(), *(config.plugins or [])]
         try:
             return super().instantiate_trainer(**kwargs)
@@ -224,36 +231,39 @@ class GRPOCLI(LightningCLI):
 
 
 class PlanCLI(GRPOCLI):
-    """`grpo plan`: makes all that a configuration names but the trainer, whose devices may not be here."""
+    """`grpo plan`: makes everything in a configuration except the trainer, whose devices may not exist here."""
 
     def setup_parser(self, *args: Any, **kwargs: Any) -> None:
+        """Makes the parser, with the subcommand `plan`."""
         self.trainer_class = PlanningTrainer
         super().setup_parser(*args, **kwargs)
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
+        """The subcommand, and the arguments that are made for it."""
         return {"plan": {"model", "datamodule"}}
 
     def before_instantiate_classes(self) -> None:
+        """Refuses the same options, and leaves out what writes files."""
         super().before_instantiate_classes()
         # Some write when they are made.
         self.config.plan.trainer.logger = False
         self.config.plan.trainer.callbacks = None
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
-        """No trainer, but what its settings would hold."""
+        """A planner with the trainer's settings, instead of a trainer."""
         return Planner(self.config_init.plan.trainer, self.config_init.plan.loop)
 
     def after_instantiate_classes(self) -> None:
-        """Nothing: the weights may not be here."""
+        """Nothing: the weights may not exist here."""
 
     def _run_subcommand(self, subcommand: str) -> None:
         planner: Any = self.trainer
-        planner.plan(**self._prepare_subcommand_kwargs(subcommand))
+        planner.plan(**internals.arguments_of(self, subcommand))
 
 
 def import_families() -> None:
-    """Imports every file of the families' folders, so that their classes are found."""
+    """Imports every file of the family folders, so that their classes are found."""
     for folder in FAMILIES:
         for module in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}."):
             import_module(module.name)
@@ -285,12 +295,12 @@ def run_rank(args: Sequence[str] | None = None) -> None:
 
 
 def quieten() -> None:
-    """Silences what libraries say that helps nobody here."""
-    # Lightning 2.6 asks torch 2.13 in a way torch calls old.
+    """Silences messages of libraries that do not help here."""
+    # Lightning 2.6 uses a call that torch 2.13 deprecates.
     warnings.filterwarnings("ignore", message=".*treespec, LeafSpec", category=FutureWarning)
     # The reference is meant to be in eval mode.
     warnings.filterwarnings("ignore", message="Found .* in eval mode at the start of training")
-    # What the loop logs is of all ranks already.
+    # The loop logs numbers of all ranks.
     warnings.filterwarnings("ignore", message="It is recommended to use .self.log.*sync_dist")
     # An advertisement.
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda r: "litlogger" not in r.getMessage())
@@ -308,5 +318,5 @@ def usage_error(error: BaseException | None) -> UsageError | None:
 
 
 def fail(error: Exception, code: int) -> int:
-    """Says what went wrong on standard error."""
+    """Prints what went wrong on standard error; returns the exit code."""
     return last_words(f"grpo: error: {error}", code)

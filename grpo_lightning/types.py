@@ -1,12 +1,26 @@
 """The words of the trade: what passes between data, engine, rewards and loop."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class UsageError(ValueError):
-    """The user's mistake: its message names the key, the value, what is allowed and the mend."""
+    """A user's mistake. The message names the key, the value, what is allowed and the fix."""
+
+
+def at_least(key: str, value: float | None, least: float, owner: str = "") -> None:
+    """Raises UsageError where `value` is below `least` or not a number; None stands for a default and passes.
+
+    Args:
+        key: The setting, as the user writes it: `loop.mu`.
+        value: What it was set to.
+        least: The smallest value that is allowed.
+        owner: The class that has the setting, where the key alone does not tell.
+    """
+    if value is not None and not value >= least:
+        raise UsageError(f"{key}={value}{f' of {owner}' if owner else ''}: give {least} or more")
 
 
 class FinishReason(StrEnum):
@@ -18,6 +32,34 @@ class FinishReason(StrEnum):
     """It reached `max_new_tokens`: the completion is truncated."""
 
 
+class Status(StrEnum):
+    """What happened to a sample that was scored, or to a task in a worker process. docs/metrics.md explains each."""
+
+    OK = "ok"
+    ERROR = "error"
+    """An exception was raised."""
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    """A worker process needed more memory than it may use."""
+    CRASH = "crash"
+    """The task ended two worker processes."""
+    NOT_FINITE = "not_finite"
+    """The reward is infinite, or NaN without a reason."""
+    NOT_A_NUMBER = "not_a_number"
+    """A user's function returned something other than a finite number."""
+    NO_ANSWER = "no_answer"
+    UNPARSEABLE = "unparseable"
+    TOO_LONG = "too_long"
+    RESTATED = "restated"
+    GOLD_BAD = "gold_bad"
+    NO_MATCH = "no_match"
+    """The completion does not have the form that was asked for."""
+    CLOSED = "closed"
+    """A gate was scored and is not open."""
+    CUT = "cut"
+    """The input lost its beginning, because it was too long for the model."""
+
+
 @dataclass(slots=True)
 class Question:
     """One row of a task: what is asked, what is right, and where the row came from."""
@@ -27,7 +69,7 @@ class Question:
     answer: str
     """The gold answer, bare (`42`, not `#### 42`)."""
     source: str = ""
-    """Where the row stands, for messages: `train.jsonl:17`."""
+    """Where the row comes from, for messages: `train.jsonl:17`."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """The row's other columns, for rewards that want them."""
 
@@ -37,7 +79,8 @@ class Prompt:
     """q of the paper: a question as the model sees it."""
 
     id: int
-    """Its row in the task, which keys its random numbers: the same prompt draws the same completions anywhere."""
+    """Keys the random numbers of its completions. In training it is the prompt's index in the stream of drawn prompts,
+    so a question that comes again gets new completions; in evaluation it is the row of the question."""
     text: str
     """After the template."""
     token_ids: list[int]
@@ -45,14 +88,43 @@ class Prompt:
     question: Question
 
 
+class RandomKey(NamedTuple):
+    """What keys the random numbers of one call of an engine, beside what each `Request` says."""
+
+    seed: int = 0
+    """That of the run."""
+    step: int = 0
+    """The exploration step: at another step the same prompt gets other completions."""
+
+
+@dataclass(slots=True)
+class Request:
+    """One completion to draw. Its random numbers are keyed by the last three fields and a `RandomKey`."""
+
+    token_ids: list[int]
+    """[P] what the model reads first, never empty. Requests with equal `token_ids` share their prefill."""
+    prompt_id: int
+    """`Prompt.id`."""
+    sample: int
+    """The completion's index in its group."""
+    position: int = 0
+    """Position of the first drawn token, counted from the conversation's first drawn token. A second turn goes on where
+    the first ended, or it would draw the same random numbers again."""
+
+    @classmethod
+    def from_prompts(cls, prompts: Sequence[Prompt], group_size: int) -> list["Request"]:
+        """`group_size` requests per prompt, group after group."""
+        return [cls(prompt.token_ids, prompt.id, sample) for prompt in prompts for sample in range(group_size)]
+
+
 @dataclass(slots=True)
 class Completion:
-    """o_i of the paper: one sampled answer."""
+    """o_i of the paper: the tokens that the policy drew after one prompt."""
 
     token_ids: list[int]
     """[R] sampled ids with the stop token, if one was sampled; at least one."""
-    logp: list[float]
-    """[R] log-probability of each id under the distribution it was drawn from."""
+    logp: list[float] | None
+    """[R] log-prob in nats of each id under the distribution it was drawn from; None if the engine knows none."""
     finish_reason: FinishReason
 
 

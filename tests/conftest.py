@@ -16,6 +16,31 @@ from grpo_lightning.policy.policy import Policy
 torch.set_num_threads(1)
 
 
+WHOLE_RUN = {
+    "fit",
+    "fitted",
+    "environment",
+    "subprocess",
+    "load_tool",
+    "load_example",
+    "ALGORITHMS",
+    "needs_gsm8k",
+    "examine",
+    "attack_verifier",
+    "GRPOCLI",
+}
+"""Names in a test module that makes whole runs, starts processes, or takes a while in one piece."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as `whole` what makes whole runs or starts processes: `make fast` leaves it out."""
+    for item in items:
+        if isinstance(item, pytest.Function):
+            names = {*vars(item.module), *item.fixturenames}
+            if names & WHOLE_RUN or {"command", "grpo"} & {*item.fixturenames}:
+                item.add_marker(pytest.mark.whole)
+
+
 @pytest.fixture(autouse=True)
 def _fixed_seeds() -> None:
     random.seed(0)

@@ -24,7 +24,8 @@ from grpo_lightning.policy.snapshots import PolicySnapshot
 ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
 EXTENDING = CONFIGS.parent / "docs" / "extending.md"
 REWARD = """
-from grpo_lightning.rewards.base import Reward, RewardResult
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.results import RewardResult
 
 class Digits(Reward):
     def score(self, samples):
@@ -146,4 +147,6 @@ def test_a_method_in_a_file_of_the_users(folder: Path, command: Grpo) -> None:
     in_yaml = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert in_yaml
     (folder / "my_method.yaml").write_text(in_yaml[1])
-    assert Built(["fit", "--config", str(QUICKSTART), "--config", "my_method.yaml"]).model.advantage.margin == 0.1
+    assert (
+        Built(["fit", "--config", str(QUICKSTART), "--config", "my_method.yaml"]).model.objective.surrogate.reach == 0.3
+    )

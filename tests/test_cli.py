@@ -15,7 +15,7 @@ from helpers.paths import ROOT
 from helpers.tiny import CONTEXT
 
 from grpo_lightning.cli import run
-from grpo_lightning.training.data import PromptDataModule
+from grpo_lightning.training.source import Synchronous
 
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 FILES = {
@@ -218,13 +218,13 @@ def test_a_killed_run_has_its_last_step(grpo: Grpo, folder: Path, monkeypatch: p
     class Killed(BaseException):
         pass
 
-    def draw(data: PromptDataModule, count: int) -> Any:
-        if data.drawn == 6:
+    def following(source: Synchronous, step: int) -> Any:
+        if step == 3:
             raise Killed
-        return original(data, count)
+        return original(source, step)
 
-    original = PromptDataModule.draw
-    monkeypatch.setattr(PromptDataModule, "draw", draw)
+    original = Synchronous.next
+    monkeypatch.setattr(Synchronous, "next", following)
     with pytest.raises(Killed):
         grpo("fit", "--trainer.max_epochs=9")
     assert checkpoints(folder) == {"last.ckpt": 3}

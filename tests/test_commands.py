@@ -1,4 +1,4 @@
-"""Every command in the README, in docs/ and in the heads of the configurations runs as it is written.
+"""Every command in the README, in CONTRIBUTING.md, in docs/ and in the heads of the configurations runs as written.
 
 In one scratch folder, in the order of the documents, after what `make demo` leaves behind. Sizes are added behind a
 command, or a whole run would take minutes; nothing in it is changed but NAME.
@@ -22,6 +22,7 @@ from grpo_lightning.rewards.verifier import cli as verify
 
 DOCUMENTS = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "configs").rglob("*.yaml")),
 ]
@@ -61,9 +62,9 @@ ALL = (
     "--data.val_limit 2 --model.val_samples 2 --trainer.enable_progress_bar false --trainer.enable_model_summary false"
 )
 TOOLS = {
-    "make_reward_model": "--questions 32 --epochs 1 --max-new-tokens 8",
-    "label_segments": "--completions 1 --max-new-tokens 4",
-    "make_tiny_policy": "--steps 5 --hidden 64 --layers 1",
+    "make_reward_model": "--questions 32 --num-passes 1 --max-new-tokens 8",
+    "label_segments": "--num-completions 1 --max-new-tokens 4",
+    "make_tiny_policy": "--updates 5 --hidden 64 --layers 1",
 }
 """Sizes behind the commands."""
 
@@ -120,7 +121,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["grpo"])
         tool = load_tool("make_tiny_policy")
-        tool.make(folder / "runs" / "tiny_policy", steps=5, hidden=64, layers=1)
+        tool.make(folder / "runs" / "tiny_policy", updates=5, hidden=64, layers=1)
         run("grpo validate --config configs/quickstart.yaml", patch)
         run("grpo fit --config configs/quickstart.yaml", patch)
     for document in DOCUMENTS:

@@ -1,6 +1,7 @@
 """A folder is a floor: a file imports only from its own folder, or from folders before it in the list."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,22 @@ def test_imports_go_down(name: str) -> None:
     assert not above, f"{name} imports {above}"
 
 
+def test_nothing_in_training_knows_its_callbacks() -> None:
+    callbacks = "training.callbacks"
+    below = [name for name in MODULES if name.startswith("training.") and not name.startswith(callbacks)]
+    assert [name for name in below if any(other.startswith(callbacks) for other in imports_of(MODULES[name]))] == []
+
+
+def test_preparation_needs_no_lightning() -> None:
+    left, seen = ["training.preparation"], set()
+    while left:
+        name = left.pop()
+        seen.add(name)
+        left += [other for other in imports_of(MODULES[name]) if other.startswith("training.") and other not in seen]
+    texts = [MODULES[name].read_text(encoding="utf-8") for name in seen]
+    assert not [text for text in texts if re.search(r"^(import|from) lightning\b", text, re.MULTILINE)]
+
+
 def test_no_circle() -> None:
     left = {name: {*imports_of(path)} - {name} for name, path in MODULES.items()}
     while free := [name for name, imported in left.items() if not imported & left.keys()]:
@@ -64,3 +81,11 @@ def test_the_readme_names_every_floor() -> None:
     for name in FLOOR_OF.keys() - {"__main__"}:
         kind = "/" if (PACKAGE / name).is_dir() else ".py"
         assert f"`{name}{kind}`" in table, name
+
+
+def test_the_readme_names_every_folder() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    with_files = {path.parent.relative_to(ROOT).parts[0] for path in ROOT.glob("[a-z]*/**/*.*") if path.is_file()}
+    ignored = {"site", "runs", "build", "dist"} | {path.name for path in ROOT.glob("*.egg-info")}
+    for name in with_files - ignored:
+        assert f"`{name}/`" in readme, name

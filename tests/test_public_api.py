@@ -26,9 +26,10 @@ from grpo_lightning.rewards.learned.loss import RewardLoss
 from grpo_lightning.rewards.process.scorers import SegmentScorer
 from grpo_lightning.rewards.process.splitters import Splitter
 from grpo_lightning.tasks.base import Task
+from grpo_lightning.training.source import RolloutSource
 
 FAMILIES = [AdvantageEstimator, GroupFilter, KLEstimator, PolicySnapshot, Reward, RewardLoss, RolloutEngine]
-FAMILIES += [SegmentScorer, Splitter, StopRule, Surrogate, Task, TokenMask, TokenWeighting]
+FAMILIES += [RolloutSource, SegmentScorer, Splitter, StopRule, Surrogate, Task, TokenMask, TokenWeighting]
 
 
 def members(family: type) -> set[type]:
@@ -84,3 +85,11 @@ def test_a_config_saved_by_a_run_names_no_inner_module(grpo: Grpo) -> None:
     look(yaml.safe_load(Path("run", "config.yaml").read_text()))
     own = [path for path in found if path.startswith("grpo_lightning.")]
     assert len(own) > 10 and all(path.count(".") == 1 for path in own)
+
+
+def test_whoever_has_the_module_has_the_strategy() -> None:
+    code = (
+        "import grpo_lightning; grpo_lightning.GRPOModule; from lightning.pytorch.strategies import StrategyRegistry; "
+        "assert 'fsdp2' in StrategyRegistry"
+    )
+    subprocess.run([sys.executable, "-c", code], env=environment(), check=True)

@@ -4,8 +4,8 @@ python tools/attack_verifier.py --minutes 10
 python tools/attack_verifier.py --pairs 20000 --seed 7
 
 The pairs come from `tests/rewards/verifier/fuzz.py`: gold answers of every kind with equal rewritings, wrong mutations,
-hedges and restatements, their verdicts known. Exit code: 0 if no wrong answer was accepted and at most 1 % of the right
-ones were rejected, 1 if not.
+hedges and restatements. Their verdicts are known. Exit code: 0 if no wrong answer was accepted and at most 1 % of the
+right ones were rejected, 1 if not.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def load_fuzz() -> ModuleType:
 
 
 def outcome(pair: Any) -> str:
-    """What the verifier says, decided in this process."""
+    """The verifier's judgement, made in this process."""
     answer = extract_answer(pair.completion)
     if not answer:
         return "no_answer"
@@ -59,13 +59,13 @@ def main(argv: list[str] | None = None) -> int:
         if number >= options.pairs if options.pairs else time.monotonic() > end:
             break
         start = time.process_time()
-        said = outcome(pair)
+        actual = outcome(pair)
         seconds = time.process_time() - start
         counts[pair.right] += 1
-        row = f"{pair.gold!r} <- {pair.completion!r}: {said} ({pair.kind})" + f" [{pair.question}]" * bool(
+        row = f"{pair.gold!r} <- {pair.completion!r}: {actual} ({pair.kind})" + f" [{pair.question}]" * bool(
             pair.question
         )
-        if (said == EQUAL) != pair.right:
+        if (actual == EQUAL) != pair.right:
             mistakes["rejected though right" if pair.right else "accepted though wrong"].append(row)
         if seconds > 1:
             mistakes["over 1 s of CPU"].append(f"{seconds:.1f} s: {row}")

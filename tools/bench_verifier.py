@@ -10,9 +10,9 @@ answer, wrong in every other one. Half are whole numbers after `####`, as in GSM
     groups of 8     eight completions of each question, as in training: four answers, each of them twice
     no repeats      every pair occurs once: nothing is gained from remembering
 
-The verifier gets batches of 256 for the throughput, after `prepare` as in a run, and then, anew, every pair on its
-own for the time of a pair. math-verify gets every pair on its own, with its own settings: it parses the gold answer
-and the completion, and verifies.
+For the throughput the verifier gets batches of 256, after `prepare` as in a run. For the time per pair a new verifier
+gets every pair alone. math-verify gets every pair alone, with its own settings: it parses the gold answer and the
+completion, and verifies.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from grpo_lightning.types import FinishReason, Prompt, Question, Sample
 
 Answers = tuple[str, list[str], list[str]]
 """A gold answer, right answers and wrong ones."""
-STEP = "First we look at what is given, then {} and {} make {}, as one sees from $x_{} = {}$ and the line before. "
+SENTENCE = "First we look at what is given, then {} and {} make {}, as one sees from $x_{} = {}$ and the line before. "
 BATCH = 256
 
 
@@ -89,13 +89,13 @@ def formulas(rng: random.Random) -> Answers:
 
 
 def completion(answer: str, hashes: bool, rng: random.Random) -> str:
-    """Some steps, then the answer."""
-    steps = "".join(STEP.format(*(rng.randrange(100) for _ in range(5))) for _ in range(6))
-    return f"{steps}\n#### {answer}" if hashes else rf"{steps}So the answer is $\boxed{{{answer}}}$."
+    """Some sentences, then the answer."""
+    sentences = "".join(SENTENCE.format(*(rng.randrange(100) for _ in range(5))) for _ in range(6))
+    return f"{sentences}\n#### {answer}" if hashes else rf"{sentences}So the answer is $\boxed{{{answer}}}$."
 
 
 def samples(count: int, repeats: bool) -> Iterator[Sample]:
-    """The pairs, eight of a question with `repeats`."""
+    """The pairs, eight per question with `repeats`."""
     rng = random.Random(0)
     seen: set[tuple[str, str]] = set()
     made = 0
@@ -117,7 +117,7 @@ def samples(count: int, repeats: bool) -> Iterator[Sample]:
 def timed(batches: Sequence[Sequence[Sample]]) -> tuple[list[float], list[float]]:
     """Seconds of each batch with a new verifier, and the values."""
     verifier = MathVerifier()
-    verifier.prepare([sample.prompt.question for batch in batches for sample in batch])
+    verifier.read_questions([sample.prompt.question for batch in batches for sample in batch])
     seconds, values = [], []
     for batch in batches:
         start = time.perf_counter()
@@ -137,9 +137,9 @@ def by_math_verify(pairs: Sequence[Sample]) -> tuple[list[float], list[float]]:
     return seconds, values
 
 
-def quantile(seconds: Sequence[float], share: float) -> float:
-    """In milliseconds."""
-    return 1000 * sorted(seconds)[min(len(seconds) - 1, int(share * len(seconds)))]
+def quantile(seconds: Sequence[float], fraction: float) -> float:
+    """The quantile in milliseconds."""
+    return 1000 * sorted(seconds)[min(len(seconds) - 1, int(fraction * len(seconds)))]
 
 
 def main() -> None:
@@ -153,13 +153,13 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     for name, repeats in (("groups of 8", True), ("no repeats", False)):
         pairs = list(samples(options.pairs, repeats))[: options.pairs]
-        theirs, their_values = by_math_verify(pairs)
+        reference, reference_values = by_math_verify(pairs)
         batches, values = timed([pairs[start : start + BATCH] for start in range(0, len(pairs), BATCH)])
         single, _ = timed([[pair] for pair in pairs])
-        rows = (("math-verify", theirs, theirs, their_values), ("MathVerifier", batches, single, values))
+        rows = (("math-verify", reference, reference, reference_values), ("MathVerifier", batches, single, values))
         for by, whole, one, right in rows:
-            speed = f"{len(pairs) / sum(whole):.0f} | {sum(theirs) / sum(whole):.1f}"
-            times = " | ".join(f"{quantile(one, share):.2f}" for share in (0.5, 0.99, 1))
+            speed = f"{len(pairs) / sum(whole):.0f} | {sum(reference) / sum(whole):.1f}"
+            times = " | ".join(f"{quantile(one, fraction):.2f}" for fraction in (0.5, 0.99, 1))
             print(f"| {name} | {by} | {speed} | {times} | {sum(right) / len(right):.3f} |", flush=True)
 
 

@@ -2,8 +2,8 @@
 
 python tools/compare_runs.py runs/does_kl_matter --metrics val/avg@8 val/avg@8:mean "val/avg@8>=0.9" --out results
 
-The folder holds a folder an arm, which holds a folder a seed with the run's event files. The first arm, in the order of
-`--arms`, is what the others are compared with. A metric is a scalar's name and what to take of its curve:
+The folder holds a folder per arm, which holds a folder per seed with the run's event files. The others are compared
+with the first arm, in the order of `--arms`. A metric is a scalar's name and what to take of its curve:
 
     val/avg@8         the last value
     val/avg@8:mean    the mean over the curve (its area by its width)
@@ -18,8 +18,8 @@ x is `step` (exploration steps done, so equal rollouts), `update`, `seconds` (su
 latest first x to the earliest last x, with straight lines between the points. So with `--x seconds` the last value is
 the one at equal time. Several updates in one exploration step count as one point, their mean at the last of them.
 
-A value that is not finite is a gap. A run whose statistic meets one does not count for it: the cell then says n, the
-number of seeds left, and so it does where a run lacks the metric. Where not every run reaches a threshold, the cell is
+A value that is not finite is a gap. A run whose statistic meets one does not count for it. The cell then shows n, the
+number of seeds left, as it does where a run lacks the metric. Where not every run reaches a threshold, the cell is
 the mean of those that did and how many they were, without interval and difference.
 """
 
@@ -46,7 +46,7 @@ AXES = {
     "tokens": "sampled tokens",
 }
 SUMMED = {"seconds": "time/step", "tokens": "rollout/tokens"}
-"""The scalar, logged once an exploration step, whose sum so far is x."""
+"""The scalar, logged once per exploration step, whose sum so far is x."""
 COLORS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's, as far as they show on white."""
 T_975 = (
@@ -98,7 +98,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Curve:
-    """One scalar of one run, a point an exploration step; K points."""
+    """One scalar of one run, a point per exploration step; K points."""
 
     step: Array
     """[K] exploration steps done, rising."""
@@ -273,7 +273,7 @@ def shown_difference(of: Estimate | None) -> str:
 
 
 def markdown(table: Table) -> str:
-    """The table as Markdown, at most three metrics side by side, with a line that says how to read it."""
+    """The table as Markdown, at most three metrics side by side, with a line on how to read it."""
     first, *others = table.cells
     lines = []
     for start in range(0, len(table.labels), 3):
@@ -321,7 +321,7 @@ def draw(panel: Any, arms: Arms, name: str, axis: str) -> None:
 
 
 def plot(arms: Arms, metrics: Sequence[Metric], axes: Sequence[str], out: Path) -> None:
-    """A panel a scalar for each axis, at most three side by side; thresholds dotted."""
+    """A panel per scalar and axis, at most three side by side; thresholds dotted."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -380,7 +380,7 @@ def find_runs(root: Path, names: Sequence[str] | None = None) -> dict[str, list[
 
 
 def write(arms: Arms, metrics: Sequence[Metric], axes: Sequence[str], out: Path) -> str:
-    """Writes out.md and out.png; returns the former's text, a table an axis.
+    """Writes out.md and out.png; returns the former's text, a table per axis.
 
     Raises:
         ValueError: No run has logged a metric, or lacks what an axis is made of.

@@ -1,4 +1,4 @@
-"""The demonstration: makes a tiny policy, looks at what it can do, trains it with GRPO on a CPU, and says what changed.
+"""The demonstration: makes a tiny policy, validates it, trains it with GRPO on a CPU, and prints what changed.
 
 python tools/demo.py        (or `make demo`, which installs first)
 """
@@ -15,7 +15,7 @@ from plot_run import plot, read_scalars, validation_names
 
 ROOT = Path(__file__).resolve().parents[1]
 POLICY, RUN, CONFIG = "runs/tiny_policy", "runs/quickstart", "configs/quickstart.yaml"
-STEPS = (
+STAGES = (
     (f"1/3 Teaching a small language model to add, badly, in {POLICY}", ["tools/make_tiny_policy.py", "--out", POLICY]),
     (f"2/3 Validating it, into {RUN}", ["-m", "grpo_lightning", "validate", "--config", CONFIG]),
     ("3/3 GRPO", ["-m", "grpo_lightning", "fit", "--config", CONFIG]),
@@ -43,10 +43,10 @@ def summary(seconds: float) -> str:
 
 
 def main() -> None:
-    """Runs the steps and says what came of them."""
+    """Runs the stages and prints the result."""
     started = time.perf_counter()
     shutil.rmtree(ROOT / RUN, ignore_errors=True)
-    for what, arguments in STEPS:
+    for what, arguments in STAGES:
         print(f"\n{what}: python {' '.join(arguments)}", flush=True)
         run(arguments)
     seconds = time.perf_counter() - started

@@ -1,8 +1,8 @@
-"""Makes a first reward model for demonstrations: the tiny policy with a head that tells right sums from wrong ones.
+"""Makes a first reward model for demonstrations: the tiny policy with a head that separates right sums from wrong.
 
-It answers training questions with the policy, labels the answers by the verifier, and trains the policy's own weights
-and a new head on them, as `LearnedReward` does between iterations. Beside the weights lies seed.jsonl, what it was
-trained on: replay begins with it.
+It answers training questions with the policy, labels the answers by the verifier, and trains the policy's weights and a
+new head on them, as `LearnedReward` does between iterations. The training data is saved beside the weights, in
+seed.jsonl: replay begins with it.
 
     python tools/make_reward_model.py --policy runs/tiny_policy --out runs/tiny_reward_model
 """
@@ -45,28 +45,29 @@ def answers(policy: Policy, count: int, max_new_tokens: int, seed: int) -> list[
 
 
 def make(
-    policy: Path, out: Path, seed: int = 0, questions: int = 1024, epochs: int = 8, lr: float = 7e-4,
+    policy: Path, out: Path, seed: int = 0, questions: int = 1024, num_passes: int = 8, lr: float = 7e-4,
     max_new_tokens: int = 32,
 ) -> None:  # fmt: skip
-    """Makes the reward model, saves it in `out` and prints one line about it. The arguments are the command's."""
+    """Makes the reward model, saves it in `out`, and prints one line. The arguments are those of the command."""
     start = time.perf_counter()
     torch.manual_seed(seed)
     samples = answers(Policy(str(policy)), questions, max_new_tokens, seed)
-    verifier = MathVerifier()
-    verifier.prepare([sample.prompt.question for sample in samples])
+    verifier = MathVerifier(weight=0)
     reward = LearnedReward(
         str(policy),
-        verifier,
+        labeller=verifier.name,
         loss=SumOf([BinaryCrossEntropy(), BradleyTerry()]),
-        epochs=epochs,
+        num_passes=num_passes,
         batch_size=BATCH,
         lr=lr,
         seed=seed,
     )
+    scorer = Scorer([verifier, reward])
     try:
-        found = reward.learn(samples, reward(samples), iteration_ends=True)
+        scorer.read_questions([sample.prompt.question for sample in samples])
+        found = reward.learn(samples, scorer(samples), iteration_ends=True)
     finally:
-        reward.close()
+        scorer.close()
     if "new_before" not in found:
         raise UsageError(f"--questions {questions}: too few to hold some out; give more")
     reward.model.save_pretrained(out)
@@ -86,12 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--policy", type=Path, default=Path("runs/tiny_policy"), help="folder of the policy")
     parser.add_argument("--out", type=Path, required=True, help="folder to save it in")
     parser.add_argument("--seed", type=int, default=0, help="of answers and training")
-    parser.add_argument("--questions", type=int, default=1024, help=f"training questions, {GROUP_SIZE} answers each")
-    parser.add_argument("--epochs", type=int, default=8, help="passes over the answers")
+    parser.add_argument(
+        "--questions", type=int, default=1024, help=f"number of training questions, {GROUP_SIZE} answers each"
+    )
+    parser.add_argument("--num-passes", type=int, default=8, help="passes over the answers")
     parser.add_argument("--lr", type=float, default=7e-4, help="learning rate")
-    parser.add_argument("--max-new-tokens", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--max-new-tokens", type=int, default=32, help="most tokens of an answer")
     options = parser.parse_args(arguments)
-    for name in ("questions", "epochs", "max_new_tokens"):
+    for name in ("questions", "num_passes", "max_new_tokens"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: give 1 or more")
     torch.set_num_threads(min(2, torch.get_num_threads()))

@@ -1,11 +1,11 @@
 """Makes a tiny, mediocre policy for demonstrations: a character-level Llama that half knows how to add.
 
 It is trained for a minute on worked sums, towards the end with a wrong digit in most answers. So it can do
-the sums, but samples right answers only about a third of the time: what GRPO is there to mend.
+the sums, but samples right answers only about a third of the time: GRPO is there to fix that.
 
     python tools/make_tiny_policy.py --out runs/tiny_policy
 
-With `--mistakes steps` the wrong digits are those of written steps, and the answer follows from them.
+With `--mistakes columns` the wrong digits are in the written columns, and the answer follows from them.
 """
 
 import argparse
@@ -32,7 +32,7 @@ TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 BATCH = 32
 LEARNING_RATE = 3e-3
 MAX_NEW_TOKENS = 128
-Place = Literal["answer", "steps"]
+Mistakes = Literal["answer", "columns"]
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -75,46 +75,46 @@ def make_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int) -> 
     return LlamaForCausalLM(config)
 
 
-def worked_solution(expression: str, wrong: float, rng: random.Random, mistakes: Place = "answer") -> str:
+def worked_solution(expression: str, wrong: float, rng: random.Random, mistakes: Mistakes = "answer") -> str:
     """The written method, column by column: `47+85` -> `<think>7+5=12 4+8+1=13</think><answer>132</answer>`.
 
     Args:
         expression: Two numbers and `+` or `-`. The smaller is taken from the larger: `7-47` is `-(47-7)`.
         wrong: Probability of a mistake.
         rng: Decides about mistakes.
-        mistakes: Where: in one digit of the answer, all steps being right; or in the last digit of each step, with
-            this probability each, and the answer takes them over.
+        mistakes: Where: in one digit of the answer, all columns being right; or in the last digit of each column, with
+            this probability each, and the answer follows from them.
     """
     operator = "+" if "+" in expression else "-"
     left, right = expression.split(operator)
     negative = operator == "-" and int(left) < int(right)
     high, low = (right, left) if negative else (left, right)
     width = max(len(high), len(low))
-    steps, digits, carry = [], "", 0
+    columns, digits, carry = [], "", 0
     for a, b in zip(map(int, reversed(high.zfill(width))), map(int, reversed(low.zfill(width))), strict=True):
         value = a + b + carry if operator == "+" else (a - b - carry) % 10
-        if mistakes == "steps" and rng.random() < wrong:
+        if mistakes == "columns" and rng.random() < wrong:
             value += rng.choice([digit for digit in range(10) if digit != value % 10]) - value % 10
-        steps.append(f"{a}{operator}{b}{operator + '1' if carry else ''}={value}")
+        columns.append(f"{a}{operator}{b}{operator + '1' if carry else ''}={value}")
         digits = f"{value % 10}{digits}"
         carry = value // 10 if operator == "+" else int(a - b - carry < 0)
     answer = str(int(f"{carry}{digits}" if operator == "+" else digits))
     if mistakes == "answer" and rng.random() < wrong:
-        place = rng.randrange(len(answer))
-        digit = rng.choice([d for d in string.digits if d != answer[place]])
-        answer = answer[:place] + digit + answer[place + 1 :]
+        index = rng.randrange(len(answer))
+        digit = rng.choice([d for d in string.digits if d != answer[index]])
+        answer = answer[:index] + digit + answer[index + 1 :]
     sign = "-" if negative else ""
-    return f"<think>{' '.join(steps)}</think><answer>{sign}{answer}</answer>"
+    return f"<think>{' '.join(columns)}</think><answer>{sign}{answer}</answer>"
 
 
 def train(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     questions: Sequence[Question],
-    steps: int,
+    updates: int,
     wrong: float,
     rng: random.Random,
-    mistakes: Place,
+    mistakes: Mistakes,
 ) -> None:
     """Supervised training on fresh solutions of `questions`: right ones first, then mixed ones.
 
@@ -122,22 +122,22 @@ def train(
         model: Trained in place.
         tokenizer: Its tokenizer.
         questions: From Arithmetic, with their expressions.
-        steps: Optimizer steps; the first 70 % see right solutions only: with mixed ones
-            throughout, seed 0 stopped at 0.90 greedy, and GRPO did not get it higher.
-        wrong: Share of wrong answers, or steps, in the rest.
+        updates: Of the weights. The first 70 % see right solutions only: with mixed ones throughout, seed 0 stopped at
+            0.90 greedy, and GRPO did not get it higher.
+        wrong: Fraction of wrong answers, or columns, in the rest.
         rng: Draws questions and wrong digits.
         mistakes: Where the wrong digits are.
     """
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.15)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=updates, pct_start=0.15)
     model.train()
-    for step in range(steps):
-        share = wrong if step >= 0.7 * steps else 0.0
+    for update in range(updates):
+        fraction = wrong if update >= 0.7 * updates else 0.0
         batch = rng.choices(questions, k=BATCH)
         prompts = tokenizer([question.text for question in batch])["input_ids"]
         solutions = tokenizer(
             [
-                worked_solution(question.metadata["expression"], share, rng, mistakes) + tokenizer.eos_token
+                worked_solution(question.metadata["expression"], fraction, rng, mistakes) + tokenizer.eos_token
                 for question in batch
             ]
         )["input_ids"]
@@ -160,7 +160,7 @@ def train(
 def accuracy(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: Sequence[Question], sample: bool
 ) -> float:
-    """Share of `questions` with the gold answer in `<answer>`, greedy or sampled at temperature 1."""
+    """Fraction of `questions` with the gold answer in `<answer>`, greedy or sampled at temperature 1."""
     inputs = tokenizer([question.text for question in questions], padding=True, return_tensors="pt")
     choice: dict[str, Any] = {"do_sample": True, "top_k": 0} if sample else {"do_sample": False}
     output = model.generate(**inputs, **choice, max_new_tokens=MAX_NEW_TOKENS)  # type: ignore[misc]
@@ -174,11 +174,11 @@ def make(
     seed: int = 0,
     digits: int = 2,
     operators: Sequence[str] = ("+",),
-    steps: int = 800,
+    updates: int = 800,
     wrong: float = 0.7,
     hidden: int = 128,
     layers: int = 2,
-    mistakes: Place = "answer",
+    mistakes: Mistakes = "answer",
 ) -> None:
     """Makes the policy, saves it in `out` and prints one line about it. The arguments are the command's."""
     start, cpu_start = time.perf_counter(), time.process_time()
@@ -188,7 +188,7 @@ def make(
     torch.manual_seed(seed)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, hidden, layers)
-    train(model, tokenizer, task.questions("train"), steps, wrong, random.Random(seed), mistakes)
+    train(model, tokenizer, task.questions("train"), updates, wrong, random.Random(seed), mistakes)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     trained, cpu = time.perf_counter() - start, time.process_time() - cpu_start
@@ -208,18 +208,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to save it in")
     parser.add_argument("--seed", type=int, default=0, help="of weights and training data")
-    parser.add_argument("--digits", type=int, default=2, help="most digits of a number")
+    parser.add_argument("--digits", type=int, default=2, help="largest number of digits")
     parser.add_argument("--operators", nargs="+", choices=["+", "-"], default=["+"], help="between the two numbers")
-    parser.add_argument("--steps", type=int, default=800, help=f"training steps of {BATCH} sums")
-    parser.add_argument("--wrong", type=float, default=0.7, help="share of wrong answers, or steps, at the end")
+    parser.add_argument("--updates", type=int, default=800, help=f"updates of the weights, {BATCH} sums each")
+    parser.add_argument("--wrong", type=float, default=0.7, help="fraction of wrong answers, or columns, at the end")
     parser.add_argument("--hidden", type=int, default=128, help="width of the model, a multiple of 64")
     parser.add_argument("--layers", type=int, default=2, help="depth of the model")
-    parser.add_argument("--mistakes", choices=get_args(Place), default="answer", help="where a wrong digit is")
+    parser.add_argument("--mistakes", choices=get_args(Mistakes), default="answer", help="where the wrong digits are")
     options = parser.parse_args(arguments)
     if options.hidden < 64 or options.hidden % 64:
         parser.error(f"--hidden {options.hidden}: give a multiple of 64")
     if not 0 <= options.wrong <= 1:
-        parser.error(f"--wrong {options.wrong}: give a share from 0 to 1")
+        parser.error(f"--wrong {options.wrong}: give a fraction from 0 to 1")
     torch.set_num_threads(min(2, torch.get_num_threads()))
     disable_progress_bar()
     make(**vars(options))

@@ -179,7 +179,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def value_table(terms: dict[str, Term], columns: dict[str, list[Policies]]) -> str:
-    """A row a term, a column a distance: size of the bias and standard deviation, by the exact KL."""
+    """A row per term, a column per distance: size of the bias and standard deviation, by the exact KL."""
     rows = []
     for name, term in terms.items():
         cells = [name]
@@ -192,7 +192,7 @@ def value_table(terms: dict[str, Term], columns: dict[str, list[Policies]]) -> s
 
 
 def gradient_table(terms: dict[str, Term], triples: list[Policies]) -> str:
-    """A row a term: the mean gradient against those of the two divergences, and its noise."""
+    """A row per term: the mean gradient against those of the two divergences, and its noise."""
     rows = []
     for name, term in terms.items():
         found = [gradient(term, policies) for policies in triples]
@@ -239,7 +239,7 @@ def two_token_gradients(generator: torch.Generator) -> dict[str, Gradient]:
 
 
 def two_token_table() -> str:
-    """A row a term: its mean gradient against that of the KL of whole completions."""
+    """A row per term: its mean gradient against that of the KL of whole completions."""
     generator = torch.Generator().manual_seed(0)
     triples = [two_token_gradients(generator) for _ in range(TRIPLES)]
     rows = [

@@ -25,7 +25,8 @@ from make_tiny_policy import make_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_lightning.engines.native import NativeEngine
-from grpo_lightning.rewards.base import Reward, RewardResult
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.types import Completion, FinishReason, Sample
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -36,7 +37,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 NEW_TOKENS = {"1M": 512, "135M": 96}
 PACK = {"1M": 4096, "135M": 1024}
-"""`loop.max_tokens` where a case says nothing else."""
+"""`loop.max_tokens` unless a case sets it."""
 GLIBC = {"MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
@@ -76,6 +77,7 @@ class CutEngine(NativeEngine):
             }[self.lengths]
             length = max(1, min(longest, round(drawn * longest)))
             reason = FinishReason.LENGTH if length == longest else FinishReason.STOP
+            assert completion.logp is not None
             cut.append(Completion(completion.token_ids[:length], completion.logp[:length], reason))
         return cut
 
@@ -156,7 +158,7 @@ def run_here(options: Sequence[str]) -> None:
 
 
 def measure(case: Case, timeout: float | None = None) -> dict[str, Any]:
-    """What `run_here` says of a case, from a process of its own."""
+    """The result of `run_here`, from a process of its own."""
     with tempfile.TemporaryDirectory() as name:
         make(case, Path(name))
         paths = [str(Path(__file__).parent.resolve()), str(Path(__file__).parents[1].resolve())]
@@ -169,7 +171,7 @@ def measure(case: Case, timeout: float | None = None) -> dict[str, Any]:
 
 
 def cases(shape: str) -> list[Case]:
-    """What is measured of a shape."""
+    """The measurements of a shape."""
     options = {
         "reference": ("--model.objective.beta=0.1",),
         "recomputed": ("--model.policy.gradient_checkpointing=true",),

@@ -72,14 +72,14 @@ def table(path: str, config: str) -> str:
     """The measurements as a Markdown table."""
     twin = load(path, "float32")
     longest = min(twin.context_length or 2048, 2048)
-    places = [place for place in (50, 500, 1400) if place + 40 <= longest]
+    positions = [position for position in (50, 500, 1400) if position + 40 <= longest]
     tokens = torch.randint(6, len(twin.tokenizer), (1, longest), generator=torch.Generator().manual_seed(0))
-    heads = [f"KL to float32 at {place}" for place in places]
+    heads = [f"KL to float32 at {position}" for position in positions]
     heads += [f"weights changed, lr {rate:g}" for rate in RATES]
     lines = ["| precision | " + " | ".join(heads) + " |", "| --- |" + " ---: |" * len(heads)]
     for name, (precision, dtype) in PRECISIONS.items():
         kl = divergence(load(path, dtype), twin, precision == "bf16-mixed", tokens)
-        cells = [f"{float(kl[place - 40 : place + 40].mean()):.1e}" for place in places]
+        cells = [f"{float(kl[position - 40 : position + 40].mean()):.1e}" for position in positions]
         cells += [f"{100 * changed(path, config, precision, dtype, rate):.1f} %" for rate in RATES]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
         print(lines[-1], file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Writes docs/models.md: which architectures of transformers can be trained, and what each engine makes of them.
+"""Writes docs/models.md: which architectures of transformers can be trained, and which engine decodes them.
 
     python tools/model_table.py
 
@@ -58,7 +58,7 @@ def row(finding: Any) -> str:
 
 
 def reason(refusal: str) -> str:
-    """What a refusal says of the model, without figures that differ from machine to machine."""
+    """The reason in a refusal, without figures that differ between machines."""
     if not refusal:
         return ""
     bracketed = re.search(r"cannot decode \w+ \((.*)\): use", refusal)

@@ -61,7 +61,7 @@ def evaluate(surrogate: Surrogate, theta: Tensor, old: Tensor, advantage: float)
     """[N] π_θ and π_old -> [N] value and [N] its derivative by log π_θ."""
     logp, old_logp = theta.log().requires_grad_(), old.log()
     rollouts = one_token_completions(old_logp, advantage)
-    surrogate.prepare(rollouts)
+    rollouts.add_columns(surrogate.prepare(rollouts))
     value = surrogate(logp, old_logp, rollouts).value
     return value.detach(), torch.autograd.grad(value.sum(), logp)[0]
 

@@ -1,4 +1,4 @@
-"""Draws what a run learned: the mean reward and the validation scores over the optimizer updates.
+"""Draws what a run learned: the mean reward and the validation scores over the updates.
 
 python tools/plot_run.py runs/quickstart --out docs/quickstart.png
 """

@@ -53,8 +53,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RECIPES = {
     "runs/tiny_policy": "tools/make_tiny_policy.py",
     "runs/tiny_reward_model": "tools/make_reward_model.py",
-    "runs/slipping_policy": "tools/make_tiny_policy.py --digits 3 --mistakes steps --wrong 0.4 --steps 1000",
-    "runs/plus_minus_policy": "tools/make_tiny_policy.py --operators + - --steps 1200",
+    "runs/slipping_policy": "tools/make_tiny_policy.py --digits 3 --mistakes columns --wrong 0.4 --updates 1000",
+    "runs/plus_minus_policy": "tools/make_tiny_policy.py --operators + - --updates 1200",
     "runs/plus_reward_model": "tools/make_reward_model.py --policy runs/plus_minus_policy",
 }
 """How to make what experiments start from, in this order; `--out` is added."""
@@ -63,13 +63,13 @@ FIXED = {
     "trainer.enable_checkpointing": False,
     "completions.every_n_steps": 1_000_000,
 }
-"""Options of every run that the experiment need not say, and may say otherwise."""
+"""Default options of every run; the experiment may change them."""
 OPEN, CLOSE = "<!-- results -->", "<!-- /results -->"
 KEYS = {"config", "args", "seeds", "arms", "metrics", "x"}
 
 
 class Mistake(ValueError):
-    """Something in the experiment that its author can mend."""
+    """Something in the experiment that its author can fix."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What experiment.yaml says."""
+    """The contents of experiment.yaml."""
 
     name: str
     config: list[str]
@@ -232,7 +232,7 @@ def remove(run: Run, folder: Path) -> None:
 
 
 def run_all(runs: Sequence[Run], workers: int) -> dict[str, str]:
-    """Makes the runs in worker processes, a line each as they end; returns why those failed that did, by name."""
+    """Makes the runs in worker processes and prints a line per run. Returns by name why runs failed."""
     failures: dict[str, str] = {}
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(runs)), context, prepare_worker, (ROOT,)) as pool:
@@ -319,7 +319,7 @@ def check(experiment: Experiment, folder: Path, write: bool) -> None:
 
 
 def execute(folder: Path, options: argparse.Namespace) -> None:
-    """Runs what is missing, compares, and says what failed."""
+    """Runs what is missing, compares, and reports what failed."""
     experiment = Experiment.read(folder)
     check(experiment, folder, options.write)
     into = ROOT / "runs" / experiment.name

@@ -77,7 +77,8 @@ def time_ours(folder: Path, options: argparse.Namespace) -> list[float]:
 
     from grpo_lightning.engines.sampling import Sampling
     from grpo_lightning.policy.policy import Policy
-    from grpo_lightning.rewards.base import Reward, RewardResult
+    from grpo_lightning.rewards.base import Reward
+    from grpo_lightning.rewards.results import RewardResult
     from grpo_lightning.tasks.tables import JsonPrompts
     from grpo_lightning.training.data import PromptDataModule
     from grpo_lightning.training.loop import GRPOLoop

@@ -1,56 +1,92 @@
-"""What a rollout engine is: prompts in, groups of completions out."""
+"""What a rollout engine is: requests in, completions out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
+
+import torch
 
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Completion, Prompt
+from grpo_lightning.types import Completion, RandomKey, Request
 
 Progress = Callable[[int], None]
-"""Told the number of completions that just ended."""
+"""Called with the number of completions that just ended."""
+
+LOGP_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 1.0, torch.bfloat16: 1.0}
+"""Gap in nats per token that rounding explains between two ways to compute a log-prob, by the type of the products."""
 
 
 class RolloutEngine(ABC):
-    """Draws completions from the policy."""
+    """Draws completions from the policy.
 
-    exact: ClassVar[bool] = False
-    """Whether completions come from the policy's own weights, so that unfiltered fp32 log-probs equal the policy's."""
+    An engine is used in this order: `check` once, then as often as needed `wake`, `sync`, `generate`, `sleep`, and
+    `close` at the end. Only `generate` must be written.
+    """
+
+    shares_weights: ClassVar[bool] = False
+    """Whether it decodes with the policy's own weights, which are then whole on every rank while it generates.
+
+    An engine with weights of its own copies them in `sync`, and finds whole weights only there."""
+
+    logp_tolerance: ClassVar[Mapping[torch.dtype, float]] = LOGP_TOLERANCE
+    """Largest gap per token in nats between its log-probs and the policy's that rounding explains.
+
+    By the type that the policy computes in. Beyond it the engine does not draw from this policy: with shared weights
+    the run warns, with weights of its own it stops."""
 
     policy: Policy | None = None
+    """The policy of the last `sync`."""
+
+    version: int | None = None
+    """`Policy.version` at the last `sync`; None before. An engine that loses its weights sets it to None."""
+
+    def has(self, policy: Policy) -> bool:
+        """Whether it draws from `policy` as it is now, so that no `sync` is needed."""
+        return self.policy is policy and self.version == policy.version
 
     def sync(self, policy: Policy) -> None:
-        """Makes `policy`, as it is now, the one to draw from."""
-        self.policy = policy
+        """Makes `policy`, as it is now, the one to draw from. Called once per `Policy.version`, on every rank.
+
+        An engine with weights of its own copies them here, then calls this method of the base class.
+        """
+        self.policy, self.version = policy, policy.version
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
         """Raises UsageError if the engine cannot decode this policy, before anything is done.
 
-        Every rank calls it, with whole weights or inside a strategy that shares them out. It leaves the policy and the
-        random numbers as they were.
+        Every rank calls it, with whole weights or inside a strategy that shards them. It leaves the policy and the
+        global random numbers as they were.
+        """
+
+    def wake(self) -> None:
+        """Takes the device memory that `sync` and `generate` need. An engine starts asleep."""
+
+    def sleep(self) -> None:
+        """Gives device memory back to training; the next call is `wake`.
+
+        An engine that drops its weights sets `version` to None, so that they are synced again.
         """
 
     @abstractmethod
     def generate(
         self,
-        prompts: Sequence[Prompt],
-        group_size: int,
+        requests: Sequence[Request],
         sampling: Sampling,
-        seed: int = 0,
-        step: int = 0,
+        key: RandomKey,
         progress: Progress | None = None,
     ) -> list[Completion]:
-        """`group_size` completions of each prompt, those of one prompt together, in the order of `prompts`.
+        """One completion per request, in the order of `requests`.
+
+        The random number of a token depends only on `key`, `prompt_id`, `sample` and the token's position. The other
+        requests and their order do not matter.
 
         Args:
-            prompts: What to complete; `Prompt.id` keys the random numbers.
-            group_size: G.
+            requests: What to complete, at least one. Equal `token_ids` share their prefill, in whatever order they are.
             sampling: The distribution to draw from.
-            seed: Key of the run.
-            step: Key of the exploration step: the same prompt gets new completions at another step.
-            progress: Called now and then with the number of completions ended since the last call.
+            key: Seed of the run and exploration step.
+            progress: Called now and then with the number of completions that ended since the last call.
         """
 
     def close(self) -> None:
-        """Gives back what the engine holds. May be called twice."""
+        """Frees what the engine holds. May be called twice."""

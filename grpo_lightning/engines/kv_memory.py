@@ -1,4 +1,4 @@
-"""How much memory the key-value cache of decoding takes, and how many rows fit into what there is."""
+"""How much memory the key-value cache of decoding takes, and how many rows fit into the free memory."""
 
 import os
 from pathlib import Path
@@ -10,21 +10,21 @@ from transformers import PreTrainedConfig
 GIB = 2**30
 
 CUDA_FRACTION = 0.8
-"""Of the free memory of a GPU: the rest is for activations of the prefill, and for what fragments."""
+"""Fraction of a GPU's free memory. The rest is for activations of the prefill, and for fragmentation."""
 
 CPU_FRACTION = 0.5
-"""Of the available memory of a machine, which is not ours alone."""
+"""Fraction of a machine's available memory, which other programs need too."""
 
 LOGITS_COPIES = 4
-"""Float32 tensors [rows, V] that live at once while a token is drawn."""
+"""Float32 tensors [rows, V] that are held at once while a token is drawn."""
 
 
 def cache_bytes_per_token(config: PreTrainedConfig, dtype: torch.dtype) -> int:
-    """Bytes that one token of one row takes in the key-value cache, over all layers.
+    """Bytes in the key-value cache per token and row, over all layers.
 
     Args:
-        config: Of the model; that of its text part counts.
-        dtype: Of the cache: the autocast dtype where there is one, else that of the weights.
+        config: The model's; its text part counts.
+        dtype: The cache's: the autocast dtype where there is one, else that of the weights.
     """
     config = config.get_text_config(decoder=True)
     layers = getattr(config, "per_layer_config", None) or [config] * config.num_hidden_layers
@@ -32,10 +32,10 @@ def cache_bytes_per_token(config: PreTrainedConfig, dtype: torch.dtype) -> int:
 
 
 def _numbers_per_token(layer: Any) -> int:
-    """Keys and values of one token in one layer."""
+    """Elements of keys and values per token in one layer."""
     query_heads = layer.num_attention_heads
     latent = getattr(layer, "kv_lora_rank", None)
-    if latent is not None:  # Multi-head latent attention caches what its keys and values are made of.
+    if latent is not None:  # Multi-head latent attention caches what its keys and values are computed from.
         return latent + layer.qk_rope_head_dim
     size = getattr(layer, "head_dim", None) or layer.hidden_size // query_heads
     heads = getattr(layer, "num_key_value_heads", None) or getattr(layer, "num_kv_heads", None) or query_heads
@@ -45,7 +45,13 @@ def _numbers_per_token(layer: Any) -> int:
 
 
 def row_bytes(config: PreTrainedConfig, dtype: torch.dtype, tokens: int) -> int:
-    """Bytes that decoding a row of so many tokens takes, prompt and completion together: its cache and its logits."""
+    """Bytes per decoded row, for its cache and its logits.
+
+    Args:
+        config: The model's.
+        dtype: The cache's.
+        tokens: Prompt and completion together.
+    """
     vocabulary = config.get_text_config(decoder=True).vocab_size
     return cache_bytes_per_token(config, dtype) * tokens + LOGITS_COPIES * vocabulary * torch.float32.itemsize
 
@@ -56,19 +62,19 @@ def rows_at_once(
     """Rows decoded at once: whole groups where one fits, else part of a group, 0 where not even one row fits.
 
     Args:
-        config: Of the model.
-        dtype: Of the cache.
+        config: The model's.
+        dtype: The cache's.
         tokens: Prompt width and `max_new_tokens` together.
-        group_size: G.
-        memory: Bytes that they may take.
-        max_rows: No more than these.
+        group_size: G, completions per prompt; 1 keeps no groups together.
+        memory: Bytes that the rows may take.
+        max_rows: Upper bound.
     """
     rows = min(max_rows, memory // row_bytes(config, dtype, tokens))
     return rows // group_size * group_size if rows >= group_size else rows
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that decoding may take on `device`, by what is free there now."""
+    """Bytes that decoding may take on `device`, from what is free there now."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -79,7 +85,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def available_bytes() -> int:
-    """Bytes of main memory that can be had without swapping, as far as the system tells."""
+    """Bytes of main memory that are available without swapping, as far as the system knows."""
     limits = [_in_meminfo(Path("/proc/meminfo")), _in_cgroup(Path("/sys/fs/cgroup"))]
     known = [limit for limit in limits if limit is not None]
     if known:
@@ -91,6 +97,7 @@ def available_bytes() -> int:
 
 
 def _in_meminfo(file: Path) -> int | None:
+    """Bytes available to the whole machine; None if unknown."""
     try:
         fields = dict(line.split(":") for line in file.read_text().splitlines())
         return int(fields["MemAvailable"].split()[0]) * 1024
@@ -99,7 +106,7 @@ def _in_meminfo(file: Path) -> int | None:
 
 
 def _in_cgroup(folder: Path) -> int | None:
-    """What a container may still take; files that it has cached count as free."""
+    """Bytes that a container may still take, cached files included; None if unknown or unlimited."""
     try:
         limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
         cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -16,8 +18,9 @@ from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.engines.slab import SlabLayer, attention, mask
 from grpo_lightning.maths import ragged
-from grpo_lightning.policy.policy import Policy, first_line
-from grpo_lightning.types import Completion, FinishReason, Prompt, UsageError
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.pretrained import first_line
+from grpo_lightning.types import Completion, FinishReason, RandomKey, Request, UsageError
 
 ATTENTION = "grpo_slab"
 AttentionInterface.register(ATTENTION, attention)
@@ -25,20 +28,20 @@ AttentionMaskInterface.register(ATTENTION, mask)
 
 
 class NativeEngine(RolloutEngine):
-    """Decodes with the policy's own weights: nothing to sync, and its log-probs equal the policy's (1e-6 in fp32).
+    """Decodes with the policy's own weights, whole or sharded; its log-probs equal the policy's (1e-6 in float32).
 
-    Each prompt is prefilled once and its keys and values are expanded to the group; finished rows are compacted away.
-    What it cannot decode exactly it refuses before the run begins.
+    The default: nothing is copied and nothing merged. Equal prompts are read once, their keys and values copied to each
+    completion, and finished rows are compacted away. A model that it cannot decode exactly is refused before the run.
 
     Args:
-        max_rows: Completions decoded at once; more prompts are done batch by batch, those of like length together.
-        check_every: Decoding steps between two looks at which rows have ended.
+        max_rows: Completions decoded at once. Further ones are decoded in batches, longest prompts first.
+        check_every: Positions decoded between two checks for finished rows.
         max_cache_gib: Memory for the key-value cache, which bounds the completions decoded at once. None takes what is
-            free. It changes speed and memory alone, but for rounding: in bfloat16 a token's probability depends on how
-            many rows are decoded with it, so give a number where a resumed run must not differ by a bit.
+            free. It changes speed and memory, and rounding: in bfloat16 a token's probability depends on how many rows
+            are decoded with it. Set it where a resumed run must be equal to the bit.
     """
 
-    exact = True
+    shares_weights = True
 
     def __init__(self, max_rows: int = 1024, check_every: int = 8, max_cache_gib: float | None = None) -> None:
         if max_rows < 1 or check_every < 1:
@@ -50,70 +53,73 @@ class NativeEngine(RolloutEngine):
         self.max_cache_gib = max_cache_gib
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
-        """Raises UsageError for a policy that this engine would decode wrongly or not at all."""
+        """Raises UsageError for a policy that it would decode wrongly or not at all, or that does not fit."""
 
-        def decode(prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Completion]:
+        def decode(requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+            groups = groups_of(requests)
             with _slab_attention(policy):
-                batch = _Batch(policy, prompts, range(group_size), sampling, (0, 0), frozenset())
-                return batch.run(self.check_every, lambda ended: None)
+                batch = _Batch(policy, _chosen(requests, groups), sampling, RandomKey(0, 0), frozenset())
+                return _in_order(groups, batch.run(self.check_every, lambda ended: None))
 
         with policy.gathered():
             fault = trial.fault(policy, decode)
         if fault:
             raise _cannot_decode(policy, fault)
         # The shortest prompt there can be; what others need is known when they come.
-        self._rows_that_fit(policy, 1, 1 + sampling.max_new_tokens)
+        self._rows_that_fit(policy, 1 + sampling.max_new_tokens)
 
     @torch.no_grad()
     def generate(
         self,
-        prompts: Sequence[Prompt],
-        group_size: int,
+        requests: Sequence[Request],
         sampling: Sampling,
-        seed: int = 0,
-        step: int = 0,
+        key: RandomKey,
         progress: Progress | None = None,
     ) -> list[Completion]:
+        """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
         policy, stop_ids = self.policy, self.policy.stop_ids
-        rows: list[list[Completion]] = [[] for _ in prompts]
+        done: list[Sequence[int]] = []
+        completions: list[Completion] = []
         with _decoding(policy):
-            for chosen, samples in self._batches(prompts, group_size, sampling):
-                some = [prompts[index] for index in chosen]
-                batch = _Batch(policy, some, samples, sampling, (seed, step), stop_ids)
-                completions = batch.run(self.check_every, progress or (lambda ended: None))
-                for place, index in enumerate(chosen):
-                    rows[index] += completions[place * len(samples) : (place + 1) * len(samples)]
-        return [completion for group in rows for completion in group]
+            for groups in self._batches(policy, requests, sampling.max_new_tokens):
+                batch = _Batch(policy, _chosen(requests, groups), sampling, key, stop_ids)
+                completions += batch.run(self.check_every, progress or (lambda ended: None))
+                done += groups
+        return _in_order(done, completions)
 
     def _batches(
-        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling
-    ) -> Iterator[tuple[list[int], range]]:
-        """What is decoded together: indices of prompts, and the samples of each. Prompts of like length come together.
+        self, policy: Policy, requests: Sequence[Request], max_new_tokens: int
+    ) -> Iterator[list[Sequence[int]]]:
+        """What is decoded together: groups of indices of requests with one prompt, the longest prompts first.
 
         A group is cut only where it does not fit as a whole.
         """
-        assert self.policy is not None
-        lengths = [len(prompt.token_ids) for prompt in prompts]
-        order = sorted(range(len(prompts)), key=lambda index: lengths[index], reverse=True)
-        first = 0
-        while first < len(order):
-            # The longest come first, so the first of a batch is its width.
-            rows = self._rows_that_fit(self.policy, group_size, lengths[order[first]] + sampling.max_new_tokens)
-            chosen = order[first : first + max(1, rows // group_size)]
-            for sample in range(0, group_size, min(rows, group_size)):
-                yield chosen, range(sample, min(sample + rows, group_size))
-            first += len(chosen)
+        batch: list[Sequence[int]] = []
+        room = 0
+        for group in groups_of(requests):
+            if len(group) > room:
+                if batch:
+                    yield batch
+                # The longest come first, so the first of a batch is its width.
+                fits = self._rows_that_fit(policy, len(requests[group[0]].token_ids) + max_new_tokens)
+                *whole, group = [group[first : first + fits] for first in range(0, len(group), fits)]
+                yield from ([part] for part in whole)
+                batch, room = [], fits
+            batch.append(group)
+            room -= len(group)
+        if batch:
+            yield batch
 
-    def _rows_that_fit(self, policy: Policy, group_size: int, tokens: int) -> int:
-        """Rows of so many tokens to decode at once, at least 1."""
+    def _rows_that_fit(self, policy: Policy, tokens: int) -> int:
+        """Rows of `tokens` tokens each to decode at once, at least 1."""
         config, dtype = policy.config, trial.compute_dtype(policy)
         free = None if self.max_cache_gib is not None else free_bytes(policy.device)
         memory = int(self.max_cache_gib * GIB) if free is None else free  # type: ignore[operator]
         if free is not None:
-            # A coarse grid: what is free differs a little in every run, and rounding depends on the number of rows.
+            # Down to a power of 2: free memory differs between runs, and the rows at once decide about rounding.
             memory = 2 ** (max(1, memory).bit_length() - 1)
-        rows = rows_at_once(config, dtype, tokens, group_size, memory, self.max_rows)
+        rows = rows_at_once(config, dtype, tokens, 1, memory, self.max_rows)
         if rows < 1:
             key = f"model.engine.max_cache_gib={self.max_cache_gib}" if free is None else f"memory of {policy.device}"
             raise UsageError(
@@ -127,13 +133,14 @@ class NativeEngine(RolloutEngine):
 
 
 def _cannot_decode(policy: Policy, reason: str) -> UsageError:
+    """The error for a policy that this engine does not decode."""
     name = type(policy.model).__name__
     return UsageError(f"model.engine=NativeEngine cannot decode {name} ({reason}): use model.engine=TransformersEngine")
 
 
 @contextmanager
 def _decoding(policy: Policy) -> Iterator[None]:
-    """`_slab_attention`, which says what to do about a model that it cannot be used with."""
+    """As `_slab_attention`; a model that it cannot be used with gives a UsageError with the fix."""
     try:
         with _slab_attention(policy):
             yield
@@ -143,7 +150,7 @@ def _decoding(policy: Policy) -> Iterator[None]:
 
 @contextmanager
 def _slab_attention(policy: Policy) -> Iterator[None]:
-    """The model in eval mode with the slab's attention; afterwards as it was."""
+    """Puts the model into eval mode with the slab's attention, and restores it afterwards."""
     model = policy.model
     was_training, implementation = model.training, model.config._attn_implementation
     model.eval()
@@ -157,37 +164,81 @@ def _slab_attention(policy: Policy) -> Iterator[None]:
         model.train(was_training)
 
 
+def groups_of(requests: Sequence[Request]) -> list[Sequence[int]]:
+    """Indices of the requests with equal `token_ids`, group by group, the longest prompts first."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for index, request in enumerate(requests):
+        groups.setdefault(tuple(request.token_ids), []).append(index)
+    return [groups[prompt] for prompt in sorted(groups, key=len, reverse=True)]
+
+
+def _chosen(requests: Sequence[Request], groups: Sequence[Sequence[int]]) -> list[list[Request]]:
+    """The requests whose indices `groups` holds."""
+    return [[requests[index] for index in group] for group in groups]
+
+
+def _in_order(groups: Sequence[Sequence[int]], completions: Sequence[Completion]) -> list[Completion]:
+    """Completions of groups of indices, sorted by index."""
+    indices = chain.from_iterable(groups)
+    return [completion for _, completion in sorted(zip(indices, completions, strict=True), key=itemgetter(0))]
+
+
 class _Batch:
-    """The completions decoded together: `rows` are those still running, everything else is indexed by completion."""
+    """Completions that are decoded together. Its tensors are indexed by completion, whether it has ended or not.
+
+    Args:
+        policy: What to decode with, in eval mode and with the slab's attention.
+        groups: Requests with equal `token_ids` are one group.
+        sampling: The distribution to draw from.
+        key: Seed of the run and exploration step.
+        stop_ids: The tokens that end a completion.
+    """
 
     def __init__(
         self,
         policy: Policy,
-        prompts: Sequence[Prompt],
-        samples: range,
+        groups: Sequence[Sequence[Request]],
         sampling: Sampling,
-        key: tuple[int, int],
+        key: RandomKey,
         stop_ids: frozenset[int],
     ) -> None:
-        group_size = len(samples)
         self.policy = policy
-        self.group_size = group_size
         self.sampling = sampling
         self.key = key
         device = policy.device
-        lengths = torch.tensor([len(prompt.token_ids) for prompt in prompts], device=device)
-        flat = torch.tensor([token for prompt in prompts for token in prompt.token_ids], device=device)
+        prompts = [group[0].token_ids for group in groups]
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        flat = torch.tensor([token for prompt in prompts for token in prompt], device=device)
         self.input_ids, self.input_lengths = ragged.pad(flat, lengths), lengths
-        self.prompt_length = lengths.repeat_interleave(group_size)
-        self.prompt_id = torch.tensor([prompt.id for prompt in prompts], device=device).repeat_interleave(group_size)
-        self.sample = torch.arange(samples.start, samples.stop, device=device).repeat(len(prompts))
+        keys = [(index, r.prompt_id, r.sample, r.position) for index, group in enumerate(groups) for r in group]
+        self.prompt, self.prompt_id, self.sample, self.position = torch.tensor(keys, device=device).unbind(1)
+        self.prompt_length = lengths[self.prompt]
         self.stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=device)
-        shape = (len(self.sample), sampling.max_new_tokens)
+        shape = (len(keys), sampling.max_new_tokens)
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
         self.logp = torch.zeros(shape, dtype=torch.float32, device=device)
 
-    def _prefill(self) -> tuple[Cache, list[SlabLayer], Tensor]:
-        """Every prompt once -> a cache expanded to the groups, its layers, and the logits [B, V] of the first tokens.
+    def run(self, check_every: int, progress: Progress) -> list[Completion]:
+        """Decodes until every completion has ended."""
+        running = self.prefill()
+        uniform = torch.empty(0)
+        for index in range(self.sampling.max_new_tokens):
+            if index % check_every == 0:
+                if ended := running.drop_ended():
+                    progress(ended)
+                if not len(running):
+                    break
+                uniform = self._uniforms(running.rows, index, check_every)
+            token, logp = draw(running.logits, uniform[:, index % check_every], self.sampling)
+            self.tokens[running.rows, index], self.logp[running.rows, index] = token, logp
+            running.ended |= torch.isin(token, self.stop_ids)
+            if index + 1 < self.sampling.max_new_tokens:
+                running.decode(token, self.prompt_length[running.rows] + index)
+        progress(len(running))
+        return self._completions()
+
+    def prefill(self) -> "_Running":
+        """Reads every prompt once, and copies its keys and values to its completions.
 
         Right-padded: causal attention keeps the padding out of sight, and decoding masks its columns.
         """
@@ -197,8 +248,8 @@ class _Batch:
         hidden = self.policy.hidden(self.input_ids, past_key_values=cache, use_cache=True)
         last = hidden[torch.arange(len(hidden), device=hidden.device), self.input_lengths - 1]
         for layer in layers:
-            layer.expand(self.group_size, width + self.sampling.max_new_tokens)
-        return cache, layers, self.policy.logits(last).repeat_interleave(self.group_size, 0)
+            layer.expand(self.prompt, width + self.sampling.max_new_tokens)
+        return _Running(self.policy, cache, layers, self.policy.logits(last).index_select(0, self.prompt), self._mask())
 
     def _mask(self) -> Tensor | None:
         """[B, width + max_new_tokens] bool, False on the padding between prompt and completion; None without any."""
@@ -211,42 +262,12 @@ class _Batch:
         # With four dimensions it goes to the attention as it is, and only `slab.mask` knows windows.
         return mask if windows else mask[:, None, None]
 
-    def run(self, check_every: int, progress: Progress) -> list[Completion]:
-        """Decodes until every row has ended."""
-        cache, layers, logits = self._prefill()
-        mask, width = self._mask(), self.input_ids.shape[1]
-        rows = torch.arange(len(self.sample), device=logits.device)
-        ended = torch.zeros(len(rows), dtype=torch.bool, device=logits.device)
-        uniform = torch.empty(0)
-        for position in range(self.sampling.max_new_tokens):
-            if position % check_every == 0:
-                # The one wait for the device: how many rows go on.
-                going = (~ended).nonzero().squeeze(1)
-                if len(going) < len(ended):
-                    progress(len(ended) - len(going))
-                    rows, logits, ended = rows[going], logits[going], ended[going]
-                    if len(rows) == 0:
-                        break
-                    mask = None if mask is None else mask[going]
-                    for layer in layers:
-                        layer.keep(going)
-                uniform = uniforms(*self.key, self.prompt_id[rows], self.sample[rows], position, check_every)
-            token, logp = draw(logits, uniform[:, position % check_every], self.sampling)
-            self.tokens[rows, position], self.logp[rows, position] = token, logp
-            ended |= torch.isin(token, self.stop_ids)
-            if position + 1 < self.sampling.max_new_tokens:
-                hidden = self.policy.hidden(
-                    token[:, None],
-                    past_key_values=cache,
-                    position_ids=(self.prompt_length[rows] + position)[:, None],
-                    attention_mask=None if mask is None else mask[..., : width + position + 1],
-                    use_cache=True,
-                )
-                logits = self.policy.logits(hidden[:, 0])
-        progress(len(rows))
-        return self._completions()
+    def _uniforms(self, rows: Tensor, first: int, count: int) -> Tensor:
+        """[r, count] random numbers of the completions `rows`, for their drawn tokens from index `first` on."""
+        return uniforms(self.key, self.prompt_id[rows], self.sample[rows], self.position[rows] + first, count)
 
     def _completions(self) -> list[Completion]:
+        """What was drawn, each completion up to its first stop token."""
         stops = torch.isin(self.tokens, self.stop_ids)
         # A row that never stopped has all its tokens; the others end with their first stop token.
         stopped = stops.any(1)
@@ -259,8 +280,62 @@ class _Batch:
         ]
 
 
+class _Running:
+    """The completions of a batch that have not ended: a row of the cache each.
+
+    Args:
+        policy: What to decode with.
+        cache: Keys and values of all rows.
+        layers: Those of `cache`.
+        logits: [B, V] float32 of the next tokens.
+        mask: As `_Batch` makes it.
+    """
+
+    def __init__(
+        self, policy: Policy, cache: Cache, layers: list[SlabLayer], logits: Tensor, mask: Tensor | None
+    ) -> None:
+        self.policy = policy
+        self.cache = cache
+        self.layers = layers
+        self.logits = logits
+        self.mask = mask
+        self.rows = torch.arange(len(logits), device=logits.device)
+        """[r] int64, the completion that each row is of."""
+        self.ended = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+        """[r] bool, whether a row has drawn a stop token."""
+
+    def __len__(self) -> int:
+        """Rows of the cache."""
+        return len(self.rows)
+
+    def drop_ended(self) -> int:
+        """Compacts everything to the rows that go on, and returns how many have ended."""
+        # The one wait for the device: how many rows go on.
+        going = (~self.ended).nonzero().squeeze(1)
+        ended = len(self) - len(going)
+        if ended:
+            self.rows, self.logits, self.ended = self.rows[going], self.logits[going], self.ended[going]
+        if ended and len(going):
+            self.mask = None if self.mask is None else self.mask[going]
+            for layer in self.layers:
+                layer.keep(going)
+        return ended
+
+    def decode(self, token: Tensor, position: Tensor) -> None:
+        """Finds the logits that follow [r] `token` at [r] `position` in its sequence."""
+        length = self.layers[0].length + 1
+        hidden = self.policy.hidden(
+            token[:, None],
+            past_key_values=self.cache,
+            position_ids=position[:, None],
+            attention_mask=None if self.mask is None else self.mask[..., :length],
+            use_cache=True,
+        )
+        self.logits = self.policy.logits(hidden[:, 0])
+
+
 def _plain_layers(policy: Policy) -> list[DynamicLayer]:
-    """The layers of the model's own cache, which must hold nothing but keys and values."""
+    """The layers of the model's own cache. Raises NotImplementedError if they hold more than keys and values."""
     layers = DynamicCache(config=policy.config).layers
     if any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
         raise NotImplementedError("its cache is not keys and values alone")

@@ -1,11 +1,13 @@
 """Counter-based random numbers: the number for (seed, step, prompt, sample, position) is a pure function of them.
 
-So a completion does not depend on the batch it was drawn in, on the order of the prompts, on the number of ranks or on
-what a resumed run did before. Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+So a completion does not depend on its batch, on the order of the prompts, on the number of ranks, or on a resume.
+Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 """
 
 import torch
 from torch import Tensor
+
+from grpo_lightning.types import RandomKey
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -32,26 +34,27 @@ def philox(
     return c0, c1, c2, c3
 
 
-def uniforms(seed: int, step: int, prompt: Tensor, sample: Tensor, first: int, count: int) -> Tensor:
-    """Uniform numbers in [0, 1) for positions first..first+count-1 of B completions: [B, count] float32.
+def uniforms(key: RandomKey, prompt: Tensor, sample: Tensor, first: Tensor, count: int) -> Tensor:
+    """[B, count] float32 uniform numbers in [0, 1): those of `count` positions of each of B completions.
 
     Args:
-        seed: Key of the run.
-        step: Key of the exploration step.
+        key: Seed of the run and exploration step.
         prompt: [B] int64 id of each completion's prompt.
-        sample: [B] int64 place of each completion in its group.
-        first: First position.
+        sample: [B] int64 index of each completion in its group.
+        first: [B] int64 position that each completion's first number is for.
         count: Number of positions.
     """
-    blocks = torch.arange(first // WORDS, (first + count - 1) // WORDS + 1, device=prompt.device)
-    shape = (len(prompt), len(blocks))
+    # One block holds the numbers of `WORDS` positions; a completion may begin inside one.
+    num_blocks = (count + 2 * WORDS - 2) // WORDS
+    blocks = (first // WORDS)[:, None] + torch.arange(num_blocks, device=prompt.device)
+    shape = blocks.shape
     counter = (
-        blocks.expand(shape),
+        blocks,
         sample[:, None].expand(shape),
         (prompt & _MASK)[:, None].expand(shape),
         ((prompt >> 32) & _MASK)[:, None].expand(shape),
     )
-    words = torch.stack(philox(counter, (seed & _MASK, step & _MASK)), dim=-1).flatten(1)
-    offset = first % WORDS
+    words = torch.stack(philox(counter, (key.seed & _MASK, key.step & _MASK)), dim=-1).flatten(1)
+    wanted = (first % WORDS)[:, None] + torch.arange(count, device=prompt.device)
     # The upper 24 bits are exact in float32.
-    return (words[:, offset : offset + count] >> 8).float() * 2.0**-24
+    return (words.gather(1, wanted) >> 8).float() * 2.0**-24

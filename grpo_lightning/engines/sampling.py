@@ -10,14 +10,14 @@ from grpo_lightning.types import UsageError
 
 @dataclass
 class Sampling:
-    """The distribution completions are drawn from.
+    """The distribution that completions are drawn from.
 
     Args:
-        max_new_tokens: Longest completion, in tokens with the stop token; a completion cut off there is truncated.
+        max_new_tokens: Longest completion in tokens, stop token included. One that is cut off there is truncated.
         temperature: Divides the logits, in sampling and in the policy's log-probs alike. 0 is greedy decoding.
         top_k: Keep the k likeliest tokens; 0 keeps all.
         top_p: Keep the likeliest tokens whose probabilities reach this sum; 1 keeps all.
-        min_p: Keep the tokens at least this share as likely as the likeliest; 0 keeps all.
+        min_p: Keep the tokens with at least this fraction of the likeliest token's probability; 0 keeps all.
     """
 
     max_new_tokens: int = 256
@@ -27,6 +27,7 @@ class Sampling:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
+        """Raises UsageError for a value out of range."""
         if self.max_new_tokens < 1:
             raise UsageError(f"sampling.max_new_tokens={self.max_new_tokens}: give 1 or more")
         if self.temperature < 0:
@@ -40,20 +41,24 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken, no number drawn."""
+        """Whether the likeliest token is taken and nothing is random."""
         return self.temperature == 0
 
     @property
     def unfiltered(self) -> bool:
-        """Whether every token can be drawn, so that the sampler's log-probs are the policy's own."""
+        """Whether every token can be drawn, so that the sampler's log-probs are those of the policy."""
         return not self.greedy and self.top_k == 0 and self.top_p == 1 and self.min_p == 0
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """One token a row: [B, V] logits, [B] numbers in [0, 1) -> [B] int64 tokens, [B] float32 log-probs.
+    """[B] int64 tokens, one per row, and [B] float32 log-probs of them under the distribution drawn from.
 
-    The log-prob is that of the distribution drawn from, after temperature and filters; of greedy decoding, that of
-    temperature 1.
+    That is after temperature and filters; greedy decoding gives the log-prob at temperature 1.
+
+    Args:
+        logits: [B, V].
+        uniform: [B] random numbers in [0, 1).
+        sampling: The distribution to draw from.
     """
     logits = logits.float()
     if sampling.greedy:
@@ -63,34 +68,36 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
         logp = _filtered(logits / sampling.temperature, sampling).log_softmax(-1)
         cdf = cumulative(logp.exp())
         if not sampling.unfiltered:
-            # A parallel cumsum may dip by a rounding error, and a dip lets the search end on a filtered token.
+            # A parallel cumsum may dip by a rounding error, and then the search may end on a filtered token.
             cdf = cdf.masked_fill(logp == -torch.inf, 0.0).cummax(-1).values
-        # Strictly under the total, so the search always ends on a token that has probability.
+        # Strictly below the total, so the search always ends on a token with probability.
         total = cdf[:, -1:]
         target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-        # NaN logits find no place; the clamp lets them through to the update, which reports them.
+        # NaN logits have no index; the clamp lets them through to the update, which reports them.
         token = torch.searchsorted(cdf, target, right=True).clamp_(max=logits.shape[-1] - 1)
     return token.squeeze(-1), logp.gather(-1, token).squeeze(-1)
 
 
 def cumulative(probability: Tensor) -> Tensor:
-    """[B, V] sums of the probabilities so far; float64 where CUDA must be deterministic.
+    """[B, V] cumulative sums of the probabilities; float64 where CUDA must be deterministic.
 
-    CUDA has no deterministic sum of floats, and raises where one is asked for (`trainer.deterministic: true`).
+    CUDA has no deterministic cumulative sum of floats, and raises if `trainer.deterministic: true` asks for one.
     """
     return fixed_point_cumsum(probability) if _must_be_exact(probability) else probability.cumsum(-1)
 
 
 def _must_be_exact(probability: Tensor) -> bool:
+    """Whether the sum must be the same in any order of summation."""
     return probability.is_cuda and torch.are_deterministic_algorithms_enabled()
 
 
 def fixed_point_cumsum(probability: Tensor) -> Tensor:
-    """[B, V] float64 sums so far, in steps of 2^-40: those of whole numbers, which have the same sum in any order."""
+    """[B, V] float64 cumulative sums in multiples of 2^-40: integers, whose sum is the same in any order."""
     return (probability.double() * 2.0**40).long().cumsum(-1).double() * 2.0**-40
 
 
 def _filtered(logits: Tensor, sampling: Sampling) -> Tensor:
+    """[B, V] logits, -inf at the tokens that top_k, top_p and min_p exclude."""
     if sampling.unfiltered:
         return logits
     keep = torch.ones_like(logits, dtype=torch.bool)
@@ -100,7 +107,7 @@ def _filtered(logits: Tensor, sampling: Sampling) -> Tensor:
         probability = logits.softmax(-1)
         keep &= probability >= sampling.min_p * probability.amax(-1, keepdim=True)
     if sampling.top_p < 1:
-        # Of the tokens that are left, those before which less than top_p has been seen: the likeliest always stays.
+        # Among the tokens left, keep those with less than top_p before them: the likeliest always stays.
         probability, order = logits.masked_fill(~keep, -torch.inf).softmax(-1).sort(descending=True, stable=True)
         inside = cumulative(probability) - probability < sampling.top_p
         keep &= torch.zeros_like(keep).scatter(-1, order, inside)

@@ -1,47 +1,44 @@
-"""An engine that says what it is told to: for tests, and for looking at rewards without a model."""
+"""An engine whose completions are written by a function."""
 
 from collections.abc import Callable, Sequence
 
-import torch
-
 from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.types import Completion, FinishReason, Prompt
+from grpo_lightning.types import Completion, FinishReason, RandomKey, Request
 
-Script = Callable[[Prompt, int], str]
-"""From a prompt and the sample's place in its group to the completion's text."""
+Script = Callable[[Request, str], str]
+"""From a request and the text that it completes to the completion's text."""
 
 
 class ScriptedEngine(RolloutEngine):
-    """Completions from a function. Their log-probs are unknown (noted as 0) and are never compared with the policy's.
+    """Completions from a function. For tests, and to try rewards without a model that can answer.
+
+    Their log-probs are unknown and are compared with nothing.
 
     Args:
-        script: From a prompt and the sample's place in its group to the completion's text.
+        script: From a request and the text that it completes to the completion's text. `Request.prompt_id` and
+            `Request.sample` tell the prompts and the completions of a group apart.
     """
 
     def __init__(self, script: Script) -> None:
         self.script = script
 
-    @torch.no_grad()
     def generate(
         self,
-        prompts: Sequence[Prompt],
-        group_size: int,
+        requests: Sequence[Request],
         sampling: Sampling,
-        seed: int = 0,
-        step: int = 0,
+        key: RandomKey,
         progress: Progress | None = None,
     ) -> list[Completion]:
+        """As `RolloutEngine.generate`; nothing is drawn."""
         assert self.policy is not None, "call sync(policy) first"
-        stop = min(self.policy.stop_ids)
+        tokenizer, stop = self.policy.tokenizer, min(self.policy.stop_ids)
         completions = []
-        for prompt in prompts:
-            for place in range(group_size):
-                text = self.script(prompt, place)
-                token_ids = [*self.policy.tokenizer.encode(text, add_special_tokens=False), stop]
-                reason = FinishReason.STOP if len(token_ids) <= sampling.max_new_tokens else FinishReason.LENGTH
-                token_ids = token_ids[: sampling.max_new_tokens]
-                completions.append(Completion(token_ids, [0.0] * len(token_ids), reason))
+        for request in requests:
+            text = self.script(request, str(tokenizer.decode(request.token_ids)))
+            token_ids = [*tokenizer.encode(text, add_special_tokens=False), stop]
+            reason = FinishReason.STOP if len(token_ids) <= sampling.max_new_tokens else FinishReason.LENGTH
+            completions.append(Completion(token_ids[: sampling.max_new_tokens], None, reason))
         if progress:
             progress(len(completions))
         return completions

@@ -1,4 +1,4 @@
-"""A key-value cache layer in one preallocated slab: decoding writes into it and never copies what is there."""
+"""A key-value cache layer in one preallocated slab: decoding appends in place and never copies what is there."""
 
 from typing import Any
 
@@ -18,8 +18,9 @@ class SlabLayer(DynamicLayer):
         self.length = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocates the slab when the first states show its type and sizes."""
         kind = key_states.device.type
-        # Where autocast is on, attention would cast all that is cached, at every token.
+        # Under autocast, attention would cast the whole cache at every token.
         self.dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else key_states.dtype
         self.device = key_states.device
         self._allocate(key_states, value_states, key_states.shape[0])
@@ -47,16 +48,21 @@ class SlabLayer(DynamicLayer):
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
+        """Positions filled so far."""
         return self.length
 
-    def expand(self, group_size: int, capacity: int) -> None:
-        """Repeats every row `group_size` times, into a slab of the new capacity."""
+    def expand(self, rows: Tensor, capacity: int) -> None:
+        """Makes row i of a slab of the new capacity a copy of row `rows[i]` of this one.
+
+        Args:
+            rows: [B] int64 indices of rows; a row may occur any number of times.
+            capacity: Positions of the new slab.
+        """
         keys, values = self._view()
         self.capacity = capacity
-        self._allocate(keys, values, keys.shape[0] * group_size)
-        # [B, 1, ...] into [B, G, ...]: the one copy of the prompt's states that there is.
-        self.key_slab.unflatten(0, (-1, group_size))[:, :, :, : self.length] = keys[:, None]
-        self.value_slab.unflatten(0, (-1, group_size))[:, :, :, : self.length] = values[:, None]
+        self._allocate(keys, values, len(rows))
+        self.key_slab[:, :, : self.length] = keys.index_select(0, rows)
+        self.value_slab[:, :, : self.length] = values.index_select(0, rows)
         self._view()
 
     def keep(self, rows: Tensor) -> None:
@@ -78,7 +84,9 @@ def attention(
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Attention over a slab: a causal prefill, or one new token a row with a key head's query heads in one product.
+    """Attention over a slab: a causal prefill, or one new token per row.
+
+    In decoding, all query heads of a key head are one product.
 
     Args:
         module: The attention module, unused.
@@ -88,7 +96,7 @@ def attention(
         attention_mask: As `mask` makes it.
         scaling: Factor of the scores.
         dropout: Unused: sampling has none.
-        **kwargs: What other attention functions may need; what would change the result is refused.
+        **kwargs: What other attention functions may need. Those that would change the result are refused.
     """
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
@@ -112,16 +120,16 @@ def mask(
     device: torch.device | None = None,
     **kwargs: object,
 ) -> Tensor | None:
-    """The mask that `attention` wants, [B or 1, 1, L, S] bool or None, in the place of one of transformers' own.
+    """The mask that `attention` takes, [B or 1, 1, L, S] bool or None; it replaces those of transformers.
 
     Args:
         q_length: L: that of the prompts (prefill, right-padded) or 1 (decoding).
         kv_length: S.
-        mask_function: Whether the query at a position sees the key at another.
+        mask_function: Whether the query at one position sees the key at another.
         attention_mask: [B, S] bool in decoding where prompts differ in length: False on the padding between prompt
             and completion.
-        local_size: Width of a window or chunk; None where all is seen.
-        device: Of the mask.
+        local_size: Width of a window or chunk; None if every key is seen.
+        device: Where the mask is made.
         **kwargs: What other masks need.
     """
     known = None if attention_mask is None else attention_mask[:, None, None, :kv_length]

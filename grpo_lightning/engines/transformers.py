@@ -1,47 +1,52 @@
-"""The fallback engine: `generate` of transformers, for any architecture that has it."""
+"""The fallback engine: `generate` of transformers, for architectures that the native engine cannot decode."""
 
+import inspect
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers.cache_utils import Cache
 
 import grpo_lightning.engines.trial as trial
 from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Completion, FinishReason, Prompt, UsageError
+from grpo_lightning.types import Completion, FinishReason, RandomKey, Request, UsageError
 
 
 class TransformersEngine(RolloutEngine):
-    """Decodes with `model.generate`: slower than `NativeEngine`, but right for every causal LM of transformers.
+    """Decodes with `model.generate` of transformers: slower than `NativeEngine`, but it decodes any causal LM.
 
-    Prompts are left-padded, or decoded with those of their own length where a model does not bear padding. Each is
-    prefilled once per completion. Tokens are drawn as `NativeEngine` draws them.
+    Prompts are left-padded, or decoded with those of their own length where a model does not bear padding. Equal
+    prompts are read once, where the model's cache allows it. Tokens are drawn as `NativeEngine` draws them.
 
     Args:
         max_rows: Completions decoded at once.
     """
 
-    exact = True
+    shares_weights = True
 
     def __init__(self, max_rows: int = 1024) -> None:
         if max_rows < 1:
             raise UsageError(f"max_rows={max_rows}: give 1 or more")
         self.max_rows = max_rows
         self.pads = True
-        """Whether prompts of different lengths are decoded together; found out by `check`."""
+        """Whether prompts of different lengths are decoded together; `check` tries it."""
+        self.shares_prefill = True
+        """Whether equal prompts are read once; `check` tries it."""
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
         """Raises UsageError for a policy that `generate` decodes wrongly or not at all, even without padding."""
 
-        def decode(prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Completion]:
-            return self._generate(policy, prompts, group_size, sampling, (0, 0), frozenset())
+        def decode(requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+            return self._generate(policy, requests, sampling, RandomKey(0, 0), frozenset())
 
         fault = ""
         with policy.gathered():
-            for self.pads in (True, False):
+            for self.pads, self.shares_prefill in product((True, False), repeat=2):
                 fault = trial.fault(policy, decode)
                 if not fault:
                     return
@@ -51,63 +56,60 @@ class TransformersEngine(RolloutEngine):
     @torch.no_grad()
     def generate(
         self,
-        prompts: Sequence[Prompt],
-        group_size: int,
+        requests: Sequence[Request],
         sampling: Sampling,
-        seed: int = 0,
-        step: int = 0,
+        key: RandomKey,
         progress: Progress | None = None,
     ) -> list[Completion]:
+        """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
-        key, stop_ids = (seed, step), self.policy.stop_ids
-        return self._generate(self.policy, prompts, group_size, sampling, key, stop_ids, progress)
+        return self._generate(self.policy, requests, sampling, key, self.policy.stop_ids, progress)
 
     def _generate(
         self,
         policy: Policy,
-        prompts: Sequence[Prompt],
-        group_size: int,
+        requests: Sequence[Request],
         sampling: Sampling,
-        key: tuple[int, int],
+        key: RandomKey,
         stop_ids: frozenset[int],
         progress: Progress | None = None,
     ) -> list[Completion]:
-        groups: list[list[Completion]] = [[] for _ in prompts]
-        for chosen in self._batches(prompts, group_size):
-            done = _generate(policy, [prompts[index] for index in chosen], group_size, sampling, key, sorted(stop_ids))
-            for place, index in enumerate(chosen):
-                groups[index] = done[place * group_size : (place + 1) * group_size]
+        found: dict[int, Completion] = {}
+        for chosen in self._batches(requests):
+            some = [requests[index] for index in chosen]
+            done = _generate(policy, some, sampling, key, sorted(stop_ids), self.shares_prefill)
+            found.update(zip(chosen, done, strict=True))
             if progress:
                 progress(len(done))
-        return [completion for group in groups for completion in group]
+        return [found[index] for index in range(len(requests))]
 
-    def _batches(self, prompts: Sequence[Prompt], group_size: int) -> Iterator[list[int]]:
-        """Indices of the prompts that are decoded together."""
-        at_once = max(1, self.max_rows // group_size)
-        lengths = [len(prompt.token_ids) for prompt in prompts]
-        kinds = [0] * len(prompts) if self.pads else lengths
+    def _batches(self, requests: Sequence[Request]) -> Iterator[list[int]]:
+        """Indices of the requests that are decoded together."""
+        lengths = [len(request.token_ids) for request in requests]
+        kinds = [0] * len(requests) if self.pads else lengths
         for kind in sorted(set(kinds), reverse=True):
-            alike = [index for index in range(len(prompts)) if kinds[index] == kind]
-            for first in range(0, len(alike), at_once):
-                yield alike[first : first + at_once]
+            alike = [index for index in range(len(requests)) if kinds[index] == kind]
+            for first in range(0, len(alike), self.max_rows):
+                yield alike[first : first + self.max_rows]
 
 
 @torch.no_grad()
 def _generate(
     policy: Policy,
-    prompts: Sequence[Prompt],
-    group_size: int,
+    requests: Sequence[Request],
     sampling: Sampling,
-    key: tuple[int, int],
+    key: RandomKey,
     stop_ids: list[int],
+    shares_prefill: bool,
 ) -> list[Completion]:
     """Completions decoded together, their prompts left-padded."""
     model = policy.model
-    width = max(len(prompt.token_ids) for prompt in prompts)
+    prompts = [request.token_ids for request in requests]
+    width = max(map(len, prompts))
     pad = stop_ids[0] if stop_ids else 0
-    ids = [[pad] * (width - len(p.token_ids)) + p.token_ids for p in prompts for _ in range(group_size)]
-    mask = [[0] * (width - len(p.token_ids)) + [1] * len(p.token_ids) for p in prompts for _ in range(group_size)]
-    drawing = _Drawing(prompts, group_size, sampling, key, width, policy.device)
+    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=policy.device)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=policy.device)
+    drawing = _Drawing(requests, sampling, key, width, policy.device)
     config = GenerationConfig(
         max_new_tokens=sampling.max_new_tokens,
         do_sample=False,
@@ -116,13 +118,14 @@ def _generate(
     )
     was_training, own_config = model.training, model.generation_config
     model.eval()
-    # `generate` fills what `config` leaves open from the model's own settings: penalties, forbidden tokens,
-    # least lengths. They would change the distribution behind the noted log-probs.
+    # `generate` takes what `config` leaves open from the model's own settings: penalties, forbidden tokens, minimum
+    # lengths. They would change the distribution behind the recorded log-probs.
     model.generation_config = config
     try:
         sequences = model.generate(  # type: ignore[operator]
-            torch.tensor(ids, device=policy.device),
-            attention_mask=torch.tensor(mask, device=policy.device),
+            ids,
+            attention_mask=mask,
+            past_key_values=_prefilled(policy, prompts, ids, mask) if shares_prefill else None,
             generation_config=config,
             logits_processor=LogitsProcessorList([drawing]),
         )
@@ -138,21 +141,40 @@ def _generate(
     return completions
 
 
+def _prefilled(policy: Policy, prompts: Sequence[Sequence[int]], ids: Tensor, mask: Tensor) -> Cache | None:
+    """Keys and values of all but the last token of each prompt, equal prompts read once; None where all differ.
+
+    Args:
+        policy: What to read with.
+        prompts: [B] token ids of each.
+        ids: [B, T] the same, left-padded.
+        mask: [B, T] 1 at tokens, 0 at padding.
+    """
+    first: dict[tuple[int, ...], int] = {}
+    for row, prompt in enumerate(prompts):
+        first.setdefault(tuple(prompt), row)
+    if len(first) == len(prompts) or ids.shape[1] == 1:
+        return None
+    rows = torch.tensor([*first.values()], device=ids.device)
+    ids, mask = ids[rows, :-1], mask[rows, :-1]
+    position_ids = (mask.cumsum(-1) - 1).clamp(min=0)
+    takes_positions = "position_ids" in inspect.signature(policy.trunk.forward).parameters
+    positions = {"position_ids": position_ids} if takes_positions else {}
+    cache = policy.trunk(input_ids=ids, attention_mask=mask, use_cache=True, **positions).past_key_values
+    index = {prompt: number for number, prompt in enumerate(first)}
+    cache.reorder_cache(torch.tensor([index[tuple(prompt)] for prompt in prompts], device=ids.device))
+    return cache
+
+
 class _Drawing(LogitsProcessor):
-    """Draws the token itself and leaves `generate` no choice but to take it."""
+    """Draws the token itself, and leaves `generate` only this token to choose."""
 
     def __init__(
-        self,
-        prompts: Sequence[Prompt],
-        group_size: int,
-        sampling: Sampling,
-        key: tuple[int, int],
-        width: int,
-        device: torch.device,
+        self, requests: Sequence[Request], sampling: Sampling, key: RandomKey, width: int, device: torch.device
     ) -> None:
-        prompt = torch.tensor([prompt.id for prompt in prompts], device=device).repeat_interleave(group_size)
-        sample = torch.arange(group_size, device=device).repeat(len(prompts))
-        self.uniform = uniforms(*key, prompt, sample, 0, sampling.max_new_tokens)
+        keys = torch.tensor([(r.prompt_id, r.sample, r.position) for r in requests], device=device)
+        prompt, sample, position = keys.unbind(1)
+        self.uniform = uniforms(key, prompt, sample, position, sampling.max_new_tokens)
         self.sampling = sampling
         self.width = width
         self.logps: list[Tensor] = []

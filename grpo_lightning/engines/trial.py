@@ -7,43 +7,44 @@ import torch
 from torch import Tensor
 
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.policy.policy import Policy, first_line
-from grpo_lightning.types import Completion, Prompt, Question
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.pretrained import first_line
+from grpo_lightning.types import Completion, Request
 
-Decode = Callable[[Sequence[Prompt], int, Sampling], list[Completion]]
-"""Prompts, group size and sampling in, completions out; no token ends one."""
+Decode = Callable[[Sequence[Request], Sampling], list[Completion]]
+"""Requests and sampling in, completions out; no token ends one."""
 
 PROMPT_LENGTHS = (5, 1)
 GROUP_SIZE = 2
 NEW_TOKENS = 6
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.12}
-"""Largest mean difference in nats that is rounding, by the type that is computed in.
+"""Largest mean difference in nats that rounding explains, by the type of the products.
 
-Of a trained model in bfloat16 the mean is 0.04, and one token in 300 is off by more than 0.25."""
+For a trained model in bfloat16 the mean is 0.04, and one token in 300 is off by more than 0.25."""
 
 
 def compute_dtype(policy: Policy) -> torch.dtype:
-    """The type that matrix products are computed in, which is also that of the cache."""
+    """The type of matrix products, and of the cache: that of autocast where it is on, else of the weights."""
     kind = policy.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else policy.model.dtype
 
 
 SINGLE = 8
-"""How many times the tolerated mean difference a single token's may be."""
+"""Largest difference of a single token, as a multiple of the tolerated mean difference."""
 
 
 def tolerance(policy: Policy) -> float:
-    """Largest mean difference in nats between two ways to compute log-probs that is rounding."""
+    """Largest mean difference in nats between two ways to compute log-probs that rounding explains."""
     dtype = compute_dtype(policy)
     tf32 = policy.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
     return TOLERANCES[torch.float16 if dtype == torch.float32 and tf32 else dtype]
 
 
 def fault(policy: Policy, decode: Decode, prompt_lengths: Sequence[int] = PROMPT_LENGTHS) -> str:
-    """What is wrong with `decode`, in a few words, and nothing where it is right.
+    """What is wrong with `decode`, in a few words; empty if nothing is.
 
-    Under autocast, whose rounding hides much, float32 is tried as well.
+    Under autocast, whose rounding hides errors, float32 is tried as well.
     """
     kind = policy.device.type
     attention = str(policy.text_config._attn_implementation)
@@ -71,21 +72,22 @@ def fault(policy: Policy, decode: Decode, prompt_lengths: Sequence[int] = PROMPT
 
 @torch.no_grad()
 def gap(policy: Policy, decode: Decode, prompt_lengths: Sequence[int] = PROMPT_LENGTHS) -> Tensor:
-    """[tokens] differences in nats between what `decode` says of its tokens and what a plain forward says.
+    """[tokens] differences in nats between the log-probs of `decode` and those of a plain forward.
 
     A handful of tiny forwards. No global random number is drawn, and every rank computes the same.
     """
     length = min(NEW_TOKENS, (policy.context_length or 2**31) - max(prompt_lengths))
-    prompts = _prompts(policy, prompt_lengths)
-    completions = decode(prompts, GROUP_SIZE, Sampling(max_new_tokens=max(1, length)))
+    requests = _requests(policy, prompt_lengths)
+    completions = decode(requests, Sampling(max_new_tokens=max(1, length)))
     was_training = policy.model.training
     policy.model.eval()
     differences = []
     try:
-        for row, completion in enumerate(completions):
-            prompt = prompts[row // GROUP_SIZE].token_ids
+        for request, completion in zip(requests, completions, strict=True):
+            prompt = request.token_ids
             input_ids = torch.tensor([[*prompt, *completion.token_ids]], device=policy.device)
             logits = policy.logits(policy.hidden(input_ids, use_cache=False)[0, len(prompt) - 1 : -1])
+            assert completion.logp is not None
             expected = logits.log_softmax(-1).gather(-1, input_ids[0, len(prompt) :, None]).squeeze(-1)
             difference = (expected - torch.tensor(completion.logp, device=policy.device)).abs()
             differences.append(difference.nan_to_num(torch.inf).cpu())
@@ -94,11 +96,14 @@ def gap(policy: Policy, decode: Decode, prompt_lengths: Sequence[int] = PROMPT_L
     return torch.cat(differences)
 
 
-def _prompts(policy: Policy, lengths: Sequence[int]) -> list[Prompt]:
-    """Prompts of any ordinary tokens."""
+def _requests(policy: Policy, lengths: Sequence[int]) -> list[Request]:
+    """`GROUP_SIZE` requests per length, of ordinary tokens."""
     special = {*policy.stop_ids, policy.text_config.pad_token_id}
     vocabulary = policy.text_config.vocab_size
     ids = [token for token in range(11, vocabulary * 7, 7) if token % vocabulary not in special]
     ids = [token % vocabulary for token in ids]
-    question = Question("", "")
-    return [Prompt(number, "", ids[number : number + length], question) for number, length in enumerate(lengths)]
+    return [
+        Request(ids[prompt : prompt + length], prompt, sample)
+        for prompt, length in enumerate(lengths)
+        for sample in range(GROUP_SIZE)
+    ]

@@ -1,4 +1,4 @@
-"""Advantages: how much better a completion is than its group, or than its batch."""
+"""Advantages: how much better a completion is than its group or its batch."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
@@ -8,24 +8,24 @@ from torch import Tensor
 
 from grpo_lightning.maths.ragged import segment_sum, spread
 from grpo_lightning.maths.reward_batch import RewardBatch
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import at_least
 
 ROUNDING = 1e-6
-"""A deviation this small beside the largest of its group is rounding."""
+"""A deviation at most this fraction of the largest in its group is rounding."""
 
 
 class AdvantageEstimator(ABC):
-    """Â from rewards. A NaN reward (a failed sample) takes no part in its group's statistics and gets advantage 0."""
+    """Â from rewards. A sample whose reward is NaN (it failed) gets 0 and takes no part in its group's statistics."""
 
     compares_group: ClassVar[bool] = True
-    """Whether Â compares the completions of one prompt, so that G = 1 would make every advantage 0."""
+    """Whether Â compares the completions of one prompt: with G = 1 every advantage would be 0."""
 
     @abstractmethod
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
-        """[B] float64 rewards without NaN, [B] int64 group of each -> [B] float64. Groups may be empty."""
+        """[B] float64 advantages from [B] float64 rewards without NaN and [B] int64 groups. Groups may be empty."""
 
     def __call__(self, reward: Tensor, group: Tensor) -> Tensor:
-        """[B] rewards of the whole step, all ranks; [B] int64 group of each -> [B] float32."""
+        """[B] float32 advantages from [B] rewards of the whole step, all ranks, and [B] int64 groups."""
         assert reward.ndim == 1 and reward.shape == group.shape
         advantage = torch.zeros(len(reward), dtype=torch.float64, device=reward.device)
         valid = ~reward.isnan()
@@ -34,14 +34,15 @@ class AdvantageEstimator(ABC):
         return advantage.float()
 
     def per_token(self, rewards: RewardBatch) -> Tensor:
-        """[N] float32: here a completion's advantage for each of its tokens."""
+        """[N] float32 advantages. Here each token has that of its completion."""
         return spread(self(rewards.total, rewards.group), rewards.lengths)
 
 
 class GroupStd(AdvantageEstimator):
     """GRPO: Â_i = (r_i - mean(r)) / (std(r) + advantage_eps) over the group (DeepSeekMath 4.1.2; CS336 Eq. 28).
 
-    A group whose rewards are all equal, a group of one among them, gets exactly 0.
+    Every prompt pushes about equally hard, whatever the scale of its rewards. A group whose rewards are all equal gets
+    exactly 0, and so does a group of one.
 
     Args:
         advantage_eps: Added to the standard deviation.
@@ -50,12 +51,12 @@ class GroupStd(AdvantageEstimator):
     """
 
     def __init__(self, advantage_eps: float = 1e-6, std: Literal["population", "sample"] = "sample") -> None:
-        if not advantage_eps >= 0:
-            raise UsageError(f"advantage_eps={advantage_eps}: give 0 or a small positive number such as 1e-6")
+        at_least("advantage_eps", advantage_eps, 0, type(self).__name__)
         self.advantage_eps = advantage_eps
         self.std = std
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        """Deviations from the group's mean, in the group's standard deviations."""
         deviation, count = centred(reward, group, num_groups)
         divisor = count if self.std == "population" else (count - 1).clamp(min=1)
         std = (segment_sum(deviation.square(), group, num_groups) / divisor).sqrt()
@@ -63,19 +64,25 @@ class GroupStd(AdvantageEstimator):
 
 
 class GroupMean(AdvantageEstimator):
-    """Dr. GRPO: Â_i = r_i - mean(r) over the group, undivided (arXiv 2503.20783, Sec. 3.2)."""
+    """Dr. GRPO: Â_i = r_i - mean(r) over the group, undivided (arXiv 2503.20783, Sec. 3.2).
+
+    Prompts that are almost always or almost never solved are not weighted up, as division by their small standard
+    deviation would do.
+    """
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        """Deviations from the group's mean."""
         return centred(reward, group, num_groups)[0]
 
 
 class LeaveOneOut(AdvantageEstimator):
     """RLOO: Â_i = r_i - mean of the others' r_j, which is G/(G-1) (r_i - mean(r)) (arXiv 2402.14740, Sec. 2.2).
 
-    A group of one gets 0.
+    The baseline does not depend on the completion itself, so the gradient is unbiased. A group of one gets 0.
     """
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        """Deviations from the mean of the others in the group."""
         deviation, count = centred(reward, group, num_groups)
         return deviation * (count / (count - 1).clamp(min=1))[group]
 
@@ -83,45 +90,51 @@ class LeaveOneOut(AdvantageEstimator):
 class BatchStd(AdvantageEstimator):
     """REINFORCE++ with baseline: Â_i = (r_i - mean(r) of the group) / (std of these differences over the batch + eps).
 
-    The batch is the exploration step of all ranks; the differences have mean 0 (arXiv 2501.03262, Sec. 3). So easy and
-    hard questions keep their proportion.
+    The scale is normalised, but easy and hard prompts keep their proportion. The batch is the exploration step of all
+    ranks; the differences have mean 0 (arXiv 2501.03262, Sec. 3).
 
     Args:
-        advantage_eps: Added to the standard deviation, the population's.
+        advantage_eps: Added to the population standard deviation.
     """
 
     def __init__(self, advantage_eps: float = 1e-6) -> None:
-        if not advantage_eps >= 0:
-            raise UsageError(f"advantage_eps={advantage_eps}: give 0 or a small positive number such as 1e-6")
+        at_least("advantage_eps", advantage_eps, 0, type(self).__name__)
         self.advantage_eps = advantage_eps
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        """Deviations from the group's mean, in their standard deviation over the batch."""
         deviation, _ = centred(reward, group, num_groups)
         return over_batch(deviation, self.advantage_eps)
 
 
 class NoBaseline(AdvantageEstimator):
-    """REINFORCE: Â_i = r_i (Williams 1992)."""
+    """REINFORCE: Â_i = r_i (Williams 1992).
+
+    The only estimator that works with one completion per prompt; its variance is high.
+    """
 
     compares_group = False
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        """The rewards themselves."""
         return reward
 
 
 class Sign(AdvantageEstimator):
-    """+1 for better than the group's mean, -1 for worse, 0 for the borderline: only the direction of Â is kept.
+    """+1 above the group's mean, -1 below it, 0 close to it: only the direction of Â is kept.
+
+    For rewards whose order can be trusted but whose size cannot.
 
     Args:
-        dead_zone: How far from the mean, in units of reward, a completion still counts as borderline.
+        dead_zone: Largest distance from the mean that counts as close, in units of reward.
     """
 
     def __init__(self, dead_zone: float = 0.0) -> None:
-        if not dead_zone >= 0:
-            raise UsageError(f"dead_zone={dead_zone}: give 0 or more, in units of reward")
+        at_least("dead_zone", dead_zone, 0, "Sign")
         self.dead_zone = dead_zone
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        """The sign of the deviation from the group's mean."""
         deviation, _ = centred(reward, group, num_groups)
         size = deviation.abs()
         largest = torch.zeros(num_groups, dtype=size.dtype, device=size.device).scatter_reduce(0, group, size, "amax")
@@ -131,19 +144,21 @@ class Sign(AdvantageEstimator):
 class PerRewardStd(GroupStd):
     """GDPO: each reward is normalised over the group by itself, then their weighted sum over the batch.
 
-    A_i = sum_k weight_k (r_ik - mean(r_k)) / (std(r_k) + eps), Â_i = A_i / (std of A over the batch + eps): a reward of
-    small spread is not drowned by one of large spread (arXiv 2601.05242, Sec. 3). The mean of A over the batch, which
-    the paper subtracts, is 0 already.
+    For several rewards: one of large spread does not drown one of small spread (arXiv 2601.05242, Sec. 3).
+    A_i = sum_k weight_k (r_ik - mean(r_k)) / (std(r_k) + eps) and Â_i = A_i / (std of A over the batch + eps).
+    The mean of A over the batch, which the paper subtracts, is 0 already.
 
     Args:
         advantage_eps: Added to the standard deviations.
-        std: That over the group, as of `GroupStd`; that over the batch is the population's.
+        std: Standard deviation over the group, as in `GroupStd`. Over the batch it is the population's.
     """
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        """The advantages for a single reward."""
         return over_batch(super().estimate(reward, group, num_groups), self.advantage_eps)
 
     def per_token(self, rewards: RewardBatch) -> Tensor:
+        """[N] float32 advantages: each token has that of its completion."""
         advantage = torch.zeros_like(rewards.total)
         valid = ~rewards.total.isnan()
         group = rewards.group[valid]
@@ -155,29 +170,26 @@ class PerRewardStd(GroupStd):
 
 
 def centred(reward: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    """[B] rewards less their group's mean, exactly 0 in a group without spread; [num_groups] sizes of the groups."""
+    """[B] rewards minus their group's mean, exactly 0 in a group without spread; [num_groups] sizes of the groups."""
     count = segment_sum(torch.ones_like(reward), group, num_groups)
     mean = segment_sum(reward, group, num_groups) / count.clamp(min=1)
     return torch.where(has_spread(reward, group, num_groups)[group], reward - mean[group], 0.0), count
 
 
 def over_batch(deviation: Tensor, advantage_eps: float) -> Tensor:
-    """[B] numbers of mean 0 by their standard deviation, the population's."""
+    """[B] numbers of mean 0 divided by their population standard deviation."""
     return quotient(deviation, deviation.square().mean().sqrt() + advantage_eps)
 
 
 def quotient(deviation: Tensor, scale: Tensor) -> Tensor:
-    """deviation / scale, and 0 where the deviation is 0, whatever the scale."""
+    """The deviation divided by the scale; 0 where the deviation is 0, whatever the scale."""
     return torch.where(deviation == 0, 0.0, deviation / scale)
 
 
 def has_spread(reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
     """[num_groups] bool: whether the group's rewards differ at all; NaN rewards do not count."""
     valid = ~reward.isnan()
-    bounds = [
-        torch.full((num_groups,), sign * torch.inf, dtype=reward.dtype, device=reward.device).scatter_reduce(
-            0, group[valid], reward[valid], reduce
-        )
-        for sign, reduce in ((1, "amin"), (-1, "amax"))
-    ]
-    return bounds[1] > bounds[0]
+    reward, group = reward[valid], group[valid]
+    smallest = reward.new_full((num_groups,), torch.inf).scatter_reduce(0, group, reward, "amin")
+    largest = reward.new_full((num_groups,), -torch.inf).scatter_reduce(0, group, reward, "amax")
+    return largest > smallest

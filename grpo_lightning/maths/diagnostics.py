@@ -1,4 +1,4 @@
-"""What to watch while the objective is maximised."""
+"""Diagnostics of an update: numbers to watch while the objective is maximised."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -12,7 +12,7 @@ from grpo_lightning.maths.surrogates import SurrogateResult
 
 @dataclass(slots=True)
 class Diagnostics:
-    """Sums over the tokens whose weight is not 0, so that packs and ranks add up; `ratio_max` is a maximum."""
+    """Sums over the tokens whose weight is not 0, so that packs and ranks add up. `ratio_max` is a maximum."""
 
     tokens: Tensor
     pushing: Tensor
@@ -27,11 +27,12 @@ class Diagnostics:
     ratio_max: Tensor
 
     def __add__(self, other: "Diagnostics") -> "Diagnostics":
+        """The diagnostics of both together."""
         sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         return Diagnostics(**sums | {"ratio_max": torch.maximum(self.ratio_max, other.ratio_max)})
 
     def reduce(self, reduce: Callable[..., Tensor]) -> "Diagnostics":
-        """Those of all ranks together; `reduce` is the strategy's, told `sum` or `max`."""
+        """The diagnostics of all ranks together; `reduce` is the strategy's, with `reduce_op` sum or max."""
         names = [f.name for f in fields(self) if f.name != "ratio_max"]
         sums = reduce(torch.stack([getattr(self, name) for name in names]), reduce_op="sum")
         return Diagnostics(
@@ -39,11 +40,26 @@ class Diagnostics:
         )
 
     def on_host(self, *more: Tensor) -> tuple["Diagnostics", list[Tensor]]:
-        """Copies on the CPU of these and of further numbers, for which a GPU is waited for once."""
+        """These and the numbers `more` on the CPU, for one wait for a GPU."""
         names = [f.name for f in fields(self)]
         numbers = torch.stack([*(getattr(self, name) for name in names), *(number.float() for number in more)])
         values = list(numbers.cpu())
         return Diagnostics(**dict(zip(names, values, strict=False))), values[len(names) :]
+
+    def metrics(self) -> dict[str, Tensor]:
+        """The numbers to log, by name: means per token, but for the objective and the largest ratio."""
+        tokens = self.tokens.clamp(min=1)
+        return {
+            "policy/objective": self.objective,
+            "policy/entropy": self.entropy / tokens,
+            "policy/ratio_mean": self.ratio / tokens,
+            "policy/ratio_max": self.ratio_max,
+            "policy/kl_old": self.kl_old / tokens,
+            "policy/kl_ref": self.kl_ref / tokens,
+            "policy/clip_low": self.clipped_low / tokens,
+            "policy/clip_high": self.clipped_high / tokens,
+            "policy/unreachable": self.unreachable / tokens,
+        }
 
     @classmethod
     def from_update(
@@ -55,11 +71,11 @@ class Diagnostics:
         kl_ref: Tensor,
         change: Tensor,
     ) -> "Diagnostics":
-        """Those of one pack.
+        """The diagnostics of one pack.
 
         Args:
             rollouts: Its tokens.
-            surrogate: What the surrogate says of them.
+            surrogate: Their values and bounds.
             objective: J.
             entropy: [N].
             kl_ref: [N] estimate of KL(π_θ || π_ref).

@@ -1,4 +1,4 @@
-"""KL estimators: D_KL[π_θ || π_ref] of one token from the log-probs of the sampled token; docs/kl.md compares them."""
+"""KL estimators: D_KL[π_θ || π_ref] per token, from the log-probs of the drawn token. docs/kl.md compares them."""
 
 from abc import ABC, abstractmethod
 
@@ -12,37 +12,41 @@ class KLEstimator(ABC):
 
     @abstractmethod
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
-        """[N] log π_θ, [N] log π_ref, [N] log π_old, which the tokens were drawn from -> [N]."""
+        """[N] estimates from [N] log π_θ, log π_ref and log π_old; the tokens were drawn from π_old."""
 
 
 class K1(KLEstimator):
     """k1 = log(π_θ/π_ref) (Schulman 2020).
 
-    Unbiased, of high variance, negative where π_ref is larger. In the objective its gradient is that of log π_θ, 0 on
-    average: it belongs into the reward.
+    For the reward (`model.reward_kl`): unbiased, though of high variance, and negative where π_ref is larger. In the
+    objective it does nothing: its gradient is that of log π_θ, 0 on average.
     """
 
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
+        """[N] log(π_θ/π_ref)."""
         return logp - ref_logp
 
 
 class K2(KLEstimator):
     """k2 = log(π_θ/π_ref)² / 2 (Schulman 2020).
 
-    Biased as a value; the average of its gradient on policy is exactly that of the reverse KL.
+    For the objective: on policy, its average gradient is exactly that of the reverse KL. Its value is biased.
     """
 
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
+        """[N] log(π_θ/π_ref)² / 2."""
         return log_ratio(logp, ref_logp).square() / 2
 
 
 class K3(KLEstimator):
     """k3 = π_ref/π_θ - log(π_ref/π_θ) - 1 (Schulman 2020; DeepSeekMath Eq. 4).
 
-    Unbiased as a value, never negative, 0 where the two agree. The average of its gradient is that of the forward KL.
+    DeepSeekMath's choice, and a good one to watch: unbiased, of low variance, never negative, 0 where the two agree.
+    Its average gradient is that of the forward KL.
     """
 
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
+        """[N] π_ref/π_θ - log(π_ref/π_θ) - 1."""
         # Clamped where exp overflows, but not below: there the gradient, 1 - π_ref/π_θ, is 1, the full pull down.
         difference = (ref_logp - logp).clamp(max=MAX_LOG_RATIO)
         # Near 0 the value is difference²/2, which exp(difference) - difference - 1 would lose in rounding.
@@ -52,12 +56,15 @@ class K3(KLEstimator):
 class ImportanceWeighted(KLEstimator):
     """π_θ/π_old times another estimator: unbiased in value and gradient off policy too (arXiv 2512.02556, Sec. 3.1).
 
+    For several updates per step, where the tokens were not drawn from the current policy.
+
     Args:
-        kl: The estimator; k3 in the paper.
+        kl: The other estimator; k3 in the paper.
     """
 
     def __init__(self, kl: KLEstimator | None = None) -> None:
         self.kl = kl or K3()
 
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
+        """[N] π_θ/π_old times the other estimate."""
         return log_ratio(logp, old_logp).exp() * self.kl(logp, ref_logp, old_logp)

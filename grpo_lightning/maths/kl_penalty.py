@@ -7,11 +7,11 @@ from grpo_lightning.types import UsageError
 class KLPenalty:
     """KL in the reward: R(q, o) - beta * sum over t of kl_t, taken at π_old (DeepSeekMath Eq. 2, summed over tokens).
 
-    It is one reward more, so it passes through the advantage like the others. Beside `objective.beta` above 0 it is the
-    dual penalty.
+    As in RLHF: the penalty is one reward more, so the advantage compares and normalises it like the others. Together
+    with `objective.beta` above 0 it is the dual penalty.
 
     Args:
-        beta: Its coefficient, in units of reward a nat.
+        beta: Its coefficient, in units of reward per nat.
         kl: The estimator; k1 in RLHF's reward.
     """
 

@@ -1,4 +1,4 @@
-"""Masks: tokens that are not learned from. A mask makes a token's weight 0 and leaves the weights of the others."""
+"""Masks: tokens to leave out of the objective. A mask sets their weight to 0; other weights stay."""
 
 from abc import ABC, abstractmethod
 
@@ -7,45 +7,51 @@ from torch import Tensor
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.types import UsageError
 
+ENTROPY_RANK = "entropy_rank"
+"""Column: the fraction of the step's tokens, over all ranks, at which π_old has less entropy."""
+
 
 class TokenMask(ABC):
     """Which tokens are learned from, decided once per step, before the passes.
 
-    It sees tokens, lengths, `truncated` and, if it asks for it, `entropy_rank`; log-probs are not known yet.
+    It sees tokens, lengths, `truncated` and, on demand, the column `entropy_rank`. Log-probs are not known yet.
     """
 
     reads_entropy: bool = False
-    """Whether it needs `entropy_rank`, which costs a pass over the rollouts."""
+    """Whether it needs the column `entropy_rank`, which costs a pass over the rollouts."""
 
     @abstractmethod
     def __call__(self, rollouts: Rollouts) -> Tensor:
-        """[N] bool: the tokens that stay."""
+        """[N] bool, True for tokens that stay."""
 
 
 class Truncated(TokenMask):
     """Leaves out completions cut off at `max_new_tokens`: DAPO's overlong filtering (arXiv 2503.14476, Sec. 3.4).
 
-    Their rewards still count in the baseline of their group.
+    A sound solution that only ran out of room is then not punished. Its reward still counts in the group's baseline.
     """
 
     def __call__(self, rollouts: Rollouts) -> Tensor:
+        """[N] bool: tokens of completions that ended by themselves."""
         return rollouts.spread(~rollouts.truncated)
 
 
 class TopEntropy(TokenMask):
-    """Keeps the tokens at which π_old was least sure, by entropy among all of the step's tokens (arXiv 2506.01939).
+    """Keeps the tokens at which π_old has most entropy, of all tokens of the step (arXiv 2506.01939).
+
+    Those are the forks of a solution; by the paper, learning from them alone is as good or better.
 
     Args:
-        share: ρ, of the tokens that stay; 0.2 in the paper.
+        fraction: ρ, the fraction of tokens that stay; 0.2 in the paper.
     """
 
     reads_entropy = True
 
-    def __init__(self, share: float = 0.2) -> None:
-        if not 0 < share <= 1:
-            raise UsageError(f"share={share} of TopEntropy: give more than 0 and at most 1; the paper takes 0.2")
-        self.share = share
+    def __init__(self, fraction: float = 0.2) -> None:
+        if not 0 < fraction <= 1:
+            raise UsageError(f"fraction={fraction} of TopEntropy: give more than 0 and at most 1; the paper takes 0.2")
+        self.fraction = fraction
 
     def __call__(self, rollouts: Rollouts) -> Tensor:
-        assert rollouts.entropy_rank is not None
-        return rollouts.entropy_rank >= 1 - self.share
+        """[N] bool: tokens of the highest entropy."""
+        return rollouts.columns[ENTROPY_RANK] >= 1 - self.fraction

@@ -4,16 +4,16 @@ import math
 from collections.abc import Sequence
 
 RIGHT_ABOVE = 0.5
-"""A completion to which the first reward gives more counts as right."""
+"""A completion counts as right if the first reward gives it more than this."""
 
 
 def pass_at_k(values: Sequence[float]) -> float:
-    """Whether any of the answers is right."""
+    """1 if any of the answers is right, else 0."""
     return float(any(value > RIGHT_ABOVE for value in values))
 
 
 def majority_at_k(values: Sequence[float], answers: Sequence[str | None]) -> float:
-    """Whether the answer given most often is right; of answers given equally often, the first counts."""
+    """1 if the most frequent answer is right, else 0; of equally frequent answers the first counts."""
     votes: dict[str, list[float]] = {}
     for value, answer in zip(values, answers, strict=True):
         if answer is not None:

@@ -21,11 +21,12 @@ class Objective:
 
     Args:
         surrogate: The per-token objective from log π_θ, log π_old and Â.
-        kl: The estimator of D_KL[π_θ || π_ref].
+        kl: Estimator of D_KL[π_θ || π_ref].
         beta: β, its coefficient. 0 means no KL term.
         weighting: How tokens are averaged.
-        masks: Tokens that are not learned from.
-        entropy_bonus: Coefficient of the entropy of π_θ at each token. 0 means no such term.
+        masks: Tokens to leave out.
+        entropy_bonus: Coefficient of the entropy of π_θ at each token, against collapse to few answers. 0 means no such
+            term.
     """
 
     surrogate: Surrogate = field(default_factory=Clipped)
@@ -36,6 +37,7 @@ class Objective:
     entropy_bonus: float = 0.0
 
     def __post_init__(self) -> None:
+        """Checks the coefficients."""
         if not self.beta >= 0:
             raise UsageError(f"objective.beta={self.beta}: give 0 (no KL term) or more; DeepSeekMath uses 0.04")
         if not self.entropy_bonus >= 0:
@@ -54,7 +56,13 @@ class Objective:
         return weight
 
     def __call__(self, logp: Tensor, entropy: Tensor, rollouts: Rollouts) -> tuple[Tensor, Diagnostics]:
-        """[N] log π_θ with gradient, [N] entropy, with gradient if it earns a bonus -> J, diagnostics."""
+        """J with gradient, and diagnostics.
+
+        Args:
+            logp: [N] float32 log π_θ, with gradient.
+            entropy: [N] float32 entropy of π_θ, with gradient if it earns a bonus.
+            rollouts: The tokens.
+        """
         assert logp.shape == rollouts.token_ids.shape and logp.dtype == torch.float32
         current = logp.detach()
         old_logp = current if rollouts.old_logp is None else rollouts.old_logp

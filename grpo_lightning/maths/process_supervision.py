@@ -1,4 +1,4 @@
-"""Process supervision: advantages that differ from token to token, from rewards of the segments inside completions."""
+"""Process supervision: advantages per token from rewards of the segments inside completions."""
 
 import torch
 from torch import Tensor
@@ -12,16 +12,18 @@ from grpo_lightning.types import UsageError
 class ProcessSupervision(GroupStd):
     """GRPO with process supervision: Â_it = sum of the normalised rewards of the segments that end at t or later.
 
-    The rewards of all segments of a group are normalised together, r~ = (r - mean(R)) / (std(R) + eps)
-    (DeepSeekMath 4.1.3). A reward that scores completions as a whole counts as one segment that ends at the last token.
-    Each reward is normalised by itself; their advantages are summed by their weights.
+    Tells the policy where a long solution goes wrong, not only that it does. The rewards r of all segments of a group
+    are normalised together, r~ = (r - mean(r)) / (std(r) + eps) (DeepSeekMath 4.1.3). A reward of whole completions
+    counts as one segment that ends at the last token. Each reward is normalised by itself. Their advantages are summed
+    by weight.
 
     Args:
         advantage_eps: Added to the standard deviation.
-        std: As of `GroupStd`, over the segments of the group.
+        std: As in `GroupStd`, over the segments of the group.
     """
 
     def per_token(self, rewards: RewardBatch) -> Tensor:
+        """[N] float32 advantages: what ends at the token or later, summed."""
         if not any(rewards.segments):
             raise UsageError(
                 "ProcessSupervision: no reward scores segments; add one whose RewardResult has `segments`, or use"
@@ -40,6 +42,6 @@ class ProcessSupervision(GroupStd):
             if len(row):
                 normalised = self.estimate(reward, rewards.group[row], int(rewards.group.max()) + 1)
                 ending.index_add_(0, first[row] + end, weight * normalised)
-        # From the last token to the first, so a token sums what ends at it or behind it.
+        # Cumulative from the last token to the first: a token sums what ends at it or later.
         onward = pad(ending, lengths).flip(1).cumsum(1).flip(1)
         return onward[segments(lengths), positions(lengths)].float()

@@ -1,4 +1,4 @@
-"""Ragged vectors: B segments of different lengths laid end to end in one flat vector [N], and ways to cut them up."""
+"""Ragged vectors: B segments of different lengths, end to end in one flat vector [N], and ways to pack them."""
 
 from collections.abc import Sequence
 
@@ -17,13 +17,13 @@ def spread(values: Tensor, lengths: Tensor, total: int | None = None) -> Tensor:
     Args:
         values: [B].
         lengths: [B].
-        total: N, where it is known: a GPU then need not be asked for the sum of `lengths`.
+        total: N, where it is known: then there is no wait for a GPU to sum `lengths`.
     """
     return values.repeat_interleave(lengths, output_size=total)
 
 
 def segments(lengths: Tensor, total: int | None = None) -> Tensor:
-    """Segment that each element belongs to: [3, 1, 2] -> [0, 0, 0, 1, 2, 2]; `total` as in `spread`."""
+    """Index of the segment of each element: [3, 1, 2] -> [0, 0, 0, 1, 2, 2]; `total` as in `spread`."""
     return spread(torch.arange(len(lengths), device=lengths.device), lengths, total)
 
 
@@ -43,65 +43,65 @@ def segment_mean(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def take(rows: Tensor, lengths: Tensor) -> Tensor:
-    """Flat positions of the elements of the chosen segments, in the order of `rows`: [r] -> [sum of their lengths]."""
+    """Flat indices of the elements of the segments `rows`, in that order: [r] -> [sum of their lengths]."""
     chosen = lengths[rows]
     return spread(starts(lengths)[rows], chosen) + positions(chosen)
 
 
 def pad(values: Tensor, lengths: Tensor, value: float = 0) -> Tensor:
-    """Flat [N] -> right-padded [B, max length]."""
+    """Right-padded [B, max length] from flat [N]."""
     padded = values.new_full((len(lengths), int(lengths.max()) if len(lengths) else 0), value)
     padded[segments(lengths), positions(lengths)] = values
     return padded
 
 
 KEYS_PER_TOKEN = 4
-"""Most keys that a pack of groups holds, per token of its budget: attention copies a prompt's for each completion."""
+"""Most keys in a pack, per token of its budget: attention copies the keys of a prompt for each completion."""
 
 
 def group_budget(
     prompt_lengths: Sequence[int], group: Sequence[int], lengths: Sequence[int], max_tokens: int
 ) -> list[list[int]]:
-    """Packs rows into few batches of at most `max_tokens`, groups whole, where a group's prompt counts once.
+    """Rows of few packs of at most `max_tokens`, with whole groups; a group's prompt counts once.
 
-    Groups with the longest completions first. A group over the budget is cut into pieces of at least a row. So is one
-    whose rows, each with a prompt of its own, are over four times the budget. `max_tokens=0` sets no limit.
+    Groups with the longest completions come first. A group over the budget is cut into pieces of at least one row. So
+    is a group whose rows, each with its own prompt, exceed four times the budget. `max_tokens=0` sets no limit.
     """
     rows: dict[int, list[int]] = {}
-    for row, number in enumerate(group):
-        rows.setdefault(number, []).append(row)
-    order = sorted(rows, key=lambda number: (-max(lengths[row] for row in rows[number]), number))
-    batches: list[list[int]] = []
+    for row, index in enumerate(group):
+        rows.setdefault(index, []).append(row)
+    order = sorted(rows, key=lambda index: (-max(lengths[row] for row in rows[index]), index))
+    packs: list[list[int]] = []
     tokens = keys = 0
-    for number in order:
-        prompt, own = prompt_lengths[number], sorted(rows[number], key=lambda row: (-lengths[row], row))
+    for index in order:
+        prompt, own = prompt_lengths[index], sorted(rows[index], key=lambda row: (-lengths[row], row))
         whole = prompt + sum(lengths[row] for row in own), sum(prompt + lengths[row] for row in own)
         fits = max_tokens == 0 or (whole[0] <= max_tokens and whole[1] <= KEYS_PER_TOKEN * max_tokens)
-        for piece in [rows[number]] if fits else [[row] for row in own]:
+        for piece in [rows[index]] if fits else [[row] for row in own]:
             continues = not fits and piece != [own[0]]
             new_tokens = sum(lengths[row] for row in piece) + (0 if continues else prompt)
             new_keys = sum(prompt + lengths[row] for row in piece)
             over = tokens + new_tokens > max_tokens or keys + new_keys > KEYS_PER_TOKEN * max_tokens
-            if not batches or (max_tokens > 0 and over):
-                batches.append([])
+            if not packs or (max_tokens > 0 and over):
+                packs.append([])
                 tokens, keys = prompt if continues else 0, 0
-            batches[-1] += piece
+            packs[-1] += piece
             tokens += new_tokens
             keys += new_keys
-    return batches
+    return packs
 
 
 def token_budget(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Packs rows into few batches whose padded size, rows x longest row, stays within `max_tokens`.
+    """Rows of few packs whose padded size, rows x longest row, is at most `max_tokens`.
 
-    Longest first, so a batch holds rows of like length and little padding. A row longer than the budget gets a batch
-    of its own. `max_tokens=0` sets no limit.
+    The longest rows come first, so the rows of a pack have similar lengths and little padding. A row longer than the
+    budget gets its own pack. `max_tokens=0` sets no limit.
     """
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
-    batches: list[list[int]] = []
+    packs: list[list[int]] = []
     for row in order:
-        full = not batches or (max_tokens > 0 and (len(batches[-1]) + 1) * lengths[batches[-1][0]] > max_tokens)
+        full = not packs or (max_tokens > 0 and (len(packs[-1]) + 1) * lengths[packs[-1][0]] > max_tokens)
         if full:
-            batches.append([])
-        batches[-1].append(row)
-    return batches
+            packs.append([])
+        packs[-1].append(row)
+    return packs

@@ -1,7 +1,8 @@
-"""The rewards of one exploration step as tensors: what advantages are computed from."""
+"""The rewards of one exploration step as tensors, from which advantages are computed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -12,11 +13,22 @@ class SegmentRewards:
     """Rewards of S segments inside completions, ragged: a completion may have any number of them."""
 
     row: Tensor
-    """[S] int64, the completion the segment belongs to."""
+    """[S] int64, index of the completion that the segment belongs to."""
     end: Tensor
-    """[S] int64, place of the segment's last token in its completion, from 0."""
+    """[S] int64, index of the segment's last token among the drawn tokens of its completion."""
     value: Tensor
     """[S] float64."""
+
+    @classmethod
+    def concat(cls, parts: Sequence[tuple["SegmentRewards", int]]) -> "SegmentRewards | None":
+        """Several end to end, each with the number that is added to its rows; None if there are none."""
+        if not parts:
+            return None
+        return cls(
+            row=torch.cat([part.row + offset for part, offset in parts]),
+            end=torch.cat([part.end for part, _ in parts]),
+            value=torch.cat([part.value for part, _ in parts]),
+        )
 
 
 @dataclass(slots=True)
@@ -28,11 +40,11 @@ class RewardBatch:
     weight: Tensor
     """[K] float64, the factor of each reward in the total."""
     group: Tensor
-    """[B] int64, the prompt that each completion answers."""
+    """[B] int64, index of the prompt that each completion answers."""
     lengths: Tensor
-    """[B] int64, |o_i|."""
+    """[B] int64, |o_i|, drawn tokens."""
     segments: list[SegmentRewards | None]
-    """K: the segments of each reward; None for one that scores completions as a whole."""
+    """[K] the segments of each reward; None for one that scores completions as a whole."""
 
     @property
     def total(self) -> Tensor:
@@ -40,7 +52,7 @@ class RewardBatch:
         return (self.weight[:, None] * self.value).sum(0)
 
     def plus(self, value: Tensor, weight: float) -> "RewardBatch":
-        """One reward more: [B] values and its weight."""
+        """These and one reward more, from its [B] values and its weight."""
         return RewardBatch(
             value=torch.cat([self.value, value[None].to(self.value)]),
             weight=torch.cat([self.weight, self.weight.new_tensor([weight])]),
@@ -52,26 +64,16 @@ class RewardBatch:
     @classmethod
     def concat(cls, batches: Sequence["RewardBatch"]) -> "RewardBatch":
         """The same rewards of several batches, whose groups are all different ones."""
-        rows = [0, *torch.tensor([len(b.group) for b in batches]).cumsum(0).tolist()]
-        groups = [0, *torch.tensor([int(b.group.max()) + 1 if len(b.group) else 0 for b in batches]).cumsum(0).tolist()]
-        segments: list[SegmentRewards | None] = []
-        for number in range(len(batches[0].segments)):
-            own = [(batch.segments[number], offset) for batch, offset in zip(batches, rows, strict=False)]
-            parts = [(part, offset) for part, offset in own if part is not None]
-            joined = (
-                SegmentRewards(
-                    row=torch.cat([part.row + offset for part, offset in parts]),
-                    end=torch.cat([part.end for part, _ in parts]),
-                    value=torch.cat([part.value for part, _ in parts]),
-                )
-                if parts
-                else None
-            )
-            segments.append(joined)
+        first_row = [0, *accumulate(len(batch.group) for batch in batches)]
+        first_group = [0, *accumulate(int(b.group.max()) + 1 if len(b.group) else 0 for b in batches)]
+        segments = []
+        for rewards in zip(*(batch.segments for batch in batches), strict=True):
+            scored = [(part, row) for part, row in zip(rewards, first_row, strict=False) if part is not None]
+            segments.append(SegmentRewards.concat(scored))
         return cls(
             value=torch.cat([batch.value for batch in batches], dim=1),
             weight=batches[0].weight,
-            group=torch.cat([batch.group + offset for batch, offset in zip(batches, groups, strict=False)]),
+            group=torch.cat([batch.group + first for batch, first in zip(batches, first_group, strict=False)]),
             lengths=torch.cat([batch.lengths for batch in batches]),
             segments=segments,
         )

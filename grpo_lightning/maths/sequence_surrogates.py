@@ -1,4 +1,4 @@
-"""Surrogates that look at whole completions: the ratio of the sequence in the place of each token's."""
+"""Surrogates that look at whole completions: the ratio of the sequence instead of each token's."""
 
 import torch
 from torch import Tensor
@@ -7,13 +7,14 @@ from grpo_lightning.maths.ragged import segment_mean
 from grpo_lightning.maths.ratio import log_ratio
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Clipped, Surrogate, SurrogateResult, bounds, clip
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import UsageError, at_least
 
 
 class SequenceClipped(Surrogate):
     """GSPO: `Clipped` with the ratio of the sequence, s_i = exp(mean over t of log(π_θ/π_old)), for each of its tokens.
 
-    With `SequenceMean` this is arXiv 2507.18071, Eq. 5-7.
+    For long completions and mixtures of experts, where the ratios of single tokens are noisy. With the weighting
+    `SequenceMean` this is arXiv 2507.18071, Eq. 5-7.
 
     Args:
         clip_low: ε below; s_i moves little, so the paper's is small. None sets no bound.
@@ -24,6 +25,7 @@ class SequenceClipped(Surrogate):
         self.low, self.high = bounds(clip_low, clip_high)
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        """[N] the clipped objective with the ratio of the sequence."""
         ratio = rollouts.spread(segment_mean(log_ratio(logp, old_logp), rollouts.lengths).exp())
         return self._clip(ratio, logp, old_logp, rollouts)
 
@@ -33,14 +35,14 @@ class SequenceClipped(Surrogate):
 
 
 class SequenceClippedToken(SequenceClipped):
-    """GSPO-token: the ratio's value is the sequence's, its gradient each token's own, so Â may differ by token.
+    """GSPO-token: the ratio has the value of the sequence's and the gradient of each token's own.
 
-    s_it = sg(s_i) π_θ / sg(π_θ) (arXiv 2507.18071, Eq. 13-14). The gradient is that of GSPO where Â is the same for all
-    tokens.
+    For advantages that differ by token, as with process supervision. s_it = sg(s_i) π_θ / sg(π_θ)
+    (arXiv 2507.18071, Eq. 13-14). Where Â is the same for all tokens, the gradient is that of GSPO.
 
     Args:
-        clip_low: As of `SequenceClipped`.
-        clip_high: As of `SequenceClipped`.
+        clip_low: As in `SequenceClipped`.
+        clip_high: As in `SequenceClipped`.
     """
 
     def _clip(self, ratio: Tensor, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
@@ -50,7 +52,8 @@ class SequenceClippedToken(SequenceClipped):
 class GMPO(Surrogate):
     """GMPO: Â times the geometric mean of the sequence's clipped ratios (arXiv 2507.20673, Eq. 3-4).
 
-    For good tokens exp(mean over t of min(log ratio, clip(log ratio))), for bad ones with max.
+    A geometric mean is less moved by single extreme ratios, so wider bounds are safe. The value is
+    exp(mean over t of min(log ratio, clip(log ratio))) for good tokens; for bad ones max replaces min.
 
     Args:
         log_clip: The log-ratios are clipped to ± this; the paper takes 0.4, ratios from 0.67 to 1.49.
@@ -62,6 +65,7 @@ class GMPO(Surrogate):
         self.log_clip = log_clip
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        """[N] Â times the geometric mean of clipped ratios."""
         advantage, lengths = rollouts.advantage, rollouts.lengths
         change = log_ratio(logp, old_logp)
         good, bad = (
@@ -79,24 +83,26 @@ class GMPO(Surrogate):
 class OffPolicyMask(Surrogate):
     """Leaves out bad completions that the policy has moved away from: mean over t of log(π_old/π_θ) above `threshold`.
 
-    Off-policy sequence masking of DeepSeek-V3.2 (arXiv 2512.02556, Sec. 3.1); the KL term stays.
+    For many updates per step: pushing down what the policy no longer writes only unsettles it. This is the off-policy
+    sequence masking of DeepSeek-V3.2 (arXiv 2512.02556, Sec. 3.1); the KL term stays.
 
     Args:
-        surrogate: The per-token objective of the others.
-        threshold: δ, in nats a token.
+        surrogate: The per-token objective of the other completions; by default `Clipped`.
+        threshold: δ, in nats per token.
     """
 
     def __init__(self, surrogate: Surrogate | None = None, threshold: float = 0.1) -> None:
-        if not threshold >= 0:
-            raise UsageError(f"threshold={threshold}: give 0 or more nats a token")
+        at_least("threshold", threshold, 0, "OffPolicyMask")
         self.surrogate = surrogate or Clipped()
         self.threshold = threshold
         self.reads_old_logp = self.surrogate.reads_old_logp
 
-    def prepare(self, rollouts: Rollouts) -> None:
-        self.surrogate.prepare(rollouts)
+    def prepare(self, rollouts: Rollouts) -> dict[str, Tensor]:
+        """The columns of the other surrogate."""
+        return self.surrogate.prepare(rollouts)
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        """[N] values of the other surrogate, 0 for bad completions too far away."""
         result = self.surrogate(logp, old_logp, rollouts)
         away = rollouts.spread(segment_mean(log_ratio(old_logp, logp.detach()), rollouts.lengths))
         masked = (away > self.threshold) & (rollouts.advantage < 0)

@@ -1,36 +1,36 @@
-"""Stop rules: when to leave the μ passes over one step's rollouts. What is left of them then changes nothing."""
+"""Stop rules: when to end the μ passes over one step's rollouts early. The remaining updates then change nothing."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from grpo_lightning.maths.diagnostics import Diagnostics
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import UsageError, at_least
 
 
 class StopRule(ABC):
-    """Decides from the updates of one exploration step. The numbers are of all ranks, so all ranks decide alike."""
+    """Decides from the updates of one exploration step. The numbers are sums over ranks, so all ranks decide alike."""
 
     @abstractmethod
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
-        """Whether to stop before the optimizer steps for the last of `updates`.
+        """Whether to stop before the last of `updates` is made.
 
         Args:
-            updates: Diagnostics of the step's updates, two or more; each was taken before its optimizer step.
+            updates: Diagnostics of the step's updates, two or more; each was taken before the weights changed.
             num_minibatches: Updates of one pass.
         """
 
     def ended_by(self, updates: Sequence[Diagnostics], num_minibatches: int) -> str | None:
-        """The name of the rule that stops here, if one does."""
+        """The name of the rule that stops here; None if none does."""
         return type(self).__name__ if self(updates, num_minibatches) else None
 
     @property
     def names(self) -> list[str]:
-        """The names `ended_by` may give."""
+        """The names that `ended_by` may return."""
         return [type(self).__name__]
 
 
 def last_pass(updates: Sequence[Diagnostics], num_minibatches: int) -> Diagnostics | None:
-    """The sums over a pass that the last update completes; None in the middle of a pass."""
+    """Diagnostics summed over the pass that ended with the last update; None if a pass is still under way."""
     if len(updates) % num_minibatches:
         return None
     first, *others = updates[-num_minibatches:]
@@ -38,56 +38,63 @@ def last_pass(updates: Sequence[Diagnostics], num_minibatches: int) -> Diagnosti
 
 
 class FixedPasses(StopRule):
-    """All μ passes, whatever happens (DeepSeekMath's Algorithm 1)."""
+    """Never stops: all μ passes, as in DeepSeekMath's Algorithm 1.
+
+    Every step then does the same work, which makes runs easy to compare.
+    """
 
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
+        """False."""
         return False
 
     @property
     def names(self) -> list[str]:
+        """None: it never stops."""
         return []
 
 
 class AllSettled(StopRule):
     """Stops when the tokens are where they should go: at their clip bound, or at their target probability.
 
-    Of the tokens that push (Â and weight not 0), those whose bound lies beyond probability 1 never get there and are
-    not counted.
+    Further passes would change little. Of the tokens that push (Â and weight not 0), those whose bound lies beyond
+    probability 1 never get there. They are not counted.
 
     Args:
-        share: Of the counted tokens that must be at their bound, in one whole pass.
+        fraction: Fraction of the counted tokens that must be at their bound, over one whole pass.
     """
 
-    def __init__(self, share: float = 0.9) -> None:
-        if not 0 < share <= 1:
-            raise UsageError(f"share={share} of AllSettled: give more than 0 and at most 1")
-        self.share = share
+    def __init__(self, fraction: float = 0.9) -> None:
+        if not 0 < fraction <= 1:
+            raise UsageError(f"fraction={fraction} of AllSettled: give more than 0 and at most 1")
+        self.fraction = fraction
 
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
+        """Whether enough tokens were at their bounds in the pass that just ended."""
         done = last_pass(updates, num_minibatches)
         if done is None:
             return False
         settled = done.clipped_low + done.clipped_high
-        return bool(settled >= self.share * (done.pushing - done.unreachable))
+        return bool(settled >= self.fraction * (done.pushing - done.unreachable))
 
 
 class ObjectivePlateau(StopRule):
-    """Stops when the objective of `patience` passes in a row has not risen by `min_delta` over the best pass.
+    """Stops after `patience` passes in a row whose objective has not risen by `min_delta` over the best pass.
+
+    Spends passes where they still pay, like early stopping by a validation loss.
 
     Args:
-        patience: Passes without progress that are allowed for before stopping.
-        min_delta: Least rise that counts, in units of the objective.
+        patience: Number of passes without progress to tolerate.
+        min_delta: Smallest rise that counts, in units of the objective.
     """
 
     def __init__(self, patience: int = 1, min_delta: float = 1e-3) -> None:
-        if patience < 1:
-            raise UsageError(f"patience={patience} of ObjectivePlateau: give 1 pass or more")
-        if not min_delta >= 0:
-            raise UsageError(f"min_delta={min_delta} of ObjectivePlateau: give 0 or more")
+        at_least("patience", patience, 1, "ObjectivePlateau")
+        at_least("min_delta", min_delta, 0, "ObjectivePlateau")
         self.patience = patience
         self.min_delta = min_delta
 
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
+        """Whether the last `patience` passes brought nothing."""
         if len(updates) % num_minibatches:
             return False
         passes = [
@@ -104,23 +111,26 @@ class ObjectivePlateau(StopRule):
 
 
 class KLAbove(StopRule):
-    """Stops when the policy has moved further than `target` from the one that was sampled, by `policy/kl_old`.
+    """Stops when the policy is further than `target` from the one that was sampled, by `policy/kl_old`.
+
+    A guard against steps that go too far, as in PPO implementations with a target KL.
 
     Args:
-        target: Largest KL(π_old || π_θ) of an update's tokens, in nats a token.
+        target: Largest mean KL(π_old || π_θ) over an update's tokens, in nats per token.
     """
 
     def __init__(self, target: float = 0.01) -> None:
         if not target > 0:
-            raise UsageError(f"target={target} of KLAbove: give more than 0 nats a token, e.g. 0.01")
+            raise UsageError(f"target={target} of KLAbove: give more than 0 nats per token, e.g. 0.01")
         self.target = target
 
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
+        """Whether the last update found the policy too far away."""
         return bool(updates[-1].kl_old > self.target * updates[-1].tokens)
 
 
 class FirstOf(StopRule):
-    """Stops as soon as one of several rules does.
+    """Stops as soon as one of several rules does: a guard and a criterion together.
 
     Args:
         rules: The rules, asked in this order.
@@ -132,13 +142,16 @@ class FirstOf(StopRule):
         self.rules = rules
 
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
+        """Whether any of the rules stops."""
         return self.ended_by(updates, num_minibatches) is not None
 
     def ended_by(self, updates: Sequence[Diagnostics], num_minibatches: int) -> str | None:
+        """The name of the first rule that stops; None if none does."""
         return next((name for rule in self.rules if (name := rule.ended_by(updates, num_minibatches))), None)
 
     @property
     def names(self) -> list[str]:
+        """The names of all rules."""
         return [name for rule in self.rules for name in rule.names]
 
 
@@ -161,9 +174,13 @@ class Passes:
         """Updates made so far; the one at which a rule stops is not made."""
         return len(self.updates) - (self.ended_by is not None)
 
-    def ends_at(self, update: Diagnostics) -> bool:
-        """Whether the passes end before the optimizer steps for this update."""
+    @property
+    def ended(self) -> bool:
+        """Whether the rule has ended them."""
+        return self.ended_by is not None
+
+    def record(self, update: Diagnostics) -> None:
+        """Notes an update before the optimizer makes it, and asks the rule."""
         self.updates.append(update)
         if len(self.updates) > 1:
             self.ended_by = self.rule.ended_by(self.updates, self.num_minibatches)
-        return self.ended_by is not None

@@ -14,16 +14,16 @@ from grpo_lightning.types import UsageError
 
 @dataclass(slots=True)
 class SurrogateResult:
-    """What a surrogate says of N tokens."""
+    """The objective of N tokens, and which of them are at a bound."""
 
     value: Tensor
-    """[N] to be maximised, with gradient through log π_θ."""
+    """[N] objective to maximise, with gradient through log π_θ."""
     clipped_low: Tensor
-    """[N] bool: a bad token at its lower bound, or beyond."""
+    """[N] bool: a bad token at its lower bound or beyond."""
     clipped_high: Tensor
-    """[N] bool: a token at its upper bound, or beyond."""
+    """[N] bool: a token at its upper bound or beyond."""
     unreachable: Tensor
-    """[N] bool: a good token whose upper bound lies beyond probability 1, so that it never gets there."""
+    """[N] bool: a good token whose upper bound lies beyond probability 1, so it never gets there."""
 
     @classmethod
     def unbounded(cls, value: Tensor) -> "SurrogateResult":
@@ -36,32 +36,44 @@ class Surrogate(ABC):
     """The per-token objective. Gradient flows through `logp` alone; a token whose Â is 0 has value and gradient 0."""
 
     reads_old_logp: bool = False
-    """Whether `prepare` needs log π_old, which otherwise stays unknown where a step has a single update."""
+    """Whether `prepare` needs log π_old. If False, log π_old is not computed when a step has only one update."""
 
-    def prepare(self, rollouts: Rollouts) -> None:
-        """Sees the rollouts once before the passes, every group whole, and may set `logp_low` and `logp_high`."""
+    def prepare(self, rollouts: Rollouts) -> dict[str, Tensor]:
+        """Columns for `rollouts.columns`, computed once before the passes from whole groups; here none.
+
+        Returns:
+            A name and one float32 number per drawn token, [N], for each column. In `__call__`, `rollouts.columns` has
+            them for the tokens of the pack. A pack of weight 0, which fills up a rank with less to do, has zeros.
+        """
+        return {}
 
     @abstractmethod
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
-        """[N] log π_θ with gradient, [N] log π_old, and the rollouts they belong to -> [N] values."""
+        """The values of N tokens, from [N] log π_θ with gradient, [N] log π_old and their rollouts."""
 
 
 class Reinforce(Surrogate):
-    """REINFORCE: Â log π_θ, without a ratio (Williams 1992)."""
+    """REINFORCE: Â log π_θ, without a ratio (Williams 1992).
+
+    The plainest one, for a single update per step: it has no bounds to tune, and none to hold it off policy.
+    """
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        """[N] Â log π_θ."""
         return SurrogateResult.unbounded(rollouts.advantage * logp)
 
 
 class Clipped(Surrogate):
     """PPO and GRPO: min(ratio * Â, clip(ratio, 1 - clip_low, 1 + clip_high) * Â) (DeepSeekMath Eq. 3; CS336 Eq. 29).
 
+    Makes several updates per step safe: a token stops pushing once its ratio is at the bound.
+
     Args:
-        clip_low: ε below: the ratio of a bad token gains nothing under 1 - clip_low. None sets no bound.
-        clip_high: ε above: the ratio of a good token gains nothing over 1 + clip_high. DAPO's clip-higher is 0.28.
-            None sets no bound.
-        dual_clip: c > 1: the value of a bad token is at least c * Â, so one whose ratio is over c no longer pushes
-            (arXiv 1912.09729, Eq. 5; 3 there). None sets no such bound.
+        clip_low: ε below: a bad token gains nothing from a ratio under 1 - clip_low. None sets no bound.
+        clip_high: ε above: a good token gains nothing from a ratio over 1 + clip_high. DAPO's clip-higher is 0.28. None
+            sets no bound.
+        dual_clip: c > 1. The value of a bad token is at least c * Â, so it no longer pushes if its ratio is over c.
+            3 in arXiv 1912.09729, Eq. 5. None sets no such bound.
     """
 
     def __init__(
@@ -73,6 +85,7 @@ class Clipped(Surrogate):
         self.dual_clip = math.inf if dual_clip is None else dual_clip
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        """[N] the smaller of the plain and the clipped objective."""
         advantage = rollouts.advantage
         ratio = log_ratio(logp, old_logp).exp()
         result = clip(ratio, advantage, self.low, self.high, highest=-old_logp)
@@ -85,18 +98,19 @@ class Clipped(Surrogate):
 class CISPO(Surrogate):
     """CISPO: sg(clip(ratio, 1 - clip_low, 1 + clip_high)) * Â * log π_θ (arXiv 2506.13585, Eq. 4-5).
 
-    The bounds limit how hard a token pushes; none stops.
+    No token stops learning: the bounds only limit how hard it pushes. A clip silences rare but decisive tokens early.
 
     Args:
         clip_low: ε below; None, as in the paper, sets no bound.
-        clip_high: ε above: the factor is at most 1 + clip_high. The paper names none; ScaleRL (arXiv 2510.13786) takes
-            5 in all.
+        clip_high: ε above: the factor is at most 1 + clip_high. The paper gives no value; in ScaleRL (arXiv 2510.13786)
+            the factor is at most 5.
     """
 
     def __init__(self, clip_low: float | None = None, clip_high: float | None = 4.0) -> None:
         self.low, self.high = bounds(clip_low, clip_high)
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        """[N] clipped ratio, without gradient, times Â log π_θ."""
         ratio = log_ratio(logp.detach(), old_logp).exp()
         result = clip(ratio, rollouts.advantage, self.low, self.high, highest=-old_logp)
         result.value = ratio.clamp(self.low, self.high) * rollouts.advantage * logp
@@ -104,9 +118,10 @@ class CISPO(Surrogate):
 
 
 class SAPO(Surrogate):
-    """SAPO: Â * sigmoid(τ (ratio - 1)) * 4/τ, a soft gate in the place of the clip (arXiv 2511.20347, Eq. 5-6).
+    """SAPO: Â * sigmoid(τ (ratio - 1)) * 4/τ, a soft gate instead of a clip (arXiv 2511.20347, Eq. 5-6).
 
-    At ratio 1 the gradient is that of `Clipped`; the further away, the less a token pushes.
+    The push of a token fades with the distance of its ratio from 1 instead of ending at a bound. At ratio 1 the
+    gradient is that of `Clipped`.
 
     Args:
         tau_good: τ where Â > 0.
@@ -121,6 +136,7 @@ class SAPO(Surrogate):
         self.tau_bad = tau_bad
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        """[N] Â times the soft gate of the ratio."""
         ratio = log_ratio(logp, old_logp).exp()
         tau = torch.where(rollouts.advantage > 0, self.tau_good, self.tau_bad)
         return SurrogateResult.unbounded(rollouts.advantage * torch.sigmoid(tau * (ratio - 1)) * 4 / tau)
@@ -136,7 +152,7 @@ def bounds(clip_low: float | None, clip_high: float | None) -> tuple[float, floa
 
 
 def clip(ratio: Tensor, advantage: Tensor, low: float, high: float, highest: Tensor) -> SurrogateResult:
-    """min(ratio * Â, clip(ratio, low, high) * Â), the pessimistic bound of PPO (CS336 Eq. 29 and 30).
+    """The pessimistic bound of PPO: the smaller of ratio * Â and clipped ratio * Â (CS336 Eq. 29 and 30).
 
     Args:
         ratio: [N] with gradient.

@@ -1,8 +1,8 @@
-"""Weightings: how tokens are averaged, said as one weight a token and fixed before the optimisation passes.
+"""Weightings: the average over tokens, as one weight per token that is fixed before the optimisation passes.
 
 Every loss of the literature is sum_t weight_t * (surrogate_t - beta * kl_t); they differ in `weight`. A weight is
-computed from the whole batch of one optimizer update over all ranks, so the gradients of micro-batches and of ranks
-simply add up.
+computed from the whole batch of one optimizer update over all ranks. So the gradients of packs and of ranks simply add
+up.
 """
 
 from abc import ABC, abstractmethod
@@ -12,73 +12,95 @@ import torch
 from torch import Tensor
 
 from grpo_lightning.maths.ragged import segment_sum
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import at_least
 
 
 @dataclass(slots=True)
 class BatchSize:
     """The batch of one optimizer update, over all ranks."""
 
-    sequences: int
-    groups: int
-    tokens: int
+    num_completions: int
+    num_groups: int
+    num_tokens: int
+    """Drawn tokens."""
     max_new_tokens: int | None = None
     """The longest completion that the run allows."""
 
 
 class TokenWeighting(ABC):
-    """The weight of a token, which is the same for all tokens of a completion."""
+    """The weight per token, which is the same for all tokens of a completion."""
 
     @abstractmethod
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
-        """[B] lengths, [B] groups (whole ones), the whole batch's size -> [B] float32, the weight of a token."""
+        """[B] float32 weight per token of each completion.
+
+        Args:
+            lengths: [B] |o_i|, drawn tokens.
+            group: [B] index of the prompt; every group is whole.
+            batch: Sizes of the whole batch, over all ranks.
+        """
 
 
 class SequenceMean(TokenWeighting):
-    """GRPO: 1 / (B |o_i|): the mean over completions of the mean over their tokens (DeepSeekMath Eq. 3)."""
+    """GRPO: 1 / (B |o_i|): the mean over completions of the mean over their tokens (DeepSeekMath Eq. 3).
+
+    Every completion counts the same, so a token of a short one counts more.
+    """
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
-        return 1.0 / (batch.sequences * lengths.float())
+        """[B] 1 / (B |o_i|)."""
+        return 1.0 / (batch.num_completions * lengths.float())
 
 
 class TokenMean(TokenWeighting):
-    """DAPO: 1 / sum_j |o_j|: every token of the batch counts the same (arXiv 2503.14476, Eq. 8)."""
+    """DAPO: 1 / sum_j |o_j|: every token of the batch counts the same (arXiv 2503.14476, Eq. 8).
+
+    For long reasoning: good and bad patterns in long completions are not diluted.
+    """
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
-        return torch.full_like(lengths, 1.0 / batch.tokens, dtype=torch.float32)
+        """[B] 1 / tokens of the batch."""
+        return torch.full_like(lengths, 1.0 / batch.num_tokens, dtype=torch.float32)
 
 
 class FixedLength(TokenWeighting):
-    """Dr. GRPO: 1 / (B L): no completion's own length enters, so long wrong ones are not favoured (arXiv 2503.20783).
+    """Dr. GRPO: 1 / (B L), with a constant L (arXiv 2503.20783).
+
+    A completion's own length does not enter, so long wrong answers are not punished less per token.
 
     Args:
         length: L. None is the longest completion allowed, `sampling.max_new_tokens`.
     """
 
     def __init__(self, length: int | None = None) -> None:
-        if length is not None and length < 1:
-            raise UsageError(f"length={length} of FixedLength: give 1 or more, or null for max_new_tokens")
+        at_least("length", length, 1, "FixedLength")
         self.length = length
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
+        """[B] 1 / (B L)."""
         length = batch.max_new_tokens if self.length is None else self.length
         assert length is not None, "give length, or a BatchSize with max_new_tokens"
-        return torch.full_like(lengths, 1.0 / (batch.sequences * length), dtype=torch.float32)
+        return torch.full_like(lengths, 1.0 / (batch.num_completions * length), dtype=torch.float32)
 
 
 class GroupTokenMean(TokenWeighting):
     """1 / (groups * tokens of the group): the mean over groups of the mean over a group's tokens.
 
-    Every question counts the same however long its answers are, and inside a group every token does.
+    Every prompt counts the same, however long its completions are; inside a group every token does.
     """
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
+        """[B] 1 / (groups * tokens of the group)."""
         tokens = segment_sum(lengths, group, int(group.max()) + 1 if len(group) else 0)[group]
-        return 1.0 / (batch.groups * tokens.float())
+        return 1.0 / (batch.num_groups * tokens.float())
 
 
 class Unweighted(TokenWeighting):
-    """1: neither the number of completions nor their lengths enter; the learning rate must know the batch's size."""
+    """1: neither the number of completions nor their lengths enter. Choose the learning rate for the batch size.
+
+    For `TargetProbability`, which says how far each token goes, not how fast.
+    """
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
+        """[B] ones."""
         return torch.ones_like(lengths, dtype=torch.float32)

@@ -1,9 +1,9 @@
-"""Calls of scaled dot product attention that no GPU needs its slow "math" kernel for.
+"""Calls of scaled dot product attention that avoid the slow "math" kernel on a GPU.
 
-That kernel writes all scores to memory and keeps them for the backward pass. The fast ones are particular: flash takes
-no mask and no float32, memory-efficient attention takes no `enable_gqa` (torch 2.11 to 2.13, sdp_utils.cpp). So where
-several query heads share a key head, they are laid side by side as more queries under a mask, and keys and values are
-repeated only where neither flash nor a mask is there to help.
+That kernel writes all scores to memory and keeps them for the backward pass. The fast kernels have limits: flash takes
+no mask and no float32, and memory-efficient attention takes no `enable_gqa` (torch 2.11 to 2.13, sdp_utils.cpp). So
+under a mask, query heads that share a key head become more queries of it. Keys and values are repeated only where there
+is neither flash nor a mask.
 """
 
 import torch
@@ -15,7 +15,7 @@ FLASH_HEAD_SIZE = 256
 
 
 def causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None, dropout: float = 0.0) -> Tensor:
-    """[B, H, L, D], [B, K, L, D], [B, K, L, E] -> [B, H, L, E]: each position sees itself and those before it."""
+    """[B, H, L, D], [B, K, L, D], [B, K, L, E] -> [B, H, L, E]: each position sees itself and earlier ones."""
     groups = query.shape[1] // key.shape[1]
     flash = query.dtype != torch.float32 and query.shape[-1] == value.shape[-1] <= FLASH_HEAD_SIZE
     if groups > 1 and not flash:
@@ -28,7 +28,7 @@ def causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None = No
 def masked(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """[B, H, L, D], [B, K, S, D], [B, K, S, E] -> [B, H, L, E], each key head with its query heads in one product.
+    """[B, H, L, D], [B, K, S, D], [B, K, S, E] -> [B, H, L, E]: one product per key head.
 
     Args:
         query: The H / K query heads of each key head become (H / K) * L queries of it.
@@ -47,8 +47,8 @@ def masked(
 def fold_mask(offset: int, length: int, groups: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[1, 1, groups * length, offset + length] for `masked`: query i sees the keys up to offset + i.
 
-    The scores' addend rather than a bool mask, which attention would turn into one at every call and keep. Its rows
-    start at multiples of 8 elements, or a GPU's kernel would copy it first.
+    It is added to the scores: attention would convert a bool mask at every call, and keep the result. Its rows start at
+    multiples of 8 elements, otherwise a GPU's kernel would copy it first.
     """
     keys = offset + length
     seen = torch.arange(keys, device=device) <= offset + torch.arange(length, device=device)[:, None]

@@ -1,4 +1,4 @@
-"""The policy π_θ: a causal LM that says how likely it finds the tokens of completions."""
+"""The policy π_θ: a causal LM, and the log-probs that it gives to the tokens of completions."""
 
 import logging
 from collections.abc import Callable
@@ -24,14 +24,13 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.policy import sharding, shared_prefix
+from grpo_lightning.policy import pretrained, sharding, shared_prefix
 from grpo_lightning.policy.padded_rows import PaddedRows
+from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.policy.shared_prefix import SharedPrefix
 from grpo_lightning.types import UsageError
 
 log = logging.getLogger(__name__)
-
-MEND = "Give a folder made by save_pretrained (config.json, weights, tokenizer) or a hub id"
 
 HEAD_ELEMENTS = 2**25
 """Logits held at once by the vocabulary head: 128 MiB of float32."""
@@ -39,35 +38,40 @@ HEAD_ELEMENTS = 2**25
 
 @dataclass(slots=True)
 class TokenLogp:
-    """What the policy says of N completion tokens."""
+    """Log-probs and entropies of N drawn tokens."""
 
     logp: Tensor
-    """[N] float32 log-probability of each token."""
+    """[N] float32 log-prob of each token."""
     entropy: Tensor
-    """[N] float32 entropy in nats of the distribution each token was drawn from; with gradient only if asked for."""
+    """[N] float32 entropy in nats of π_θ before each token; with gradient only on demand."""
 
 
+# Final, so that the command line takes its arguments as they are: `policy.path`, without a class path.
 @final
 class Policy(nn.Module):
-    """A causal LM of transformers. Its weights are read by `load`, so that Lightning decides where and when.
+    """A causal LM of transformers. `load` reads its weights, so that Lightning decides where and when.
 
     Args:
         path: Folder made by `save_pretrained`, or a model id of the Hugging Face hub.
         dtype: Type of the weights. With `bfloat16` weights, AdamW rounds small updates away: prefer float32 weights
             with the trainer's `precision: bf16-mixed`.
         attention: Attention implementation of transformers for the optimisation passes. A model that lacks `sdpa` gets
-            `eager` in its place, which the run says once. `flash_attention_2` needs its package and a GPU.
+            `eager` instead, which is logged once. `flash_attention_2` needs its package and a GPU.
         dropout: Keep the model's dropout in training. Off by default: with it the first ratio is not 1.
         share_prefix: Pass a group's prompt through the model once instead of once per completion, where the
-            architecture allows it (full attention everywhere). It changes speed and memory alone.
+            architecture allows it (full attention everywhere). It changes only speed and memory.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
         compile: Compile the transformer with `torch.compile`.
-        trust_remote_code: Run Python code shipped with the model. Leave it off for models you have not read.
+        trust_remote_code: Run Python code shipped with the model. Leave it off for models whose code you have not read.
     """
 
     model: PreTrainedModel
     shares_prefix: bool
-    """Whether a group's prompt goes through the model once; known when the weights are."""
+    """Whether a group's prompt goes through the model once; known after `load`."""
+    version: int
+    """Goes up by 1 at every optimizer update, and whenever weights are read into the policy.
+
+    While it stays the same, so do the weights: rollouts that were drawn at this version are on policy."""
 
     def __init__(
         self,
@@ -90,10 +94,12 @@ class Policy(nn.Module):
         self.compile_model = compile
         self.trust_remote_code = trust_remote_code
         self.shares_prefix = False
+        self.version = 0
+        self.register_load_state_dict_post_hook(_count_version)
 
     @classmethod
     def from_model(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> "Policy":
-        """A policy around a model that exists already."""
+        """A policy around a model that is loaded already."""
         policy = cls(path=str(model.name_or_path))
         policy.tokenizer = tokenizer
         policy.config = model.config
@@ -104,20 +110,18 @@ class Policy(nn.Module):
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer that lies beside the weights."""
+        """The tokenizer in the same folder as the weights."""
         return self._from_pretrained(AutoTokenizer)
 
     @cached_property
     def config(self) -> PreTrainedConfig:
-        """The model's configuration, which is known before its weights are."""
+        """The model's configuration, which can be read without its weights."""
         return self._from_pretrained(AutoConfig)
 
     def check(self) -> None:
         """Raises UsageError for what `path` lacks, before any weight is read."""
-        folder = Path(self.path).expanduser()
         _ = self.config, self.tokenizer
-        if folder.is_dir() and not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
-            raise UsageError(f"policy.path={self.path}: no weights (.safetensors or .bin) in this folder. {MEND}")
+        pretrained.check_weights(self.path, "policy.path")
 
     def load(self) -> None:
         """Reads the weights; the second call does nothing."""
@@ -139,11 +143,11 @@ class Policy(nn.Module):
             except BaseException:
                 del self.model
                 raise
-            # Tried in any case: it also sets an attention that keeps off slow kernels.
+            # Tried in any case: it also sets an attention that avoids slow kernels.
             self.shares_prefix = self._try_shared_prefix() and self.share_prefix
 
     def _read_weights(self) -> PreTrainedModel:
-        """The model, with `sdpa` attention or, where it has none, `eager`: what works with weights of any type."""
+        """The model with `sdpa` attention, or `eager` if it has none: both work with weights of any type."""
         try:
             return self._from_pretrained(
                 AutoModelForCausalLM,
@@ -158,7 +162,7 @@ class Policy(nn.Module):
             return model
 
     def _set_attention(self) -> None:
-        """Switches to an attention that could not be loaded with: flash attention takes no float32 outside autocast."""
+        """Switches to the attention asked for. Flash attention refuses float32 weights while they are loaded."""
         if self.attention in ("sdpa", "eager"):
             return
         try:
@@ -170,50 +174,34 @@ class Policy(nn.Module):
             ) from error
 
     def _from_pretrained(self, auto_class: Any, **kwargs: Any) -> Any:
-        looks_local = self.path.startswith((".", "/", "~")) or self.path.count("/") > 1
-        path = Path(self.path).expanduser()
-        if looks_local and not path.is_dir():
-            raise UsageError(
-                f"policy.path={self.path}: no such folder (looked in {Path.cwd()}). "
-                "Give a folder made by save_pretrained or a hub id"
-            )
-        try:
-            return auto_class.from_pretrained(
-                str(path) if path.is_dir() else self.path, trust_remote_code=self.trust_remote_code, **kwargs
-            )
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # Remote code and 200 architectures raise what they like.
-            raise UsageError(
-                f"policy.path={self.path}: {auto_class.__name__} found no usable model there "
-                f"({first_line(error)}). {MEND}"
-            ) from error
+        """What `auto_class` reads at `path`."""
+        return pretrained.load(auto_class, self.path, "policy.path", trust_remote_code=self.trust_remote_code, **kwargs)
 
     def shard(self, mesh: DeviceMesh) -> None:
-        """Shares the weights out over the ranks of `mesh`; `forward` gathers them layer by layer."""
+        """Shards the weights over the ranks of `mesh`; `forward` gathers them layer by layer."""
         layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
         sharding.shard(self, layers, mesh)
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Whole weights on every rank, to use `hidden`, `logits` and `model` as often as each likes.
+        """Whole weights on every rank, to call `hidden`, `logits` and `model` any number of times.
 
-        Every rank must take part. Without sharding nothing happens.
+        Every rank must enter it; inside, each may call them as often as it likes. Without sharding nothing happens.
         """
         return sharding.gathered(self)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.model.parameters()).device
 
     @property
     def text_config(self) -> PreTrainedConfig:
-        """The part of the configuration that is about text, where a model also sees or hears."""
+        """The text part of the configuration; the whole of it for a model of text alone."""
         return self.config.get_text_config(decoder=True)
 
     @property
     def context_length(self) -> int | None:
-        """Longest sequence, prompt and completion together, or None where the model sets no limit."""
+        """Longest sequence, prompt and completion together; None if the model sets no limit."""
         limits = (getattr(self.text_config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
         return next((limit for limit in limits if limit is not None), None)
 
@@ -232,7 +220,7 @@ class Policy(nn.Module):
 
     @property
     def trunk(self) -> nn.Module:
-        """The transformer below the head; that of the text alone, where the model also sees or hears."""
+        """The transformer below the head, adapter or not; of the text alone, where the model also sees or hears."""
         return trunk_of(self.model)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -252,13 +240,15 @@ class Policy(nn.Module):
         return logits
 
     def forward(self, rollouts: Rollouts, entropy_gradient: bool = False) -> TokenLogp:
-        """log π_θ of every completion token, with gradient where gradients are on.
+        """The log π_θ and entropy of every drawn token, with gradient where gradients are on.
+
+        Context inside completions is seen by the tokens after it, and has no log-prob itself.
 
         Args:
             rollouts: B completions with their prompts.
             entropy_gradient: Whether the entropy has a gradient too, which costs memory.
         """
-        # Each prompt once where completions share one, else each completion behind a prompt of its own.
+        # Each prompt once where completions share one, else each completion after its own copy of the prompt.
         several = len(rollouts) > len(rollouts.sizes.prompt_lengths)
         layout = SharedPrefix if self.shares_prefix and several else PaddedRows
         if not isinstance(rollouts.layout, layout):
@@ -267,22 +257,25 @@ class Policy(nn.Module):
         return self._score(hidden, rollouts.token_ids, rollouts.temperature, entropy_gradient)
 
     def _hidden(self, rollouts: Rollouts, layout: SharedPrefix | PaddedRows) -> Tensor:
-        """[N, hidden] the states that predict the completion tokens."""
+        """[N, hidden] states that predict the drawn tokens."""
         inputs = layout.inputs(rollouts)
         if self.shares_prefix and isinstance(layout, PaddedRows):
-            # For its own mask transformers would look into the positions, and a GPU would be waited for.
+            # To make its own mask, transformers would read the positions, which waits for a GPU.
             inputs |= {"attention_mask": rollouts.token_ids.new_zeros(1, 1, 1, 1), "padded_rows": True}
         hidden = self._transformer(**inputs, use_cache=False).last_hidden_state
         return hidden.flatten(0, 1).index_select(0, layout.predicts)
 
     def free_masks(self, rollouts: Rollouts) -> None:
-        """Gives back the attention masks of a pack after its backward pass, which may have made them anew."""
+        """Frees the attention masks of a pack after its backward pass, which may have made them again."""
         if isinstance(rollouts.layout, SharedPrefix):
             rollouts.layout.masks.clear()
 
     @torch.no_grad()
     def _try_shared_prefix(self) -> bool:
-        """Whether this model computes the same with a shared prefix; its attention becomes ours if that does too."""
+        """Whether this model computes the same with a shared prefix.
+
+        If it computes the same with this package's attention, that becomes its attention in any case.
+        """
         if self.model.config._attn_implementation != "sdpa":
             return False
         was_training = self.model.training
@@ -296,7 +289,7 @@ class Policy(nn.Module):
             shared = (
                 rows and self._full_attention and same(self._hidden(trial, SharedPrefix.from_rollouts(trial)), expected)
             )
-        except Exception as error:  # Whatever a model makes of attention that is not its own, it keeps its own.
+        except Exception as error:  # A model that fails with another attention keeps its own.
             log.debug("%s keeps transformers' attention: %s", type(self.model).__name__, error)
         finally:
             self.model.train(was_training)
@@ -306,25 +299,25 @@ class Policy(nn.Module):
 
     @property
     def _full_attention(self) -> bool:
-        """Whether every layer looks at the whole sequence, as far as the config says."""
+        """Whether every layer attends to the whole sequence, according to the config."""
         config = self.text_config
         windowed = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
         return not windowed and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
 
     @cached_property
     def _transformer(self) -> Callable[..., Any]:
-        # Compiled for the passes over whole sequences alone: decoding would compile anew for every length.
+        # Compiled only for passes over whole sequences: decoding would compile again for every length.
         base = self.trunk
         return torch.compile(base, dynamic=True) if self.compile_model else base.__call__
 
     def _score(self, hidden: Tensor, token_ids: Tensor, temperature: float, entropy_gradient: bool) -> TokenLogp:
-        """[N, hidden], [N] -> log-probs; the logits exist a chunk at a time, and again in the backward pass."""
+        """Log-probs of [N] tokens from [N, hidden] states. Logits are made chunk by chunk, and again in backward."""
 
         def score(hidden: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
             logp = (self.logits(hidden) / temperature).log_softmax(-1)
             with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
                 entropy = -(logp.exp() * logp).sum(-1)
-            # The sum of one: FSDP wants no view as a module's output.
+            # `sum` over one element makes a copy: FSDP must not get a view as a module's output.
             return logp.gather(-1, token_ids[:, None]).sum(-1), entropy
 
         chunk = max(1, HEAD_ELEMENTS // self.text_config.vocab_size)
@@ -338,15 +331,15 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """Makes sure that the model is causal, and that `hidden` and `logits` together are the model.
+        """Checks that the model is causal, and that `logits(hidden(x))` equals the model's own output.
 
-        Its class may do anything behind its head. Both are given the head's output in float32, so that they agree to
-        1e-3 or differ for a reason, whatever the type of the weights. Then that it computes the same in training.
+        Its class may change the logits after the head. Both get the head's output in float32: so they agree to 1e-3, or
+        differ for a reason, whatever the type of the weights. Then checks that the model computes the same in training.
         """
         name = type(self.model).__name__
         refusal = f"policy.path={self.path}: {name}"
         was_training = self.model.training
-        # Two rows that differ in what follows their first half, as padding would.
+        # Two rows that differ only in their second half, as padding would.
         input_ids = torch.arange(1, 17, device=self.device).repeat(2, 1) % self.text_config.vocab_size
         input_ids[1, 8:] = 0
         try:
@@ -373,7 +366,7 @@ class Policy(nn.Module):
             )
 
     def _logits_both_ways(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, T, V] logits of the model's class and of `logits`, both made of a float32 output of the head."""
+        """[B, T, V] logits of the model's class and of `logits`, both from the head's output in float32."""
         self.model.eval()
         head = self.model.get_output_embeddings().register_forward_hook(lambda module, args, output: output.float())
         try:
@@ -383,7 +376,7 @@ class Policy(nn.Module):
             head.remove()
 
     def _logits_in_training(self, input_ids: Tensor) -> Tensor:
-        """[B, T, V] logits of the model in training mode; the global random numbers stay as they were."""
+        """[B, T, V] logits of the model in training mode; the global random state is kept."""
         was_training = self.model.training
         self.model.train()
         try:
@@ -392,30 +385,42 @@ class Policy(nn.Module):
         finally:
             self.model.train(was_training)
 
+    def trained_state_dict(self) -> dict[str, Tensor]:
+        """The parameters with gradient, detached, by their names in `state_dict`. Sharded ones stay sharded.
+
+        All that a checkpoint must hold where most weights are frozen, as under an adapter.
+        """
+        return {name: value.detach() for name, value in self.state_dict(keep_vars=True).items() if value.requires_grad}
+
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes weights and tokenizer as transformers reads them."""
+        """Writes weights and tokenizer in the format of transformers."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
 
+def _count_version(policy: Policy, keys: Any) -> None:
+    """Moves the version on: `load_state_dict` has changed the weights."""
+    policy.version += 1
+
+
 def trunk_of(model: PreTrainedModel) -> nn.Module:
-    """The transformer below the head of `model`; that of the text alone, where it also sees or hears."""
+    """The transformer below the head of `model`; that of the text alone, where it also sees or hears.
+
+    Args:
+        model: Of transformers, or a `PeftModel` around one, whose own `base_model` is the adapter.
+    """
+    model = getattr(model, "get_base_model", lambda: model)()
     composite = model.config.get_text_config(decoder=True) is not model.config
     trunk = model.get_decoder() if composite else model.base_model
-    # Llama 4's text model names no base.
+    # Llama 4's text model has no base_model.
     return getattr(model, "model", model) if trunk is model else trunk
 
 
 def freeze_all_but_text(model: PreTrainedModel) -> None:
-    """Takes gradients from what text never reaches, such as a vision tower."""
+    """Turns gradients off for weights that text never reaches, such as a vision tower."""
     reached = {id(p) for part in (trunk_of(model), model.get_output_embeddings()) if part for p in part.parameters()}
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.requires_grad and id(parameter) in reached)
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says in a line; its type where it says nothing."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")
 
 
 def same(actual: Tensor, expected: Tensor) -> bool:
@@ -424,7 +429,7 @@ def same(actual: Tensor, expected: Tensor) -> bool:
 
 
 def recompute_activations(model: PreTrainedModel) -> None:
-    """Turns gradient checkpointing on, by the name the installed transformers has for it."""
+    """Turns gradient checkpointing on, by the name that the installed transformers has for it."""
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     else:
@@ -432,12 +437,12 @@ def recompute_activations(model: PreTrainedModel) -> None:
 
 
 def look_for_no_padding(model: PreTrainedModel) -> None:
-    """Leaves out a warning of some models, who look for padding at every forward: a GPU would be waited for."""
+    """Switches off a warning for which some models look for padding in every forward, which waits for a GPU."""
     trunk_of(model).__dict__["warn_if_padding_and_no_attention_mask"] = _nothing
 
 
 def _nothing(*args: Any) -> None:
-    """Warns of nothing."""
+    """Does nothing."""
 
 
 def remove_dropout(model: nn.Module) -> None:

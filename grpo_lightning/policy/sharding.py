@@ -1,4 +1,4 @@
-"""Weights shared out over the ranks of a device mesh (FSDP2)."""
+"""Weights distributed over the ranks of a device mesh (FSDP2)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from grpo_lightning.types import UsageError
 
 
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The part of a strategy's mesh that data is dealt out over; it must be all of it."""
+    """The dimension of a strategy's mesh over which data is distributed; there must be no other."""
     if mesh["tensor_parallel"].size() > 1:
         raise UsageError(
             f"trainer.strategy.tensor_parallel_size={mesh['tensor_parallel'].size()} (`auto` means all devices of a "
@@ -25,36 +25,39 @@ def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def shard(module: nn.Module, parts: Sequence[nn.Module], mesh: DeviceMesh) -> None:
-    """Shares the weights out over the ranks of `mesh`; a part's are gathered for its forward and backward.
+    """Distributes the weights over the ranks of `mesh`; those of a part are gathered for its forward and backward.
 
     The second call does nothing.
 
     Args:
-        module: What is called from outside.
-        parts: Its layers. What belongs to none of them is gathered for the whole of the module's forward and backward.
-        mesh: Of a single dimension.
+        module: The module that is called from outside.
+        parts: Its layers. Weights outside them are gathered for the whole forward and backward of the module.
+        mesh: A mesh of a single dimension.
     """
     if isinstance(module, FSDPModule):
         return
     trained = any(parameter.requires_grad for parameter in module.parameters())
     for part in parts:
         fully_shard(part, mesh=mesh)
-    # The first thing a backward pass needs is what the forward pass used last.
+    # A backward pass first needs what the forward pass used last.
     root = fully_shard(module, mesh=mesh, reshard_after_forward=not trained)
     if not trained and hasattr(root, "reset_iter_state"):
-        # FSDP notes every forward for a backward pass, which here never comes.
+        # FSDP records every forward for a backward pass, which never comes here.
         module.register_forward_hook(lambda *_: root.reset_iter_state())
 
 
 @contextmanager
 def gathered(module: nn.Module) -> Iterator[None]:
-    """Whole weights on every rank, to call any part of `module` any number of times. Every rank must take part."""
+    """A context with whole weights on every rank, to call any part of `module` any number of times.
+
+    Every rank must enter it.
+    """
     parts = [part for part in module.modules() if isinstance(part, FSDPModule)]
-    # Weights gathered in inference mode could not be trained on.
+    # Weights gathered in inference mode could not be trained.
     with torch.inference_mode(False), torch.no_grad():
         for part in parts:
             part.unshard()
-    # FSDP's hooks cost 0.1 ms at every layer and token, and would take the first part that is called for the whole.
+    # FSDP's hooks cost 0.1 ms per layer and token, and would mistake the first submodule called for the root.
     dicts = [hooks for part in parts for hooks in (part._forward_pre_hooks, part._forward_hooks)]
     originals = [dict(hooks) for hooks in dicts]
     for hooks in dicts:
@@ -73,15 +76,15 @@ def gathered(module: nn.Module) -> Iterator[None]:
 
 
 def assembled(value: Any) -> Any:
-    """A sharded tensor as a whole one; anything else as it is. Every rank must call it."""
+    """The whole tensor of a sharded one; anything else unchanged. Every rank must call it."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def sharded_like(value: Any, like: Any) -> Any:
-    """This rank's share of a whole tensor, if `like` is sharded and has its shape; anything else as it is."""
+    """This rank's shard of a whole tensor, if `like` is sharded and has its shape; anything else unchanged."""
     if not isinstance(like, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor):
         return value
     if value.shape != like.shape:
         return value
-    # Cloned, for the share would keep the whole tensor in memory.
+    # Cloned: the shard would keep the whole tensor in memory.
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None).clone()

@@ -1,11 +1,11 @@
 """Completions of one prompt through a transformer with the prompt computed once.
 
-The prompts and completions of a pack stand in one flat sequence: first all prompts, then all completions. Everything
-in a transformer but attention works token by token and does not care. Attention gathers, for the prompts and for the
-completions, queries and the keys they see. Exact: a completion's token sees its prompt and what stands before it in
-its completion, at the positions they would have in a sequence of their own.
+The prompts and completions of a pack are in one flat sequence: first all prompts, then all completions. Everything in a
+transformer but attention works token by token. Attention gathers, for the prompts and for the completions, queries and
+the keys they see. It is exact: a completion's token sees its prompt and the earlier tokens of its completion. All are
+at the positions that they would have in a separate sequence.
 
-Rows of like shape are attended to together in a bucket: one prompt length, completions of like length. So no mask
+Rows of similar shape are attended to together in a bucket: one prompt length, completions of similar length. So no mask
 depends on the row, and one long completion pads no short ones.
 """
 
@@ -27,11 +27,11 @@ from grpo_lightning.policy.attention import causal, fold_mask, masked
 ATTENTION = "grpo_shared_prefix"
 
 BLOCK = 256
-"""Queries in one call: those of a block see no key behind it, which saves up to half of the scores."""
+"""Queries per call: those of a block see no later key, which saves up to half of the scores."""
 
 
 def length_class(length: int) -> int:
-    """The largest length of completions that are attended to together: 16, 24, 36, ... each 1.5 times the last."""
+    """The largest length in the bucket of `length`: 16, 24, 36, ..., each 1.5 times the previous."""
     bound = 16
     while bound < length:
         bound += bound // 2
@@ -40,7 +40,7 @@ def length_class(length: int) -> int:
 
 @dataclass(slots=True)
 class Bucket:
-    """Some rows of one shape: `rows` x `length` queries, each row behind a prefix of `prefix` keys of its own."""
+    """Rows of one shape: `rows` x `length` queries, each row after a prefix of `prefix` keys."""
 
     rows: int
     prefix: int
@@ -48,19 +48,19 @@ class Bucket:
 
     @property
     def queries(self) -> int:
-        """Queries in all, padding included."""
+        """Number of queries, padding included."""
         return self.rows * self.length
 
     @property
     def keys(self) -> int:
-        """Keys in all, padding and each row's copy of its prompt included."""
+        """Number of keys, padding and each row's copy of its prompt included."""
         return self.rows * (self.prefix + self.length)
 
 
 def buckets_of(
     prompt_lengths: Sequence[int], group: Sequence[int], lengths: Sequence[int]
 ) -> list[tuple[Bucket, list[int]]]:
-    """The buckets and the rows in each: those of the prompts first, whose rows are prompts, then of the completions."""
+    """The buckets and the rows in each: first those of the prompts, whose rows are prompts, then of the completions."""
     prompts: dict[int, list[int]] = defaultdict(list)
     for prompt, length in enumerate(prompt_lengths):
         prompts[length_class(length)].append(prompt)
@@ -78,12 +78,14 @@ def buckets_of(
 
 @dataclass(slots=True)
 class SharedPrefix:
-    """Where everything stands in the flat sequence of T = (tokens of all prompts) + N tokens."""
+    """Positions of all tokens in one flat sequence of T: all prompts, then all completions with their context."""
 
+    tokens: Tensor | None
+    """[T] index of each token in `Rollouts.all_token_ids`; None if that is its order already: nothing was given."""
     position_ids: Tensor
     """[1, T] position of each token in its own sequence."""
     predicts: Tensor
-    """[N] index of the token behind which each completion token was drawn."""
+    """[N] index of the token after which each drawn token was drawn."""
     buckets: list[Bucket]
     queries: Tensor
     """[sum of the buckets' queries] index of each query in the flat sequence; any index where the row is shorter."""
@@ -92,14 +94,14 @@ class SharedPrefix:
     filled: Tensor
     """[T] index in `queries` of each token of the flat sequence."""
     masks: dict[tuple[int, int, int, torch.dtype], Tensor] = field(default_factory=dict)
-    """The masks made so far, by offset, length, query heads per key head and dtype: all layers use the same.
+    """The masks made so far, by offset, length, query heads per key head and dtype; all layers use the same ones.
     `Policy.free_masks` empties it."""
 
     @classmethod
     def from_rollouts(cls, rollouts: Rollouts) -> "SharedPrefix":
         """Lays out the prompts and completions of `rollouts`. The work is done on the host."""
         sizes, device = rollouts.sizes, rollouts.token_ids.device
-        group, lengths, prompt_lengths = sizes.group, sizes.lengths, sizes.prompt_lengths
+        group, lengths, prompt_lengths = sizes.group, sizes.completion_lengths, sizes.prompt_lengths
         num_prompt_tokens = int(prompt_lengths.sum())
         prompt_starts = ragged.starts(prompt_lengths)
         starts = num_prompt_tokens + ragged.starts(lengths)
@@ -129,9 +131,14 @@ class SharedPrefix:
         position_ids = torch.cat(
             [ragged.positions(prompt_lengths), ragged.spread(own_prompt_lengths, lengths) + positions]
         )
+        before = torch.where(positions == 0, ragged.spread(last_of_prompt, lengths), previous)
+        tokens = None
+        if rollouts.context_ids is not None:
+            tokens = torch.cat([torch.arange(num_prompt_tokens), num_prompt_tokens + sizes.order]).to(device)
         return cls(
+            tokens=tokens,
             position_ids=position_ids[None].to(device),
-            predicts=torch.where(positions == 0, ragged.spread(last_of_prompt, lengths), previous).to(device),
+            predicts=before[sizes.drawn].to(device),
             buckets=[bucket for bucket, _ in buckets],
             queries=torch.cat(queries).to(device),
             keys=torch.cat(keys).to(device),
@@ -139,12 +146,14 @@ class SharedPrefix:
         )
 
     def inputs(self, rollouts: Rollouts) -> dict[str, Any]:
-        """What the transformer is called with."""
-        input_ids = torch.cat([rollouts.prompt_token_ids, rollouts.token_ids])[None]
+        """The arguments of the transformer."""
+        input_ids = rollouts.all_token_ids[None]
+        if self.tokens is not None:
+            input_ids = input_ids.index_select(1, self.tokens)
         return {
             "input_ids": input_ids,
             "position_ids": self.position_ids,
-            # Nobody looks at it, but a mask of four dimensions keeps transformers from making one of T x T.
+            # Nothing reads it, but a mask of four dimensions keeps transformers from making one of T x T.
             "attention_mask": input_ids.new_zeros(1, 1, 1, 1),
             "shared_prefix": self,
         }
@@ -161,12 +170,12 @@ class SharedPrefix:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, layout: SharedPrefix, scaling: float | None, dropout: float
 ) -> Tensor:
-    """[H, T, D], [K, T, D], [K, T, E] -> [T, H, E]: every token sees its prompt and its own completion before it.
+    """[H, T, D], [K, T, D], [K, T, E] -> [T, H, E]: every token sees its prompt and its completion up to itself.
 
-    Not compiled: the buckets of every pack are others.
+    Not compiled: every pack has other buckets.
     """
     groups = query.shape[0] // key.shape[0]
-    # [T, heads, D]: one row per token, so that gathering one copies a piece of memory.
+    # [T, heads, D]: one row per token, so that gathering one copies contiguous memory.
     query, key, value = (states.transpose(0, 1) for states in (query, key, value))
     query = query.index_select(0, layout.queries)
     key, value = key.index_select(0, layout.keys), value.index_select(0, layout.keys)
@@ -202,13 +211,13 @@ def attention(
     padded_rows: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """[1, H, T, D], [1, K, T, D], [1, K, T, E] -> [1, T, H, E]; without a `SharedPrefix`, transformers' own attention.
+    """[1, H, T, D], [1, K, T, D], [1, K, T, E] -> [1, T, H, E].
 
-    But for a causal one without a mask, which transformers sends to the math kernel in float32. With `padded_rows`
-    there is none to look at.
+    Without a `SharedPrefix` it is transformers' own attention. The exception is causal attention without a mask, which
+    transformers would send to the math kernel in float32. With `padded_rows` the mask is ignored: it has no content.
     """
     if torch.is_autocast_enabled(query.device.type):
-        # Attention would cast them; before the gathers it is less to copy.
+        # Attention would cast them later; cast before the gathers, there is less to copy.
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if shared_prefix is not None:

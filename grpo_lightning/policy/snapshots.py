@@ -1,4 +1,4 @@
-"""The policy as it was: π_old of the ratio and π_ref of the KL term."""
+"""Snapshots of the policy: π_old of the ratio and π_ref of the KL term."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ class PolicySnapshot(nn.Module, ABC):
     """Log-probs of the policy as it was at the last `refresh`."""
 
     is_policy: bool = False
-    """Whether right after `refresh` it is the policy itself: as π_old it then makes the first ratios 1."""
+    """Whether it equals the policy right after `refresh`: as π_old it then makes the first ratios 1."""
 
     @property
     def exists(self) -> bool:
@@ -24,57 +24,64 @@ class PolicySnapshot(nn.Module, ABC):
 
     @abstractmethod
     def refresh(self, policy: Policy) -> None:
-        """Takes the policy as it is now."""
+        """Moves the snapshot to the policy as it is now."""
 
     @abstractmethod
     def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
-        """[N] float32 log-probs of the completion tokens; call it without gradients."""
+        """[N] float32 log-probs of the drawn tokens; call it without gradients."""
 
 
 class RecordedLogp(PolicySnapshot):
-    """π_old by its numbers alone: no second copy of the weights.
+    """π_old as recorded log-probs, without a second copy of the weights: the choice for π_old.
 
-    Exploration happens with the live weights, before the first update, so their log-probs then are those of π_old. They
-    are the policy's own, not the sampler's, on the packs of the updates: so every ratio starts at exactly 1 in any
+    Exploration uses the live weights, before the first update, so their log-probs then are those of π_old. They are
+    computed by the policy, not the sampler, on the packs of the updates. So every ratio starts at exactly 1 in any
     precision. The first minibatch costs nothing, since its first update computes them anyway.
     """
 
     is_policy = True
 
     def refresh(self, policy: Policy) -> None:
-        """Nothing to keep."""
+        """Does nothing: there are no weights to keep."""
 
     def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
+        """[N] float32 log-probs of the policy as it is: call it before the first update."""
         return policy(rollouts).logp
 
 
 class FrozenCopy(PolicySnapshot):
-    """A frozen copy of the weights: a reference that stays, or is refreshed at the start of every iteration."""
+    """A frozen copy of the weights: a reference that stays, or is replaced at the start of every iteration.
+
+    The usual π_ref; it costs the memory of the weights once more.
+    """
 
     is_policy = True
 
     def refresh(self, policy: Policy) -> None:
+        """Copies the policy's weights."""
         if not hasattr(self, "policy"):
             self.policy = copy.deepcopy(policy).requires_grad_(False).eval()
         else:
             self.policy.load_state_dict(policy.state_dict())
 
     def train(self, mode: bool = True) -> "FrozenCopy":
-        """Stays in eval mode, whoever trains the module that holds it: a snapshot has no dropout."""
+        """Stays in eval mode, even if the module that holds it is in training: a snapshot has no dropout."""
         return super().train(False)
 
     @torch.no_grad()
     def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
+        """[N] float32 log-probs of the copy."""
         return self.policy(rollouts).logp
 
 
 class MovingAverage(FrozenCopy):
     """A reference that follows the policy: π_ref <- alpha π_θ + (1 - alpha) π_ref (TR-DPO, arXiv 2404.09656).
 
-    It moves where another reference is replaced, every `loop.steps_per_iteration` steps.
+    Lets the policy move far in the long run while the KL term still restrains each stretch. It is updated whenever a
+    `FrozenCopy` would be refreshed: every `loop.steps_per_iteration` steps.
 
     Args:
-        alpha: How far it goes towards the policy; 1 is a plain refresh.
+        alpha: Weight of the policy in the average; 1 is a plain refresh.
     """
 
     is_policy = False
@@ -87,10 +94,11 @@ class MovingAverage(FrozenCopy):
 
     @torch.no_grad()
     def refresh(self, policy: Policy) -> None:
+        """Moves the average by `alpha` towards the policy."""
         if not hasattr(self, "policy"):
             super().refresh(policy)
             return
-        # Sharded weights may be gathered just now, which parameters() shows and state_dict() undoes.
+        # If sharded weights are currently gathered, `parameters()` yields whole tensors; `state_dict()` yields shards.
         mine, its = self.policy.state_dict(), policy.state_dict()
         for name, _ in policy.named_parameters():
             mine[name].mul_(1 - self.alpha).add_(its[name], alpha=self.alpha)

@@ -1,1 +1,1 @@
-"""Rewards: what a completion is worth."""
+"""Rewards: the value of a completion."""

@@ -1,20 +1,18 @@
-"""What a reward is: samples in, one number and one status a sample out."""
+"""The Reward family: samples in, one number and one status per sample out."""
 
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from grpo_lightning.rewards.results import RewardResult, Scores
 from grpo_lightning.rewards.tally import Tally
-from grpo_lightning.types import Question, Sample, UsageError
+from grpo_lightning.types import Question, Sample, Status, UsageError
 
-if TYPE_CHECKING:  # workers that import the package need not wait for torch
+if TYPE_CHECKING:  # a worker that imports the package need not wait for torch
     import torch
-
-OK = "ok"
-ERROR = "error"
 
 
 class RewardFailure(RuntimeError):
@@ -23,51 +21,28 @@ class RewardFailure(RuntimeError):
 
 @dataclass(slots=True, frozen=True)
 class Run:
-    """What a reward may want to know about the run."""
+    """The facts of the run that a reward may need, so that its arguments need not repeat them."""
 
     device: "torch.device"
-    """Where this rank computes."""
+    """The device of this rank."""
     tokenizer: Any
-    """The policy's."""
+    """The policy's tokenizer."""
     max_new_tokens: int
-    """Longest completion in tokens, the stop token included."""
+    """The longest completion in tokens, the stop token included: `sampling.max_new_tokens`."""
     rank: int = 0
-    """This process, of all the processes of the run."""
-
-
-@dataclass(slots=True, frozen=True)
-class Segment:
-    """The reward of one segment of a completion."""
-
-    end: int
-    """Index of the segment's last token in the completion, from 0."""
-    value: float
-
-
-@dataclass(slots=True)
-class RewardResult:
-    """The scores of B samples."""
-
-    value: list[float]
-    """[B] the reward; NaN where the reward failed, which leaves the sample out of its group."""
-    status: list[str]
-    """[B] `ok`, or in one word what happened (`no_answer`, `timeout`, `error`, ...); every rate is a metric."""
-    answer: list[str | None] | None = None
-    """[B] the answer found in each completion, equal answers as equal strings: majority votes count it."""
-    segments: list[list[Segment]] | None = None
-    """[B] scores of each completion's segments, for `ProcessSupervision`; `value` is still what the whole is worth."""
+    """The index of this process among all processes of the run."""
 
 
 class Reward(ABC):
     """One term of R(q, o): scores samples. A failure costs the sample it happened on, never the run, and is counted.
 
     Args:
-        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics; by default the class name in snake case.
     """
 
     finds_answers: ClassVar[bool] = False
-    """Whether results name the answer found, so that majority votes can be counted."""
+    """Whether results contain the answer of each completion, so that majority votes can be counted."""
 
     def __init__(self, weight: float = 1.0, name: str | None = None) -> None:
         if not math.isfinite(weight):
@@ -75,53 +50,55 @@ class Reward(ABC):
         self.weight = weight
         self.name = name or snake_case(type(self).__name__)
         self.parts: Sequence[Reward] = ()
-        """The rewards inside this one, which are prepared, set up, checked and closed with it."""
+        """The rewards inside this one, which are set up, checked and closed with it."""
+        self.needs: Mapping[str, str] = {}
+        """The names of other rewards of the list whose results `learn` reads, by the argument that names them."""
         self.tally = Tally()
-        """What became of the samples since the last report."""
+        """The counts of the samples scored since the last report."""
 
     @abstractmethod
     def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """Scores `samples`, in order. May raise: then the samples are tried again one by one."""
+        """Scores `samples`, in order. If it raises, each sample is tried again alone."""
 
-    def prepare(self, questions: Sequence[Question]) -> None:
-        """Sees every question once before the run: parse the gold answers, complain about a bad one."""
+    def read_questions(self, questions: Sequence[Question]) -> None:
+        """Reads every question once before the run, to parse gold answers and to refuse bad ones."""
         for part in self.parts:
-            part.prepare(questions)
+            part.read_questions(questions)
 
     def setup(self, run: Run) -> None:
-        """Called once per run, before the first sample: reads weights to `run.device`, takes defaults from the run."""
+        """Reads weights to `run.device` and takes defaults from the run. Called once, before the first sample."""
         for part in self.parts:
             part.setup(run)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold for a resumed run to go on exactly: numbers, text, tensors, lists and dicts."""
+        """All that a resumed run needs to continue exactly: numbers, text, tensors, lists and dicts."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
 
-    def learn(self, samples: Sequence[Sample], result: RewardResult, iteration_ends: bool) -> dict[str, float]:
+    def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
         """Line 12 of DeepSeekMath's Algorithm 1, for a reward that learns: called after the updates of every step.
 
         Args:
-            samples: What this rank explored in the step.
-            result: What this reward said of them.
+            samples: The completions that this rank explored in the step.
+            scores: Their scores by every reward of the list.
             iteration_ends: Whether this was the last of the iteration's M steps (`loop.steps_per_iteration`), where the
-                algorithm updates the reward model; without iterations it is so after every step.
+                algorithm updates the reward model. Without iterations it is true after every step.
 
         Returns:
-            Numbers to log as `reward/<name>/<key>`, the same keys on every rank.
+            Numbers to log as `reward/<name>/<key>`, with the same keys on every rank.
         """
         return {}
 
-    def check(self, statuses: Counter[str]) -> None:
-        """Called once per step of training, on every rank alike.
+    def stop_if_broken(self, statuses: Counter[str]) -> None:
+        """Stops the run if the statuses of a step show that the reward is broken. Called once per step on every rank.
 
         Args:
-            statuses: How many samples of the step got each status, over all ranks.
+            statuses: The number of samples with each status, over all ranks.
 
         Raises:
-            RewardFailure: The counts say that the reward is broken, and the run must stop.
+            RewardFailure: The run must stop.
         """
 
     def close(self) -> None:
@@ -130,15 +107,15 @@ class Reward(ABC):
             part.close()
 
     def with_parts(self) -> Iterator["Reward"]:
-        """This reward, the rewards inside it, and those inside them."""
+        """Yields this reward, the rewards inside it, and those inside them."""
         yield self
         for part in self.parts:
             yield from part.with_parts()
 
     def __call__(self, samples: Sequence[Sample]) -> RewardResult:
-        """`score` with failures contained: a sample on which it raises gets NaN and the status `error`.
+        """The result of `score`, where a sample on which it raises gets NaN and the status `error`.
 
-        Failures are counted in `tally`, and reported together.
+        Failures are counted in `tally` and reported together.
         """
         result = self._contained(samples)
         self.tally.add(samples, result.value, result.status)
@@ -150,19 +127,11 @@ class Reward(ABC):
             return self._checked(samples)
         except Exception as error:
             if len(samples) == 1:
-                self.tally.explain(samples[0], ERROR, f"{type(error).__name__}: {error}")
-                return RewardResult([math.nan], [ERROR])
+                self.tally.explain(samples[0], Status.ERROR, f"{type(error).__name__}: {error}")
+                return RewardResult([math.nan], [Status.ERROR])
         for part, tally in parts_before:  # they will count these samples again
             part.tally = tally
-        parts = [self._contained([sample]) for sample in samples]
-        has_answers = any(part.answer for part in parts)
-        has_segments = any(part.segments for part in parts)
-        return RewardResult(
-            value=[part.value[0] for part in parts],
-            status=[part.status[0] for part in parts],
-            answer=[part.answer[0] if part.answer else None for part in parts] if has_answers else None,
-            segments=[part.segments[0] if part.segments else [] for part in parts] if has_segments else None,
-        )
+        return RewardResult.concat([self._contained([sample]) for sample in samples])
 
     def _checked(self, samples: Sequence[Sample]) -> RewardResult:
         result = self.score(samples)
@@ -179,12 +148,12 @@ class Reward(ABC):
                     f"{len(sample.token_ids)} tokens; `end` is an index from 0, and later segments end later"
                 )
         bad = [
-            math.isinf(value) or (math.isnan(value) and status == OK)
+            math.isinf(value) or (math.isnan(value) and status == Status.OK)
             for value, status in zip(result.value, result.status, strict=True)
         ]
         if any(bad):
             result.value = [math.nan if b else v for b, v in zip(bad, result.value, strict=True)]
-            result.status = ["not_finite" if b else s for b, s in zip(bad, result.status, strict=True)]
+            result.status = [Status.NOT_FINITE if b else s for b, s in zip(bad, result.status, strict=True)]
         return result
 
 

@@ -1,27 +1,27 @@
-"""The reward for keeping to the form that was asked for."""
+"""A reward for completions of the required form."""
 
 import math
 import re
 from collections.abc import Sequence
 
-from grpo_lightning.rewards.base import OK, Reward, RewardResult
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.verifier.extraction import whole_turn
 from grpo_lightning.sandbox.pool import WorkerPool, inside
-from grpo_lightning.types import Sample, UsageError
-
-NO_MATCH = "no_match"
+from grpo_lightning.types import Sample, Status, UsageError
 
 
 class FormatReward(Reward):
-    """1 if the whole completion has the asked form, else 0. Alone it teaches form without content.
+    """1 if the whole completion has the required form, else 0.
 
-    A `<think>` that ends the prompt counts as the start of the completion.
+    It teaches the policy to put its answer where the verifier finds it. Alone it teaches form without content: gate it
+    by correctness (`Gated`). A `<think>` that ends the prompt counts as the start of the completion.
 
     Args:
-        pattern: Regular expression for the whole completion, where `.` matches newlines too. By default the
-            form is `<think>...</think><answer>...</answer>`: one of each, and an answer that is not empty.
-        timeout: Seconds the pattern may take on one completion, in the worker process where it runs.
-        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
+        pattern: Regular expression for the whole completion; `.` matches newlines too. By default the form is
+            `<think>...</think><answer>...</answer>`: one of each, and an answer that is not empty.
+        timeout: Seconds per completion for the pattern, which runs in a worker process.
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics.
 
     Raises:
@@ -38,19 +38,19 @@ class FormatReward(Reward):
         super().__init__(weight, name)
         check_pattern(pattern)
         self.pattern = pattern
-        self._pool = WorkerPool(workers=1, timeout=timeout)
+        self._pool = WorkerPool(num_workers=1, timeout=timeout)
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """Status `ok` or `no_match`; a pattern that takes too long on a sample gives NaN and `timeout`."""
+        """Status `ok` or `no_match`; where the pattern takes too long, NaN and `timeout`."""
         texts = [whole_turn(sample) for sample in samples]
         if not self.pattern:
             matches: list[bool | str] = [has_default_form(text) for text in texts]
         else:
             outcomes = self._pool.map(inside("matches.matches"), [[self.pattern, text] for text in texts])
-            matches = [outcome.value if outcome.status == OK else outcome.status for outcome in outcomes]
+            matches = [outcome.value if outcome.status == Status.OK else outcome.status for outcome in outcomes]
         return RewardResult(
             value=[math.nan if isinstance(match, str) else float(match) for match in matches],
-            status=[match if isinstance(match, str) else OK if match else NO_MATCH for match in matches],
+            status=[match if isinstance(match, str) else Status.OK if match else Status.NO_MATCH for match in matches],
         )
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class FormatReward(Reward):
 
 
 def has_default_form(text: str) -> bool:
-    """Whether `text` is one `<think>` block and one `<answer>` block with something in it."""
+    """Whether `text` is one `<think>` block and one `<answer>` block that is not empty."""
     if any(text.count(tag) != 1 for tag in ("<think>", "</think>", "<answer>", "</answer>")):
         return False
     before, _, rest = text.partition("<think>")

@@ -1,36 +1,35 @@
-"""The reward that is a function of the user's."""
+"""A reward that is the user's own function."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_lightning.rewards.base import OK, Reward, RewardResult
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.sandbox.pool import LoadError, Outcome, WorkerPool
-from grpo_lightning.types import Question, Sample, UsageError
-
-NOT_A_NUMBER = "not_a_number"
+from grpo_lightning.types import Question, Sample, Status, UsageError
 
 
 class FunctionReward(Reward):
-    """What a function of yours makes of a sample: `def shorter(sample): return -len(sample.token_ids)`.
+    """The number that your own function returns: `def shorter(sample): return -len(sample.token_ids)`.
 
-    It is called once a sample, in a worker process; an `async def` is awaited there. `sample` has `prompt` and
-    `question` (texts), `text` (the completion), `answer` (gold), `token_ids`, `truncated` and `metadata` (the row's
-    other columns). It returns a finite number. If it hangs, raises or takes too much memory, the sample is counted and
-    left out.
+    It needs no class: the shortest way to a reward of your own. It is called once per sample, in a worker process; an
+    `async def` is awaited there. `sample` has `prompt` and `question` (texts), `text` (the completion), `answer`
+    (gold), `token_ids`, `truncated` and `metadata` (the row's other columns). It must return a finite number. If it
+    hangs, raises or needs too much memory, the sample is counted and left out.
 
     Args:
-        function: Where it is: `my_rewards.shorter`, `my_rewards:shorter` or `path/to/my_rewards.py:shorter`.
-        timeout: Seconds one call may take; importing its module does not count.
-        memory_limit_mb: Memory one worker may use on top of what its imports took, in MiB (Linux only).
-        workers: Number of worker processes.
-        concurrency: Samples under way at once in one worker; more than 1 wants an `async def`, one that waits for
-            servers. `timeout` is each one's own.
-        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
-        name: Its name in the metrics, by default the function's.
+        function: Its import path: `my_rewards.shorter`, `my_rewards:shorter` or `path/to/my_rewards.py:shorter`.
+        timeout: Seconds per call; importing its module does not count.
+        memory_limit_mb: Memory per worker in MiB, in addition to what its imports need (Linux only).
+        num_workers: Number of worker processes.
+        concurrency: Samples under way at once in one worker. More than 1 requires an `async def`, for example one that
+            waits for a server. Each call has its own `timeout`.
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
+        name: Its name in the metrics; by default the function's name.
 
     Raises:
-        UsageError: `function` is not such a path; or, before the run starts, cannot be imported.
+        UsageError: `function` is not an import path; or, before the run starts, it cannot be imported.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class FunctionReward(Reward):
         function: str,
         timeout: float = 10.0,
         memory_limit_mb: int = 4096,
-        workers: int = 2,
+        num_workers: int = 2,
         concurrency: int = 1,
         weight: float = 1.0,
         name: str | None = None,
@@ -55,11 +54,11 @@ class FunctionReward(Reward):
         self.function = function
         self.concurrency = concurrency
         self._call = function if concurrency == 1 else f"async {timeout} {function}"
-        # Awaited together, each has a deadline of its own; this one is for a call that blocks instead of waiting.
-        self._pool = WorkerPool(workers, timeout if concurrency == 1 else timeout + 1, memory_limit_mb)
+        # Calls that are awaited together have their own deadlines; this one is for a call that blocks.
+        self._pool = WorkerPool(num_workers, timeout if concurrency == 1 else timeout + 1, memory_limit_mb)
 
-    def prepare(self, questions: Sequence[Question]) -> None:
-        """Imports the function in a worker, to say at once that it cannot be."""
+    def read_questions(self, questions: Sequence[Question]) -> None:
+        """Imports the function in a worker, so that a wrong path is refused before the run."""
         try:
             self._pool.load(self._call)
         except LoadError as error:
@@ -74,11 +73,13 @@ class FunctionReward(Reward):
         outcomes = self._pool.map(self._call, tasks) if self.concurrency == 1 else self._together(tasks)
         result = RewardResult([], [])
         for sample, outcome in zip(samples, outcomes, strict=True):
-            status = NOT_A_NUMBER if outcome.status == OK and not _is_finite(outcome.value) else outcome.status
-            result.value.append(float(outcome.value) if status == OK else math.nan)
+            status = (
+                Status.NOT_A_NUMBER if outcome.status == Status.OK and not _is_finite(outcome.value) else outcome.status
+            )
+            result.value.append(float(outcome.value) if status == Status.OK else math.nan)
             result.status.append(status)
-            if status != OK:
-                why = f"it returned {outcome.value!r}" if status == NOT_A_NUMBER else outcome.error or status
+            if status != Status.OK:
+                why = f"it returned {outcome.value!r}" if status == Status.NOT_A_NUMBER else outcome.error or status
                 self.tally.explain(sample, status, why)
         return result
 
@@ -87,16 +88,16 @@ class FunctionReward(Reward):
         self._pool.close()
 
     def _together(self, tasks: Sequence[dict[str, Any]]) -> list[Outcome]:
-        """The outcome of each task, `concurrency` of them at once. Those that were lost together try alone."""
+        """The outcome of each task, `concurrency` of them at once. Tasks that were lost together run again alone."""
         chunks = [list(tasks[start : start + self.concurrency]) for start in range(0, len(tasks), self.concurrency)]
         outcomes: list[Outcome] = []
         for chunk, outcome in zip(chunks, self._pool.map(self._call, chunks), strict=True):
-            if outcome.status != OK and len(chunk) > 1:
+            if outcome.status != Status.OK and len(chunk) > 1:
                 alone = self._pool.map(self._call, [[task] for task in chunk])
             else:
                 alone = [outcome]
             for one in alone:
-                outcomes += [Outcome(**reply) for reply in one.value] if one.status == OK else [one]
+                outcomes += [Outcome(**reply) for reply in one.value] if one.status == Status.OK else [one]
         return outcomes
 
 

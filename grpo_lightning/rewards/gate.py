@@ -1,24 +1,23 @@
-"""A reward that counts only where another one is earned."""
+"""A reward that counts only where another reward is high enough."""
 
 import math
 from collections.abc import Sequence
 
-from grpo_lightning.rewards.base import OK, Reward, RewardResult, Segment
-from grpo_lightning.types import Sample, UsageError
-
-CLOSED = "closed"
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.results import RewardResult, Segment
+from grpo_lightning.types import Sample, Status, UsageError
 
 
 def part_of(whole: Reward, key: str, part: Reward) -> Reward:
-    """`part`, if it can be the argument `key` of `whole`.
+    """`part`, after checking that it can be the argument `key` of `whole`.
 
     Raises:
-        UsageError: It has a weight, which nobody would look at, or it learns, which it could not here.
+        UsageError: It has a weight, which would be ignored, or it learns, which it could not do here.
     """
     if part.weight != 1:
         raise UsageError(f"{key}.weight={part.weight} of {whole.name}: leave it at 1; `weight` of {whole.name} counts")
     if type(part).learn is not Reward.learn:
-        raise UsageError(f"{key}={type(part).__name__} of {whole.name}: a reward that learns stands in the list itself")
+        raise UsageError(f"{key}={type(part).__name__} of {whole.name}: put a reward that learns into the list itself")
     return part
 
 
@@ -28,10 +27,10 @@ class Gated(Reward):
     `Gated(reward=FormatReward, gate=MathVerifier)` lets correctness gate format: form earns nothing without content.
 
     Args:
-        reward: What counts where the gate is open.
-        gate: What decides. A completion on which it fails has failed here too.
-        threshold: The gate is open above it.
-        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
+        reward: The reward that counts where the gate is open.
+        gate: The reward that decides. A completion on which it fails gets NaN.
+        threshold: The gate is open where its value is above this.
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics.
 
     Raises:
@@ -48,15 +47,17 @@ class Gated(Reward):
         self.parts = self.gate, self.reward
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """What the two say, the gate first: `no_answer-no_match`. `ok` is left out of it; two of them are `ok` where
-        the gate is open and `closed` where it is not. The answers are the gate's."""
+        """The statuses of the two joined by `-`, gate first, without `ok`: `no_answer-no_match`.
+
+        If both are `ok`, the status is `ok` when the gate is open, else `closed`. The answers are the gate's.
+        """
         gates, inner = self.gate(samples), self.reward(samples)
         result = RewardResult([], [], gates.answer, None if inner.segments is None else [])
         for row, gate in enumerate(gates.value):
             is_open = gate > self.threshold
             result.value.append(math.nan if math.isnan(gate) else inner.value[row] if is_open else 0.0)
-            said = [status for status in (gates.status[row], inner.status[row]) if status != OK]
-            result.status.append("-".join(said) or (OK if is_open else CLOSED))
+            statuses = [status for status in (gates.status[row], inner.status[row]) if status != Status.OK]
+            result.status.append("-".join(statuses) or (Status.OK if is_open else Status.CLOSED))
             if result.segments is not None:
                 assert inner.segments is not None
                 segments = inner.segments[row]

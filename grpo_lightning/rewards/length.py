@@ -3,53 +3,54 @@
 import math
 from collections.abc import Sequence
 
-from grpo_lightning.rewards.base import OK, Reward, RewardResult, Run
+from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.gate import part_of
-from grpo_lightning.types import Sample, UsageError
+from grpo_lightning.rewards.results import RewardResult
+from grpo_lightning.types import Sample, Status, at_least
 
 
 class LengthReward(Reward):
-    """How near the length is to a target: 0 at `target` tokens, falling evenly to -1 at none and at twice the target.
+    """The closeness of the length to a target: 0 at `target` tokens, falling linearly to -1 at 0 and at 2 target.
 
     -min(1, ||o_i| - target| / target). With weight α * target this is the term -α ||o_i| - target| of LCPO-Exact
-    (arXiv 2503.04697, Eq. 1), which is not clamped. For an upper limit alone see `OverlongPenalty`.
+    (arXiv 2503.04697, Eq. 1), which is not clamped. Use it for answers of one length; for an upper limit alone use
+    `OverlongPenalty`.
 
     Args:
-        target: Tokens wanted, with the stop token.
-        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
+        target: The length wanted in tokens, the stop token included.
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics.
     """
 
     def __init__(self, target: int, weight: float = 1.0, name: str | None = None) -> None:
         super().__init__(weight, name)
-        if target < 1:
-            raise UsageError(f"target={target} of LengthReward: give 1 token or more")
+        at_least("target", target, 1, "LengthReward")
         self.target = target
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """A number from -1 to 0 a sample; it never fails."""
+        """A number from -1 to 0 per sample; it never fails."""
         away = [abs(len(sample.token_ids) - self.target) / self.target for sample in samples]
-        return RewardResult([-min(1.0, share) for share in away], [OK] * len(samples))
+        return RewardResult([-min(1.0, fraction) for fraction in away], [Status.OK] * len(samples))
 
 
 class CosineLength(Reward):
-    """Right answers are worth more the shorter they are, wrong ones less: the cosine reward of arXiv 2502.03373.
+    """The cosine reward of arXiv 2502.03373, by which short right answers are worth more than long ones.
 
-    long + (short - long) (1 + cos(π min(|o_i| / max_length, 1))) / 2, with the pair of values of right or of wrong
-    answers (its Eq. of CosFn). A truncated completion is worth `truncated`, right or not, where that is given.
+    long + (short - long) (1 + cos(π min(|o_i| / max_length, 1))) / 2 (CosFn in the paper), with one pair of values for
+    right answers and one for wrong answers. It keeps completions from growing, without a fixed limit.
 
-    The paper's values are 2 and 1 for right answers, -10 and 0 for wrong ones, -10 for truncated ones. The defaults are
-    tamer: wrong answers are all worth 0, because a wrong answer that pays for being long teaches long wrong answers.
+    The paper's values are 2 and 1 for right answers, -10 and 0 for wrong ones, and -10 for truncated ones. By default
+    all wrong answers are worth 0: paying long wrong answers more than short ones teaches long wrong answers.
 
     Args:
         verifier: The reward that decides what is right: above 0.5. It replaces that reward in the list.
-        max_length: Tokens from which `long` holds; None is the run's `sampling.max_new_tokens`.
-        right_short: Value of a right answer without length.
+        max_length: Length in tokens from which the `long` values hold; None is the run's `sampling.max_new_tokens`.
+        right_short: Value of a right answer of length 0.
         right_long: Value of a right answer of `max_length`.
-        wrong_short: Value of a wrong answer without length.
+        wrong_short: Value of a wrong answer of length 0.
         wrong_long: Value of a wrong answer of `max_length`.
-        truncated: Value of a completion that was cut off; None treats it as any other.
-        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
+        truncated: Value of a truncated completion, right or wrong; None treats it like any other.
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics.
 
     Raises:
@@ -69,8 +70,7 @@ class CosineLength(Reward):
         name: str | None = None,
     ) -> None:
         super().__init__(weight, name)
-        if max_length is not None and max_length < 1:
-            raise UsageError(f"max_length={max_length} of CosineLength: give 1 token or more")
+        at_least("max_length", max_length, 1, "CosineLength")
         self.verifier = part_of(self, "verifier", verifier)
         self.parts = (self.verifier,)
         self.max_length = max_length
@@ -85,7 +85,7 @@ class CosineLength(Reward):
         self._longest = self.max_length or run.max_new_tokens
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """The verifier's statuses and answers; NaN where it failed."""
+        """Statuses and answers are the verifier's; the value is NaN where it failed."""
         result = self.verifier(samples)
         values = [self._value(sample, value) for sample, value in zip(samples, result.value, strict=True)]
         return RewardResult(values, result.status, result.answer)

@@ -5,29 +5,29 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_lightning.rewards.base import OK, Reward, RewardResult
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.verifier.extraction import extract_answer, whole_turn
-from grpo_lightning.rewards.verifier.math_verifier import NO_ANSWER
 from grpo_lightning.sandbox.pool import LoadError, WorkerPool, inside
 from grpo_lightning.tasks.reasoning_gym import METADATA
-from grpo_lightning.types import Question, Sample, UsageError
+from grpo_lightning.types import Question, Sample, Status, UsageError
 
 log = logging.getLogger(__name__)
 
 
 class ReasoningGymReward(Reward):
-    """1 if reasoning-gym takes the final answer for right, else 0. For the questions of the task `ReasoningGym`.
+    """1 if reasoning-gym's own scorer accepts the final answer, else 0. For questions of the task `ReasoningGym`.
 
-    The answer is found as `MathVerifier` finds it, so ask for `<answer></answer>` in the prompt. The scorers run in
-    worker processes, because some of them evaluate the answer as Python.
+    It knows all right answers of a puzzle, not only the gold one. The answer is found as by `MathVerifier`, so ask for
+    `<answer></answer>` in the prompt. The scorers run in worker processes, because some evaluate the answer as Python.
 
     Args:
-        partial_credit: Take the scorer's number as it is. Many give a little for a wrong answer: a share for one that
-            contains the right one, which pays for listing guesses.
-        timeout: Seconds one score may take.
-        memory_limit_mb: Memory one worker may use on top of what its imports took, in MiB (Linux only).
-        workers: Number of worker processes.
-        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
+        partial_credit: Use the scorer's number as it is. Many scorers give a fraction to a wrong answer that contains
+            the right one, which pays for listing guesses.
+        timeout: Seconds per score.
+        memory_limit_mb: Memory per worker in MiB, in addition to what its imports need (Linux only).
+        num_workers: Number of worker processes.
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics.
 
     Raises:
@@ -41,17 +41,17 @@ class ReasoningGymReward(Reward):
         partial_credit: bool = False,
         timeout: float = 10.0,
         memory_limit_mb: int = 2048,
-        workers: int = 2,
+        num_workers: int = 2,
         weight: float = 1.0,
         name: str | None = None,
     ) -> None:
         super().__init__(weight, name)
         self.partial_credit = partial_credit
-        self._pool = WorkerPool(workers, timeout, memory_limit_mb)
+        self._pool = WorkerPool(num_workers, timeout, memory_limit_mb)
         self._warned = False
 
-    def prepare(self, questions: Sequence[Question]) -> None:
-        """Imports reasoning-gym in a worker, and looks whether the questions are its own."""
+    def read_questions(self, questions: Sequence[Question]) -> None:
+        """Imports reasoning-gym in a worker, and checks that the questions are its own."""
         for question in questions:
             if METADATA not in question.metadata:
                 source = question.source or "a question"
@@ -66,10 +66,10 @@ class ReasoningGymReward(Reward):
         answers = [extract_answer(whole_turn(sample)) for sample in samples]
         asked = [row for row, answer in enumerate(answers) if answer is not None]
         tasks = [_task(samples[row].prompt.question, answers[row]) for row in asked]
-        result = RewardResult([0.0] * len(samples), [NO_ANSWER] * len(samples), answers)
+        result = RewardResult([0.0] * len(samples), [Status.NO_ANSWER] * len(samples), answers)
         for row, outcome in zip(asked, self._pool.map(inside("gym.score"), tasks), strict=True):
             result.status[row] = outcome.status
-            if outcome.status == OK:
+            if outcome.status == Status.OK:
                 result.value[row] = outcome.value if self.partial_credit else float(outcome.value >= 1)
             else:
                 result.value[row] = math.nan
@@ -84,7 +84,7 @@ class ReasoningGymReward(Reward):
         if not self._warned:
             self._warned = True
             log.warning(
-                "reward %s failed on the answer %.80r to %s: %s (said once)",
+                "reward %s failed on the answer %.80r to %s: %s (logged once)",
                 self.name, answer, sample.prompt.question.source, why,
             )  # fmt: skip
 

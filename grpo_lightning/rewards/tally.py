@@ -1,4 +1,4 @@
-"""What became of a reward's samples: counts that add up over ranks, and one failure of each kind in words."""
+"""Counts of a reward's samples by status, which add up over ranks, with one example of each kind of failure."""
 
 import math
 from collections import Counter
@@ -13,22 +13,24 @@ class Tally:
     """The samples that a reward has scored since the last report."""
 
     statuses: Counter[str] = field(default_factory=Counter)
-    """Samples with each status."""
+    """The number of samples with each status."""
     failed: Counter[str] = field(default_factory=Counter)
-    """Those of them that got no score (NaN)."""
+    """The number of samples without a score (NaN), by status."""
     examples: dict[str, str] = field(default_factory=dict)
     """The first failure of each status, in words."""
 
     @property
     def num_samples(self) -> int:
+        """The number of samples scored."""
         return self.statuses.total()
 
     @property
     def num_failed(self) -> int:
+        """The number of samples without a score."""
         return self.failed.total()
 
     def add(self, samples: Sequence[Sample], values: Iterable[float], statuses: Iterable[str]) -> None:
-        """Counts `samples`, which got these values and statuses."""
+        """Counts `samples` with their values and statuses."""
         for sample, value, status in zip(samples, values, statuses, strict=True):
             self.statuses[status] += 1
             if math.isnan(value):
@@ -36,18 +38,18 @@ class Tally:
                 self.explain(sample, status)
 
     def explain(self, sample: Sample, status: str, why: str = "") -> None:
-        """Remembers why `sample` failed, unless a failure with this status is known."""
+        """Keeps why `sample` failed as the example of `status`, unless there is one already."""
         if status not in self.examples:
             source = sample.prompt.question.source or "the task"
             self.examples[status] = f"a sample of {source}, {sample.text[:80]!r}" + (f": {why}" if why else "")
 
     def copy(self) -> "Tally":
-        """The same, to change."""
+        """A copy that may be changed."""
         return Tally(self.statuses.copy(), self.failed.copy(), self.examples.copy())
 
     @classmethod
     def total(cls, parts: Iterable["Tally"]) -> "Tally":
-        """Those of several ranks together."""
+        """The sum of several tallies."""
         total = cls()
         for part in parts:
             total.statuses += part.statuses
@@ -56,7 +58,7 @@ class Tally:
         return total
 
     def describe(self) -> str:
-        """`failed on 3 of 32 samples (error: 2, timeout: 1), for example on ...`."""
+        """The failures in words: `failed on 3 of 32 samples (error: 2, timeout: 1), for example on ...`."""
         kinds = self.failed.most_common()
         counts = ", ".join(f"{status}: {count}" for status, count in kinds)
         return (

@@ -1,16 +1,16 @@
-"""A worker process: JSON lines in, JSON lines out. A script, so that it imports only what it is told to.
+"""A worker process: JSON lines in, JSON lines out. It is a script, so that it imports only what it is told to.
 
-`python worker.py MEMORY_MB SECONDS CPU_SECONDS` answers two requests, each by a line `{"status", "value" or "error"}`:
+`python main.py MEMORY_MB SECONDS CPU_SECONDS` answers two requests, each by a line `{"status", "value" or "error"}`:
 
-- `{"load": FUNCTION, "path": SYS_PATH}` imports it: `package.module.function`, `package.module:function` or
+- `{"load": FUNCTION, "path": SYS_PATH}` imports the function: `package.module.function`, `package.module:function` or
   `path/to/file.py:function`.
-- `{"task": TASK}` calls it: with the items of a list, or with one object that has the keys of a dict. What an
-  `async def` returns is awaited.
+- `{"task": TASK}` calls it with the items of a list, or with one object that has the keys of a dict as attributes. The
+  result of an `async def` is awaited.
 
-`async SECONDS FUNCTION` instead of a FUNCTION is an `async def` whose TASK is a list of such objects. All are awaited
-at once, each for so many seconds; the value is a list of what a line would be for each.
+If FUNCTION is `async SECONDS FUNCTION`, it must be an `async def`, and TASK is a list of such objects. The calls are
+awaited together, each for at most SECONDS. The value is a list with one reply, as above, per object.
 
-It ends with its parent: because stdin ends, or at the alarm that is set during each task.
+The process ends with its parent: when stdin ends, or at the alarm that is set during each task.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ from types import SimpleNamespace
 from typing import Any
 
 ORPHAN_GRACE = 1.0
-"""Seconds after the parent's own deadline at which the kernel ends a task that nobody waits for any more."""
+"""Seconds after the parent's deadline at which the kernel ends a task whose parent is gone."""
 
 
 def load(name: str) -> Callable[..., Any]:
-    """The function of that name."""
+    """The function with this name."""
     if name.startswith("async "):
         _, seconds, name = name.split(" ", 2)
         return together(load(name), float(seconds), name)
@@ -56,9 +56,9 @@ def load(name: str) -> Callable[..., Any]:
 
 
 def together(function: Callable[..., Any], seconds: float, name: str) -> Callable[..., Any]:
-    """Calls an `async def` for several tasks at once."""
+    """A function that calls an `async def` for several tasks at once."""
     if not inspect.iscoroutinefunction(function):
-        raise TypeError(f"{name} is no `async def`: only of one can several calls be under way at once")
+        raise TypeError(f"{name} is not an `async def`: only that can have several calls under way at once")
 
     async def one(task: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -78,7 +78,7 @@ def together(function: Callable[..., Any], seconds: float, name: str) -> Callabl
 
 
 def awaited(value: Any) -> Any:
-    """What an `async def` comes to."""
+    """The value; that of an `async def` is awaited."""
 
     async def run() -> Any:
         return await value
@@ -88,17 +88,17 @@ def awaited(value: Any) -> Any:
 
 @cache
 def event_loop() -> asyncio.AbstractEventLoop:
-    """One for all tasks: a client that a user's module keeps open belongs to it."""
+    """The event loop of all tasks, so that a user's module can keep a client open between them."""
     return asyncio.new_event_loop()
 
 
 def failure(error: BaseException) -> dict[str, Any]:
-    """How an exception is told."""
+    """The reply for an exception."""
     return {"status": "error", "error": f"{type(error).__name__}: {error}"[:2000]}
 
 
 def limit_memory(megabytes: int | None) -> None:
-    """Allows that much more address space than is mapped now; None lifts the limit."""
+    """Allows this much address space in addition to what is mapped now; None lifts the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     soft = hard
     if megabytes is not None and sys.platform == "linux":
@@ -109,7 +109,7 @@ def limit_memory(megabytes: int | None) -> None:
 
 
 def answer(action: Callable[[], Any]) -> str:
-    """What `action` returns or how it failed, as one JSON line."""
+    """The result or the failure of `action`, as one JSON line."""
     try:
         reply = {"status": "ok", "value": action()}
         # A NumPy or PyTorch scalar is a number too.
@@ -121,9 +121,9 @@ def answer(action: Callable[[], Any]) -> str:
 
 
 def main() -> None:
-    """Serves until stdin ends."""
+    """Answers requests until stdin ends."""
     memory_mb, seconds, cpu_seconds = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
-    # The protocol gets descriptors of its own: what a task prints goes to stderr, what it reads is empty.
+    # The protocol has its own descriptors: a task prints to stderr, and its stdin is empty.
     requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -144,7 +144,7 @@ def main() -> None:
         request = json.loads(line)
         if "task" in request:
             signal.setitimer(signal.ITIMER_REAL, seconds + ORPHAN_GRACE)
-            signal.setitimer(signal.ITIMER_PROF, cpu_seconds)  # 0 is none
+            signal.setitimer(signal.ITIMER_PROF, cpu_seconds)  # 0 sets no limit
         reply = answer(lambda request=request: handle(request))  # type: ignore[misc]
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)

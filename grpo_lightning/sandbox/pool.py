@@ -1,4 +1,4 @@
-"""Worker processes that can be killed: there runs what reads a model's text or is a user's code."""
+"""Worker processes that can be killed. They run the code that parses model output, and the user's own functions."""
 
 import contextlib
 import json
@@ -17,90 +17,87 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from grpo_lightning.types import UsageError
-
-OK, ERROR, TIMEOUT, MEMORY, CRASH = "ok", "error", "timeout", "memory", "crash"
+from grpo_lightning.types import Status, UsageError
 
 SCRIPT = Path(__file__).with_name("main.py")
 LOAD_SECONDS = 120.0
-"""How long a worker may take to import its function."""
+"""Seconds that a worker may take to import its function."""
 IDLE, LOADING = -1, -2
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one task."""
+    """The outcome of one task."""
 
     status: str
-    """`ok`, `error` (it raised), `timeout`, `memory` (over the limit) or `crash` (two workers died of it)."""
+    """`ok`, `error` (it raised), `timeout`, `memory` (over the limit) or `crash` (it ended two workers)."""
     value: Any = None
-    """What the function returned, if `ok`."""
+    """The value that the function returned, if the status is `ok`."""
     error: str = ""
-    """The exception's type and text, if `error`."""
+    """Type and message of the exception, if the status is `error`."""
 
 
 class LoadError(RuntimeError):
-    """A worker could not import the function; the message has the worker's own error."""
+    """A worker could not import the function; the message holds the worker's error."""
 
 
 def inside(function: str) -> str:
-    """The name under which a pool finds a function of `sandbox/inside/`: `separators.ends` for `ends` there."""
+    """The name by which a pool finds a function of `sandbox/inside/`, for example `separators.ends`."""
     module, name = function.split(".")
     return f"{Path(__file__).parent / 'inside' / module}.py:{name}"
 
 
 class WorkerPool:
-    """Runs a function in separate processes with a limit on time and memory. Starts them at the first task.
+    """Runs a function in separate processes with limits on time and memory.
 
-    The processes are started with exec, not fork, so CUDA and threads here do not matter to them, and the
-    user's `__main__` is not imported again. A lost worker costs nothing: its task is tried once more in a
-    fresh one.
+    Use it for code that may hang, crash or need too much memory. The processes start at the first task, with exec and
+    not fork: CUDA and threads here do not affect them, and the user's `__main__` is not imported again. A task whose
+    worker is lost is tried once more in a new worker.
 
     Args:
-        workers: Number of processes.
-        timeout: Seconds one task may take; importing the function does not count.
-        memory_limit_mb: Memory one worker may use on top of what its imports took, in MiB (Linux only).
-        cpu_seconds: Processor time one task may take, if that is limited too: unlike `timeout` it does not run
-            faster while the machine is busy with something else.
+        num_workers: Number of processes.
+        timeout: Seconds per task; importing the function does not count.
+        memory_limit_mb: Memory per worker in MiB, in addition to what its imports need (Linux only).
+        cpu_seconds: CPU seconds per task; None sets no limit. Unlike the time for `timeout`, they pass no faster while
+            the machine is busy with other work.
 
     Raises:
         UsageError: An argument is not positive.
     """
 
     def __init__(
-        self, workers: int = 2, timeout: float = 2.0, memory_limit_mb: int = 1024, cpu_seconds: float | None = None
+        self, num_workers: int = 2, timeout: float = 2.0, memory_limit_mb: int = 1024, cpu_seconds: float | None = None
     ) -> None:
-        for key, number in (("workers", workers), ("timeout", timeout), ("memory_limit_mb", memory_limit_mb)):
-            if not 0 < number < math.inf:
-                raise UsageError(f"{key}={number}: give a number above 0")
-        self.workers, self.timeout, self.memory_limit_mb, self.cpu_seconds = (
-            workers,
-            timeout,
-            memory_limit_mb,
-            cpu_seconds,
-        )
+        limits = {"num_workers": num_workers, "timeout": timeout, "memory_limit_mb": memory_limit_mb}
+        for key, value in limits.items():
+            if not 0 < value < math.inf:
+                raise UsageError(f"{key}={value}: give a number above 0")
+        self.num_workers = num_workers
+        self.timeout = timeout
+        self.memory_limit_mb = memory_limit_mb
+        self.cpu_seconds = cpu_seconds
         self._lock = threading.Lock()
         self._running: list[_Worker] = []
         self._pid = os.getpid()
         weakref.finalize(self, _stop, self._running, self._pid)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WorkerPool, (self.workers, self.timeout, self.memory_limit_mb, self.cpu_seconds)
+        return WorkerPool, (self.num_workers, self.timeout, self.memory_limit_mb, self.cpu_seconds)
 
     def load(self, function: str) -> None:
         """Imports `function` in a worker.
 
         Raises:
-            LoadError: That failed.
+            LoadError: The import failed.
         """
         self._run(function, [])
 
     def map(self, function: str, tasks: Sequence[list[Any] | dict[str, Any]]) -> list[Outcome]:
-        """Calls `function` for each task, in parallel; outcomes come in the order of the tasks.
+        """The outcome of `function` for each task, in order; tasks run in parallel.
 
         Args:
             function: `package.module.function`, `package.module:function` or `path/to/file.py:function`.
-            tasks: JSON: a list holds the arguments, a dict becomes one argument with these attributes.
+            tasks: JSON values. A list holds the arguments; a dict becomes one argument with these attributes.
 
         Raises:
             LoadError: The function could not be imported.
@@ -108,13 +105,13 @@ class WorkerPool:
         return self._run(function, tasks) if tasks else []
 
     def close(self) -> None:
-        """Ends the processes; a later task starts new ones."""
+        """Ends the processes; the next task starts new ones."""
         with self._lock:
             _stop(self._running, self._pid)
 
     def _run(self, function: str, tasks: Sequence[list[Any] | dict[str, Any]]) -> list[Outcome]:
         with self._lock:
-            if self._pid != os.getpid():  # forked: the workers belong to the other process
+            if self._pid != os.getpid():  # after a fork the workers belong to the other process
                 self._pid = os.getpid()
                 self._running.clear()
                 weakref.finalize(self, _stop, self._running, self._pid)
@@ -126,7 +123,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process and the job it is on: a task's index, IDLE or LOADING."""
+    """One process and its job: the index of a task, IDLE or LOADING."""
 
     def __init__(self, timeout: float, memory_limit_mb: int, cpu_seconds: float | None) -> None:
         self.process = subprocess.Popen(
@@ -138,11 +135,11 @@ class _Worker:
                 "SYMPY_GROUND_TYPES": "python",
                 "CUDA_VISIBLE_DEVICES": "",
                 "OMP_NUM_THREADS": "1",
-                "PYTHONHASHSEED": "0",  # what goes through a set comes out the same in every worker and every run
+                "PYTHONHASHSEED": "0",  # sets have the same order in every worker and every run
             },
-            start_new_session=True,  # a group: kill() takes the task's child processes along; Ctrl-C is ours
+            start_new_session=True,  # a group of its own: kill() reaches child processes, Ctrl-C does not
         )
-        self.function = ""  # which it has, or is loading
+        self.function = ""  # the one that it has, or is loading
         self.job = IDLE
         self.deadline = math.inf
         self.unread = b""
@@ -152,7 +149,7 @@ class _Worker:
         return self.process.stdout.fileno()
 
     def send(self, job: int, request: dict[str, Any], seconds: float) -> None:
-        """Puts the worker on `job`. A worker that is already dead shows when its answer is read."""
+        """Gives the worker a job. That a worker is dead is noticed when its answer is read."""
         assert self.process.stdin is not None
         self.job = job
         with contextlib.suppress(BrokenPipeError):
@@ -161,10 +158,10 @@ class _Worker:
         self.deadline = monotonic() + seconds
 
     def receive(self) -> dict[str, Any] | None:
-        """The answer, None while it is incomplete.
+        """The answer; None while it is incomplete.
 
         Raises:
-            EOFError: The worker is gone.
+            EOFError: The worker has ended.
         """
         chunk = os.read(self.fileno(), 1 << 16)
         if not chunk:
@@ -186,7 +183,7 @@ class _Worker:
 
 
 class _Run:
-    """One call of `map`: which tasks wait, which are under way, what came of the others."""
+    """One call of `map`: the tasks that wait, those under way, and the outcomes of the others."""
 
     def __init__(self, pool: WorkerPool, function: str, tasks: Sequence[list[Any] | dict[str, Any]]) -> None:
         self.pool, self.function, self.tasks = pool, function, tasks
@@ -196,23 +193,27 @@ class _Run:
         self.loads_lost = 0
 
     def outcomes(self) -> list[Outcome]:
-        """Works until every task has an outcome; without tasks, until a worker has the function."""
-        running = self.pool._running
-        while len(self.done) < len(self.tasks) or not (self.done or any(map(self._is_ready, running))):
+        """Waits until every task has an outcome, and returns them; without tasks, until a worker has the function."""
+        while not self._is_finished():
             self._give_out_work()
-            busy = [worker for worker in running if worker.job != IDLE]
+            busy = [worker for worker in self.pool._running if worker.job != IDLE]
             patience = max(0.0, min(worker.deadline for worker in busy) - monotonic())
             readable = ready(busy, patience)
             for worker in busy:
                 self._look_at(worker, worker.fileno() in readable)
         return [self.done[index] for index in range(len(self.tasks))]
 
+    def _is_finished(self) -> bool:
+        if not self.tasks:
+            return any(map(self._is_ready, self.pool._running))
+        return len(self.done) == len(self.tasks)
+
     def _is_ready(self, worker: _Worker) -> bool:
         return worker.job != LOADING and worker.function == self.function
 
     def _give_out_work(self) -> None:
         running = self.pool._running
-        while len(running) < min(self.pool.workers, max(1, len(self.tasks) - len(self.done))):
+        while len(running) < min(self.pool.num_workers, max(1, len(self.tasks) - len(self.done))):
             self._start()
         for worker in running:
             if worker.job != IDLE:
@@ -237,34 +238,36 @@ class _Run:
             reply = worker.receive() if readable else None
         except EOFError:
             late = monotonic() >= worker.deadline or worker.process.wait() == -signal.SIGPROF
-            self._lose(worker, TIMEOUT if late else CRASH)
+            self._lose(worker, Status.TIMEOUT if late else Status.CRASH)
             return
         if reply is None:
             if monotonic() >= worker.deadline:
-                self._lose(worker, TIMEOUT)
+                self._lose(worker, Status.TIMEOUT)
         elif worker.job == LOADING:
             worker.job = IDLE
-            if reply["status"] != OK:
+            if reply["status"] != Status.OK:
                 failed, worker.function = worker.function, ""
-                if failed == self.function:  # else it is the last map's, which ended without this worker
+                if failed == self.function:  # else it is from the previous map, which ended without this worker
                     raise LoadError(f"cannot load {failed}: {reply['error']}")
-        elif reply["status"] == MEMORY:  # what the task left behind may still be there: start afresh
-            self._lose(worker, MEMORY)
+        elif reply["status"] == Status.MEMORY:  # the task may have left much behind: start a new worker
+            self._lose(worker, Status.MEMORY)
         else:
             self.done[worker.job] = Outcome(reply["status"], reply.get("value"), reply.get("error", ""))
             worker.job = IDLE
 
     def _lose(self, worker: _Worker, status: str) -> None:
-        """Ends the worker, and gives its task a second chance unless its time was up."""
+        """Kills the worker, and tries its task again unless its time was up."""
         worker.kill()
         self.pool._running.remove(worker)
         if worker.job == LOADING:
             self.loads_lost += 1
-            if status == TIMEOUT or self.loads_lost > self.pool.workers:
-                raise LoadError(f"cannot load {self.function}: the worker {'hung' if status == TIMEOUT else 'died'}")
+            if status == Status.TIMEOUT or self.loads_lost > self.pool.num_workers:
+                raise LoadError(
+                    f"cannot load {self.function}: the worker {'hung' if status == Status.TIMEOUT else 'died'}"
+                )
             return
         self._start()  # now, so that it is ready for the next call
-        if status == TIMEOUT or worker.job in self.retried:
+        if status == Status.TIMEOUT or worker.job in self.retried:
             self.done[worker.job] = Outcome(status)
         else:
             self.retried.add(worker.job)
@@ -272,7 +275,7 @@ class _Run:
 
 
 def ready(workers: Sequence[_Worker], seconds: float) -> set[int]:
-    """The descriptors of those that have answered or ended, waited for at most `seconds`."""
+    """The descriptors of the workers that have answered or ended, after waiting at most `seconds`."""
     waiting = select.poll()  # unlike select.select, for descriptors above 1023 too
     for worker in workers:
         waiting.register(worker.fileno(), select.POLLIN)
@@ -280,7 +283,7 @@ def ready(workers: Sequence[_Worker], seconds: float) -> set[int]:
 
 
 def _stop(running: list[_Worker], pid: int) -> None:
-    """Ends every worker, unless this process is a fork of the one they belong to."""
+    """Kills every worker, unless this process is a fork of the one that started them."""
     if pid == os.getpid():
         for worker in running:
             worker.kill()

@@ -1,4 +1,4 @@
-"""Generated sums: a task without data, whose difficulty is a number."""
+"""Generated sums: a task without data, of any difficulty."""
 
 import math
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ OPERATORS = ("+", "-", "*")
 class Arithmetic(Task):
     """Generated questions such as `47+85=` with the answer `132`.
 
-    Every expression that the difficulty allows stands once in one seeded shuffle; validation takes its first
-    `num_val` expressions, test the next `num_val` (predict asks the same ones), training the `num_train` that
-    follow. So no question is in two splits, and validation and test stay the same when `num_train` changes.
-    `1+2=` and `2+1=` are two questions.
+    A task that needs no data, for tests and first runs. One seeded shuffle holds every expression that the difficulty
+    allows, once. Validation takes its first `num_val` expressions, test the next `num_val` (predict asks the same), and
+    training the `num_train` after them. So no question is in two splits, and validation and test do not depend on
+    `num_train`. `1+2=` and `2+1=` are two questions.
 
     Args:
-        digits: Most digits of a number, 1 to 9: numbers are drawn evenly from 0 to 10^digits - 1.
-        operators: Which of `+`, `-` and `*` stand between the numbers; `*` binds tighter.
-        terms: Numbers in one expression, 2 to 8.
-        num_train: Questions to train on.
-        num_val: Questions held out for validation, and as many others for test.
-        seed: Seed of the shuffle; the same on every machine and Python version.
+        max_digits: Most digits of a number, 1 to 9: numbers are drawn uniformly from 0 to 10^max_digits - 1.
+        operators: The operators between the numbers, out of `+`, `-` and `*`; `*` binds tighter.
+        num_terms: Numbers per expression, 2 to 8.
+        num_train: Number of questions to train on.
+        num_val: Number of questions held out for validation, and as many others for test.
+        seed: Seed of the shuffle, which is the same on every machine and Python version.
 
     Raises:
         UsageError: A value is out of range, or there are fewer expressions than `num_train + 2 * num_val`.
@@ -32,22 +32,22 @@ class Arithmetic(Task):
 
     def __init__(
         self,
-        digits: int = 2,
+        max_digits: int = 2,
         operators: Sequence[str] = ("+",),
-        terms: int = 2,
+        num_terms: int = 2,
         num_train: int = 8000,
         num_val: int = 500,
         seed: int = 0,
     ) -> None:
-        _check_range("digits", digits, 1, 9)
-        _check_range("terms", terms, 2, 8)
+        _check_range("max_digits", max_digits, 1, 9)
+        _check_range("num_terms", num_terms, 2, 8)
         _check_range("num_train", num_train, 1)
         _check_range("num_val", num_val, 1)
         if not operators or not set(operators) <= set(OPERATORS) or len(set(operators)) < len(operators):
             raise UsageError(f"task.operators={list(operators)}: give one or more of {', '.join(OPERATORS)}, each once")
-        self.digits = digits
+        self.max_digits = max_digits
         self.operators = tuple(operators)
-        self.terms = terms
+        self.num_terms = num_terms
         self.num_train = num_train
         self.num_val = num_val
         self.seed = seed
@@ -55,17 +55,18 @@ class Arithmetic(Task):
         if total > self.num_expressions:
             raise UsageError(
                 f"task.num_train={num_train} and task.num_val={num_val} need {total} questions "
-                f"(num_train + 2 * num_val); digits={digits}, terms={terms}, operators={list(operators)} "
-                f"allow at most {self.num_expressions}: ask for fewer, or raise task.digits or task.terms"
+                f"(num_train + 2 * num_val); max_digits={max_digits}, num_terms={num_terms}, "
+                f"operators={list(operators)} allow at most {self.num_expressions}: ask for fewer, or raise "
+                "task.max_digits or task.num_terms"
             )
 
     @property
     def num_expressions(self) -> int:
-        """How many different expressions the difficulty allows."""
-        return 10 ** (self.digits * self.terms) * len(self.operators) ** (self.terms - 1)
+        """The number of different expressions that the difficulty allows."""
+        return 10 ** (self.max_digits * self.num_terms) * len(self.operators) ** (self.num_terms - 1)
 
     def questions(self, split: Split) -> Sequence[Question]:
-        """The rows of `split`; see `Task.questions`."""
+        """The questions of `split`, as in `Task.questions`."""
         match split:
             case "val":
                 start, stop = 0, self.num_val
@@ -79,12 +80,12 @@ class Arithmetic(Task):
         return [self._question(index, f"arithmetic {split}:{row}") for row, index in enumerate(indices, 1)]
 
     def _question(self, index: int, source: str) -> Question:
-        """The expression with number `index`, its numbers and operators being the digits of the index."""
-        index, number = divmod(index, 10**self.digits)
+        """The expression with this index, whose digits encode numbers and operators."""
+        index, number = divmod(index, 10**self.max_digits)
         expression, total, product = str(number), 0, number
-        for _ in range(self.terms - 1):
+        for _ in range(self.num_terms - 1):
             index, which = divmod(index, len(self.operators))
-            index, number = divmod(index, 10**self.digits)
+            index, number = divmod(index, 10**self.max_digits)
             operator = self.operators[which]
             expression += f"{operator}{number}"
             if operator == "*":
@@ -98,8 +99,8 @@ class Arithmetic(Task):
 def shuffled(size: int, count: int, seed: int) -> list[int]:
     """The first `count` elements of a seeded shuffle of `range(size)`, in time and memory of order `count`.
 
-    Fisher-Yates on a range that is never written out: `moved` holds the places that differ from it. The
-    random numbers are hashes, because `random` promises no fixed sequence of integers across Python versions.
+    Fisher-Yates on a range that is never stored: `moved` holds the elements that are not at their index. The random
+    numbers are hashes, because `random` may give other integers in another Python version.
     """
     moved: dict[int, int] = {}
     order = []

@@ -13,7 +13,7 @@ from grpo_lightning.types import Question, UsageError
 
 
 class _Table(Task):
-    """What a row of a table must hold to be a question."""
+    """The common part of tables: the columns that make a row a question."""
 
     def __init__(self, question: str, answer: str, answer_pattern: str) -> None:
         self.question = question
@@ -21,7 +21,7 @@ class _Table(Task):
         self.answer_pattern = _compiled(answer_pattern)
 
     def _questions(self, rows: Iterable[tuple[str, str, Any]], table: str, split: Split) -> list[Question]:
-        """Questions from rows given as (where in words, where for `Question.source`, the row)."""
+        """The questions of rows, given as (where in words, where for `Question.source`, the row)."""
         questions = [self._question(where, source, row, split) for where, source, row in rows]
         if not questions:
             raise UsageError(f"task.{split}: {table} has no rows: give a table with at least one question")
@@ -51,22 +51,22 @@ class _Table(Task):
         if not matches:
             raise UsageError(
                 f"{where}: task.answer_pattern={self.answer_pattern.pattern!r} is not found in column "
-                f"{self.answer!r}, which ends in {cell[-60:]!r}: mend the row or the pattern"
+                f"{self.answer!r}, which ends in {cell[-60:]!r}: fix the row or the pattern"
             )
         if not matches[-1].strip():
             raise UsageError(
                 f"{where}: task.answer_pattern={self.answer_pattern.pattern!r} finds an empty answer in "
-                f"column {self.answer!r}: mend the row or the pattern"
+                f"column {self.answer!r}: fix the row or the pattern"
             )
         return matches[-1].strip()
 
     @staticmethod
     def _cell(where: str, row: dict[str, Any], key: str, column: str) -> str | None:
-        """The text of a cell; None if nothing is in it."""
+        """The text of a cell; None if it is empty."""
         if column not in row:
             raise UsageError(
                 f"{where}: no column {column!r} (task.{key}={column!r}); there are "
-                f"{', '.join(map(repr, row)) or 'none'}: mend the row or set task.{key}"
+                f"{', '.join(map(repr, row)) or 'none'}: fix the row or set task.{key}"
             )
         cell = row[column]
         if isinstance(cell, Number) and not isinstance(cell, bool):
@@ -79,10 +79,10 @@ class _Table(Task):
 
 
 class JsonPrompts(_Table):
-    """Questions from files: JSON lines, a JSON list of objects, CSV or Parquet, told apart by their ending.
+    r"""Questions from your own files: JSON lines, a JSON list of objects, CSV or Parquet, by their ending.
 
-    Columns other than the question and the answer go into the question's metadata. Cells are taken as they
-    are written (CSV is all text); only the answer loses the white space around it.
+    All columns but the question and the answer go into the question's metadata. Cells are used as they are written
+    (CSV is all text); only the answer loses the white space around it.
 
     Args:
         train: File to train on (.jsonl, .json, .csv or .parquet).
@@ -91,11 +91,11 @@ class JsonPrompts(_Table):
         predict: File to answer; its rows may lack an answer.
         question: Column that holds the question.
         answer: Column that holds the gold answer.
-        answer_pattern: Regular expression with one group: its last match in the answer column is the gold
-            answer, such as `####\\s*(.+)` for GSM8K. Empty takes the whole cell.
+        answer_pattern: Regular expression with one group, whose last match in the answer column is the gold answer,
+            such as `####\s*(.+)` for GSM8K. Empty takes the whole cell.
 
     Raises:
-        UsageError: `answer_pattern` is no regular expression with one group.
+        UsageError: `answer_pattern` is not a regular expression with one group.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class JsonPrompts(_Table):
         self.paths: dict[str, str | None] = {"train": train, "val": val, "test": test, "predict": predict}
 
     def questions(self, split: Split) -> Sequence[Question]:
-        """The rows of the file of `split`; see `Task.questions`."""
+        """The questions of the file of `split`, as in `Task.questions`."""
         given = self.paths.get(split)
         if given is None:
             raise UsageError(f"task.{split} is not set: give the path of a .jsonl, .json, .csv or .parquet file")
@@ -128,25 +128,25 @@ class JsonPrompts(_Table):
 
 
 class HubPrompts(_Table):
-    """Questions from a dataset of the Hugging Face Hub, or of a folder laid out like one.
+    r"""Questions from a dataset of the Hugging Face Hub, or from a folder laid out like one.
 
-    Columns other than the question and the answer go into the question's metadata.
+    All columns but the question and the answer go into the question's metadata.
 
     Args:
         id: The dataset, such as `openai/gsm8k`.
-        config: Its configuration, where it has several, such as `main`.
+        config: Its configuration, such as `main`, where it has several.
         train: Name of its split to train on; slices such as `train[:-500]` are allowed.
         val: Name of its split for validation, such as `train[-500:]`.
         test: Name of its split for testing.
         predict: Name of its split to answer; its rows may lack an answer.
         question: Column that holds the question.
         answer: Column that holds the gold answer.
-        answer_pattern: Regular expression with one group: its last match in the answer column is the gold
-            answer, such as `####\\s*(.+)` for GSM8K. Empty takes the whole cell.
-        revision: Branch, tag or commit of the dataset. A commit makes the run repeatable.
+        answer_pattern: Regular expression with one group, whose last match in the answer column is the gold answer,
+            such as `####\s*(.+)` for GSM8K. Empty takes the whole cell.
+        revision: Branch, tag or commit of the dataset; a commit makes the run repeatable.
 
     Raises:
-        UsageError: `answer_pattern` is no regular expression with one group.
+        UsageError: `answer_pattern` is not a regular expression with one group.
     """
 
     def __init__(
@@ -169,8 +169,8 @@ class HubPrompts(_Table):
         self.names: dict[str, str | None] = {"train": train, "val": val, "test": test, "predict": predict}
 
     def questions(self, split: Split) -> Sequence[Question]:
-        """The rows of the dataset's split for `split`; see `Task.questions`."""
-        import datasets  # takes a second, which the other tasks need not wait for
+        """The questions of the dataset's split for `split`, as in `Task.questions`."""
+        import datasets  # takes a second, which other tasks need not wait for
 
         name = self.names.get(split)
         if name is None:
@@ -182,7 +182,7 @@ class HubPrompts(_Table):
         except (ConnectionError, datasets.exceptions.DatasetsError, ValueError) as error:
             raise UsageError(
                 f"task.id={self.id!r} (config={self.config!r}, {split}={name!r}, revision={self.revision!r}) "
-                f"could not be loaded: {error.__cause__ or error}: mend the name, or download it first if "
+                f"could not be loaded: {error.__cause__ or error}: fix the name, or download it first if "
                 f"this machine is offline"
             ) from error
         finally:
@@ -197,7 +197,7 @@ class HubPrompts(_Table):
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines; decoded one by one, so that a bad byte has a line number."""
+    """Yields numbered lines, decoded one by one, so that a bad byte has a line number."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             yield number, _decoded(line, f"{path}, line {number}")
@@ -227,13 +227,13 @@ def _csv(path: Path) -> Iterator[tuple[str, str, Any]]:
     try:
         for cells in reader:
             where, source = f"{path}, line {number}", f"{path.name}:{number}"
-            number = reader.line_num + 1  # a row with line breaks in its cells is known by its first line
+            number = reader.line_num + 1  # a row with line breaks in its cells is named by its first line
             if not cells:
                 continue
             if header is None:
                 header = cells
             elif len(cells) != len(header):
-                raise UsageError(f"{where}: {len(cells)} cells under a header of {len(header)}: mend the row")
+                raise UsageError(f"{where}: {len(cells)} cells under a header of {len(header)}: fix the row")
             else:
                 yield where, source, dict(zip(header, cells, strict=True))
     except csv.Error as error:
@@ -244,7 +244,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, str, Any]]:
     import pyarrow
     from pyarrow.parquet import (
         ParquetFile,
-    )  # `datasets` would take the path for a glob, and copy the file to its cache
+    )  # `datasets` would read the path as a glob, and copy the file to its cache
 
     number = 0
     try:
@@ -271,21 +271,21 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        place = f", line {error.lineno}" if "\n" in text.strip() else ""
-        raise UsageError(f"{where}{place}: not JSON: {error.msg} at column {error.colno}") from error
+        line = f", line {error.lineno}" if "\n" in text.strip() else ""
+        raise UsageError(f"{where}{line}: not JSON: {error.msg} at column {error.colno}") from error
 
 
 def _compiled(pattern: str) -> re.Pattern[str] | None:
     if pattern is None:
         raise UsageError(
-            "task.answer_pattern=null: in a flag, a # in front is a comment; write [#], or use a YAML file"
+            "task.answer_pattern=null: in a flag, a leading # begins a comment; write [#], or use a YAML file"
         )
     if not pattern:
         return None
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise UsageError(f"task.answer_pattern={pattern!r} is no regular expression: {error}") from error
+        raise UsageError(f"task.answer_pattern={pattern!r} is not a regular expression: {error}") from error
     if compiled.groups != 1:
         raise UsageError(
             f"task.answer_pattern={pattern!r} has {compiled.groups} groups: give it one, ( ), around the "

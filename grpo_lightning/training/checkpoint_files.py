@@ -1,4 +1,4 @@
-"""Checkpoint files: written whole or not at all, and read with one message for whatever is wrong with one."""
+"""Checkpoint files: written whole or not at all, and read with one message for any defect."""
 
 import os
 import pickle
@@ -13,33 +13,35 @@ from grpo_lightning.types import UsageError
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and then moves it there, so that a killed run never leaves half a file.
+    """Writes a checkpoint to a file beside it and then renames that, so that a killed run never leaves half a file.
 
-    Lightning's own writes to the temporary folder and moves it, which copies where that is another file system.
+    Lightning itself writes to the temporary folder and moves the file, which copies it between file systems.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Writes the file, and waits until it is on the disk."""
         with beside(Path(path)) as partial, partial.open("wb") as file:
             torch.save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The content of the file; see `read_checkpoint`."""
         if "://" in str(path):
             return super().load_checkpoint(path, *args, **kwargs)
         return read_checkpoint(path, weights_only=kwargs.get("weights_only"))
 
 
 def read_checkpoint(path: str | Path, mmap: bool = False, weights_only: bool | None = None) -> dict[str, Any]:
-    """The content of a checkpoint on this machine's CPU.
+    """The content of a checkpoint, on the CPU.
 
     Args:
         path: The file.
         mmap: Leave tensors in the file until they are used.
-        weights_only: As of torch.load.
+        weights_only: As in `torch.load`.
 
     Raises:
-        UsageError: It is missing, damaged, or not of this program.
+        UsageError: The file is missing, damaged, or from another program.
     """
     refuse_folder(path)
     try:

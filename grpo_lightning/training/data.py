@@ -1,16 +1,19 @@
-"""The data module: a task's questions as prompts, in a shuffled stream for training and in batches for validation."""
+"""The data module: the questions of a task as prompts, in a shuffled stream for training, in batches for validation."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import lightning as L
 import torch
-from jinja2.exceptions import TemplateError
 
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.policy.chat import chat_text
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.tasks.base import Split, Task
-from grpo_lightning.types import Prompt, Question, UsageError
+from grpo_lightning.training.step import Minibatch
+from grpo_lightning.types import Prompt, Question, UsageError, at_least
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +24,7 @@ class PromptBatch:
 
     prompts: list[Prompt]
     num_real: int
-    """How many count: those behind only keep the ranks in step."""
+    """Number of real prompts. The others are padding, so that every rank makes the same number of calls."""
 
     def to(self, device: torch.device | str) -> "PromptBatch":
         """Itself: it holds no tensors."""
@@ -37,9 +40,9 @@ class PromptDataModule(L.LightningDataModule):
         chat: Put the prompt into the tokenizer's chat template, as the user's turn.
         system: System turn of the chat template; empty leaves it out.
         skip_long: Leave out questions whose prompt does not fit the model's context, instead of stopping.
-        val_limit: Validate on the first so many validation questions; None takes all. Test and predict take all.
+        val_limit: Validate on the first `val_limit` validation questions; None takes all. Test and predict take all.
         val_batch_size: Questions validated at once.
-        seed: Order of the training questions.
+        seed: Seed of the order of the training questions.
     """
 
     def __init__(
@@ -60,8 +63,8 @@ class PromptDataModule(L.LightningDataModule):
             raise UsageError(
                 "data.system is the system turn of a chat: set data.chat=true, or put it into data.template"
             )
-        if val_batch_size < 1 or (val_limit is not None and val_limit < 1):
-            raise UsageError(f"data.val_batch_size={val_batch_size}, data.val_limit={val_limit}: give 1 or more")
+        at_least("data.val_batch_size", val_batch_size, 1)
+        at_least("data.val_limit", val_limit, 1)
         self.task = task
         self.template = template
         self.chat = chat
@@ -70,42 +73,45 @@ class PromptDataModule(L.LightningDataModule):
         self.val_limit = val_limit
         self.val_batch_size = val_batch_size
         self.seed = seed
-        self.drawn = 0
-        self.train_loader: Iterable[Any] | None = None
-        self._module: Any = None
+        self.train_loader: Iterable[Minibatch] | None = None
+        """What `fit` trains on; the loop sets it."""
+        self._policy: Policy | None = None
         self.questions: dict[Split, Sequence[Question]] = {}
         self._order: tuple[int, list[int]] = (-1, [])
 
-    def setup(self, stage: str) -> None:
-        assert self.trainer is not None
-        self.load(stage, self.trainer.lightning_module, validates=self.trainer.limit_val_batches != 0)
+    def load(self, stage: str, policy: Policy, sampling: Sampling, scorer: Scorer, validates: bool = True) -> None:
+        """Reads the questions that `stage` needs, checks that they fit the model, and shows them to the rewards.
 
-    def load(self, stage: str, module: Any, validates: bool = True) -> None:
-        """Reads the questions `stage` needs, checks that they fit the model, and shows them to the rewards.
+        The second call reads nothing again.
 
         Args:
             stage: `fit`, `validate`, `test` or `predict`.
-            module: The GRPOModule, for its tokenizer, context length and rewards.
+            policy: For its tokenizer and context length; its weights may be unread.
+            sampling: For the room that a completion needs.
+            scorer: Its rewards read the questions, except for `predict`.
             validates: Whether `fit` validates, and so needs validation questions.
+
+        Raises:
+            UsageError: A question does not fit, or a split lacks questions.
         """
-        self._module = module
+        self._policy = policy
         splits: dict[str, list[Split]] = {"validate": ["val"], "test": ["test"], "predict": ["predict"]}
         splits["fit"] = ["train", "val"] if validates else ["train"]
         missing = [split for split in splits[stage] if split not in self.questions]
         for split in missing:
             try:
-                questions = self._that_fit(self.task.questions(split), split)
+                questions = self._that_fit(self.task.questions(split), split, sampling.max_new_tokens)
             except UsageError as error:
                 if (stage, split) != ("fit", "val"):
                     raise
                 raise UsageError(f"{error}; or set trainer.limit_val_batches=0 to fit without validation") from error
             self.questions[split] = questions[: self.val_limit] if split == "val" else questions
         if stage != "predict":
-            module.explorer.scorer.prepare([question for split in missing for question in self.questions[split]])
+            scorer.read_questions([question for split in missing for question in self.questions[split]])
 
-    def _that_fit(self, questions: Sequence[Question], split: Split) -> Sequence[Question]:
-        """The questions whose prompt leaves room for a completion."""
-        context, new_tokens = self._module.policy.context_length, self._module.sampling.max_new_tokens
+    def _that_fit(self, questions: Sequence[Question], split: Split, new_tokens: int) -> Sequence[Question]:
+        """The questions whose prompt leaves room for `new_tokens` more."""
+        context = self.policy.context_length
         if context is None:
             return questions
         too_long = []
@@ -137,31 +143,18 @@ class PromptDataModule(L.LightningDataModule):
         return kept
 
     def render(self, question: Question) -> str:
-        """The text the model sees."""
+        """The text that the model sees."""
         text = self.template.replace("{question}", question.text)
         if not self.chat:
             return text
-        turns = [{"role": "system", "content": self.system}] if self.system else []
-        turns.append({"role": "user", "content": text})
-        tokenizer = self._module.policy.tokenizer
-        if tokenizer.chat_template is None:
-            raise UsageError(
-                "data.chat=true: the tokenizer has no chat template; set data.chat=false and write data.template"
-            )
-        try:
-            return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            instead = (
-                "leave data.system empty and write its text into data.template"
-                if self.system
-                else "set data.chat=false"
-            )
-            system = f"data.system={self.system!r}" if self.system else "data.chat=true"
-            raise UsageError(f"{system}: the model's chat template refuses this ({error}); {instead}") from error
+        key, fix = "data.chat=true", "set data.chat=false and write data.template"
+        if self.system and self.policy.tokenizer.chat_template:
+            key, fix = f"data.system={self.system!r}", "leave data.system empty and write its text into data.template"
+        return chat_text(self.policy.tokenizer, text, system=self.system, key=key, fix=fix)
 
     def encode(self, text: str) -> list[int]:
-        """The text's token ids; a chat template writes its special tokens itself."""
-        return self._module.policy.tokenizer.encode(text, add_special_tokens=not self.chat)
+        """The token ids of a rendered text; a chat template writes its special tokens itself."""
+        return self.policy.tokenizer.encode(text, add_special_tokens=not self.chat)
 
     def prompt(self, question: Question, id: int) -> Prompt:
         """The question as a prompt; `id` keys its random numbers."""
@@ -171,54 +164,58 @@ class PromptDataModule(L.LightningDataModule):
             raise UsageError(f"{question.source}: the prompt {text!r} has no tokens")
         return Prompt(id, text, token_ids, question)
 
-    def draw(self, count: int) -> list[tuple[int, Question]]:
-        """The next `count` training questions of all ranks together, each with its place in the stream.
+    def question(self, index: int) -> Question:
+        """The training question at `index`, from 0, of an endless stream; every pass over the data has its own order.
 
-        Every pass over the data has an order of its own. The place serves as prompt id, so a question that comes again
-        gets new completions.
+        The index serves as prompt id, so a question that comes again gets new completions.
         """
         questions = self.questions["train"]
-        drawn = []
-        for place in range(self.drawn, self.drawn + count):
-            epoch, position = divmod(place, len(questions))
-            if self._order[0] != epoch:
-                generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-                self._order = (epoch, torch.randperm(len(questions), generator=generator).tolist())
-            drawn.append((place, questions[self._order[1][position]]))
-        self.drawn += count
-        return drawn
+        epoch, position = divmod(index, len(questions))
+        if self._order[0] != epoch:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            self._order = (epoch, torch.randperm(len(questions), generator=generator).tolist())
+        return questions[self._order[1][position]]
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"drawn": self.drawn}
+    @property
+    def policy(self) -> Policy:
+        """The policy that prompts are made for."""
+        if self._policy is None:
+            raise UsageError("PromptDataModule has no policy yet: it goes with a GRPOModule, or call `load`")
+        return self._policy
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.drawn = state_dict["drawn"]
-
-    def train_dataloader(self) -> Any:
-        """The loop's minibatches: the rollouts of its exploration steps."""
+    def train_dataloader(self) -> Iterable[Minibatch]:
+        """The minibatches of the loop: the rollouts of its exploration steps."""
         if self.train_loader is None:
             raise UsageError("fit needs the GRPOLoop callback: Trainer(callbacks=[GRPOLoop(...)])")
         return self.train_loader
 
     def val_dataloader(self) -> "PromptLoader":
+        """The validation prompts, in batches."""
         return PromptLoader(self, "val")
 
     def test_dataloader(self) -> "PromptLoader":
+        """The test prompts, in batches."""
         return PromptLoader(self, "test")
 
     def predict_dataloader(self) -> "PromptLoader":
+        """The prediction prompts, in batches."""
         return PromptLoader(self, "predict")
 
 
 class PromptLoader:
-    """This rank's share of a split, in batches; every rank gets as many."""
+    """This rank's questions of a split, in batches; every rank gets as many batches.
+
+    Args:
+        data: The questions.
+        split: Which of them.
+    """
 
     def __init__(self, data: PromptDataModule, split: Split) -> None:
         self.data = data
         self.split = split
 
-    def _share(self) -> tuple[list[int], int]:
-        """Rows of this rank and how many of them are real: the last ones may repeat row 0 to fill up."""
+    def _own_rows(self) -> tuple[list[int], int]:
+        """The rows of this rank, and how many of them are real: the last ones may repeat row 0 to fill up."""
         assert self.data.trainer is not None
         rank, world_size = self.data.trainer.global_rank, self.data.trainer.world_size
         total = len(self.data.questions[self.split])
@@ -227,10 +224,10 @@ class PromptLoader:
         return rows + [0] * (size - len(rows)), len(rows)
 
     def __len__(self) -> int:
-        return -(-len(self._share()[0]) // self.data.val_batch_size)
+        return -(-len(self._own_rows()[0]) // self.data.val_batch_size)
 
     def __iter__(self) -> Iterator[PromptBatch]:
-        rows, real = self._share()
+        rows, real = self._own_rows()
         questions = self.data.questions[self.split]
         for first in range(0, len(rows), self.data.val_batch_size):
             chosen = rows[first : first + self.data.val_batch_size]

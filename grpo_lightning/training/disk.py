@@ -1,4 +1,4 @@
-"""Writing files whole or not at all, and what to say when the disk refuses."""
+"""Files that are written whole or not at all, and the message when the disk refuses."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 """The disk itself refuses."""
 
 FORBIDDEN = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR}
-"""This place refuses; an error of these kinds may also come from reading elsewhere."""
+"""The folder refuses. An error of these kinds may also come from reading elsewhere."""
 
 
 class DiskFailure(Exception):
@@ -19,7 +19,7 @@ class DiskFailure(Exception):
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """A place to write to, which is then moved to `path`: readers see the old file or the new one."""
+    """A path to write to, which is then renamed to `path`: readers see the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     try:
@@ -38,12 +38,11 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def refusal(error: BaseException | None, folder: Path) -> str | None:
-    """What the disk said, if `error` goes back to a file that could not be written; None for any other error.
+    """The message of the disk, if `error` was caused by a file that could not be written; None for any other error.
 
     Args:
-        error: An exception. torch and TensorBoard raise others over the one of the system, which is looked for in the
-            whole chain.
-        folder: Where the run writes.
+        error: An exception. torch and TensorBoard wrap the error of the system, so its whole chain is searched.
+        folder: The folder that the run writes to.
     """
     seen: set[int] = set()
     found: OSError | None = None

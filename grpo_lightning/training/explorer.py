@@ -1,41 +1,56 @@
 """Exploration: prompts -> engine -> rewards = samples, scores and their rollouts."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.rewards.base import Segment
-from grpo_lightning.rewards.scorer import Scorer, Scores
-from grpo_lightning.types import Completion, FinishReason, Prompt, Sample
+from grpo_lightning.rewards.results import Scores, Segment
+from grpo_lightning.rewards.scorer import Scorer
+from grpo_lightning.types import Completion, FinishReason, Prompt, RandomKey, Request, Sample
 
 
 @dataclass(slots=True)
 class Exploration:
-    """What this rank found: prompts * G completions, group after group."""
+    """What this rank sampled: prompts x G completions, group after group."""
 
     samples: list[Sample]
     scores: Scores
     rollouts: Rollouts
-    """Those that are learned from; `Rollouts.row` is a completion's place in `samples`."""
+    """The completions that are learned from; `Rollouts.row` is an index into `samples`."""
     seconds: dict[str, float]
     """Seconds spent in `explore` (sampling) and in `reward`."""
+    policy_version: int
+    """`Policy.version` of the weights that drew the completions. They are on policy while it is the policy's own."""
+    sampler_is_policy: bool = False
+    """Whether `rollouts.sampler_logp` should equal that policy's log-probs up to rounding: no filter was on."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the source of the rollouts logs with the step, by the whole name; the same on every rank."""
 
     @classmethod
     def concat(cls, parts: Sequence["Exploration"]) -> "Exploration":
-        """Several rounds of one step together."""
+        """Joins several rounds of one step."""
         return cls(
             samples=[sample for part in parts for sample in part.samples],
             scores=Scores.concat([part.scores for part in parts]),
             rollouts=Rollouts.concat([part.rollouts for part in parts]),
             seconds={name: sum(part.seconds[name] for part in parts) for name in parts[0].seconds},
+            policy_version=min(part.policy_version for part in parts),
+            sampler_is_policy=all(part.sampler_is_policy for part in parts),
         )
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """[B] the prompt's id of each completion that is learned from."""
+        return [self.samples[row].prompt.id for row in self.rollouts.row.tolist()]
 
     def describe(self, row: int) -> str:
         """One completion with its prompt and scores, for a message."""
@@ -55,6 +70,38 @@ class Explorer:
     def __init__(self, engine: RolloutEngine, scorer: Scorer) -> None:
         self.engine = engine
         self.scorer = scorer
+        self._awake = False
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """The engine has its device memory inside, and gives it back at the end.
+
+        `sample` does this by itself. Hold it around several calls, so that the engine wakes once.
+        """
+        if self._awake:
+            yield
+            return
+        self.engine.wake()
+        self._awake = True
+        try:
+            yield
+        finally:
+            self._awake = False
+            self.engine.sleep()
+
+    @contextmanager
+    def _synced(self, policy: Policy) -> Iterator[None]:
+        """The engine draws from `policy` as it is now. Whole weights are on a device only as long as it reads them."""
+        if self.engine.shares_weights:
+            with policy.gathered():
+                if not self.engine.has(policy):
+                    self.engine.sync(policy)
+                yield
+            return
+        if not self.engine.has(policy):
+            with policy.gathered():
+                self.engine.sync(policy)
+        yield
 
     def sample(
         self,
@@ -68,13 +115,13 @@ class Explorer:
     ) -> tuple[list[Completion], list[Sample]]:
         """`group_size` completions of each prompt, as the engine and as the rewards see them.
 
-        Every rank must call it, one without prompts too: sharded weights are gathered for it.
+        Every rank must call it, even without prompts: sharded weights are gathered for it.
         """
-        with policy.gathered():
-            self.engine.sync(policy)
-            if not prompts:
+        requests = Request.from_prompts(prompts, group_size)
+        with self.awake(), self._synced(policy):
+            if not requests:
                 return [], []
-            completions = self.engine.generate(prompts, group_size, sampling, seed, step, progress)
+            completions = self.engine.generate(requests, sampling, RandomKey(seed, step), progress)
         written = [c.token_ids[:-1] if c.finish_reason is FinishReason.STOP else c.token_ids for c in completions]
         texts = policy.tokenizer.batch_decode(written, skip_special_tokens=True)
         samples = [
@@ -93,7 +140,7 @@ class Explorer:
         step: int,
         progress: Progress | None = None,
     ) -> Exploration:
-        """Samples and scores: lines 7 and 8 of DeepSeekMath's Algorithm 1. Without prompts, nothing."""
+        """Samples and scores: lines 7 and 8 of DeepSeekMath's Algorithm 1. No prompts give an empty exploration."""
         started = time.perf_counter()
         completions, samples = self.sample(policy, prompts, group_size, sampling, seed, step, progress)
         sampled = time.perf_counter()
@@ -107,12 +154,18 @@ class Explorer:
         )
         rollouts.temperature = sampling.temperature
         rollouts.truncated = torch.tensor([sample.truncated for sample in samples], dtype=torch.bool)
-        if self.engine.exact and sampling.unfiltered:
-            rollouts.sampler_logp = torch.tensor([p for c in completions for p in c.logp], dtype=torch.float32)
-        return Exploration(samples, scores, rollouts, {"explore": sampled - started, "reward": scored - sampled})
+        rollouts.sampler_logp = sampler_logp(completions)
+        return Exploration(
+            samples=samples,
+            scores=scores,
+            rollouts=rollouts,
+            seconds={"explore": sampled - started, "reward": scored - sampled},
+            policy_version=policy.version,
+            sampler_is_policy=sampling.unfiltered,
+        )
 
     def rewards(self, exploration: Exploration) -> RewardBatch:
-        """The rewards that count of the completions that are learned from, on the CPU."""
+        """The rewards with a weight, of the completions that are learned from; on the CPU."""
         rollouts = exploration.rollouts
         rows = rollouts.row.tolist()
         counting = [(r.weight, exploration.scores.results[r.name]) for r in self.scorer.rewards if r.weight != 0]
@@ -126,8 +179,15 @@ class Explorer:
         )
 
 
+def sampler_logp(completions: Sequence[Completion]) -> Tensor | None:
+    """[N] float32 log-probs that the engine recorded; None if it knows none, or there are no completions."""
+    recorded = [completion.logp for completion in completions if completion.logp is not None]
+    assert len(recorded) in (0, len(completions)), "an engine records the log-probs of all completions or of none"
+    return torch.tensor([p for logp in recorded for p in logp], dtype=torch.float32) if recorded else None
+
+
 def segment_rewards(scores: list[list[Segment]] | None, rows: Sequence[int]) -> SegmentRewards | None:
-    """The segments of the completions `rows`, which they are then counted by."""
+    """The segments of the completions `rows`; `SegmentRewards.row` is an index into `rows`."""
     if scores is None:
         return None
     segments = [(index, segment) for index, row in enumerate(rows) for segment in scores[row]]

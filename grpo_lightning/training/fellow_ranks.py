@@ -1,7 +1,7 @@
 """Ranks fail together: what ends one of them ends all within seconds, and its message is the last on the console.
 
-A rank that fails says so in a file that the other ranks of the machine know. They may be in a collective that would
-wait for half an hour, so a thread in each of them looks at that file, and at the processes, and ends its rank.
+A rank that fails writes so into a file that the other ranks of the machine know. They may be in a collective that
+would wait for half an hour. So a thread in each of them watches that file and the processes, and ends its rank.
 """
 
 import contextlib
@@ -26,6 +26,8 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
+from grpo_lightning.training.disk import write_whole
+from grpo_lightning.training.internals import adopt_ranks
 from grpo_lightning.types import UsageError
 
 VARIABLE = "GRPO_FELLOW_RANKS"
@@ -33,20 +35,20 @@ VARIABLE = "GRPO_FELLOW_RANKS"
 INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended."""
 LOOK = 0.25
-"""Seconds between two looks."""
+"""Seconds between two looks at the file."""
 GRACE = 3.0
 """Seconds a rank gets to leave by itself, closing its files and loggers, before its process is ended."""
 
 STARTED = time()
-"""When this process began, near enough."""
+"""About when this process began."""
 
 _LOST = re.compile(r"gloo|nccl|tcpstore|processgroup|connection (closed|reset|refused|was)|broken pipe", re.IGNORECASE)
-"""How torch says that another rank is gone."""
+"""Messages of torch when another rank is gone."""
 
 
 @dataclass(slots=True)
 class LastWords:
-    """Why the run ends."""
+    """Why a run ends."""
 
     process: int
     """The process that failed first."""
@@ -55,21 +57,21 @@ class LastWords:
     code: int
     """The exit code."""
     final: bool
-    """Whether that rank has nothing to add."""
+    """Whether that rank will add nothing."""
 
 
 class FellowFailed(BaseException):
-    """Another rank has failed. No Exception, or what contains the failures of rewards would contain it."""
+    """Another rank has failed. It is not an Exception, which code that contains the failures of rewards would catch."""
 
 
 class FellowRanks:
     """This process among the ranks of its machine.
 
     Args:
-        folder: Where a rank that fails says so; known to all ranks of the machine.
-        rank: This process, of those of the machine.
-        parent: The process that started this rank and speaks for all of them; None if this one does.
-        external: Whether something else, such as torchrun, has started all ranks. Then the one that fails speaks.
+        folder: Where a rank that fails leaves its message; known to all ranks of the machine.
+        rank: Index of this process among those of the machine.
+        parent: The process that started this rank and prints for all; None if this one does.
+        external: Whether something else, such as torchrun, has started all ranks. Then the one that fails prints.
     """
 
     def __init__(self, folder: Path, rank: int = 0, parent: int | None = None, external: bool = False) -> None:
@@ -99,14 +101,14 @@ class FellowRanks:
         return self.folder / "last_words.json"
 
     def first(self) -> LastWords | None:
-        """What the first rank that failed says, if one has."""
+        """The message of the first rank that failed, if one has."""
         try:
             return LastWords(**json.loads(self._file.read_text(encoding="utf-8")))
         except (OSError, ValueError):  # not there, or not yet written to its end
             return None
 
     def _forget_an_earlier_start(self) -> None:
-        """Removes what a start before this one has left in a folder that both know."""
+        """Removes the message of an earlier start in the same folder."""
         with contextlib.suppress(OSError):
             if self._file.stat().st_mtime < STARTED:
                 self._file.unlink()
@@ -121,15 +123,13 @@ class FellowRanks:
             known = self.first()
             if known is None or (known.process, known.final) != (words.process, False):
                 return known or words
-            changed = self._file.with_suffix(f".{words.process}")
-            changed.write_text(json.dumps(asdict(words)), encoding="utf-8")
-            changed.replace(self._file)
-        except OSError:  # no folder, no disk: say it here
+            write_whole(self._file, json.dumps(asdict(words)))
+        except OSError:  # no folder, no disk: print it here
             pass
         return words
 
     def raised(self, error: BaseException) -> None:
-        """Says at once that this rank fails: closing it takes a while, and others see only lost connections."""
+        """Tells the other ranks at once that this one fails: closing it takes a while."""
         self._leaving = True
         self._adopt()
         if self.alone or is_of_a_lost_rank(error):
@@ -142,7 +142,7 @@ class FellowRanks:
             self.claim("".join(traceback.format_exception(error)).rstrip(), 1)
 
     def fail(self, text: str, code: int) -> int:
-        """Says why the run ends, if no other rank has failed before, and otherwise what that one says.
+        """Prints why the run ends: the message of the rank that failed first.
 
         Returns:
             The exit code of all ranks.
@@ -163,7 +163,7 @@ class FellowRanks:
         return words.code
 
     def leave(self, code: Any) -> None:
-        """Tells whether a rank that ends with an exit code of its own has failed."""
+        """Notes whether a rank that ends with an exit code has failed."""
         words = self.first()
         if self.parent is not None and words is not None and words.process == os.getpid():
             self.fail(words.text, words.code)
@@ -175,7 +175,7 @@ class FellowRanks:
             self.fail(text, code if isinstance(code, int) else 1)
 
     def finish(self) -> None:
-        """Waits for the other ranks, which may still fail on their last steps.
+        """Waits for the other ranks, which may still fail at the end.
 
         Raises:
             SystemExit: One did.
@@ -199,7 +199,7 @@ class FellowRanks:
             sleep(LOOK / 5)
 
     def _speak(self, words: LastWords) -> None:
-        """Ends the other ranks, and then says why, once."""
+        """Ends the other ranks, and then prints why, once."""
         if self._spoke.acquire(blocking=False):
             for child in self.children:
                 child.kill()
@@ -233,12 +233,9 @@ class FellowRanks:
                 raise_in(self._thread, FellowFailed)
 
     def _adopt(self) -> None:
-        """Takes the processes over from Lightning's own observer, which ends this process by SIGKILL without a word."""
+        """Takes the processes over from Lightning, which would end this process by SIGKILL without a message."""
         with self._adopting:
-            for thread in threading.enumerate():
-                if thread.name == "child-process-observer" and getattr(thread, "_child_processes", None):
-                    self.children += thread._child_processes  # type: ignore[attr-defined]
-                    thread._child_processes = []  # type: ignore[attr-defined]
+            self.children += adopt_ranks()
 
     def _end(self, code: int) -> None:
         self._clean_up()
@@ -249,7 +246,7 @@ class FellowRanks:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _look_for_the_lost(self) -> None:
-        """A rank may be gone without having said why: out of memory, or killed by somebody."""
+        """Claims the message for a rank that is gone without one: out of memory, or killed by somebody."""
         for rank, child in enumerate(self.children, start=1):
             code = child.poll()
             if code in (None, 0) or self.folder.joinpath(f"left-{child.pid}").exists():
@@ -261,9 +258,10 @@ class FellowRanks:
 
 
 class FailTogether(Callback):
-    """Tells the other ranks at once that this one fails."""
+    """Tells the other ranks of an exception at once, so that none waits for a rank that is gone."""
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Leaves the message for the other ranks."""
         if _current is not None:
             _current.raised(exception)
 
@@ -279,7 +277,7 @@ def fail_together() -> Iterator[None]:
         SystemExit: This rank or another one failed.
     """
     global _current
-    folder, options = _place()
+    folder, options = _folder_and_role()
     fellows = _current = FellowRanks(folder, **options)
     starts_ranks = fellows.parent is None and not fellows.external
     if starts_ranks:
@@ -302,15 +300,15 @@ def fail_together() -> Iterator[None]:
 
 
 def last_words(text: str, code: int) -> int:
-    """Says on standard error why the run ends, once for all ranks; the exit code."""
+    """Prints why the run ends on standard error, once for all ranks; returns the exit code."""
     if _current is None:
         print(text, file=sys.stderr)
         return code
     return _current.fail(text, code)
 
 
-def _place() -> tuple[Path, dict[str, Any]]:
-    """The folder of this run's ranks on this machine, and who this process is among them."""
+def _folder_and_role() -> tuple[Path, dict[str, Any]]:
+    """The folder that the ranks of this machine share, and which of them this process is."""
     parent, _, folder = os.environ.get(VARIABLE, "").partition(":")
     rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
     if parent == str(os.getppid()) and rank > 0:
@@ -329,7 +327,7 @@ def _place() -> tuple[Path, dict[str, Any]]:
 
 
 def is_of_a_lost_rank(error: BaseException | None) -> bool:
-    """Whether `error` only says that another rank is gone, which will have said why."""
+    """Whether `error` only tells that another rank is gone."""
     if isinstance(error, FellowFailed):
         return True
     from_torch = type(error) is RuntimeError or type(error).__module__.startswith("torch")

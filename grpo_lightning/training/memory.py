@@ -1,4 +1,4 @@
-"""What a run holds in the memory of one device, known before any of it is used."""
+"""The memory that a run needs on one device, estimated before any of it is used."""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -28,10 +28,10 @@ PHASES = ("exploring", "log-probs", "updating")
 """Sampling completions, passes without gradients over them, and forward, backward and optimizer."""
 
 CUDA_CONTEXT = 600 * 2**20
-"""What CUDA, its libraries and kernels take of a GPU before the first tensor; by NVIDIA's tools, not measured here."""
+"""Bytes of a GPU that CUDA, its libraries and kernels take before the first tensor, as the tools of NVIDIA report."""
 
 BYTES_PER_TOKEN = {"cpu": 190, "cuda": 100}
-"""A completion token in `Rollouts`, in the packs and, on a CPU, in Python's lists of ids and log-probs."""
+"""Bytes per completion token in `Rollouts`, in the packs and, on a CPU, in lists of ids and log-probs."""
 
 LENGTHS = ((1.0,), (1.0, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4), (1.0, *[0.1] * 31))
 """Completions as fractions of the longest: all of them, spread like a lognormal, and one that never ends."""
@@ -39,11 +39,11 @@ LENGTHS = ((1.0,), (1.0, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4), (1.0, *[0.1] * 
 
 @dataclass(frozen=True)
 class Spread:
-    """How weights, gradients and optimizer state lie on the devices."""
+    """How weights, gradients and optimizer state are spread over the devices."""
 
     world_size: int = 1
     shards: int = 1
-    """Parts that each of them is cut into; every device holds one."""
+    """Number of shards of each; every device holds one."""
     copies_gradients: bool = False
     """Whether gradients are exchanged in buckets beside them."""
 
@@ -59,13 +59,13 @@ class Spread:
 
     @classmethod
     def sharded(cls, world_size: int) -> "Spread":
-        """FSDP2: everything is shared out, and gathered where it is needed."""
+        """FSDP2: everything is sharded, and gathered where it is needed."""
         return cls(world_size, shards=world_size)
 
 
 @dataclass(frozen=True)
 class Job:
-    """All that decides how much memory a run holds. Sizes are those of one device."""
+    """Everything that decides how much memory a run needs. Sizes are those of one device."""
 
     config: PreTrainedConfig
     optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -85,7 +85,7 @@ class Job:
     max_cache: float | None = None
     """Bytes that decoding may take, cache and logits; None sets no limit."""
     bounds_cache: bool = False
-    """Whether the engine decodes only as many rows as what is free has room for."""
+    """Whether the engine decodes only as many rows as fit into free memory."""
     dtype: torch.dtype = torch.float32
     precision: str = "32-true"
     attention: str = "sdpa"
@@ -93,7 +93,7 @@ class Job:
     recomputes: bool = False
     """Gradient checkpointing."""
     dropout: bool = False
-    """Whether the model's own is kept: attention with dropout has no fused kernel on a CPU."""
+    """Whether the dropout of the model is kept: attention with dropout has no fused kernel on a CPU."""
     entropy_gradient: bool = False
     frozen_copies: int = 0
     """Frozen policies of the same size: the reference, an old policy with weights."""
@@ -107,17 +107,17 @@ class Job:
 
     @property
     def weight_dtype(self) -> torch.dtype:
-        """That of the weights once the trainer has converted them."""
+        """Type of the weights once the trainer has converted them."""
         return torch.float64 if self.precision == "64-true" else self.dtype
 
     @property
     def autocast(self) -> torch.dtype | None:
-        """What arithmetic is done in, where it is not the weights' type."""
+        """Type of the arithmetic, where it is not that of the weights."""
         return torch.bfloat16 if self.precision == "bf16-mixed" else None
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """That of keys and values."""
+        """Type of keys and values."""
         return self.autocast or self.weight_dtype
 
     @property
@@ -137,7 +137,7 @@ class Estimate:
         self.job = job
 
     def changed(self, **changes: Any) -> "Estimate":
-        """That of the job with some fields changed; what they do not touch is not worked out again."""
+        """The estimate of the job with some fields changed; what they do not affect is not computed again."""
         other = Estimate(replace(self.job, **changes))
         kept = set.intersection(*({*UNTOUCHED.get(name, ())} for name in changes))
         other.__dict__.update({name: value for name, value in self.__dict__.items() if name in kept})
@@ -158,29 +158,29 @@ class Estimate:
 
     @property
     def num_trained(self) -> int:
-        """Those that have a gradient."""
+        """Parameters that have a gradient."""
         return self.num_parameters if self.job.trained is None else self.job.trained
 
     @property
     def weights(self) -> int:
-        """One copy of the policy's parameters and buffers, whole."""
+        """Bytes of one copy of the policy's parameters and buffers, whole."""
         return sum(map(nbytes, [*self.model.parameters(), *self.model.buffers()]))
 
     @property
     def gradients(self) -> int:
-        """Of the trained parameters, whole."""
+        """Bytes of the gradients of the trained parameters, whole."""
         return self.num_trained * self.job.weight_dtype.itemsize
 
     @cached_property
     def optimizer(self) -> tuple[float, float]:
-        """What the optimizer keeps, and what it holds besides while it steps, whole."""
+        """Bytes of the optimizer state, and of what it holds besides during an update, whole."""
         state, first, others = optimizer_bytes(self.job.optimizer, self.job.weight_dtype, self.job.device)
         largest = min(max(map(nbytes, self.model.parameters())), self.gradients)
         return state * self.gradients, first * largest + others * (self.gradients - largest)
 
     @property
     def gathered(self) -> int:
-        """Of sharded weights, what is whole during a pass: all that lies in no layer, and two layers."""
+        """Bytes of sharded weights that are whole during a forward: those outside of layers, and two layers."""
         if self.job.spread.shards == 1:
             return 0
         layers = [sum(map(nbytes, layer.parameters())) for layer in layers_of(self.model)]
@@ -188,7 +188,7 @@ class Estimate:
 
     @property
     def cache_per_token(self) -> int:
-        """Bytes of key-value cache for one token of one completion."""
+        """Bytes of key-value cache per token of a completion."""
         return cache_bytes_per_token(self.job.config, self.job.cache_dtype)
 
     @property
@@ -251,7 +251,7 @@ class Estimate:
             token_ids=torch.zeros(sum(rows), dtype=torch.int64),
             lengths=torch.tensor(rows),
         )
-        return max(rollouts.split(job.max_tokens, job.shares_prefix), key=size_of)
+        return max(rollouts.packs(job.max_tokens, job.shares_prefix), key=size_of)
 
     @cached_property
     def scored(self) -> Held:
@@ -265,7 +265,7 @@ class Estimate:
 
     @property
     def rollouts(self) -> int:
-        """The completions of a step and what is known of their tokens."""
+        """Bytes of the completions of a step, and of the numbers of their tokens."""
         return self.job.rows * self.job.sampling.max_new_tokens * BYTES_PER_TOKEN[self.job.device]
 
     def _twin(self, num_layers: int) -> Twin:
@@ -307,7 +307,7 @@ UNTOUCHED = {
     "max_tokens": ("model", "optimizer", "explored", "_twins"),
     "recomputes": ("model", "optimizer", "explored", "scored", "pack"),
 }
-"""What of an estimate stays when a field of the job changes."""
+"""The parts of an estimate that stay when a field of the job changes."""
 
 
 def nbytes(tensor: Tensor) -> int:
@@ -316,17 +316,17 @@ def nbytes(tensor: Tensor) -> int:
 
 
 def size_of(pack: Rollouts) -> tuple[int, int]:
-    """Its tokens, prompts counted once; its rows."""
+    """Tokens of the pack, prompts counted once, and its rows."""
     return pack.num_tokens + len(pack.prompt_token_ids), len(pack)
 
 
 def optimizer_bytes(
     optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer], dtype: torch.dtype, device: str
 ) -> tuple[float, float, float]:
-    """What an optimizer holds, found by one step over small parameters, in bytes per byte of the parameters.
+    """Bytes of an optimizer per byte of its parameters, found by an update of small ones.
 
     Returns:
-        Its state; what it holds besides in a step, per byte of one parameter; the same, per byte of each further one.
+        The state; what it holds besides in an update, per byte of one parameter; the same, per byte of each other.
     """
 
     def run(count: int) -> tuple[float, float]:
@@ -360,12 +360,12 @@ def tensors(values: Any) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that takes memory, and when."""
+    """One thing that takes memory, by phase."""
 
     name: str
     bytes: tuple[float, float, float]
     """In each of PHASES."""
-    says: str = ""
+    note: str = ""
     """Where the number comes from."""
 
 
@@ -414,7 +414,7 @@ class MemoryTable:
 
     @property
     def sums(self) -> tuple[float, ...]:
-        """Of each phase."""
+        """The sum of each phase."""
         return tuple(sum(row.bytes[phase] for row in self.rows) for phase in range(len(PHASES)))
 
     @property
@@ -424,7 +424,7 @@ class MemoryTable:
 
     @property
     def phase(self) -> str:
-        """When that is."""
+        """The phase with the peak."""
         return PHASES[self.sums.index(self.peak)]
 
     def __getitem__(self, name: str) -> tuple[float, float, float]:
@@ -436,7 +436,7 @@ class MemoryTable:
         lines = [f"{f'memory of {where}, {unit}':<34}" + "".join(f"{phase:>11}" for phase in PHASES)]
         for row in self.rows:
             numbers = "".join(f"{value / size:>11.{digits}f}" if value else f"{'-':>11}" for value in row.bytes)
-            lines.append(f"  {row.name:<32}{numbers}  {row.says}".rstrip())
+            lines.append(f"  {row.name:<32}{numbers}  {row.note}".rstrip())
         lines.append(f"  {'sum':<32}" + "".join(f"{value / size:>11.{digits}f}" for value in self.sums))
         return "\n".join(lines)
 
@@ -453,7 +453,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class Remedy:
-    """A key that lowers what a run holds, and by how much."""
+    """A key that lowers the memory of a run, and by how much."""
 
     key: str
     saves: float
@@ -464,11 +464,11 @@ class Remedy:
 
 
 def remedies(estimate: Estimate, phase: str | None = None, devices: int = 1) -> list[Remedy]:
-    """The keys that lower the sum of a phase, the one that saves most first. None changes what is learned from.
+    """The keys that lower the sum of a phase, the one that saves most first. None changes the rollouts.
 
     Args:
-        estimate: Of what is run.
-        phase: One of PHASES; None takes the one with the largest sum, and counts what the peak falls by.
+        estimate: The estimate of the run.
+        phase: One of PHASES. None takes the one with the largest sum, and counts by how much the peak falls.
         devices: Devices the weights could be sharded over.
     """
     job, table = estimate.job, MemoryTable.from_estimate(estimate)
@@ -497,8 +497,8 @@ def remedies(estimate: Estimate, phase: str | None = None, devices: int = 1) -> 
         Remedy(key, held(table) - held(MemoryTable.from_estimate(estimate.changed(**fields))))
         for key, fields in changes.items()
     ]
-    worth_saying = 0.01 * (table.peak - job.process)
-    return sorted((one for one in found if one.saves > worth_saying), key=lambda one: -one.saves)
+    worth_listing = 0.01 * (table.peak - job.process)
+    return sorted((one for one in found if one.saves > worth_listing), key=lambda one: -one.saves)
 
 
 def amount(size: float) -> str:

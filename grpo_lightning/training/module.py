@@ -4,9 +4,8 @@ import functools
 import math
 import operator
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import lightning as L
@@ -19,57 +18,52 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
-from torchmetrics import MeanMetric
 
 from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.maths.advantages import AdvantageEstimator, GroupStd
 from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.kl_penalty import KLPenalty
-from grpo_lightning.maths.metrics import RIGHT_ABOVE, majority_at_k, nan_mean, pass_at_k
 from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.ragged import segments
 from grpo_lightning.policy import sharding
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, PolicySnapshot, RecordedLogp
 from grpo_lightning.rewards.base import Reward, Run
-from grpo_lightning.rewards.scorer import Scorer, Scores
-from grpo_lightning.training.data import PromptBatch
+from grpo_lightning.rewards.scorer import Scorer
+from grpo_lightning.training import internals
+from grpo_lightning.training.data import PromptBatch, PromptDataModule
+from grpo_lightning.training.evaluation import Evaluation
 from grpo_lightning.training.explorer import Explorer
-from grpo_lightning.training.minibatch import Minibatch
 from grpo_lightning.training.optimizer_options import OptimizerOptions
-from grpo_lightning.training.precision import check_precision, warn_of_rounded_updates
-from grpo_lightning.training.records import record
-from grpo_lightning.training.strategy import FSDP2Strategy  # noqa: F401  (known as `fsdp2` once it is imported)
-from grpo_lightning.types import Prompt, Sample, UsageError
-
-EVALUATION = 2**32 - 1
-"""The random numbers' step in validation: the same at every validation, so that two differ by the policy alone."""
-
-LOGP_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1.0}
-"""Largest difference between the sampler's and the policy's log-probs of one token that rounding explains."""
+from grpo_lightning.training.post_mortem import culprits
+from grpo_lightning.training.precision import validate_precision, warn_of_rounded_updates
+from grpo_lightning.training.restoring import fit_snapshots, refuse_other_model
+from grpo_lightning.training.step import Minibatch
+from grpo_lightning.types import UsageError, at_least
 
 
 class GRPOModule(L.LightningModule):
-    """GRPO's policy, its reference and its old policy; maximises the objective over minibatches of rollouts.
+    """The policy of GRPO, its reference and its old policy; maximises the objective over minibatches of rollouts.
 
     Args:
         policy: π_θ, the causal LM that is trained.
-        rewards: The terms of R(q, o), summed by their weights. The first decides what is right in validation.
+        rewards: The terms of R(q, o), summed by their weights.
         engine: Draws the completions.
-        sampling: The distribution completions are drawn from.
+        sampling: The distribution that completions are drawn from.
         advantage: Â from the rewards of a group.
         objective: The surrogate, the KL term and how tokens are averaged.
-        reward_kl: A KL penalty in the reward, beside or in the place of the objective's.
+        reward_kl: A KL penalty in the reward, beside that of the objective or instead of it.
         old_policy: π_old, the denominator of the ratio.
-        reference: π_ref of the KL terms; it exists only where `objective.beta` is above 0 or there is a `reward_kl`.
+        reference: π_ref of the KL terms. It exists only with an `objective.beta` above 0 or a `reward_kl`.
         optimizer: The optimizer, given the parameters.
-        lr_scheduler: The learning-rate schedule, stepped once an optimizer update. None keeps the rate.
+        lr_scheduler: The learning-rate schedule, stepped once per optimizer update. None keeps the rate.
         grad_clip: Largest norm of the gradient; 0 does not clip.
-        max_bad_updates: Updates in a row that may be skipped for a loss or gradient that is not finite.
+        max_bad_updates: The run stops after this number of updates in a row whose loss or gradient is not finite.
         max_failed_rewards: Largest fraction of a step's samples, over all ranks, that a reward may fail on before the
             run stops.
+        correct: Name of the reward that decides what is right in validation and in statistics. None is the first.
         val_samples: k of avg@k, pass@k and maj@k.
     """
 
@@ -89,17 +83,19 @@ class GRPOModule(L.LightningModule):
         grad_clip: float = 1.0,
         max_bad_updates: int = 5,
         max_failed_rewards: float = 0.5,
+        correct: str | None = None,
         val_samples: int = 8,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.policy = policy
         self._loaded = False
+        self._awake = ExitStack()
         self.sampling = sampling or Sampling()
         if self.sampling.greedy:
             raise UsageError("sampling.temperature=0: training needs completions that differ; give more than 0")
         self.objective = objective or Objective()
-        self.explorer = Explorer(engine or NativeEngine(), Scorer(rewards, max_failed_rewards))
+        self.explorer = Explorer(engine or NativeEngine(), Scorer(rewards, max_failed_rewards, correct))
         self.advantage = advantage or GroupStd()
         self.reward_kl = reward_kl
         self.old_policy = old_policy or RecordedLogp()
@@ -107,12 +103,9 @@ class GRPOModule(L.LightningModule):
         self.reference = (reference or FrozenCopy()) if needs_reference else None
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
-        if grad_clip < 0:
-            raise UsageError(f"model.grad_clip={grad_clip}: give 0 (no clipping) or more")
-        if max_bad_updates < 1:
-            raise UsageError(f"model.max_bad_updates={max_bad_updates}: give 1 or more")
-        if val_samples < 1:
-            raise UsageError(f"model.val_samples={val_samples}: give 1 or more")
+        at_least("model.grad_clip", grad_clip, 0)
+        at_least("model.max_bad_updates", max_bad_updates, 1)
+        at_least("model.val_samples", val_samples, 1)
         self.grad_clip = grad_clip
         self.max_bad_updates = max_bad_updates
         self.val_samples = val_samples
@@ -122,19 +115,20 @@ class GRPOModule(L.LightningModule):
         self.register_buffer("bad_updates_in_a_row", torch.tensor(0))
         self._options: OptimizerOptions | None = None
         self._saved_schedules: list[dict[str, Any]] = []
-        k = val_samples
-        names = ["pass@1", f"avg@{k}", f"pass@{k}", "reward", "length", "truncated"]
-        names += [f"maj@{k}"] if rewards[0].finds_answers else []
-        self.val_metrics = torch.nn.ModuleDict({name: MeanMetric(nan_strategy="ignore") for name in names})
+        self.evaluation = Evaluation(self.explorer, self.sampling, val_samples)
 
     def setup(self, stage: str) -> None:
-        check_precision(self.trainer.precision)
-        trainer, tokenizer = self.trainer, self.policy.tokenizer
-        run = Run(trainer.strategy.root_device, tokenizer, self.sampling.max_new_tokens, trainer.global_rank)
-        self.explorer.scorer.setup(run)
+        """Lets the data read its questions, and the rewards what they need of the run."""
+        validate_precision(self.trainer.precision)
+        trainer, scorer = self.trainer, self.explorer.scorer
+        data = getattr(trainer, "datamodule", None)
+        if isinstance(data, PromptDataModule):
+            data.load(stage, self.policy, self.sampling, scorer, validates=trainer.limit_val_batches != 0)
+        device, rank = trainer.strategy.root_device, trainer.global_rank
+        scorer.setup(Run(device, self.policy.tokenizer, self.sampling.max_new_tokens, rank))
 
     def load(self, precision: Precision) -> None:
-        """Reads the weights and makes sure that the engine can decode them; the second call does nothing."""
+        """Reads the weights, and checks that the engine can decode them; the second call does nothing."""
         if self._loaded:
             return
         self.policy.load()
@@ -158,6 +152,7 @@ class GRPOModule(L.LightningModule):
                 policy.shard(mesh)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
+        """The optimizer of the trained parameters, and its schedule."""
         optimizer = self.optimizer([p for p in self.policy.parameters() if p.requires_grad])
         self._options = OptimizerOptions(optimizer, self.lr_scheduler)
         if self._options.scheduler is None:
@@ -165,6 +160,7 @@ class GRPOModule(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self._options.scheduler, "interval": "step"}}
 
     def on_fit_start(self) -> None:
+        """Puts the policy into training mode."""
         # from_pretrained leaves the model in eval mode, and gradient checkpointing needs training mode.
         self.policy.train()
         optimizer = self.optimizers()
@@ -172,13 +168,14 @@ class GRPOModule(L.LightningModule):
         warn_of_rounded_updates(self.policy, optimizer.optimizer)
 
     def on_train_start(self) -> None:
+        """Brings the schedule to where the run is."""
         # The optimizer has its state back by now, under any strategy.
         assert self._options is not None
         self._options.restore_schedule(self._saved_schedules, self.trainer.global_step)
         self._saved_schedules = []
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Weights of policy and reference; those of π_old only where the next step does not make it anew."""
+        """The weights of policy and reference, and those of π_old unless the next step replaces them."""
         state = super().state_dict(*args, **kwargs)
         if self.old_policy.is_policy:
             prefix = kwargs.get("prefix", "")
@@ -187,7 +184,7 @@ class GRPOModule(L.LightningModule):
         return state
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds what rewards have learned."""
+        """Adds what the rewards have learned."""
         checkpoint["rewards"] = self.explorer.scorer.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -196,49 +193,23 @@ class GRPOModule(L.LightningModule):
         A reference that is not in it starts as the model in `policy.path`, π_old as the policy.
         """
         self.explorer.scorer.load_state_dict(checkpoint.get("rewards", {}))
-        # Lightning's own strategy for sharded weights has read them by now.
+        # Lightning's own strategy for sharded weights has read them by now, layer by layer: the policy did not notice.
+        self.policy.version += 1
         if state := checkpoint.get("state_dict", {}):
-            self._refuse_other_model(state)
-            self._fit_snapshots(state)
+            refuse_other_model(state, self.state_dict(), self.trainer.ckpt_path, self.policy.path)
+            fit_snapshots(state, {"reference": self.reference, "old_policy": self.old_policy})
         if self.trainer.state.fn == TrainerFn.FITTING:
             # Lightning would load a schedule's state into whatever schedule there is now.
             self._saved_schedules, checkpoint["lr_schedulers"] = checkpoint.get("lr_schedulers", []), []
         else:
-            # What validation logs belongs where the run's own validation of these weights stood: at the last update.
-            done = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"]
-            self.trainer.fit_loop.epoch_loop._batches_that_stepped = max(0, done - 1)
-            self.trainer.fit_loop.epoch_progress.current.completed = checkpoint["epoch"]
-
-    def _refuse_other_model(self, state: dict[str, Any]) -> None:
-        saved = {name: tuple(value.shape) for name, value in state.items() if name.startswith("policy.")}
-        own = {name: tuple(value.shape) for name, value in self.state_dict().items() if name.startswith("policy.")}
-        differ = [name for name in own | saved if own.get(name) != saved.get(name)]
-        if differ:
-            here, there = (
-                str(list(shapes[differ[0]])) if differ[0] in shapes else "missing" for shapes in (own, saved)
-            )
-            raise UsageError(
-                f"ckpt_path={self.trainer.ckpt_path}: it is of another model than policy.path={self.policy.path}: "
-                f"{differ[0].removeprefix('policy.model.')} is {there} in the checkpoint and {here} in the model "
-                f"({len(differ)} of {len(own | saved)} weights differ)"
-            )
-
-    def _fit_snapshots(self, state: dict[str, Any]) -> None:
-        """Makes the reference and π_old in a checkpoint those that there are now."""
-        for part, snapshot in (("reference", self.reference), ("old_policy", self.old_policy)):
-            own = {} if snapshot is None else snapshot.state_dict(prefix=f"{part}.")
-            for name in [name for name in state if name.startswith(f"{part}.") and name not in own]:
-                del state[name]
-            for name in own.keys() - state.keys():
-                of_policy = state.get(name.removeprefix(f"{part}."))
-                state[name] = own[name] if part == "reference" or of_policy is None else of_policy
+            internals.stand_where_saved(self.trainer, checkpoint)
 
     def training_step(self, minibatch: Minibatch, batch_idx: int) -> None:
         """One optimizer update: line 11 of DeepSeekMath's Algorithm 1. Nothing once a stop rule has ended them."""
-        if minibatch.passes.ended_by is not None:
-            self._log_nothing()
+        passes, started = minibatch.step.passes, time.perf_counter()
+        if passes.ended:
+            internals.log_nothing(self.trainer)
             return
-        started = time.perf_counter()
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         rate = optimizer.param_groups[0]["lr"]
@@ -246,54 +217,59 @@ class GRPOModule(L.LightningModule):
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.grad_clip or math.inf)
         # The one time that the update waits for a GPU: whatever is decided and logged is decided from copies.
         diagnostics, (grad_norm, logp_gap, bad_updates) = total.on_host(sharding.assembled(norm), gap, self.bad_updates)
-        if minibatch.passes.ends_at(diagnostics):
-            pass
-        elif bool(diagnostics.objective.isfinite() & grad_norm.isfinite()):
-            self.bad_updates_in_a_row.zero_()
-            optimizer.step()
-            scheduler: Any = self.lr_schedulers()
-            if scheduler is not None:
-                scheduler.step()
-        else:
-            self.bad_updates += 1
-            self.bad_updates_in_a_row += 1
-            bad_updates += 1
-            if self.bad_updates_in_a_row >= self.max_bad_updates:
-                raise FloatingPointError(self._explain(minibatch, diagnostics.objective, grad_norm))
+        comparable = minibatch.on_policy and minibatch.step.exploration.sampler_is_policy and bool(logp_gap > -math.inf)
+        if comparable:
+            self._check_gap(float(logp_gap))
+        passes.record(diagnostics)
+        is_bad = not (passes.ended or bool(diagnostics.objective.isfinite() & grad_norm.isfinite()))
+        if is_bad:
+            self._skip(minibatch, diagnostics.objective, grad_norm)
+        elif not passes.ended:
+            self._step(optimizer)
         optimizer.zero_grad()
 
-        tokens = diagnostics.tokens.clamp(min=1)
-        metrics = {
-            "policy/objective": diagnostics.objective,
-            "policy/entropy": diagnostics.entropy / tokens,
-            "policy/ratio_mean": diagnostics.ratio / tokens,
-            "policy/ratio_max": diagnostics.ratio_max,
-            "policy/kl_old": diagnostics.kl_old / tokens,
-            "policy/clip_low": diagnostics.clipped_low / tokens,
-            "policy/clip_high": diagnostics.clipped_high / tokens,
-            "policy/unreachable": diagnostics.unreachable / tokens,
-            "optim/grad_norm": grad_norm,
-            "optim/lr": torch.tensor(rate),
-            "optim/bad_updates": bad_updates,
-        }
-        if self.reference is not None:
-            metrics["policy/kl_ref"] = diagnostics.kl_ref / tokens
-        if minibatch.on_policy and not logp_gap.isnan():
-            self.log("policy/logp_gap", self._check_gap(logp_gap), on_step=False, on_epoch=True, batch_size=1)
+        metrics = diagnostics.metrics()
+        if self.reference is None:
+            del metrics["policy/kl_ref"]
+        metrics["optim/grad_norm"] = grad_norm
+        metrics["optim/lr"] = torch.tensor(rate)
+        metrics["optim/bad_updates"] = bad_updates + is_bad
+        if comparable:
+            self.log("policy/logp_gap", logp_gap, on_step=False, on_epoch=True, batch_size=1)
         metrics["time/update"] = torch.tensor(time.perf_counter() - started)
         # Lightning would put plain numbers on the GPU, to fetch them from there.
         self.log_dict(metrics)
+
+    def _step(self, optimizer: LightningOptimizer) -> None:
+        """Makes the update, and counts it in the policy's version."""
+        self.bad_updates_in_a_row.zero_()
+        optimizer.step()
+        self.policy.version += 1
+        scheduler: Any = self.lr_schedulers()
+        if scheduler is not None:
+            scheduler.step()
+
+    def _skip(self, minibatch: Minibatch, objective: Tensor, grad_norm: Tensor) -> None:
+        """Counts an update that is not finite, and stops the run after too many."""
+        self.bad_updates += 1
+        self.bad_updates_in_a_row += 1
+        if self.bad_updates_in_a_row >= self.max_bad_updates:
+            raise FloatingPointError(
+                f"{int(self.bad_updates_in_a_row)} updates in a row were not finite (objective {float(objective)}, "
+                f"gradient norm {float(grad_norm)}); max_bad_updates={self.max_bad_updates}.\n  "
+                + culprits(self.policy, minibatch)
+            )
 
     def _backward(self, minibatch: Minibatch) -> tuple[Diagnostics, Tensor]:
         """Adds up the gradients of all packs; ranks sync on the last. What is returned is of all ranks.
 
         Returns:
-            The diagnostics, and the largest difference to the sampler's log-probs; NaN where it noted none.
+            The diagnostics, and the largest difference to the sampler's log-probs; -inf where it recorded none.
         """
         parts: list[Diagnostics] = []
-        gaps: list[Tensor] = []
-        for number, pack in enumerate(minibatch.packs, start=1):
-            with self._gradient_sync(number == len(minibatch.packs)):
+        gaps = [torch.full((), -math.inf, device=self.device)]
+        for index, pack in enumerate(minibatch.packs, start=1):
+            with self._gradient_sync(index == len(minibatch.packs)):
                 scored = self.policy(pack, self.objective.entropy_bonus > 0)
                 objective, diagnostics = self.objective(scored.logp, scored.entropy, pack)
                 # Ranks average their gradients, but J is a sum over all of them.
@@ -306,14 +282,7 @@ class GRPOModule(L.LightningModule):
             if pack.sampler_logp is not None:
                 gaps.append((scored.logp.detach() - pack.sampler_logp).abs().max())
         reduce = self.trainer.strategy.reduce
-        unknown = torch.full((), math.nan, device=self.device)
-        gap = reduce(torch.stack(gaps).max(), reduce_op="max") if gaps else unknown
-        return functools.reduce(operator.add, parts).reduce(reduce), gap
-
-    def _log_nothing(self) -> None:
-        """Keeps Lightning from logging the last update's numbers again for this one."""
-        for metric in (self.trainer._results or {}).values():
-            metric.has_reset |= metric.meta.on_step and not metric.meta.on_epoch
+        return functools.reduce(operator.add, parts).reduce(reduce), reduce(torch.stack(gaps).max(), reduce_op="max")
 
     @contextmanager
     def _gradient_sync(self, sync: bool) -> Iterator[None]:
@@ -325,50 +294,34 @@ class GRPOModule(L.LightningModule):
             with strategy.block_backward_sync():
                 yield
 
-    def _check_gap(self, gap: Tensor) -> Tensor:
-        """The first pass finds the policy unchanged, so its log-probs should be those of the sampler."""
-        autocast = torch.is_autocast_enabled(self.device.type)
-        tolerance = LOGP_TOLERANCE.get(torch.bfloat16 if autocast else self.policy.model.dtype, 1.0)
-        if gap > tolerance:
-            rank_zero_warn(
-                f"the sampler's and the policy's log-probs of the same tokens differ by up to {gap:.2g} before the "
-                f"first update (expected: at most {tolerance:g}): the engine does not draw from this policy. "
-                "See policy/logp_gap"
-            )
-        return gap
+    def _check_gap(self, gap: float) -> None:
+        """Compares the log-probs of sampler and policy while both have the same weights.
 
-    @torch.no_grad()
-    def _explain(self, minibatch: Minibatch, objective: Tensor, grad_norm: Tensor) -> str:
-        """Which tokens and rewards make the loss or the gradient infinite or NaN."""
-        culprits = []
-        for pack in minibatch.packs:
-            logp = self.policy(pack).logp
-            bad = ~(logp.isfinite() & pack.advantage.isfinite() & pack.weight.isfinite())
-            rows = segments(pack.lengths)
-            for token in bad.nonzero().flatten().tolist()[:1]:
-                text = self.policy.tokenizer.decode([int(pack.token_ids[token])])
-                culprits.append(
-                    f"token {text!r} (logp {float(logp[token])}, advantage {float(pack.advantage[token])}) of "
-                    + minibatch.exploration.describe(int(pack.row[rows[token]]))
-                )
-        where = "\n  ".join(culprits) or (
-            "no single token has a log-prob or advantage that is not finite: the gradient overflowed; "
-            "lower the learning rate or use precision 32-true. The minibatch's first row: "
-            + minibatch.exploration.describe(int(minibatch.packs[0].row[0]))
+        Args:
+            gap: Largest difference of one token's, over all ranks.
+
+        Raises:
+            UsageError: If it is beyond the tolerance of an engine with weights of its own.
+        """
+        engine = self.explorer.engine
+        tolerance = engine.logp_tolerance[compute_dtype(self.policy)]
+        if gap <= tolerance:
+            return
+        found = (
+            f"the sampler's and the policy's log-probs of the same tokens differ by up to {gap:.2g} before the "
+            f"first update (expected: at most {tolerance:g}): the engine does not draw from this policy. "
+            "See policy/logp_gap"
         )
-        return (
-            f"{int(self.bad_updates_in_a_row)} updates in a row were not finite (objective {float(objective)}, "
-            f"gradient norm {float(grad_norm)}); max_bad_updates={self.max_bad_updates}.\n  {where}"
-        )
+        if not engine.shares_weights:
+            raise UsageError(f"model.engine={type(engine).__name__}: {found}, or use model.engine=NativeEngine")
+        rank_zero_warn(found)
 
     def on_validation_start(self) -> None:
-        # What `validate` left was made in inference mode, and `fit` could not add to it.
-        for metric in self.val_metrics.values():
-            assert isinstance(metric, MeanMetric)
-            metric.reset()
+        """Begins the metrics anew, and wakes the engine for all batches."""
+        self.evaluation.reset()
+        self._awake.enter_context(self.explorer.awake())
 
-    def on_test_start(self) -> None:
-        self.on_validation_start()
+    on_test_start = on_predict_start = on_validation_start
 
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
         """Greedy pass@1, and avg@k, pass@k and maj@k of k completions drawn as in training."""
@@ -379,52 +332,23 @@ class GRPOModule(L.LightningModule):
         self._evaluate(batch, "test")
 
     def _evaluate(self, batch: PromptBatch, stage: str) -> None:
-        k = self.val_samples
-        _, greedy_scores = self._sample_and_score(batch.prompts, 1, replace(self.sampling, temperature=0.0))
-        samples, scores = self._sample_and_score(batch.prompts, k, self.sampling)
-        # A rank whose prompts only fill up still takes part in every metric, or the ranks would not sync alike.
-        self._record(dict.fromkeys(self.val_metrics, math.nan))
-        for number in range(batch.num_real):
-            group = slice(number * k, (number + 1) * k)
-            values = scores.main.value[group]
-            found = {
-                "pass@1": float(greedy_scores.main.value[number] > RIGHT_ABOVE),
-                f"avg@{k}": nan_mean(values),
-                f"pass@{k}": pass_at_k(values),
-                "reward": nan_mean(scores.total[group]),
-                "length": nan_mean([len(sample.token_ids) for sample in samples[group]]),
-                "truncated": nan_mean([sample.truncated for sample in samples[group]]),
-            }
-            if f"maj@{k}" in self.val_metrics:
-                answers = scores.main.answer or [None] * len(samples)
-                found[f"maj@{k}"] = majority_at_k(values, answers[group])
-            self._record(found)
-        metrics: dict[str, Any] = {f"{stage}/{name}": metric for name, metric in self.val_metrics.items()}
+        self.evaluation.update(self.policy, batch)
+        metrics: dict[str, Any] = {f"{stage}/{name}": metric for name, metric in self.evaluation.metrics.items()}
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=len(batch.prompts))
 
+    def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
+        """`val_samples` completions of each prompt with their scores and statuses, as one JSON-ready record each."""
+        return self.evaluation.predict(self.policy, batch)
+
     def on_validation_epoch_end(self) -> None:
-        """Reports the rewards' failures."""
+        """Reports the failures of the rewards; the engine gives its memory back."""
+        self._awake.close()
         self.explorer.scorer.report()
 
     on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
-    def _record(self, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            metric = self.val_metrics[name]
-            assert isinstance(metric, MeanMetric)
-            metric.update(value)
-
-    def _sample_and_score(
-        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling
-    ) -> tuple[list[Sample], Scores]:
-        _, samples = self.explorer.sample(self.policy, prompts, group_size, sampling, seed=0, step=EVALUATION)
-        return samples, self.explorer.scorer(samples)
-
-    def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
-        """`val_samples` completions of each prompt with their scores and statuses, one JSON-ready row each."""
-        samples, scores = self._sample_and_score(batch.prompts, self.val_samples, self.sampling)
-        return [record(samples[row], scores, row) for row in range(batch.num_real * self.val_samples)]
-
     def teardown(self, stage: str) -> None:
+        """Closes the engine and the rewards."""
+        self._awake.close()
         self.explorer.engine.close()
         self.explorer.scorer.close()

@@ -1,4 +1,4 @@
-"""The options an optimizer and its learning-rate schedule were made with, and how a resumed run takes others."""
+"""The options of an optimizer and its learning-rate schedule, and how a resumed run takes others."""
 
 import inspect
 import warnings
@@ -16,9 +16,9 @@ from grpo_lightning.types import UsageError
 class OptimizerOptions:
     """Lets a resumed run take other options for optimizer and schedule, while the optimizer keeps its state.
 
-    A checkpoint tells which options were given. On resuming, an option that is given another value now takes it;
-    everything else comes from the checkpoint, so a run that changes nothing continues bit for bit. A changed schedule,
-    or one that starts from another learning rate, goes on as if it had been in force from the first update.
+    A checkpoint records which options were given. On resuming, an option with a new value takes it, and everything
+    else comes from the checkpoint. So a run that changes nothing continues bit for bit. A changed schedule, or one
+    that starts from another learning rate, continues as if it had been used from the first update.
 
     Args:
         optimizer: The optimizer as it was made.
@@ -60,7 +60,7 @@ class OptimizerOptions:
                 f"model.optimizer: {len(self._groups)} groups of parameters, and {len(then['groups'])} in the "
                 "checkpoint. Give the optimizer the run was started with"
             )
-        # Some schedules set the rate itself, so that another one given to the optimizer must not come in between.
+        # Some schedules set the rate themselves, and a new rate of the optimizer must not interfere.
         of_groups = self.scheduler is not None and then["groups"] != self._given["groups"]
         self._changes = of_groups or then["schedule"] != self._given["schedule"]
         groups = []
@@ -75,7 +75,7 @@ class OptimizerOptions:
         """Brings the schedule to where the run is, once the optimizer has its state back.
 
         Args:
-            saved: The schedules' states in the checkpoint: one, or none.
+            saved: The states of the schedules in the checkpoint: one or none.
             num_updates: Updates made so far.
         """
         if not self._changes:
@@ -111,13 +111,13 @@ def refuse_metric(scheduler: Any) -> None:
     if issubclass(kind, reduces) or needed:
         raise UsageError(
             f"model.lr_scheduler={kind.__name__}: it waits for a metric ({', '.join(needed) or 'metrics'}), and the "
-            "schedule is stepped at every optimizer update. Use one that counts updates, such as LinearLR or "
+            "schedule is stepped once per optimizer update. Use one that counts updates, such as LinearLR or "
             "CosineAnnealingLR"
         )
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group's options as they are now: a schedule may write into a tensor."""
+    """The options of a group as they are now, copied: a schedule may write into a tensor."""
     return {
         key: value.clone() if isinstance(value, Tensor) else value for key, value in group.items() if key != "params"
     }
@@ -128,7 +128,7 @@ def _name(thing: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers, text, lists and dicts, which a checkpoint can hold and two runs can compare."""
+    """The value as numbers, text, lists and dicts, which a checkpoint can hold and two runs can compare."""
     if isinstance(value, Tensor):
         return value.tolist()
     if value is None or isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""`grpo plan`: what each device would hold, said without weights, devices or files."""
+"""`grpo plan`: the memory that each device would need, without weights, devices or files."""
 
 import os
 from pathlib import Path
@@ -10,22 +10,22 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Stra
 
 from grpo_lightning.engines.kv_memory import CPU_FRACTION, CUDA_FRACTION, GIB
 from grpo_lightning.policy.policy import first_line
-from grpo_lightning.training.callbacks.memory import job_of, longest_prompt, process_bytes, spread_of
 from grpo_lightning.training.data import PromptDataModule
+from grpo_lightning.training.job import job_of, longest_prompt, process_bytes, spread_of
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.memory import CUDA_CONTEXT, Estimate, MemoryTable, amount, remedies
 from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import UsageError, at_least
 
 UNKNOWN_PROMPT = 512
-"""Tokens of the longest prompt where neither data nor an option says it."""
+"""Tokens of the longest prompt, where neither the data nor an option tells it."""
 
 
 class Planner:
-    """A trainer's settings, of which no trainer is made: the devices may not be here.
+    """The settings of a trainer that is never made: its devices may not exist here.
 
     Args:
-        settings: The configuration's `trainer`.
+        settings: The `trainer` of the configuration.
         loop: The loop of the run.
     """
 
@@ -42,10 +42,10 @@ class Planner:
         ckpt_path: str | None = None,
         weights_only: bool | None = None,
     ) -> None:
-        """Say what memory each device would hold, and which key helps if it does not fit. Nothing runs.
+        """Print the memory that each device would need, and the keys that help if it does not fit. Nothing runs.
 
         Args:
-            model: The policy is not read.
+            model: Its weights are not read.
             datamodule: For the longest prompt.
             memory_gib: Memory of one device in GiB. Without it, that of the devices here.
             prompt_tokens: Tokens of the longest prompt. Without it, that of the training questions.
@@ -54,12 +54,11 @@ class Planner:
         """
         if memory_gib is not None and memory_gib <= 0:
             raise UsageError(f"memory_gib={memory_gib}: give more than 0")
-        if prompt_tokens is not None and prompt_tokens < 1:
-            raise UsageError(f"prompt_tokens={prompt_tokens}: give 1 or more")
+        at_least("prompt_tokens", prompt_tokens, 1)
         device = self.device
         num_devices = self.num_devices
         world_size = num_devices * int(self.settings.num_nodes)
-        self.loop.check(model)
+        self.loop.validate(model)
         tokens, source = (prompt_tokens, "--prompt_tokens") if prompt_tokens else self.longest_prompt(model, datamodule)
         job = job_of(
             model,
@@ -124,7 +123,7 @@ class Planner:
         return number
 
     def strategy(self, world_size: int) -> type[Strategy]:
-        """The class that the trainer would use."""
+        """The class of the strategy that the trainer would use."""
         strategy = self.settings.strategy
         if isinstance(strategy, Strategy):
             return type(strategy)
@@ -135,16 +134,16 @@ class Planner:
         return StrategyRegistry[strategy]["strategy"]
 
     def longest_prompt(self, model: GRPOModule, datamodule: PromptDataModule) -> tuple[int, str]:
-        """Its tokens, and where that is known from."""
+        """The tokens of the longest prompt, and where the number comes from."""
         try:
-            datamodule.load("fit", model, validates=False)
+            datamodule.load("fit", model.policy, model.sampling, model.explorer.scorer, validates=False)
         except UsageError as error:
             return UNKNOWN_PROMPT, f"assumed; give --prompt_tokens. {error}"
         return longest_prompt(datamodule), "of the training questions"
 
 
 class PlanningTrainer(L.Trainer):
-    """Lightning's trainer, with the subcommand that makes none."""
+    """The trainer of Lightning, with the subcommand that makes none."""
 
     plan = Planner.plan
 
@@ -156,7 +155,7 @@ def precision_of(precision: Any) -> str:
 
 
 def device_bytes(device: str, num_devices: int) -> float | None:
-    """Memory of one device here; None where there is none of that kind. Processes share a machine's."""
+    """Bytes of one device here; None where there is no such device. Processes divide the memory of the machine."""
     if device == "cuda":
         return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
     limits = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]

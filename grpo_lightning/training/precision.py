@@ -1,4 +1,4 @@
-"""Which of the trainer's precisions train a policy rightly."""
+"""The precisions of the trainer in which GRPO is correct."""
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -9,7 +9,7 @@ from grpo_lightning.types import UsageError
 ALLOWED = ("32-true", "bf16-mixed", "64-true", 32, 64, "32", "64", "bf16", None)
 
 
-def check_precision(precision: str | int | None) -> None:
+def validate_precision(precision: str | int | None) -> None:
     """Raises UsageError for a precision in which GRPO goes wrong."""
     if precision in ALLOWED:
         return
@@ -28,12 +28,12 @@ def check_precision(precision: str | int | None) -> None:
 
 
 def warn_of_rounded_updates(policy: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Warns where weights in bfloat16 lose most of the optimizer's steps."""
+    """Warns where weights in bfloat16 lose most updates to rounding."""
     rate = max(group["lr"] for group in optimizer.param_groups)
     trained = [parameter.dtype for parameter in policy.parameters() if parameter.requires_grad]
     if rate > 0 and torch.bfloat16 in trained:
         rank_zero_warn(
-            f"model.policy.dtype=bfloat16: a weight keeps 8 bits, so a step of lr={rate:g} is rounded away wherever "
+            f"model.policy.dtype=bfloat16: a weight keeps 8 bits, so an update of lr={rate:g} is rounded away wherever "
             f"|weight| > {256 * rate:.2g}. For float32 weights with bfloat16 arithmetic set policy.dtype=float32 and "
             "trainer.precision=bf16-mixed"
         )

@@ -1,19 +1,19 @@
-"""Completions as JSON-ready records: what predictions.jsonl and completions.jsonl hold."""
+"""Completions as JSON-ready records: the lines of predictions.jsonl and completions.jsonl."""
 
 import math
 from typing import Any
 
-from grpo_lightning.rewards.scorer import Scores
+from grpo_lightning.rewards.results import Scores
 from grpo_lightning.types import Sample
 
 
 def record(sample: Sample, scores: Scores, row: int) -> dict[str, Any]:
-    """A completion with its question, its reward, and the value and status of every part of it.
+    """A completion with its question, its reward, and the value and status of each of its parts.
 
     Args:
         sample: The completion.
-        scores: Those of all completions.
-        row: The completion's row in them.
+        scores: The scores of all completions.
+        row: The index of the completion in `scores`.
     """
     parts = scores.describe(row)
     return {
@@ -29,5 +29,5 @@ def record(sample: Sample, scores: Scores, row: int) -> dict[str, Any]:
 
 
 def none_if_nan(value: float) -> float | None:
-    """JSON has no NaN."""
+    """The value; None for NaN, which JSON lacks."""
     return None if math.isnan(value) else value

@@ -1,8 +1,8 @@
-"""What a forward and a backward of a policy hold at once, found by running them on tensors without numbers.
+"""The memory that a forward and a backward of a policy need, found by running them on tensors without numbers.
 
 Fake tensors have shapes and types but no memory, so a plan costs neither weights nor a device. Every operation is the
 real one, of the real policy: attention, autocast, recomputed layers and the chunks of the head need no formulas of
-their own here. Private names of torch 2.13 used: `FakeTensorMode`.
+their own here.
 """
 
 import copy
@@ -15,22 +15,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import shared_prefix
-from grpo_lightning.policy.policy import Policy, recompute_activations, remove_dropout
+from grpo_lightning.policy.policy import Policy, recompute_activations, remove_dropout, trunk_of
+from grpo_lightning.training.internals import FAKE_TENSOR_LOGGER, FakeTensorMode, TorchDispatchMode, tree_leaves
 
-# It writes a stack trace for every operation that it cannot run; the exception says enough.
-logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+# It writes a stack trace for every operation that it cannot run; the exception is enough.
+logging.getLogger(FAKE_TENSOR_LOGGER).setLevel(logging.CRITICAL)
 
 DEPTHS = (2, 3)
-"""Layers that are run of a model whose layers are all alike; what the others hold follows from the difference."""
+"""Numbers of layers that are run where all layers are alike; the bytes of the others follow from the difference."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Held:
 
     @property
     def total(self) -> float:
-        """Both."""
+        """All bytes."""
         return self.activations + self.logits
 
     def __add__(self, other: "Held") -> "Held":
@@ -61,7 +59,7 @@ def most(*held: Held) -> Held:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors that are alive of those made under it; views and `known` tensors are free."""
+    """Counts the bytes of live tensors that were made under it; views and `known` tensors cost nothing."""
 
     def __init__(self, known: Sequence[Tensor] = ()) -> None:
         super().__init__()
@@ -110,8 +108,8 @@ class Twin:
     """A policy of the same shape without numbers, of a few layers or all.
 
     Args:
-        config: Of the model.
-        dtype: Of the weights.
+        config: The configuration of the model.
+        dtype: Type of the weights.
         attention: The implementation of the passes: transformers' name for it.
         shares_prefix: Whether a group's prompt goes through the model once.
         recomputes: Whether activations are recomputed (gradient checkpointing).
@@ -165,8 +163,8 @@ class Twin:
             return self._model(config, dtype, "eager", trust_remote_code)
 
     def _wrap(self) -> None:
-        """Tells apart transformer and head, and keeps what the transformer makes without inputs free of numbers."""
-        base, layers = self.model.base_model, layers_of(self.model)
+        """Tells transformer and head apart, and makes tensors that the transformer creates itself fake too."""
+        base, layers = trunk_of(self.model), layers_of(self.model)
         forward = base.forward
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -191,7 +189,7 @@ class Twin:
 
     @contextmanager
     def _running(self, gradients: bool) -> Iterator[LiveBytes]:
-        """Counts what is made inside; the gradients of earlier packs are there already."""
+        """Counts the tensors that are made inside; the gradients of earlier packs exist already."""
         self.model.train(gradients)
         with self.mode:
             for parameter in self.model.parameters():
@@ -238,7 +236,7 @@ class Twin:
 
 @contextmanager
 def fresh_layout(pack: Rollouts) -> Iterator[None]:
-    """Makes the pack's layout here and drops it: its masks are tensors of the run that made them."""
+    """Drops the layout of the pack before and after: its masks are tensors of the run that made them."""
     pack.layout = None
     try:
         yield
@@ -252,7 +250,7 @@ def layers_of(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:
 
 
 def layers_are_alike(model: PreTrainedModel) -> bool:
-    """Whether each layer holds what the others hold, so that a few layers tell about all."""
+    """Whether all layers hold as much, so that a few layers suffice."""
     layers, text = layers_of(model), model.config.get_text_config(decoder=True)
     shapes = [[parameter.shape for parameter in layer.parameters()] for layer in layers]
     kinds = getattr(text, "layer_types", None) or ["full_attention"]
@@ -264,7 +262,7 @@ def layers_are_alike(model: PreTrainedModel) -> bool:
 
 
 def of_depth(config: PreTrainedConfig, num_layers: int) -> PreTrainedConfig:
-    """The config of the same model with its first layers alone."""
+    """The config of the same model with only its first layers."""
     config = copy.deepcopy(config)
     text = config.get_text_config(decoder=True)
     text.num_hidden_layers = num_layers

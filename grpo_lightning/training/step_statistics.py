@@ -1,4 +1,4 @@
-"""What one exploration step looked like, over all ranks: the numbers under reward/, rollout/ and time/."""
+"""Statistics of one exploration step over all ranks: the metrics under reward/, rollout/ and time/."""
 
 import math
 import resource
@@ -17,22 +17,22 @@ from grpo_lightning.training.explorer import Exploration
 
 @dataclass
 class StepStatistics:
-    """Sums, counts and maxima, so that those of ranks can be put together."""
+    """Sums, counts and maxima, so that those of several ranks can be combined."""
 
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     counts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     maxima: dict[str, float] = field(default_factory=dict)
-    shares: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """Numbers of samples, to be divided by that of all samples: a rank may have none of a kind another has."""
+    sample_counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Counts of samples, to be divided by that of all samples: a rank may lack a kind that another has."""
 
     @classmethod
     def from_exploration(cls, exploration: Exploration, group_size: int, seconds: dict[str, float]) -> "StepStatistics":
-        """This rank's share of the step.
+        """The statistics of this rank.
 
         Args:
-            exploration: What was found.
+            exploration: The completions and their scores.
             group_size: G.
-            seconds: Time spent by phase; `step` is the whole step.
+            seconds: Seconds per phase; `step` is the whole step.
         """
         step = cls()
         samples, scores = exploration.samples, exploration.scores
@@ -40,7 +40,7 @@ class StepStatistics:
         for name, result in scores.results.items():
             step.add_reward(f"reward/{name}", result.value, group_size)
             for status, count in Counter(result.status).items():
-                step.shares[f"reward/{name}/{status}"] = count
+                step.sample_counts[f"reward/{name}/{status}"] = count
         for group in groups(scores.total, group_size):
             step.add("reward/zero_spread", max(group, default=0) == min(group, default=0))
         for sample in samples:
@@ -56,25 +56,25 @@ class StepStatistics:
         return step
 
     def add(self, name: str, value: float, count: float = 1) -> None:
-        """Adds `value` to a mean in which it stands for `count` cases."""
+        """Adds `value`, the sum over `count` cases, to a mean."""
         self.sums[name] += value
         self.counts[name] += count
 
     def add_reward(self, name: str, values: Sequence[float], group_size: int) -> None:
-        """Mean over the completions, and the standard deviation inside a group averaged over the groups."""
+        """Adds the mean over completions, and the standard deviation within a group averaged over groups."""
         for group in groups(values, group_size):
             if group:
                 self.add(f"{name}/mean", sum(group), len(group))
                 self.add(f"{name}/std", statistics.pstdev(group))
 
     def gather(self) -> "StepStatistics":
-        """Those of all ranks together."""
+        """The statistics of all ranks together. Every rank must call it."""
         total = StepStatistics()
         for rank in ranks.gather(self):
             for name, value in rank.sums.items():
                 total.add(name, value, rank.counts[name])
-            for name, number in rank.shares.items():
-                total.shares[name] += number
+            for name, count in rank.sample_counts.items():
+                total.sample_counts[name] += count
             for name, value in rank.maxima.items():
                 total.maxima[name] = max(value, total.maxima.get(name, value))
         return total
@@ -82,14 +82,14 @@ class StepStatistics:
     def metrics(self) -> dict[str, float]:
         """The step's metrics by name."""
         metrics = {name: value / self.counts[name] for name, value in self.sums.items()} | self.maxima
-        metrics |= {name: number / self.counts["rollout/length_mean"] for name, number in self.shares.items()}
+        metrics |= {name: count / self.counts["rollout/length_mean"] for name, count in self.sample_counts.items()}
         metrics["rollout/tokens"] = self.sums["rollout/length_mean"]
         metrics["time/tokens_per_second"] = metrics["rollout/tokens"] / metrics["time/step"]
         return metrics
 
 
 def groups(values: Sequence[float], group_size: int) -> list[list[float]]:
-    """The numbers of each group, failed samples left out."""
+    """The values of each group, without failed samples."""
     return [
         [value for value in values[first : first + group_size] if not math.isnan(value)]
         for first in range(0, len(values), group_size)
@@ -97,7 +97,7 @@ def groups(values: Sequence[float], group_size: int) -> list[list[float]]:
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """Most memory in use at once since the start, in GiB: of the GPU, or of this process on a CPU."""
+    """Most memory in use at once since the start, in GiB: on the GPU, or by this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     # macOS counts bytes, Linux KiB.

@@ -18,12 +18,13 @@ from grpo_lightning.training.checkpoint_files import read_checkpoint
 class FSDP2Strategy(ModelParallelStrategy):
     """Shards weights, gradients and optimizer state over all devices: `--trainer.strategy fsdp2`.
 
-    Checkpoints are single files as those of any other strategy, so a run may go on with other devices or another
-    strategy. They are put together on rank 0, whose memory must hold the weights and the optimizer's state.
+    Use it for a model whose optimizer state does not fit one device. Checkpoints are single files like those of any
+    other strategy, so a run may continue with other devices or another strategy. They are assembled on rank 0, whose
+    memory must hold the weights and the optimizer state.
 
     Args:
-        process_group_backend: Of torch.distributed; None takes nccl on GPUs and gloo on CPUs.
-        timeout: How long a rank waits for the others.
+        process_group_backend: Backend of torch.distributed; None takes nccl on GPUs and gloo on CPUs.
+        timeout: The longest that a rank waits for the others.
     """
 
     def __init__(
@@ -37,12 +38,14 @@ class FSDP2Strategy(ModelParallelStrategy):
         )
 
     def setup_environment(self) -> None:
+        """Makes a mesh of all devices."""
         # Lightning's "auto" shards the data over nodes alone.
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
 
     @property
     def lightning_restore_optimizer(self) -> bool:
+        """True: Lightning restores the optimizer as it does for any strategy."""
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -51,21 +54,23 @@ class FSDP2Strategy(ModelParallelStrategy):
         return self._assembled(self.lightning_module.state_dict())
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """As `lightning_module_state_dict`."""
+        """The state of `optimizer`, as `lightning_module_state_dict` returns weights."""
         state = (optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer).state_dict()
-        return {**state, "state": {number: self._assembled(values) for number, values in state["state"].items()}}
+        return {**state, "state": {index: self._assembled(values) for index, values in state["state"].items()}}
 
     def _assembled(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        # One after the other, so that a device holds one whole tensor at a time.
+        # One by one, so that a device holds one whole tensor at a time.
         whole = ((name, assembled(value)) for name, value in values.items())
         kept = ((name, value) for name, value in whole if self.global_rank == 0)
         return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in kept}
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """The content of the file, with whole tensors."""
         # Mapped, so that the ranks of a machine share one copy in memory.
         return read_checkpoint(checkpoint_path, mmap=True, weights_only=weights_only)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Gives the module this rank's shards of the weights."""
         assert self.lightning_module is not None
         module = self.lightning_module
         # state_dict() may leave out what a checkpoint need not hold.
@@ -74,12 +79,11 @@ class FSDP2Strategy(ModelParallelStrategy):
         module.load_state_dict(state, strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Gives the optimizers this rank's shards of their state."""
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            for number, values in state["state"].items():
-                state["state"][number] = {
-                    name: sharded_like(value, parameters[number]) for name, value in values.items()
-                }
+            for index, values in state["state"].items():
+                state["state"][index] = {name: sharded_like(value, parameters[index]) for name, value in values.items()}
             optimizer.load_state_dict(state)
 
 

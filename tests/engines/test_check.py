@@ -16,7 +16,7 @@ from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.transformers import TransformersEngine
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Completion, Prompt, UsageError
+from grpo_lightning.types import Completion, RandomKey, Request, UsageError
 
 SAMPLING = Sampling(max_new_tokens=4)
 
@@ -71,13 +71,15 @@ def test_transformers_engine_decodes_by_length_what_bears_no_padding(monkeypatch
     assert any(padded)
     padded.clear()
     engine.sync(policy)
-    prompts = trial._prompts(policy, [3, 1, 3, 5])
-    completions = engine.generate(prompts, 2, SAMPLING)
+    requests = trial._requests(policy, [3, 1, 3, 5])
+    completions = engine.generate(requests, SAMPLING, RandomKey())
     assert not any(padded)
     monkeypatch.undo()
     expected = NativeEngine()
     expected.sync(policy)
-    assert [c.token_ids for c in completions] == [c.token_ids for c in expected.generate(prompts, 2, SAMPLING)]
+    assert [c.token_ids for c in completions] == [
+        c.token_ids for c in expected.generate(requests, SAMPLING, RandomKey())
+    ]
 
 
 @pytest.mark.parametrize("engine_class", [NativeEngine, TransformersEngine])
@@ -99,10 +101,11 @@ def test_a_wrong_cache_is_found_by_its_numbers(monkeypatch: pytest.MonkeyPatch, 
 def test_an_engine_that_notes_nan_is_refused() -> None:
     policy = policy_of()
 
-    def nan(prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Completion]:
+    def nan(requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         engine = NativeEngine()
         engine.sync(policy)
-        completions = engine.generate(prompts, group_size, sampling)
+        completions = engine.generate(requests, sampling, RandomKey())
+        assert completions[0].logp is not None
         completions[0].logp[0] = float("nan")
         return completions
 

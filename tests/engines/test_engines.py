@@ -1,16 +1,18 @@
+import random
 from typing import Any
 
 import pytest
 import torch
 from helpers.tiny import CONTEXT, SHAPES, STOP_IDS, policy_of, prompts_of, teacher_forced, tokenizer
+from transformers.cache_utils import Cache
 
-from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.engines.transformers import TransformersEngine
 from grpo_lightning.policy.policy import Policy, recompute_activations
-from grpo_lightning.types import Completion, FinishReason, Prompt, UsageError
+from grpo_lightning.types import Completion, FinishReason, Prompt, RandomKey, Request, UsageError
 
 ENGINES = {"native": NativeEngine, "transformers": TransformersEngine}
 PROMPTS = prompts_of([4, 1, 9, 4, 6])
@@ -32,9 +34,21 @@ def generate(
     length: int = 24,
     **kwargs: Any,
 ) -> list[Completion]:
-    keys = {name: kwargs.pop(name) for name in ("seed", "step", "progress") if name in kwargs}
+    key = RandomKey(kwargs.pop("seed", 0), kwargs.pop("step", 0))
+    return draw(engine, policy, Request.from_prompts(prompts, group_size), length, key, **kwargs)
+
+
+def draw(
+    engine: RolloutEngine,
+    policy: Policy,
+    requests: list[Request],
+    length: int = 24,
+    key: RandomKey | None = None,
+    progress: Progress | None = None,
+    **sampling: Any,
+) -> list[Completion]:
     engine.sync(policy)
-    return engine.generate(prompts, group_size, Sampling(max_new_tokens=length, **kwargs), **keys)
+    return engine.generate(requests, Sampling(max_new_tokens=length, **sampling), key or RandomKey(), progress)
 
 
 def tokens(completions: list[Completion]) -> list[list[int]]:
@@ -249,7 +263,7 @@ def test_new_weights_count_at_once(engine_class):
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(1.1)
-    after = engine.generate(PROMPTS, 4, Sampling(max_new_tokens=24))
+    after = engine.generate(Request.from_prompts(PROMPTS, 4), Sampling(max_new_tokens=24), RandomKey())
     assert tokens(after) != tokens(before)
     assert_scored_as_teacher_forced(policy, PROMPTS, after)
 
@@ -324,22 +338,126 @@ def test_closing_twice_is_fine(engine_class):
 
 def test_scripted_engine_says_what_it_is_told():
     policy, told = policy_of(), []
-    engine = ScriptedEngine(lambda prompt, place: f"{prompt.question.answer}x{place}")
+    engine = ScriptedEngine(lambda request, text: f"{request.prompt_id}x{text[0]}{request.sample}")
     completions = generate(engine, policy, PROMPTS[:2], group_size=3, progress=told.append)
     texts = [tokenizer().decode(c.token_ids, skip_special_tokens=True) for c in completions]
-    assert texts == ["1x0", "1x1", "1x2", "2x0", "2x1", "2x2"]
+    first, second = (prompt.text[0] for prompt in PROMPTS[:2])
+    assert texts == [f"10x{first}{sample}" for sample in range(3)] + [f"20x{second}{sample}" for sample in range(3)]
     assert all(c.token_ids[-1] == 3 and c.finish_reason is FinishReason.STOP for c in completions)
-    assert all(c.logp == [0.0] * 4 for c in completions)
+    assert all(c.logp is None for c in completions)
     assert told == [6]
-    assert not engine.exact
+    assert not engine.shares_weights
 
 
 def test_scripted_engine_cuts_at_max_new_tokens():
-    engine = ScriptedEngine(lambda prompt, place: "abcdef"[: 3 + place])
+    engine = ScriptedEngine(lambda request, text: "abcdef"[: 3 + request.sample])
     fits, cut = generate(engine, policy_of(), PROMPTS[:1], group_size=2, length=4)
     spell = tokenizer()
     assert fits.token_ids == [*spell.encode("abc", add_special_tokens=False), 3]
     assert fits.finish_reason is FinishReason.STOP
     assert cut.token_ids == spell.encode("abcd", add_special_tokens=False)
     assert cut.finish_reason is FinishReason.LENGTH
-    assert len(cut.logp) == 4
+
+
+def shuffled(requests: list[Request]) -> list[Request]:
+    return random.Random(3).sample(requests, len(requests))
+
+
+def of_each(requests: list[Request], completions: list[Completion]) -> dict[tuple[int, int], list[int]]:
+    """Tokens by prompt and sample."""
+    pairs = zip(requests, completions, strict=True)
+    return {(request.prompt_id, request.sample): completion.token_ids for request, completion in pairs}
+
+
+@pytest.mark.parametrize("max_rows", [3, 5, 1024])
+def test_completions_come_in_the_order_of_the_requests_whatever_it_is(engine_class, policy, max_rows):
+    requests = Request.from_prompts(PROMPTS, 4)
+    expected = of_each(requests, draw(NativeEngine(), policy, requests))
+    mixed = shuffled(requests)
+    assert of_each(mixed, draw(engine_class(max_rows=max_rows), policy, mixed)) == expected
+
+
+def test_groups_may_be_of_different_sizes(engine_class, policy):
+    requests = Request.from_prompts(PROMPTS, 4)
+    expected = of_each(requests, draw(NativeEngine(), policy, requests))
+    some = [request for index, request in enumerate(requests) if index % 5]
+    found = of_each(some, draw(engine_class(max_rows=4), policy, some))
+    assert found == {key: value for key, value in expected.items() if key in found}
+    assert len(found) == 16
+
+
+def rows_read(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> list[int]:
+    """Rows of every forward over more than one token."""
+    rows, forward = [], type(policy.trunk).forward
+
+    def noted(self: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if input_ids.shape[1] > 1:
+            rows.append(input_ids.shape[0])
+        return forward(self, input_ids, *args, **kwargs)
+
+    monkeypatch.setattr(type(policy.trunk), "forward", noted)
+    return rows
+
+
+def test_requests_with_equal_tokens_share_their_prefill_whatever_their_order(monkeypatch, engine_class):
+    policy = policy_of("llama")
+    rows = rows_read(monkeypatch, policy)
+    requests = shuffled(Request.from_prompts(PROMPTS, 4))
+    draw(engine_class(), policy, requests)
+    assert rows == [5]
+
+
+def test_prompts_of_one_text_share_their_prefill_but_no_random_number(monkeypatch, engine_class):
+    policy = policy_of("llama")
+    expected = tokens(draw(engine_class(), policy, [Request(PROMPTS[0].token_ids, id, 0) for id in (1,)]))
+    rows = rows_read(monkeypatch, policy)
+    twins = draw(engine_class(), policy, [Request(list(PROMPTS[0].token_ids), id, 0) for id in (1, 2, 3)])
+    assert rows == [1]
+    assert tokens(twins)[:1] == expected
+    assert len({tuple(row) for row in tokens(twins)}) == 3
+
+
+@pytest.mark.parametrize("cut", [1, 5, 8])
+def test_a_second_turn_draws_what_one_long_completion_would_have_drawn(engine_class, policy, cut):
+    policy.model.generation_config.eos_token_id = policy.model.config.eos_token_id = policy.tokenizer.eos_token = None
+    requests = Request.from_prompts(PROMPTS, 3)
+    key = RandomKey(5, 2)
+    whole = draw(engine_class(), policy, requests, 24, key)
+    # Every conversation is cut at a place of its own.
+    cuts = [cut + row % 4 for row in range(len(requests))]
+    turns = [
+        Request(request.token_ids + long.token_ids[:at], request.prompt_id, request.sample, position=at)
+        for request, long, at in zip(requests, whole, cuts, strict=True)
+    ]
+    second = draw(engine_class(), policy, turns, 12, key)
+    for long, turn, at in zip(whole, second, cuts, strict=True):
+        assert turn.token_ids == long.token_ids[at : at + 12]
+        assert turn.logp == pytest.approx(long.logp[at : at + 12], abs=1e-5)
+    # Without its position a turn would use the first turn's random numbers.
+    again = [Request(turn.token_ids, turn.prompt_id, turn.sample) for turn in turns]
+    repeated = draw(engine_class(), policy, again, 12, key)
+    assert sum(a.token_ids != b.token_ids for a, b in zip(second, repeated, strict=True)) > len(turns) // 2
+
+
+def test_what_cannot_share_its_prefill_is_decoded_without(monkeypatch):
+    policy = policy_of("llama")
+    engine = TransformersEngine()
+    engine.check(policy, Sampling(max_new_tokens=4))
+    assert (engine.pads, engine.shares_prefill) == (True, True)
+    monkeypatch.setattr(Cache, "reorder_cache", lambda cache, rows: 1 / 0)
+    engine.check(policy, Sampling(max_new_tokens=4))
+    assert (engine.pads, engine.shares_prefill) == (True, False)
+    assert tokens(generate(engine, policy, PROMPTS)) == tokens(generate(NativeEngine(), policy, PROMPTS))
+
+
+def test_an_engine_remembers_the_version_that_it_has(engine_class):
+    policy, other, engine = policy_of(), policy_of(), engine_class()
+    assert not engine.has(policy)
+    engine.sync(policy)
+    assert engine.has(policy)
+    assert engine.version == 0
+    assert not engine.has(other), "another policy of the same version"
+    policy.version += 1
+    assert not engine.has(policy)
+    engine.sync(policy)
+    assert engine.version == 1

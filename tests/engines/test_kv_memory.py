@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.tiny import policy_of, prompts_of
+from helpers.tiny import policy_of, requests_of
+from torch import Tensor
 from transformers import AutoConfig
 
 from grpo_lightning.engines import kv_memory
@@ -13,7 +14,7 @@ from grpo_lightning.engines.kv_memory import GIB, cache_bytes_per_token, free_by
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.slab import SlabLayer
-from grpo_lightning.types import Completion, UsageError
+from grpo_lightning.types import Completion, RandomKey, UsageError
 
 # Two layers x keys and values x 2 heads of size 8.
 NUMBERS = 2 * 2 * 2 * 8
@@ -48,15 +49,15 @@ class Watched(NativeEngine):
         self.largest = 0
         expand = SlabLayer.expand
 
-        def expanded(layer: SlabLayer, group_size: int, capacity: int) -> None:
-            expand(layer, group_size, capacity)
+        def expanded(layer: SlabLayer, rows: Tensor, capacity: int) -> None:
+            expand(layer, rows, capacity)
             self.largest = max(self.largest, 2 * (layer.key_slab.nbytes + layer.value_slab.nbytes))
 
         monkeypatch.setattr(SlabLayer, "expand", expanded)
 
     def draw(self, policy: Any) -> list[Completion]:
         self.sync(policy)
-        return self.generate(prompts_of([4, 1, 9, 4, 6]), 6, Sampling(max_new_tokens=24), seed=3)
+        return self.generate(requests_of([4, 1, 9, 4, 6], 6), Sampling(max_new_tokens=24), RandomKey(3, 0))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 6, 13])
@@ -73,7 +74,7 @@ def test_any_bound_gives_the_same_completions_within_it(monkeypatch: pytest.Monk
     assert bound / 2 < engine.largest <= bound
     cut = NativeEngine(max_rows=rows)
     cut.sync(policy)
-    rest = cut.generate(prompts_of([4, 1, 9, 4, 6]), 6, Sampling(max_new_tokens=24), seed=3)
+    rest = cut.generate(requests_of([4, 1, 9, 4, 6], 6), Sampling(max_new_tokens=24), RandomKey(3, 0))
     assert [c.token_ids for c in rest] == [c.token_ids for c in whole]
 
 
@@ -137,15 +138,15 @@ def test_the_cache_has_the_type_that_is_computed_in(
     policy, dtypes = policy_of(shape), set()
     expand = SlabLayer.expand
 
-    def expanded(layer: SlabLayer, group_size: int, capacity: int) -> None:
-        expand(layer, group_size, capacity)
+    def expanded(layer: SlabLayer, rows: Tensor, capacity: int) -> None:
+        expand(layer, rows, capacity)
         dtypes.add((layer.key_slab.dtype, layer.value_slab.dtype))
 
     monkeypatch.setattr(SlabLayer, "expand", expanded)
     engine = NativeEngine()
     engine.sync(policy)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        engine.generate(prompts_of([4, 1]), 2, Sampling(max_new_tokens=4))
+        engine.generate(requests_of([4, 1], 2), Sampling(max_new_tokens=4), RandomKey())
     assert dtypes == {(torch.bfloat16, torch.bfloat16)}
-    engine.generate(prompts_of([4, 1]), 2, Sampling(max_new_tokens=4))
+    engine.generate(requests_of([4, 1], 2), Sampling(max_new_tokens=4), RandomKey())
     assert dtypes == {(torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32)}

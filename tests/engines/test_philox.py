@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from grpo_lightning.engines.philox import philox, uniforms
+from grpo_lightning.types import RandomKey
 
 ALL_ONES = 0xFFFFFFFF
 
@@ -52,7 +53,8 @@ def test_agrees_with_unbounded_integers():
 
 def test_uniform_is_the_upper_24_bits_of_the_word_for_its_five_keys():
     prompt, sample, seed, step = 2**40 + 17, 6, 2**32 - 3, 12
-    numbers = uniforms(seed, step, torch.tensor([prompt]), torch.tensor([sample]), first=5, count=9)[0].tolist()
+    key, first = RandomKey(seed, step), torch.tensor([5])
+    numbers = uniforms(key, torch.tensor([prompt]), torch.tensor([sample]), first, count=9)[0].tolist()
     for position, number in zip(range(5, 14), numbers, strict=True):
         counter = (position // 4, sample, prompt % 2**32, prompt >> 32)
         assert number == (reference(counter, (seed, step))[position % 4] >> 8) / 2**24
@@ -62,25 +64,40 @@ def test_uniform_is_the_upper_24_bits_of_the_word_for_its_five_keys():
 def test_any_split_of_positions_and_rows_gives_the_same_numbers(seed):
     rng = random.Random(seed)
     prompt, sample = torch.arange(6) * 1000, torch.tensor([0, 1, 2, 0, 1, 2])
-    whole = uniforms(7, 3, prompt, sample, 0, 40)
+    key, start = RandomKey(7, 3), torch.zeros(6, dtype=torch.int64)
+    whole = uniforms(key, prompt, sample, start, 40)
     cuts = [0, *sorted(rng.sample(range(1, 40), 5)), 40]
-    parts = [uniforms(7, 3, prompt, sample, a, b - a) for a, b in itertools.pairwise(cuts)]
+    parts = [uniforms(key, prompt, sample, start + a, b - a) for a, b in itertools.pairwise(cuts)]
     assert torch.cat(parts, dim=1).equal(whole)
     rows = torch.tensor(rng.sample(range(6), 6))
-    assert uniforms(7, 3, prompt[rows], sample[rows], 0, 40).equal(whole[rows])
+    assert uniforms(key, prompt[rows], sample[rows], start, 40).equal(whole[rows])
+
+
+def test_completions_may_begin_at_positions_of_their_own():
+    prompt, sample = torch.arange(9), torch.tensor([0, 1, 2] * 3)
+    first = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 1000])
+    for count in range(1, 12):
+        together = uniforms(RandomKey(7, 3), prompt, sample, first, count)
+        assert together.shape == (9, count)
+        for row in range(9):
+            alone = uniforms(RandomKey(7, 3), prompt[[row]], sample[[row]], torch.tensor([0]), int(first[row]) + count)
+            assert together[row].equal(alone[0, int(first[row]) :])
 
 
 def test_each_key_changes_the_numbers():
-    base = {"seed": 1, "step": 2, "prompt": torch.tensor([3]), "sample": torch.tensor([4])}
-    others = [{"seed": 2}, {"step": 1}, {"prompt": torch.tensor([4])}, {"prompt": torch.tensor([3 + 2**32])}]
-    others += [{"sample": torch.tensor([3])}, {"seed": 2, "step": 1}]
-    seen = {tuple(uniforms(**base | other, first=0, count=8)[0].tolist()) for other in [{}, *others]}
-    assert len(seen) == 7
+    base = {"key": RandomKey(1, 2), "prompt": 3, "sample": 4, "first": 0}
+    others = [{"key": RandomKey(2, 2)}, {"key": RandomKey(1, 1)}, {"key": RandomKey(2, 1)}]
+    others += [{"prompt": 4}, {"prompt": 3 + 2**32}, {"sample": 3}, {"first": 8}]
+    seen = set()
+    for other in [{}, *others]:
+        key, *words = (base | other).values()
+        seen.add(tuple(uniforms(key, *(torch.tensor([word]) for word in words), count=8)[0].tolist()))
+    assert len(seen) == 8
 
 
 def test_numbers_are_uniform_and_independent():
     prompt, sample = torch.arange(100).repeat_interleave(10), torch.arange(10).repeat(100)
-    numbers = uniforms(0, 0, prompt, sample, 0, 100)
+    numbers = uniforms(RandomKey(0, 0), prompt, sample, torch.zeros_like(prompt), 100)
     assert numbers.shape == (1000, 100)
     assert numbers.dtype == torch.float32
     assert float(numbers.min()) >= 0

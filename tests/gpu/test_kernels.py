@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.sdpa_kernels import EFFICIENT, FLASH, MATH, Call
-from helpers.tiny import model_of, prompts_of, rollouts_of, tokenizer
+from helpers.tiny import model_of, requests_of, rollouts_of, tokenizer
 from packaging.version import Version
 from policy.test_sdpa_kernels import CASES, LENGTHS, MODELS
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.policy.policy import Policy, recompute_activations
+from grpo_lightning.types import RandomKey
 
 NAMES = {SDPBackend.FLASH_ATTENTION: FLASH, SDPBackend.EFFICIENT_ATTENTION: EFFICIENT, SDPBackend.MATH: MATH}
 FAST = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
@@ -82,5 +83,5 @@ def test_decoding_runs_without_the_math_kernel(
     engine = NativeEngine(check_every=4)
     engine.sync(policy)
     with sdpa_kernel(FAST), autocast:
-        completions = engine.generate(prompts_of(lengths), 4, Sampling(max_new_tokens=12))
+        completions = engine.generate(requests_of(lengths, 4), Sampling(max_new_tokens=12), RandomKey())
     assert len(completions) == 8

@@ -15,6 +15,7 @@ from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.sequence_surrogates import SequenceClipped
 from grpo_lightning.maths.surrogates import Clipped
+from grpo_lightning.types import RandomKey, Request
 
 GPU: dict[str, Any] = {"accelerator": "gpu", "devices": 1}
 LENGTHS = [20, 1, 5, 90, 7, 33]
@@ -76,7 +77,7 @@ def test_the_engine_draws_from_the_policys_distribution(device: torch.device, fi
     policy, prompts = policy_of().to(device), prompts_of([5, 1, 9])
     engine = NativeEngine()
     engine.sync(policy)
-    completions = engine.generate(prompts, 8, Sampling(max_new_tokens=48))
+    completions = engine.generate(Request.from_prompts(prompts, 8), Sampling(max_new_tokens=48), RandomKey())
     rollouts = Rollouts.from_lists(
         [prompt.token_ids for prompt in prompts],
         [row // 8 for row in range(len(completions))],

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.tiny import prompts_of, rollouts_of, tokenizer
+from helpers.tiny import requests_of, rollouts_of, tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.policy.policy import Policy
+from grpo_lightning.types import RandomKey
 
 MIB = 2**20
 WIDE: dict[str, Any] = {
@@ -46,7 +47,9 @@ def tokens_per_second(policy: Policy, autocast: bool) -> float:
         torch.cuda.synchronize()
         started = time.perf_counter()
         with context:
-            completions = engine.generate(prompts_of([64] * 4), 32, Sampling(max_new_tokens=max_new_tokens))
+            completions = engine.generate(
+                requests_of([64] * 4, 32), Sampling(max_new_tokens=max_new_tokens), RandomKey()
+            )
     return sum(len(completion.token_ids) for completion in completions) / (time.perf_counter() - started)
 
 
@@ -105,10 +108,10 @@ def test_decoding_holds_the_cache_and_little_else(dtype: torch.dtype, figures: A
     policy = wide(dtype)
     engine = NativeEngine()
     engine.sync(policy)
-    engine.generate(prompts_of([8]), 2, Sampling(max_new_tokens=2))
+    engine.generate(requests_of([8], 2), Sampling(max_new_tokens=2), RandomKey())
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    engine.generate(prompts_of([64] * 8), 8, Sampling(max_new_tokens=1024))
+    engine.generate(requests_of([64] * 8, 8), Sampling(max_new_tokens=1024), RandomKey())
     peak = (torch.cuda.max_memory_allocated() - before) / MIB
     cache = 8 * 2 * 4 * 64 * 64 * 1088 * dtype.itemsize / MIB
     figures.add(f"peak of decoding, {dtype}, cache of {cache:.0f} MiB", peak, "MiB")

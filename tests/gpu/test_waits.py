@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from helpers.fitting import fit
-from helpers.tiny import policy_of, prompts_of
+from helpers.tiny import policy_of, prompts_of, requests_of
 
 from grpo_lightning.engines import native
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy.policy import Policy
+from grpo_lightning.types import RandomKey, Request
 
 
 @contextmanager
@@ -42,12 +43,13 @@ def test_a_decoding_step_never_waits(lengths: list[int], device: torch.device, m
     engine = NativeEngine()
     engine.sync(policy)
     sampling = Sampling(max_new_tokens=40)
-    expected = engine.generate(prompts, 4, sampling)  # Libraries make their handles in the first call.
+    requests = Request.from_prompts(prompts, 4)
+    expected = engine.generate(requests, sampling, RandomKey())  # Libraries make their handles in the first call.
     monkeypatch.setattr(Policy, "hidden", guarded(Policy.hidden))
     monkeypatch.setattr(Policy, "logits", guarded(Policy.logits))
     monkeypatch.setattr(native, "draw", guarded(native.draw))
     monkeypatch.setattr(native, "uniforms", guarded(native.uniforms))
-    actual = engine.generate(prompts, 4, sampling)
+    actual = engine.generate(requests, sampling, RandomKey())
     assert [c.token_ids for c in actual] == [c.token_ids for c in expected]
 
 
@@ -69,10 +71,10 @@ def test_decoding_waits_once_per_look(device: torch.device, figures: Any) -> Non
     policy, waits = policy_of(scale=0.02).to(device), {}
     engine = NativeEngine(check_every=8)
     engine.sync(policy)
-    engine.generate(prompts_of([5, 1, 7]), 12, Sampling(max_new_tokens=16))
+    engine.generate(requests_of([5, 1, 7], 12), Sampling(max_new_tokens=16), RandomKey())
     for new_tokens in (8, 48):
         with counted() as lines:
-            engine.generate(prompts_of([5, 1, 7]), 12, Sampling(max_new_tokens=new_tokens))
+            engine.generate(requests_of([5, 1, 7], 12), Sampling(max_new_tokens=new_tokens), RandomKey())
         waits[new_tokens] = len(lines)
     figures.add("waits for 8 positions in decoding", waits[8], "waits")
     figures.add("waits for 48 positions in decoding", waits[48], "waits")

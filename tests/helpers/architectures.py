@@ -16,8 +16,8 @@ from grpo_lightning.engines.transformers import TransformersEngine
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.shared_prefix import ATTENTION
-from grpo_lightning.types import Completion, UsageError
-from helpers.tiny import STOP_IDS, prompts_of, tokenizer
+from grpo_lightning.types import Completion, RandomKey, Request, UsageError
+from helpers.tiny import STOP_IDS, prompts_of, requests_of, tokenizer
 
 VOCABULARY = 64
 CONTEXT = 64
@@ -304,7 +304,11 @@ def decoding(engine: RolloutEngine, policy: Policy, reference: PreTrainedModel, 
     found = []
     for temperature in (0.0, 1.0):
         try:
-            done = engine.generate(prompts, group_size, Sampling(max_new_tokens=10, temperature=temperature), seed=1)
+            done = engine.generate(
+                Request.from_prompts(prompts, group_size),
+                Sampling(max_new_tokens=10, temperature=temperature),
+                RandomKey(1, 0),
+            )
         except Exception as error:
             found.append(f"{name}: {type(error).__name__} {error}")
             continue
@@ -320,9 +324,9 @@ def decoding(engine: RolloutEngine, policy: Policy, reference: PreTrainedModel, 
 def cached_bytes(policy: Policy) -> float:
     """Bytes per token and row that NativeEngine's cache really takes."""
     with _decoding(policy), torch.no_grad():
-        batch = _Batch(policy, prompts_of([3]), range(2), Sampling(max_new_tokens=4), (0, 0), frozenset())
-        _, layers, _ = batch._prefill()
-    return sum(slab.nbytes for layer in layers for slab in (layer.key_slab, layer.value_slab)) / (2 * (3 + 4))
+        batch = _Batch(policy, [requests_of([3], 2)], Sampling(max_new_tokens=4), RandomKey(), frozenset())
+        running = batch.prefill()
+    return sum(slab.nbytes for layer in running.layers for slab in (layer.key_slab, layer.value_slab)) / (2 * (3 + 4))
 
 
 def gap(reference: PreTrainedModel, prompt: list[int], completion: Completion) -> float:

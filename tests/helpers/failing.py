@@ -8,7 +8,8 @@ from typing import Any
 import lightning as L
 import torch
 
-from grpo_lightning.rewards.base import Reward, RewardFailure, RewardResult
+from grpo_lightning.rewards.base import Reward, RewardFailure
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import Sample, UsageError
 
@@ -41,7 +42,7 @@ class Fails(L.Callback):
         self._in("setup", trainer)
         assert isinstance(pl_module, GRPOModule)
         explorer = pl_module.explorer
-        generate, check = explorer.engine.generate, explorer.scorer.check
+        generate, check = explorer.engine.generate, explorer.scorer.stop_if_broken
 
         def failing_generate(*args: Any, **kwargs: Any) -> Any:
             self._in("exploring", trainer)
@@ -52,7 +53,7 @@ class Fails(L.Callback):
             check(*args)
 
         explorer.engine.generate = failing_generate  # type: ignore[method-assign]
-        explorer.scorer.check = failing_check  # type: ignore[method-assign]
+        explorer.scorer.stop_if_broken = failing_check  # type: ignore[method-assign]
 
     def on_before_optimizer_step(self, trainer: L.Trainer, *args: Any) -> None:
         self._in("updating", trainer)

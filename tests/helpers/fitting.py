@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.policy.sharding import assembled
-from grpo_lightning.rewards.base import Reward, RewardResult
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.tasks.base import Task
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO
 from grpo_lightning.training.data import PromptDataModule

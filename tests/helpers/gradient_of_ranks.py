@@ -15,6 +15,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+import grpo_lightning.training.strategy  # noqa: F401  # registers `fsdp2`
 from grpo_lightning import ranks
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.maths.advantages import (
@@ -45,10 +46,11 @@ from grpo_lightning.maths.weightings import (
 )
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, PolicySnapshot
-from grpo_lightning.rewards.base import Reward, RewardResult, Segment
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.results import RewardResult, Segment
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
-from grpo_lightning.training.minibatch import Minibatch
 from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.training.step import Minibatch
 from grpo_lightning.types import Sample
 from helpers.fitting import Digits, Gradients, fit, scalars
 from helpers.tiny import policy_of
@@ -155,7 +157,8 @@ class Groups(L.Callback):
         batch, batch_idx = args[2:4]
         assert isinstance(batch, Minibatch)
         if batch_idx == 0:
-            samples, rows = batch.exploration.samples, batch.exploration.rollouts.row.tolist()
+            exploration = batch.step.exploration
+            samples, rows = exploration.samples, exploration.rollouts.row.tolist()
             mine = {samples[row].prompt.id for row in rows}
             self.steps.append(sorted(place for places in ranks.gather(mine) for place in places))
 
@@ -213,7 +216,7 @@ def runs(folder: Path, max_tokens: int, **trainer: Any) -> dict[str, Any]:
             {"mu": 2, "num_minibatches": 2},
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
             objective=Objective(SequenceClipped()),
-            engine=ScriptedEngine(lambda prompt, sample: "7a3b9c"[: 1 + (sample + prompt.id) % 6]),
+            engine=ScriptedEngine(lambda request, text: "7a3b9c"[: 1 + (request.sample + request.prompt_id) % 6]),
             precision=precision,
             policy=policy,
         )

@@ -1,4 +1,4 @@
-"""A learned reward on tiny samples; as a script, `learning.py FOLDER RANK WORLD_SIZE`, one rank's share of two."""
+"""A learned reward on tiny samples; as a script, `learning.py FOLDER RANK WORLD_SIZE`, one rank of several."""
 
 import sys
 from collections.abc import Sequence
@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
-from grpo_lightning.rewards.base import Reward, RewardResult
+from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.learned.reward import LearnedReward
+from grpo_lightning.rewards.results import RewardResult, Scores
+from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample
 from helpers.tiny import model_of, tokenizer
 
@@ -31,7 +33,8 @@ def save_policy(folder: Path) -> Path:
 
 def reward_of(folder: Path, **options: Any) -> LearnedReward:
     """A fast learner; every fourth prompt is held out."""
-    settings: dict[str, Any] = {"labels": EndsInLetter(), "held_out": 0.25, "batch_size": 4, "lr": 3e-3, "epochs": 3}
+    settings: dict[str, Any] = {"labeller": EndsInLetter(), "held_out": 0.25, "batch_size": 4, "lr": 3e-3}
+    settings["num_passes"] = 3
     return LearnedReward(str(folder), **settings | options)
 
 
@@ -49,12 +52,17 @@ def explored(step: int, num_prompts: int = 12) -> list[Sample]:
     return [sample(id, text) for id in ids for text in texts[id % 3]]
 
 
+def scores_of(reward: LearnedReward, samples: Sequence[Sample]) -> Scores:
+    """The scores of a list with this reward alone."""
+    return Scorer([reward])(samples)
+
+
 def learn(reward: LearnedReward, steps: Sequence[int], rank: int = 0, world_size: int = 1) -> list[dict[str, float]]:
-    """This rank's share of some steps; every second ends an iteration."""
+    """Lets the reward learn from this rank's completions of some steps; every second ends an iteration."""
     metrics = []
     for step in steps:
         samples = [one for one in explored(step) if one.prompt.id % world_size == rank]
-        metrics.append(reward.learn(samples, reward(samples), iteration_ends=step % 2 == 1))
+        metrics.append(reward.learn(samples, scores_of(reward, samples), iteration_ends=step % 2 == 1))
     return metrics
 
 

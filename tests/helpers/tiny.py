@@ -21,7 +21,7 @@ from transformers import (
 
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Prompt, Question
+from grpo_lightning.types import Prompt, Question, Request
 
 SHAPES = ("llama", "qwen2", "qwen3", "gpt2")
 VOCABULARY = 64
@@ -100,19 +100,26 @@ def prompts_of(lengths: Sequence[int], seed: int = 0) -> list[Prompt]:
     return prompts
 
 
+def requests_of(lengths: Sequence[int], group_size: int, seed: int = 0) -> list[Request]:
+    """Requests for completions of `prompts_of`."""
+    return Request.from_prompts(prompts_of(lengths, seed), group_size)
+
+
 def rollouts_of(
     lengths: Sequence[int],
     prompt_lengths: Sequence[int] = (3,),
     group: Sequence[int] | None = None,
     seed: int = 0,
+    given: float = 0.0,
 ) -> Rollouts:
     """Random rollouts with every field set: probabilities and weights in (0, 1), normal advantages.
 
     Args:
-        lengths: [B] |o_i|.
+        lengths: [B] |o_i|, drawn tokens.
         prompt_lengths: [Q].
         group: [B] prompt of each completion; by default they take turns.
         seed: Of everything that is random.
+        given: Given tokens per drawn one, about; where they are is random. The drawn ones are the same whatever it is.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -122,10 +129,19 @@ def rollouts_of(
     def uniform() -> Tensor:
         return torch.rand(sum(lengths), generator=generator) * 0.98 + 0.01
 
+    prompts, completions = [ids(length) for length in prompt_lengths], [ids(length) for length in lengths]
+    drawn = [[True] * length for length in lengths]
+    rng = random.Random(seed)
+    for own, flags in zip(completions, drawn, strict=True):
+        for _ in range(round(given * len(own) * rng.choice([0.0, 1.0, 2.0]))):
+            index = rng.randrange(len(own) + 1)
+            own.insert(index, rng.randrange(len(SPECIAL), VOCABULARY))
+            flags.insert(index, False)
     rollouts = Rollouts.from_lists(
-        prompts=[ids(length) for length in prompt_lengths],
+        prompts=prompts,
         group=[row % len(prompt_lengths) for row in range(len(lengths))] if group is None else group,
-        completions=[ids(length) for length in lengths],
+        completions=completions,
+        drawn=drawn,
     )
     rollouts.advantage = torch.randn(len(lengths), generator=generator).repeat_interleave(rollouts.lengths)
     rollouts.weight = uniform()
@@ -135,8 +151,7 @@ def rollouts_of(
         uniform().log(),
     )
     rollouts.truncated = torch.rand(len(lengths), generator=generator) < 0.5
-    rollouts.entropy_rank = uniform()
-    rollouts.logp_low, rollouts.logp_high = uniform().log(), uniform().log()
+    rollouts.columns = {"entropy_rank": uniform(), "logp_low": uniform().log(), "logp_high": uniform().log()}
     return rollouts
 
 
@@ -164,13 +179,14 @@ def branching_rollouts(seed: int = 0, num_groups: int = 3, group_size: int = 6) 
     rollouts.token_ids = torch.tensor([len(SPECIAL) + token for path in completions for token in path])
     rollouts.advantage = torch.tensor(advantage).repeat_interleave(rollouts.lengths)
     rollouts.old_logp = torch.tensor(old_logp)
-    rollouts.logp_low = rollouts.logp_high = None
+    del rollouts.columns["logp_low"], rollouts.columns["logp_high"]
     return rollouts
 
 
 def rows_of(rollouts: Rollouts) -> list[dict[str, Any]]:
-    """What `rollouts` say, as one plain dict a completion: lists and ints, the prompt written out."""
+    """What `rollouts` say, as one plain dict per completion: lists and ints, the prompt written out."""
     prompts = rollouts.prompt_token_ids.split(rollouts.prompt_lengths.tolist())
+    contexts = [] if rollouts.context_ids is None else rollouts.context_ids.split(rollouts.context_lengths.tolist())
     rows: list[dict[str, Any]] = []
     start = 0
     for number, length in enumerate(rollouts.lengths.tolist()):
@@ -179,9 +195,11 @@ def rows_of(rollouts: Rollouts) -> list[dict[str, Any]]:
             "truncated": bool(rollouts.truncated[number]),
             "prompt": prompts[int(rollouts.group[number])].tolist(),
         }
-        for name in Rollouts.PER_TOKEN:
-            values = getattr(rollouts, name)
+        for name, values in ({name: getattr(rollouts, name) for name in Rollouts.PER_TOKEN} | rollouts.columns).items():
             row[name] = None if values is None else values[start : start + length].tolist()
+        if rollouts.position is None:
+            row["position"] = list(range(length))
+        row["context"] = contexts[number].tolist() if contexts else []
         rows.append(row)
         start += length
     assert start == rollouts.num_tokens

@@ -379,7 +379,7 @@ def test_a_reward_for_the_whole_is_one_step_at_the_last_token():
     assert result[1] == pytest.approx([1 + whole, whole])
 
 
-def test_process_supervision_needs_steps():
+def test_process_supervision_needs_segments():
     with pytest.raises(UsageError, match="no reward scores segments"):
         ProcessSupervision().per_token(batch_of([[0, 1]], [1], [0, 0], [2, 2]))
 

@@ -207,7 +207,7 @@ every_surrogate = pytest.mark.parametrize("name", SURROGATES)
 def prepared(name: str, seed: int, spread_of_ratio: float = 0.3) -> tuple[Surrogate, Rollouts, Tensor]:
     """A surrogate, rollouts it has seen, and log π_θ a little away from log π_old."""
     surrogate, rollouts = SURROGATES[name](), branching_rollouts(seed)
-    surrogate.prepare(rollouts)
+    rollouts.add_columns(surrogate.prepare(rollouts))
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(rollouts.num_tokens, generator=generator)
     assert rollouts.old_logp is not None
@@ -298,7 +298,7 @@ def test_surrogates_stay_finite_at_absurd_log_ratios(name, advantage, new, old):
     rollouts.old_logp = torch.full_like(rollouts.advantage, old)
     rollouts.advantage = torch.full_like(rollouts.advantage, advantage)
     surrogate = SURROGATES[name]()
-    surrogate.prepare(rollouts)
+    rollouts.add_columns(surrogate.prepare(rollouts))
     # Whole completions, and single tokens in completions that are otherwise on policy.
     alone = torch.full_like(rollouts.old_logp, new)
     alone[1::2] = old
@@ -363,7 +363,7 @@ def random_batch(seed: int) -> tuple[Tensor, Tensor, BatchSize]:
     """Six groups of four completions of up to 12 tokens, group after group."""
     rng = random.Random(seed)
     lengths = torch.tensor([rng.randrange(1, 13) for _ in range(24)])
-    return lengths, torch.arange(24) // 4, BatchSize(sequences=24, groups=6, tokens=int(lengths.sum()))
+    return lengths, torch.arange(24) // 4, BatchSize(num_completions=24, num_groups=6, num_tokens=int(lengths.sum()))
 
 
 @each(TokenWeighting)
@@ -404,7 +404,7 @@ def test_the_weights_of_a_mean_sum_to_one(cls, seed):
 @each(TokenWeighting)
 def test_weights_of_nobody(cls):
     nobody = torch.zeros(0, dtype=torch.int64)
-    assert make(cls)(nobody, nobody, BatchSize(sequences=8, groups=2, tokens=30)).shape == (0,)
+    assert make(cls)(nobody, nobody, BatchSize(num_completions=8, num_groups=2, num_tokens=30)).shape == (0,)
 
 
 # Masks
@@ -489,12 +489,12 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: kl_penalty.KLPenalty(beta=0.0), "reward_kl.beta=0.0"),
     (lambda: kl_penalty.KLPenalty(beta=-1.0), "reward_kl.beta=-1.0"),
     (lambda: weightings.FixedLength(0), "length=0"),
-    (lambda: masks.TopEntropy(share=0.0), "share=0.0"),
-    (lambda: masks.TopEntropy(share=1.5), "share=1.5"),
+    (lambda: masks.TopEntropy(fraction=0.0), "fraction=0.0"),
+    (lambda: masks.TopEntropy(fraction=1.5), "fraction=1.5"),
     (lambda: objective.Objective(beta=-0.04), "objective.beta=-0.04"),
     (lambda: objective.Objective(entropy_bonus=-0.1), "objective.entropy_bonus=-0.1"),
-    (lambda: stopping.AllSettled(share=0.0), "share=0.0"),
-    (lambda: stopping.AllSettled(share=1.1), "share=1.1"),
+    (lambda: stopping.AllSettled(fraction=0.0), "fraction=0.0"),
+    (lambda: stopping.AllSettled(fraction=1.1), "fraction=1.1"),
     (lambda: stopping.ObjectivePlateau(patience=0), "patience=0"),
     (lambda: stopping.ObjectivePlateau(min_delta=-1.0), "min_delta=-1.0"),
     (lambda: stopping.KLAbove(target=0.0), "target=0.0"),

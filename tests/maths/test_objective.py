@@ -23,7 +23,7 @@ LENGTHS, GROUP = [3, 7, 1, 5, 2, 4, 6, 1], [0, 0, 0, 0, 1, 1, 1, 1]
 def random_rollouts(seed: int) -> tuple[Rollouts, Tensor]:
     """Rollouts weighted by GRPO's averages, and log π_θ a little away from log π_old."""
     rollouts = rollouts_of(LENGTHS, prompt_lengths=[3, 2], group=GROUP, seed=seed)
-    batch = BatchSize(sequences=8, groups=2, tokens=sum(LENGTHS))
+    batch = BatchSize(num_completions=8, num_groups=2, num_tokens=sum(LENGTHS))
     rollouts.weight = spread(SequenceMean()(rollouts.lengths, rollouts.group, batch), rollouts.lengths)
     generator = torch.Generator().manual_seed(100 + seed)
     logp = rollouts.old_logp + 0.3 * torch.randn(rollouts.num_tokens, generator=generator)
@@ -163,7 +163,7 @@ def test_objective_and_gradient_of_packs_add_up_to_those_of_the_whole():
     value, gradient, diagnostics = evaluate(objective, logp, rollouts)
     first_token = rollouts.lengths.cumsum(0) - rollouts.lengths
     total, summed, parts = 0.0, torch.zeros_like(gradient), []
-    for pack in rollouts.split(max_tokens=12):
+    for pack in rollouts.packs(max_tokens=12):
         tokens = torch.cat([first_token[r] + torch.arange(int(rollouts.lengths[r])) for r in pack.row])
         own = logp.detach()[tokens].requires_grad_()
         part, part_gradient, part_diagnostics = evaluate(objective, own, pack)
@@ -183,7 +183,7 @@ def test_a_weight_is_a_factor_of_its_token_gradient(weighting):
     rollouts, logp = random_rollouts(1)
     rollouts.weight = torch.ones(rollouts.num_tokens)
     _, unweighted, _ = evaluate(Objective(beta=0.04), logp, rollouts)
-    batch = BatchSize(sequences=8, groups=2, tokens=sum(LENGTHS))
+    batch = BatchSize(num_completions=8, num_groups=2, num_tokens=sum(LENGTHS))
     rollouts.weight = spread(weighting(rollouts.lengths, rollouts.group, batch), rollouts.lengths)
     _, weighted, _ = evaluate(Objective(beta=0.04), logp, rollouts)
     torch.testing.assert_close(weighted, rollouts.weight * unweighted)
@@ -329,8 +329,8 @@ def test_where_only_the_advantage_gives_a_gradient():
 def test_masks_take_the_weight_of_their_tokens_only():
     rollouts = rollouts_of([2, 1, 3], prompt_lengths=[2])
     rollouts.truncated = torch.tensor([False, False, True])
-    rollouts.entropy_rank = torch.tensor([0.9, 0.1, 0.85, 0.95, 0.2, 0.3])
-    batch = BatchSize(sequences=3, groups=1, tokens=6)
+    rollouts.columns["entropy_rank"] = torch.tensor([0.9, 0.1, 0.85, 0.95, 0.2, 0.3])
+    batch = BatchSize(num_completions=3, num_groups=1, num_tokens=6)
 
     def weight(*masks: Any) -> list[float]:
         return Objective(masks=list(masks)).token_weight(rollouts, batch).tolist()
@@ -345,13 +345,13 @@ def test_masks_take_the_weight_of_their_tokens_only():
 @pytest.mark.parametrize("seed", range(3))
 def test_a_mask_leaves_the_gradients_of_other_tokens_as_they_are(seed):
     rollouts, logp = random_rollouts(seed)
-    batch = BatchSize(sequences=8, groups=2, tokens=sum(LENGTHS))
+    batch = BatchSize(num_completions=8, num_groups=2, num_tokens=sum(LENGTHS))
     objective = Objective(beta=0.04)
     _, whole, _ = evaluate(objective, logp, rollouts)
     masked = Objective(beta=0.04, masks=[Truncated(), TopEntropy(0.7)])
     rollouts.weight = masked.token_weight(rollouts, batch)
     _, gradient, diagnostics = evaluate(masked, logp, rollouts)
-    stays = (rollouts.entropy_rank >= 0.3) & ~spread(rollouts.truncated, rollouts.lengths)
+    stays = (rollouts.columns["entropy_rank"] >= 0.3) & ~spread(rollouts.truncated, rollouts.lengths)
     assert 0 < int(stays.sum()) < rollouts.num_tokens
     assert gradient[stays].equal(whole[stays])
     assert not gradient[~stays].any()

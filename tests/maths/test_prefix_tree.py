@@ -52,3 +52,17 @@ def test_the_tree_of_nobody_is_empty():
     tree = PrefixTree.from_rollouts(Rollouts.from_lists([[1, 2]], [], []))
     assert (tree.num_nodes, len(tree.node)) == (0, 0)
     assert torch.equal(tree.parent, torch.zeros(0, dtype=torch.int64))
+
+
+def test_context_is_part_of_a_prefix_and_has_no_node_of_its_own():
+    # Drawn 7, given 20 or 21 or nothing, drawn 8: three prefixes of 8. In the last, 7 itself is given.
+    drawn = [[True, False, True], [True, False, True], [True, False, True], [True, True], [False, False, True]]
+    rollouts = Rollouts.from_lists([[1]], [0] * 5, [[7, 20, 8], [7, 20, 8], [7, 21, 8], [7, 8], [7, 20, 8]], drawn)
+    tree = PrefixTree.from_rollouts(rollouts)
+    a7, a8, b7, b8, c7, c8, d7, d8, e8 = tree.node.tolist()
+    assert a7 == b7 == c7 == d7
+    assert a8 == b8 == e8
+    assert len({a7, a8, c8, d8}) == tree.num_nodes == 4
+    parent = tree.parent.tolist()
+    assert len({parent[node] for node in (a7, a8, c8, d8)}) == 4
+    assert all(0 <= index < tree.num_parents for index in parent)

@@ -6,16 +6,19 @@ from helpers.tiny import rollouts_of, rows_of
 from lightning.pytorch.plugins import HalfPrecision
 
 from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.types import UsageError
 
-OPTIONAL = ("old_logp", "ref_logp", "sampler_logp", "entropy_rank", "logp_low", "logp_high")
+OPTIONAL = ("old_logp", "ref_logp", "sampler_logp")
+CONTEXT = ("context_ids", "context_lengths", "position")
 
 
-def random_rollouts(seed: int) -> Rollouts:
+def random_rollouts(seed: int, given: float = 0.0) -> Rollouts:
+    """Up to 14 completions of up to 5 prompts; about as many given tokens per drawn one as `given`."""
     rng = random.Random(seed)
     prompt_lengths = [rng.randrange(1, 9) for _ in range(rng.randrange(1, 6))]
     lengths = [rng.randrange(1, 12) for _ in range(rng.randrange(1, 15))]
     group = [rng.randrange(len(prompt_lengths)) for _ in lengths]
-    return rollouts_of(lengths, prompt_lengths, group, seed)
+    return rollouts_of(lengths, prompt_lengths, group, seed, given=given)
 
 
 def test_from_lists_lays_prompts_and_completions_end_to_end():
@@ -26,19 +29,19 @@ def test_from_lists_lays_prompts_and_completions_end_to_end():
     assert rollouts.token_ids.tolist() == [7, 8, 9, 6, 5, 4]
     assert rollouts.lengths.tolist() == [1, 2, 3]
     assert (len(rollouts), rollouts.num_tokens) == (3, 6)
-    assert rollouts.sequence_lengths.tolist() == [2, 4, 4]
+    assert rollouts.sizes.sequence_lengths.tolist() == [2, 4, 4]
     assert rollouts.row.tolist() == [0, 1, 2]
     assert rollouts.advantage.tolist() == rollouts.weight.tolist() == [0.0] * 6
     assert rollouts.truncated.tolist() == [False] * 3
-    assert all(getattr(rollouts, name) is None for name in OPTIONAL)
+    assert all(getattr(rollouts, name) is None for name in OPTIONAL + CONTEXT)
+    assert rollouts.columns == {}
 
 
 def test_select_by_hand():
     rollouts = Rollouts.from_lists(prompts=[[1, 2], [3], [4, 4]], group=[1, 0, 2], completions=[[7], [8, 9], [6]])
     rollouts.advantage = torch.tensor([1.0, 2.0, 2.5, 3.0])
     rollouts.truncated = torch.tensor([True, False, True])
-    rollouts.entropy_rank = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    rollouts.logp_low, rollouts.logp_high = -torch.ones(4), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    rollouts.add_columns({"mine": torch.tensor([0.1, 0.2, 0.3, 0.4])})
     chosen = rollouts.select(torch.tensor([2, 1]))
     assert chosen.prompt_token_ids.tolist() == [1, 2, 4, 4]
     assert chosen.prompt_lengths.tolist() == [2, 2]
@@ -47,14 +50,13 @@ def test_select_by_hand():
     assert chosen.advantage.tolist() == [3.0, 2.0, 2.5]
     assert chosen.row.tolist() == [2, 1]
     assert chosen.truncated.tolist() == [True, False]
-    assert chosen.entropy_rank.tolist() == pytest.approx([0.4, 0.2, 0.3])
-    assert chosen.logp_low.tolist() == [-1, -1, -1]
-    assert chosen.logp_high.tolist() == [4, 2, 3]
+    assert chosen.columns["mine"].tolist() == pytest.approx([0.4, 0.2, 0.3])
 
 
+@pytest.mark.parametrize("given", [0.0, 1.0])
 @pytest.mark.parametrize("seed", range(20))
-def test_select_takes_the_rows_in_their_order_with_only_the_prompts_they_need(seed):
-    rollouts = random_rollouts(seed)
+def test_select_takes_the_rows_in_their_order_with_only_the_prompts_they_need(seed, given):
+    rollouts = random_rollouts(seed, given)
     rng = random.Random(1000 + seed)
     rows = [rng.randrange(len(rollouts)) for _ in range(rng.randrange(1, 12))]
     chosen = rollouts.select(torch.tensor(rows))
@@ -72,24 +74,25 @@ def test_select_leaves_out_what_is_not_there(name):
     assert all(getattr(chosen, other) is not None for other in OPTIONAL if other != name)
 
 
+@pytest.mark.parametrize("given", [0.0, 1.0])
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("max_tokens", [0, 1, 25, 60])
-def test_split_keeps_every_row_whole_and_once_within_the_budget(seed, max_tokens):
-    rollouts = random_rollouts(seed)
-    packs = rollouts.split(max_tokens)
+def test_packs_keep_every_row_whole_and_once_within_the_budget(seed, max_tokens, given):
+    rollouts = random_rollouts(seed, given)
+    packs = rollouts.packs(max_tokens)
     after = [row for pack in packs for row in rows_of(pack)]
     assert sorted(after, key=lambda row: row["row"]) == rows_of(rollouts)
-    sizes = [(len(pack), int(pack.sequence_lengths.max())) for pack in packs]
+    sizes = [(len(pack), int(pack.sizes.sequence_lengths.max())) for pack in packs]
     assert max_tokens or len(packs) == 1
     assert all(rows == 1 or max_tokens == 0 or rows * longest <= max_tokens for rows, longest in sizes)
     assert [longest for _, longest in sizes] == sorted((longest for _, longest in sizes), reverse=True)
 
 
 @pytest.mark.parametrize("by_group", [False, True])
-def test_split_selects_the_rows_of_packs(by_group):
+def test_packs_have_the_rows_of_packs(by_group):
     rollouts = random_rollouts(3)
-    packs = rollouts.packs(30, by_group)
-    assert [pack.row.tolist() for pack in rollouts.split(30, by_group)] == [rows.tolist() for rows in packs]
+    rows = rollouts.rows_of_packs(30, by_group)
+    assert [pack.row.tolist() for pack in rollouts.packs(30, by_group)] == [own.tolist() for own in rows]
 
 
 def test_concat_by_hand():
@@ -106,20 +109,79 @@ def test_concat_by_hand():
     assert both.ref_logp is None
 
 
+@pytest.mark.parametrize("given", [0.0, 1.0])
 @pytest.mark.parametrize("seed", range(5))
-def test_concat_says_what_its_parts_say(seed):
-    parts = [random_rollouts(seed), random_rollouts(100 + seed), random_rollouts(200 + seed)]
+def test_concat_says_what_its_parts_say(seed, given):
+    parts = [random_rollouts(seed, given), random_rollouts(100 + seed, given), random_rollouts(200 + seed, given)]
     rows = rows_of(Rollouts.concat(parts))
     assert [row.pop("row") for row in rows] == list(range(len(rows)))
     expected = [row for part in parts for row in rows_of(part)]
     assert rows == [{name: value for name, value in row.items() if name != "row"} for row in expected]
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_concat_with_nobody_changes_nothing(place):
-    parts = [random_rollouts(0)]
-    parts.insert(place, Rollouts.from_lists([], [], []))
-    assert rows_of(Rollouts.concat(parts)) == rows_of(random_rollouts(0))
+@pytest.mark.parametrize("given", [0.0, 1.0])
+@pytest.mark.parametrize("index", [0, 1])
+def test_concat_with_nobody_changes_nothing(index, given):
+    parts = [random_rollouts(0, given)]
+    parts.insert(index, Rollouts.from_lists([], [], []))
+    assert rows_of(Rollouts.concat(parts)) == rows_of(random_rollouts(0, given))
+
+
+def test_concat_of_some_with_context_and_some_without():
+    plain = Rollouts.from_lists([[1]], [0, 0], [[7], [8, 9]])
+    given = Rollouts.from_lists([[2]], [0], [[4, 5, 6]], drawn=[[True, False, True]])
+    both = Rollouts.concat([plain, given, plain])
+    assert both.token_ids.tolist() == [7, 8, 9, 4, 6, 7, 8, 9]
+    assert both.lengths.tolist() == [1, 2, 2, 1, 2]
+    assert both.context_ids.tolist() == [5]
+    assert both.context_lengths.tolist() == [0, 0, 1, 0, 0]
+    assert both.position.tolist() == [0, 0, 1, 0, 2, 0, 0, 1]
+    assert Rollouts.concat([plain, plain]).position is None
+
+
+def test_given_tokens_lie_beside_the_drawn_ones():
+    rollouts = Rollouts.from_lists(
+        prompts=[[1, 2], [3]],
+        group=[1, 0, 1],
+        completions=[[10, 20, 11, 21, 22], [12], [23, 13, 14, 24]],
+        drawn=[[True, False, True, False, False], [True], [False, True, True, False]],
+    )
+    assert rollouts.token_ids.tolist() == [10, 11, 12, 13, 14]
+    assert (rollouts.num_tokens, rollouts.lengths.tolist()) == (5, [2, 1, 2])
+    assert rollouts.position.tolist() == [0, 2, 0, 1, 2]
+    assert rollouts.context_ids.tolist() == [20, 21, 22, 23, 24]
+    assert rollouts.context_lengths.tolist() == [3, 0, 2]
+    assert rollouts.all_token_ids.tolist() == [1, 2, 3, 10, 11, 12, 13, 14, 20, 21, 22, 23, 24]
+    sizes = rollouts.sizes
+    assert sizes.completion_lengths.tolist() == [5, 1, 4]
+    assert sizes.sequence_lengths.tolist() == [6, 3, 5]
+    assert sizes.drawn.tolist() == [0, 2, 5, 7, 8]
+    completions = torch.cat([rollouts.token_ids, rollouts.context_ids])[sizes.order]
+    assert completions.tolist() == [10, 20, 11, 21, 22, 12, 23, 13, 14, 24]
+    # What is known of tokens is known of drawn ones.
+    assert rollouts.advantage.shape == rollouts.weight.shape == (5,)
+    assert rollouts.spread(torch.tensor([1, 2, 3])).tolist() == [1, 1, 2, 3, 3]
+
+
+def test_packs_count_context():
+    lists = [[1]], [0, 0], [[7, 8, 9, 10], [11, 12, 13, 14]]
+    given = Rollouts.from_lists(*lists, drawn=[[True, False, False, True], [True, False, False, False]])
+    assert len(given.packs(8)) == 2
+    assert len(given.packs(10)) == 1
+    # The prompt once, then 4 tokens twice.
+    assert len(given.packs(8, by_group=True)) == 2
+    assert len(given.packs(9, by_group=True)) == 1
+
+
+def test_completions_that_are_all_drawn_have_no_context():
+    rollouts = Rollouts.from_lists([[1]], [0], [[7, 8]], drawn=[[True, True]])
+    assert rollouts.context_ids is rollouts.context_lengths is rollouts.position is None
+
+
+@pytest.mark.parametrize("drawn", [[[False, False]], [[True]], [[True, False, True]]])
+def test_a_completion_has_a_drawn_token_and_a_flag_per_token(drawn):
+    with pytest.raises(AssertionError):
+        Rollouts.from_lists([[1]], [0], [[7, 8]], drawn=drawn)
 
 
 def test_rollouts_of_nobody():
@@ -135,15 +197,17 @@ def test_row_still_counts_in_the_whole_step_after_two_selections():
 
 
 def test_to_moves_every_tensor_and_keeps_dtypes():
-    rollouts = rollouts_of([2, 3], prompt_lengths=[2, 4])
+    rollouts = rollouts_of([2, 3], prompt_lengths=[2, 4], given=1.0)
+    rollouts.temperature = 0.7
     moved = rollouts.to("meta")
-    for name, value in vars(rollouts).items():
-        there = getattr(moved, name)
-        if name == "sizes":
-            assert there is value  # On the host, wherever the rest is.
-            continue
+    assert moved.sizes is rollouts.sizes  # On the host, wherever the rest is.
+    assert moved.temperature == 0.7
+    fields = {name: value for name, value in vars(rollouts).items() if name not in ("sizes", "temperature", "columns")}
+    for name, value in (fields | rollouts.columns).items():
+        there = moved.columns[name] if name in moved.columns else getattr(moved, name)
         assert (there.device.type, there.dtype, there.shape) == ("meta", value.dtype, value.shape)
         assert value.device.type == "cpu"
+    assert len(moved.columns) == 3
     rollouts.old_logp = None
     assert rollouts.to("meta").old_logp is None
 
@@ -163,7 +227,7 @@ def test_a_log_prob_of_the_wrong_length_or_type_is_an_error():
     with pytest.raises(AssertionError):
         Rollouts(**fields | {"old_logp": torch.zeros(5, dtype=torch.bfloat16)})
     with pytest.raises(AssertionError):
-        Rollouts(**fields | {"logp_high": torch.zeros(5, dtype=torch.float64)})
+        Rollouts(**fields | {"ref_logp": torch.zeros(5, dtype=torch.float64)})
     with pytest.raises(AssertionError):
         Rollouts(**fields | {"truncated": torch.zeros(5, dtype=torch.bool)})
 
@@ -171,4 +235,13 @@ def test_a_log_prob_of_the_wrong_length_or_type_is_an_error():
 def test_one_completion_per_prompt_is_packed_with_its_padding() -> None:
     # Nothing is shared then, so these rows are padded to the longest.
     rollouts = rollouts_of([9, 1, 1, 1], prompt_lengths=[3, 3, 3, 3])
-    assert [pack.tolist() for pack in rollouts.packs(20, by_group=True)] == [[0], [1, 2, 3]]
+    assert [pack.tolist() for pack in rollouts.rows_of_packs(20, by_group=True)] == [[0], [1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [(torch.zeros(5, dtype=torch.float64), r"float64 \[5\]"), (torch.zeros(4), r"float32 \[4\]")],
+)
+def test_a_column_of_the_wrong_length_or_type_is_the_methods_mistake(values, found):
+    with pytest.raises(UsageError, match=rf"column 'mine' .* is {found}: give float32 \[5\]"):
+        rollouts_of([2, 3]).add_columns({"mine": values})

@@ -38,15 +38,17 @@ def test_fixed_passes_never_stop():
 def test_all_settled_by_hand():
     # Of 10 pushing tokens 4 + 4 and then 4 + 5 are at a bound; 9 of 10 is the share that is asked for.
     updates = [update(), update(clipped_low=4.0, clipped_high=4.0), update(clipped_low=4.0, clipped_high=5.0)]
-    assert stops(AllSettled(share=0.9), updates) == [False, True]
-    assert stops(AllSettled(share=1.0), updates) == [False, False]
-    assert stops(AllSettled(share=0.8), updates) == [True, True]
+    assert stops(AllSettled(fraction=0.9), updates) == [False, True]
+    assert stops(AllSettled(fraction=1.0), updates) == [False, False]
+    assert stops(AllSettled(fraction=0.8), updates) == [True, True]
 
 
 def test_all_settled_counts_neither_idle_nor_unreachable_tokens():
     # 10 tokens, 6 push, 2 of them can never get to their bound: 4 have to.
-    assert stops(AllSettled(share=1.0), [update(), update(pushing=6.0, unreachable=2.0, clipped_high=3.0)]) == [False]
-    assert stops(AllSettled(share=1.0), [update(), update(pushing=6.0, unreachable=2.0, clipped_high=4.0)]) == [True]
+    assert stops(AllSettled(fraction=1.0), [update(), update(pushing=6.0, unreachable=2.0, clipped_high=3.0)]) == [
+        False
+    ]
+    assert stops(AllSettled(fraction=1.0), [update(), update(pushing=6.0, unreachable=2.0, clipped_high=4.0)]) == [True]
 
 
 def test_all_settled_looks_at_whole_passes_only():
@@ -57,14 +59,14 @@ def test_all_settled_looks_at_whole_passes_only():
         update(clipped_high=10.0),
         update(clipped_low=8.0),
     ]
-    assert stops(AllSettled(share=0.9), updates, num_minibatches=2) == [False, False, True]
+    assert stops(AllSettled(fraction=0.9), updates, num_minibatches=2) == [False, False, True]
     # Half is there after the first pass; in the middle of the second, 2 and 10 are no pass.
-    assert stops(AllSettled(share=0.5), updates, num_minibatches=2) == [True, False, True]
+    assert stops(AllSettled(fraction=0.5), updates, num_minibatches=2) == [True, False, True]
 
 
 def test_a_step_in_which_nothing_can_move_is_settled():
-    assert stops(AllSettled(share=1.0), [update(pushing=0.0)] * 2) == [True]
-    assert stops(AllSettled(share=1.0), [update(pushing=3.0, unreachable=3.0)] * 2) == [True]
+    assert stops(AllSettled(fraction=1.0), [update(pushing=0.0)] * 2) == [True]
+    assert stops(AllSettled(fraction=1.0), [update(pushing=3.0, unreachable=3.0)] * 2) == [True]
 
 
 def test_example_2_whose_bound_lies_beyond_probability_one_does_not_keep_the_passes_going():
@@ -77,7 +79,7 @@ def test_example_2_whose_bound_lies_beyond_probability_one_does_not_keep_the_pas
         logp = torch.tensor(theta).log()
         return Objective(surrogate=Clipped(0.2, 0.2))(logp, torch.zeros(3), rollouts)[1]
 
-    rule = AllSettled(share=1.0)
+    rule = AllSettled(fraction=1.0)
     # A bad token of 0.9 does get to its bound, 0.72.
     before, underway, settled = (
         at(theta, [1.0, 1.0, -1.0]) for theta in ([0.9, 0.5, 0.9], [0.95, 0.61, 0.73], [0.999, 0.61, 0.71])
@@ -136,17 +138,21 @@ def test_passes_count_the_updates_that_are_made():
     passes = Passes(KLAbove(0.01), num_minibatches=1)
     assert (passes.num_updates, passes.ended_by) == (0, None)
     # The first update never ends the passes: it is what moves the policy at all.
-    assert not passes.ends_at(update(kl_old=5.0))
+    passes.record(update(kl_old=5.0))
     assert (passes.num_updates, passes.ended_by) == (1, None)
-    assert not passes.ends_at(update(kl_old=0.05))
-    assert passes.ends_at(update(kl_old=5.0))
+    passes.record(update(kl_old=0.05))
+    assert not passes.ended
+    passes.record(update(kl_old=5.0))
+    assert passes.ended
     # The update at which the rule stops is not made.
     assert (passes.num_updates, passes.ended_by) == (2, "KLAbove")
 
 
 def test_passes_without_a_rule_that_stops_are_all_made():
     passes = Passes(FixedPasses(), num_minibatches=2)
-    assert not any(passes.ends_at(update(kl_old=math.inf)) for _ in range(6))
+    for _ in range(6):
+        passes.record(update(kl_old=math.inf))
+    assert not passes.ended
     assert (passes.num_updates, passes.ended_by) == (6, None)
 
 
@@ -154,7 +160,7 @@ def test_passes_without_a_rule_that_stops_are_all_made():
 def test_all_settled_ends_the_passes_with_the_second_pass(num_minibatches, made):
     passes = Passes(AllSettled(0.9), num_minibatches)
     for number in range(1, 2 * num_minibatches + 1):
-        settled = update(clipped_high=10.0) if number > num_minibatches else update()
-        if passes.ends_at(settled):
+        passes.record(update(clipped_high=10.0) if number > num_minibatches else update())
+        if passes.ended:
             break
     assert (passes.ended_by, passes.num_updates) == ("AllSettled", made)

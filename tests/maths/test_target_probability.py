@@ -23,10 +23,16 @@ def rollouts_with(completions: list[list[int]], advantage: list[float], old: lis
 
 def targets(rollouts: Rollouts, **kwargs: float) -> list[tuple[float, float]]:
     """Of each token, the probability at or under which it is let be, and the one at or over which it is."""
-    TargetProbability(**kwargs).prepare(rollouts)
-    assert rollouts.logp_low is not None and rollouts.logp_high is not None
-    assert rollouts.logp_low.dtype == rollouts.logp_high.dtype == torch.float32
-    return list(zip(rollouts.logp_low.exp().tolist(), rollouts.logp_high.exp().tolist(), strict=True))
+    columns = TargetProbability(**kwargs).prepare(rollouts)
+    assert {values.dtype for values in columns.values()} == {torch.float32}
+    assert not rollouts.columns, "prepare writes nothing into the rollouts"
+    low, high = (columns[name].exp().tolist() for name in ("logp_low", "logp_high"))
+    return list(zip(low, high, strict=True))
+
+
+def with_targets(rollouts: Rollouts) -> Rollouts:
+    rollouts.add_columns(TargetProbability().prepare(rollouts))
+    return rollouts
 
 
 def evaluate(rollouts: Rollouts, probability: list[float]) -> tuple[SurrogateResult, Tensor]:
@@ -77,6 +83,7 @@ def test_a_first_token_in_which_the_advantages_cancel_is_held():
     rollouts = rollouts_with([[5, 6], [5, 7]], [1.0, -1.0], [0.4, 0.25, 0.4, 0.25])
     assert targets(rollouts) == near((0.4, 0.4), (0, 0.5), (0.4, 0.4), (0.0625, math.inf))
     # Wherever the policy has taken it.
+    with_targets(rollouts)
     for shared in (0.1, 0.4, 0.9):
         result, gradient = evaluate(rollouts, [shared, 0.3, shared, 0.3])
         assert gradient.tolist() == [0, 1, 0, -1]
@@ -95,7 +102,7 @@ def test_a_first_token_goes_where_the_sum_of_the_advantages_through_it_points():
     # 1 - 0.4 - 0.4 > 0: good, though two of three are bad; both kinds push until it is there.
     rollouts = rollouts_with([[5, 6], [5, 7], [5, 8]], [1.0, -0.4, -0.4], [0.25, 0.1] * 3)
     assert targets(rollouts)[0] == targets(rollouts)[2] == near((0, 0.5))[0]
-    _, gradient = evaluate(rollouts, [0.3, 0.1] * 3)
+    _, gradient = evaluate(with_targets(rollouts), [0.3, 0.1] * 3)
     assert gradient[::2].tolist() == pytest.approx([1, -0.4, -0.4])
     _, gradient = evaluate(rollouts, [0.6, 0.1] * 3)
     assert gradient[::2].tolist() == [0, 0, 0]
@@ -105,7 +112,7 @@ def test_a_token_without_advantage_keeps_its_share_of_what_is_scaled():
     # Good 0.64 -> 0.8, idle 0.36 -> 0.36; over 1.16 together.
     rollouts = rollouts_with([[5], [6]], [1.0, 0.0], [0.64, 0.36])
     assert targets(rollouts) == near((0, 0.8 / 1.16), (0.36 / 1.16, 0.36 / 1.16))
-    result, gradient = evaluate(rollouts, [0.64, 0.36])
+    result, gradient = evaluate(with_targets(rollouts), [0.64, 0.36])
     assert gradient.tolist() == [1, 0]
     assert not (result.clipped_low | result.clipped_high).any()
 
@@ -118,7 +125,7 @@ def test_rounding_of_shared_log_probs_does_not_tear_a_token_apart():
 
 def test_a_token_stops_at_its_target_and_pushes_again_if_it_is_driven_back():
     rollouts = rollouts_with([[5], [6]], [2.0, -1.0], [0.25, 0.25])
-    targets(rollouts)  # 0.5 and 0.0625.
+    with_targets(rollouts)  # 0.5 and 0.0625.
     steps = [
         ([0.25, 0.25], [2, -1], [False, False]),
         ([0.49, 0.07], [2, -1], [False, False]),
@@ -142,6 +149,7 @@ def test_a_token_within_the_tolerance_is_there():
     found = targets(rollouts, tolerance=0.01)
     assert found[:2] == near((0, math.sqrt(0.999) * math.exp(-0.01)), (0, 0.5 * math.exp(-0.01)))
     assert found[3] == near((0.0625 * math.exp(0.01), math.inf))[0]
+    rollouts.add_columns(TargetProbability(tolerance=0.01).prepare(rollouts))
     result, gradient = evaluate(rollouts, [0.999, 0.496, 0.0005, 0.063])
     assert gradient.tolist() == [0, 0, -1, 0]
     assert result.clipped_high.tolist() == [True, True, False, False]
@@ -151,7 +159,7 @@ def test_a_token_within_the_tolerance_is_there():
 
 def test_the_value_is_level_beyond_the_target_and_does_not_jump_at_it():
     rollouts = rollouts_with([[5], [6]], [2.0, -1.0], [0.25, 0.25])
-    targets(rollouts)
+    with_targets(rollouts)
     at_target = [2 * math.log(0.5), -math.log(0.0625)]
     for probability in ([0.5, 0.0625], [0.7, 0.01], [1.0, 0.001]):
         value = evaluate(rollouts, probability)[0].value.detach()
@@ -163,7 +171,7 @@ def test_the_value_is_level_beyond_the_target_and_does_not_jump_at_it():
 @pytest.mark.parametrize(("advantage", "target"), [(1.0, 0.5), (-1.0, 0.0625)])
 def test_ascent_takes_a_token_to_its_target_and_no_further(advantage, target):
     rollouts = rollouts_with([[0]], [advantage], [0.25])
-    targets(rollouts)
+    with_targets(rollouts)
     logits = torch.zeros(4, requires_grad=True)
     path = []
     for _ in range(600):
@@ -211,6 +219,7 @@ def loop(rollouts: Rollouts, good_exponent: float, bad_exponent: float) -> list[
 @pytest.mark.parametrize("exponents", [(0.5, 2.0), (0.25, 1.0), (1.0, 3.0)])
 def test_targets_agree_with_a_loop_over_prefixes(seed, exponents):
     rollouts = branching_rollouts(seed)
+    rollouts.columns.clear()
     found = targets(rollouts, good_exponent=exponents[0], bad_exponent=exponents[1])
     assert found == [
         (pytest.approx(low, rel=1e-4), pytest.approx(high, rel=1e-4)) for low, high in loop(rollouts, *exponents)
@@ -220,6 +229,7 @@ def test_targets_agree_with_a_loop_over_prefixes(seed, exponents):
 @pytest.mark.parametrize("seed", range(20))
 def test_targets_after_a_prefix_never_ask_for_more_than_one(seed):
     rollouts = branching_rollouts(seed, num_groups=2, group_size=random.Random(seed).randrange(1, 12))
+    rollouts.columns.clear()
     asked: dict[tuple, dict[int, float]] = defaultdict(dict)
     found = iter(targets(rollouts))
     for row, group in zip(rows_of(rollouts), rollouts.group.tolist(), strict=True):

@@ -19,7 +19,7 @@ WEIGHTINGS = [SequenceMean(), TokenMean(), FixedLength(16), Unweighted()]
 
 def weights(weighting: TokenWeighting, lengths: list[int]) -> list[float]:
     """Of a batch of one group that is seen whole."""
-    batch = BatchSize(sequences=len(lengths), groups=1, tokens=sum(lengths))
+    batch = BatchSize(num_completions=len(lengths), num_groups=1, num_tokens=sum(lengths))
     return weighting(torch.tensor(lengths), torch.zeros(len(lengths), dtype=torch.int64), batch).tolist()
 
 
@@ -37,14 +37,14 @@ def test_fixed_length_by_hand():
 
 def test_fixed_length_is_by_default_the_longest_that_the_run_allows():
     lengths, group = torch.tensor([2, 5, 1, 10]), torch.zeros(4, dtype=torch.int64)
-    batch = BatchSize(sequences=4, groups=1, tokens=18, max_new_tokens=32)
+    batch = BatchSize(num_completions=4, num_groups=1, num_tokens=18, max_new_tokens=32)
     assert FixedLength()(lengths, group, batch).tolist() == pytest.approx([1 / 128] * 4)
     assert FixedLength(16)(lengths, group, batch).tolist() == pytest.approx([1 / 64] * 4)
 
 
 def test_group_token_mean_by_hand():
     # Groups of 2 + 6 = 8 and 1 + 3 + 1 = 5 tokens: 1 / (2 * 8) and 1 / (2 * 5), whatever the order of the rows.
-    batch = BatchSize(sequences=5, groups=2, tokens=13)
+    batch = BatchSize(num_completions=5, num_groups=2, num_tokens=13)
     weight = GroupTokenMean()(torch.tensor([1, 2, 3, 6, 1]), torch.tensor([1, 0, 1, 0, 1]), batch)
     assert weight.tolist() == pytest.approx([1 / 10, 1 / 16, 1 / 10, 1 / 16, 1 / 10])
 
@@ -57,7 +57,7 @@ def test_group_token_mean_is_the_mean_over_groups_of_the_mean_over_their_tokens(
     means = [sum(v for row in rows for v in row) / sum(map(len, rows)) for rows in values]
     lengths = torch.tensor([n for group in groups for n in group])
     group = torch.tensor([number for number, rows in enumerate(groups) for _ in rows])
-    batch = BatchSize(sequences=len(lengths), groups=len(groups), tokens=int(lengths.sum()))
+    batch = BatchSize(num_completions=len(lengths), num_groups=len(groups), num_tokens=int(lengths.sum()))
     weight = GroupTokenMean()(lengths, group, batch).tolist()
     sums = [sum(row) for rows in values for row in rows]
     weighted = sum(w * s for w, s in zip(weight, sums, strict=True))
@@ -83,7 +83,7 @@ def test_parts_of_a_batch_have_the_weights_of_the_whole_so_gradients_add_up(weig
     rng = random.Random(seed)
     lengths = torch.tensor([rng.randrange(1, 17) for _ in range(24)])
     group = torch.arange(24) // 4
-    batch = BatchSize(sequences=24, groups=6, tokens=int(lengths.sum()))
+    batch = BatchSize(num_completions=24, num_groups=6, num_tokens=int(lengths.sum()))
     whole = weighting(lengths, group, batch)
     assert (whole.shape, whole.dtype) == (lengths.shape, torch.float32)
     order = torch.tensor(rng.sample(range(24), 24))

@@ -1,3 +1,5 @@
+import copy
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ from helpers.tiny import (
     tokenizer,
 )
 from torch import Tensor
+from transformers import LlamaModel
 
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import policy as policy_module
@@ -111,11 +114,11 @@ def test_padding_does_not_matter(policy):
 def test_packs_of_any_size_add_up_to_the_gradient_of_the_whole(policy):
     rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
     whole = gradient_of(policy, rollouts)
-    packs = rollouts.split(max_tokens=20)
+    packs = rollouts.packs(max_tokens=20)
     assert len(packs) > 2
     policy.zero_grad()
     for pack in packs:
-        (pack.weight * policy(pack, 0.7).logp).sum().backward()
+        (pack.weight * policy(pack).logp).sum().backward()
     assert_same_gradient(dict(gradients(policy)), whole, tolerance=1e-5)
 
 
@@ -446,3 +449,55 @@ def test_running_out_of_memory_is_no_mistake_of_the_user(tmp_path, monkeypatch):
     monkeypatch.setattr(type(model_of("llama")), "forward", full)
     with pytest.raises(torch.OutOfMemoryError):
         load(path)
+
+
+def test_the_version_moves_on_when_weights_are_read_into_the_policy():
+    policy, other = policy_of(), policy_of(seed=1)
+    assert policy.version == 0
+    policy.load_state_dict(other.state_dict())
+    assert policy.version == 1
+    # A copy, and what is done to it, leave the policy's version alone.
+    copy.deepcopy(policy).load_state_dict(other.state_dict())
+    assert policy.version == 1
+
+
+def test_what_encloses_a_policy_moves_its_version_on_too():
+    policy = policy_of()
+    outer = torch.nn.Module()
+    outer.policy = policy
+    outer.load_state_dict({f"policy.{name}": value for name, value in policy_of(seed=1).state_dict().items()})
+    assert policy.version == 1
+
+
+def with_adapter() -> Policy:
+    """A policy under a LoRA whose weights are not zero."""
+    peft = pytest.importorskip("peft")
+    adapter = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    with torch.random.fork_rng([]), warnings.catch_warnings():
+        # PEFT asks by a name that transformers has renamed.
+        warnings.simplefilter("ignore", FutureWarning)
+        torch.manual_seed(0)
+        return Policy.from_model(peft.get_peft_model(model_of("llama"), adapter), tokenizer())
+
+
+def test_the_trunk_is_the_transformer_with_or_without_an_adapter():
+    assert type(policy_of().trunk) is type(with_adapter().trunk) is LlamaModel
+    # What the adapter adds is counted.
+    rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    adapted = with_adapter()
+    logp, _ = expected_logp_and_entropy(adapted, rollouts, rollouts.temperature)
+    torch.testing.assert_close(adapted(rollouts).logp, logp, atol=1e-5, rtol=0)
+    assert float((adapted(rollouts).logp - policy_of()(rollouts).logp).detach().abs().max()) > 0.01
+
+
+def test_the_trained_weights_are_all_or_those_of_the_adapter():
+    policy = policy_of()
+    trained = policy.trained_state_dict()
+    assert trained.keys() == policy.state_dict().keys()
+    assert not any(value.requires_grad for value in trained.values())
+    adapter = with_adapter().trained_state_dict()
+    # Two matrices, q and v of two layers.
+    assert len(adapter) == 8
+    assert all("lora_" in name for name in adapter)
+    policy.model.get_input_embeddings().requires_grad_(False)
+    assert trained.keys() - policy.trained_state_dict().keys() == {"model.model.embed_tokens.weight"}

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 from helpers.sdpa_kernels import EFFICIENT, FLASH, MATH, Call, attention_calls
-from helpers.tiny import model_of, prompts_of, rollouts_of, tokenizer
+from helpers.tiny import model_of, requests_of, rollouts_of, tokenizer
 
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.policy.policy import Policy, recompute_activations
+from grpo_lightning.types import RandomKey
 
 A100, RTX4090, H100, B200, RTX5090 = (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)
 GPUS = [A100, RTX4090, H100, B200, RTX5090]
@@ -123,6 +124,6 @@ def test_decoding_needs_no_math_kernel(precision, model, lengths):
     engine = NativeEngine(check_every=4)
     engine.sync(policy)
     with attention_calls() as calls, autocast:
-        engine.generate(prompts_of(lengths), 4, Sampling(max_new_tokens=12))
+        engine.generate(requests_of(lengths, 4), Sampling(max_new_tokens=12), RandomKey())
     assert {call.query[-2] > 1 and call.is_causal for call in calls} == {True, False}, "prefill and decoding"
     assert_fast(calls)

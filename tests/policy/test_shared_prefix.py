@@ -7,6 +7,7 @@ from helpers.tiny import gradients, policy_of, rollouts_of, teacher_forced
 
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import shared_prefix
+from grpo_lightning.policy.padded_rows import PaddedRows
 from grpo_lightning.policy.policy import Policy, recompute_activations
 from grpo_lightning.policy.shared_prefix import Bucket, SharedPrefix, buckets_of
 
@@ -53,6 +54,22 @@ def test_layout_by_hand() -> None:
     assert layout.queries.tolist() == [0, 1, 2, 2, 3, 4, 5, 7, 8, 8, 6]
     assert layout.keys.tolist() == [0, 1, 2, 2, 0, 1, 3, 4, 5, 0, 1, 7, 8, 8, 2, 6]
     assert layout.filled.tolist() == [0, 1, 2, 4, 5, 6, 10, 7, 8]
+
+
+def test_layouts_of_context_by_hand() -> None:
+    # Prompts [11, 12] and [21]; 90 and above is given. The second completion shares its prompt with nobody.
+    completions, drawn = [[31, 90, 32], [91, 41, 92], [51]], [[True, False, True], [False, True, False], [True]]
+    rollouts = Rollouts.from_lists([[11, 12], [21]], [0, 1, 0], completions, drawn)
+    layout = SharedPrefix.from_rollouts(rollouts)
+    assert layout.inputs(rollouts)["input_ids"].tolist() == [[11, 12, 21, 31, 90, 32, 91, 41, 92, 51]]
+    assert layout.position_ids.tolist() == [[0, 1, 0, 2, 3, 4, 1, 2, 3, 2]]
+    # 31 after the prompt's 12, 32 after the given 90, 41 after the given 91, 51 after the prompt's 12.
+    assert layout.predicts.tolist() == [1, 4, 6, 1]
+    assert layout.buckets == [Bucket(2, 0, 2), Bucket(2, 2, 3), Bucket(1, 1, 3)]
+    rows = PaddedRows.from_rollouts(rollouts)
+    # The last position of the longest sequence, here 32, predicts nothing and is left out.
+    assert rows.inputs(rollouts)["input_ids"].tolist() == [[11, 12, 31, 90], [21, 91, 41, 92], [11, 12, 51, 11]]
+    assert rows.predicts.tolist() == [1, 3, 5, 9]
 
 
 def test_a_long_completion_pads_no_short_ones() -> None:

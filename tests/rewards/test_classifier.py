@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from grpo_lightning.rewards.base import Reward, Run
-from grpo_lightning.rewards.classifier import SequenceClassifier, length_batches
+from grpo_lightning.rewards.classifier import SequenceClassifier
 from grpo_lightning.rewards.process.models import PrefixModel, TokenModel
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
@@ -79,7 +79,7 @@ def test_where_the_pad_token_is_the_end_token_a_model_that_was_trained_so_does_n
     assert last == pytest.approx([hidden_score(folder, own, -1) for own in ids], abs=1e-5)
 
 
-def test_an_encoder(tmp_path: Path):
+def test_an_encoder_scores_as_transformers_does(tmp_path: Path):
     folder = save(tmp_path, model_type="bert", pad_token_id=0)
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     spell = tokenizer()
@@ -112,27 +112,20 @@ def test_the_models_weights_stay_as_they_are(tmp_path: Path):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda folder: SequenceClassifier(save(folder, labels=2)), "has 2 labels, expected 1"),
-        (lambda folder: SequenceClassifier(save(folder, kind="token")), "classifies sequences"),
+        (lambda folder: SequenceClassifier(save(folder, labels=2)), "has 2 labels; expected 1"),
+        (lambda folder: SequenceClassifier(save(folder, kind="token")), "give a model that classifies sequences"),
         (lambda folder: SequenceClassifier(str(folder / "none")), "none"),
         (lambda folder: SequenceClassifier("x", max_tokens=0), "max_tokens=0"),
     ],
 )
-def test_mistakes(tmp_path: Path, make, says):
+def test_a_wrong_model_or_argument_is_refused_before_the_run(tmp_path: Path, make, says):
     with pytest.raises(UsageError, match=says):
         make(tmp_path).setup(Run(torch.device("cpu"), None, 8))
 
 
-def test_step_models_have_one_label_or_two(tmp_path: Path):
+def test_segment_models_have_one_label_or_two(tmp_path: Path):
     with pytest.raises(UsageError, match="has 3 labels"):
         PrefixModel(save(tmp_path, labels=3)).setup(Run(torch.device("cpu"), None, 8))
-
-
-def test_batches():
-    lengths = [5, 1, 9, 2, 2]
-    assert list(length_batches(lengths, 6)) == [[1, 3, 4], [0], [2]]
-    assert list(length_batches(lengths, 1)) == [[1], [3], [4], [0], [2]]
-    assert list(length_batches([], 9)) == []
 
 
 # Step models

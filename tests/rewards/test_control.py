@@ -12,7 +12,7 @@ def sample(text: str, prompt: int = 0, answer: str = "1") -> Sample:
     return Sample(Prompt(prompt, "q", [1], Question("q", answer)), text, [7], FinishReason.STOP)
 
 
-def test_random_reward_repeats():
+def test_the_random_reward_depends_on_seed_prompt_and_text_alone():
     samples = [sample(f"{row % 9}", prompt=row % 7) for row in range(200)]
     values = RandomReward(seed=3)(samples).value
     assert values == RandomReward(seed=3)(samples).value
@@ -47,7 +47,7 @@ def test_a_probability_out_of_range():
         ("9" * 10**5, "9" * 200, 0),
     ],
 )
-def test_last_number(text, number, value):
+def test_the_last_number_of_a_completion_counts(text, number, value):
     assert last_number(text) == number
     result = LastNumber()([sample(text)])
     assert result.value == [value]

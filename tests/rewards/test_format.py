@@ -32,7 +32,7 @@ def sample(text: str, prompt: str = "q") -> Sample:
         ("", 0),
     ],
 )
-def test_default_form(text, value):
+def test_the_default_form_is_one_think_and_one_answer(text, value):
     result = FormatReward()([sample(text)])
     assert result.value == [value]
     assert result.status == ["ok" if value else "no_match"]

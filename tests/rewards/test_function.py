@@ -74,7 +74,7 @@ def sample(text: str) -> Sample:
     return Sample(Prompt(0, "Q: q", [1], question), text, [5, 6], FinishReason.LENGTH)
 
 
-def test_values_and_failures(reward):
+def test_each_failure_costs_its_own_sample(reward):
     texts = ["good", "hang", "true", "raise", "hog", "numpy", "none", "nan", "text", "dead", "good"]
     result = reward([sample(text) for text in texts])
     assert result.status == [
@@ -103,7 +103,7 @@ def test_failures_are_told_once_per_step_with_their_count_and_an_example(module,
 
 def test_what_the_function_sees(module):
     reward = FunctionReward(f"{module}:sees")
-    reward.prepare([])
+    reward.read_questions([])
     assert reward.name == "sees"
     assert reward([sample("good")]).value == [1.0]
     reward.close()
@@ -118,8 +118,8 @@ def test_dotted_paths_and_the_working_directory(module, monkeypatch):
 
 
 def test_an_async_function_is_awaited(module):
-    reward = FunctionReward(f"{module}:waits", timeout=1.0, workers=1)
-    reward.prepare([])
+    reward = FunctionReward(f"{module}:waits", timeout=1.0, num_workers=1)
+    reward.read_questions([])
     result = reward([sample(text) for text in ("good", "wait", "raise", "own timeout", "none", "true")])
     assert result.status == ["ok", "timeout", "error", "error", "not_a_number", "ok"]
     assert result.value[0] == 2.5
@@ -130,14 +130,14 @@ def test_an_async_function_is_awaited(module):
 def test_one_worker_has_one_event_loop(module):
     """What a module keeps open, such as an HTTP client, belongs to the loop it was made in."""
     for concurrency in (1, 2):
-        reward = FunctionReward(f"{module}:same_loop", workers=1, concurrency=concurrency)
+        reward = FunctionReward(f"{module}:same_loop", num_workers=1, concurrency=concurrency)
         assert reward([sample("good")] * 4).value == [1.0] * 4
         reward.close()
 
 
-def test_samples_wait_together(module):
-    reward = FunctionReward(f"{module}:waits", timeout=1.0, workers=1, concurrency=8)
-    reward.prepare([])
+def test_async_calls_wait_together(module):
+    reward = FunctionReward(f"{module}:waits", timeout=1.0, num_workers=1, concurrency=8)
+    reward.read_questions([])
     started = time.monotonic()
     assert reward([sample("good")] * 16).value == [2.5] * 16
     assert 0.4 <= time.monotonic() - started < 1.5  # two rounds of 0.2 s; one by one they take 3.2 s
@@ -145,7 +145,7 @@ def test_samples_wait_together(module):
 
 
 def test_a_failure_among_those_that_wait_together_is_its_own(module):
-    reward = FunctionReward(f"{module}:waits", timeout=0.6, workers=1, concurrency=4)
+    reward = FunctionReward(f"{module}:waits", timeout=0.6, num_workers=1, concurrency=4)
     texts = ["good", "wait", "raise", "own timeout", "good", "none", "dead", "true", "block", "numpy"]
     result = reward([sample(text) for text in texts])
     assert result.status == [
@@ -157,8 +157,8 @@ def test_a_failure_among_those_that_wait_together_is_its_own(module):
 
 
 def test_only_async_functions_wait_together(module):
-    with pytest.raises(UsageError, match=r"by_text is no `async def`"):
-        FunctionReward(f"{module}:by_text", concurrency=2).prepare([])
+    with pytest.raises(UsageError, match=r"by_text is not an `async def`"):
+        FunctionReward(f"{module}:by_text", concurrency=2).read_questions([])
     with pytest.raises(UsageError, match="concurrency=0"):
         FunctionReward(f"{module}:waits", concurrency=0)
 
@@ -173,6 +173,6 @@ def test_not_an_import_path(function):
 def test_what_cannot_be_imported_is_said_before_the_run(module, name):
     reward = FunctionReward(f"{module}:{name}")
     with pytest.raises(UsageError, match=f"{name}"):
-        reward.prepare([])
+        reward.read_questions([])
     with pytest.raises(UsageError, match="no_such_module"):
-        FunctionReward("no_such_module.f").prepare([])
+        FunctionReward("no_such_module.f").read_questions([])

@@ -8,9 +8,10 @@ import pytest
 import torch
 from helpers.tiny import prompts_of
 
-from grpo_lightning.rewards.base import Reward, RewardResult, Run, Segment
+from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.format import FormatReward
 from grpo_lightning.rewards.gate import Gated
+from grpo_lightning.rewards.results import RewardResult, Scores, Segment
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.types import FinishReason, Question, Sample, UsageError
@@ -19,12 +20,12 @@ from grpo_lightning.types import FinishReason, Question, Sample, UsageError
 class Says(Reward):
     """Values and statuses that a test gives by the completion's text."""
 
-    def __init__(self, said: dict[str, tuple[float, str]], steps: bool = False) -> None:
+    def __init__(self, results: dict[str, tuple[float, str]], segments: bool = False) -> None:
         super().__init__()
-        self.said, self.steps, self.calls = said, steps, list[str]()
+        self.results, self.segments, self.calls = results, segments, list[str]()
 
-    def prepare(self, questions: Sequence[Question]) -> None:
-        self.calls.append("prepare")
+    def read_questions(self, questions: Sequence[Question]) -> None:
+        self.calls.append("read_questions")
 
     def setup(self, run: Run) -> None:
         self.calls.append("setup")
@@ -33,9 +34,9 @@ class Says(Reward):
         self.calls.append("close")
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
-        values = [self.said[sample.text][0] for sample in samples]
-        steps = [[Segment(0, value), Segment(1, 2 * value)] for value in values] if self.steps else None
-        return RewardResult(values, [self.said[sample.text][1] for sample in samples], segments=steps)
+        values = [self.results[sample.text][0] for sample in samples]
+        segments = [[Segment(0, value), Segment(1, 2 * value)] for value in values] if self.segments else None
+        return RewardResult(values, [self.results[sample.text][1] for sample in samples], segments=segments)
 
 
 def samples(*texts: str) -> list[Sample]:
@@ -53,7 +54,7 @@ def test_correctness_gates_format():
     reward.close()
 
 
-def test_failures():
+def test_a_failure_of_the_gate_is_nan_and_one_behind_a_closed_gate_is_not():
     gate = Says({"a": (1, "ok"), "b": (0, "ok"), "c": (math.nan, "timeout"), "d": (0.5, "ok")})
     inner = Says({"a": (math.nan, "crash"), "b": (math.nan, "crash"), "c": (3, "ok"), "d": (3, "ok")})
     result = Gated(inner, gate)(samples("a", "b", "c", "d"))
@@ -62,8 +63,8 @@ def test_failures():
     assert Gated(inner, gate, threshold=0.4)(samples("d")).value == [3]
 
 
-def test_steps_behind_a_closed_gate_are_worth_nothing():
-    result = Gated(Says({"a": (3, "ok"), "b": (3, "ok")}, steps=True), Says({"a": (1, "ok"), "b": (0, "ok")}))(
+def test_segments_behind_a_closed_gate_are_worth_nothing():
+    result = Gated(Says({"a": (3, "ok"), "b": (3, "ok")}, segments=True), Says({"a": (1, "ok"), "b": (0, "ok")}))(
         samples("a", "b")
     )
     assert result.segments == [[Segment(0, 3), Segment(1, 6)], [Segment(0, 0), Segment(1, 0)]]
@@ -72,16 +73,16 @@ def test_steps_behind_a_closed_gate_are_worth_nothing():
 def test_both_are_prepared_and_closed():
     inner, gate = Says({}), Says({})
     reward = Gated(inner, gate)
-    reward.prepare([])
+    reward.read_questions([])
     reward.setup(Run(torch.device("cpu"), None, 8))
     reward.close()
-    assert inner.calls == gate.calls == ["prepare", "setup", "close"]
+    assert inner.calls == gate.calls == ["read_questions", "setup", "close"]
 
 
 class Checks(Says):
     """A reward that remembers what it was asked to check."""
 
-    def check(self, statuses: Counter[str]) -> None:
+    def stop_if_broken(self, statuses: Counter[str]) -> None:
         self.calls.append(str(dict(statuses)))
 
 
@@ -92,7 +93,7 @@ def test_both_check_their_own_part():
     scorer = Scorer([reward])
     for _ in range(2):  # two rounds of one step
         scorer(samples("a", "b"))
-    scorer.check()
+    scorer.stop_if_broken()
     assert gate.calls == ["{'ok': 2, 'timeout': 2}"]
     assert inner.calls == ["{'no_match': 2, 'ok': 2}"]
 
@@ -100,7 +101,7 @@ def test_both_check_their_own_part():
 class Learns(Says):
     """A reward that learns."""
 
-    def learn(self, samples: Sequence[Sample], result: RewardResult, iteration_ends: bool) -> dict[str, float]:
+    def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
         return {}
 
 

@@ -35,7 +35,7 @@ def test_distance_from_the_target(length, expected):
         (30, 1.0, 0.0),
     ],
 )
-def test_the_papers_cosine(length, right, wrong):
+def test_cosine_length_has_the_values_of_the_paper(length, right, wrong):
     reward = CosineLength(MathVerifier(), 20, right_short=2, right_long=1, wrong_short=-10, wrong_long=0)
     result = reward([sample(length, "#### 1"), sample(length, "#### 2"), sample(length, "?")])
     assert result.value == [pytest.approx(right), pytest.approx(wrong), pytest.approx(wrong)]
@@ -44,7 +44,7 @@ def test_the_papers_cosine(length, right, wrong):
     reward.close()
 
 
-def test_truncated_completions():
+def test_a_truncated_completion_has_its_own_value():
     samples = [sample(10, "#### 1", truncated=True), sample(10, "#### 1")]
     assert CosineLength(MathVerifier(), 20)(samples).value == [0.75, 0.75]
     assert CosineLength(MathVerifier(), 20, truncated=-1.0)(samples).value == [-1.0, 0.75]
@@ -68,7 +68,7 @@ def test_its_verifiers_timeouts_stop_the_run(monkeypatch):
     scorer = Scorer([CosineLength(verifier, 20)])
     scorer(samples)
     with pytest.raises(RewardFailure, match="timed out for 200 of the latest 200 questions"):
-        scorer.check()
+        scorer.stop_if_broken()
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,6 @@ def test_its_verifiers_timeouts_stop_the_run(monkeypatch):
         (lambda: CosineLength(MathVerifier(weight=0.5), 9), "verifier.weight=0.5"),
     ],
 )
-def test_mistakes(make, says):
+def test_a_length_below_1_and_a_weighted_verifier_are_refused(make, says):
     with pytest.raises(UsageError, match=says):
         make()

@@ -25,6 +25,6 @@ def test_share_of_repeated_ngrams(token_ids, ngram, expected):
     assert result.status == ["ok"]
 
 
-def test_no_ngram():
+def test_a_length_below_1_is_refused():
     with pytest.raises(UsageError, match="ngram=0"):
         RepetitionPenalty(0)

@@ -12,9 +12,10 @@ from helpers.tiny import prompts_of
 from torch import Tensor
 
 from grpo_lightning.maths.group_filters import GroupFilter
-from grpo_lightning.rewards.base import Reward, RewardFailure, RewardResult
+from grpo_lightning.rewards.base import Reward, RewardFailure
 from grpo_lightning.rewards.gate import Gated
 from grpo_lightning.rewards.length import CosineLength
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.rewards.tally import Tally
 from grpo_lightning.training.data import PromptDataModule
@@ -50,7 +51,7 @@ def test_one_line_per_step_not_per_sample(caplog: pytest.LogCaptureFixture) -> N
     for _ in range(3):
         scorer([sample("raise")] * 20 + [sample("nan"), sample("inf"), sample("good")])
         scorer([sample("raise")] * 9)
-        scorer.check()
+        scorer.stop_if_broken()
     assert len(caplog.messages) == 2 * 3
     assert caplog.messages[0] == (
         "reward mine failed on 31 of 32 samples (error: 29, not_finite: 2), for example on a sample of rows.jsonl:7, "
@@ -64,8 +65,8 @@ def test_one_line_per_step_not_per_sample(caplog: pytest.LogCaptureFixture) -> N
 def test_nothing_is_said_of_what_did_not_fail(caplog: pytest.LogCaptureFixture) -> None:
     scorer = Scorer([Fails()], max_failed=0)
     scorer([sample()] * 3)
-    scorer.check()
-    scorer.check()  # a step without samples
+    scorer.stop_if_broken()
+    scorer.stop_if_broken()  # a step without samples
     assert caplog.messages == []
 
 
@@ -73,7 +74,7 @@ def test_nothing_is_said_of_what_did_not_fail(caplog: pytest.LogCaptureFixture) 
 def test_a_reward_inside_another_tells_its_own_failures(around: Any, caplog: pytest.LogCaptureFixture) -> None:
     scorer = Scorer([around(Fails(name="inner"))], max_failed=1)
     scorer([sample("raise"), sample("good")])
-    scorer.check()
+    scorer.stop_if_broken()
     inner = next(message for message in caplog.messages if message.startswith("reward inner"))
     assert "failed on 1 of 2 samples (error: 1)" in inner and "KeyError: 'gone'" in inner
 
@@ -103,11 +104,11 @@ def test_max_failed_is_a_fraction_of_the_step_not_of_a_round() -> None:
     scorer = Scorer([Fails()], max_failed=0.25)
     scorer([sample("raise")] * 2)
     scorer([sample("good")] * 6)
-    scorer.check()
+    scorer.stop_if_broken()
     scorer([sample("raise")] * 3)
     scorer([sample("good")] * 5)
     with pytest.raises(RewardFailure, match=r"fails failed on 3 of 8 samples \(error: 3\).*max_failed_rewards=0.25"):
-        scorer.check()
+        scorer.stop_if_broken()
 
 
 def test_counts_of_ranks_add_up() -> None:
@@ -149,7 +150,7 @@ def test_one_bad_question_does_not_end_a_run_with_dynamic_sampling(
 ) -> None:
     data = PromptDataModule(Echo())
     data.questions["train"] = Echo().questions("train")
-    alone = data.draw(5)[4][1].source  # all of the second round: every sample of it fails, and 4 of the step's 20
+    alone = data.question(4).source  # all of the second round: every sample of it fails, and 4 of the step's 20
     reward = OneBadQuestion(alone)
     loop = {"dynamic_sampling": DynamicSampling(filter=AllButTheFirst())}
     fit(tmp_path, rewards=[reward], loop=loop, trainer={"max_epochs": 2})

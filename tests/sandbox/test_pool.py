@@ -66,7 +66,7 @@ def functions(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pool():
-    pool = WorkerPool(workers=2, timeout=0.5, memory_limit_mb=256)
+    pool = WorkerPool(num_workers=2, timeout=0.5, memory_limit_mb=256)
     yield pool
     pool.close()
 
@@ -94,7 +94,7 @@ def test_outcomes_come_in_the_order_of_the_tasks(pool, functions):
 
 
 @pytest.mark.parametrize("name", ["textwrap.dedent", "textwrap:dedent"])
-def test_import_paths(pool, name):
+def test_a_function_is_found_by_each_form_of_its_path(pool, name):
     assert pool.map(name, [["  a"]])[0].value == "a"
 
 
@@ -116,7 +116,7 @@ def test_each_failure_costs_its_own_task_only(pool, functions):
 
 
 def test_processor_time_has_its_own_limit(functions):
-    pool = WorkerPool(workers=1, timeout=60, cpu_seconds=0.3)
+    pool = WorkerPool(num_workers=1, timeout=60, cpu_seconds=0.3)
     start = time.monotonic()
     assert [o.status for o in pool.map(functions("hang"), [[1], [0]])] == ["timeout", "ok"]
     assert pool.map(functions("hang_in_c"), [[1]])[0].status == "timeout"
@@ -126,7 +126,7 @@ def test_processor_time_has_its_own_limit(functions):
 
 
 def test_a_lost_worker_is_replaced_at_once(functions):
-    pool = WorkerPool(workers=2, timeout=0.3)
+    pool = WorkerPool(num_workers=2, timeout=0.3)
     pool.load(functions("hang"))
     lost = {worker.process.pid for worker in pool._running}
     pool.map(functions("hang"), [[1]])
@@ -170,7 +170,7 @@ def test_a_worker_killed_during_its_task_costs_nothing(pool, functions, tmp_path
 
 
 def test_a_worker_killed_from_outside_costs_nothing(functions, tmp_path):
-    pool = WorkerPool(workers=1, timeout=60)
+    pool = WorkerPool(num_workers=1, timeout=60)
     started, go = tmp_path / "started", tmp_path / "go"
 
     def kill():
@@ -205,7 +205,7 @@ def test_from_several_threads_at_once(pool, functions):
 
 
 def test_close_leaves_no_process_and_the_pool_starts_again(functions):
-    pool = WorkerPool(workers=2, timeout=5)
+    pool = WorkerPool(num_workers=2, timeout=5)
     pids = {outcome.value for outcome in pool.map(functions("pid"), [[0]] * 8)}
     assert all(exists(pid) for pid in pids)
     pool.close()
@@ -216,7 +216,7 @@ def test_close_leaves_no_process_and_the_pool_starts_again(functions):
 
 
 def test_a_dropped_pool_leaves_no_process(functions):
-    pool = WorkerPool(workers=1)
+    pool = WorkerPool(num_workers=1)
     pid = pool.map(functions("pid"), [[0]])[0].value
     del pool
     assert not exists(pid)
@@ -224,7 +224,7 @@ def test_a_dropped_pool_leaves_no_process(functions):
 
 def test_a_timeout_ends_the_children_of_the_task_too(pool, functions, tmp_path):
     path = tmp_path / "child"
-    WorkerPool(workers=1, timeout=2).map(functions("child"), [[str(path)]])
+    WorkerPool(num_workers=1, timeout=2).map(functions("child"), [[str(path)]])
     wait_until(lambda: not exists(int(path.read_text())))
 
 
@@ -251,16 +251,16 @@ def test_a_function_that_cannot_be_loaded(pool, name):
 
 
 def test_pickles_without_its_processes(functions):
-    pool = WorkerPool(workers=1, timeout=3.0, memory_limit_mb=99, cpu_seconds=2.0)
+    pool = WorkerPool(num_workers=1, timeout=3.0, memory_limit_mb=99, cpu_seconds=2.0)
     pool.load(functions("double"))
     copy = pickle.loads(pickle.dumps(pool))
-    assert (copy.workers, copy.timeout, copy.memory_limit_mb, copy.cpu_seconds) == (1, 3.0, 99, 2.0)
+    assert (copy.num_workers, copy.timeout, copy.memory_limit_mb, copy.cpu_seconds) == (1, 3.0, 99, 2.0)
     assert copy.map(functions("double"), [[3]])[0].value == 6
     pool.close()
     copy.close()
 
 
-@pytest.mark.parametrize("argument", [{"workers": 0}, {"timeout": -1.0}, {"memory_limit_mb": 0}])
+@pytest.mark.parametrize("argument", [{"num_workers": 0}, {"timeout": -1.0}, {"memory_limit_mb": 0}])
 def test_limits_must_be_positive(argument):
     with pytest.raises(UsageError, match=f"{next(iter(argument))}=.*above 0"):
         WorkerPool(**argument)

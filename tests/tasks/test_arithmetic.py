@@ -28,22 +28,22 @@ def test_first_rows_are_these():
 def test_same_in_another_process():
     code = (
         "from grpo_lightning import Arithmetic;"
-        "print(*[q.text for q in Arithmetic(operators=['-', '*'], terms=3).questions('train')[:50]])"
+        "print(*[q.text for q in Arithmetic(operators=['-', '*'], num_terms=3).questions('train')[:50]])"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert out.stdout.split() == texts(Arithmetic(operators=["-", "*"], terms=3), "train")[:50]
+    assert out.stdout.split() == texts(Arithmetic(operators=["-", "*"], num_terms=3), "train")[:50]
 
 
 def test_splits_are_disjoint_and_exhaust_the_expressions():
-    task = Arithmetic(digits=1, operators=["+", "-"], num_train=180, num_val=10)
+    task = Arithmetic(max_digits=1, operators=["+", "-"], num_train=180, num_val=10)
     rows = [text for split in SPLITS for text in texts(task, split)]
     assert len(rows) == len(set(rows)) == 200 == task.num_expressions
     assert set(rows) == {f"{a}{o}{b}=" for a in range(10) for b in range(10) for o in "+-"}
 
 
 def test_sizes_and_predict():
-    task = Arithmetic(digits=3, num_train=700, num_val=30)
+    task = Arithmetic(max_digits=3, num_train=700, num_val=30)
     assert [len(task.questions(split)) for split in SPLITS] == [700, 30, 30]
     assert texts(task, "predict") == texts(task, "test")
 
@@ -57,7 +57,7 @@ def test_held_out_rows_do_not_depend_on_num_train():
 
 @pytest.mark.parametrize(("operators", "terms"), [(["+"], 2), (["-"], 3), (["+", "-", "*"], 4)])
 def test_answers_are_pythons(operators: list[str], terms: int):
-    for question in Arithmetic(operators=operators, terms=terms, num_train=2000).questions("train"):
+    for question in Arithmetic(operators=operators, num_terms=terms, num_train=2000).questions("train"):
         assert question.answer == str(eval(question.metadata["expression"]))
         assert question.text == question.metadata["expression"] + "="
 
@@ -76,7 +76,7 @@ def test_shuffled_is_a_permutation_whose_prefix_is_stable():
 
 def test_ten_thousand_are_quick():
     start = time.process_time()
-    Arithmetic(digits=6, operators=["+", "-", "*"], terms=4, num_train=10_000).questions("train")
+    Arithmetic(max_digits=6, operators=["+", "-", "*"], num_terms=4, num_train=10_000).questions("train")
     assert time.process_time() - start < 1
 
 
@@ -84,12 +84,12 @@ def test_ten_thousand_are_quick():
     ("arguments", "message"),
     [
         (
-            {"digits": 1},
+            {"max_digits": 1},
             r"num_train=8000 and task.num_val=500 need 9000 .* at most 100: ask for fewer, or raise",
         ),
-        ({"digits": 0}, r"task.digits=0: give 1 to 9"),
-        ({"digits": 10}, r"task.digits=10: give 1 to 9"),
-        ({"terms": 1}, r"task.terms=1: give 2 to 8"),
+        ({"max_digits": 0}, r"task.max_digits=0: give 1 to 9"),
+        ({"max_digits": 10}, r"task.max_digits=10: give 1 to 9"),
+        ({"num_terms": 1}, r"task.num_terms=1: give 2 to 8"),
         ({"num_train": 0}, r"task.num_train=0: give 1 or more"),
         ({"num_val": 0}, r"task.num_val=0: give 1 or more"),
         ({"operators": []}, r"task.operators=\[\]: give one or more of \+, -, \*, each once"),
@@ -97,7 +97,7 @@ def test_ten_thousand_are_quick():
         ({"operators": ["+", "+"]}, r"each once"),
     ],
 )
-def test_bad_arguments(arguments: dict, message: str):
+def test_an_argument_out_of_range_is_refused_by_key_and_value(arguments: dict, message: str):
     with pytest.raises(UsageError, match=message):
         Arithmetic(**arguments)
 

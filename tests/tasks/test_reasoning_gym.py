@@ -74,7 +74,7 @@ def test_no_question_is_in_two_splits():
         ),
     ],
 )
-def test_mistakes(make, says):
+def test_a_wrong_name_config_or_number_is_refused(make, says):
     with pytest.raises(UsageError, match=says):
         make()
 
@@ -95,7 +95,7 @@ def test_what_depends_on_the_order_of_sets_is_the_same_in_every_process():
 
 
 def test_sums_are_scored(reward, sums):
-    reward.prepare(sums)
+    reward.read_questions(sums)
     right = [sample(question, question.answer) for question in sums]
     wrong = [sample(question, question.answer + "1") for question in sums]
     none = Sample(right[0].prompt, "I do not know", [7], FinishReason.STOP)
@@ -122,7 +122,7 @@ def test_hostile_answers_touch_nothing(tmp_path: Path, countdown):
         "[" * 5000,
         "exit()",
     ]
-    reward = ReasoningGymReward(timeout=1, workers=1)
+    reward = ReasoningGymReward(timeout=1, num_workers=1)
     result = reward([*(sample(countdown, answer) for answer in hostile), sample(countdown, countdown.answer)])
     reward.close()
     assert not any(value == 1.0 for value in result.value[:-1])
@@ -142,7 +142,7 @@ def test_partial_credit_is_asked_for(reward, sums):
 def test_questions_of_another_task(reward):
     question = Question("q", "1", "rows.jsonl:3")
     with pytest.raises(UsageError, match=r"rows\.jsonl:3 is not of the task ReasoningGym"):
-        reward.prepare([question])
+        reward.read_questions([question])
     result = reward([sample(question, "1")])
     assert result.status == ["error"]
     assert math.isnan(result.value[0])

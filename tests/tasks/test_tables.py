@@ -129,7 +129,7 @@ def test_bad_rows_of_other_formats(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "text"), [("a.jsonl", "\n"), ("a.json", "[]"), ("a.csv", "question,answer\n"), ("b.csv", "")]
 )
-def test_no_rows(tmp_path: Path, name: str, text: str):
+def test_a_table_without_rows_is_refused(tmp_path: Path, name: str, text: str):
     (tmp_path / name).write_text(text)
     assert f"task.val: {tmp_path / name} has no rows" in message(tmp_path / name, "val")
 
@@ -156,9 +156,9 @@ def test_only_predict_goes_without_answers(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("pattern", "expected"),
-    [("(", "is no regular expression"), ("####.*", "has 0 groups: give it one"), ("(a)(b)", "has 2 groups")],
+    [("(", "is not a regular expression"), ("####.*", "has 0 groups: give it one"), ("(a)(b)", "has 2 groups")],
 )
-def test_bad_answer_pattern(pattern: str, expected: str):
+def test_an_answer_pattern_needs_one_group(pattern: str, expected: str):
     with pytest.raises(UsageError, match=re.escape(expected)):
         JsonPrompts(answer_pattern=pattern)
 

@@ -7,8 +7,9 @@ from helpers.tiny import policy_of, tokenizer
 
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.rewards.base import Reward, RewardResult
-from grpo_lightning.types import Prompt
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.results import RewardResult
+from grpo_lightning.types import Request
 
 tool = load_tool("label_segments")
 
@@ -29,40 +30,40 @@ def solution(row: dict, number: int, ends: list[int]):
 def test_a_solution_is_cut_between_tokens():
     found = solution(ROW, 3, [3, 6, 8])
     ids = tokenizer().encode("abzcdze7")
-    assert found.steps == ["abz", "cdz", "e7"]
+    assert found.segments == ["abz", "cdz", "e7"]
     assert found.prefixes == [ids[:3], ids[:6]]
     assert found.prompt.text == "qq1"
     assert found.prompt.token_ids == tokenizer().encode("qq1")
     assert solution(ROW, 3, [8]).prefixes == []
 
 
-def test_shares_of_continuations_that_reach_the_gold_answer():
-    seen: list[Prompt] = []
+def test_fractions_of_completions_that_reach_the_gold_answer():
+    seen: list[tuple[Request, str]] = []
 
-    def script(prompt: Prompt, place: int) -> str:
-        seen.append(prompt)
-        return "7" if place < {"ab": 3, "cd": 1}.get(prompt.text[-3:-1], 0) else "8"
+    def script(request: Request, text: str) -> str:
+        seen.append((request, text))
+        return "7" if request.sample < {"ab": 3, "cd": 1}.get(text[-3:-1], 0) else "8"
 
     wrong = ROW | {"completion": "xyze8"}
     solutions = [solution(ROW, 0, [3, 6, 8]), solution(wrong, 1, [3, 5]), solution(ROW, 2, [8])]
     engine = ScriptedEngine(script)
-    shares = tool.label_prefixes(solutions, policy_of(), engine, EndsInGold(), Sampling(max_new_tokens=4), 4)
-    assert shares == [[0.75, 0.25, 1.0], [0.0, 0.0], [1.0]]
-    assert [prompt.text for prompt in seen[::4]] == ["qq1abz", "qq1abzcdz", "qq1xyz"]
-    assert all(prompt.token_ids == tokenizer().encode(prompt.text) for prompt in seen)
-    assert len({prompt.id for prompt in seen}) == 3
+    fractions = tool.label_prefixes(solutions, policy_of(), engine, EndsInGold(), Sampling(max_new_tokens=4), 4)
+    assert fractions == [[0.75, 0.25, 1.0], [0.0, 0.0], [1.0]]
+    assert [text for _, text in seen[::4]] == ["qq1abz", "qq1abzcdz", "qq1xyz"]
+    assert all(request.token_ids == tokenizer().encode(text) for request, text in seen)
+    assert len({request.prompt_id for request, _ in seen}) == 3
 
 
 def test_the_command_line(policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rows = [ROW, ROW | {"completion": ""}, ROW | {"completion": "c"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = tmp_path / "labels.jsonl"
-    options = ["--policy", str(policy_folder), "--out", str(out), "--completions", "2", "--pattern", "z"]
+    options = ["--policy", str(policy_folder), "--out", str(out), "--num-completions", "2", "--pattern", "z"]
     tool.main([str(tmp_path / "rows.jsonl"), *options, "--max-new-tokens", "4"])
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["completions"] for row in found] == [["abz", "cdz", "e7"], ["c"]]
-    assert all(row["labels"] == [share > 0 for share in row["shares"]] for row in found)
-    assert found[1]["shares"] == [0.0]
+    assert all(row["labels"] == [fraction > 0 for fraction in row["fractions"]] for row in found)
+    assert found[1]["fractions"] == [0.0]
     assert "2 of 3 completions" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        tool.main([str(tmp_path / "rows.jsonl"), *options, "--completions", "0"])
+        tool.main([str(tmp_path / "rows.jsonl"), *options, "--num-completions", "0"])

@@ -15,7 +15,7 @@ tool = load_tool("make_reward_model")
 def test_it_makes_a_classifier_with_its_seed_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     disable_progress_bar()
     policy_of(scale=0.05).save_pretrained(tmp_path / "policy")
-    tool.make(tmp_path / "policy", tmp_path / "out", questions=32, epochs=1, max_new_tokens=6)
+    tool.make(tmp_path / "policy", tmp_path / "out", questions=32, num_passes=1, max_new_tokens=6)
     assert "256 answers, 0.000 of them right" in capsys.readouterr().out
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.num_labels == 1
     seed_set = read_labelled(tmp_path / "out" / SEED)
@@ -26,5 +26,5 @@ def test_it_makes_a_classifier_with_its_seed_set(tmp_path: Path, capsys: pytest.
 
 def test_bad_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
-        tool.main(["--out", str(tmp_path), "--policy", str(tmp_path / "nothing"), "--epochs", "0"])
-    assert "--epochs 0" in capsys.readouterr().err
+        tool.main(["--out", str(tmp_path), "--policy", str(tmp_path / "nothing"), "--num-passes", "0"])
+    assert "--num-passes 0" in capsys.readouterr().err

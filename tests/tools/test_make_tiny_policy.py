@@ -17,7 +17,7 @@ tool = load_tool("make_tiny_policy")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     disable_progress_bar()
     out = tmp_path_factory.mktemp("policy") / "one"
-    tool.make(out, digits=1, steps=60, wrong=0.0, hidden=64, layers=1)
+    tool.make(out, digits=1, updates=60, wrong=0.0, hidden=64, layers=1)
     return out
 
 
@@ -49,7 +49,7 @@ def test_model_loads_and_stops_at_eos(folder: Path, tokenizer: PreTrainedTokeniz
 
 def test_deterministic_for_a_seed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for name, seed in (("same", 0), ("other", 1)):
-        tool.make(tmp_path / name, seed=seed, digits=1, steps=60, wrong=0.0, hidden=64, layers=1)
+        tool.make(tmp_path / name, seed=seed, digits=1, updates=60, wrong=0.0, hidden=64, layers=1)
     weights = [(path / "model.safetensors").read_bytes() for path in (folder, tmp_path / "same", tmp_path / "other")]
     assert weights[0] == weights[1] != weights[2]
     assert "10 held-out questions: greedy " in capsys.readouterr().out
@@ -80,18 +80,19 @@ def test_share_of_wrong_solutions(operator: str):
 
 
 @pytest.mark.parametrize("operator", ["+", "-"])
-def test_wrong_steps_are_followed(operator: str):
+def test_wrong_columns_are_followed(operator: str):
     rng = random.Random(0)
-    for question in Arithmetic(digits=3, operators=[operator]).questions("train")[:500]:
+    for question in Arithmetic(max_digits=3, operators=[operator]).questions("train")[:500]:
         right, wrong = (
-            tool.worked_solution(question.metadata["expression"], share, rng, mistakes="steps") for share in (0.0, 1.0)
+            tool.worked_solution(question.metadata["expression"], share, rng, mistakes="columns")
+            for share in (0.0, 1.0)
         )
         assert right.endswith(f"<answer>{question.answer}</answer>")
-        steps = re.findall(r"([\d+-]+)=(\d+)", wrong)
-        assert all(eval(left) % 10 != int(value) % 10 for left, value in steps)
+        columns = re.findall(r"([\d+-]+)=(\d+)", wrong)
+        assert all(eval(left) % 10 != int(value) % 10 for left, value in columns)
         answer = int(wrong.partition("<answer>")[2].removesuffix("</answer>"))
-        digits = "".join(value[-1] for _, value in reversed(steps))
-        carry = steps[-1][1][:-1] if operator == "+" else ""
+        digits = "".join(value[-1] for _, value in reversed(columns))
+        carry = columns[-1][1][:-1] if operator == "+" else ""
         assert abs(answer) == int(carry + digits) != abs(int(question.answer))
 
 

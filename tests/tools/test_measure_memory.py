@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import pytest
 from helpers.paths import ROOT
 
+pytestmark = pytest.mark.whole
+
 TOOLS = str(ROOT / "tools")
 
 

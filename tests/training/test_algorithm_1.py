@@ -23,8 +23,7 @@ from grpo_lightning.maths.stopping import KLAbove
 from grpo_lightning.maths.target_probability import TargetProbability
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, RecordedLogp
-from grpo_lightning.rewards.base import RewardResult
-from grpo_lightning.rewards.scorer import Scores
+from grpo_lightning.rewards.results import RewardResult, Scores
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.loop import GRPOLoop
@@ -51,8 +50,8 @@ class Learning(Digits):
         log.append("8 rewards")
         return super().score(samples)
 
-    def learn(self, samples: Sequence[Sample], result: RewardResult, iteration_ends: bool) -> dict[str, float]:
-        assert len(samples) == len(result.value) == 16
+    def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
+        assert len(samples) == len(scores.total) == 16
         log.append("12 reward model" if iteration_ends else "replay")
         return {"seen": float(len(samples)) * (1 + iteration_ends)}
 
@@ -101,9 +100,7 @@ class Look(L.Callback):
         self.weights: list[Tensor] = []
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        loop = GRPOLoop.find(trainer)
-        assert loop.exploration is not None
-        self.explorations.append(loop.exploration)
+        self.explorations.append(GRPOLoop.find(trainer).current_step.exploration)
         self.weights.append(torch.cat([p.detach().flatten().clone() for p in pl_module.policy.parameters()]))
 
 
@@ -180,7 +177,7 @@ def test_a_filter_looks_at_what_is_learned_from() -> None:
 
     def passing(total: list[float], learned_from: list[str]) -> set[int]:
         scores = Scores(total, results, learned_from)
-        return set(DynamicSampling().passing(Exploration(samples, scores, rollouts, {})))
+        return set(DynamicSampling().passing(Exploration(samples, scores, rollouts, {}, 0)))
 
     assert passing([0.0, 0.0, 0.5, 0.5], ["right"]) == {10, 20}
     assert passing([math.nan, 0.0, 0.5, 0.5], ["right"]) == {20}
@@ -247,7 +244,7 @@ def test_masks_reach_the_weights(tmp_path: Path) -> None:
         def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
             for pack in batch.packs:
                 truncated = pack.truncated.repeat_interleave(pack.lengths)
-                weights.append((pack.weight, truncated, pack.entropy_rank))
+                weights.append((pack.weight, truncated, pack.columns["entropy_rank"]))
 
     objective = Objective(beta=0.1, masks=[Truncated(), TopEntropy(0.5)])
     fit(tmp_path, [Packs()], trainer={"max_epochs": 1}, objective=objective)

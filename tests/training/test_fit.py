@@ -18,11 +18,12 @@ from grpo_lightning.engines.transformers import TransformersEngine
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy.policy import Policy, recompute_activations
 from grpo_lightning.policy.shared_prefix import SharedPrefix
-from grpo_lightning.rewards.base import Reward, RewardResult
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import RewardFailure
 from grpo_lightning.training.data import PromptDataModule
-from grpo_lightning.training.minibatch import Minibatch
 from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.training.step import Minibatch
 from grpo_lightning.types import Sample, UsageError
 
 
@@ -61,8 +62,8 @@ def test_mu_passes_over_the_minibatches_of_one_exploration(tmp_path: Path) -> No
     rows = [sorted(torch.cat([pack.row for pack in batch.packs]).tolist()) for batch in step]
     assert rows == [list(range(8)), list(range(8, 16))] * 3
     assert [batch.on_policy for batch in step] == [True, False, False, False, False, False]
-    assert len({id(batch.exploration) for batch in step}) == 1
-    assert watch.batches[6].exploration is not step[0].exploration
+    assert len({id(batch.step) for batch in step}) == 1
+    assert watch.batches[6].step is not step[0].step
 
 
 @pytest.mark.parametrize(("mu", "forwards"), [(1, 1), (3, 3)])
@@ -188,7 +189,7 @@ def test_a_reward_that_fails_costs_its_samples_and_is_counted(tmp_path: Path) ->
         tmp_path, [watch], trainer={"max_epochs": 1}, rewards=[Digits(), Broken(share=4)], objective=Objective(beta=0.1)
     )
     assert scalars(tmp_path)["reward/broken/error"] == {0: 0.25}
-    exploration = watch.batches[0].exploration
+    exploration = watch.batches[0].step.exploration
     assert [math.isnan(value) for value in exploration.scores.total] == [row < 4 for row in range(16)]
     assert float(exploration.rollouts.select(torch.arange(4)).advantage.abs().max()) == 0
 
@@ -207,7 +208,7 @@ def test_a_watched_reward_does_not_teach(tmp_path: Path) -> None:
 
 
 def test_groups_without_spread_leave_the_policy_alone(tmp_path: Path) -> None:
-    engine = ScriptedEngine(lambda prompt, place: "77")
+    engine = ScriptedEngine(lambda request, text: "77")
     module = fit(tmp_path, engine=engine)
     before = policy_of(scale=0.05).state_dict()
     assert all(torch.equal(value, before[name]) for name, value in module.policy.state_dict().items())
@@ -216,7 +217,7 @@ def test_groups_without_spread_leave_the_policy_alone(tmp_path: Path) -> None:
 
 def test_validation_scores_known_completions(tmp_path: Path) -> None:
     # Of two completions of each prompt the first is all digits; greedy decoding asks for one, the first.
-    engine = ScriptedEngine(lambda prompt, place: "42" if place == 0 else "xx")
+    engine = ScriptedEngine(lambda request, text: "42" if request.sample == 0 else "xx")
     fit(tmp_path, engine=engine, trainer={"max_epochs": 1, "limit_val_batches": 1.0})
     seen = {name: list(values.values()) for name, values in scalars(tmp_path).items() if name.startswith("val/")}
     assert seen == {
@@ -233,15 +234,13 @@ def test_validation_scores_known_completions(tmp_path: Path) -> None:
 def test_every_pass_over_the_data_has_its_own_order_and_no_question_is_lost() -> None:
     data = PromptDataModule(Echo(), seed=3)
     data.questions["train"] = Echo().questions("train")
-    drawn = data.draw(30) + data.draw(42)
-    assert [place for place, _ in drawn] == list(range(72))
-    passes = [[question.source for _, question in drawn[first : first + 24]] for first in (0, 24, 48)]
+    drawn = [data.question(index).source for index in range(72)]
+    passes = [drawn[first : first + 24] for first in (0, 24, 48)]
     assert all(sorted(sources) == sorted(passes[0]) for sources in passes)
     assert len({tuple(sources) for sources in passes}) == 3
     resumed = PromptDataModule(Echo(), seed=3)
     resumed.questions["train"] = data.questions["train"]
-    resumed.load_state_dict({"drawn": 30})
-    assert resumed.draw(42) == drawn[30:]
+    assert [resumed.question(index).source for index in range(30, 72)] == drawn[30:]
 
 
 def test_fit_without_the_loop_says_what_is_missing(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from helpers.fitting import fit
 from helpers.host_syncs import HostSyncs
 from helpers.other_device import TRAINER, other_device
-from helpers.tiny import policy_of, prompts_of
+from helpers.tiny import policy_of, requests_of
 
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
@@ -21,6 +21,7 @@ from grpo_lightning.maths.sequence_surrogates import SequenceClipped
 from grpo_lightning.maths.stopping import AllSettled, KLAbove, ObjectivePlateau
 from grpo_lightning.maths.target_probability import TargetProbability
 from grpo_lightning.policy.policy import Policy
+from grpo_lightning.types import RandomKey
 
 # Decoding
 
@@ -35,7 +36,7 @@ def decoding(policy: Policy, lengths: list[int], new_tokens: int, check_every: i
         engine = NativeEngine(check_every=check_every)
         engine.sync(policy)
         other.syncs.clear()
-        completions = engine.generate(prompts_of(lengths), 12, Sampling(max_new_tokens=new_tokens))
+        completions = engine.generate(requests_of(lengths, 12), Sampling(max_new_tokens=new_tokens), RandomKey())
     return other.syncs, [len(completion.token_ids) for completion in completions]
 
 

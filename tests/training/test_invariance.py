@@ -142,7 +142,7 @@ def test_row_order_and_padding_do_not_change_the_gradient(surrogate: Surrogate) 
     policy, rollouts = policy_of(scale=0.05), rollouts_of([5, 1, 9, 3, 7, 2], prompt_lengths=[4, 2])
     with torch.no_grad():
         rollouts.old_logp = policy(rollouts).logp + 0.3 * torch.sin(7.0 * rollouts.token_ids)
-    surrogate.prepare(rollouts)
+    rollouts.add_columns(surrogate.prepare(rollouts))
     size = BatchSize(6, 2, rollouts.num_tokens)
 
     def gradient(objective: Objective, packs: list[Rollouts]) -> dict[str, torch.Tensor]:

@@ -22,14 +22,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.stopping import KLAbove
-from grpo_lightning.rewards.base import RewardResult
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training import step_statistics as statistics
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.callbacks.completions import SampledCompletions, as_markdown, show
-from grpo_lightning.training.callbacks.monitors import GROUPS
 from grpo_lightning.training.callbacks.progress import StepProgressBar, clear_bars
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.training.monitors import GROUPS
 from grpo_lightning.types import Sample, UsageError
 
 
@@ -106,7 +106,7 @@ def test_completions_reach_every_logger_that_shows_text_and_always_a_file(kind: 
         "tables": [CSVLogger(tmp_path), shown],
     }
     trainer = {"max_epochs": 2, "logger": loggers[kind]}
-    engine = ScriptedEngine(lambda prompt, place: f"{place}ab")
+    engine = ScriptedEngine(lambda request, text: f"{request.sample}ab")
     fit(tmp_path, [SampledCompletions(every_n_steps=1, num_groups=1)], engine=engine, trainer=trainer)
 
     found = lines_of(tmp_path)

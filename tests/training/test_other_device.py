@@ -47,6 +47,7 @@ from grpo_lightning.rewards.learned.reward import LearnedReward
 from grpo_lightning.training.callbacks.checkpoint import AtomicCheckpointIO
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.preparation import Preparation
+from grpo_lightning.types import RandomKey, Request
 
 
 @pytest.fixture
@@ -172,11 +173,11 @@ def test_engines_draw_the_same_elsewhere(shape, engine, lengths):
         policy.to("cpu")
         here, there = ENGINES[engine](), ENGINES[engine]()
         here.sync(policy)
-        expected = here.generate(prompts, 4, sampling)
+        expected = here.generate(Request.from_prompts(prompts, 4), sampling, RandomKey())
         with other_device() as other:
             moved = copy.deepcopy(policy).to(other.device)
             there.sync(moved)
-            actual = there.generate(prompts, 4, sampling)
+            actual = there.generate(Request.from_prompts(prompts, 4), sampling, RandomKey())
         assert [c.token_ids for c in actual] == [c.token_ids for c in expected]
         for left, right in zip(actual, expected, strict=True):
             assert left.logp == pytest.approx(right.logp, abs=1e-5)
@@ -191,7 +192,7 @@ SURROGATES = {cls.__name__: lambda cls=cls: make(cls) for cls in members(Surroga
 def test_surrogates_are_the_same_elsewhere(name):
     def found(rollouts: Rollouts) -> tuple[Tensor, Tensor, list[float]]:
         objective = Objective(surrogate=SURROGATES[name](), beta=0.1, entropy_bonus=0.1)
-        objective.surrogate.prepare(rollouts)
+        rollouts.add_columns(objective.surrogate.prepare(rollouts))
         logp = (rollouts.old_logp - 0.05).requires_grad_()
         value, diagnostics = objective(logp, rollouts.old_logp.exp(), rollouts)
         value.backward()
@@ -362,9 +363,9 @@ MISTAKES: list[tuple[Callable[..., Any], str, str]] = [
     (philox.uniforms, ", device=prompt.device", ""),
     (attention.fold_mask, ", device=device", ""),
     (SharedPrefix.from_rollouts.__func__, "filled=filled.to(device)", "filled=filled"),
-    (PaddedRows.from_rollouts.__func__, "- 1).to(device)", "- 1)"),
+    (PaddedRows.from_rollouts.__func__, "before.to(device)", "before"),
     (SlabLayer._allocate, "keys.new_empty(", "torch.empty("),
-    (Rollouts.to, "v.to(device) for name", "v for name"),
+    (Rollouts.to, "else values.to(device)", "else values"),
     (Preparation._per_token, ").cpu()", ")"),
 ]
 

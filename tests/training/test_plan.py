@@ -14,12 +14,12 @@ from grpo_lightning.cli import run
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.training.callbacks.memory import (
-    PLACES,
+    PHASE_OF,
     is_out_of_memory,
     out_of_memory_message,
     phase_of,
-    spread_of,
 )
+from grpo_lightning.training.job import spread_of
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.memory import PHASES, Spread
 from grpo_lightning.training.module import GRPOModule
@@ -218,7 +218,7 @@ def test_torch_and_python_say_that_memory_ran_out_in_several_ways() -> None:
 
 
 def test_phases_are_known_by_what_is_on_the_stack() -> None:
-    assert set(PHASES) <= {*PLACES.values()}
+    assert set(PHASES) <= {*PHASE_OF.values()}
     assert phase_of(None) == "another part of the run"
     with pytest.raises(AttributeError) as raised:
         GRPOModule.training_step(None, None, 0)  # type: ignore[arg-type]

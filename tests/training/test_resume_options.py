@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, OneCycleLR, Red
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, PolicySnapshot, RecordedLogp
-from grpo_lightning.rewards.base import RewardResult
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.loop import GRPOLoop
@@ -331,7 +331,8 @@ def test_a_run_may_go_on_with_other_sizes(tmp_path: Path) -> None:
     seen = scalars(tmp_path)
     assert sorted(seen["optim/lr"]) == list(range(7))
     assert seen["optim/updates"] == {0: 1, 4: 4, 6: 2}
-    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["PromptDataModule"] == {"drawn": 12}
+    saved = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert saved["callbacks"]["GRPOLoop"] == {"source": {"drawn": 12}}
 
 
 def test_early_stopping_takes_the_patience_it_is_given(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from helpers.command import Grpo, arguments
 from helpers.fitting import scalars
 from helpers.paths import environment
-from helpers.tiny import policy_of, prompts_of, rollouts_of
+from helpers.tiny import policy_of, requests_of, rollouts_of
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -22,7 +22,7 @@ from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.sharding import data_mesh
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import RandomKey, UsageError
 
 pytestmark = pytest.mark.timeout(600)  # a dozen processes, on a machine that may have two cores
 
@@ -230,7 +230,7 @@ def test_the_engine_samples_the_same_from_a_sharded_policy(mesh: DeviceMesh) -> 
             policy.shard(mesh)
         engine.sync(policy)
         with policy.gathered():
-            found.append(engine.generate(prompts_of([3, 5]), 2, Sampling(max_new_tokens=6)))
+            found.append(engine.generate(requests_of([3, 5], 2), Sampling(max_new_tokens=6), RandomKey()))
     assert [c.token_ids for c in found[0]] == [c.token_ids for c in found[1]]
 
 

@@ -1,4 +1,4 @@
-"""What a reward model learns from: completions of one prompt and what a verifier, or a person, said of them."""
+"""The data a reward model learns from: completions of one prompt, labelled by a verifier or a person."""
 
 import json
 from collections.abc import Sequence
@@ -13,22 +13,22 @@ from grpo_lightning.types import UsageError
 
 @dataclass(slots=True)
 class LabelledGroup:
-    """LabelledGroup completions of one prompt, at least one."""
+    """The labelled completions of one prompt, at least one."""
 
     prompt: str
-    """As the reward model reads it."""
+    """The prompt as the reward model reads it."""
     completions: list[str]
     ended: list[bool]
-    """Whether each completion ended by itself, or was cut off."""
+    """Whether each completion ended by itself; False where it was cut off."""
     labels: list[float]
-    """From 0 to 1."""
+    """How right each completion is, from 0 to 1."""
 
     def __len__(self) -> int:
         return len(self.completions)
 
     @property
     def contested(self) -> bool:
-        """Whether there are pairs of a better and a worse completion."""
+        """Whether labels differ, so that there are pairs of a better and a worse completion."""
         return max(self.labels) > min(self.labels)
 
     @property
@@ -37,7 +37,7 @@ class LabelledGroup:
         return "both" if self.contested else "right" if self.labels[0] > RIGHT_ABOVE else "wrong"
 
     def balanced(self, per_label: int) -> "LabelledGroup":
-        """The first `per_label` right completions and the first `per_label` wrong ones, in their order."""
+        """A group of the first `per_label` right completions and the first `per_label` wrong ones, in order."""
         chosen: list[int] = []
         room = {True: per_label, False: per_label}
         for row, label in enumerate(self.labels):
@@ -52,12 +52,12 @@ class LabelledGroup:
         )
 
     def as_row(self) -> dict[str, Any]:
-        """For a line of JSON or a checkpoint."""
+        """The group as a dict, for a line of JSON or a checkpoint."""
         return asdict(self)
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "LabelledGroup":
-        """What `as_row` gave, or a preference: `prompt`, `chosen`, `rejected`."""
+        """The group of a row of `as_row`, or of a preference with `prompt`, `chosen` and `rejected`."""
         if {"chosen", "rejected"} <= row.keys():
             completions, labels = [row["chosen"], row["rejected"]], [1.0, 0.0]
         else:
@@ -73,33 +73,33 @@ class LabelledGroup:
 
 
 def hash_fraction(prompt: str) -> float:
-    """A number from 0 to 1, drawn once for each prompt: the same whenever and wherever it is asked."""
+    """A number from 0 to 1 that depends on the prompt alone: a hash, the same in every process and run."""
     return int.from_bytes(blake2b(prompt.encode(), digest_size=6).digest(), "big") / 2**48
 
 
 def read_labelled(path: Path, skip: int = 0) -> list[LabelledGroup]:
-    """The rows of a JSON lines file behind the first `skip`, which are known.
+    """The rows of a JSON lines file, without the first `skip`.
 
     A row has `prompt`, `chosen` and `rejected`, or `prompt`, `completions` and `labels` (0 to 1).
 
     Raises:
-        UsageError: There is no such file, or a row is not like that; the message names it.
+        UsageError: There is no such file, or a row has another form; the message names file and line.
     """
     if not path.is_file():
         raise UsageError(f"pairs={path} of LearnedReward: there is no such file; give JSON lines")
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if number > skip:
+    for line_number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if line_number > skip:
             try:
                 found.append(LabelledGroup.from_row(json.loads(line)))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise UsageError(
-                    f"{path}:{number}: {type(error).__name__}: {error}. A row needs prompt, chosen and rejected, or "
-                    "prompt, completions and labels from 0 to 1"
+                    f"{path}:{line_number}: {type(error).__name__}: {error}. A row needs prompt, chosen and rejected, "
+                    "or prompt, completions and labels from 0 to 1"
                 ) from error
     return found
 
 
 def write_labelled(path: Path, groups: Sequence[LabelledGroup]) -> None:
-    """The file that `read_labelled` reads."""
+    """Writes the file that `read_labelled` reads."""
     path.write_text("".join(json.dumps(group.as_row()) + "\n" for group in groups), encoding="utf-8")

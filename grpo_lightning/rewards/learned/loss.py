@@ -1,4 +1,4 @@
-"""What a reward model minimises."""
+"""The RewardLoss family: the function that a reward model minimises."""
 
 import math
 from abc import ABC, abstractmethod
@@ -15,11 +15,11 @@ from grpo_lightning.types import UsageError
 
 @dataclass(slots=True)
 class LabelledBatchSize:
-    """The whole batch of one update of the reward model, which may be computed in several parts."""
+    """The size of the batch of one optimizer update of the reward model, which may be computed in several packs."""
 
-    completions: int
-    contested: int
-    """Prompts that have pairs."""
+    num_completions: int
+    num_contested: int
+    """The number of prompts with pairs of a better and a worse completion."""
 
     @classmethod
     def from_groups(cls, groups: Sequence[LabelledGroup]) -> "LabelledBatchSize":
@@ -28,36 +28,40 @@ class LabelledBatchSize:
 
 
 class RewardLoss(ABC):
-    """A loss of raw scores r. The losses of the parts of a batch add up to the batch's."""
+    """A loss of raw scores r. The losses of the packs of a batch add up to the loss of the batch."""
 
     @abstractmethod
     def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
-        """What these completions add to the loss of their batch.
+        """The term of these completions in the loss of their batch.
 
         Args:
             score: [B] float32 raw scores.
-            label: [B] float32, 0 to 1.
-            group: [B] int64 prompt of each; the completions of a prompt come together.
+            label: [B] float32 labels from 0 to 1.
+            group: [B] int64 index of each completion's prompt; the completions of a prompt are adjacent.
             batch: Size of the whole batch.
         """
 
 
 class BinaryCrossEntropy(RewardLoss):
-    """-[y log σ(r) + (1-y) log(1-σ(r))], the mean over the completions: σ(r) becomes the probability to be right."""
+    """-[y log σ(r) + (1-y) log(1-σ(r))], the mean over completions: σ(r) becomes the probability of being right.
+
+    Use it where the size of the reward matters, not only the order of completions.
+    """
 
     def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
-        return F.binary_cross_entropy_with_logits(score, label, reduction="sum") / max(batch.completions, 1)
+        """As in `RewardLoss`."""
+        return F.binary_cross_entropy_with_logits(score, label, reduction="sum") / max(batch.num_completions, 1)
 
 
 class BradleyTerry(RewardLoss):
     """-log σ(r_w - r_l - margin) over the pairs of a better and a worse completion of one prompt.
 
-    The mean over a prompt's pairs, then over the prompts that have any. Only differences count, which is all GRPO sees;
-    σ(r) is no probability then.
+    The mean over a prompt's pairs, then over the prompts that have pairs. Only differences of scores
+    count, which is all that GRPO sees, so it can learn from preferences. σ(r) is then not a probability.
 
     Args:
-        margin: Difference of the scores below which a pair counts as nearly wrong.
-        center: Coefficient of (r_w + r_l)², which keeps scores around 0.
+        margin: Difference of scores up to which a pair still has a large loss.
+        center: Coefficient of (r_w + r_l)², which keeps scores near 0.
     """
 
     def __init__(self, margin: float = 0.0, center: float = 0.01) -> None:
@@ -67,33 +71,38 @@ class BradleyTerry(RewardLoss):
         self.center = center
 
     def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
+        """As in `RewardLoss`."""
         better, worse, weight = pairs(label, group)
         loss = -F.logsigmoid(score[better] - score[worse] - self.margin)
         loss = loss + self.center * (score[better] + score[worse]).square()
-        return (weight * loss).sum() / max(batch.contested, 1)
+        return (weight * loss).sum() / max(batch.num_contested, 1)
 
 
 class SumOf(RewardLoss):
-    """Several losses at once.
+    """A weighted sum of losses, to learn probability and order at once.
 
     Args:
         losses: The terms.
-        weights: Factor of each; all 1 if left out.
+        weights: Factor of each term; None is 1 for all.
     """
 
     def __init__(self, losses: list[RewardLoss], weights: list[float] | None = None) -> None:
         self.losses = losses
         self.weights = [1.0] * len(losses) if weights is None else weights
         if not losses or len(self.weights) != len(losses):
-            raise UsageError(f"weights={self.weights} of SumOf: give one or more losses and a weight for each")
+            raise UsageError(f"weights={self.weights} of SumOf: give one or more losses, and one weight for each")
 
     def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
+        """As in `RewardLoss`."""
         terms = [loss(score, label, group, batch) for loss in self.losses]
         return torch.stack([weight * term for weight, term in zip(self.weights, terms, strict=True)]).sum()
 
 
 def pairs(label: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[P] rows of the better, [P] rows of the worse completion, and [P] weights: a prompt's pairs have 1 together."""
+    """The pairs of a better and a worse completion of one prompt: [P] rows of the better and [P] rows of the worse.
+
+    The third tensor holds [P] weights, which sum to 1 over the pairs of each prompt.
+    """
     better, worse, weight = [], [], []
     first = 0
     for count in torch.unique_consecutive(group, return_counts=True)[1].tolist():

@@ -5,11 +5,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import transformers.utils.logging
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
@@ -21,21 +20,23 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from grpo_lightning.rewards.classifier import length_batches
-from grpo_lightning.types import UsageError
+from grpo_lightning.maths.ragged import token_budget
+from grpo_lightning.policy import pretrained
+from grpo_lightning.types import at_least
 
 log = logging.getLogger(__name__)
 
 PADDING = "<|reward_pad|>"
-"""The padding token of a tokenizer that has none of its own."""
+"""The padding token of a tokenizer that has none, or whose padding token is its end token."""
 
-MEND = "Give a folder made by save_pretrained (config.json, weights, tokenizer) or a hub id"
+KEY = "LearnedReward.path"
+"""The setting that holds the path, for messages."""
 
 
 class RewardModel:
-    """A sequence classifier of transformers with `num_labels=1`, or a causal LM that gets a new head of one output.
+    """A sequence classifier of transformers with `num_labels=1`, or a causal LM with a new head of one output.
 
-    A new head is 0: before it has learned, every completion gets the same score. The model is always in eval mode.
+    A new head is 0: before it has learned, it scores every completion the same. The model is always in eval mode.
 
     Args:
         path: Folder made by `save_pretrained`, or a model id of the Hugging Face hub.
@@ -44,8 +45,7 @@ class RewardModel:
     """
 
     def __init__(self, path: str, dtype: Literal["float32", "bfloat16"] = "float32", max_tokens: int = 16384) -> None:
-        if max_tokens < 1:
-            raise UsageError(f"max_tokens={max_tokens} of LearnedReward: give 1 or more")
+        at_least("max_tokens", max_tokens, 1, "LearnedReward")
         self.path = path
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.max_tokens = max_tokens
@@ -53,38 +53,37 @@ class RewardModel:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Its own tokenizer, with a padding token of its own.
+        """Its own tokenizer, whose padding token is not its end token.
 
-        The score is read at the last token that is no padding: if padding were the end token, that would be before
-        the end, and a completion that ended and one that was cut off would look alike.
+        The score is read at the last token that is not padding. If padding were the end token, the model would not see
+        the end, and could not tell completions that ended from those that were cut off.
         """
-        tokenizer = self._from_pretrained(AutoTokenizer)
+        tokenizer = pretrained.load(AutoTokenizer, self.path, KEY)
         if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
             tokenizer.add_special_tokens({"pad_token": PADDING})
         return tokenizer
 
     @cached_property
     def config(self) -> PreTrainedConfig:
-        """The configuration, known before the weights are."""
-        return self._from_pretrained(AutoConfig)
+        """The configuration, which is read without the weights."""
+        return pretrained.load(AutoConfig, self.path, KEY)
 
     @property
     def context_length(self) -> int | None:
-        """Longest sequence it reads, or None where it sets no limit."""
+        """The longest input in tokens; None is no limit."""
         return getattr(self.config, "max_position_embeddings", None)
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The weights, read at the first use."""
+        """The weights, read at first use."""
         verbosity = transformers.utils.logging.get_verbosity()
         transformers.utils.logging.set_verbosity_error()
         try:
-            # Validation may be the first to ask, in inference mode, whose tensors could never be trained.
+            # The first use may be validation, in inference mode, whose tensors could never be trained.
             with torch.inference_mode(False), torch.random.fork_rng(devices=[]), float32(self.device):
                 torch.manual_seed(0)
-                model, found = self._from_pretrained(
-                    AutoModelForSequenceClassification, num_labels=1, dtype=self.dtype, output_loading_info=True
-                )
+                options = {"num_labels": 1, "dtype": self.dtype, "output_loading_info": True}
+                model, found = pretrained.load(AutoModelForSequenceClassification, self.path, KEY, **options)
                 new = set(found["missing_keys"])
                 for name, parameter in model.named_parameters():
                     if name in new and parameter.shape[0] == 1:
@@ -99,35 +98,22 @@ class RewardModel:
         return model.eval().to(self.device)
 
     def to(self, device: torch.device) -> None:
-        """Where to compute."""
+        """Moves the weights, now or when they are read."""
         self.device = device
         if "model" in vars(self):
             torch.nn.Module.to(self.model, device)
 
     def check(self) -> None:
-        """Raises UsageError for what `path` lacks, before any weight is read."""
+        """Raises UsageError where `path` has no configuration or tokenizer, before any weight is read."""
         _ = self.config, self.tokenizer
-
-    def _from_pretrained(self, auto_class: Any, **kwargs: Any) -> Any:
-        path = Path(self.path).expanduser()
-        if (self.path.startswith((".", "/", "~")) or self.path.count("/") > 1) and not path.is_dir():
-            raise UsageError(f"path={self.path} of LearnedReward: no such folder (looked in {Path.cwd()}). {MEND}")
-        try:
-            return auto_class.from_pretrained(str(path) if path.is_dir() else self.path, **kwargs)
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UsageError(
-                f"path={self.path} of LearnedReward: {auto_class.__name__} found no usable model there ({reason}). "
-                f"{MEND}"
-            ) from error
 
     def encode(self, prompt: str, completion: str, ended: bool) -> tuple[list[int], bool]:
         """Token ids, and whether the beginning was cut off to fit the context.
 
         Args:
-            prompt: As the model wants it, with the special tokens of its chat template.
-            completion: Untrusted: special tokens spelled out in it are read as plain text.
-            ended: Whether the completion ended by itself; then the end token stands behind it.
+            prompt: The prompt in the form the model expects, with the special tokens of its chat template.
+            completion: Untrusted text: special tokens spelled out in it are read as plain text.
+            ended: Whether the completion ended by itself; then the end token follows it.
         """
         ids = self.tokenizer.encode(prompt, add_special_tokens=False)
         ids += self.tokenizer.encode(completion, add_special_tokens=False, split_special_tokens=True)
@@ -137,7 +123,7 @@ class RewardModel:
         return ids[-limit:], len(ids) > limit
 
     def forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Token ids of B texts -> [B] float32 scores, with gradient where gradients are on."""
+        """[B] float32 scores of the token ids of B texts, with gradients where these are enabled."""
         padding = self.model.config.pad_token_id
         # A text without any token is read as one token of padding.
         ids = [torch.tensor(row or [padding], dtype=torch.int64) for row in rows]
@@ -149,29 +135,24 @@ class RewardModel:
 
     @torch.no_grad()
     def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """Scores of B texts; equal texts get equal scores."""
+        """[B] scores of the token ids of B texts; equal texts get equal scores."""
         keys = [tuple(row) for row in rows]
         distinct = sorted(set(keys), key=lambda row: (len(row), row))
         known: dict[tuple[int, ...], float] = {}
-        for batch in batches_of(distinct, self.max_tokens):
-            known |= zip(batch, self.forward(batch).tolist(), strict=True)
+        for indices in token_budget([len(row) for row in distinct], self.max_tokens):
+            pack = [distinct[index] for index in indices]
+            known |= zip(pack, self.forward(pack).tolist(), strict=True)
         return [known[key] for key in keys]
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes weights and tokenizer as transformers reads them."""
+        """Writes weights and tokenizer into a folder that transformers reads."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
 
-def batches_of(rows: Sequence[tuple[int, ...]], max_tokens: int) -> Iterator[list[tuple[int, ...]]]:
-    """`rows`, sorted by length, in batches of at most `max_tokens` with padding; at least one row each."""
-    for batch in length_batches([len(row) for row in rows], max_tokens):
-        yield [rows[place] for place in batch]
-
-
 @contextmanager
 def float32(device: torch.device) -> Iterator[None]:
-    """Without the precision that the trainer may have set for the policy around it."""
+    """Computes in float32, whatever precision the trainer has set for the policy."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from random import Random
@@ -13,8 +14,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning import ranks
-from grpo_lightning.rewards.base import ERROR, OK, Reward, RewardResult, Run
-from grpo_lightning.rewards.classifier import CUT
+from grpo_lightning.policy.chat import chat_text
+from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.learned.agreement import Agreement, forgotten
 from grpo_lightning.rewards.learned.hacking import HackingAlarm, hacks
 from grpo_lightning.rewards.learned.labelled import LabelledGroup, hash_fraction, read_labelled
@@ -22,25 +23,25 @@ from grpo_lightning.rewards.learned.loss import BinaryCrossEntropy, RewardLoss
 from grpo_lightning.rewards.learned.model import RewardModel
 from grpo_lightning.rewards.learned.replay import ReplayBuffer
 from grpo_lightning.rewards.learned.update import RewardUpdate, Trial, scored
+from grpo_lightning.rewards.results import RewardResult, Scores
 from grpo_lightning.rewards.scorer import settle
-from grpo_lightning.sandbox import pool as workers
-from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
+from grpo_lightning.types import FinishReason, Prompt, Question, Sample, Status, UsageError, at_least
 
 log = logging.getLogger(__name__)
 
 SEED = "seed.jsonl"
-"""What the reward model in a folder was trained on, beside it: `tools/make_reward_model.py` writes it."""
+"""The file beside a reward model with its training data, as written by `tools/make_reward_model.py`."""
 
-NO_LABEL = {ERROR, workers.TIMEOUT, workers.MEMORY, workers.CRASH}
-"""Statuses of a verifier that failed: what it says then is no label."""
+NO_LABEL = {Status.ERROR, Status.TIMEOUT, Status.MEMORY, Status.CRASH}
+"""The statuses of a labeller that failed: its value is then not a label."""
 
 NUM_PROBES = 8
-"""Prompts that the hacks are tried on."""
+"""The number of prompts on which the hacks are tried."""
 
 
 @dataclass(slots=True)
 class _Row:
-    """One completion of a step with its label, as ranks exchange it."""
+    """One completion of a step with its label, which ranks exchange."""
 
     id: int
     prompt: str
@@ -53,50 +54,54 @@ class _Row:
 
 
 class LearnedReward(Reward):
-    """What a reward model r_φ says of a completion, trained on at the end of every iteration if it has `labels`.
+    """The score of a reward model r_φ. With a `labeller`, the model continues training at the end of every iteration.
 
-    Line 12 of Algorithm 1 of DeepSeekMath (arXiv 2402.03300): r_φ goes on learning from the iteration's completions,
-    labelled by a verifier, with replay of earlier ones. Give it after a `MathVerifier` of weight 0, which then decides
-    in validation. Without `labels` and `pairs` the model is used as it is.
+    Line 12 of Algorithm 1 of DeepSeekMath (arXiv 2402.03300): r_φ learns from the iteration's completions, labelled by
+    a verifier, with replay of earlier ones. So the reward model keeps up with the policy, whose answers change. Put a
+    `MathVerifier` of weight 0 before it and name it as the labeller: it then also decides what is right in validation.
+    Without `labeller` and `pairs` the model is used as it is.
 
     Args:
         path: Folder made by `save_pretrained` or a hub id: a sequence classifier with `num_labels=1`, or a causal LM,
-            such as the policy, which gets a new head that at first says the same of everything.
-        labels: The verifier that labels completions. Those it failed on are not learned from.
-        pairs: JSON lines file with `prompt`, `chosen`, `rejected` a row. Its rows are new data at the end of the
-            first iteration; rows appended later, at the end of theirs.
-        loss: What is minimised: `BinaryCrossEntropy` by default.
-        replay: Share of each batch that is drawn from earlier iterations, 0 to below 1.
-        buffer_size: Prompts remembered at most; `held_out` of them are for testing.
-        per_label: Right and wrong completions, each, taken of one prompt at most.
-        epochs: Passes over an iteration's new data. 0 only measures: the model stays as it is.
-        batch_size: Prompts of one optimizer step.
-        lr: Learning rate of AdamW, which begins anew at every update: rises to this over a tenth of it, falls to 0.
-        held_out: Fraction of the prompts that nothing is ever trained on; the prompt's text alone decides. An
-            iteration without any of them, or with nothing else, waits for the next one.
-        max_forgetting: Accuracy on held-out prompts of earlier iterations that an update may lose; else it is undone.
-        min_gain: Accuracy that an update must gain on this iteration's held-out prompts; at 0 the same with a smaller
-            loss is enough. -1, with `max_forgetting` 1, keeps every update.
-        alarm_after: Iterations over which the model's mean may rise without the verifier's before a warning is given.
-        squash: Take the probability σ(r) as the reward, not r.
-        chat: Put the question into the reward model's own chat template. Otherwise it reads the policy's prompt.
+            such as the policy. A causal LM gets a new head, which at first scores every completion the same.
+        labeller: The reward that labels completions, from 0 to 1: the name of another reward of the list, or a reward
+            that is used for nothing else. Completions on which it fails are not learned from.
+        pairs: JSON lines file of preferences, with `prompt`, `chosen` and `rejected` in each row. Its rows are new data
+            at the end of the first iteration. Rows appended later are new data at the end of their iteration.
+        loss: The function that is minimised; `BinaryCrossEntropy` if left out.
+        replay: Fraction of each batch that is drawn from earlier iterations, from 0 to below 1.
+        buffer_size: Largest number of prompts remembered; a fraction `held_out` of them is for testing.
+        per_label: Largest number of right completions, and of wrong ones, taken from one prompt.
+        num_passes: Passes over an iteration's new data. At 0 the model is measured, but never trained.
+        batch_size: Prompts per optimizer update of the reward model.
+        lr: Peak learning rate. AdamW starts afresh in every iteration: the rate rises over a tenth of its updates, then
+            falls to 0.
+        held_out: Fraction of the prompts that are never trained on; the prompt's text alone decides. An iteration waits
+            for the next one if none of its prompts are held out, or all are.
+        max_forgetting: Largest allowed drop in accuracy on the held-out prompts of earlier iterations; an update that
+            loses more is undone.
+        min_gain: Smallest required gain in accuracy on this iteration's held-out prompts. At 0, equal accuracy with a
+            smaller loss also passes. To keep every update set `min_gain=-1` and `max_forgetting=1`.
+        alarm_after: Number of iterations over which the model's mean may rise without the labeller's before a warning.
+        squash: Use the probability σ(r) as the reward instead of r.
+        chat: Render the question in the reward model's own chat template. Otherwise it reads the policy's prompt.
         max_tokens: Tokens in one forward or backward of the reward model, padding included.
         dtype: Type of its weights; train it in float32.
-        seed: Of order and draws.
-        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
+        seed: Seed of order and draws.
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics.
     """
 
     def __init__(
         self,
         path: str,
-        labels: Reward | None = None,
+        labeller: Reward | str | None = None,
         pairs: str | None = None,
         loss: RewardLoss | None = None,
         replay: float = 0.1,
         buffer_size: int = 4096,
         per_label: int = 4,
-        epochs: int = 1,
+        num_passes: int = 1,
         batch_size: int = 16,
         lr: float = 2e-5,
         held_out: float = 0.1,
@@ -112,29 +117,29 @@ class LearnedReward(Reward):
         name: str | None = None,
     ) -> None:
         super().__init__(weight, name)
-        for key, value, least in (
-            ("buffer_size", buffer_size, 2),
-            ("per_label", per_label, 1),
-            ("epochs", epochs, 0),
-            ("batch_size", batch_size, 1),
-            ("max_forgetting", max_forgetting, 0),
-            ("alarm_after", alarm_after, 1),
-        ):
-            if not value >= least:
-                raise UsageError(f"{key}={value} of LearnedReward: give {least} or more")
+        check = partial(at_least, owner="LearnedReward")
+        check("buffer_size", buffer_size, 2)
+        check("per_label", per_label, 1)
+        check("num_passes", num_passes, 0)
+        check("batch_size", batch_size, 1)
+        check("max_forgetting", max_forgetting, 0)
+        check("alarm_after", alarm_after, 1)
         if not 0 <= replay < 1:
-            raise UsageError(f"replay={replay} of LearnedReward: give a share from 0 to below 1")
+            raise UsageError(f"replay={replay} of LearnedReward: give a fraction from 0 to below 1")
         if not -1 <= min_gain < 1:
             raise UsageError(f"min_gain={min_gain} of LearnedReward: give -1 to below 1")
         if not 0 < held_out < 1:
-            raise UsageError(f"held_out={held_out} of LearnedReward: give a share between 0 and 1")
+            raise UsageError(f"held_out={held_out} of LearnedReward: give a fraction above 0 and below 1")
         if not 0 < lr < math.inf:
             raise UsageError(f"lr={lr} of LearnedReward: give more than 0")
         self.model = RewardModel(path, dtype, max_tokens)
-        self.labels = labels
-        self.parts = () if labels is None else (labels,)
+        self.labeller = labeller
+        if isinstance(labeller, str):
+            self.needs = {"labeller": labeller}
+        elif labeller is not None:
+            self.parts = (labeller,)
         self.pairs = None if pairs is None else Path(pairs).expanduser()
-        self.update = RewardUpdate(loss or BinaryCrossEntropy(), replay, epochs, batch_size, lr)
+        self.update = RewardUpdate(loss or BinaryCrossEntropy(), replay, num_passes, batch_size, lr)
         self.per_label = per_label
         self.held_out = held_out
         self.max_forgetting = max_forgetting
@@ -143,9 +148,9 @@ class LearnedReward(Reward):
         self.chat = chat
         self.seed = seed
         self.version = 0
-        """Updates accepted so far."""
+        """The number of updates accepted so far."""
         self.iteration = 0
-        """Iterations ended so far. History has them from 1; 0 is what the model came with."""
+        """The number of iterations ended so far. In the history they count from 1; 0 is the data of `seed.jsonl`."""
         num_test = min(max(round(buffer_size * held_out), 1), buffer_size - 1)
         self.history = ReplayBuffer(buffer_size - num_test)
         self.test = ReplayBuffer(num_test)
@@ -160,14 +165,14 @@ class LearnedReward(Reward):
         path = Path(self.model.path).expanduser() / SEED
         return read_labelled(path) if path.is_file() else []
 
-    def prepare(self, questions: Sequence[Question]) -> None:
-        """Shows the verifier the gold answers, and makes sure that model and files are there."""
+    def read_questions(self, questions: Sequence[Question]) -> None:
+        """Checks that model and files are there, and lets the labeller read the gold answers."""
         self.model.check()
-        if self.chat and self.model.tokenizer.chat_template is None:
-            raise UsageError(f"chat=true of LearnedReward: the tokenizer of {self.model.path} has no chat template")
+        if self.chat:
+            self._render("question")
         if self.pairs is not None:
             read_labelled(self.pairs)
-        super().prepare(questions)
+        super().read_questions(questions)
 
     def setup(self, run: Run) -> None:
         """Reads the weights."""
@@ -183,24 +188,24 @@ class LearnedReward(Reward):
         scores = self.model.score([ids for ids, _ in encoded])
         return RewardResult(
             [sigmoid(score) for score in scores] if self.squash else scores,
-            [CUT if truncated else OK for _, truncated in encoded],
+            [Status.CUT if is_cut else Status.OK for _, is_cut in encoded],
         )
 
     def _prompt(self, prompt: Prompt) -> str:
-        if not self.chat:
-            return prompt.text
-        turns = [{"role": "user", "content": prompt.question.text}]
-        return str(self.model.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        return self._render(prompt.question.text) if self.chat else prompt.text
 
-    def learn(self, samples: Sequence[Sample], result: RewardResult, iteration_ends: bool) -> dict[str, float]:
-        """Remembers the step's completions; at the end of an iteration updates r_φ. Numbers are of all ranks."""
-        if self.labels is None and self.pairs is None:
+    def _render(self, question: str) -> str:
+        return chat_text(self.model.tokenizer, question, key="chat=true of LearnedReward")
+
+    def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
+        """Remembers the step's completions and, at the end of an iteration, updates r_φ. Numbers are of all ranks."""
+        if self.labeller is None and self.pairs is None:
             return {}
-        rows = [row for rank in ranks.gather(self._label(samples, result)) for row in rank]
+        rows = [row for rank in ranks.gather(self._label(samples, scores)) for row in rank]
         settle(self.parts)
         rows.sort(key=lambda row: row.id)  # The same for any number of ranks.
         if bad := [row.label for row in rows if not 0 <= row.label <= 1]:
-            raise UsageError(f"labels of LearnedReward: the verifier gave {bad[0]}; a label is a number from 0 to 1")
+            raise UsageError(f"labeller of LearnedReward: it gave {bad[0]}; a label is a number from 0 to 1")
         for _, same in groupby(rows, key=lambda row: row.id):
             group = list(same)
             labelled = LabelledGroup(
@@ -218,13 +223,14 @@ class LearnedReward(Reward):
             metrics |= self._end_iteration()
         return {key: value for key, value in metrics.items() if not math.isnan(value)}
 
-    def _label(self, samples: Sequence[Sample], result: RewardResult) -> list[_Row]:
-        """This rank's completions that have a label and a score."""
-        if self.labels is None or not samples:
+    def _label(self, samples: Sequence[Sample], scores: Scores) -> list[_Row]:
+        """The completions of this rank that have a label and a score."""
+        if self.labeller is None or not samples:
             return []
-        verdicts = self.labels(samples)
+        labels = scores.results[self.labeller] if isinstance(self.labeller, str) else self.labeller(samples)
+        values = scores.results[self.name].value
         rows = []
-        for sample, label, status, value in zip(samples, verdicts.value, verdicts.status, result.value, strict=True):
+        for sample, label, status, value in zip(samples, labels.value, labels.status, values, strict=True):
             if math.isnan(label) or math.isnan(value) or status in NO_LABEL:
                 continue
             rows.append(
@@ -242,7 +248,7 @@ class LearnedReward(Reward):
         return rows
 
     def _agreement(self, rows: Sequence[_Row]) -> dict[str, float]:
-        """How well the rewards of a step agree with the verifier, all completions counted."""
+        """The agreement of a step's rewards with the labels, over all completions."""
         values = [row.value for row in rows]
         agreement = Agreement(
             torch.tensor(values if self.squash else [sigmoid(value) for value in values], dtype=torch.float64),
@@ -264,10 +270,10 @@ class LearnedReward(Reward):
         """Line 12 of Algorithm 1."""
         groups = [*self._pending, *self._new_pairs()]
         new, held_out = split(groups, self.held_out)
-        waits = bool(groups) and self.update.epochs > 0 and not (new and held_out)
-        self._best |= self._accuracies(known=self._best)  # What was remembered last has none yet.
+        waits = bool(groups) and self.update.num_passes > 0 and not (new and held_out)
+        self._best |= self._accuracies(known=self._best)  # The iteration remembered last has none yet.
         metrics = {"accepted": 0.0, "replayed": 0.0}
-        if new and held_out and self.update.epochs:
+        if new and held_out and self.update.num_passes:
             trial = self.update(
                 self.model, new, [*self.history], held_out, [*self.test], self.max_forgetting, self.min_gain,
                 Random(f"{self.seed} train {self.iteration}"),
@@ -324,13 +330,13 @@ class LearnedReward(Reward):
     def _new_pairs(self) -> list[LabelledGroup]:
         if self.pairs is None:
             return []
-        # Of rank 0: the file may be growing.
+        # Rank 0's: the file may be growing.
         rows = ranks.gather(read_labelled(self.pairs, skip=self._pairs_read))[0]
         self._pairs_read += len(rows)
         return rows
 
     def _accuracies(self, known: Collection[int] = ()) -> dict[int, float]:
-        """On the held-out prompts of every earlier iteration that is not `known`."""
+        """The accuracy on the held-out prompts of every earlier iteration that is not `known`."""
         now = {}
         for iteration, groups in self.test.by_iteration().items():
             if iteration not in known:
@@ -348,8 +354,8 @@ class LearnedReward(Reward):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, buffers, what the running iteration has seen, and what the metrics remember."""
-        if self.labels is None and self.pairs is None:
+        """Weights, buffers, the data of the running iteration, and what the metrics remember."""
+        if self.labeller is None and self.pairs is None:
             return {}
         return {
             "model": self.model.model.state_dict(),
@@ -365,7 +371,7 @@ class LearnedReward(Reward):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
         self.model.model.load_state_dict(state["model"])
         self.version, self.iteration = state["version"], state["iteration"]
         self.history.load_state_dict(state["history"])
@@ -378,12 +384,12 @@ class LearnedReward(Reward):
 
 
 def split(groups: Sequence[LabelledGroup], fraction: float) -> tuple[list[LabelledGroup], list[LabelledGroup]]:
-    """Those to train on, and those held out. The prompt alone decides: what is held out once is so for good."""
+    """The groups to train on, and those held out. The prompt alone decides: a held-out one is never trained on."""
     chosen = [hash_fraction(group.prompt) < fraction for group in groups]
     new = [group for group, is_held_out in zip(groups, chosen, strict=True) if not is_held_out]
     return new, [group for group, is_held_out in zip(groups, chosen, strict=True) if is_held_out]
 
 
 def sigmoid(score: float) -> float:
-    """σ without overflow."""
+    """σ(score), without overflow."""
     return 1 / (1 + math.exp(-score)) if score >= 0 else math.exp(score) / (1 + math.exp(score))

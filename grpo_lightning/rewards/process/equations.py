@@ -1,4 +1,4 @@
-r"""Whether the equations in a text are true, in exact rational arithmetic: + - * / of numbers, and nothing else."""
+r"""Checks whether the equations in a text are true, in exact rational arithmetic: + - * / of numbers only."""
 
 import re
 from collections.abc import Iterator
@@ -7,8 +7,8 @@ from fractions import Fraction
 from itertools import pairwise
 
 MAX_CHARS, MAX_NUMBERS, MAX_DIGITS, MAX_DEPTH = 200, 50, 30, 20
-"""Of one side of an equation: characters left of the `=`, numbers, digits of a number, parentheses and signs inside
-each other. A side with more is none."""
+"""Limits of one side of an equation: characters left of the `=`, numbers, digits per number, and nested parentheses and
+signs. A text with more is not a side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,24 +17,23 @@ class Side:
 
     value: Fraction
     end: int
-    """Where it ends in its text."""
+    """The index after it in its text."""
     is_sum: bool
-    """Whether there is an operator in it."""
+    """Whether it has an operator."""
     decimals: int
-    """Digits behind the point of its last number."""
+    """The number of digits after the point of its last number."""
 
 
-def verdicts(text: str) -> Iterator[bool]:
-    r"""Whether each equation in `text` is true, in their order.
+def truths(text: str) -> Iterator[bool]:
+    r"""Yields whether each equation in `text` is true, in order.
 
     An equation is `a = b`, or a link of a chain of them, on one line. Both sides are made of numbers, `+ - * /` (also
-    `× · ÷ \times \cdot \div`, and an `x` between digits) and parentheses, and at least one has an operator. What has
-    anything else at its brink is no equation of ours: a variable, a power, a percent sign, a mixed number. A result
-    with a decimal point may be rounded to its last digit: `10/3=3.33` is true, `10/3=3.34` is not.
+    `× · ÷ \times \cdot \div`, and an `x` between digits) and parentheses, and at least one has an operator. An
+    expression next to a variable, a power, a percent sign or a mixed number is not a side. A result with a decimal
+    point may be rounded to its last digit: `10/3=3.33` is true, `10/3=3.34` is not.
     """
     for line in _normalised(text).splitlines():
-        segments = line.split("=")
-        for before, after in pairwise(segments):
+        for before, after in pairwise(line.split("=")):
             left, right = _last_side(before), _first_side(after)
             if left and right and (left.is_sum or right.is_sum):
                 yield _are_equal(left, right)
@@ -47,7 +46,7 @@ def _are_equal(left: Side, right: Side) -> bool:
 
 
 def _last_side(text: str) -> Side | None:
-    """The side that `text` ends with: the longest one that stands on its own."""
+    """The side that `text` ends with: the longest that does not belong to the text before it."""
     first = len(text)
     while first and len(text) - first < MAX_CHARS and text[first - 1] in "0123456789 \t.,()+-*/":
         first -= 1
@@ -66,7 +65,7 @@ def _first_side(text: str) -> Side | None:
 
 
 def _stands_alone(text: str, start: int) -> bool:
-    """Whether what is in front of an expression does not belong to it."""
+    """Whether the text before an expression does not belong to it."""
     before = text[:start].rstrip()
     if not before:
         return True
@@ -79,26 +78,26 @@ def _stands_alone(text: str, start: int) -> bool:
 
 
 def _read(text: str, start: int) -> Side | None:
-    """The longest expression from `start` on."""
+    """The longest expression that begins at `start`."""
     reader = _Reader(text, start)
     try:
         value = reader.sum(0)
     except (ValueError, ZeroDivisionError):
         return None
-    return Side(value, reader.place, reader.operators > 0, reader.decimals)
+    return Side(value, reader.index, reader.num_operators > 0, reader.decimals)
 
 
 class _Reader:
-    """Reads an expression by descent: sums of products of numbers, signs and parentheses."""
+    """Reads an expression by recursive descent: sums of products of numbers, signs and parentheses."""
 
-    def __init__(self, text: str, place: int) -> None:
-        self.text, self.place = text, place
-        self.numbers = self.operators = self.decimals = 0
+    def __init__(self, text: str, index: int) -> None:
+        self.text, self.index = text, index
+        self.num_numbers = self.num_operators = self.decimals = 0
 
     def sum(self, depth: int) -> Fraction:
         value = self.product(depth)
         while operator := self.take("+-"):
-            self.operators += 1
+            self.num_operators += 1
             term = self.product(depth)
             value = value + term if operator == "+" else value - term
         return value
@@ -106,7 +105,7 @@ class _Reader:
     def product(self, depth: int) -> Fraction:
         value = self.factor(depth)
         while operator := self.take("*/"):
-            self.operators += 1
+            self.num_operators += 1
             factor = self.factor(depth)
             value = value * factor if operator == "*" else value / factor
         return value
@@ -119,30 +118,30 @@ class _Reader:
         if self.take("("):
             value = self.sum(depth + 1)
             if not self.take(")"):
-                raise ValueError("an open parenthesis")
+                raise ValueError("a parenthesis is not closed")
             return value
         self.skip()
-        match = _NUMBER.match(self.text, self.place)
-        self.numbers += 1
-        if not match or len(match[0]) > MAX_DIGITS or self.numbers > MAX_NUMBERS:
-            raise ValueError("no number, or too much")
-        self.place = match.end()
+        match = _NUMBER.match(self.text, self.index)
+        self.num_numbers += 1
+        if not match or len(match[0]) > MAX_DIGITS or self.num_numbers > MAX_NUMBERS:
+            raise ValueError("not a number, or too long")
+        self.index = match.end()
         self.decimals = len(match[0].partition(".")[2])
         return Fraction(match[0].replace(",", ""))
 
     def take(self, characters: str) -> str:
-        """The next character if it is one of these; it counts as read."""
-        start = self.place
+        """The next character, which is then read, if it is one of `characters`; else nothing."""
+        start = self.index
         self.skip()
-        if self.place < len(self.text) and self.text[self.place] in characters:
-            self.place += 1
-            return self.text[self.place - 1]
-        self.place = start
+        if self.index < len(self.text) and self.text[self.index] in characters:
+            self.index += 1
+            return self.text[self.index - 1]
+        self.index = start
         return ""
 
     def skip(self) -> None:
-        while self.place < len(self.text) and self.text[self.place] in " \t":
-            self.place += 1
+        while self.index < len(self.text) and self.text[self.index] in " \t":
+            self.index += 1
 
 
 def _normalised(text: str) -> str:

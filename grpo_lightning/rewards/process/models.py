@@ -1,4 +1,4 @@
-"""Learned process models: how likely a segment leads to the right answer."""
+"""Learned process models: the probability that a segment leads to the right answer."""
 
 import math
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ from typing import Any
 from grpo_lightning.rewards.base import Run
 from grpo_lightning.rewards.classifier import Classifier, DType
 from grpo_lightning.rewards.process.scorers import SegmentScorer
-from grpo_lightning.types import Sample, UsageError
+from grpo_lightning.types import Sample, UsageError, at_least
 
 
-class _StepModel(SegmentScorer):
-    """What the two have in common: the model, read before the run or at the first step."""
+class _SegmentModel(SegmentScorer):
+    """The common part of the two: the model, which is read before the run or at the first call."""
 
     kind: Any = "sequence"
 
@@ -23,6 +23,8 @@ class _StepModel(SegmentScorer):
         dtype: DType = "float32",
         trust_remote_code: bool = False,
     ) -> None:
+        at_least("max_length", max_length, 1, type(self).__name__)
+        at_least("max_tokens", max_tokens, 1, type(self).__name__)
         self.path = path
         self._options: dict[str, Any] = {
             "max_length": max_length,
@@ -37,30 +39,31 @@ class _StepModel(SegmentScorer):
         self._load(run.device)
 
     def close(self) -> None:
-        """Lets go of the model."""
+        """Releases the model."""
         self._classifier = None
 
     def _load(self, device: Any = "cpu") -> Classifier:
         if self._classifier is None:
-            classifier = Classifier(self.path, device=device, kind=self.kind, **self._options)
+            owner = type(self).__name__
+            classifier = Classifier(self.path, device=device, kind=self.kind, owner=owner, **self._options)
             if classifier.num_labels > 2:
                 raise UsageError(
-                    f"path={self.path!r} of {type(self).__name__}: it has {classifier.num_labels} labels; expected 1, "
-                    "or 2 of which the second is `right`"
+                    f"{owner}.path={self.path}: it has {classifier.num_labels} labels; expected 1, or 2 of which the "
+                    "second is `right`"
                 )
             self._classifier = classifier
         return self._classifier
 
 
-class PrefixModel(_StepModel):
-    """The probability a sequence classifier gives to the prompt and the completion up to the segment's end.
+class PrefixModel(_SegmentModel):
+    """The probability that a sequence classifier gives to the prompt and the completion up to the segment's end.
 
-    A model with one label says it by the sigmoid of its logit, one with two by the softmax's second. Train it on what
-    `tools/label_segments.py` writes.
+    One label: the sigmoid of its logit. Two: the softmax probability of the second. Use it with the model you have;
+    `tools/label_segments.py` writes data to train one. It reads every prefix again: `TokenModel` is faster.
 
     Args:
         path: `AutoModelForSequenceClassification`: folder made by `save_pretrained`, or hub id.
-        max_length: Longest input in its tokens; one that is longer loses its beginning. None is what tokenizer and
+        max_length: Longest input in its tokens; a longer one loses its beginning. None is the most that tokenizer and
             model allow.
         max_tokens: Its tokens in one forward, padding included.
         dtype: Type of the weights.
@@ -68,6 +71,7 @@ class PrefixModel(_StepModel):
     """
 
     def score(self, samples: Sequence[Sample], segments: Sequence[Sequence[str]]) -> list[list[float]]:
+        """The probability of each segment."""
         classifier = self._load()
         prefixes = [
             sample.prompt.text + "".join(own[: segment + 1])
@@ -78,17 +82,18 @@ class PrefixModel(_StepModel):
         return [[next(scores) for _ in own] for own in segments]
 
 
-class TokenModel(_StepModel):
-    """The probability a token classifier gives at the end of each segment, all segments in one pass.
+class TokenModel(_SegmentModel):
+    """The probability that a token classifier gives at the end of each segment, all segments in one pass.
 
-    The form is that of TRL's PRMTrainer: each segment without the white space around it, then the separator.
-    The score is read at its last token. One label: the sigmoid of its logit; two: the softmax's second.
+    The input has the form of TRL's PRMTrainer: each segment without the white space around it, then the separator. The
+    score is read at the separator's last token. One label: the sigmoid of its logit. Two: the softmax probability of
+    the second.
 
     Args:
         path: `AutoModelForTokenClassification`: folder made by `save_pretrained`, or hub id.
-        separator: What stands behind every segment.
-        max_length: Longest input in its tokens, of which the beginning is cut off; a segment that is cut off has the
-            value NaN. None is what tokenizer and model allow.
+        separator: The text after every segment.
+        max_length: Longest input in its tokens; a longer one loses its beginning, and a segment whose end is lost gets
+            NaN. None is the most that tokenizer and model allow.
         max_tokens: Its tokens in one forward, padding included.
         dtype: Type of the weights.
         trust_remote_code: Run Python code shipped with the model.
@@ -115,18 +120,19 @@ class TokenModel(_StepModel):
         self.separator = separator
 
     def score(self, samples: Sequence[Sample], segments: Sequence[Sequence[str]]) -> list[list[float]]:
+        """The probability of each segment."""
         classifier = self._load()
         encode = classifier.tokenizer.encode
         separator = encode(self.separator, add_special_tokens=False)
         inputs, ends = [], []
         for sample, own in zip(samples, segments, strict=True):
-            ids, places = encode(sample.prompt.text), []
+            ids, positions = encode(sample.prompt.text), []
             for segment in own:
                 ids += encode(segment.strip(), add_special_tokens=False) + separator
-                places.append(len(ids) - 1)
+                positions.append(len(ids) - 1)
             lost = max(0, len(ids) - classifier.max_length)
             inputs.append(ids[lost:])
-            ends.append([place - lost for place in places])
+            ends.append([position - lost for position in positions])
         return [
             [_probability(logits[end]) if end >= 0 else math.nan for end in own]
             for logits, own in zip(classifier.logits(inputs), ends, strict=True)
@@ -134,5 +140,5 @@ class TokenModel(_StepModel):
 
 
 def _probability(logits: Any) -> float:
-    """That of `right`, from [1] or [2] logits."""
+    """The probability of `right`, from [1] or [2] logits."""
     return float(logits.sigmoid()[0] if len(logits) == 1 else logits.softmax(0)[1])

@@ -1,16 +1,17 @@
-"""The reward that looks at every segment."""
+"""A reward that scores every segment of a completion."""
 
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
-from grpo_lightning.rewards.base import OK, Reward, RewardResult, Run, Segment
+from grpo_lightning.policy import pretrained
+from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.process.scorers import SegmentScorer
 from grpo_lightning.rewards.process.splitters import ByLine, Splitter
-from grpo_lightning.types import FinishReason, Question, Sample, UsageError
+from grpo_lightning.rewards.results import RewardResult, Segment
+from grpo_lightning.types import FinishReason, Question, Sample, Status, UsageError, at_least
 
 Reduce = Literal["sum", "min", "last", "mean"]
 
@@ -23,21 +24,21 @@ REDUCE: dict[Reduce, Callable[[Sequence[float]], float]] = {
 
 
 class ProcessReward(Reward):
-    """A score for every segment of a completion, at the segment's last token: what `ProcessSupervision` learns from.
+    """A score for every segment of a completion, at the segment's last token.
 
-    Other advantages learn from the value of the whole, which `reduce` makes of the scores. The last segment ends at
-    the last token, the stop token included. Where two segments end within one token, they are one segment.
+    `ProcessSupervision` learns from the segments, and so tells which part of a completion was right. Other advantages
+    learn from the value of the whole, to which `reduce` reduces the scores. The last segment ends at the last token,
+    the stop token included. Segments that end within one token are one segment.
 
     Args:
         scorer: Scores the segments.
-        tokenizer: Folder or hub id of the policy's tokenizer, which tells the token that a character belongs to. None
-            takes it from the run.
+        tokenizer: Folder or hub id of the policy's tokenizer, which maps characters to tokens; None is the run's.
         splitter: Cuts completions into segments; `ByLine` if left out.
         reduce: The value of the whole: the `sum` of the scores, which pays for many segments, their `min`, the `last`
             one, or their `mean`.
-        max_segments: Most segments of a completion; the last one takes the rest.
+        max_segments: Largest number of segments per completion; the last one takes the rest.
         trust_remote_code: Run Python code shipped with the tokenizer.
-        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics.
 
     Raises:
@@ -56,8 +57,7 @@ class ProcessReward(Reward):
         name: str | None = None,
     ) -> None:
         super().__init__(weight, name)
-        if max_segments < 1:
-            raise UsageError(f"max_segments={max_segments} of ProcessReward: give 1 or more")
+        at_least("max_segments", max_segments, 1, "ProcessReward")
         if reduce not in REDUCE:
             raise UsageError(f"reduce={reduce!r} of ProcessReward: give one of {', '.join(REDUCE)}")
         self.scorer = scorer
@@ -69,29 +69,21 @@ class ProcessReward(Reward):
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer at `path`."""
-        from transformers import AutoTokenizer  # the workers, which import the package, need not wait for it
+        """The policy's tokenizer."""
+        from transformers import AutoTokenizer  # a worker that imports the package need not wait for it
 
         assert self.path is not None, "give tokenizer, or call setup(run)"
-        path = Path(self.path).expanduser()
-        try:
-            return AutoTokenizer.from_pretrained(
-                str(path) if path.is_dir() else self.path, trust_remote_code=self.trust_remote_code
-            )
-        except (OSError, ValueError) as error:
-            raise UsageError(
-                f"tokenizer={self.path!r} of the reward {self.name}: {str(error).strip().splitlines()[0]} "
-                "Give the policy's folder or hub id"
-            ) from error
+        options = {"trust_remote_code": self.trust_remote_code}
+        return pretrained.load(AutoTokenizer, self.path, "ProcessReward.tokenizer", **options)
 
-    def prepare(self, questions: Sequence[Question]) -> None:
-        """Reads the tokenizer, if it has a path, and prepares the scorer."""
+    def read_questions(self, questions: Sequence[Question]) -> None:
+        """Reads the tokenizer, if a path is given, and lets the scorer read the questions."""
         if self.path is not None:
             _ = self.tokenizer
-        self.scorer.prepare(questions)
+        self.scorer.read_questions(questions)
 
     def setup(self, run: Run) -> None:
-        """Takes the policy's tokenizer where none is given, and lets the scorer read its weights."""
+        """Takes the run's tokenizer where none is given, and lets the scorer read its weights."""
         if self.path is None:
             self.tokenizer = run.tokenizer
         self.scorer.setup(run)
@@ -100,16 +92,16 @@ class ProcessReward(Reward):
         """Status `ok`, or, with a value of NaN and no segments, `timeout`, `memory` or `crash` of the splitter.
 
         Raises:
-            ValueError: The tokenizer is not the one that made the texts.
+            ValueError: The tokenizer is not the policy's.
         """
         cuts = self.splitter([sample.text for sample in samples])
         result = RewardResult([math.nan] * len(samples), [cut.status for cut in cuts], segments=[[] for _ in samples])
         assert result.segments is not None
-        whole = [row for row, cut in enumerate(cuts) if cut.status == OK]
-        places = [self._segments(samples[row], cuts[row].value) for row in whole]
-        texts = [_between(samples[row].text, [end for end, _ in own]) for row, own in zip(whole, places, strict=True)]
+        whole = [row for row, cut in enumerate(cuts) if cut.status == Status.OK]
+        ends = [self._ends(samples[row], cuts[row].value) for row in whole]
+        texts = [_between(samples[row].text, [end for end, _ in own]) for row, own in zip(whole, ends, strict=True)]
         scores = self.scorer.score([samples[row] for row in whole], texts)
-        for row, own, values in zip(whole, places, scores, strict=True):
+        for row, own, values in zip(whole, ends, scores, strict=True):
             result.segments[row] = [Segment(token, value) for (_, token), value in zip(own, values, strict=True)]
             result.value[row] = math.nan if any(map(math.isnan, values)) else REDUCE[self.reduce](values)
         return result
@@ -119,8 +111,8 @@ class ProcessReward(Reward):
         self.splitter.close()
         self.scorer.close()
 
-    def _segments(self, sample: Sample, ends: Sequence[int]) -> list[tuple[int, int]]:
-        """For each segment the character it ends before and its last token."""
+    def _ends(self, sample: Sample, ends: Sequence[int]) -> list[tuple[int, int]]:
+        """For each segment the index of the character after it, and that of its last token."""
         ended = sample.finish_reason is FinishReason.STOP
         written = sample.token_ids[:-1] if ended else sample.token_ids
         kept = [*ends[: self.max_segments - 1], ends[-1]] if len(ends) > self.max_segments else list(ends)
@@ -131,17 +123,23 @@ class ProcessReward(Reward):
 
 
 def last_tokens(tokenizer: Any, token_ids: Sequence[int], text: str, ends: Sequence[int]) -> list[int]:
-    """For each place in `text`, ascending, the first token after which the decoded text has all that is before it.
+    """The index of the last token of each text up to `ends`: the first by which all of that text is decoded.
 
-    Found by decoding beginnings of the completion, so it holds for characters of several tokens, tokens of several
+    Found by decoding beginnings of the completion. So it is right for characters of several tokens, tokens of several
     characters, and tokens that decode to nothing.
+
+    Args:
+        tokenizer: The policy's.
+        token_ids: The completion, without the stop token.
+        text: The completion as text.
+        ends: Indices of characters in `text`, ascending.
 
     Raises:
         ValueError: `tokenizer` does not decode `token_ids` to `text`.
     """
     import numpy as np
 
-    ids = np.array(token_ids, dtype=np.int64)  # transformers looks at every item of a list
+    ids = np.array(token_ids, dtype=np.int64)  # transformers checks every item of a list
     decoded: dict[int, str] = {}
 
     def beginning(last: int) -> str:

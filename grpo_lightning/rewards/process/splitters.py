@@ -1,12 +1,12 @@
-"""Where the segments of a completion end: the Splitter family."""
+"""The Splitter family: where the segments of a completion end."""
 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from grpo_lightning.rewards.format import check_pattern
-from grpo_lightning.sandbox.pool import OK, Outcome, WorkerPool, inside
-from grpo_lightning.types import UsageError
+from grpo_lightning.sandbox.pool import Outcome, WorkerPool, inside
+from grpo_lightning.types import Status, UsageError
 
 
 class Splitter(ABC):
@@ -14,13 +14,13 @@ class Splitter(ABC):
 
     @abstractmethod
     def cut(self, texts: Sequence[str]) -> list[Outcome]:
-        """For each text the places, in characters, where it may be cut; or why there are none (`timeout`, ...)."""
+        """For each text the character indices at which it may be cut; or the status of a failure (`timeout`, ...)."""
 
     def __call__(self, texts: Sequence[str]) -> list[Outcome]:
-        """For each text the ends of its segments, ascending; the last is its length. None is all white space."""
+        """For each text the ends of its segments, ascending; the last is its length. No segment is all white space."""
         outcomes = self.cut(texts)
         return [
-            Outcome(OK, _segments(text, outcome.value)) if outcome.status == OK else outcome
+            Outcome(Status.OK, _segments(text, outcome.value)) if outcome.status == Status.OK else outcome
             for text, outcome in zip(texts, outcomes, strict=True)
         ]
 
@@ -29,20 +29,23 @@ class Splitter(ABC):
 
 
 class ByLine(Splitter):
-    """Every line that is not blank is a segment, with its line break."""
+    """Makes every line that is not blank a segment, with its line break: for solutions with one thought per line."""
 
     def cut(self, texts: Sequence[str]) -> list[Outcome]:
-        return [Outcome(OK, [place + 1 for place, c in enumerate(text) if c == "\n"]) for text in texts]
+        """The indices after every line break."""
+        return [Outcome(Status.OK, [index + 1 for index, c in enumerate(text) if c == "\n"]) for text in texts]
 
 
 class ByTag(Splitter):
-    """A segment ends with a closing tag. What stands between two blocks belongs to the later one.
+    """Ends a segment at each closing tag: for policies that mark their own segments.
+
+    Text between two blocks belongs to the later one.
 
     Args:
         tags: Names of the tags: `step` for `<step>...</step>`.
 
     Raises:
-        UsageError: There are none.
+        UsageError: `tags` is empty, or not a list of names.
     """
 
     def __init__(self, tags: Sequence[str] = ("step",)) -> None:
@@ -51,16 +54,17 @@ class ByTag(Splitter):
         self._closing = re.compile("|".join(re.escape(f"</{tag}>") for tag in tags))
 
     def cut(self, texts: Sequence[str]) -> list[Outcome]:
-        return [Outcome(OK, [match.end() for match in self._closing.finditer(text)]) for text in texts]
+        """The indices after every closing tag."""
+        return [Outcome(Status.OK, [match.end() for match in self._closing.finditer(text)]) for text in texts]
 
 
 class ByPattern(Splitter):
-    r"""A segment ends behind every match of a regular expression, which runs in a worker process.
+    r"""Ends a segment after every match of a regular expression, which runs in a worker process.
 
     Args:
-        pattern: What stands between segments and belongs to the earlier one: `\n\n`, `[.;]\s`. One that matches nothing
-            but a place, `(?=Segment \d)`, cuts there.
-        timeout: Seconds it may take on one completion.
+        pattern: The text between two segments, which belongs to the earlier one: `\n\n`, `[.;]\s`. An empty match, such
+            as `(?=Segment \d)`, cuts there.
+        timeout: Seconds per completion.
 
     Raises:
         UsageError: `pattern` is not a regular expression.
@@ -69,9 +73,10 @@ class ByPattern(Splitter):
     def __init__(self, pattern: str, timeout: float = 1.0) -> None:
         check_pattern(pattern)
         self.pattern = pattern
-        self._pool = WorkerPool(workers=1, timeout=timeout)
+        self._pool = WorkerPool(num_workers=1, timeout=timeout)
 
     def cut(self, texts: Sequence[str]) -> list[Outcome]:
+        """The indices after every match."""
         return self._pool.map(inside("separators.ends"), [[self.pattern, text] for text in texts])
 
     def close(self) -> None:
@@ -80,13 +85,13 @@ class ByPattern(Splitter):
 
 
 def _segments(text: str, cuts: Sequence[int]) -> list[int]:
-    """The cuts that leave something on both sides, and the end."""
+    """The cuts with text on both sides, and the end."""
     ends: list[int] = []
     start = 0
     for cut in [*sorted(set(cuts)), len(text)]:
         if text[start:cut].strip():
             ends.append(cut)
             start = cut
-        elif ends:  # a blank belongs to the segment before
+        elif ends:  # white space belongs to the segment before it
             ends[-1] = start = cut
     return ends or [len(text)]

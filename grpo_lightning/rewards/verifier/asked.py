@@ -1,4 +1,4 @@
-"""What a question has: its formulas, its words and its numbers."""
+"""The formulas, the words and the numbers of a question."""
 
 import re
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from grpo_lightning.rewards.verifier.equality import CONSTANTS, Context
 from grpo_lightning.rewards.verifier.forms import ONE, split
 from grpo_lightning.rewards.verifier.grammar import Node, read_claim
 from grpo_lightning.rewards.verifier.numbers import exact, literal, nodes
+from grpo_lightning.rewards.verifier.rules import rewriting, rule
 from grpo_lightning.rewards.verifier.tokens import Unreadable
 from grpo_lightning.rewards.verifier.units import word_set
 
@@ -18,13 +19,13 @@ class Asked:
     """The formulas of a question."""
 
     parts: frozenset[Node]
-    """All of them and all that is in them, each in `canonical` form."""
+    """All formulas and their subtrees, each in `canonical` form."""
     multiples: frozenset[tuple[Fraction, Node]]
-    """The same as numbers and rests."""
+    """The same as pairs of a number and the rest, from `multiple`."""
     forms: frozenset[Node]
-    """Whether its numbers are decimals, percentages or fractions."""
+    """The numbers that are not whole, each with its notation, from `number_form`."""
     sides: tuple[Node, ...]
-    """The formulas, and both sides of each equation, as they stand there."""
+    """The formulas, and both sides of each equation, as written."""
     relations: tuple[Node, ...]
     """The equations and inequalities."""
 
@@ -65,7 +66,7 @@ def expressions(question: str) -> frozenset[Node]:
 
 
 def number_form(tree: Node) -> Node:
-    """Whether a number that is not whole is a decimal, a percentage or a fraction, and which."""
+    """The notation (decimal, percentage or fraction) and the value of a number that is not whole; () for others."""
     value = literal(tree)
     if value is None or value.denominator == 1 or tree[0] not in ("number", "percent", "div"):
         return ()
@@ -73,7 +74,7 @@ def number_form(tree: Node) -> Node:
 
 
 def multiple(tree: Node) -> tuple[Fraction, Node] | None:
-    """A formula as a number and the rest; None for what is no formula to be worked out."""
+    """A formula as a number times the rest; None if there is nothing to compute."""
     if tree[0] not in _COMPOUND or tree[0] == "chain" or exact(tree) is not None:
         return None
     number, rest = split(tree)
@@ -81,7 +82,7 @@ def multiple(tree: Node) -> tuple[Fraction, Node] | None:
 
 
 def canonical(tree: Node) -> Node:
-    """One tree for all orders of terms and factors; nothing for what is no formula to be worked out."""
+    """One tree for all orders of terms and factors; () if there is nothing to compute."""
     if exact(tree) is not None and tree[0] in ("number", "neg", "percent"):
         return ()
     return _sorted(tree) if tree[0] in _COMPOUND else ()
@@ -120,38 +121,50 @@ def _sorted(tree: Node) -> Node:
 
 @lru_cache(maxsize=1 << 10)
 def words_of(question: str) -> frozenset[str]:
-    """The words of a question, in small letters."""
-    return frozenset(word.casefold() for word in re.findall(r"[^\W\d_]{3,}", question))
+    """The words of a question, in lower case."""
+    return frozenset(word.casefold() for word in _WORD.findall(question))
 
 
 @lru_cache(maxsize=1 << 10)
 def numbers_of(question: str) -> frozenset[Fraction]:
     """The numbers that a question gives, in digits or in words: 2 of `half` and of `two`, 12 of `a dozen`."""
-    digits = (Fraction(match[0].replace(",", "")) for match in _NUMBER.finditer(_THOUSANDS.sub(",", question)))
-    said = (_COUNTS.get(word) or _COUNTS.get(word.removesuffix("s")) for word in words_of(question))
-    return frozenset((*digits, *(Fraction(number) for number in said if number)))
+    digits = (Fraction(match[0].replace(",", "")) for match in _NUMBER.finditer(_WITH_PLAIN_COMMAS(question)))
+    counts = (_COUNTS.get(word) or _COUNTS.get(word.removesuffix("s")) for word in words_of(question))
+    return frozenset((*digits, *(Fraction(number) for number in counts if number)))
 
 
 def context_of(question: str) -> Context:
-    """What a question says about the variables of its answer."""
+    """The context for comparing formulas: whether variables are integers, and which constants the question uses."""
     letters = set() if _INTEGRAL.search(question) else {match[0] for match in _CAPITAL.finditer(question)}
     names = (name for name in CONSTANTS if name.partition("_")[0] in letters)
     return Context(_INTEGERS.search(question) is not None, frozenset(names))
 
 
-_CAPITAL = re.compile(r"(?<![A-Za-z(°\\])[CK](?![A-Za-z)])")
-_INTEGRAL = re.compile(
-    r"\\i*int\b|integral|integrat|antiderivative|primitive|differential|constant|dx\b", re.IGNORECASE
+_WORD = rule(r"[^\W\d_]{3,}", "«How» «many» in 12 «hours»", "12 h")
+_CAPITAL = rule(r"(?<![A-Za-z(°\\])[CK](?![A-Za-z)])", "x^2 + «C», «K» > 0", "20 °C", "(C) Carl")
+_INTEGRAL = rule(
+    r"\\i*int\b|integral|integrat|antiderivative|primitive|differential|constant|dx\b",
+    r"«\int» 2x «dx»",
+    "an «antiderivative» of f",
+    "an integer",
+    flags=re.IGNORECASE,
 )
-_INTEGERS = re.compile(
-    r"\b(?:integers?|natural numbers?|sequences?|recurrence|series|\w*th term)\b|a_n|\\sum", re.IGNORECASE
+_INTEGERS = rule(
+    r"\b(?:integers?|natural numbers?|sequences?|recurrence|series|\w*th term)\b|a_n|\\sum",
+    "the «7th term» of the «sequence»",
+    "a real x",
+    flags=re.IGNORECASE,
 )
-_FORMULA = re.compile(r"\$\$?((?:\\\$|[^$])+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_PLAIN = re.compile(
-    r"(?:\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|sqrt|sin|cos|tan|[\d{}()\[\]^_+*/=<>|!.,&%\\-]|\s(?=\S))+"
+_FORMULA = rule(
+    r"\$\$?((?:\\\$|[^$])+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", r"If «$x = 3$» and «\(y\)»", "x = 3", flags=re.DOTALL
 )
-_NUMBER = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?")
-_THOUSANDS = re.compile(r"(?:\{,\}|,\\!)(?=\d)")
+_PLAIN = rule(
+    r"(?:\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|sqrt|sin|cos|tan|[\d{}()\[\]^_+*/=<>|!.,&%\\-]|\s(?=\S))+",
+    "Solve« x + 3 = 7 »now",
+    "now",
+)
+_NUMBER = rule(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?", "«1,234.50» of «7»", "two")
+_WITH_PLAIN_COMMAS = rewriting(r"(?:\{,\}|,\\!)(?=\d)", ",", r"1{,}234 and 5,\!678 -> 1,234 and 5,678", "{,} -> {,}")
 _CARDINALS = (
     "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
     "nineteen twenty"

@@ -1,19 +1,25 @@
-"""The choices that a question offers: `(A) 3 (B) 4`, `\\textbf{(A)}\\ 3 \\qquad \\textbf{(B)}\\ 4`, `A. 3`."""
+r"""The choices of a multiple-choice question: `(A) 3 (B) 4`, `\textbf{(A)}\ 3 \qquad \textbf{(B)}\ 4`, `A. 3`."""
 
-import re
 from functools import lru_cache
 
+from grpo_lightning.rewards.verifier.rules import rewriting, rule
+
 _MARKERS = [
-    re.compile(r"\\(?:text|mathrm|math)(?:bf|rm)?\s*\{\s*\(?([A-J])\)?[.:]?\s*\)?\s*\}"),
-    re.compile(r"\(([A-J])\)"),
-    re.compile(r"(?<![\w$\\({])([A-J])[.):](?=\s)"),
+    rule(
+        r"\\(?:text|mathrm|math)(?:bf|rm)?\s*\{\s*\(?([A-J])\)?[.:]?\s*\)?\s*\}",
+        r"«\textbf{(A)}» 3 «\text{B.}» 4",
+        r"\text{(K)}",
+    ),
+    rule(r"\(([A-J])\)", "«(A)» 3 «(B)» 4", "f(x)"),
+    rule(r"(?<![\w$\\({])([A-J])[.):](?=\s)", "«A.» 3 «B)» 4", "A.M."),
 ]
-_LAYOUT = re.compile(r"(?:\\q?quad|\\hspace\{[^{}]*\}|\\[ ,;]|[~\s,;$]|\\\\)+")
+_LAYOUT = rule(r"(?:\\q?quad|\\hspace\{[^{}]*\}|\\[ ,;]|[~\s,;$]|\\\\)+", r"«\quad »3«,\\ »", "3")
+_WITHOUT_END = rewriting(r"(?:\\q?quad|\\[ ,;]|[~\s,;.$]|\\\\)+\Z", "", r"3, \qquad -> 3")
 
 
 @lru_cache(maxsize=1 << 10)
 def choices_in(question: str) -> dict[str, str]:
-    """The text behind each letter; nothing if the letters do not run from A on."""
+    """The text of each choice by its letter; empty if the letters do not run from A on."""
     for marker in _MARKERS:
         found = list(marker.finditer(question))
         starts = [index for index, match in enumerate(found) if match[1] == "A"]
@@ -28,7 +34,7 @@ def choices_in(question: str) -> dict[str, str]:
 
 
 def _end(question: str, start: int) -> int:
-    """Where the last choice ends: with its paragraph."""
+    """The index at which the last choice ends: with its paragraph."""
     end = question.find("\n\n", start)
     return end if end >= 0 else len(question)
 
@@ -43,4 +49,4 @@ def _strip(text: str) -> str:
     text = text.strip()
     if match := _LAYOUT.match(text):
         text = text[match.end() :]
-    return re.sub(r"(?:\\q?quad|\\[ ,;]|[~\s,;.$]|\\\\)+\Z", "", text)
+    return _WITHOUT_END(text)

@@ -4,8 +4,8 @@ r"""`grpo-verify`: grades answers from the command line as `MathVerifier` does i
     grpo-verify --completion 18 'So #### 18'            the whole completion; - reads it from stdin
     grpo-verify --jsonl predictions.jsonl --out graded.jsonl
 
-A row of a jsonl has its gold answer under `gold` and a `completion` or a bare `answer`; without `gold` it is `answer`
-that is gold, as `grpo predict` writes it. Exit code: 0 if all are right, 1 if not, 2 if it was called wrongly.
+A row of the jsonl has its gold answer under `gold`, and a `completion` or a bare `answer`. Without `gold`, `answer` is
+the gold answer, as `grpo predict` writes it. Exit code: 0 if all answers are right, 1 if not, 2 for wrong arguments.
 """
 
 import argparse
@@ -25,7 +25,7 @@ BATCH = 256
 
 
 def grade(verifier: MathVerifier, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
-    """What becomes of each sample, in words. `ms` is the mean over those that are graded together."""
+    """Yields the grade of each sample in words. `ms` is the mean over the samples of this call."""
     start = time.perf_counter()
     answers, verdicts = verifier.grade(samples)
     result = verifier.report(samples, answers, verdicts)
@@ -42,20 +42,20 @@ def grade(verifier: MathVerifier, samples: Sequence[Sample]) -> Iterator[dict[st
 
 
 def sample_of(gold: str, completion: str, prompt: str = "", source: str = "") -> Sample:
-    """As the verifier gets it in training."""
+    """The sample, as the verifier gets it in training."""
     return Sample(Prompt(0, prompt, [0], Question("", gold, source)), completion, [0], FinishReason.STOP)
 
 
 def boxed(answer: str) -> str:
-    """A completion that is nothing but the answer."""
+    """A completion with only the answer, in a box."""
     return rf"\boxed{{{answer}}}"
 
 
 def read_row(line: str, source: str) -> tuple[dict[str, Any], Sample]:
-    """A row and the sample it stands for.
+    """The row of one line of the file, and its sample.
 
     Raises:
-        UsageError: It is no JSON object, or lacks a key.
+        UsageError: The line is no JSON object, or lacks a key.
     """
     try:
         row = json.loads(line)
@@ -73,13 +73,16 @@ def read_row(line: str, source: str) -> tuple[dict[str, Any], Sample]:
 
 
 def grade_file(verifier: MathVerifier, path: Path, out: Path | None) -> bool:
-    """Grades every row, prints the wrong ones and a summary, writes the rows with their grades. All right?"""
+    """Grades every row; returns whether all are right.
+
+    It prints the wrong rows and a summary, and writes the rows with their grades to `out`.
+    """
     lines = path.read_text(encoding="utf-8").splitlines()
     rows = [read_row(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not rows:
         raise UsageError(f"{path}: no rows")
     samples = [sample for _, sample in rows]
-    verifier.prepare([sample.prompt.question for sample in samples])
+    verifier.read_questions([sample.prompt.question for sample in samples])
     grades = [one for start in range(0, len(samples), BATCH) for one in grade(verifier, samples[start : start + BATCH])]
     for (_, sample), one in zip(rows, grades, strict=True):
         if not one["right"]:
@@ -87,8 +90,8 @@ def grade_file(verifier: MathVerifier, path: Path, out: Path | None) -> bool:
     if out:
         graded = (json.dumps(row | one, ensure_ascii=False) for (row, _), one in zip(rows, grades, strict=True))
         out.write_text("".join(f"{line}\n" for line in graded), encoding="utf-8")
-    right = sum(one["right"] for one in grades)
-    print(f"{right} of {len(rows)} right ({right / len(rows):.1%})")
+    num_right = sum(one["right"] for one in grades)
+    print(f"{num_right} of {len(rows)} right ({num_right / len(rows):.1%})")
     for key in ("status", "stage"):
         print(
             f"{key}: " + ", ".join(f"{name} {count}" for name, count in Counter(g[key] for g in grades).most_common())
@@ -98,11 +101,11 @@ def grade_file(verifier: MathVerifier, path: Path, out: Path | None) -> bool:
     ]
     if expected:
         print(f"as `expected`: {sum(bool(a) == b for a, b in expected)} of {len(expected)}")
-    return right == len(rows)
+    return num_right == len(rows)
 
 
 def in_words(one: dict[str, Any]) -> str:
-    """One grade on one line."""
+    """The text of one grade, on one line."""
     verdict = "right" if one["right"] else "wrong"
     return (
         f"{verdict} (status {one['status']}), extracted {one['extracted']!r}, decided by {one['stage']}: {one['why']}"
@@ -110,16 +113,18 @@ def in_words(one: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command."""
+    """Runs the command; returns its exit code."""
     parser = argparse.ArgumentParser(
         prog="grpo-verify", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("gold", nargs="?", help="the gold answer, bare")
-    parser.add_argument("answer", nargs="?", help=r"the answer, as it would stand in \boxed{}")
+    parser.add_argument("answer", nargs="?", help=r"the answer, as inside \boxed{}")
     parser.add_argument("--completion", action="store_true", help="`answer` is a whole completion")
-    parser.add_argument("--jsonl", type=Path, help="a file with a row a line, instead of one pair")
-    parser.add_argument("--out", type=Path, help="where the rows go with their grades")
-    parser.add_argument("--timeout", type=float, default=1.0, help="as of MathVerifier (default: 1.0)")
+    parser.add_argument("--jsonl", type=Path, help="a file with one row per line, instead of one pair")
+    parser.add_argument("--out", type=Path, help="file to write the rows with their grades to")
+    parser.add_argument(
+        "--timeout", type=float, default=1.0, help="CPU seconds per comparison, as in MathVerifier (default: 1.0)"
+    )
     options = parser.parse_args(argv)
     if (options.jsonl is None) == (options.answer is None) or (options.jsonl and options.gold):
         parser.error("give GOLD and ANSWER, or --jsonl FILE")
@@ -133,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.jsonl:
             return 0 if grade_file(verifier, options.jsonl, options.out) else 1
         text = sys.stdin.read() if options.completion and options.answer == "-" else options.answer
-        verifier.prepare([])  # so that the time below is that of a comparison
+        verifier.read_questions([])  # so that the time below is that of a comparison
         (one,) = grade(verifier, [sample_of(options.gold, text if options.completion else boxed(text))])
         width = max(map(len, one))
         for key, value in one.items():

@@ -1,4 +1,4 @@
-"""Whether two claims say the same. Runs in a worker process, on texts that a model wrote."""
+"""Compares two claims. It runs in a worker process, since the texts come from a model."""
 
 import re
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ from grpo_lightning.rewards.verifier.numbers import (
     symbols,
 )
 from grpo_lightning.rewards.verifier.prose import read_sentence
+from grpo_lightning.rewards.verifier.rules import rewriting, rule
 from grpo_lightning.rewards.verifier.settling import (
     WHOLES,
     Settled,
@@ -67,21 +68,41 @@ from grpo_lightning.rewards.verifier.tokens import Unreadable, tokenize
 from grpo_lightning.rewards.verifier.units import Unit, conversion
 
 EQUAL, DIFFERENT, UNPARSEABLE, RESTATED, GOLD_BAD = "equal", "different", "unparseable", "restated", "gold_bad"
-_BARE_UNIT = re.compile(r"(.*[\d})])(?:\s|\\[, ])*([A-Za-z]{1,2})(\^\{?\d\}?)?")
-_LAYOUT = re.compile(r"[\s{}$]|\\text|\\[,;! ]")
-_BRACKETED = re.compile(r"(?<=[\d)])\s*(?=\(-?\d+(?:\.\d+)?\))")
-_BASED = re.compile(r"[\dA-F]+_\{?(\d+)\}?")
+_BARE_UNIT = rule(r"(.*[\d})])(?:\s|\\[, ])*([A-Za-z]{1,2})(\^\{?\d\}?)?", "«5 m»", r"«\frac{1}{2}\,cm^2»", "m")
+_WITHOUT_LAYOUT = rewriting(r"[\s{}$]|\\text|\\[,;! ]", "", r"5 \, \text{apples} -> 5apples")
+_WITH_PRODUCTS = rewriting(
+    r"(?<=[\d)])\s*(?=\(-?\d+(?:\.\d+)?\))", r"\\cdot ", r"2(3) + (-1) -> 2\cdot (3) + (-1)", "f(3) -> f(3)"
+)
+_BASED = rule(r"[\dA-F]+_\{?(\d+)\}?", "«144_8»", "«1A_{16}»", "144")
+_BASE = rule(
+    r"\bbase[\s$-]*(\d+|two|three|four|five|six|seven|eight|nine)\b",
+    "in «base $8»$",
+    "a «base-nine» number",
+    "the base of 8",
+    "a base 8th",
+)
 _SPELT = {"2": "two", "3": "three", "4": "four", "5": "five", "6": "six", "7": "seven", "8": "eight", "9": "nine"}
-_DIGITS = re.compile(r"[\dA-F]+")
-_MODULAR = re.compile(r"\b(?:remainder|mod|modulo|units digit|congruen)|\\[pb]?mod|\\equiv")
+_DIGITS = rule(r"[\dA-F]+", "«144»", "«1A»", "x")
+_MODULAR = rule(
+    r"\b(?:remainder|mod|modulo|units digit|congruen)|\\[pb]?mod|\\equiv",
+    "the «remainder»",
+    "«congruen»t «mod»ulo 7",
+    r"3 «\equiv» 10 «\pmod»{7}",
+    "a sum",
+)
 _LOOSE = frozenset(["unit", "point"])
-_APPLIED = re.compile(r"[A-Za-z]\w*'*\(([a-z])\)")
-_ROUNDED = re.compile(r"\b(?:round|nearest|approximat|closest|estimat|decimal|about|tenth|hundredth)", re.IGNORECASE)
+_APPLIED = rule(r"[A-Za-z]\w*'*\(([a-z])\)", "«f(x)»", "«g'(t)»", "f(3)")
+_ROUNDED = rule(
+    r"\b(?:round|nearest|approximat|closest|estimat|decimal|about|tenth|hundredth)",
+    "«Round» to the «nearest» cent",
+    "How many?",
+    flags=re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What reasonable people decide differently; the arguments of `MathVerifier`, which explain them."""
+    """Conventions on which graders differ: arguments of `MathVerifier`, explained there."""
 
     percent: bool = True
     degrees: bool = True
@@ -93,7 +114,7 @@ class Policy:
 
 
 def compare(gold: str, answer: str, question: str = "", policy: dict[str, Any] | None = None) -> str:
-    """What is to be said of an answer: `equal`, `different`, `unparseable`, `restated`, or `gold_bad`."""
+    """The outcome for an answer: `equal`, `different`, `unparseable`, `restated`, or `gold_bad`."""
     return _Comparison(Policy(**(policy or {})), question).outcome(gold, answer)
 
 
@@ -106,74 +127,74 @@ class _Comparison:
 
     def outcome(self, gold: str, answer: str) -> str:
         try:
-            right_tokens = _spelling(gold)
+            gold_tokens = _spelling(gold)
         except Unreadable:
             return GOLD_BAD
         known = asked.words_of(self.question)
         if answer.endswith(" !") and "!" in gold:
             answer = f"{answer[:-2]}!"
         try:
-            right = read_claim(gold, known)
+            gold_claim = read_claim(gold, known)
         except Unreadable:
-            return self._by_spelling(right_tokens, answer)
-        self.allowed = finished.allowed((item.chain for item in right.items), asked.is_concrete(self.question))
-        said: Claim | None
+            return self._by_spelling(gold_tokens, answer)
+        self.allowed = finished.allowed((item.chain for item in gold_claim.items), asked.is_concrete(self.question))
+        claim: Claim | None
         try:
-            said = _remainder(right, read_claim(self._with_base(gold, answer), known), self.question)
+            claim = _remainder(gold_claim, read_claim(self._with_base(gold, answer), known), self.question)
         except Unreadable:
-            said = self._rewritten(answer, known)
+            claim = self._rewritten(answer, known)
         except RecursionError:
             return UNPARSEABLE
-        equal = self._equal_reading(right, said, answer, known)
+        equal = self._equal_reading(gold_claim, claim, answer, known)
         if equal is None:
-            return DIFFERENT if said else self._by_spelling(right_tokens, answer)
-        wants_work = self.policy.finished and self.question and not _is_spelt(answer, right_tokens)
-        return RESTATED if wants_work and restated.is_restated(right, equal, self.question) else EQUAL
+            return DIFFERENT if claim else self._by_spelling(gold_tokens, answer)
+        wants_work = self.policy.finished and self.question and not _is_spelt(answer, gold_tokens)
+        return RESTATED if wants_work and restated.is_restated(gold_claim, equal, self.question) else EQUAL
 
-    def _equal_reading(self, right: Claim, said: Claim | None, answer: str, known: frozenset[str]) -> Claim | None:
-        """The claim of an answer in the first of its readings that says the same; None if none does."""
-        if said and self.same(right, said):
-            return said
-        if said and len(said.items) == 1 < len(right.items):
+    def _equal_reading(self, gold: Claim, claim: Claim | None, answer: str, known: frozenset[str]) -> Claim | None:
+        """The claim of the first reading of an answer that equals the gold claim; None if none does."""
+        if claim and self.same(gold, claim):
+            return claim
+        if claim and len(claim.items) == 1 < len(gold.items):
             parts = self._split(answer, known)
-            return parts if parts and self.same(right, parts) else None
-        if said and self._with_unit(right, answer, known):
-            return said
-        if len(right.items) == 1 and (settled := settle(right.items[0])) and literal(_bare(settled.value)) is not None:
+            return parts if parts and self.same(gold, parts) else None
+        if claim and self._with_unit(gold, answer, known):
+            return claim
+        if len(gold.items) == 1 and (settled := settle(gold.items[0])) and literal(_bare(settled.value)) is not None:
             sentence = read_sentence(answer, known, self.question)
-            return sentence if sentence and self.same(right, sentence) else None
+            return sentence if sentence and self.same(gold, sentence) else None
         return None
 
     def _with_base(self, gold: str, answer: str) -> str:
         """`144` as `144_8` where the gold answer has a base, and the question asks for it."""
         based = _BASED.fullmatch(gold.strip())
-        is_asked = based and re.search(rf"\bbase[\s$-]*(?:{based[1]}\b|{_SPELT.get(based[1], 'x')}\b)", self.question)
-        return (
-            f"{answer.strip()}_{{{based[1]}}}" if based and is_asked and _DIGITS.fullmatch(answer.strip()) else answer
-        )
+        if not based or not _DIGITS.fullmatch(answer.strip()):
+            return answer
+        is_asked = any(match[1] in (based[1], _SPELT.get(based[1])) for match in _BASE.finditer(self.question))
+        return f"{answer.strip()}_{{{based[1]}}}" if is_asked else answer
 
     def _rewritten(self, answer: str, known: frozenset[str]) -> Claim | None:
-        """What follows the question's own words (`4 \\star 3 = 10`), with `2(3)` for a product in front of a result."""
+        r"""What follows the question's own words (`4 \star 3 = 10`), with `2(3)` for a product in front of a result."""
         asked_for, equals, rest = answer.partition("=")
         if not equals:
             return None
-        bare = _LAYOUT.sub("", asked_for)
-        rest = rest if len(bare) > 2 and bare in _LAYOUT.sub("", self.question) else answer
+        bare = _WITHOUT_LAYOUT(asked_for)
+        rest = rest if len(bare) > 2 and bare in _WITHOUT_LAYOUT(self.question) else answer
         before, equals, result = rest.rpartition("=")
         try:
-            return read_claim(_BRACKETED.sub(r"\\cdot ", before) + equals + result, known)
+            return read_claim(_WITH_PRODUCTS(before) + equals + result, known)
         except (Unreadable, RecursionError):
             return None
 
     def _split(self, answer: str, known: frozenset[str]) -> Claim | None:
-        """The answer with every comma between two values: where the gold answer is a list, `100,200` is one."""
+        """The answer with every comma read as a separator: `100,200` is a list if the gold answer is one."""
         try:
             return read_claim(answer.replace(",", ", "), known) if "," in answer else None
         except Unreadable:
             return None
 
     def _with_unit(self, gold: Claim, answer: str, known: frozenset[str]) -> bool:
-        """`5m` where the gold answer is in metres."""
+        """Whether the answer is equal if its last letters are a unit: `5m` where the gold answer is in metres."""
         bare = _BARE_UNIT.fullmatch(answer.strip())
         if not bare or not gold.items[-1].unit:
             return False
@@ -184,22 +205,22 @@ class _Comparison:
 
     def _by_spelling(self, gold: tuple[str, ...], answer: str) -> str:
         try:
-            said = _spelling(answer)
+            spelling = _spelling(answer)
         except Unreadable:
             return UNPARSEABLE
-        return EQUAL if said == gold else UNPARSEABLE
+        return EQUAL if spelling == gold else UNPARSEABLE
 
     # ----- claims
 
     def same(self, gold: Claim, answer: Claim) -> bool:
-        """Whether two claims say the same."""
+        """Whether two claims are equal."""
         if is_nothing(gold) or is_nothing(answer):
             return is_nothing(gold) and is_nothing(answer)
-        right, said = choice_of(gold), choice_of(answer)
-        if right:
-            return right == said and self.same_text(said, answer)
-        if said and (offered := self.offered(said)):
-            return self.same_text(said, answer) and self.same(gold, offered)
+        gold_letter, letter = choice_of(gold), choice_of(answer)
+        if gold_letter:
+            return gold_letter == letter and self.same_text(letter, answer)
+        if letter and (offered := self.offered(letter)):
+            return self.same_text(letter, answer) and self.same(gold, offered)
         gold, answer = system(gold), concluded(without_conditions(gold, system(chosen(answer))))
         if "trailing" in answer.joins and "trailing" not in gold.joins:
             return False
@@ -228,17 +249,17 @@ class _Comparison:
             return self.same_spans(span, other)
         if "where" in answer.joins or "where" in gold.joins:
             return False
-        ours, theirs = self.members(gold), self.members(answer)
-        if ours is None and len(answer.items) > 1 and theirs is None:
+        golds, answers = self.members(gold), self.members(answer)
+        if golds is None and len(answer.items) > 1 and answers is None:
             return self.same_tuple(gold, answer)
-        if ours is not None or theirs is not None:
-            return self.same_members(gold, answer, ours, theirs)
+        if golds is not None or answers is not None:
+            return self.same_members(gold, answer, golds, answers)
         if len(gold.items) != 1 or len(answer.items) != 1:
             return False
         return self.same_item(gold.items[0], answer.items[0])
 
     def offered(self, letter: str) -> Claim | None:
-        """What stands behind a letter in the question; None if it has no such choice, or one that cannot be read."""
+        """The claim of a choice of the question; None if there is no such choice, or it cannot be read."""
         text = choices_in(self.question).get(letter, "")
         try:
             return read_claim(text) if text else None
@@ -246,13 +267,13 @@ class _Comparison:
             return None
 
     def same_text(self, letter: str, answer: Claim) -> bool:
-        """Whether the text behind a letter, if there is one, is that of the question."""
+        """Whether the text after a letter, if there is one, is that of the question."""
         value = answer.items[0].chain[2][0]
         offered = self.offered(letter)
         return value[0] != "choice" or offered is None or self.same(offered, value[2])
 
     def same_excluded(self, gold: Claim, answer: Claim) -> bool:
-        """`x+1` for `x \\ne 1`: the same formula, the same values left out."""
+        r"""Whether formula and excluded values are the same: `x+1` for `x \ne 1`."""
         return (
             len(gold.items) == len(answer.items)
             and self.same_item(gold.items[0], answer.items[0])
@@ -260,58 +281,63 @@ class _Comparison:
         )
 
     def same_item(self, gold: Item, answer: Item) -> bool:
+        """Whether two single items are equal in kind, names, unit and value."""
         answer = self.in_percent(self.in_unit(gold, answer))
-        right, said = settle(gold), settle(answer, not gold.chain[1], self.asked)
+        gold_settled, settled = settle(gold), settle(answer, not gold.chain[1], self.asked)
         factor = self.unit_factor(gold.unit, answer.unit)
         if factor is None or not are_amounts(answer):
             return False
-        if right is None:
+        if gold_settled is None:
             return self.same_relation(gold.chain, answer.chain)
-        if said is None:
+        if settled is None:
             return (
                 len(gold.chain[1]) == 1
                 and len(symbols(gold.chain)) > 1
                 and self.same_relation(gold.chain, answer.chain)
             )
-        said = with_argument(right, said)
-        if _is_function_of(gold.chain, right, said):
-            said = Settled(said.value, right.names, said.order, said.links, said.close)
-        if not _is_kind(gold, right.value, answer, said.value) or (
-            said.close is not None and literal(said.value) is None and not self.is_rounding(right.value, said.close)
+        settled = with_argument(gold_settled, settled)
+        if _is_function_of(gold.chain, gold_settled, settled):
+            settled = Settled(settled.value, gold_settled.names, settled.order, settled.links, settled.close)
+        if not _is_kind(gold, gold_settled.value, answer, settled.value) or (
+            settled.close is not None
+            and literal(settled.value) is None
+            and not self.is_rounding(gold_settled.value, settled.close)
         ):
             return False
-        if right.names and said.names and not right.names & said.names:
+        if gold_settled.names and settled.names and not gold_settled.names & settled.names:
             return (
                 len(symbols(gold.chain)) > 1
                 and len(gold.chain[1]) == 1 == len(answer.chain[1])
                 and self.same_relation(gold.chain, answer.chain)
             )
-        if not is_true_chain(said) or (said.names - right.names) & symbols(said.value):
+        if not is_true_chain(settled) or (settled.names - gold_settled.names) & symbols(settled.value):
             return False
-        if right.names and not said.names and any(literal(link) is not None for link in said.links):
-            return False  # `0 = 0` says nothing about x
-        ours, theirs = right.value, said.value
-        if gold.unit and is_percent(theirs):
+        if gold_settled.names and not settled.names and any(literal(link) is not None for link in settled.links):
+            return False  # `0 = 0` is no claim about x
+        gold_value, answer_value = gold_settled.value, settled.value
+        if gold.unit and is_percent(answer_value):
             return False
         if factor != 1:
-            theirs = ("number", factor * value, None) if (value := literal(theirs)) is not None else theirs
-        if literal(ours) is not None and literal(theirs) is None and not symbols(theirs):
-            theirs = next((link for link in said.links if literal(link) is not None), theirs)
-        if right.close is not None and self.same_value(right.close, theirs, gold.unit, answer.unit):
+            answer_value = (
+                ("number", factor * value, None) if (value := literal(answer_value)) is not None else answer_value
+            )
+        if literal(gold_value) is not None and literal(answer_value) is None and not symbols(answer_value):
+            answer_value = next((link for link in settled.links if literal(link) is not None), answer_value)
+        if gold_settled.close is not None and self.same_value(gold_settled.close, answer_value, gold.unit, answer.unit):
             return True
-        if said.close is not None and literal(ours) is not None and literal(theirs) is None:
-            return self.same_value(ours, said.close, gold.unit, answer.unit)
-        return self.same_value(ours, theirs, gold.unit, answer.unit)
+        if settled.close is not None and literal(gold_value) is not None and literal(answer_value) is None:
+            return self.same_value(gold_value, settled.close, gold.unit, answer.unit)
+        return self.same_value(gold_value, answer_value, gold.unit, answer.unit)
 
     def is_rounding(self, gold: Node, close: Node) -> bool:
-        """Whether a rounded value may stand behind an exact one: no second answer, for who wants a whole number."""
+        """Whether the rounded value after an exact one is no second answer: the question may want a whole number."""
         value = literal(close)
         if value is None or value.denominator > 1 or is_decimal(close) or abs(value) >= 100:
             return True
         return literal(gold) is not None and bool(_ROUNDED.search(self.question))
 
     def in_unit(self, gold: Item, answer: Item) -> Item:
-        """An amount in several units, in the gold answer's if it is one of them: `90` minutes of `90 min = 1.5 h`."""
+        """An amount in several units, read in the unit of the gold answer if listed: 90 minutes of `90 min = 1.5 h`."""
         if not answer.amounts or not gold.unit or answer.unit == gold.unit:
             return answer
         found = next((amount for amount in answer.amounts if amount[1] == gold.unit), None)
@@ -322,7 +348,7 @@ class _Comparison:
         return Item(("chain", (), found[:1]), gold.unit, amounts=(*others, last))
 
     def in_percent(self, answer: Item) -> Item:
-        """`\\frac{10}{50} \\times 100 = 20\\%`, with the percent sign that its left side leaves out."""
+        r"""`\frac{10}{50} \times 100 = 20\%`, with the percent sign that its left side leaves out."""
         _, operators, operands = answer.chain
         value = operands[-1]
         if not self.policy.percent or value[0] != "percent" or set(operators) != {"="}:
@@ -332,20 +358,20 @@ class _Comparison:
         return replace(answer, chain=("chain", operators, tuple(links)))
 
     def unit_factor(self, gold: Unit, answer: Unit) -> Fraction | None:
-        """By what the answer's number is to be multiplied to be in the gold answer's unit; None if it cannot be."""
+        """The factor that converts the answer's number to the unit of the gold answer; None if there is none."""
         if not gold or not answer or gold == answer:
             return Fraction(1)
-        ours, theirs = dict(gold), dict(answer)
-        if self.policy.degrees and {*ours, *theirs} <= {"degree", "radian"}:
+        gold_powers, answer_powers = dict(gold), dict(answer)
+        if self.policy.degrees and {*gold_powers, *answer_powers} <= {"degree", "radian"}:
             return Fraction(1)
-        if set(ours) <= _LOOSE or set(theirs) <= _LOOSE:
+        if set(gold_powers) <= _LOOSE or set(answer_powers) <= _LOOSE:
             return Fraction(1)
         return conversion(answer, gold) if self.policy.convert_units else None
 
     # ----- several things
 
     def members(self, claim: Claim) -> list[Node] | None:
-        """The values of a list or a set, in their order; None if the claim is one value."""
+        """The values of a list or a set, in order; None if the claim is one value."""
         if len(claim.items) == 1:
             settled = settle(claim.items[0])
             if settled is None:
@@ -368,26 +394,26 @@ class _Comparison:
             values.append(settled.value)
         return list(expanded(values))
 
-    def same_members(self, gold: Claim, answer: Claim, ours: list[Node] | None, theirs: list[Node] | None) -> bool:
-        if ours is None or theirs is None:
+    def same_members(self, gold: Claim, answer: Claim, golds: list[Node] | None, answers: list[Node] | None) -> bool:
+        if golds is None or answers is None:
             return False
-        if any(part == ("dots",) for part in ours + theirs):
-            return len(ours) == len(theirs) and all(map(self.same_part, ours, theirs))
+        if any(part == ("dots",) for part in golds + answers):
+            return len(golds) == len(answers) and all(map(self.same_part, golds, answers))
         braces = [
             any(node[0] == "set" for item in claim.items for node in nodes(item.chain)) for claim in (gold, answer)
         ]
         if any(braces):
-            ours, theirs = self.distinct(ours), self.distinct(theirs)
-        if len(ours) != len(theirs):
+            golds, answers = self.distinct(golds), self.distinct(answers)
+        if len(golds) != len(answers):
             return False
         if self.policy.ordered_lists and not any(braces):
-            return all(map(self.same_part, ours, theirs))
-        return self.is_matching(ours, theirs)
+            return all(map(self.same_part, golds, answers))
+        return self.is_matching(golds, answers)
 
-    def is_matching(self, ours: Sequence[Node], theirs: Sequence[Node]) -> bool:
-        """Whether each of ours is one of theirs, and each of theirs is taken once."""
-        left = list(theirs)
-        for part in ours:
+    def is_matching(self, golds: Sequence[Node], answers: Sequence[Node]) -> bool:
+        """Whether each gold value equals an answer that no other gold value is matched with."""
+        left = list(answers)
+        for part in golds:
             found = next((other for other in left if self.same_part(part, other)), None)
             if found is None:
                 return False
@@ -395,6 +421,7 @@ class _Comparison:
         return True
 
     def distinct(self, values: Sequence[Node]) -> list[Node]:
+        """The values without repetitions."""
         found: list[Node] = []
         for value in values:
             if not any(values_agree(value, other) for other in found):
@@ -402,11 +429,11 @@ class _Comparison:
         return found
 
     def same_part(self, gold: Node, answer: Node) -> bool:
-        """Of a list or a tuple: a percent sign counts."""
+        """Whether two parts of lists or tuples are equal; a percent sign counts."""
         return is_percent(gold) == is_percent(answer) and self.same_value(gold, answer)
 
     def same_tuple(self, gold: Claim, answer: Claim) -> bool:
-        """`x=2, y=3` for `(2,3)`."""
+        """Whether named values are the gold tuple: `x=2, y=3` for `(2,3)`."""
         settled = settle(gold.items[0])
         named = by_names(answer)
         if settled is None or settled.value[0] != "group" or settled.value[1:3] != ("(", ")") or "or" in answer.joins:
@@ -414,16 +441,16 @@ class _Comparison:
         if len(named) != len(answer.items):
             return False
         order = settled.order if settled.order and set(settled.order) == set(named) else sorted(named)
-        ours, theirs = settled.value[3:], [named[name] for name in order]
-        return len(ours) == len(theirs) and all(map(self.same_part, ours, theirs))
+        golds, answers = settled.value[3:], [named[name] for name in order]
+        return len(golds) == len(answers) and all(map(self.same_part, golds, answers))
 
     def same_assignments(self, named: dict[str, Node], gold: Claim, answer: Claim) -> bool:
-        """`b=3, a=2` or `(2,3)` or `2, 3` for `a=2, b=3`."""
+        """Whether the answer has the named values of the gold answer: `b=3, a=2`, `(2,3)` or `2, 3` for `a=2, b=3`."""
         if "or" in answer.joins and "or" not in gold.joins:
             return False
-        theirs = by_names(answer)
-        if theirs:
-            return set(theirs) == set(named) and all(self.same_part(named[name], theirs[name]) for name in named)
+        answers = by_names(answer)
+        if answers:
+            return set(answers) == set(named) and all(self.same_part(named[name], answers[name]) for name in named)
         values = [settled.value for item in answer.items if (settled := settle(item)) and not settled.names]
         if len(answer.items) == 1:
             settled = settle(answer.items[0])
@@ -433,29 +460,33 @@ class _Comparison:
         return len(values) == len(named) and all(map(self.same_part, named.values(), values))
 
     def same_families(self, gold: Claim, answer: Claim) -> bool:
-        """`\\frac\\pi2 + n\\pi, n \\in \\mathbb Z`, whatever the counter is called."""
-        ours, theirs = condition(gold), condition(answer)
-        if ours is None or theirs is None or ours[1] != theirs[1]:
+        r"""Whether two families are equal up to the name of the counter: `\frac\pi2 + n\pi, n \in \mathbb Z`."""
+        gold_condition, answer_condition = condition(gold), condition(answer)
+        if gold_condition is None or answer_condition is None or gold_condition[1] != answer_condition[1]:
             return False
         rest = [Claim(claim.items[:-1], claim.joins) for claim in (gold, answer)]
-        others = tuple(Item(renamed(item.chain, {theirs[0]: ours[0]}), item.unit) for item in rest[1].items)
+        others = tuple(
+            Item(renamed(item.chain, {answer_condition[0]: gold_condition[0]}), item.unit) for item in rest[1].items
+        )
         return self.same(rest[0], Claim(others, rest[1].joins))
 
     # ----- values
 
-    def same_value(self, gold: Node, answer: Node, ours: Unit = (), theirs: Unit = ()) -> bool:
-        """Whether two values are equal and the answer's is worked out."""
+    def same_value(self, gold: Node, answer: Node, gold_unit: Unit = (), answer_unit: Unit = ()) -> bool:
+        """Whether two values are equal and the answer is in finished form."""
         kinds = gold[0], answer[0]
         answer = with_counter(gold, answer)
-        right, said = literal(gold), literal(answer)
-        if {*dict(ours), *dict(theirs)} == {"degree", "radian"}:
-            return self.same_angle(gold, answer, ours, theirs)
-        if right is not None:
-            if said is None:
-                return self.same_angle(gold, answer, ours, theirs)
+        gold_number, answer_number = literal(gold), literal(answer)
+        if {*dict(gold_unit), *dict(answer_unit)} == {"degree", "radian"}:
+            return self.same_angle(gold, answer, gold_unit, answer_unit)
+        if gold_number is not None:
+            if answer_number is None:
+                return self.same_angle(gold, answer, gold_unit, answer_unit)
             if self.policy.finished and finished.unfinished_number(answer) - self.allowed:
                 return False
-            return same_number(right, said, is_percent(gold), is_percent(answer), is_decimal(gold, answer), self.policy)
+            return same_number(
+                gold_number, answer_number, is_percent(gold), is_percent(answer), is_decimal(gold, answer), self.policy
+            )
         if (gold[0] == "symbol" and answer[0] == "words") or gold[0] == "words":
             return _same_words(gold, answer)
         if not self.policy.degrees and kinds.count("degree") == 1:
@@ -470,19 +501,22 @@ class _Comparison:
             return infinity(gold) == infinity(answer) != 0
         if self.policy.finished and finished.unfinished(answer) - self.allowed - _free_of(gold, answer):
             return False
-        if said is not None and is_decimal(answer) and not self.is_long(answer):
+        if answer_number is not None and is_decimal(answer) and not self.is_long(answer):
             return exact(gold) is not None and equality.equal(gold, answer, self.context)
-        return equality.equal(gold, answer, self.context) or self.same_angle(gold, answer, ours, theirs)
+        return equality.equal(gold, answer, self.context) or self.same_angle(gold, answer, gold_unit, answer_unit)
 
     def is_long(self, answer: Node) -> bool:
+        """Whether a decimal has nine digits or more, enough to identify an irrational number."""
         return answer[0] == "number" and len(str(answer[1].numerator)) >= 9
 
-    def same_angle(self, gold: Node, answer: Node, ours: Unit, theirs: Unit) -> bool:
-        """Degrees and radians of one angle, where one side has a degree sign and the other a pi."""
+    def same_angle(self, gold: Node, answer: Node, gold_unit: Unit, answer_unit: Unit) -> bool:
+        """Whether degrees and radians are one angle; one side has a degree sign and the other a pi."""
         if not self.policy.degrees:
             return False
         bare = [node[1] if node[0] == "degree" else node for node in (gold, answer)]
-        units = ["degree" if node[0] == "degree" else dict(unit) for node, unit in ((gold, ours), (answer, theirs))]
+        units = [
+            "degree" if node[0] == "degree" else dict(unit) for node, unit in ((gold, gold_unit), (answer, answer_unit))
+        ]
         in_degrees = ["degree" in unit for unit in units]
         if any("radian" in unit for unit in units) and any(in_degrees):
             pairs = [("degree", node) if flag else node for node, flag in zip(bare, in_degrees, strict=True)]
@@ -497,7 +531,7 @@ class _Comparison:
         return False
 
     def same_whole(self, gold: Node, answer: Node) -> bool:
-        """Tuples, intervals, sets, matrices and the like."""
+        """Whether two compound values are equal: tuples, intervals, sets, matrices and others."""
         spans = span_of(gold), span_of(answer)
         if all(spans) and (gold[0] in SPANS or answer[0] in SPANS or is_interval(gold) != is_interval(answer)):
             return self.same_spans(*spans)  # type: ignore[arg-type]
@@ -526,8 +560,8 @@ class _Comparison:
                 return False
             return all(
                 self.same_part(a, b)
-                for ours, theirs in zip(gold[1:], answer[1:], strict=True)
-                for a, b in zip(ours, theirs, strict=True)
+                for gold_row, answer_row in zip(gold[1:], answer[1:], strict=True)
+                for a, b in zip(gold_row, answer_row, strict=True)
             )
         if gold[0] == "cases":
             return len(gold) == len(answer) and any(
@@ -554,12 +588,14 @@ class _Comparison:
         return gold == answer
 
     def same_cell(self, gold: Node, answer: Node) -> bool:
+        """Whether two cells of a table of cases are equal: conditions or values."""
         if gold[0] == "chain" or answer[0] == "chain":
             spans = span_of(gold), span_of(answer)
             return self.same_spans(*spans) if all(spans) else self.same_relation(gold, answer)  # type: ignore[arg-type]
         return self.same_value(gold, answer)
 
     def same_builder(self, gold: Node, answer: Node) -> bool:
+        """Whether two set builders are equal up to the names of their variables."""
         bound = [bound_names(node) for node in (gold, answer)]
         if len(bound[0]) != len(bound[1]) or len(gold) != len(answer):
             return False
@@ -570,7 +606,7 @@ class _Comparison:
         return False
 
     def same_spans(self, gold: "Span", answer: "Span") -> bool:
-        """Whether two sets of real numbers are the same, of the same variable if both name one."""
+        """Whether two sets of real numbers are equal, and have the same variable if both name one."""
         if gold.name and answer.name and gold.name != answer.name:
             return False
         if any(finished.unfinished(end) - self.allowed for end in answer.ends):
@@ -585,36 +621,39 @@ class _Comparison:
         )
 
     def same_end(self, gold: Node, answer: Node) -> bool:
+        """Whether two ends of intervals are equal; an end may be infinite."""
         return gold == answer or self.same_value(gold, answer)
 
     # ----- relations
 
     def same_relation(self, gold: Node, answer: Node) -> bool:
-        """Whether two equations or inequalities say the same, up to a factor; a chain link by link."""
-        ours, theirs = _oriented(gold), _oriented(answer)
-        if ours is None or theirs is None or ours[0] != theirs[0]:
+        """Whether two equations or inequalities are equivalent up to a factor; a chain is compared link by link."""
+        gold_relation, answer_relation = _oriented(gold), _oriented(answer)
+        if gold_relation is None or answer_relation is None or gold_relation[0] != answer_relation[0]:
             return False
-        operators, right, said = ours[0], ours[1], theirs[1]
-        if self._pairwise(right, said) or (set(operators) <= {"=", "ne"} and self._pairwise(right, said[::-1])):
+        operators, gold_sides, answer_sides = gold_relation[0], gold_relation[1], answer_relation[1]
+        if self._pairwise(gold_sides, answer_sides) or (
+            set(operators) <= {"=", "ne"} and self._pairwise(gold_sides, answer_sides[::-1])
+        ):
             return True
         if len(operators) > 1 or operators[0] not in ("=", "ne", "<", "le"):
             return False
-        if self.policy.finished and any(finished.unfinished(side) - self.allowed - {"power"} for side in said):
+        if self.policy.finished and any(finished.unfinished(side) - self.allowed - {"power"} for side in answer_sides):
             return False
         if len(symbols(gold)) < 2 and operators[0] == "=" and _is_solved(gold):
             return False
-        if any(node[0] in WHOLES for side in (*right, *said) for node in nodes(side)):
+        if any(node[0] in WHOLES for side in (*gold_sides, *answer_sides) for node in nodes(side)):
             return False
-        differences = [("add", sides[0], ("neg", sides[1])) for sides in (right, said)]
+        differences = [("add", sides[0], ("neg", sides[1])) for sides in (gold_sides, answer_sides)]
         sign = equality.proportional(*differences)
         return sign is not None and (operators[0] in ("=", "ne") or sign > 0)
 
-    def _pairwise(self, ours: Sequence[Node], theirs: Sequence[Node]) -> bool:
-        if len(ours) != len(theirs):
+    def _pairwise(self, golds: Sequence[Node], answers: Sequence[Node]) -> bool:
+        if len(golds) != len(answers):
             return False
-        return all(a == b for a, b in zip(ours, theirs, strict=True)) or (
-            (len(ours) > 2 or any(part[0] in WHOLES or literal(part) is not None for part in (*ours, *theirs)))
-            and all(self.same_value(a, b) for a, b in zip(ours, theirs, strict=True))
+        return all(a == b for a, b in zip(golds, answers, strict=True)) or (
+            (len(golds) > 2 or any(part[0] in WHOLES or literal(part) is not None for part in (*golds, *answers)))
+            and all(self.same_value(a, b) for a, b in zip(golds, answers, strict=True))
         )
 
 
@@ -622,7 +661,7 @@ class _Comparison:
 
 
 def _kinds(item: Item, value: Node) -> set[str]:
-    """What an item measures in: the units of the table, degrees, per cent."""
+    """The kinds of unit of an item: units of the table, degrees, percent."""
     return {name for name, _ in item.unit} | {_SIGNS[node[0]] for node in (value,) if node[0] in _SIGNS}
 
 
@@ -631,54 +670,60 @@ _TEMPERATURES = {"celsius", "fahrenheit", "radian"}
 
 
 def _bare(value: Node) -> Node:
-    """The number of `60^\\circ` and `25\\%`."""
+    r"""The number of `60^\circ` and `25\%`."""
     return value[1] if value[0] in _SIGNS else value
 
 
-def _is_kind(gold: Item, right: Node, answer: Item, said: Node) -> bool:
-    """Whether an answer measures in what the gold answer does, or in nothing: no dollars for degrees."""
-    ours, theirs = _kinds(gold, right), _kinds(answer, said)
-    if not ours or ours <= _LOOSE or (theirs <= _LOOSE and theirs):
+def _is_kind(gold: Item, gold_value: Node, answer: Item, answer_value: Node) -> bool:
+    """Whether the answer has a unit of the kind of the gold answer, or none: no dollars for degrees."""
+    gold_kinds, answer_kinds = _kinds(gold, gold_value), _kinds(answer, answer_value)
+    if not gold_kinds or gold_kinds <= _LOOSE or (answer_kinds <= _LOOSE and answer_kinds):
         return True
-    if not theirs:
+    if not answer_kinds:
         return not answer.counts
-    return bool(gold.unit and answer.unit) or ours == theirs or (ours | theirs) - {"degree"} <= _TEMPERATURES
+    return (
+        bool(gold.unit and answer.unit)
+        or gold_kinds == answer_kinds
+        or (gold_kinds | answer_kinds) - {"degree"} <= _TEMPERATURES
+    )
 
 
-def _is_function_of(gold: Node, right: Settled, said: Settled) -> bool:
-    """Whether `f(x) = 2x+3` is said where the gold answer is `y = 2x+3`."""
-    if len(right.names) != 1 or len(said.names) != 1:
+def _is_function_of(gold: Node, gold_settled: Settled, settled: Settled) -> bool:
+    """Whether the answer is `f(x) = 2x+3` where the gold answer is `y = 2x+3`."""
+    if len(gold_settled.names) != 1 or len(settled.names) != 1:
         return False
-    (ours,), (theirs,) = right.names, said.names
-    applied = _APPLIED.fullmatch(theirs)
-    is_plain = len(ours) == 1 and ours not in symbols(right.value) and gold[1] == ("=",)
-    return applied is not None and is_plain and symbols(right.value) == {applied[1]} == symbols(said.value)
+    (gold_name,), (answer_name,) = gold_settled.names, settled.names
+    applied = _APPLIED.fullmatch(answer_name)
+    is_plain = len(gold_name) == 1 and gold_name not in symbols(gold_settled.value) and gold[1] == ("=",)
+    return applied is not None and is_plain and symbols(gold_settled.value) == {applied[1]} == symbols(settled.value)
 
 
 # ----- numbers
 
 
-def same_number(right: Fraction, said: Fraction, ours: bool, theirs: bool, decimal: bool, policy: Policy) -> bool:
-    """Whether two numbers are equal, a decimal as far as its digits go. `ours`, `theirs`: has it a percent sign?"""
-    if right == said and (ours == theirs or policy.percent or right == 0):
+def same_number(
+    gold: Fraction, answer: Fraction, gold_percent: bool, answer_percent: bool, decimal: bool, policy: Policy
+) -> bool:
+    """Whether two numbers are equal, a decimal up to its digits. `*_percent`: whether it has a percent sign."""
+    if gold == answer and (gold_percent == answer_percent or policy.percent or gold == 0):
         return True
-    # What percentage is it? 25, or 25 %. But 0.25 says 25 %, and 0.25 % something else.
-    if ours != theirs:
-        bare, percent = (said, right) if ours else (right, said)
+    # To "What percentage?" both 25 and 25 % are answers. 0.25 means 25 %, but 0.25 % does not.
+    if gold_percent != answer_percent:
+        bare, percent = (answer, gold) if gold_percent else (gold, answer)
         return policy.percent and abs(bare) >= 1 and bare == 100 * percent
-    # 0.0833333333333 is 1/12 as far as it goes; a whole number is never "as far as it goes".
-    both = right.denominator > 1 and said.denominator > 1
-    return decimal and both and abs(right - said) * 10**policy.decimals <= max(abs(right), abs(said))
+    # 0.0833333333333 is 1/12 up to its digits; a whole number is always exact.
+    both = gold.denominator > 1 and answer.denominator > 1
+    return decimal and both and abs(gold - answer) * 10**policy.decimals <= max(abs(gold), abs(answer))
 
 
 def _free_of(gold: Node, answer: Node) -> frozenset[str]:
-    """What an answer may leave to do because of what the gold answer is."""
+    """The unfinished operations that the kind of the gold answer allows."""
     is_complex = any(node == ("constant", "i") for node in nodes(gold))
     return frozenset(["complex exponential"] if is_complex else [])
 
 
 def _remainder(gold: Claim, answer: Claim, question: str) -> Claim:
-    """2 of `2 \\pmod 7` and of `2^{100} \\equiv 2 \\pmod 7`, where a remainder is asked and the gold is a number."""
+    r"""2 of `2 \pmod 7` and of `2^{100} \equiv 2 \pmod 7`, if a remainder is asked for and the gold answer a number."""
     item = answer.items[0]
     _, operators, operands = item.chain
     if len(answer.items) > 1 or len(gold.items) > 1 or operands[-1][0] != "mod" or not _MODULAR.search(question):
@@ -691,8 +736,8 @@ def _remainder(gold: Claim, answer: Claim, question: str) -> Claim:
 
 
 def _same_words(gold: Node, answer: Node) -> bool:
-    ours, theirs = _text(gold), _text(answer)
-    return bool(ours) and ours == theirs
+    gold_text, answer_text = _text(gold), _text(answer)
+    return bool(gold_text) and gold_text == answer_text
 
 
 def _text(tree: Node) -> str:
@@ -712,7 +757,7 @@ def _text(tree: Node) -> str:
 
 
 def _oriented(chain: Node) -> tuple[tuple[str, ...], tuple[Node, ...]] | None:
-    """The chain with all its inequalities pointing one way."""
+    """The chain with all inequalities in one direction; None if they have no common direction."""
     if chain[0] != "chain" or not chain[1]:
         return None
     _, operators, operands = chain

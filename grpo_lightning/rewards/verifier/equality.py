@@ -1,4 +1,4 @@
-"""Whether two formulas are equal: at points of every mix of signs, on both sides of every kink, in their domains."""
+"""Compares two formulas by their values, at points of all signs and on both sides of every kink."""
 
 import math
 import random
@@ -16,7 +16,7 @@ from grpo_lightning.rewards.verifier.symbolic import identical
 DIGITS, MAX_DIGITS = 45, 4000
 NUM_POINTS, MIN_POINTS, NUM_PRECISE, NUM_SPARE = 64, 12, 6, 800
 CONSTANTS = ("C", "K", "C_1", "C_0")
-"""Letters for a constant of integration in a gold answer; an answer has more."""
+"""Names of a constant of integration in a gold answer; an answer may use more."""
 _CONSTANTS = (*CONSTANTS, "c", "k", "c_1", "D")
 _SIZES = (Fraction(2, 5), Fraction(3, 2), Fraction(4), Fraction(15), Fraction(60))
 _WIDE = (*_SIZES, Fraction(1, 1000), Fraction(1, 30), Fraction(300), Fraction(5000), Fraction(10**6))
@@ -26,26 +26,30 @@ _FAST = Fast()
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a question says about the variables of its answer."""
+    """Facts from the question about the variables of its answer."""
 
     counts: bool = False
-    """Whether some are integers."""
+    """Whether some variables are integers."""
     given: frozenset[str] = frozenset()
-    """Those of `CONSTANTS` that it uses itself."""
+    """The `CONSTANTS` that the question itself uses."""
 
 
 def equal(gold: Node, answer: Node, context: Context = Context()) -> bool:
-    """Whether two formulas have the same value wherever either has one."""
+    """Whether two formulas have the same value wherever one of them has a value."""
     if gold == answer:
         return True
     if not symbols(gold) and not symbols(answer):
         return equal_constants(gold, answer)
-    right, said = _integration_constant(gold), _integration_constant(answer)
-    is_constant = right in CONSTANTS and right not in context.given and bool(symbols(_without(gold, right)))
+    gold_constant, answer_constant = _integration_constant(gold), _integration_constant(answer)
+    is_constant = (
+        gold_constant in CONSTANTS
+        and gold_constant not in context.given
+        and bool(symbols(_without(gold, gold_constant)))
+    )
     if is_constant:
-        if not said or symbols(_without(answer, said)) - symbols(_without(gold, right)):
+        if not answer_constant or symbols(_without(answer, answer_constant)) - symbols(_without(gold, gold_constant)):
             return False
-        return _agree(_without(gold, right), _without(answer, said), up_to_constant=True)
+        return _agree(_without(gold, gold_constant), _without(answer, answer_constant), up_to_constant=True)
     if not symbols(answer) <= symbols(gold):
         return False
     if _is_about_integers(gold):
@@ -56,10 +60,10 @@ def equal(gold: Node, answer: Node, context: Context = Context()) -> bool:
 
 
 def equal_constants(gold: Node, answer: Node) -> bool:
-    """Whether two formulas without variables have the same value, a long decimal as far as its digits go."""
-    right, said = exact(gold), exact(answer)
-    if right is not None and said is not None:
-        return right == said
+    """Whether two formulas without variables have the same value; a long decimal is compared up to its digits."""
+    gold_value, answer_value = exact(gold), exact(answer)
+    if gold_value is not None and answer_value is not None:
+        return gold_value == answer_value
     try:
         left, other, digits = _both(gold, answer, {})
     except NoNumber:
@@ -72,7 +76,7 @@ def equal_constants(gold: Node, answer: Node) -> bool:
 
 
 def proportional(gold: Node, answer: Node) -> Fraction | None:
-    """The sign of c where `answer` is `c * gold`, or `c * gold` by powers of single variables that add no zeros."""
+    """The sign of c if `answer` is `c * gold`; 0 with a further factor of powers that add no zeros; else None."""
     names = sorted(symbols(gold))
     if not names or symbols(gold) != symbols(answer):
         return None
@@ -121,7 +125,7 @@ def _ratio(gold: Node, answer: Node, point: Point) -> complex | None:
 
 
 def _power_of(name: str, gold: Node, answer: Node, point: Point) -> int | None:
-    """The k of ratio ~ name^k."""
+    """The k for which the ratio grows as name^k; 99 if there is none."""
     before = _ratio(gold, answer, point)
     after = _ratio(gold, answer, {**point, name: 2 * point[name]})
     if before is None or after is None:
@@ -131,7 +135,7 @@ def _power_of(name: str, gold: Node, answer: Node, point: Point) -> int | None:
 
 
 def _adds_no_zeros(name: str, gold: Node, answer: Node, points: Sequence[Point]) -> bool:
-    """Whether neither vanishes for all points where the variable is 0."""
+    """Whether neither formula vanishes at all points at which the variable is 0."""
     for tree in (gold, answer):
         values = []
         for point in points[:4]:
@@ -145,7 +149,7 @@ def _adds_no_zeros(name: str, gold: Node, answer: Node, points: Sequence[Point])
 
 
 def _integration_constant(tree: Node) -> str:
-    """The C of `F(x) + C`, if the tree is such a sum."""
+    """The name C of `F(x) + C`; empty if the tree is no such sum."""
     if tree[0] != "add":
         return ""
     alone = [term[1] for term in tree[1:] if term[0] == "symbol" and term[1] in _CONSTANTS]
@@ -176,7 +180,7 @@ def _agree(gold: Node, answer: Node, up_to_constant: bool = False, in_integers: 
             if not is_complex and not (left_is_real if right is None else right_is_real):
                 continue
             if in_integers and any(value < 0 for value in point.values()):
-                continue  # what counts seldom goes below 0
+                continue  # a counter is rarely negative
             try:
                 _both(gold, answer, point)
                 continue  # too large for floating point only
@@ -217,7 +221,7 @@ def _fast_value(tree: Node, point: Point) -> complex | None:
 
 
 def _differ(gold: Node, answer: Node, point: Point) -> bool | None:
-    """None if a value is too large to tell."""
+    """Whether the values differ at a point; None if one is too large to tell."""
     try:
         left, right, digits = _both(gold, answer, point)
     except NoNumber:
@@ -226,10 +230,12 @@ def _differ(gold: Node, answer: Node, point: Point) -> bool | None:
 
 
 def _both(gold: Node, answer: Node, point: Point) -> tuple[Any, Any, int]:
-    """Both values and how many of their digits count: as many more are computed as the largest term on the way has.
+    """Both values and the number of significant digits.
+
+    More digits are computed if an intermediate term is large, since cancellation loses them.
 
     Raises:
-        NoNumber: One has no value, or a term is too large.
+        NoNumber: A formula has no value, or a term is too large.
     """
     digits = DIGITS
     for _ in range(2):
@@ -249,7 +255,7 @@ def _is_real(value: complex) -> bool:
 
 
 def _is_other_branch(left: complex, right: complex, point: Point) -> bool:
-    r"""Whether the two are `\sqrt x\sqrt y` and `\sqrt{xy}` at two negative numbers: policy takes them for equal."""
+    r"""Whether two values differ only in the branch: `\sqrt x\sqrt y` and `\sqrt{xy}` at negative numbers are equal."""
     twice = sum(value < 0 for value in point.values()) > 1
     return twice and abs(abs(left) - abs(right)) <= 1e-9 * abs(left)
 
@@ -258,7 +264,7 @@ def _is_other_branch(left: complex, right: complex, point: Point) -> bool:
 
 
 def _points(gold: Node, answer: Node, in_integers: bool = False) -> Iterator[Point]:
-    """Where to compare: each variable of every sign and size, and both sides of every kink of either formula."""
+    """The points of comparison: all signs and sizes of each variable, and both sides of every kink."""
     names = tuple(sorted(symbols(gold) | symbols(answer)))
     trees = tuple(node for tree in (gold, answer) for node in nodes(tree))
     if in_integers:
@@ -279,7 +285,7 @@ def _points(gold: Node, answer: Node, in_integers: bool = False) -> Iterator[Poi
 
 
 def _spare(like: Point) -> Iterator[Point]:
-    """More points, for formulas that few points have a value of."""
+    """More points, for formulas with a value at few points."""
     rng = random.Random(2)
     for _ in range(NUM_SPARE):
         yield {name: rng.choice(_SIZES) * Fraction(rng.randrange(-1500, 1500) | 1, 997) for name in like}
@@ -291,8 +297,8 @@ def _grid(names: tuple[str, ...]) -> tuple[dict[str, Fraction], ...]:
     points = []
     for index in range(NUM_POINTS):
         point = {}
-        for place, name in enumerate(names):
-            negative = index >> place & 1 if place < 5 else rng.random() < 0.5
+        for position, name in enumerate(names):
+            negative = index >> position & 1 if position < 5 else rng.random() < 0.5
             size = rng.choice(_SIZES) * Fraction(rng.randrange(500, 1500), 997)
             point[name] = -size if negative else size
         points.append(point)
@@ -301,7 +307,7 @@ def _grid(names: tuple[str, ...]) -> tuple[dict[str, Fraction], ...]:
 
 @lru_cache(maxsize=1 << 10)
 def _integers(names: tuple[str, ...], largest: int) -> tuple[dict[str, Fraction], ...]:
-    """Integers: most of them small, some negative, some large."""
+    """Points of integers: most of them small, some negative, some large."""
     rng = random.Random(repr(names))
     ranges = [(0, 8 + index) if index % 4 else (0, largest) for index in range(NUM_POINTS)]
     ranges += [(-8 - 4 * index, 4 * index) for index in range(NUM_POINTS // 4)]
@@ -309,14 +315,14 @@ def _integers(names: tuple[str, ...], largest: int) -> tuple[dict[str, Fraction]
 
 
 def _grows(node: Node) -> bool:
-    """Whether it is too large to compute at a large integer."""
+    """Whether the value at a large integer is too large to compute."""
     if node[0] == "pow" and symbols(node[2]):
         return abs(literal(node[1]) or 0) != 1
     return node[0] == "fact" or (node[0] == "call" and node[1] in ("binom", "!!"))
 
 
 def _is_about_integers(gold: Node) -> bool:
-    r"""Whether a gold answer is: `(-1)^n`, `n!!`, `\lfloor n/2 \rfloor`, `\cos n\pi`. The other side has no say."""
+    r"""Whether the gold answer is for integers only: `(-1)^n`, `n!!`, `\lfloor n/2 \rfloor`, `\cos n\pi`."""
     for node in nodes(gold):
         if node[0] == "pow" and symbols(node[2]) and (base := literal(node[1])) is not None and base < 0:
             return True
@@ -330,7 +336,7 @@ def _is_about_integers(gold: Node) -> bool:
 
 
 def _kinks(node: Node) -> list[Node]:
-    """What changes its sign where a formula changes its branch."""
+    """The subformulas whose sign decides the branch of the formula."""
     one = ("number", Fraction(1), None)
     if node[0] == "abs":
         return [node[1]]
@@ -350,7 +356,7 @@ def _kinks(node: Node) -> list[Node]:
 
 
 def _other_side(kink: Node, names: tuple[str, ...], points: Sequence[Point]) -> Iterator[Point]:
-    """Points on the side of a kink that has fewer than four."""
+    """Points on the sides of a kink that have fewer than four."""
     counts = {True: 0, False: 0}
     for point in points:
         value = _fast_value(kink, point)

@@ -1,7 +1,6 @@
-r"""Whether an answer is worked out: `8\sqrt2` is, `\sqrt{50}+\sqrt{18}` and `2x+3x` are not."""
+r"""Tells whether an answer is in finished form: `8\sqrt2` is, `\sqrt{50}+\sqrt{18}` and `2x+3x` are not."""
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -20,20 +19,21 @@ from grpo_lightning.rewards.verifier.forms import (
 )
 from grpo_lightning.rewards.verifier.grammar import Node
 from grpo_lightning.rewards.verifier.numbers import NoNumber, exact, literal, nodes, precise, symbols
+from grpo_lightning.rewards.verifier.rules import rule
 
-_TRIGONOMETRIC = re.compile(r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?")
+_TRIGONOMETRIC = rule(r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?", "«sin»", "«arctan»", "«cosh»", "ln")
 _LOGARITHMS = ("ln", "log", "lg", "log_")
 _I, _PI, _TEN = ("constant", "i"), ("constant", "pi"), ("number", Fraction(10), None)
 _LARGEST = 10**6
-"""A power that is larger need not be written out."""
+"""Largest power that must be written out."""
 _MAX_COMPARED = 24
 TIDYING = frozenset(["division", "power", "common factor", "like factors", "expansion", "fraction in a fraction"])
-"""What may be left to do beside roots and variables where the question is not known or gives no numbers."""
+"""Operations that may remain if the question is unknown or has no numbers."""
 
 
 @lru_cache(maxsize=1 << 13)
 def unfinished(tree: Node) -> frozenset[str]:
-    """What is left to do, in words; a gold answer may leave the same to do."""
+    """The operations that remain to be done, in words. An answer may leave those that the gold answer leaves."""
     found = set[str]()
     is_formula = bool(symbols(tree))
     value = tree[1] if tree[0] == "neg" else tree  # a fraction alone is a finished number
@@ -55,7 +55,7 @@ def unfinished(tree: Node) -> frozenset[str]:
 
 
 def allowed(trees: Iterable[Node], is_concrete: bool) -> frozenset[str]:
-    """What an answer may leave to do where the gold answer is made of these trees."""
+    """The operations that an answer may leave, given the trees of the gold answer."""
     found = frozenset[str]().union(*map(unfinished, trees))
     if "power" in found:
         found |= {"arithmetic"}  # `5^2` and `5 \cdot 5`
@@ -63,7 +63,7 @@ def allowed(trees: Iterable[Node], is_concrete: bool) -> frozenset[str]:
 
 
 def unfinished_number(tree: Node) -> frozenset[str]:
-    """What is left to do in a number: `12^2` and `3^6/3` are none that is finished, `6/3` and `3 \\cdot 10^4` are."""
+    r"""The operations that remain in a number: some in `12^2` and `3^6/3`, none in `6/3` and `3 \cdot 10^4`."""
     return frozenset(f"number: {what}" for what in unfinished(tree) & TIDYING)
 
 
@@ -91,7 +91,7 @@ def _left_in_constant(node: Node, is_formula: bool) -> Iterator[str]:
 
 
 def _left_in_sum(node: Node) -> Iterator[str]:
-    """Two numbers, or two terms that could be one: `2 + 3`, `2x + 3x`, `3i - i`, `\\ln 10 - \\ln 2`, `(x+1)^2 - 2x`."""
+    r"""Yields what can be added in a sum: `2 + 3`, `2x + 3x`, `3i - i`, `\ln 10 - \ln 2`, `(x+1)^2 - 2x`."""
     terms = [term for _, term in addends(node)]
     numbers = [term for term in terms if literal(term) is not None]
     if len(numbers) > 1:
@@ -106,7 +106,7 @@ def _left_in_sum(node: Node) -> Iterator[str]:
 
 
 def _left_in_product(node: Node) -> Iterator[str]:
-    """Two numbers, a division that comes out, factors that cancel or are equal: `2 \\cdot 3x`, `(4+2i)/2`, `x^2/x`."""
+    r"""Yields what can be multiplied or cancelled in a product: `2 \cdot 3x`, `(4+2i)/2`, `x^2/x`."""
     above, below = factors(node)
     values = [[value for part in parts if (value := _factor_value(part))] for parts in (above, below)]
     is_split = any(value.denominator > 1 for value in values[0]) and values[1]
@@ -134,7 +134,7 @@ def _left_in_product(node: Node) -> Iterator[str]:
 
 
 def _left_in_power(node: Node) -> Iterator[str]:
-    """What can be multiplied out: `12^2`, `(2x)^3`, `(x^2)^3`; in constants also `(1 + \\sqrt 2)^2` and `i^3`."""
+    r"""Yields what can be expanded: `12^2`, `(2x)^3`, `(x^2)^3`; in constants also `(1 + \sqrt 2)^2` and `i^3`."""
     base, exponent, result = node[1], literal(node[2]), literal(node)
     is_whole = exponent is not None and exponent.denominator == 1
     if result is not None:
@@ -158,7 +158,7 @@ def _factor_value(tree: Node) -> Fraction | None:
 
 
 def _is_reducible_power(tree: Node) -> bool:
-    """Whether a power has a common factor with what is on the other side of the line: `3^6/3`."""
+    """Whether numerator and denominator, one of them a power, have a common factor: `3^6/3`."""
     if "pow" not in (tree[1][0], tree[2][0]):
         return False
     values = [literal(part) or Fraction() for part in tree[1:]]
@@ -166,18 +166,18 @@ def _is_reducible_power(tree: Node) -> bool:
 
 
 def _comes_out(tree: Node) -> bool:
-    """Whether it is a division of numbers whose result is whole."""
+    """Whether the tree is a division of numbers with a whole result."""
     return tree[0] == "div" and literal(tree[2]) != 1 and (literal(tree) or Fraction(1, 2)).denominator == 1
 
 
 def _radicand(tree: Node) -> int:
-    """50 of `\\sqrt{50}`; 0 where there is none."""
+    r"""The radicand of a square root, 50 of `\sqrt{50}`; 0 if the tree is none."""
     value = literal(tree[2]) if tree[0] == "root" and literal(tree[1]) == 2 else None
     return int(value) if value is not None and value.denominator == 1 else 0
 
 
 def _logarithm(term: Node) -> Iterator[tuple[Node, int]]:
-    """What kind of logarithm a term is a multiple of, and the number that it is taken of."""
+    """Yields the kind and the argument of each logarithm of a number that is a factor of the term."""
     for factor in factors(term)[0]:
         value = literal(factor[-1]) if factor[0] == "call" and factor[1] in _LOGARITHMS else None
         if value is not None:
@@ -185,7 +185,7 @@ def _logarithm(term: Node) -> Iterator[tuple[Node, int]]:
 
 
 def _is_nested(node: Node) -> bool:
-    """Whether a root has a root in it that is no mere fraction of integers."""
+    """Whether a root contains a root, or a power that is no rational number."""
     if node[0] == "pow" and (literal(node[2]) or Fraction(1)).denominator == 1:
         return False
     inner = node[2] if node[0] == "root" else node[1]
@@ -193,7 +193,7 @@ def _is_nested(node: Node) -> bool:
 
 
 def _have_like_terms(terms: Sequence[Node]) -> bool:
-    """Whether two terms could be added up: they differ by a number only, or their ratio is a small fraction."""
+    """Whether two terms can be added: they differ by a number only, or their ratio is a small fraction."""
     rests = [rest for term in terms for _, rest in [split(term)] if rest != ONE]
     if len({*rests}) < len(rests):
         return True
@@ -209,7 +209,7 @@ def _have_like_terms(terms: Sequence[Node]) -> bool:
 
 
 def _is_rational(tree: Node) -> bool:
-    """Whether a root, a power or a logarithm has a value that can be written as a small fraction."""
+    """Whether the value of a root, a power or a logarithm is a small fraction."""
     by = precise(30)
     try:
         return _is_small_fraction(by.value(tree, {}), by.context)

@@ -1,4 +1,4 @@
-"""The form of a formula: its terms, its factors, the number that can be pulled out of it, and how long it is."""
+"""The form of a formula: its terms, its factors, its content and its size."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ _LARGEST_POWER = 60
 
 
 def addends(tree: Node, sign: int = 1) -> Iterator[tuple[int, Node]]:
-    """The terms of a sum with their signs, brackets and minus signs opened: `a`, `-b`, `c` of `a - (b - c)`."""
+    """Yields the signed terms of a sum, with brackets opened: `a`, `-b`, `c` of `a - (b - c)`."""
     if tree[0] == "add":
         for part in tree[1:]:
             yield from addends(part, sign)
@@ -28,7 +28,7 @@ def addends(tree: Node, sign: int = 1) -> Iterator[tuple[int, Node]]:
 
 
 def factors(tree: Node) -> tuple[list[Node], list[Node]]:
-    """The factors above and below the line; a finished number is one factor, and signs are left out."""
+    """The factors of numerator and denominator, without signs; a finished number is one factor."""
     above: list[Node] = []
     below: list[Node] = []
     pending = [(tree, False)]
@@ -48,7 +48,7 @@ def factors(tree: Node) -> tuple[list[Node], list[Node]]:
 
 
 def content(tree: Node) -> Fraction:
-    """The largest positive number that can be pulled out: 2 of `4x - 6`."""
+    """The largest positive number that divides all terms: 2 of `4x - 6`."""
     value = literal(tree)
     if value is not None:
         return abs(value) or Fraction(1)
@@ -68,13 +68,13 @@ def content(tree: Node) -> Fraction:
 
 
 def whole(tree: Node) -> int | None:
-    """A small integer exponent."""
+    """The value if it is a small integer, as of an exponent; else None."""
     value = literal(tree)
     return int(value) if value is not None and value.denominator == 1 and abs(value) <= _LARGEST_POWER else None
 
 
 def size(tree: Node) -> int:
-    """How long a formula is: its operations, variables and numbers; signs and brackets are free."""
+    """The number of operations, variables and numbers of a formula; signs and brackets do not count."""
     if literal(tree) is not None or tree[0] in ("symbol", "constant"):
         return 1
     if tree[0] in ("neg", "pm"):
@@ -88,7 +88,7 @@ def size(tree: Node) -> int:
 
 
 def is_expanded(tree: Node) -> bool:
-    """Whether it is a sum of numbers times powers of variables."""
+    """Whether the tree is a sum of numbers times powers of variables."""
     for _, term in addends(tree):
         above, below = factors(term)
         if any(literal(factor) is None for factor in below):
@@ -105,9 +105,9 @@ def is_expanded(tree: Node) -> bool:
 
 @lru_cache(maxsize=1 << 13)
 def split(tree: Node) -> tuple[Fraction, Node]:
-    """A number and the rest, the same for all orders of terms and factors: `6 - 2x` is -2 times `x - 3`.
+    r"""A formula as a number times the rest, the same for all orders of terms and factors: -2, `x - 3` of `6 - 2x`.
 
-    Nothing is multiplied out and no terms are collected. Equal powers are: `x \\cdot x` is `x^2`.
+    Products stay and like terms are not collected. Equal factors are: `x \cdot x` is `x^2`.
     """
     value = literal(tree)
     if value is not None:
@@ -141,7 +141,7 @@ def split(tree: Node) -> tuple[Fraction, Node]:
 
 
 def order(tree: Node) -> str:
-    """What trees are sorted by."""
+    """The key by which trees are sorted."""
     try:
         return repr(tree)
     except ValueError:  # Python refuses to print an integer of more than 4,300 digits
@@ -186,7 +186,7 @@ _MAX_TERMS = 60
 
 
 def monomials(tree: Node) -> frozenset[Node]:
-    """The powers of variables of a polynomial multiplied out, without the constant; empty where it is none or long."""
+    """The powers of variables of an expanded polynomial, without the constant; empty for others and long ones."""
     return frozenset(_expanded(tree) or ()) - {()}
 
 
@@ -235,8 +235,8 @@ _MAX_DEGREE = 40
 def have_common_factor(above: Sequence[Node], below: Sequence[Node]) -> bool:
     """Whether two products of polynomials have a common factor that is no number.
 
-    All variables but one are replaced by fixed random numbers, and the greatest common divisor is taken modulo a prime.
-    What is no polynomial counts as a variable of its own.
+    All variables but one are replaced by fixed random numbers. The greatest common divisor is computed modulo a prime.
+    A subtree that is no polynomial counts as a variable.
     """
     shared = {atom for part in above for atom in _atoms(part)} & {atom for part in below for atom in _atoms(part)}
     return any(_degree_of_gcd(_times(above, atom), _times(below, atom)) > 0 for atom in sorted(shared, key=repr)[:8])
@@ -260,7 +260,7 @@ def _times(parts: Sequence[Node], atom: Node) -> list[int]:
 
 
 def _polynomial(tree: Node, atom: Node) -> list[int]:
-    """Its coefficients modulo the prime, the constant first; nothing where the degree is too large."""
+    """The coefficients modulo the prime, the constant first; nothing if the degree is too large."""
     if tree == atom:
         return [0, 1]
     kind = tree[0]
@@ -271,7 +271,7 @@ def _polynomial(tree: Node, atom: Node) -> list[int]:
     if kind == "add":
         parts = [_polynomial(part, atom) for part in tree[1:]]
         long = max(map(len, parts))
-        return _trimmed([sum(part[place] for part in parts if place < len(part)) % _PRIME for place in range(long)])
+        return _trimmed([sum(part[index] for part in parts if index < len(part)) % _PRIME for index in range(long)])
     if kind == "mul":
         return _times(tree[1:], atom)
     if kind == "div" and (below := literal(tree[2])):
@@ -306,13 +306,13 @@ def _degree_of_gcd(left: list[int], right: list[int]) -> int:
         rest = list(left)
         while len(rest) >= len(right):
             factor, shift = rest[-1] * inverse % _PRIME, len(rest) - len(right)
-            for place, value in enumerate(right):
-                rest[shift + place] = (rest[shift + place] - factor * value) % _PRIME
+            for index, value in enumerate(right):
+                rest[shift + index] = (rest[shift + index] - factor * value) % _PRIME
             _trimmed(rest)
         left, right = right, rest
     return len(left) - 1
 
 
 def has_node(tree: Node, node: Node) -> bool:
-    """Whether it is somewhere in the tree."""
+    """Whether the tree contains the node."""
     return any(part == node for part in nodes(tree))

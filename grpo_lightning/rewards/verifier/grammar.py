@@ -1,4 +1,4 @@
-"""Reads an answer: tokens in, one claim out. What the grammar does not know is no answer."""
+"""Parses the tokens of an answer into one claim. Text that the grammar does not know is no answer."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,7 +11,7 @@ from grpo_lightning.rewards.verifier.tokens import Token, Unreadable, tokenize
 from grpo_lightning.rewards.verifier.units import CURRENCIES, SCALES, UNITS, Unit, counts_things, is_phrase, word_set
 
 Node = tuple[Any, ...]
-"""A tree: the kind of node, then its parts. Equal trees mean the same; see `_Parser` for the kinds."""
+"""A tree: the kind of node, then its parts. Equal trees have equal meaning; see `_Parser` for the kinds."""
 
 MAX_TOKENS, MAX_DEPTH = 500, 25
 RELATIONS = {
@@ -34,27 +34,27 @@ _BASES = {name: base for base, word in enumerate(_BASE_WORDS.split(), 2) for nam
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One of the things that an answer claims."""
+    """One statement of a claim: a value or a relation, with its unit."""
 
     chain: Node
     """`("chain", operators, operands)`: `x = 3` has one operator and two operands, `3` none and one."""
     unit: Unit = ()
-    """Its unit, if it is in the table."""
+    """The unit, if it is in the table."""
     names_things: bool = False
     """Whether something is counted: `3 cookies`."""
     counts: bool = False
-    """Whether the things have a name of their own: `3 cookies`, not `3 left`."""
+    """Whether what is counted is named: `3 cookies`, not `3 left`."""
     amounts: tuple[tuple[Node, Unit], ...] = ()
-    """What it is said to be in other units: 1.5 hours of `1.5 hours = 90 minutes`."""
+    """The same amount in other units: 1.5 hours of `1.5 hours = 90 minutes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What an answer claims: one thing, or several."""
+    """The meaning of an answer: one item or several."""
 
     items: tuple[Item, ...]
     joins: frozenset[str] = frozenset()
-    """What stands between the items: `,`, `;`, `and`, `or`."""
+    """The separators between the items: `,`, `;`, `and`, `or`."""
 
 
 @lru_cache(maxsize=1 << 14)
@@ -67,7 +67,7 @@ def read_claim(text: str, known: frozenset[str] = frozenset(), brackets: bool = 
         brackets: Whether `3,500` inside brackets is two numbers.
 
     Raises:
-        Unreadable: It is none, or more than one.
+        Unreadable: The text is no claim, or more than one.
     """
     tokens = in_digits(tokenize(text, brackets))
     if len(tokens) > MAX_TOKENS:
@@ -76,7 +76,7 @@ def read_claim(text: str, known: frozenset[str] = frozenset(), brackets: bool = 
 
 
 def _without_frame(tokens: list[Token], known: frozenset[str]) -> list[Token]:
-    """Without marks around the whole and a label in front: `The answer is`, `Total =`."""
+    """The tokens without marks around the whole and without a label before it: `The answer is`, `Total =`."""
     while tokens and tokens[-1].text in (".", ",", ";", r"\\", "!") and tokens[-1].kind == "mark":
         if tokens[-1].text == "!" and not tokens[-1].spaced and not (len(tokens) > 1 and tokens[-2].kind == "word"):
             break
@@ -102,7 +102,7 @@ def _without_frame(tokens: list[Token], known: frozenset[str]) -> list[Token]:
 
 
 def _is_label(tokens: list[Token], known: frozenset[str]) -> bool:
-    """`Probability`, `Area of ABC`, `Total cost`: one noun, or words that the question or the table has."""
+    """Whether the tokens are a label: one noun, or words of the question or the table, as `Area of ABC`."""
     low = [token.text.casefold() for token in tokens if token.kind == "word"]
     if len(low) == len(tokens) == 1:
         return len(low[0]) > 2 and low[0] not in DENIALS
@@ -115,7 +115,7 @@ def _is_label(tokens: list[Token], known: frozenset[str]) -> bool:
 
 
 def _quantified(tokens: list[Token]) -> int:
-    """Where the inequality of `all real x such that x > 3` begins; 0 if it is none."""
+    """The index at which the inequality of `all real x such that x > 3` begins; 0 if there is none."""
     start = 0
     while start + 1 < len(tokens) and (tokens[start].text.casefold() in _SETS or len(tokens[start].text) == 1):
         if tokens[start].kind not in ("word", "symbol"):
@@ -133,7 +133,7 @@ def _quantified(tokens: list[Token]) -> int:
 
 
 def _names_tuple(tokens: list[Token], known: frozenset[str]) -> bool:
-    """`vertex` of `vertex (2,-1)`."""
+    """Whether the tokens name a tuple: `vertex` of `vertex (2,-1)`."""
     low = {token.text.casefold() for token in tokens}
     nouns = low & _PLACES
     return bool(nouns) and not low & DENIALS and all(word in _PLACES | LABELS or word in known for word in low)
@@ -153,14 +153,18 @@ DENIALS = word_set(
 
 
 class _Parser:
-    """By descent. Kinds of nodes: number value decimals · symbol name · constant name · add · neg · mul · div · pow ·
+    """Parses tokens by recursive descent.
+
+    The kinds of nodes, each with the names of its parts:
+    number value decimals · symbol name · constant name · add · neg · mul · div · pow ·
     root degree radicand · call name arguments · apply name arguments · fact · abs · percent · degree · pm sign ·
     group opening closing items · set · builder body conditions · matrix rows · cases rows · ratio · base digits base ·
     time hours minutes half · words · dots · chain operators operands · union · minus · meet · numbers name ·
-    big name below above body · mod value modulus · marked mark name."""
+    big name below above body · mod value modulus · marked mark name.
+    """
 
     def __init__(self, tokens: list[Token], known: frozenset[str]) -> None:
-        self.tokens, self.known, self.place, self.depth = tokens, known, 0, 0
+        self.tokens, self.known, self.position, self.depth = tokens, known, 0, 0
         self.bars = 0
         self.stops: list[str] = []
 
@@ -168,15 +172,15 @@ class _Parser:
 
     @property
     def next(self) -> Token:
-        return self.tokens[self.place] if self.place < len(self.tokens) else _END
+        return self.tokens[self.position] if self.position < len(self.tokens) else _END
 
     def peek(self, offset: int) -> Token:
-        return self.tokens[self.place + offset] if 0 <= self.place + offset < len(self.tokens) else _END
+        return self.tokens[self.position + offset] if 0 <= self.position + offset < len(self.tokens) else _END
 
     def take(self, *texts: str) -> str:
         token = self.next
         if token.text in texts and token.kind in ("mark", "command", "environment", "join"):
-            self.place += 1
+            self.position += 1
             return token.text
         return ""
 
@@ -188,14 +192,14 @@ class _Parser:
 
     def claim(self) -> Claim:
         items, joins = self.items()
-        if self.place < len(self.tokens):
+        if self.position < len(self.tokens):
             raise Unreadable(f"what does {self.next.text!r} mean here?")
         if not items:
             raise Unreadable("nothing")
         return Claim(tuple(items), frozenset(joins))
 
     def items(self) -> tuple[list[Item], set[str]]:
-        """Items up to a closing bracket or the end."""
+        """The items up to a closing bracket or the end, and their separators."""
         items, joins = [self.item()], set[str]()
         while True:
             if self.next.kind == "join" and self.next.text in self.stops:
@@ -210,24 +214,24 @@ class _Parser:
             if not found or self.at_end():
                 return items, joins | ({"trailing"} if found else set())
             if "or" in found and self.next.text in ("about", "approximately", "roughly"):
-                self.place += 1
+                self.position += 1
                 _, operators, operands = items[-1].chain
                 items[-1] = Item(("chain", (*operators, "approx"), (*operands, self.operand())), items[-1].unit)
                 continue
             if found.count(",") > 1:
-                raise Unreadable("an empty place in a list")
+                raise Unreadable("an empty item in a list")
             joins.add("or" if "or" in found else "and" if "and" in found else found[0])
             items.append(self.item())
 
     def take_conclusion(self) -> str:
-        """The `so` of `a=4, b=3, so a+b=7`."""
+        """Takes the `so` of `a=4, b=3, so a+b=7`; returns its text, or nothing."""
         is_word = self.next.kind == "word" and self.next.text in ("so", "thus", "hence", "then", "therefore")
         return self.advance() if is_word else ""
 
     def opens_condition(self) -> bool:
-        """Whether `where x \\ne 1`, `for integer n` or `(x \\ne 1)` begins here."""
-        if self.next.text == "(" and self.place:
-            inside = self.tokens[self.place + 1 : self.matching(self.place)]
+        r"""Whether `where x \ne 1`, `for integer n` or `(x \ne 1)` begins here."""
+        if self.next.text == "(" and self.position:
+            inside = self.tokens[self.position + 1 : self.matching(self.position)]
             return any(token.text in ("ne", "in") for token in inside) and inside[0].kind == "symbol"
         if self.is_named_counter():
             return True
@@ -236,7 +240,7 @@ class _Parser:
         return len(self.peek(1).text) == 1 or self.peek(1).text in _QUANTIFIERS
 
     def is_named_counter(self) -> bool:
-        """`k an integer`, behind a comma."""
+        """Whether `k an integer` begins here, after a comma."""
         return (
             self.peek(-1).text == ","
             and len(self.next.text) == 1
@@ -245,31 +249,31 @@ class _Parser:
         )
 
     def condition(self) -> Item:
-        """What it says: `n \\in \\mathbb Z` for `for integer n`."""
+        r"""The condition that begins here: `n \in \mathbb Z` for `for integer n`."""
         if self.take("("):
             item = self.item()
             self.expect(")")
             return item
-        self.place += not self.is_named_counter()
-        start = self.place
-        said = []
+        self.position += not self.is_named_counter()
+        start = self.position
+        found = []
         while self.next.kind in ("word", "symbol"):
-            said.append(self.advance())
-        names = [text for text in said if len(text) == 1 and text not in ("a", "A")]
-        words = {text.casefold() for text in said if len(text) > 1}
+            found.append(self.advance())
+        names = [text for text in found if len(text) == 1 and text not in ("a", "A")]
+        words = {text.casefold() for text in found if len(text) > 1}
         if len(names) == 1 and self.at_end() and words and not words - _QUANTIFIERS - {"is", "are", "an"}:
             is_whole = bool(words & {"integer", "integers"})
             if is_whole or words & {"constant", "real"}:
                 return Item(("chain", ("in",), (("symbol", names[0]), ("numbers", "Z" if is_whole else "R"))))
-        self.place = start
+        self.position = start
         return self.item()
 
     def at_end(self) -> bool:
-        return self.place >= len(self.tokens) or self.next.text in (")", "]", r"\}")
+        return self.position >= len(self.tokens) or self.next.text in (")", "]", r"\}")
 
     def amount(self, value: Node, currency: str) -> tuple[Node, Unit] | None:
-        """A value in a unit, if an equals sign comes behind it."""
-        start = self.place
+        """A value and its unit, if an equals sign follows; else None."""
+        start = self.position
         if self.next.kind == "word":
             try:
                 scale, unit, _ = self.unit()
@@ -277,7 +281,7 @@ class _Parser:
                 scale, unit = 1, ()
             if unit and self.next.text == "=":
                 return (("mul", ("number", Fraction(scale), None), value) if scale != 1 else value), unit
-        self.place = start
+        self.position = start
         return (value, ((currency, 1),)) if currency and self.next.text == "=" else None
 
     def item(self) -> Item:
@@ -287,7 +291,7 @@ class _Parser:
             return Item(("chain", (), (choice,)))
         currency = self.currency()
         if self.next.text in ("a", "A", "an") and self.peek(1).kind == "word" and len(self.peek(1).text) > 2:
-            self.place += 1
+            self.position += 1
         if self.is_date() or (self.next.kind == "word" and not self.is_operand_word()):
             return Item(("chain", (), (self.words(),)))
         operators, operands, amounts = [], [self.operand()], []
@@ -302,7 +306,7 @@ class _Parser:
             relation = RELATIONS.get(self.next.text, "") if self.next.kind in ("mark", "command") else ""
             if not relation or relation in self.stops:
                 break
-            self.place += 1
+            self.position += 1
             if not amount:
                 operators.append(relation)
             if not currency:
@@ -331,43 +335,43 @@ class _Parser:
         return Item(("chain", tuple(operators), tuple(operands)), unit, bool(things), things > 1, tuple(amounts))
 
     def is_date(self) -> bool:
-        """`20 June`, `20th of June`."""
+        """Whether a date begins here: `20 June`, `20th of June`."""
         start = 1
         while self.peek(start).text in ("st", "nd", "rd", "th", "of"):
             start += 1
         return self.next.kind == "number" and self.peek(start).text.casefold() in MONTHS
 
     def advance(self) -> str:
-        self.place += 1
-        if self.place > len(self.tokens):
+        self.position += 1
+        if self.position > len(self.tokens):
             raise Unreadable("it ends too early")
-        return self.tokens[self.place - 1].text
+        return self.tokens[self.position - 1].text
 
     def currency(self) -> str:
-        """A sign of money before a number."""
+        """Takes a currency sign before a number; returns the currency, or nothing."""
         if self.next.text in CURRENCIES and self.next.kind == "mark":
             return CURRENCIES[self.advance()]
         return ""
 
     def quantifier(self) -> None:
-        """`for all real x`, where it says nothing."""
-        start = self.place
+        """Skips `for all real x` if it adds nothing."""
+        start = self.position
         if self.next.text == "forall" or (self.next.text == "for" and self.peek(1).text in ("all", "any", "every")):
-            self.place += 1
+            self.position += 1
             while self.next.kind == "word" and self.next.text in ("all", "any", "every", "real", "values", "of"):
-                self.place += 1
+                self.position += 1
             if self.next.kind in ("symbol", "word") and len(self.next.text) == 1:
-                self.place += 1
+                self.position += 1
                 if self.take("in"):
                     self.operand()
                 return
-        self.place = start
+        self.position = start
 
     def choice(self) -> Node | None:
-        """`(C)`, `C.`, `(C) 12`: the letter of a choice, alone or before its text."""
+        """The choice that begins here, a letter alone or before its text: `(C)`, `C.`, `(C) 12`; else None."""
         texts = [self.peek(offset).text for offset in range(3)]
         if texts[0] in ("Choice", "Option", "choice", "option"):
-            self.place += 1
+            self.position += 1
             return self.choice() or (("symbol", self.advance()) if len(self.next.text) == 1 else None)
         for letter, end in ((texts[1], 3 if texts[0] == "(" and texts[2] == ")" else 0), (texts[0], 2)):
             is_marked = end == 3 or (end == 2 and texts[1] in (")", ".", ":"))
@@ -375,20 +379,24 @@ class _Parser:
                 continue
             after = self.peek(end)
             if after is _END or after.text in (",", ";", "and", "or", ")"):
-                if end == 2 and texts[1] == ")" and self.place:
+                if end == 2 and texts[1] == ")" and self.position:
                     return None
-                self.place += end
+                self.position += end
                 return ("symbol", letter)
-            if self.place == 0 and (end == 3 or texts[1] != "." or after.spaced) and after.text not in _AFTER_NO_CHOICE:
+            if (
+                self.position == 0
+                and (end == 3 or texts[1] != "." or after.spaced)
+                and after.text not in _AFTER_NO_CHOICE
+            ):
                 if after.text == "(":
                     return None
-                self.place += end
+                self.position += end
                 if any(
-                    token.kind == "word" and token.text.casefold() in DENIALS for token in self.tokens[self.place :]
+                    token.kind == "word" and token.text.casefold() in DENIALS for token in self.tokens[self.position :]
                 ):
                     raise Unreadable("a choice that is taken back")
-                rest = _Parser(self.tokens[self.place :], self.known).claim()
-                self.place = len(self.tokens)
+                rest = _Parser(self.tokens[self.position :], self.known).claim()
+                self.position = len(self.tokens)
                 if len(rest.items) > 1 or {*rest.items[0].chain[1]} - {"=", "approx"}:
                     raise Unreadable("a second claim")
                 return ("choice", letter, rest)
@@ -401,16 +409,16 @@ class _Parser:
 
     def words(self) -> Node:
         """Text that is an answer by itself: `Tuesday`, `June 20`."""
-        said: list[str] = []
-        while self.next.kind in ("word", "number") or (self.next.kind == "symbol" and said):
-            said.append(self.next.text)
-            self.place += 1
-        if [word.casefold() for word in said] in (["all", "real", "numbers"], ["all", "reals"]):
+        found: list[str] = []
+        while self.next.kind in ("word", "number") or (self.next.kind == "symbol" and found):
+            found.append(self.next.text)
+            self.position += 1
+        if [word.casefold() for word in found] in (["all", "real", "numbers"], ["all", "reals"]):
             return ("numbers", "R")
-        return ("words", *said)
+        return ("words", *found)
 
     def unit(self, sign: str = "") -> tuple[int, Unit, int]:
-        """What stands behind a value: its scale, its unit, and 1 for `left`, 2 for `cookies`. `sign`: of money."""
+        """The scale and the unit after a value, and 1 for `left`, 2 for `cookies`. `sign`: the currency before it."""
         scale = 1
         while self.next.kind == "word" and self.next.text in SCALES:
             scale *= SCALES[self.advance()]
@@ -426,16 +434,16 @@ class _Parser:
             phrase.append(self.advance())
         if self.next.kind == "number" and phrase[-2:] == ["out", "of"]:
             phrase = phrase[:-2]
-            self.place += 1
+            self.position += 1
         if phrase and phrase[0] in ("(", ")"):
             raise Unreadable("brackets")
         if phrase and (factors or sign):
             phrase = ["units", *phrase]
         if phrase and not is_phrase(phrase, self.known):
             raise Unreadable(f"{' '.join(phrase)!r} is no unit")
-        if self.next.text == "(" and (phrase or factors or self.place) and self.peek(1).kind == "word":
-            start = self.place
-            self.place += 1
+        if self.next.text == "(" and (phrase or factors or self.position) and self.peek(1).kind == "word":
+            start = self.position
+            self.position += 1
             inside = []
             while self.next.kind == "word":
                 inside.append(self.advance())
@@ -444,15 +452,15 @@ class _Parser:
                     factors[UNITS[inside[0]]] = 1
                 phrase = phrase or inside
             else:
-                self.place = start
+                self.position = start
         unit = tuple(sorted((name, power) for name, power in factors.items() if power))
         return scale, unit, 0 if not phrase else 2 if phrase[0] != "units" and counts_things(phrase, self.known) else 1
 
     def unit_product(self, factors: dict[str, int], sign: int) -> bool:
-        """Units and their powers, as `kg`, `m/s^2`, `J/(mol K)`."""
+        """Adds units and their powers to `factors`, as `kg`, `m/s^2`, `J/(mol K)`; returns whether it found any."""
         found = False
         while True:
-            start = self.place
+            start = self.position
             square = 1
             if self.next.text in ("square", "sq", "cubic") and self.next.kind == "word":
                 square = 3 if self.advance() == "cubic" else 2
@@ -461,33 +469,33 @@ class _Parser:
             token = self.next
             name = UNITS.get(token.text) or UNITS.get(token.text.casefold())
             if name and (token.kind == "word" or (token.text == "Omega" and not found)):
-                self.place += 1
+                self.position += 1
                 self.take(".")
                 power = square * self.unit_power()
                 factors[name] = factors.get(name, 0) + sign * power
             elif token.text == "frac" and self.peek(2).kind == "word":
-                self.place += 1
+                self.position += 1
                 for direction in (1, -1):
                     self.expect("{")
                     if not self.unit_product(factors, sign * direction):
                         raise Unreadable("no unit")
                     self.expect("}")
             elif found and (token.text == "/" or (token.text == "per" and token.kind == "word")):
-                self.place += 1
+                self.position += 1
                 inner = self.take("(")
                 if not self.unit_product(factors, -sign):
-                    self.place = start
+                    self.position = start
                     return found
                 if inner:
                     self.expect(")")
             elif token.text == "per" and token.kind == "word" and self.next.text == "per":
-                self.place = start
+                self.position = start
                 return found
             elif found and token.text == "*":
-                self.place += 1
+                self.position += 1
                 continue
             else:
-                self.place = start
+                self.position = start
                 return found
             found = True
 
@@ -506,7 +514,7 @@ class _Parser:
     # ----- expressions
 
     def operand(self) -> Node:
-        """Sets and their unions, ratios, times."""
+        """One operand of a relation: a sum, a ratio, a time, or a union of sets."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise Unreadable("too deep")
@@ -517,15 +525,15 @@ class _Parser:
         return node
 
     def name(self) -> Node | None:
-        """The left side of `P(X = 2) =` or `(f \\circ g)(x) =`: any symbol or group applied to any group."""
-        start = self.place
+        r"""The left side of `P(X = 2) =` or `(f \circ g)(x) =`: any symbol or group applied to any group."""
+        start = self.position
         end = start
         texts = [token.text for token in self.tokens[start:]]
         if "=" in texts:
             first = self.tokens[start : start + texts.index("=")]
             composed = any(a.kind == "symbol" and b.text == "circ" for a, b in pairwise(first))
             if (composed or texts[:4] == ["frac", "{", "d", "}"]) and all(token.kind != "join" for token in first):
-                self.place += len(first)
+                self.position += len(first)
                 return ("named", "".join(token.text for token in first))
         if self.next.text == "(":
             end = self.matching(start) + 1
@@ -547,12 +555,12 @@ class _Parser:
             return None
         last = self.matching(end)
         if last + 1 < len(self.tokens) and self.tokens[last + 1].text in ("=", "approx") and last > end + 1:
-            self.place = last + 1
+            self.position = last + 1
             return ("named", "".join(token.text for token in self.tokens[start : last + 1] if token.text not in "{}"))
         return None
 
     def matching(self, start: int) -> int:
-        """Where the bracket that opens at `start` closes."""
+        """The index of the bracket that closes the one at `start`."""
         depth = 0
         for index in range(start, len(self.tokens)):
             text = self.tokens[index].text
@@ -573,9 +581,9 @@ class _Parser:
         return parts[0] if len(parts) == 1 else ("ratio", *parts)
 
     def take_to(self) -> bool:
-        """The word of `3 to 4`."""
+        """Takes the word `to` of `3 to 4`; returns whether it is there."""
         is_ratio = self.next.kind == "word" and self.next.text == "to" and self.peek(1).kind == "number"
-        self.place += is_ratio
+        self.position += is_ratio
         return is_ratio
 
     def sum(self) -> Node:
@@ -598,10 +606,10 @@ class _Parser:
             elif self.next.text == "/" and self.next.kind == "mark":
                 if self.peek(1).kind == "word" and len(self.peek(1).text) > 1:
                     return node
-                self.place += 1
+                self.position += 1
                 node = self.quotient(node)
             elif self.next.text in ("mod", "bmod") and self.next.kind in ("function", "command"):
-                self.place += 1
+                self.position += 1
                 node = ("call", "mod", node, self.factor())
             elif self.take("circ"):
                 raise Unreadable("a composition")
@@ -621,7 +629,7 @@ class _Parser:
                 return node
 
     def quotient(self, node: Node) -> Node:
-        """`7 3/4` is a mixed number, else left to right."""
+        """A quotient from left to right; `7 3/4` is a mixed number."""
         right = self.signed_factor()
         return ("div", node, right)
 
@@ -630,7 +638,7 @@ class _Parser:
 
     def starts_factor(self) -> bool:
         token = self.next
-        if token.text == "Omega" and self.tokens[self.place - 1].kind == "number" and self.peek(1) is _END:
+        if token.text == "Omega" and self.tokens[self.position - 1].kind == "number" and self.peek(1) is _END:
             return False
         if token.kind in ("number", "symbol", "function"):
             return True
@@ -664,12 +672,12 @@ class _Parser:
             elif self.take("circ"):
                 node = self.degrees(node)
             elif self.next.text == "'" and node[0] in ("symbol", "apply"):
-                self.place += 1
+                self.position += 1
                 node = (node[0], node[1] + "'", *node[2:])
                 if node[0] == "symbol" and self.next.text == "(":
                     node = ("apply", node[1], *self.arguments())
             elif self.next.text == "_" and node[0] == "number":
-                self.place += 1
+                self.position += 1
                 node = self.based(node)
             else:
                 return node
@@ -678,12 +686,12 @@ class _Parser:
         if self.take("circ", "degree") or (self.next == Token("word", "o") and self.advance()):
             return self.degrees(node)
         if self.next.text == "{" and self.peek(1).text == "circ" and self.peek(2).text == "}":
-            self.place += 3
+            self.position += 3
             return self.degrees(node)
         if self.next.text == "*" or (self.next.text == "{" and self.peek(1).text == "*"):
             raise Unreadable("a star")
         if self.next.text == "{" and self.peek(1).text == "'":
-            self.place += 1
+            self.position += 1
             primes = ""
             while self.take("'"):
                 primes += "'"
@@ -698,9 +706,9 @@ class _Parser:
         return ("pow", node, exponent)
 
     def degrees(self, node: Node) -> Node:
-        """Of an angle, or of temperature."""
+        """The node with the degree sign that follows, of an angle or a temperature."""
         if self.next.text in ("C", "F") and self.peek(1) is _END:
-            self.tokens[self.place] = Token("word", "celsius" if self.next.text == "C" else "fahrenheit")
+            self.tokens[self.position] = Token("word", "celsius" if self.next.text == "C" else "fahrenheit")
             return node
         return ("degree", node)
 
@@ -708,7 +716,7 @@ class _Parser:
         return [self.peek(offset).text for offset in range(4)] == ["{", "-", "1", "}"]
 
     def based(self, node: Node) -> Node:
-        """`204_5`."""
+        """A number with its base: `204_5`."""
         if self.take("{"):
             inner = self.take("(")
             text = self.advance()
@@ -723,7 +731,7 @@ class _Parser:
         return ("base", str(node[1]), base)
 
     def argument(self, whole_numbers: bool = False) -> Node:
-        """What TeX takes for an argument: a group in braces or one character."""
+        """The argument as TeX reads it: a group in braces or one character."""
         if self.take("{"):
             stops, self.stops = self.stops, []
             bars, self.bars = self.bars, 0
@@ -740,12 +748,12 @@ class _Parser:
             first, rest = token.text[0], token.text[1:]
             if not first.isdigit():
                 raise Unreadable("no argument")
-            self.tokens[self.place] = Token("number", rest)
+            self.tokens[self.position] = Token("number", rest)
             return ("number", Fraction(first), None)
         return self.atom()
 
     def arguments(self) -> list[Node]:
-        """`(a, b)` behind a function's name."""
+        """The arguments after a function's name: `(a, b)`."""
         self.expect("(")
         bars, self.bars = self.bars, 0
         stops, self.stops = self.stops, []
@@ -773,12 +781,12 @@ class _Parser:
         if token.kind == "environment":
             return self.environment()
         if token.kind == "word" and token.text in ("constant", "const") and self.peek(-1).text == "+":
-            self.place += 1
+            self.position += 1
             self.take(".")
             return ("symbol", "C")
         if token.kind == "word" or token.kind == "join" or token is _END:
             raise Unreadable(f"{token.text or 'the end'!r} where a value should be")
-        self.place += 1
+        self.position += 1
         text = token.text
         if text in ("(", "[", "]"):
             return self.group(text)
@@ -787,14 +795,14 @@ class _Parser:
         if text == "{" and self.take("}"):
             return self.atom()  # `{}_8C_4`
         if text == "{":
-            self.place -= 1
+            self.position -= 1
             return self.argument()
         if text in ("_", "^"):
             top = self.argument(whole_numbers=True)
             if self.next.text not in ("C", "P") or self.peek(1).text != "_":
                 raise Unreadable("a script of nothing")
-            self.place += 2
-            return ("call", "binom" if self.tokens[self.place - 2].text == "C" else "P", top, self.argument(True))
+            self.position += 2
+            return ("call", "binom" if self.tokens[self.position - 2].text == "C" else "P", top, self.argument(True))
         if text in ("|", r"\|"):
             bars, self.bars = self.bars, 1
             node = self.operand()
@@ -858,14 +866,14 @@ class _Parser:
             digits = self.next.text.isdigit() and bottom.kind == "number" and bottom.text.isdigit()
             if digits and 0 < int(self.next.text) < int(bottom.text):
                 node = ("number", node[1] + Fraction(int(self.next.text), int(bottom.text)), None)
-                self.place += 3
+                self.position += 3
         if [self.peek(offset).text for offset in (0, 1, 3)] == ["(", "base", ")"] and self.peek(2).text in _BASES:
-            self.place += 4
+            self.position += 4
             return ("base", str(node[1]), _BASES[self.peek(-2).text])
         if self.next.text == "in" and self.peek(1).text == "base":
-            self.place += 1
+            self.position += 1
         if self.next.text == "base" and self.next.kind == "word" and self.peek(1).text in _BASES:
-            self.place += 1
+            self.position += 1
             base = self.advance()
             return ("base", str(node[1]), _BASES[base])
         return node
@@ -884,15 +892,15 @@ class _Parser:
         return node
 
     def subscripts(self, name: str) -> Node:
-        """A symbol with what stands below it: `a_{n}` is `a_n`."""
+        """A symbol with its subscript: `a_{n}` is `a_n`."""
         while self.take("_"):
             if self.next.text == "{":
-                end = self.matching(self.place)
-                inner = self.tokens[self.place + 1 : end]
-                self.place = end + 1
+                end = self.matching(self.position)
+                inner = self.tokens[self.position + 1 : end]
+                self.position = end + 1
             else:
                 inner = [self.next]
-                self.place += 1
+                self.position += 1
             name += "_" + "".join(token.text for token in inner if token.text not in ("{", "}"))
         return ("symbol", name)
 
@@ -928,14 +936,14 @@ class _Parser:
                     continue
                 power = self.argument()
             else:
-                self.place += 1
+                self.position += 1
                 below = self.argument(whole_numbers=True)
         arguments, bracketed = self.function_arguments(name)
         node: Node = ("call", name, *arguments) if below is None else ("call", name + "_", below, *arguments)
         if power is not None:
             return ("pow", node, power)
         if bracketed and name in _LOGS and self.next.text == "^":
-            self.place += 1
+            self.position += 1
             exponent = self.argument(whole_numbers=True)
             return (*node[:-1], ("pow", node[-1], exponent))
         return node
@@ -944,7 +952,7 @@ class _Parser:
         if self.next.text == "(":
             return self.arguments(), True
         if self.next.text == r"\{" and name in ("max", "min", "gcd", "lcm"):
-            self.place += 1
+            self.position += 1
             node = self.set()
             return list(node[1:]), True
         if not self.starts_factor():
@@ -1004,9 +1012,9 @@ class _Parser:
         while self.next.text in ("^", "_"):
             mark = self.advance()
             if self.next.text == "{":
-                end = self.matching(self.place)
-                name += mark + "".join(token.text for token in self.tokens[self.place + 1 : end])
-                self.place = end + 1
+                end = self.matching(self.position)
+                name += mark + "".join(token.text for token in self.tokens[self.position + 1 : end])
+                self.position = end + 1
             else:
                 name += mark + self.advance()
         return ("numbers", name)
@@ -1018,7 +1026,7 @@ class _Parser:
             if self.take("_"):
                 below = self.limits()
             else:
-                self.place += 1
+                self.position += 1
                 above = self.argument(whole_numbers=True)
         return ("big", name, below, above, self.product())
 
@@ -1033,7 +1041,7 @@ class _Parser:
         name = self.advance().removeprefix("begin ")
         if name not in ("pmatrix", "bmatrix", "matrix", "array", "cases", "vmatrix", "Bmatrix", "smallmatrix"):
             raise Unreadable(f"an environment {name!r}")
-        end = self.place
+        end = self.position
         depth = 1
         while depth and end < len(self.tokens):
             text = self.tokens[end].text
@@ -1041,8 +1049,8 @@ class _Parser:
             end += 1
         if depth:
             raise Unreadable("an open environment")
-        rows = [_split(row, "&") for row in _split(self.tokens[self.place : end - 1], r"\\") if row]
-        self.place = end
+        rows = [_split(row, "&") for row in _split(self.tokens[self.position : end - 1], r"\\") if row]
+        self.position = end
         if not rows:
             raise Unreadable("an empty environment")
         if name == "cases":
@@ -1097,11 +1105,11 @@ def _signed(sign: str, node: Node) -> Node:
 
 
 def _is_mixed(left: Node, right: Node) -> bool:
-    """Whether `2\\frac12` stands there: a whole number and a fraction below 1 of two others."""
+    r"""Whether the two are a mixed number, a whole number and a fraction of whole numbers below 1: `2\frac12`."""
     if left[0] != "number" or left[2] is not None or left[1].denominator > 1 or right[0] != "div":
         return False
     whole = all(part[0] == "number" and part[1].denominator == 1 for part in right[1:])
-    # Any other would be a sum that is not worked out.
+    # Any other would be an unfinished sum.
     return whole and 0 < right[1][1] < right[2][1]
 
 
@@ -1110,7 +1118,7 @@ def _exact(quotient: Node) -> Fraction:
 
 
 def _derivative(top: Node, bottom: Node) -> Node | None:
-    """`\\frac{dy}{dx}` is a symbol."""
+    r"""The symbol for a derivative, `\frac{dy}{dx}`; None for other quotients."""
     if bottom[0] == "mul" and bottom[1] == ("symbol", "d") and bottom[2][0] == "symbol":
         if top == ("symbol", "d"):
             raise Unreadable("a derivative that is not worked out")

@@ -1,4 +1,4 @@
-"""The rule-based reward for mathematics: right or wrong, decided by value and not by spelling."""
+"""The rule-based reward for mathematics, which compares answers by value and not by spelling."""
 
 import logging
 import math
@@ -7,60 +7,61 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_lightning.rewards.base import OK, Reward, RewardFailure, RewardResult
+from grpo_lightning.rewards.base import Reward, RewardFailure
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.verifier.comparison import DIFFERENT, EQUAL, GOLD_BAD, RESTATED, UNPARSEABLE
 from grpo_lightning.rewards.verifier.extraction import extract_answer, whole_turn
 from grpo_lightning.rewards.verifier.reading import MAX_CHARS, canonical, plain_number
-from grpo_lightning.sandbox.pool import ERROR, TIMEOUT, WorkerPool
-from grpo_lightning.types import Question, Sample, UsageError
+from grpo_lightning.sandbox.pool import WorkerPool
+from grpo_lightning.types import Question, Sample, Status, UsageError
 
 log = logging.getLogger(__name__)
-
-NO_ANSWER, TOO_LONG = "no_answer", "too_long"
 
 _COMPARE = "grpo_lightning.rewards.verifier.comparison:compare"
 _CACHE_SIZE = 1 << 17
 _MIN_COUNTED = 100
-"""Questions before a fraction of timeouts means something."""
+"""Fewest questions over which the fraction of timeouts is checked."""
 _PATIENCE = 10.0
-"""A worker may take that many times its processor time by the clock: a busy machine is no reason for a timeout."""
+"""Wall-clock limit as a multiple of the CPU limit: a busy machine must not cause timeouts."""
 
 Pair = tuple[str, str, str]
-"""A gold answer, an answer and their question: what a worker gets."""
+"""A gold answer, an answer and their question, as sent to a worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was decided about an answer, by whom and why."""
+    """The decision about an answer, with the stage that made it and the reason."""
 
     outcome: str
-    """`equal`, `different`, or the status that kept it from being compared."""
+    """`equal`, `different`, or the status that prevented a comparison."""
     stage: str
-    """Where: `gold`, `extraction`, `guards`, `numbers` or `worker`."""
+    """The stage: `gold`, `extraction`, `guards`, `numbers` or `worker`."""
     why: str
-    """In words."""
+    """The reason in words."""
 
 
 class MathVerifier(Reward):
-    """1 if the final answer of the completion has the value of the gold answer, else 0.
+    r"""1 if the final answer of the completion has the value of the gold answer, else 0.
+
+    Use it for questions with a checkable answer: it needs no reward model and accepts every correct spelling.
 
     Args:
-        timeout: Processor seconds that a comparison may take in a worker process, where all go but plain numbers.
-        memory_limit_mb: Memory one worker may use on top of what its imports take (about 20), in MiB.
-        workers: Number of worker processes.
-        max_timeouts: Largest fraction of questions with a new timeout among the latest ones, at least 100 of them,
-            before the run stops: a timeout is worth 0, and many of them say that right answers are, too.
-        percent: Whether `25` and `25\\%` are equal, and `0.25` and `25\\%`: a question for a percentage may be answered
-            in either way. False: only what has the same value, `0.25`, is.
-        degrees: Whether `90^\\circ`, `90` and, where one of them has a degree sign, `\\frac\\pi2` are equal.
-        convert_units: Whether `1\\text{ foot}` is `12\\text{ inches}`. False: another unit is wrong.
+        timeout: CPU seconds per comparison. Everything except plain numbers is compared in a worker process.
+        memory_limit_mb: Memory per worker in MiB, on top of its imports (about 20).
+        num_workers: Number of worker processes.
+        max_timeouts: Largest fraction of the latest questions, at least 100, that may have a new timeout. Above it
+            the run stops: a timeout is worth 0, so with many timeouts correct answers are worth 0 too.
+        percent: Whether `25` and `0.25` are both equal to `25\%`: a question for a percentage may be answered in
+            either way. If False, only `0.25` is, which has the same value.
+        degrees: Whether `90^\circ`, `90` and, where one of them has a degree sign, `\frac\pi2` are equal.
+        convert_units: Whether `1\text{ foot}` is `12\text{ inches}`. If False, another unit is wrong.
         ordered_lists: Whether `2, 1` is wrong where the gold answer is `1, 2`. Sets in braces never have an order.
         tuples_are_intervals: Whether `(1,2)` and `[1,2]` are equal.
-        finished: Whether an answer must be worked out: not `\\sqrt{50}+\\sqrt{18}` for `8\\sqrt2`, nothing that stands
-            in the question. A gold number always wants a number.
-        decimals: Digits to which a decimal must agree with a fraction that it cannot write out.
-        weight: Factor of this reward in the total. 0 only watches: scored and logged, never learned from.
-        name: Its name in the metrics.
+        finished: Whether an answer must be in finished form: not `\sqrt{50}+\sqrt{18}` for `8\sqrt2`, and no copy of
+            the question. If the gold answer is a number, the answer must be one in any case.
+        decimals: Significant digits to which a decimal must agree with a fraction that has no finite decimal.
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
+        name: Name in the metrics.
     """
 
     finds_answers = True
@@ -69,7 +70,7 @@ class MathVerifier(Reward):
         self,
         timeout: float = 1.0,
         memory_limit_mb: int = 512,
-        workers: int = 2,
+        num_workers: int = 2,
         max_timeouts: float = 0.05,
         percent: bool = True,
         degrees: bool = True,
@@ -96,14 +97,14 @@ class MathVerifier(Reward):
             "finished": finished,
             "decimals": decimals,
         }
-        self._pool = WorkerPool(workers, _PATIENCE * timeout, memory_limit_mb, cpu_seconds=timeout)
+        self._pool = WorkerPool(num_workers, _PATIENCE * timeout, memory_limit_mb, cpu_seconds=timeout)
         self._known: dict[Pair, str] = {}  # in the order of their last use
         self._good_golds: dict[str, bool] = {}
         self._slow: set[str] = set()  # gold answers with a new timeout since the last check
         self._seen: set[str] = set()  # gold answers since the last check
-        self._counted: list[tuple[int, int]] = []  # both, of the latest checks
+        self._counted: list[tuple[int, int]] = []  # numbers of both, per check
 
-    def prepare(self, questions: Sequence[Question]) -> None:
+    def read_questions(self, questions: Sequence[Question]) -> None:
         """Starts a worker, compares every gold answer with itself, and warns of each that cannot be read.
 
         Raises:
@@ -123,27 +124,27 @@ class MathVerifier(Reward):
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Grades `samples`.
 
-        Status `ok` (graded), or, worth 0, `no_answer`, `unparseable` (not one answer that the grammar knows),
-        `restated` (equal, but as the question has it), `too_long`, `timeout`, `memory` and `crash` (of the worker).
-        Only `gold_bad` gives NaN.
+        The status is `ok` if the answer was compared. These are worth 0: `no_answer`, `unparseable` (the grammar does
+        not know it), `restated` (equal, but copied from the question), `too_long`, and `timeout`, `memory` and `crash`
+        (of the worker). Only `gold_bad` gives NaN.
         """
         return self.report(samples, *self.grade(samples))
 
     def report(
         self, samples: Sequence[Sample], answers: Sequence[str | None], verdicts: Sequence[Verdict]
     ) -> RewardResult:
-        """What `grade` says as values and statuses."""
+        """The result of `grade` as values, statuses and names of the answers."""
         values, statuses, names = [], [], []
         for sample, answer, verdict in zip(samples, answers, verdicts, strict=True):
             outcome = verdict.outcome
             values.append(math.nan if outcome == GOLD_BAD else float(outcome == EQUAL))
-            statuses.append(OK if outcome in (EQUAL, DIFFERENT) else outcome)
-            # A right answer is the gold answer, however it was written: then a vote counts them as one.
+            statuses.append(Status.OK if outcome in (EQUAL, DIFFERENT) else outcome)
+            # A correct answer gets the name of the gold answer, so that a vote counts all its spellings as one.
             names.append(canonical(sample.answer if outcome == EQUAL else answer) if answer else None)
         return RewardResult(values, statuses, names)
 
     def grade(self, samples: Sequence[Sample]) -> tuple[list[str | None], list[Verdict]]:
-        """The answer that each completion gives, and what is decided about it."""
+        """The answer of each completion, and its verdict."""
         self._check_golds([sample.answer for sample in samples])
         answers = [extract_answer(whole_turn(sample)) for sample in samples]
         verdicts: list[Verdict | Pair] = []
@@ -162,13 +163,13 @@ class MathVerifier(Reward):
             verdict if isinstance(verdict, Verdict) else _by_worker(by_worker[verdict], verdict) for verdict in verdicts
         ]
 
-    def check(self, statuses: Counter[str]) -> None:
-        """Counts the questions with a new timeout, on all ranks: one counts once, whatever is answered to it.
+    def stop_if_broken(self, statuses: Counter[str]) -> None:
+        """Counts the questions with a new timeout on all ranks; a question with several counts once.
 
         Raises:
             RewardFailure: More than `max_timeouts` of the latest questions had one.
         """
-        from grpo_lightning import ranks  # it imports torch, which a worker that imports this package need not
+        from grpo_lightning import ranks  # imports torch, which the workers do not need
 
         of_ranks = zip(*ranks.gather((self._slow, self._seen)), strict=True)
         slow, count = (len(set[str]().union(*parts)) for parts in of_ranks)
@@ -197,7 +198,7 @@ class MathVerifier(Reward):
             self._good_golds[gold] = gold in pairs and compared.get(pairs[gold], EQUAL) == EQUAL
 
     def _compare(self, pairs: Sequence[Pair]) -> dict[Pair, str]:
-        """The outcome for each distinct pair, from memory or from a worker."""
+        """The outcome of each distinct pair, from the cache or from a worker."""
         known = self._known
         outcomes = {}
         for pair in dict.fromkeys(pairs):
@@ -206,42 +207,46 @@ class MathVerifier(Reward):
         unknown = [pair for pair in dict.fromkeys(pairs) if pair not in outcomes]
         tasks = [[*pair, self.policy] for pair in unknown]
         for pair, outcome in zip(unknown, self._pool.map(_COMPARE, tasks), strict=True):
-            if outcome.status == ERROR:
+            if outcome.status == Status.ERROR:
                 outcomes[pair] = UNPARSEABLE
             else:
-                outcomes[pair] = outcome.value if outcome.status == OK else outcome.status
-            if outcome.status == TIMEOUT:
+                outcomes[pair] = outcome.value if outcome.status == Status.OK else outcome.status
+            if outcome.status == Status.TIMEOUT:
                 self._slow.add(pair[0])
-            if outcome.status in (OK, ERROR, TIMEOUT):  # the others depend on the machine's load
+            if outcome.status in (Status.OK, Status.ERROR, Status.TIMEOUT):  # the others depend on the machine's load
                 known[pair] = outcomes[pair]
         while len(known) > _CACHE_SIZE:
             del known[next(iter(known))]
         return outcomes
 
 
-_NO_ANSWER = Verdict(NO_ANSWER, "extraction", r"no \boxed{}, <answer>, #### or 'answer is' after the reasoning")
+_NO_ANSWER = Verdict(Status.NO_ANSWER, "extraction", r"no \boxed{}, <answer>, #### or 'answer is' after the reasoning")
 _GOLD_BAD = Verdict(GOLD_BAD, "gold", "the gold answer cannot be read: it is empty, too long or no mathematics")
-_TOO_LONG = Verdict(TOO_LONG, "guards", f"longer than {MAX_CHARS} characters")
+_TOO_LONG = Verdict(Status.TOO_LONG, "guards", f"longer than {MAX_CHARS} characters")
 _SAME_NUMBER = Verdict(EQUAL, "numbers", "the same number")
 _OTHER_NUMBER = Verdict(DIFFERENT, "numbers", "another number")
 _OUTCOMES = {
     EQUAL: "equal",
     DIFFERENT: "different",
     UNPARSEABLE: "not one answer that can be read",
-    RESTATED: "equal, but it stands so in the question, or has not the form that is asked for",
-    TIMEOUT: "comparing them took too long",
-    "memory": "comparing them took too much memory",
-    "crash": "comparing them ended two workers",
+    RESTATED: "equal, but copied from the question, or not in the form that it asks for",
+    Status.TIMEOUT: "comparing them took too long",
+    Status.MEMORY: "comparing them took too much memory",
+    Status.CRASH: "comparing them ended two workers",
 }
 
 
 def decide(gold: str, answer: str, question: str = "") -> Verdict | Pair:
-    """The verdict where both are plain numbers, else what a worker has to compare."""
+    """The verdict if both are plain numbers, else the pair for a worker to compare."""
     if len(answer) > MAX_CHARS:
         return _TOO_LONG
-    right, said = plain_number(gold.strip()), plain_number(answer)
-    if right is not None and said is not None and (right == said or right.denominator == said.denominator == 1):
-        return _SAME_NUMBER if right == said else _OTHER_NUMBER
+    gold_number, answer_number = plain_number(gold.strip()), plain_number(answer)
+    if (
+        gold_number is not None
+        and answer_number is not None
+        and (gold_number == answer_number or gold_number.denominator == answer_number.denominator == 1)
+    ):
+        return _SAME_NUMBER if gold_number == answer_number else _OTHER_NUMBER
     return gold, answer, question
 
 

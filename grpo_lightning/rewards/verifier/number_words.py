@@ -1,4 +1,4 @@
-"""Numbers in words: `thirty-six`, `two hundred and five`, `a dozen`, `two thirds`."""
+"""Reads numbers in words: `thirty-six`, `two hundred and five`, `a dozen`, `two thirds`."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +22,7 @@ _PARTS |= {f"{word}s": value for word, value in _PARTS.items()}
 _PARTS |= {"halves": 2, "fourth": 4, "fourths": 4, "twentieth": 20, "twentieths": 20, "hundredth": 100}
 _PARTS |= {"hundredths": 100, "thousandth": 1000, "thousandths": 1000}
 _NO_NUMBER = word_set("each every this that which any no the another per")
-"""`each one` is no number."""
+"""Words after which `one` is no number: `each one`."""
 
 NUMBER_WORDS = frozenset([*_BELOW_100, *_LARGE, *_PARTS, "hundred", "dozen"])
 
@@ -41,26 +41,26 @@ def _is_fraction(low: str) -> bool:
 def in_digits(tokens: Sequence[Token]) -> list[Token]:
     """The tokens with every number in words replaced by one in digits.
 
-    A word that only scales (`5 million`) stays, and so does one that counts nothing (`each one`).
+    A word that only scales (`5 million`) stays. So does a word that counts nothing (`each one`).
     """
     return list(_Reader(tokens).replaced())
 
 
 class _Reader:
     def __init__(self, tokens: Sequence[Token]) -> None:
-        self.tokens, self.place = tokens, 0
+        self.tokens, self.position = tokens, 0
 
     def word(self, offset: int = 0) -> str:
-        """The word in small letters; nothing for another token."""
-        index = self.place + offset
+        """The word at an offset, in lower case; empty if the token is no word."""
+        index = self.position + offset
         if not 0 <= index < len(self.tokens):
             return ""
         token = self.tokens[index]
         return token.text.casefold() if token.kind in ("word", "join") or token.text in ("a", "A") else ""
 
     def replaced(self) -> Iterator[Token]:
-        while self.place < len(self.tokens):
-            token = self.tokens[self.place]
+        while self.position < len(self.tokens):
+            token = self.tokens[self.position]
             found = self.number() if self.may_start() else []
             if found:
                 yield found[0]._replace(spaced=token.spaced)
@@ -69,103 +69,104 @@ class _Reader:
             if self.is_sign():
                 token = Token("mark", "-", token.spaced)
             yield token
-            self.place += 1
+            self.position += 1
             if token.kind == "number" and self.word() == "and" and (parts := self.fraction(1)):
                 yield from parts  # `2 and a half`
 
     def is_sign(self) -> bool:
         """Whether `negative three` or `minus 3` begins here."""
-        if self.word() not in ("negative", "minus") or self.place + 1 == len(self.tokens):
+        if self.word() not in ("negative", "minus") or self.position + 1 == len(self.tokens):
             return False
-        before = self.tokens[self.place - 1] if self.place else None
-        after = self.tokens[self.place + 1]
+        before = self.tokens[self.position - 1] if self.position else None
+        after = self.tokens[self.position + 1]
         is_first = before is None or before.kind == "word" or before.text in ("=", ",", "(", "and", "or", "{")
         return is_first and (after.kind == "number" or self.word(1) in _BELOW_100)
 
     def may_start(self) -> bool:
-        before = self.tokens[self.place - 1] if self.place else None
+        before = self.tokens[self.position - 1] if self.position else None
         is_below = before is not None and (
-            before.text == "_" or (before.text == "{" and self.place > 1 and self.tokens[self.place - 2].text == "_")
+            before.text == "_"
+            or (before.text == "{" and self.position > 1 and self.tokens[self.position - 2].text == "_")
         )
         return not is_below and not (self.word() == "one" and self.word(-1) in _NO_NUMBER)
 
     def number(self) -> list[Token]:
-        start = self.place
+        start = self.position
         if self.word() == "half" and self.word(1) == "a" and self.word(2) == "dozen":
-            self.place += 3
+            self.position += 3
             return [Token("number", "6")]
         if parts := self.fraction(0):
             return parts
         value = self.whole()
         if value is None:
-            self.place = start
+            self.position = start
             return []
         if self.word() in _PARTS and 0 < value < 100:
-            self.place += 1
-            return _quotient(value, _PARTS[self.tokens[self.place - 1].text.casefold()])
+            self.position += 1
+            return _quotient(value, _PARTS[self.tokens[self.position - 1].text.casefold()])
         number = [Token("number", str(value))]
         return number + self.fraction(1) if self.word() == "and" else number
 
     def fraction(self, offset: int) -> list[Token]:
-        """`a half`, `one third`, `two-thirds` at an offset, which is skipped."""
+        """Takes `a half`, `one third` or `two-thirds` at an offset; returns its tokens, or none."""
         first, second = self.word(offset), self.word(offset + 1)
         if _is_fraction(first):
-            self.place += offset + 1
+            self.position += offset + 1
             top, _, bottom = first.partition("-")
             return _quotient(_BELOW_100[top], _PARTS[bottom])
         if first in ("a", "one") and second in _PARTS and second != "seconds":
-            self.place += offset + 2
+            self.position += offset + 2
             return _quotient(1, _PARTS[second])
         return []
 
     def whole(self) -> int | None:
-        """A whole number that begins here."""
+        """Takes the whole number that begins here; None if there is none."""
         total, last = 0, 10**15
-        start = self.place
+        start = self.position
         while True:
             part = self.below_1000()
             if part is None:
                 break
             scale = _LARGE.get(self.word(), 1)
-            self.place += scale > 1
+            self.position += scale > 1
             if self.word() == "dozen" and scale == 1 and total == 0:
-                self.place += 1
+                self.position += 1
                 return part * 12
             if scale >= last:
-                self.place = start
+                self.position = start
                 return None
             total, last = total + part * scale, scale
             if scale == 1:
                 break
             if self.word() == "and" and self.word(1) in _BELOW_100:
-                self.place += 1
-        return total if self.place > start else None
+                self.position += 1
+        return total if self.position > start else None
 
     def below_1000(self) -> int | None:
         word = self.word()
         if word == "a" and (self.word(1) in ("hundred", "dozen") or self.word(1) in _LARGE):
             value = 1
-            self.place += 1
+            self.position += 1
         elif word in _BELOW_100:
             value = self.below_100()
         else:
             return None
         if self.word() != "hundred":
             return value
-        self.place += 1
+        self.position += 1
         value *= 100
         more = self.word() == "and" and self.word(1) in _BELOW_100
         if more or self.word() in _BELOW_100:
-            self.place += more
+            self.position += more
             value += self.below_100()
         return value
 
     def below_100(self) -> int:
         value = _BELOW_100[self.word()]
-        self.place += 1
+        self.position += 1
         if value >= 20 and value % 10 == 0 and 0 < _BELOW_100.get(self.word(), 0) < 10:
             value += _BELOW_100[self.word()]
-            self.place += 1
+            self.position += 1
         return value
 
 

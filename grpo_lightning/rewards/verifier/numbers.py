@@ -1,4 +1,4 @@
-"""Values of trees: exact rational numbers where the tree is one, else complex numbers at a point, to any precision."""
+"""Computes values of trees: exact rational numbers, or complex numbers at a point to any precision."""
 
 import cmath
 import math
@@ -14,18 +14,18 @@ from mpmath.libmp import ComplexResult, NoConvergence
 from grpo_lightning.rewards.verifier.grammar import Node
 
 MAX_BITS = 40_000
-"""Of an exact integer."""
+"""Largest size of an exact integer, in bits."""
 MAX_EXPONENT = 10**7
-"""Beyond it neither e^x nor x! nor sin x is computed."""
+"""Largest x for which e^x, x! and sin x are computed."""
 Point = Mapping[str, Any]
 
 
 class NoNumber(ValueError):
-    """The tree has no value here: a division by zero, too large, not a number at all."""
+    """The tree has no value at the point: a division by zero, a value too large, or no number at all."""
 
 
 def nodes(tree: Node) -> Iterator[Node]:
-    """The tree and all trees in it."""
+    """Yields the tree and all its subtrees."""
     yield tree
     for part in tree:
         if isinstance(part, tuple):
@@ -39,12 +39,12 @@ def nodes(tree: Node) -> Iterator[Node]:
 
 @lru_cache(maxsize=1 << 13)
 def symbols(tree: Node) -> frozenset[str]:
-    """The names of its variables."""
+    """The names of the variables of a tree."""
     return frozenset(node[1] for node in nodes(tree) if node[0] == "symbol")
 
 
 def literal(tree: Node) -> Fraction | None:
-    """The value of a number that is finished: an integer, a decimal, a fraction, a power, scientific notation."""
+    """The value of a finished number: integer, decimal, fraction, power or scientific notation; None for others."""
     if not tree:
         return None
     kind = tree[0]
@@ -72,13 +72,13 @@ def literal(tree: Node) -> Fraction | None:
 def _number_or_power(tree: Node) -> Fraction | None:
     sign, tree = (-1, tree[1]) if tree[0] == "neg" else (1, tree)
     value = tree[1] if tree[0] == "number" else _power(tree) if tree[0] == "pow" else None
-    if tree[0] == "pow" and (literal(tree[2]) or 0) < 0:  # `a / b^-1` is a product that is not worked out
+    if tree[0] == "pow" and (literal(tree[2]) or 0) < 0:  # `a / b^-1` is an unfinished product
         return None
     return None if value is None else sign * value
 
 
 def _power(tree: Node) -> Fraction | None:
-    """An integer or 10, raised to an integer."""
+    """The value of a nonnegative number raised to an integer; None for others."""
     base, exponent = literal(tree[1]) if tree[1][0] == "number" else None, literal(tree[2])
     if base is None or exponent is None or exponent.denominator > 1 or base < 0:
         return None
@@ -89,7 +89,7 @@ def _power(tree: Node) -> Fraction | None:
 
 @lru_cache(maxsize=1 << 13)
 def exact(tree: Node) -> Fraction | None:
-    """The value if it can be had by + - * / ^ ! and binomials of rational numbers, and is not too long."""
+    """The value if rational arithmetic, factorials and binomials give it and it is not too long; else None."""
     value = literal(tree)
     if value is not None:
         return value
@@ -129,25 +129,29 @@ def exact(tree: Node) -> Fraction | None:
 
 
 def is_percent(tree: Node) -> bool:
+    """Whether the tree has a percent sign, apart from a minus sign before it."""
     return bool(tree[0] == "percent" or (tree[0] == "neg" and tree[1][0] == "percent"))
 
 
 def is_decimal(*trees: Node) -> bool:
+    """Whether one of the trees contains a decimal."""
     return any(node[0] == "number" and node[2] is not None for tree in trees for node in nodes(tree))
 
 
 def infinity(tree: Node) -> int:
+    """The sign of an infinity: 1 or -1; 0 for other trees."""
     if tree[0] == "neg":
         return -infinity(tree[1])
     return int(tree == ("constant", "inf"))
 
 
 def is_infinite(tree: Node) -> bool:
+    """Whether the tree is an infinity of either sign."""
     return infinity(tree) != 0
 
 
 class Precise:
-    """Evaluates with so many digits; `largest` is the size of the largest value on the way, in decimal places."""
+    """Evaluates with `digits` digits; `largest` is the order of magnitude of the largest intermediate value."""
 
     def __init__(self, digits: int) -> None:
         self.context = MPContext()
@@ -158,7 +162,7 @@ class Precise:
         """The value at a point.
 
         Raises:
-            NoNumber: There is none.
+            NoNumber: The tree has no value there.
         """
         try:
             return self._checked(_evaluate(tree, point, self.context, self))
@@ -166,6 +170,7 @@ class Precise:
             raise NoNumber(str(error)) from None
 
     def seen(self, value: Any) -> None:
+        """Updates `largest` with an intermediate value."""
         magnitude = self.context.mag(value)
         if isinstance(magnitude, int):
             self.largest = max(self.largest, abs(magnitude) * 301 // 1000)
@@ -178,12 +183,12 @@ class Precise:
 
 @lru_cache(maxsize=8)
 def precise(digits: int) -> Precise:
-    """One for so many digits."""
+    """The cached evaluator for a number of digits."""
     return Precise(digits)
 
 
 class Fast:
-    """Evaluates in floating point; `left_reals`: did the last value take a root or a logarithm of a negative number?"""
+    """Evaluates in floating point; `left_reals`: whether an intermediate value was not real."""
 
     context = fp
     left_reals = False
@@ -192,7 +197,7 @@ class Fast:
         """The value at a point.
 
         Raises:
-            NoNumber: There is none.
+            NoNumber: The tree has no value there.
         """
         self.left_reals = False
         try:
@@ -204,7 +209,7 @@ class Fast:
         return value
 
     def seen(self, value: Any) -> None:
-        """Notes what is not real."""
+        """Sets `left_reals` if an intermediate value is not real."""
         if isinstance(value, complex) and abs(value.imag) > 1e-9 * abs(value):
             self.left_reals = True
 
@@ -254,7 +259,7 @@ def _evaluate(tree: Node, point: Point, ctx: Any, by: Any) -> Any:
 
 
 def _opaque(name: str, values: list[Any], ctx: Any) -> Any:
-    """A function that nobody knows: any one will do, as long as it is smooth and its own."""
+    """The value of an unknown function: an arbitrary smooth function, fixed by its name."""
     seed = crc32(name.encode())
     total = ctx.mpf(seed % 977 + 1) / 331
     for index, value in enumerate(values):

@@ -1,7 +1,7 @@
-"""The one number that a sentence claims: 18 of `Janet makes $18 every day`, 42 of `42 (30 boys and 12 girls)`.
+"""Reads the one number that a sentence claims: 18 of `Janet makes $18 every day`, 42 of `42 (30 boys and 12 girls)`.
 
-The rule is positive: one number stands there, and all the words come from the question or from short lists. What takes
-a value back (`not`, `almost`, `or`) is in none of them, even where the question has it.
+The sentence must have one number, and all its words must come from the question or from short lists. Words that take
+a value back (`not`, `almost`, `or`) are never allowed, even if the question has them.
 """
 
 import re
@@ -14,6 +14,7 @@ from math import prod
 from grpo_lightning.rewards.verifier.grammar import DENIALS, LABELS, Claim, read_claim
 from grpo_lightning.rewards.verifier.number_words import in_digits, is_spelt
 from grpo_lightning.rewards.verifier.numbers import exact, literal
+from grpo_lightning.rewards.verifier.rules import rewriting, rule
 from grpo_lightning.rewards.verifier.spellings import are_amounts
 from grpo_lightning.rewards.verifier.tokens import Token, Unreadable, tokenize
 from grpo_lightning.rewards.verifier.units import HEDGES, SCALES, UNITS, is_noun, is_number_word, word_set
@@ -44,36 +45,57 @@ _TAKEN_BACK = (
     )
 )
 _SUPERLATIVES = word_set("maximum minimum most least first last largest smallest")
-_CLAUSE = re.compile(
+_CLAUSE = rule(
     r"(?<=\s)(?:between|in|on|at|for|of|to|from|with|by|if|when|after|before|during|over|than|that|who|which|within|while|"
-    r"because|are|is|were|was|do|did|will|have|has) (?=\S+ \S+)"
+    r"because|are|is|were|was|do|did|will|have|has) (?=\S+ \S+)",
+    "18 «if »she hires her",
+    "18 in total",
 )
-_COPIED = re.compile(
+_COPIED = rule(
     r"((?:\b(?:in|over|for|after|within|during|per|at|of|on|to|from|by|with|all|the|first|last|next)\s+|^))"
     r"(\$?\d[\d,.]*|[a-z]+(?:-[a-z]+)?)\s+((?!(?:and|or)\b)[a-z]+)",
-    re.IGNORECASE,
+    "«7 apples» «in 4 weeks»",
+    "7",
+    flags=re.IGNORECASE,
 )
-_NUMBER = re.compile(r"-?(?:\\?[$€£¥₹])?-?\.?\d|-?\\[dt]?frac|\\?[$€£¥₹]\Z|[A-Za-z]")
-_NAMED = re.compile(r"(?:the )?(\w+(?: [\w'’-]+){3,20}) (?:is|are|was|were|will be) (?=\S+\Z)", re.IGNORECASE)
+_NUMBER = rule(r"-?(?:\\?[$€£¥₹])?-?\.?\d|-?\\[dt]?frac|\\?[$€£¥₹]\Z|[A-Za-z]", "«-.5»", "«$1»", "?")
+_NAMED = rule(
+    r"(?:the )?(\w+(?: [\w'’-]+){3,20}) (?:is|are|was|were|will be) (?=\S+\Z)",
+    "«The number of apples she ate is »7",
+    "The total is 7",
+    flags=re.IGNORECASE,
+)
 _BEFORE_UNIT = word_set("a an the per each every this that of in for by than")
-"""A unit behind any other word is the value's own, and counts."""
+"""Words before a unit that is not the unit of the value."""
 _EACH = word_set("at each per for times x of every by")
 _IN_SUMS = _EACH | {"and", "a", "A"}
 _MARKS = frozenset("+-*/=,")
-_TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm|mbox)\s*\{([^{}]*)\}")
-_WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
-_EXPLAINED = re.compile(r"([^:()]+)(?:\(([^()]+)\)|:\s+([^:()]+))")
+_WITHOUT_TEXT = rewriting(
+    r"\\(?:text(?:bf|rm|it)?|mathrm|mbox)\s*\{([^{}]*)\}", r" \1 ", r"\text{about} 7 ->  about  7"
+)
+_WORD = rule(r"[^\W\d_]+(?:['’-][^\W\d_]+)*", "«well-known»", "«Ann's»", "7")
+_EXPLAINED = rule(r"([^:()]+)(?:\(([^()]+)\)|:\s+([^:()]+))", "«42 (30 boys and 12 girls)»", "«42: 30 + 12»", "42")
+_DIGIT = rule(r"\d", "«1»«8» apples", "none")
+_OTHER_NUMBER = rule(r"\bor\b.*\d", "in 4 «or in 5» weeks", "more than 5")
+_WITHOUT_DOZEN = rewriting(r"(?<=\d)\s*dozens?\b(?:\s+of\b)?", "", "3 dozen of eggs -> 3 eggs")
+_WITHOUT_LAYOUT = rewriting(r"\\[ ,;!]|~|\*\*|__", " ", r"5\,kg~each -> 5 kg each")
+_ONE_SPACE = rewriting(r"\s+", " ", "7   apples -> 7 apples")
+_TIMES = rewriting(r"(?<=\d)\s*[x×]\s*(?=\$?\d)", " * ", "3 x $4 -> 3 * $4", "3×4 -> 3 * 4", "3 x -> 3 x")
+_AMOUNT = rule(r"\$?\d", "she earns «$9»", "she earns")
+_OPERATOR = rule(r"[-+*/]", "9 «*» 2", "92")
+_STEM_Y = rewriting(r"(?:ies|ied)\Z", "y", "studied -> study")
+_WITHOUT_ENDING = rewriting(r"(?:ing|ed|es|s|e|d)\Z", "", "baking -> bak", "apples -> appl")
 _MAX_WORDS = 40
 
 
 @lru_cache(maxsize=1 << 13)
 def read_sentence(text: str, known: frozenset[str], question: str = "") -> Claim | None:
-    """The claim of a sentence with one number, or of a number and what explains it; None if it is none.
+    """The claim of a sentence with one number, or of a number with its explanation; None for other texts.
 
     Args:
         text: The answer.
         known: The words of the question.
-        question: The question: what is copied from it claims nothing.
+        question: The question. Text copied from it claims nothing.
     """
     plain = _plain(text)
     if len(plain.split()) > _MAX_WORDS:
@@ -91,39 +113,39 @@ def read_sentence(text: str, known: frozenset[str], question: str = "") -> Claim
 
 
 def _without_copies(text: str, question: str) -> str:
-    """Without a clause of the question (`if she hires her`) and without its numbers (`in 4 weeks`)."""
+    """The text without a clause of the question (`if she hires her`) and without its numbers (`in 4 weeks`)."""
     named = _NAMED.match(text)
     if named and named[1].casefold() in question:
         text = text[named.end() :]
     low = text.casefold()
     for match in _CLAUSE.finditer(low):
         clause = low[match.start() :]
-        if clause in question and re.search(r"\d", low[: match.start()]) and not re.search(r"\bor\b.*\d", clause):
+        if clause in question and _DIGIT.search(low[: match.start()]) and not _OTHER_NUMBER.search(clause):
             text = text[: match.start()].rstrip()
             break
     bare = _COPIED.sub(lambda match: _without_number(match, question, "=" in text), text)
-    text = bare if re.search(r"\d", bare) else text
-    return re.sub(r"(?<=\d)\s*dozens?\b(?:\s+of\b)?", "", text) if "how many dozen" in question else text
+    text = bare if _DIGIT.search(bare) else text
+    return _WITHOUT_DOZEN(text) if "how many dozen" in question else text
 
 
 def _without_number(match: re.Match[str], question: str, in_sum: bool) -> str:
-    """`in weeks` for `in 4 weeks`, if the question has the number and the word; a sum keeps its first one."""
+    """`in weeks` for `in 4 weeks`, if the question has number and word; a sum keeps its first number."""
     is_copied = f"{match[2]} {match[3]}".casefold() in question and (match[1] or not in_sum)
     return match[1] + match[3] if is_copied else match[0]
 
 
 def _plain(text: str) -> str:
-    """Without the commands that only set text."""
-    while (inner := _TEXT.sub(r" \1 ", text)) != text:
+    """The text without commands for layout."""
+    while (inner := _WITHOUT_TEXT(text)) != text:
         text = inner
-    text = re.sub(r"\\[ ,;!]|~|\*\*|__", " ", text).replace("–", "-").replace("’", "'").strip()
-    text = re.sub(r"\s+", " ", text)
-    text = re.sub(r"(?<=\d)\s*[x×]\s*(?=\$?\d)", " * ", text)
+    text = _WITHOUT_LAYOUT(text).replace("–", "-").replace("’", "'").strip()
+    text = _ONE_SPACE(text)
+    text = _TIMES(text)
     return text if text.endswith("..") else text.removesuffix(".").rstrip()
 
 
 def _claim(sentence: str, known: frozenset[str]) -> Claim | None:
-    """The claim of words, one value and words; of words, a sum, its result and words."""
+    """The claim of words, one value and words, or of words, a sum, its result and words; None for others."""
     if "=" in sentence:
         calculation, _, result = sentence.rpartition("=")
         return _sum_claim(calculation, result, known)
@@ -154,8 +176,8 @@ def _sum_claim(calculation: str, result: str, known: frozenset[str]) -> Claim | 
     """The claim of `she earns 9 * 2` and `18 every day`: the result, if it is one."""
     claim = _claim(result, known)
     value = _value(claim)
-    start = re.search(r"\$?\d", calculation)
-    if value is None or not start or not re.search(r"[-+*/]", calculation):
+    start = _AMOUNT.search(calculation)
+    if value is None or not start or not _OPERATOR.search(calculation):
         return None
     is_one = _are_allowed(calculation[: start.start()].split(), known)
     return claim if is_one and _explains(calculation[start.start() :], value, known) else None
@@ -169,7 +191,7 @@ def _read(text: str, known: frozenset[str]) -> Claim | None:
 
 
 def _value(claim: Claim | None) -> Fraction | None:
-    """The number, if the claim is one."""
+    """The number, if the claim is one; else None."""
     if claim is None or len(claim.items) > 1 or claim.joins:
         return None
     _, operators, operands = claim.items[0].chain
@@ -178,13 +200,13 @@ def _value(claim: Claim | None) -> Fraction | None:
 
 
 def _word(piece: str) -> str:
-    """The word of a piece, without a comma behind it; nothing if it is none."""
+    """The word of a piece, without a comma after it; empty if the piece is no word."""
     piece = piece.rstrip(",'")
     return piece if _WORD.fullmatch(piece) else ""
 
 
 def is_allowed(piece: str, known: frozenset[str]) -> bool:
-    """Whether a word may stand in a sentence beside its value."""
+    """Whether a word is allowed in a sentence beside its value."""
     low = _word(piece).casefold()
     bare = low.removesuffix("'s").removesuffix("'")
     if not low or bare in _TAKEN_BACK or is_number_word(bare):
@@ -193,7 +215,7 @@ def is_allowed(piece: str, known: frozenset[str]) -> bool:
 
 
 def _are_allowed(frame: Sequence[str], known: frozenset[str]) -> bool:
-    """Whether words may stand before a value: `The maximum number of boxes is`."""
+    """Whether words are allowed before a value: `The maximum number of boxes is`."""
     before = ["", "", *(_word(piece).casefold() for piece in frame)]
     return all(
         is_allowed(piece, known)
@@ -206,7 +228,7 @@ def _are_allowed(frame: Sequence[str], known: frozenset[str]) -> bool:
 
 
 def _is_name(piece: str) -> bool:
-    """Whether it may be somebody's name: what takes a value back is none, nor is an adverb."""
+    """Whether a piece may be a name: a capitalised word that neither takes a value back nor is an adverb."""
     low = _word(piece).casefold().removesuffix("'s")
     return (
         piece[:1].isupper()
@@ -223,14 +245,14 @@ def _stems(known: frozenset[str]) -> frozenset[str]:
 
 
 def _stem(word: str) -> str:
-    """What the forms of a word have in common: `bak` of bakes, baked and baking."""
-    word = re.sub(r"(?:ies|ied)\Z", "y", word)
-    word = re.sub(r"(?:ing|ed|es|s|e|d)\Z", "", word) if len(word) > 3 else word
+    """The common stem of the forms of a word: `bak` of bakes, baked and baking."""
+    word = _STEM_Y(word)
+    word = _WITHOUT_ENDING(word) if len(word) > 3 else word
     return word[:-1] if len(word) > 3 and word[-1] == word[-2] else word
 
 
 def _may_follow(words: Sequence[str], known: frozenset[str]) -> bool:
-    """Whether words behind a value leave it as it is: `every day at the market`, `more apples than Jane`."""
+    """Whether the words after a value leave it unchanged: `every day at the market`, `more apples than Jane`."""
     low = [piece.casefold() for piece in words]
     compared = False
     for index, word in enumerate(low):
@@ -258,7 +280,7 @@ def _may_follow(words: Sequence[str], known: frozenset[str]) -> bool:
 
 
 def _explains(text: str, value: Fraction, known: frozenset[str]) -> bool:
-    """Whether what stands in brackets or behind a colon says how a value comes about, and names no other one."""
+    """Whether the text in brackets or after a colon explains a value and names no other one."""
     try:
         tokens = in_digits(tokenize(text.removeprefix("or ")))
     except Unreadable:
@@ -280,24 +302,24 @@ def _explains(text: str, value: Fraction, known: frozenset[str]) -> bool:
 
 
 def _is_rate(token: Token, after: Token | None) -> bool:
-    """Whether it is a percent sign or the stroke of `$10/week`, of which a sum knows nothing."""
+    """Whether a token is a percent sign or the slash of `$10/week`, which a sum ignores."""
     return token.text == "%" or (token.text == "/" and after is not None and after.kind == "word")
 
 
 def _result(text: str) -> Fraction | None:
-    """What a sum comes to."""
+    """The value of a sum; None if it has none."""
     claim = _read(text, frozenset())
     return exact(claim.items[0].chain[2][0]) if claim and len(claim.items) == 1 else None
 
 
 def _converts(text: str, inside: str, known: frozenset[str]) -> bool:
-    """Whether it says the same in another unit: `90 minutes (1.5 hours)`."""
+    """Whether the text in brackets is the same amount in another unit: `90 minutes (1.5 hours)`."""
     claim = _read(f"{text} = {inside.removeprefix('or ').removeprefix('= ')}", known)
     return claim is not None and len(claim.items) == 1 and bool(claim.items[0].amounts) and are_amounts(claim.items[0])
 
 
 def _sign(token: Token) -> str:
-    """A token as a part of a sum; nothing for a word."""
+    """The text of a token in a sum; empty for a word."""
     if token.text == "x":
         return "*"
     return token.text if token.kind == "number" or token.text in "+-*/=" else ""

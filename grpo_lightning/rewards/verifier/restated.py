@@ -1,7 +1,6 @@
-r"""Whether an answer of the right value only repeats the question: `\frac{48}{2}` where 48 are shared by 2."""
+r"""Tells whether an answer of equal value only repeats the question: `\frac{48}{2}` where 48 are divided by 2."""
 
 import math
-import re
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -11,54 +10,57 @@ from grpo_lightning.rewards.verifier.finished import unfinished
 from grpo_lightning.rewards.verifier.forms import addends, factors, is_expanded, order, size, split
 from grpo_lightning.rewards.verifier.grammar import Claim, Item, Node
 from grpo_lightning.rewards.verifier.numbers import literal, nodes, symbols
+from grpo_lightning.rewards.verifier.rules import rule
 from grpo_lightning.rewards.verifier.wanted import has_other_form, has_other_line
 
 _LONG = 5
-"""Nodes of a formula that is worth being recognised inside another one."""
+"""Nodes that a formula must exceed to be recognised inside another one."""
 _GROWTH, _SLACK = 1.5, 2
-"""How many times as long as the gold answer an answer may be, and by how much, that is equal to what is asked."""
+"""Largest size of an answer equal to the formula asked for: this factor times the gold size, or this much more."""
 _MAX_SIDES, _MAX_SIZE = 8, 80
 
 
 def is_restated(gold: Claim, answer: Claim, question: str) -> bool:
-    """Whether the answer stands so in the question, is a mere rewriting of it, or has not the form asked for."""
+    """Whether the answer is copied from the question, only rewrites it, or has not the form asked for."""
     asked = formulas_of(question)
     answer = _without_exclusions(answer)
     if len(gold.items) == len(answer.items) == 1 and has_other_line(gold.items[0], answer.items[0], question):
         return True
-    ours, theirs = list(_parts(gold)), list(_parts(answer))
-    if _stands_there(gold, answer, ours, theirs, asked):
+    gold_parts, answer_parts = list(_parts(gold)), list(_parts(answer))
+    if _stands_there(gold, answer, gold_parts, answer_parts, asked):
         return True
-    if any(_is_rearranged(ours, part, asked) for part in theirs if part[0] == "chain" and part[1]):
+    if any(_is_rearranged(gold_parts, part, asked) for part in answer_parts if part[0] == "chain" and part[1]):
         return True
-    finished = {value for part in ours if (value := literal(part)) is not None and part[0] != "div"}
-    if any(_is_quotient_of(part, question) for part in theirs if literal(part) in finished):
+    finished = {value for part in gold_parts if (value := literal(part)) is not None and part[0] != "div"}
+    if any(_is_quotient_of(part, question) for part in answer_parts if literal(part) in finished):
         return True
-    if Fraction(10) in numbers_of(question) and any(map(_is_power_of_ten, theirs)):
-        return not any(map(_is_power_of_ten, ours))
+    if Fraction(10) in numbers_of(question) and any(map(_is_power_of_ten, answer_parts)):
+        return not any(map(_is_power_of_ten, gold_parts))
     return any(
-        has_other_form(right, said, question)
-        or _is_rewritten(right, said, asked)
-        or _is_unreduced(said, question) > _is_unreduced(right, question)
-        for right, said in _pairs(gold, answer)
+        has_other_form(gold_value, answer_value, question)
+        or _is_rewritten(gold_value, answer_value, asked)
+        or _is_unreduced(answer_value, question) > _is_unreduced(gold_value, question)
+        for gold_value, answer_value in _pairs(gold, answer)
     )
 
 
-def _stands_there(gold: Claim, answer: Claim, ours: list[Node], theirs: list[Node], asked: Asked) -> bool:
-    """Whether the answer, or a part of it that is to be worked out, stands in the question, and the gold's does not."""
+def _stands_there(gold: Claim, answer: Claim, gold_parts: list[Node], answer_parts: list[Node], asked: Asked) -> bool:
+    """Whether the answer, or an unfinished part of it, is in the question, and the gold answer is not."""
     for there, form in ((asked.parts, canonical), (asked.multiples, multiple), (asked.forms, number_form)):
-        if {*map(form, theirs)} & there - {*map(form, ours)}:
+        if {*map(form, answer_parts)} & there - {*map(form, gold_parts)}:
             return True
     long = [side for side in asked.sides if sum(1 for _ in nodes(side)) > _LONG]
     for form in (canonical, multiple):
         whole = {*map(form, long)} - {None, ()}  # `what is asked + 0`
         if whole and whole & {*map(form, _all_nodes(answer))} - {*map(form, _all_nodes(gold))}:
             return True
-    return any(_is_product_of(part, asked) for part in theirs) and not any(_is_product_of(part, asked) for part in ours)
+    return any(_is_product_of(part, asked) for part in answer_parts) and not any(
+        _is_product_of(part, asked) for part in gold_parts
+    )
 
 
 def _is_product_of(tree: Node, asked: Asked) -> bool:
-    """Whether it is a product of two sums or more that all stand in the question."""
+    """Whether the tree is a product of two or more sums that are all in the question."""
     if tree[0] != "mul" or not symbols(tree):
         return False
     above, below = factors(tree)
@@ -66,7 +68,7 @@ def _is_product_of(tree: Node, asked: Asked) -> bool:
 
 
 def _is_rewritten(gold: Node, answer: Node, asked: Asked) -> bool:
-    """Whether the answer is equal to a formula of the question, much longer than the gold answer and half as long."""
+    """Whether the answer equals a formula of the question and is much longer than the gold answer."""
     long, short = size(answer), size(gold)
     if literal(gold) is not None or long <= max(_GROWTH * short, short + _SLACK) or long > _MAX_SIZE:
         return False
@@ -79,9 +81,9 @@ def _is_rewritten(gold: Node, answer: Node, asked: Asked) -> bool:
 # ----- equations
 
 
-def _is_rearranged(ours: list[Node], answer: Node, asked: Asked) -> bool:
-    """Whether an equation has the question's terms or multiples of them, on whatever side, and the gold's has not."""
-    golds = [part for part in ours if part[0] == "chain" and len(part[1]) == 1]
+def _is_rearranged(gold_parts: list[Node], answer: Node, asked: Asked) -> bool:
+    """Whether an equation has the terms of the question or multiples of them, and the gold equation has not."""
+    golds = [part for part in gold_parts if part[0] == "chain" and len(part[1]) == 1]
     if any(_is_solved(gold) and len(symbols(gold)) == 1 for gold in golds) and len(answer[1]) == 1:
         return bool(asked.parts) and not _is_solved(answer)  # `2x > 8`
     terms = _terms(answer)
@@ -100,7 +102,7 @@ def _is_rearranged(ours: list[Node], answer: Node, asked: Asked) -> bool:
 
 
 def _terms(chain: Node) -> tuple[tuple[Fraction, Node], ...]:
-    """The terms of an equation, all on one side, up to a number; nothing for a chain of several."""
+    """The terms of an equation, all on one side, up to a factor; () for a chain of several."""
     if len(chain[1]) != 1 or chain[1][0] not in ("=", "<", ">", "le", "ge", "ne"):
         return ()
     left, right = chain[2]
@@ -111,7 +113,7 @@ def _terms(chain: Node) -> tuple[tuple[Fraction, Node], ...]:
 
 
 def _sides(chain: Node) -> frozenset[Node]:
-    """What stands on either side, up to numbers."""
+    """Both sides, each up to a factor."""
     return frozenset(split(side)[1] for side in chain[2])
 
 
@@ -128,9 +130,9 @@ def _has_fractions(chain: Node) -> bool:
 
 
 def _is_quotient_of(tree: Node, question: str) -> bool:
-    r"""Whether a division that comes out is the question's, left undone: `48/2` or `480/20` where it has 48 and a 2.
+    r"""Whether a division with a whole result only repeats the question: `48/2` or `480/20` if it has 48 and 2.
 
-    One number of the question is enough, above or below the line, unless it is in a fraction or an exponent there.
+    One number of the question is enough, as numerator or denominator, unless it is in a fraction or an exponent there.
     """
     if tree[0] == "neg":
         return _is_quotient_of(tree[1], question)
@@ -145,17 +147,23 @@ def _is_quotient_of(tree: Node, question: str) -> bool:
 
 
 def _is_unreduced(tree: Node, question: str) -> bool:
-    r"""Whether a number of the question can be cancelled: `\frac{60\pi}{180}` where an angle has 60 degrees."""
+    r"""Whether a number of the question can be cancelled: `\frac{60\pi}{180}` for an angle of 60 degrees."""
     above, below = (math.prod(filter(None, map(literal, parts)), start=Fraction(1)) for parts in factors(tree))
     is_reduced = literal(tree) is not None or math.gcd(above.numerator, below.numerator) == 1
     return not is_reduced and not numbers_of(question).isdisjoint((abs(above), abs(below)))
 
 
-_NO_DIVISOR = re.compile(r"\\[dt]?frac\s*(?:\d\s*\d|\{\s*\d+\s*\}\s*\{\s*\d+\s*\})|\d+\s*/\s*\d+|\^\{?\d+")
+_NO_DIVISOR = rule(
+    r"\\[dt]?frac\s*(?:\d\s*\d|\{\s*\d+\s*\}\s*\{\s*\d+\s*\})|\d+\s*/\s*\d+|\^\{?\d+",
+    r"«\frac{1}{2}»",
+    "«3/4»",
+    "x«^2»",
+    "6 + 3",
+)
 
 
 def _is_power_of_ten(tree: Node) -> bool:
-    """Whether the square or the cube of 10 is in it: scientific notation begins at larger powers."""
+    """Whether the tree has the square or the cube of 10: scientific notation begins at larger powers."""
     powers = (node for node in nodes(tree) if node[0] == "pow" and node[1] == ("number", Fraction(10), None))
     return any(literal(power[2]) in (2, 3) for power in powers)
 
@@ -164,7 +172,7 @@ def _is_power_of_ten(tree: Node) -> bool:
 
 
 def _without_exclusions(claim: Claim) -> Claim:
-    """Without the conditions `x \\ne 2` behind a formula: that they stand in the question is no fault."""
+    r"""The claim without conditions `x \ne 2` behind a formula, which may be copied from the question."""
     rest = tuple(item for item in claim.items[1:] if item.chain[1] != ("ne",))
     return Claim((*claim.items[:1], *rest), claim.joins)
 
@@ -174,13 +182,13 @@ def _all_nodes(claim: Claim) -> Iterator[Node]:
 
 
 def _pairs(gold: Claim, answer: Claim) -> Iterator[tuple[Node, Node]]:
-    """The value of the gold answer with the answer's, or the parts of both if they have an order."""
+    """Yields the values of gold answer and answer as a pair, or the pairs of their parts if these have an order."""
     if len(gold.items) > 1 or len(answer.items) > 1:
         return
-    right, said = (_with_degrees(claim.items[0]) for claim in (gold, answer))
+    gold_value, answer_value = (_with_degrees(claim.items[0]) for claim in (gold, answer))
     if {"chain", "set"}.isdisjoint(part[0] for claim in (gold, answer) for part in _parts(claim)):
-        is_group = right[0] == said[0] == "group" and len(right) == len(said)
-        yield from zip(right[3:], said[3:], strict=True) if is_group else [(right, said)]
+        is_group = gold_value[0] == answer_value[0] == "group" and len(gold_value) == len(answer_value)
+        yield from zip(gold_value[3:], answer_value[3:], strict=True) if is_group else [(gold_value, answer_value)]
 
 
 def _with_degrees(item: Item) -> Node:
@@ -189,7 +197,7 @@ def _with_degrees(item: Item) -> Node:
 
 
 def _parts(claim: Claim) -> Iterator[Node]:
-    """The values that a claim is made of, and its equations."""
+    """Yields the values and the equations of a claim."""
     for item in claim.items:
         _, operators, operands = item.chain
         if (operators and set(operators) - {"=", "approx", "in"}) or (

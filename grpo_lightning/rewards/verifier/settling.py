@@ -1,6 +1,5 @@
-"""What an item of a claim settles on: 3 of `x = 1 + 2 = 3`, the names before it, and what it is said to equal."""
+"""Finds the value that an item settles on, 3 of `x = 1 + 2 = 3`, with its names and its other links."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -9,6 +8,7 @@ from grpo_lightning.rewards.verifier import equality
 from grpo_lightning.rewards.verifier.asked import canonical
 from grpo_lightning.rewards.verifier.grammar import Claim, Item, Node
 from grpo_lightning.rewards.verifier.numbers import NoNumber, is_decimal, literal, nodes, precise, symbols
+from grpo_lightning.rewards.verifier.rules import rule
 from grpo_lightning.rewards.verifier.units import word_set
 
 WHOLES = word_set("group set matrix cases builder ratio time base numbers union minus meet dots chain mod words")
@@ -16,20 +16,26 @@ WHOLES = word_set("group set matrix cases builder ratio time base numbers union 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The value that an item settles on: 3 of `x = 1 + 2 = 3 \\approx 3.0`."""
+    r"""The value that an item settles on: 3 of `x = 1 + 2 = 3 \approx 3.0`."""
 
     value: Node
     names: frozenset[str] = frozenset()
     order: tuple[str, ...] = ()
     """The names of `(x, y) = (2, 3)`."""
     links: tuple[Node, ...] = ()
-    """What the value is said to be equal to."""
+    """The other operands, which the item claims to equal the value."""
     close: Node | None = None
-    """What it is said to be about."""
+    """The rounded value after an approximation sign."""
 
 
 def settle(item: Item, loose: bool = False, asked: frozenset[Node] = frozenset()) -> Settled | None:
-    """None for a relation that is yet to be solved. `loose`: `m + n` and `AB \\cdot CD` are names too."""
+    r"""The value that an item settles on; None for a relation that is not solved.
+
+    Args:
+        item: The item.
+        loose: Whether `m + n` and `AB \cdot CD` count as names.
+        asked: The formulas of the question, which count as names if `loose`.
+    """
     _, operators, operands = item.chain
     if operators == ("in",) and operands[1][0] in WHOLES and (name := _name(operands[0], False)):
         return Settled(operands[1], frozenset(name), name if operands[0][0] == "group" else ())
@@ -66,25 +72,25 @@ def settle(item: Item, loose: bool = False, asked: frozenset[Node] = frozenset()
 
 
 def with_argument(gold: Settled, answer: Settled) -> Settled:
-    """`f(t) = t^2` as `f(x) = x^2`, if the gold answer calls the variable x."""
+    """The answer with the variable of the gold answer: `f(t) = t^2` becomes `f(x) = x^2`."""
     if len(gold.names) != 1 or len(answer.names) != 1 or gold.names == answer.names:
         return answer
-    ours, theirs = (_APPLIED.fullmatch(next(iter(settled.names))) for settled in (gold, answer))
-    if not ours or not theirs or ours[1] != theirs[1] or ours[2] in symbols(answer.value):
+    gold_name, answer_name = (_APPLIED.fullmatch(next(iter(settled.names))) for settled in (gold, answer))
+    if not gold_name or not answer_name or gold_name[1] != answer_name[1] or gold_name[2] in symbols(answer.value):
         return answer
-    return Settled(renamed(answer.value, {theirs[2]: ours[2]}), gold.names)
+    return Settled(renamed(answer.value, {answer_name[2]: gold_name[2]}), gold.names)
 
 
-_APPLIED = re.compile(r"([A-Za-z]'*)\(([a-z])\)")
+_APPLIED = rule(r"([A-Za-z]'*)\(([a-z])\)", "«f(x)»", "«f'(t)»", "f(3)")
 
 
 def base_of(name: str) -> str:
-    """`x` of `x_1`."""
+    """The name without its subscript: `x` of `x_1`."""
     return name.partition("_")[0]
 
 
 def _name(tree: Node, loose: bool = True) -> tuple[str, ...] | None:
-    """The names if the left side of an equation is one: `x`, `f(3)`, `\\sin A`, `|AB|`, `m+n`, `(x, y)`."""
+    r"""The names that are the left side of an equation, or None: `x`, `f(3)`, `\sin A`, `|AB|`, `m+n`, `(x, y)`."""
     kind = tree[0]
     if kind == "symbol":
         return (tree[1],)
@@ -119,53 +125,54 @@ def _name(tree: Node, loose: bool = True) -> tuple[str, ...] | None:
     return None
 
 
-def is_true_chain(said: Settled) -> bool:
-    """Whether the value is equal to all that it is said to be equal to, as far as numbers can tell."""
-    for link in said.links:
+def is_true_chain(settled: Settled) -> bool:
+    """Whether the value equals all its links, as far as numbers can tell."""
+    for link in settled.links:
         if any(node[0] == "big" for node in nodes(link)):
             continue
         if symbols(link):
-            if said.value[0] in WHOLES or (
+            if settled.value[0] in WHOLES or (
                 link[0] == "mul" and literal(link[1]) is not None and link[2][0] == "symbol"
             ):
-                return link[0] == said.value[0]
+                return link[0] == settled.value[0]
             if link[0] in WHOLES:
                 return False
             continue
-        if link[0] in WHOLES and link[0] != said.value[0]:
+        if link[0] in WHOLES and link[0] != settled.value[0]:
             return False
         if any(node[0] in WHOLES for node in nodes(link)):
             continue
         if any(node[0] == "call" and node[1] in ("det", "norm", "conj") for node in nodes(link)):
             continue
-        if not values_agree(link, said.value) and not _is_close(link, said.value, True):
+        if not values_agree(link, settled.value) and not _is_close(link, settled.value, True):
             return False
-    return said.close is None or _is_close(said.value, said.close, False)
+    return settled.close is None or _is_close(settled.value, settled.close, False)
 
 
 def values_agree(left: Node, right: Node) -> bool:
-    ours, theirs = literal(left), literal(right)
-    if ours is not None and theirs is not None:
-        return ours == theirs
+    """Whether two trees are identical, or have the same number as value."""
+    left_number, right_number = literal(left), literal(right)
+    if left_number is not None and right_number is not None:
+        return left_number == right_number
     return left == right or (not symbols(left) and not symbols(right) and equality.equal_constants(left, right))
 
 
 def _is_close(value: Node, decimal: Node, rounded: bool) -> bool:
-    """Whether a decimal is about a value: within half a unit of its last digit, or 1 %."""
+    """Whether a decimal is close to a value: within half a unit of its last digit, or 1 %."""
     if symbols(value) or symbols(decimal):
         return value == decimal
     if rounded and not is_decimal(decimal):
         return False
     try:
-        ours, theirs = precise(30).value(value, {}), precise(30).value(decimal, {})
+        expected, actual = precise(30).value(value, {}), precise(30).value(decimal, {})
     except NoNumber:
         return value[0] in WHOLES and value[0] == decimal[0]
     decimals = max((node[2] for node in nodes(decimal) if node[0] == "number" and node[2] is not None), default=0)
-    return bool(abs(ours - theirs) <= max(abs(ours) / 100, abs(precise(30).context.mpf(10) ** -decimals / 2)))
+    return bool(abs(expected - actual) <= max(abs(expected) / 100, abs(precise(30).context.mpf(10) ** -decimals / 2)))
 
 
 def by_names(claim: Claim) -> dict[str, Node]:
-    """The values of `a=2, b=3` by their names; nothing if one has none or two have the same."""
+    """The values of `a=2, b=3` by name; empty if a name is missing or occurs twice."""
     found: dict[str, Node] = {}
     for item in claim.items:
         settled = settle(item)
@@ -179,7 +186,7 @@ def by_names(claim: Claim) -> dict[str, Node]:
 
 
 def choice_of(claim: Claim) -> str:
-    """The letter, if the claim is the choice of one."""
+    """The letter, if the claim is a choice; else empty."""
     if len(claim.items) != 1 or claim.items[0].chain[1]:
         return ""
     (value,) = claim.items[0].chain[2]
@@ -192,7 +199,7 @@ def choice_of(claim: Claim) -> str:
 
 
 def system(claim: Claim) -> Claim:
-    """The equations of a system as items."""
+    """The claim with the equations of a system as items."""
     if len(claim.items) != 1 or claim.items[0].chain[1] or claim.items[0].chain[2][0][0] != "cases":
         return claim
     rows = claim.items[0].chain[2][0][1:]
@@ -202,13 +209,13 @@ def system(claim: Claim) -> Claim:
 
 
 def chosen(claim: Claim) -> Claim:
-    """12 of `(C) 12`."""
+    """The claim of the text after the letter of a choice: 12 of `(C) 12`."""
     value = claim.items[0].chain[2][0]
     return value[2] if value[0] == "choice" else claim
 
 
 def condition(claim: Claim) -> tuple[str, Node] | None:
-    """The counter and its set, if the last item is `n \\in \\mathbb Z`."""
+    r"""The counter and its set, if the last item is a condition such as `n \in \mathbb Z`."""
     if len(claim.items) < 2:
         return None
     _, operators, operands = claim.items[-1].chain
@@ -218,11 +225,12 @@ def condition(claim: Claim) -> tuple[str, Node] | None:
 
 
 def has_signs(tree: Node) -> bool:
+    r"""Whether the tree is a value with `\pm` in it."""
     return any(node[0] == "pm" for node in nodes(tree)) and tree[0] not in ("group", "set", "matrix", "union")
 
 
 def expanded(values: Sequence[Node]) -> Iterator[Node]:
-    """`1 \\pm x` as `1 + x` and `1 - x`."""
+    r"""Yields the values with both signs of `\pm`: `1 + x` and `1 - x` for `1 \pm x`."""
     for value in values:
         if has_signs(value):
             yield _with_sign(value, 1)
@@ -244,29 +252,36 @@ def _with_sign(tree: Node, sign: int) -> Node:
 
 
 def renamed(tree: Node, names: dict[str, str]) -> Node:
+    """The tree with variables renamed."""
     if tree[:1] == ("symbol",):
         return ("symbol", names.get(tree[1], tree[1]))
     return tuple(renamed(part, names) if isinstance(part, tuple) else part for part in tree)
 
 
 def with_counter(gold: Node, answer: Node) -> Node:
-    r"""`2n\pi` as `2k\pi`: with a pi, whatever counts is called as the gold answer calls it."""
-    ours, theirs = symbols(gold), symbols(answer)
-    if ours == theirs or len(ours) != 1 or len(theirs) != 1 or not (ours | theirs) <= _COUNTERS:
+    r"""The answer with the counter of the gold answer, if that has a pi: `2n\pi` becomes `2k\pi`."""
+    gold_names, answer_names = symbols(gold), symbols(answer)
+    if (
+        gold_names == answer_names
+        or len(gold_names) != 1
+        or len(answer_names) != 1
+        or not (gold_names | answer_names) <= _COUNTERS
+    ):
         return answer
     has_pi = any(node == ("constant", "pi") for node in nodes(gold))
-    return renamed(answer, {next(iter(theirs)): next(iter(ours))}) if has_pi else answer
+    return renamed(answer, {next(iter(answer_names)): next(iter(gold_names))}) if has_pi else answer
 
 
 _COUNTERS = frozenset("knm")
 
 
 def bound_names(builder: Node) -> list[str]:
-    """The variables of a set: those that its conditions are about."""
+    """The variables of a set builder: those that its conditions contain."""
     return sorted({name for condition in builder[2:] for name in symbols(condition)} & symbols(builder[1]))
 
 
 def padded(parts: Sequence[Fraction]) -> tuple[Fraction, ...]:
+    """The hours, minutes and seconds of a time, with zeros for missing parts."""
     return (*parts, Fraction(), Fraction())[:3]
 
 

@@ -14,7 +14,7 @@ FLIPPED = {"<": ">", ">": "<", "le": "ge", "ge": "le"}
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An interval, or a point if both ends are one and closed."""
+    """An interval; a point if both ends are equal and closed."""
 
     left: Node
     right: Node
@@ -24,13 +24,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A union of intervals, from left to right, and the variable that lies in it."""
+    """A union of intervals, from left to right, and the name of its variable."""
 
     pieces: tuple[Piece, ...]
     name: str = ""
 
     @property
     def ends(self) -> list[Node]:
+        """The ends of all intervals, from left to right."""
         return [end for piece in self.pieces for end in (piece.left, piece.right)]
 
 
@@ -39,7 +40,7 @@ _LINE = Piece(("neg", _INFINITY), _INFINITY, False, False)
 
 
 def union_of_claim(claim: Claim) -> Span | None:
-    """`x<2, x>3` and `(-\\infty,2), (3,\\infty)`, read as the parts of a union: they have nothing in common."""
+    r"""The union of disjoint parts in a list: `x<2, x>3` or `(-\infty,2), (3,\infty)`; None for others."""
     if len(claim.items) < 2 or claim.joins - {",", ";", "and"}:
         return None
     spans = [span for item in claim.items if (span := span_of(item.chain))]
@@ -60,7 +61,7 @@ def union_of_claim(claim: Claim) -> Span | None:
 
 
 def span_of_claim(claim: Claim) -> Span | None:
-    """`x < -2 \\text{ or } x > 5`, `x > 1, x < 2`: the set that the items describe together."""
+    r"""The set that the items describe together: `x < -2 \text{ or } x > 5`, `x > 1, x < 2`; None for others."""
     spans = [span_of(item.chain) for item in claim.items]
     if not all(spans):
         return None
@@ -81,7 +82,7 @@ def span_of_claim(claim: Claim) -> Span | None:
 
 
 def is_span(claim: Claim) -> bool:
-    """Whether the claim is surely a set of real numbers, not a tuple or a number."""
+    """Whether the claim can only be a set of real numbers, not a tuple or a number."""
     for item in claim.items:
         _, operators, operands = item.chain
         if set(operators) - {"=", "approx", "in"} or operands[-1][0] in SPANS or is_interval(operands[-1]):
@@ -90,11 +91,13 @@ def is_span(claim: Claim) -> bool:
 
 
 def is_interval(tree: Node) -> bool:
+    """Whether a group can only be an interval: half-open, or with an infinite end."""
     return tree[0] == "group" and (tree[1:3] in (("[", ")"), ("(", "]")) or any(is_infinite(part) for part in tree[3:]))
 
 
 @lru_cache(maxsize=1 << 12)
 def span_of(tree: Node) -> Span | None:
+    """The set of real numbers that a tree describes; None if it describes none."""
     kind = tree[0]
     if kind == "chain":
         return _span_of_chain(tree)
@@ -132,19 +135,19 @@ def _span_of_chain(tree: Node) -> Span | None:
     if operators == ("in",) and operands[0][0] == "symbol":
         span = span_of(operands[1])
         return Span(span.pieces, operands[0][1]) if span else None
-    places = [index for index, operand in enumerate(operands) if operand[0] == "symbol"]
-    if len(places) != 1 or any(symbols(operand) for operand in operands if operand[0] != "symbol"):
+    positions = [index for index, operand in enumerate(operands) if operand[0] == "symbol"]
+    if len(positions) != 1 or any(symbols(operand) for operand in operands if operand[0] != "symbol"):
         return None
-    (place,) = places
-    if len(operands) > 3 or (len(operands) == 3 and place != 1):
+    (position,) = positions
+    if len(operands) > 3 or (len(operands) == 3 and position != 1):
         return None
     total: Span | None = Span((_LINE,))
     for index, operator in enumerate(operators):
-        bound = operands[index] if index < place else operands[index + 1]
-        if index < place:
+        bound = operands[index] if index < position else operands[index + 1]
+        if index < position:
             operator = FLIPPED.get(operator, operator)
         total = _meet(total, span) if total and (span := _side(operator, bound)) else None
-    return Span(total.pieces, operands[place][1]) if total and total.pieces else None
+    return Span(total.pieces, operands[position][1]) if total and total.pieces else None
 
 
 def _side(operator: str, bound: Node) -> Span | None:
@@ -160,7 +163,7 @@ def _side(operator: str, bound: Node) -> Span | None:
 
 @lru_cache(maxsize=1 << 12)
 def _size(tree: Node) -> Any:
-    """The number as a point on the line."""
+    """The value of a number to 45 digits; None if it is not real."""
     if is_infinite(tree):
         return precise(45).context.inf * infinity(tree)
     try:
@@ -183,7 +186,7 @@ def _interval(left: Node, right: Node, left_closed: bool, right_closed: bool) ->
 
 
 def _tidy(pieces: Sequence[Piece], name: str = "") -> Span:
-    """From left to right, what touches joined."""
+    """The pieces from left to right, with touching ones joined."""
     merged: list[Piece] = []
     for piece in sorted(pieces, key=lambda piece: (_size(piece.left), not piece.left_closed)):
         last = merged[-1] if merged else None

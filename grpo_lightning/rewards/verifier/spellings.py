@@ -1,20 +1,21 @@
-"""Other spellings of what an answer claims: side conditions, values that follow, named points, unit vectors."""
+"""Rewrites other spellings of a claim: side conditions, values that follow, named points, unit vectors."""
 
 import re
 from fractions import Fraction
 
 from grpo_lightning.rewards.verifier.grammar import Claim, Item, Node
 from grpo_lightning.rewards.verifier.numbers import literal, nodes, symbols
+from grpo_lightning.rewards.verifier.rules import rule
 from grpo_lightning.rewards.verifier.settling import by_names, values_agree
 from grpo_lightning.rewards.verifier.units import conversion
 
-_UNIT_VECTOR = re.compile(r"(?:(?:bold|vec|hat|overline) )+([ijk])")
-_POINT = re.compile(r"[A-Z](?:_\w+|'+)?")
+_UNIT_VECTOR = rule(r"(?:(?:bold|vec|hat|overline) )+([ijk])", "«bold i»", "«hat vec k»", "i")
+_POINT = rule(r"[A-Z](?:_\w+|'+)?", "«V»", "«V'»", "«P_1»", "v")
 _ZERO: Node = ("number", Fraction(), None)
 
 
 def without_conditions(gold: Claim, answer: Claim) -> Claim:
-    """The answer without `x \\ne 1` behind a formula in x, where the gold answer has no condition."""
+    r"""The answer without the `x \ne 1` after a formula in x, if the gold answer has no condition."""
     if len(gold.items) != 1 or len(answer.items) < 2 or answer.joins - {",", ";", "where", "and"}:
         return answer
     named = symbols(gold.items[0].chain[2][-1])
@@ -25,7 +26,7 @@ def without_conditions(gold: Claim, answer: Claim) -> Claim:
 
 
 def excluded(claim: Claim) -> bool:
-    """Whether all but the first item leave out values of a variable of the first: `x+1, x \\ne 1`."""
+    r"""Whether all items after the first exclude values of its variables: `x+1, x \ne 1`."""
     named = symbols(claim.items[0].chain[2][-1])
     return (
         len(claim.items) > 1
@@ -35,12 +36,12 @@ def excluded(claim: Claim) -> bool:
 
 
 def _is_bare_number(item: Item) -> bool:
-    """The 3 of `x \\ne 1, 3`."""
+    r"""Whether an item is only a number: the 3 of `x \ne 1, 3`."""
     return not item.chain[1] and not item.unit and literal(item.chain[2][0]) is not None
 
 
 def _is_exclusion(item: Item, named: frozenset[str] | set[str]) -> bool:
-    """Whether it only leaves out values: `x \\ne 1`, `x \\ne 0, 1`."""
+    r"""Whether an item only excludes values: `x \ne 1`, `x \ne 0, 1`."""
     _, operators, operands = item.chain
     return (
         operators == ("ne",)
@@ -51,7 +52,7 @@ def _is_exclusion(item: Item, named: frozenset[str] | set[str]) -> bool:
 
 
 def concluded(answer: Claim) -> Claim:
-    """The last item of `a=4, b=3, a+b=7`: it follows from all the others."""
+    """The claim of the last item if it follows from all others: 7 of `a=4, b=3, a+b=7`."""
     if len(answer.items) < 3 or answer.joins - {",", ";", "and"}:
         return answer
     *given, last = answer.items
@@ -73,7 +74,7 @@ def _inserted(tree: Node, values: dict[str, Node]) -> Node:
 
 
 def are_amounts(item: Item) -> bool:
-    """Whether an amount is what it is said to be in other units: `1.5 hours = 90 minutes`."""
+    """Whether the amounts of an item in several units are equal: `1.5 hours = 90 minutes`."""
     value = literal(item.chain[2][-1])
     for other, unit in item.amounts:
         size, factor = literal(other), conversion(item.unit, unit)
@@ -83,7 +84,7 @@ def are_amounts(item: Item) -> bool:
 
 
 def is_nothing(claim: Claim) -> bool:
-    """Whether it says that there is none: `\\emptyset`, `no solutions`."""
+    r"""Whether the claim is that there is no solution: `\emptyset`, `no solutions`."""
     if len(claim.items) != 1 or claim.items[0].chain[1]:
         return False
     (value,) = claim.items[0].chain[2]
@@ -91,14 +92,17 @@ def is_nothing(claim: Claim) -> bool:
     return value == ("set",) or bool(_NOTHING.fullmatch(text))
 
 
-_NOTHING = re.compile(
+_NOTHING = rule(
     r"none|(?:there (?:is|are) )?no (?:such )?(?:real |valid |possible )?(?:solutions?|values?|roots?|numbers?)"
-    r"(?: exists?)?|(?:the )?(?:empty|null) set"
+    r"(?: exists?)?|(?:the )?(?:empty|null) set",
+    "«none»",
+    "«there are no real solutions»",
+    "two solutions",
 )
 
 
 def without_point(value: Node) -> Node:
-    """The coordinates of `V(2,-1)`."""
+    """The value without the name of a point: (2,-1) of `V(2,-1)`."""
     if value[0] == "mul" and len(value) == 3 and value[1][0] == "symbol" and _POINT.fullmatch(value[1][1]):
         return value[2] if value[2][:3] == ("group", "(", ")") and len(value[2]) > 4 else value
     if value[0] == "apply" and _POINT.fullmatch(value[1]) and len(value) > 3:
@@ -107,7 +111,7 @@ def without_point(value: Node) -> Node:
 
 
 def components(value: Node) -> Node:
-    """`(2,-1)` for `2\\mathbf i-\\mathbf j`; with a third component if there is a k."""
+    r"""The components of a sum of unit vectors: (2,-1) of `2\mathbf i-\mathbf j`; three if there is a k."""
     terms = value[1:] if value[0] == "add" else (value,)
     found: dict[str, Node] = {}
     for term in terms:
@@ -125,7 +129,7 @@ def _unit_vector(node: Node) -> re.Match[str] | None:
 
 
 def _factor(term: Node) -> Node | None:
-    """What a unit vector is multiplied by."""
+    """The factor of a unit vector; None if the term has no such form."""
     if term[0] == "neg":
         inner = _factor(term[1])
         value = literal(inner) if inner is not None else None
@@ -140,7 +144,7 @@ def _factor(term: Node) -> Node | None:
 
 
 def is_of_time(gold: Node, answer: Node) -> bool:
-    """Whether `16:30` says `4:30 p.m.`: on a clock of 24 hours, after noon."""
+    """Whether a time on a 24-hour clock, after noon, is the gold time: `16:30` for `4:30 p.m.`."""
     parts = [literal(part) for part in answer[1:]]
     hours = parts[0]
     if gold[0] != "time" or gold[1] != "pm" or hours is None or not 13 <= hours <= 23 or len(parts) not in (2, 3):

@@ -1,4 +1,4 @@
-"""Sympy's word on two formulas that have a value at too few points to compare there."""
+"""Compares two formulas by sympy, if they have a value at too few points."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ _FUNCTIONS = {
     **{name: name for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")},
     **{"ln": "log", "arcsin": "asin", "arccos": "acos", "arctan": "atan"},
 }
-"""Their names in sympy."""
+"""Names of functions in sympy."""
 
 
 class NotSymbolic(ValueError):
-    """The tree has a part that sympy is not asked about."""
+    """The tree has a part that is not converted to sympy."""
 
 
 def identical(gold: Node, answer: Node) -> bool:
-    """Whether the difference cancels to 0. A tree is turned into sympy's, never a text."""
+    """Whether the difference of two formulas cancels to 0. Sympy gets a tree, never a text."""
     import sympy
 
     try:
@@ -30,7 +30,7 @@ def to_sympy(tree: Node) -> Any:
     """The tree as a sympy expression with real variables.
 
     Raises:
-        NotSymbolic: It has a part without a counterpart here.
+        NotSymbolic: A part of the tree has no counterpart.
     """
     import sympy
 

@@ -1,12 +1,13 @@
-"""What may stand behind a number: a unit from a table, or a noun. Nothing else may."""
+"""The units and nouns that may follow a number. Nothing else may."""
 
-import re
 from collections.abc import Collection, Sequence
 from fractions import Fraction
 
+from grpo_lightning.rewards.verifier.rules import rule
+
 
 def word_set(text: str) -> frozenset[str]:
-    """The words of a text."""
+    """The set of the words of a text."""
     return frozenset(text.split())
 
 
@@ -106,11 +107,11 @@ FACTORS: dict[str, tuple[str, Fraction | int]] = {
     "minute": ("second", 60), "hour": ("second", 3600), "day": ("second", 86400), "week": ("second", 604800),
     "cent": ("dollar", Fraction(1, 100)),
 }  # fmt: skip
-"""How many of the second unit the first one is: for `convert_units`."""
+"""Base unit and size in it of each unit, for `convert_units`."""
 
 
 def conversion(unit: Unit, into: Unit) -> Fraction | None:
-    """How many of `into` one `unit` is; None if they measure different things."""
+    """The size of one `unit` in units of `into`; None if they measure different quantities."""
     factor = Fraction(1)
     found: list[dict[str, int]] = []
     for names, sign in ((unit, 1), (into, -1)):
@@ -131,17 +132,21 @@ _NOT_NOUNS = word_set(
     "sixes eights nines tens hundreds thousands millions billions trillions dozens scores lakhs crores myriads "
     "halves quarters thirds fourths guesses maybes"
 )
-_NUMBER_WORD = re.compile(
+_NUMBER_WORD = rule(
     r"(?:zero|once|one|twice|thrice|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|twenty|thirty|forty|fifty|sixty"
     r"|seventy|eighty|ninety|hundred|thousand|\w+illion|dozen|half|third|quarter|double|triple)s?"
     r"|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|\w+illion)ths?"
-    r"|(?:twent|thirt|fort|fift|sixt|sevent|eight|ninet)ieths?"
+    r"|(?:twent|thirt|fort|fift|sixt|sevent|eight|ninet)ieths?",
+    "«twenty»",
+    "«tenths»",
+    "«seventeen»",
+    "apple",
 )
-_COUNTED = re.compile(r"([a-z]{3,}|\d+)-([a-z]{3,})")
+_COUNTED = rule(r"([a-z]{3,}|\d+)-([a-z]{3,})", "«three-digit»", "«12-hour»", "3-4")
 
 
 def is_number_word(word: str) -> bool:
-    """Whether a word says how many or how much: `twenty`, `tenths`, `double`."""
+    """Whether a word is a number or a quantity: `twenty`, `tenths`, `double`."""
     return bool(_NUMBER_WORD.fullmatch(word.casefold()))
 
 
@@ -169,11 +174,11 @@ _ENDS = word_set(
     "left remaining remain total altogether old long tall wide deep high away each apart together today "
     "combined more? daily weekly yearly annually only exactly"
 )
-_PLURAL = re.compile(r"[A-Za-z]{3,}s|[A-Za-z]+-[A-Za-z]{3,}s")
+_PLURAL = rule(r"[A-Za-z]{3,}s|[A-Za-z]+-[A-Za-z]{3,}s", "«apples»", "«T-shirts»", "fish")
 
 
 def is_noun(word: str, known: Collection[str]) -> bool:
-    """Whether things can be counted by it: a unit, a plural, a common noun, or a word of the question."""
+    """Whether a word can be counted: a unit, a plural, a common noun, or a word of the question."""
     low = word.casefold()
     if low in HEDGES or low in _NOT_NOUNS or _NUMBER_WORD.fullmatch(low):
         return False
@@ -183,13 +188,13 @@ def is_noun(word: str, known: Collection[str]) -> bool:
 
 
 def counts_things(words: Sequence[str], known: Collection[str] = ()) -> bool:
-    """Whether a phrase begins with the name of a thing that is no unit: `5 apples`, not `18 profit` or `5 left`."""
+    """Whether a phrase begins with a plural noun that is no unit: `5 apples`, not `18 profit` or `5 left`."""
     end = _noun_phrase(words, 0, known)
     return end > 0 and bool(_PLURAL.fullmatch(words[end - 1])) and words[end - 1].casefold() not in UNITS
 
 
 def is_phrase(words: Sequence[str], known: Collection[str] = ()) -> bool:
-    """Whether the words behind a number only say what is counted: `real solutions`, `pounds of sugar`, `cups a day`."""
+    """Whether the words after a number only name what is counted: `real solutions`, `pounds of sugar`, `cups a day`."""
     index = _noun_phrase(words, 0, known)
     if index == 0 and (not words or words[0].casefold() not in _LEADING):
         return False
@@ -210,13 +215,13 @@ def is_phrase(words: Sequence[str], known: Collection[str] = ()) -> bool:
 
 
 def _is_compound(low: str) -> bool:
-    """`three-digit`, `well-known`: no number such as `twenty-five`."""
+    """Whether a word is a compound such as `three-digit` or `well-known`, and no number as `twenty-five`."""
     parts = _COUNTED.fullmatch(low)
     return parts is not None and not is_number_word(parts[2]) and (parts[2] != "ish" or not is_number_word(parts[1]))
 
 
 def _noun_phrase(words: Sequence[str], start: int, known: Collection[str], known_only: bool = False) -> int:
-    """Where the noun phrase at `start` ends; `start` if there is none."""
+    """The index at which the noun phrase at `start` ends; `start` if there is none."""
     index = start
     while index < len(words) and words[index].casefold() in _ARTICLES and known_only:
         index += 1

@@ -1,4 +1,4 @@
-r"""The form that a question asks for: `Factor $x^2-1$` is not answered by `\frac{2x^2-2}{2}`, equal as it is."""
+r"""Checks the form that a question asks for: `\frac{2x^2-2}{2}` equals the answer to `Factor $x^2-1$` but is none."""
 
 import math
 import re
@@ -9,31 +9,52 @@ from grpo_lightning.rewards.verifier.asked import is_concrete, numbers_of
 from grpo_lightning.rewards.verifier.forms import addends, content, factors, is_expanded, whole
 from grpo_lightning.rewards.verifier.grammar import Item, Node
 from grpo_lightning.rewards.verifier.numbers import literal, nodes, symbols
+from grpo_lightning.rewards.verifier.rules import rule
 
-_EXPAND = re.compile(r"\b(?:expand|multiply out)", re.IGNORECASE)
-_PARTIAL = re.compile(r"\bpartial fraction", re.IGNORECASE)
-_SQUARE = re.compile(
+_EXPAND = rule(r"\b(?:expand|multiply out)", "«Expand» the product", "Find x", flags=re.IGNORECASE)
+_PARTIAL = rule(r"\bpartial fraction", "a «partial fraction» decomposition", "a fraction", flags=re.IGNORECASE)
+_SQUARE = rule(
     r"\b(?:complet\w+ the square|vertex form|form[\s$]*[a-z]?\s*(?:\\left)?\([a-z]\s*[-+]\s*[a-z](?:\\right)?\)\^)",
-    re.IGNORECASE,
+    "«Complete the square»",
+    "the «vertex form»",
+    "in the «form $a(x - h)^»2 + k$",
+    "the square",
+    flags=re.IGNORECASE,
 )
-_FACTOR = re.compile(r"\bfactor", re.IGNORECASE)
-_RADIANS = re.compile(r"\bradian", re.IGNORECASE)
-_LOWEST = re.compile(r"\b(?:reduce|simplif|simplest|lowest)", re.IGNORECASE)
-_POWER = re.compile(r"\bpower of\b", re.IGNORECASE)
-_FRACTION = re.compile(r"\bfraction\b", re.IGNORECASE)
-_REPEATING = re.compile(r"\d\s*\\overline|\\overline\s*\{?\d")
-_SCIENTIFIC = re.compile(r"\bscientific notation", re.IGNORECASE)
-_ROOTS = re.compile(r"\b(?:simplif|simplest|rationali[sz]|radical form)", re.IGNORECASE)
-_POSITIVE = re.compile(r"\bpositive exponents", re.IGNORECASE)
-_LINE = re.compile(r"\bslope[- ]intercept form|\by\s*=\s*mx", re.IGNORECASE)
+_FACTOR = rule(r"\bfactor", "«Factor» it", "Find x", flags=re.IGNORECASE)
+_RADIANS = rule(r"\bradian", "in «radian»s", "in degrees", flags=re.IGNORECASE)
+_LOWEST = rule(
+    r"\b(?:reduce|simplif|simplest|lowest)", "«Simplif»y", "in «lowest» terms", "Find x", flags=re.IGNORECASE
+)
+_POWER = rule(r"\bpower of\b", "as a «power of» 2", "powers", flags=re.IGNORECASE)
+_POLAR = rule(
+    r"\b(?:rectangular|a \+ bi|a\+bi)", "in «rectangular» form", "as «a + bi»", "in polar form", flags=re.IGNORECASE
+)
+_FRACTION = rule(r"\bfraction\b", "as a common «fraction»", "fractional", flags=re.IGNORECASE)
+_REPEATING = rule(r"\d\s*\\overline|\\overline\s*\{?\d", r"0.«3\overline»{6}", r"0.«\overline{3»6}", r"\overline{AB}")
+_SCIENTIFIC = rule(r"\bscientific notation", "in «scientific notation»", "notation", flags=re.IGNORECASE)
+_ROOTS = rule(
+    r"\b(?:simplif|simplest|rationali[sz]|radical form)",
+    "«Simplif»y and «rationaliz»e",
+    "in «simplest» «radical form»",
+    "irrational",
+    flags=re.IGNORECASE,
+)
+_POSITIVE = rule(r"\bpositive exponents", "with «positive exponents»", "exponents", flags=re.IGNORECASE)
+_LINE = rule(
+    r"\bslope[- ]intercept form|\by\s*=\s*mx",
+    "in «slope-intercept form»",
+    "as $«y = mx» + b$",
+    "the slope",
+    flags=re.IGNORECASE,
+)
 _LOGARITHMS = ("ln", "log", "lg", "log_")
 _MAX_BASE = 1000
 _MAX_RADICAND = 10**15
-_POLAR = re.compile(r"\b(?:rectangular|a \+ bi|a\+bi)", re.IGNORECASE)
 
 
 def has_other_form(gold: Node, answer: Node, question: str) -> bool:
-    """Whether the gold answer has the form that the question asks for, and an equal answer has it not."""
+    """Whether the gold answer has the form that the question asks for, and an equal answer has not."""
     if _is_copied_number(gold, answer, question):
         return True
     if _RADIANS.search(question) and _is_less_radian(gold, answer):
@@ -66,7 +87,7 @@ def has_other_form(gold: Node, answer: Node, question: str) -> bool:
 
 
 def has_other_line(gold: Item, answer: Item, question: str) -> bool:
-    """Whether the question wants `y = mx + b`, and an answer leaves it to be multiplied out: `y - 1 = 2(x - 3)`."""
+    """Whether the question wants `y = mx + b`, and the answer leaves that to be multiplied out: `y - 1 = 2(x - 3)`."""
     return bool(_LINE.search(question)) and _is_multiplied_out(gold) > _is_multiplied_out(answer)
 
 
@@ -75,7 +96,7 @@ def _is_multiplied_out(item: Item) -> bool:
 
 
 def _is_less_radian(gold: Node, answer: Node) -> bool:
-    """Whether degrees are left in an angle, or the 180 that they are divided by: `300\\pi/360`."""
+    r"""Whether degrees are left in an angle, or the 180 that they are divided by: `300\pi/360`."""
     if any(node[0] == "degree" for node in nodes(gold)):
         return False
     divisors = [literal(node[2]) for node in nodes(answer) if node[0] == "div"]
@@ -134,7 +155,7 @@ def _has_power(number: int, degree: int) -> bool:
 
 
 def _is_power(number: int, degree: int) -> bool:
-    """Whether the root's degree could be less: `\\sqrt[4]{9}`."""
+    r"""Whether the degree of the root could be less: `\sqrt[4]{9}`."""
     if number > _MAX_RADICAND:
         return False
     roots = [(part, round(number ** (1 / part))) for part in range(2, degree + 1) if degree % part == 0]
@@ -142,7 +163,7 @@ def _is_power(number: int, degree: int) -> bool:
 
 
 def _is_polynomial(tree: Node) -> bool:
-    """Whether it has sums, products and powers of variables only."""
+    """Whether the tree has sums, products and powers of variables only."""
     return all(
         node[0] in ("add", "mul", "neg", "number", "symbol")
         or (node[0] == "pow" and (whole(node[2]) or -1) > 0)
@@ -156,7 +177,7 @@ def _has_negative_power(tree: Node) -> bool:
 
 
 def _is_reducible(tree: Node) -> bool:
-    """Whether it is a fraction of numbers that is not in lowest terms."""
+    """Whether the tree is a fraction of numbers that is not in lowest terms."""
     if tree[0] == "neg":
         return _is_reducible(tree[1])
     if tree[0] != "div" or literal(tree) is None:
@@ -170,18 +191,18 @@ def _is_polar(tree: Node) -> bool:
 
 
 def _is_copied_number(gold: Node, answer: Node, question: str) -> bool:
-    """Whether the question's number is to be written as a power, a product or in scientific notation, and is not."""
-    right, said = _mantissa(gold), _mantissa(answer)
-    if right is None:
+    """Whether the answer copies a number that the question wants as a power, a product or in scientific notation."""
+    gold_mantissa, mantissa = _mantissa(gold), _mantissa(answer)
+    if gold_mantissa is None:
         is_product = gold[0] in ("pow", "mul", "fact", "call") and not symbols(gold)
         return (
             is_product and literal(answer) is not None and answer[0] == "number" and answer[1] in numbers_of(question)
         )
-    return said not in (None, right) and said in numbers_of(question)
+    return mantissa not in (None, gold_mantissa) and mantissa in numbers_of(question)
 
 
 def _mantissa(tree: Node) -> Fraction | None:
-    r"""4.5 of `4.5 \times 10^3` and of `4.5`; None for what is neither."""
+    r"""The mantissa: 4.5 of `4.5 \times 10^3` and of `4.5`; None for other trees."""
     if tree[0] == "neg":
         return _mantissa(tree[1])
     if tree[0] == "mul" and literal(tree) is not None:
@@ -190,7 +211,7 @@ def _mantissa(tree: Node) -> Fraction | None:
 
 
 def _is_unexpanded(tree: Node) -> bool:
-    """Whether a product with a sum, a power of one or a division by more than a number is to be multiplied out."""
+    """Whether something can be multiplied out: a product with a sum, a power of a sum, a division by a variable."""
     for node in nodes(tree):
         if node[0] == "mul" and any(part[0] == "add" and symbols(part) for part in factors(node)[0]):
             return True
@@ -211,29 +232,29 @@ def _num_terms(tree: Node) -> int:
 
 
 def _has_square(tree: Node) -> bool:
-    """Whether the square of a sum is in it."""
+    """Whether the tree contains the square of a sum."""
     return any(
         node[0] == "pow" and node[1][0] == "add" and symbols(node) and whole(node[2]) == 2 for node in nodes(tree)
     )
 
 
 def _is_less_factored(gold: Node, answer: Node) -> bool:
-    """Whether the answer has fewer factors than the gold answer, or numbers in them that could be pulled out."""
-    right, said = list(_variable_factors(gold)), list(_variable_factors(answer))
-    if right == [gold]:
+    """Whether the answer has fewer factors than the gold answer, or common numbers left in them."""
+    gold_factors, answer_factors = list(_variable_factors(gold)), list(_variable_factors(answer))
+    if gold_factors == [gold]:
         return False
-    if len(said) < len(right) or _divides(answer) > _divides(gold):
+    if len(answer_factors) < len(gold_factors) or _divides(answer) > _divides(gold):
         return True
-    return all(content(part) == 1 for part in right) and any(content(part) != 1 for part in said)
+    return all(content(part) == 1 for part in gold_factors) and any(content(part) != 1 for part in answer_factors)
 
 
 def _divides(tree: Node) -> bool:
-    """Whether something is divided by a variable."""
+    """Whether the tree has a division by a variable."""
     return any(symbols(part) for node in nodes(tree) for part in factors(node)[1])
 
 
 def _variable_factors(tree: Node) -> Iterator[Node]:
-    """The factors that are no numbers, each as often as it counts."""
+    """Yields the factors that are no numbers, each with its multiplicity."""
     for factor in factors(tree)[0]:
         power = whole(factor[2]) if factor[0] == "pow" else None
         base, times = (factor[1], power) if power and power > 0 else (factor, 1)

@@ -1,12 +1,12 @@
-"""What is asked of reasoning-gym, in a worker process: some of its scorers evaluate the model's answer as Python.
+"""Makes and scores the puzzles of reasoning-gym. Runs in a worker process: some scorers evaluate answers as Python.
 
-So once this is imported, the process writes no file, starts no program and opens no connection: an audit hook refuses.
-That stops what a model writes by chance or for a reward. It is no sandbox against an attacker.
+Once this is imported, an audit hook stops the process from writing files, starting programs and opening connections.
+That stops what a model writes by chance or for a reward. It does not stop an attacker.
 
-Questions are made here too. Some generators depend on the order of sets: in a worker that is the same in every run.
+Questions are made here too, because some generators depend on the order of sets, which is fixed in a worker.
 """
 
-import ctypes  # noqa: F401  (numpy wants it, and later nothing more may be loaded)
+import ctypes  # noqa: F401  (numpy needs it, and the hook refuses to load it later)
 import json
 import os
 import sys
@@ -21,12 +21,12 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def entries(dataset: dict[str, Any], start: int, stop: int) -> list[tuple[str, str]]:
-    """Questions and answers of the entries from `start` to before `stop`.
+    """Questions and answers of the entries from index `start` to `stop - 1`.
 
     Args:
-        dataset: Its `name`, `config`, `seed` and `size`.
-        start: First index.
-        stop: Last index and one.
+        dataset: The `name`, `config`, `seed` and `size` of the dataset.
+        start: The first index.
+        stop: The last index plus one.
     """
     generator = _generator(json.dumps(dataset, sort_keys=True))
     found = [generator[index] for index in range(start, stop)]
@@ -34,18 +34,18 @@ def entries(dataset: dict[str, Any], start: int, stop: int) -> list[tuple[str, s
 
 
 def score(dataset: dict[str, Any], index: int, question: str, answer: str) -> float:
-    """What the generator itself says of `answer`.
+    """The score of `answer` by the generator that made the question.
 
     Args:
-        dataset: As of `entries`.
-        index: Of the entry.
-        question: The entry's, to make sure that it is the same one.
-        answer: The model's.
+        dataset: As in `entries`.
+        index: Index of the entry.
+        question: The question, to check that it is still that of the entry.
+        answer: The model's answer.
     """
     key = json.dumps(dataset, sort_keys=True)
     entry = _entry(key, index)
     if entry["question"] != question:
-        raise RuntimeError(f"entry {index} is another one today: {dataset['name']} does not repeat itself")
+        raise RuntimeError(f"entry {index} of {dataset['name']} has changed: this generator is not deterministic")
     return float(_generator(key).score_answer(answer, entry))
 
 
@@ -61,12 +61,12 @@ def _entry(key: str, index: int) -> dict[str, Any]:
 
 
 def refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    """An audit hook (PEP 578): raises on what a scorer has no business to do."""
+    """Raises on what a scorer must not do: an audit hook (PEP 578)."""
     writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES
     if writes or (event.startswith(_REFUSED) and event not in _ALLOWED):
         raise PermissionError(f"a scorer of reasoning-gym may not do {event}")
 
 
-if "pytest" not in sys.modules:  # a hook cannot be taken away again
+if "pytest" not in sys.modules:  # a hook cannot be removed
     sys.dont_write_bytecode = True
     sys.addaudithook(refuse)

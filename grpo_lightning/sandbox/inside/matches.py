@@ -1,4 +1,4 @@
-"""Matches a regular expression, which may take for ever. Runs inside a sandbox process."""
+"""Matches a regular expression, which may take very long. Runs in a worker process."""
 
 import re
 

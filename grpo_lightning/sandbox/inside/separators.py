@@ -1,8 +1,8 @@
-"""Where the steps of a text end, by a regular expression. Runs in a worker process, so it imports nothing of ours."""
+"""Finds the ends of segments by a regular expression, which may take very long. Runs in a worker process."""
 
 import re
 
 
 def ends(pattern: str, text: str) -> list[int]:
-    """The places behind every match of `pattern`."""
+    """The index of the character after every match of `pattern`."""
     return [match.end() for match in re.finditer(pattern, text)]

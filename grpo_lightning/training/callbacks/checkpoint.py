@@ -10,20 +10,21 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from grpo_lightning.training import internals
 from grpo_lightning.training.callbacks.interrupts import Interrupts
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO as AtomicCheckpointIO
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import UsageError, at_least
 
 
 class StepCheckpoint(ModelCheckpoint):
-    """Saves the run at the end of exploration steps, the only place from which it resumes exactly, as `last.ckpt`.
+    """Saves the run as `last.ckpt` at the end of exploration steps, where it resumes from exactly.
 
-    They are in `checkpoints/` of `trainer.default_root_dir`, whatever the logger. SIGTERM and Ctrl-C let the running
-    step end, save, and end the run; a second Ctrl-C stops at once.
+    Checkpoints are in `checkpoints/` of `trainer.default_root_dir`, whatever the logger. After SIGTERM or Ctrl-C the
+    running step ends, is saved, and the run stops. A second Ctrl-C stops at once.
 
     Args:
-        every_n_steps: Exploration steps between two checkpoints; the last step of the run is saved too.
-        keep: How many older checkpoints stay beside `last.ckpt`: the newest, or the best by `monitor`; -1 keeps all.
+        every_n_steps: Exploration steps between two checkpoints. The last step of the run is always saved.
+        keep: Number of checkpoints kept besides `last.ckpt`: the newest, or the best by `monitor`. -1 keeps all.
         monitor: Metric to judge checkpoints by, such as `val/pass@1`; None keeps the newest.
         mode: Whether the best is the largest (`max`) or the smallest (`min`).
     """
@@ -37,10 +38,10 @@ class StepCheckpoint(ModelCheckpoint):
         monitor: str | None = None,
         mode: Literal["max", "min"] = "max",
     ) -> None:
-        if every_n_steps < 1:
-            raise UsageError(f"checkpoint.every_n_steps={every_n_steps}: give 1 or more")
+        at_least("checkpoint.every_n_steps", every_n_steps, 1)
         if keep < -1:
             raise UsageError(f"checkpoint.keep={keep}: give a number of checkpoints, or -1 for all")
+        self.every_n_steps = every_n_steps
         super().__init__(
             filename="step-{epoch}",
             auto_insert_metric_name=False,
@@ -58,12 +59,12 @@ class StepCheckpoint(ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        """The same whatever the options, so that a run may go on with others."""
+        """The same for all options, so that a run may continue with others."""
         return type(self).__name__
 
     @property
     def saved(self) -> str:
-        """What is safe by now, and how to go on from there."""
+        """What is saved by now, and how to continue from there."""
         if not self._steps_saved:
             return "no step has been saved"
         is_last = self._saved_in == self._last
@@ -78,9 +79,10 @@ class StepCheckpoint(ModelCheckpoint):
         return Path(self.dirpath) / "last.ckpt"
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Chooses the folder."""
         self._settle(trainer)
         with warnings.catch_warnings():
-            # A run that goes on finds its own checkpoints there; another's are refused.
+            # A run that continues finds its own checkpoints there; those of another run are refused.
             warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
             super().setup(trainer, pl_module, stage)
 
@@ -90,11 +92,12 @@ class StepCheckpoint(ModelCheckpoint):
         return super()._find_last_checkpoints(trainer)
 
     def _settle(self, trainer: L.Trainer) -> None:
-        # Lightning's own place is the first logger's folder, another one in every start.
+        # Lightning would take the folder of the first logger, which is another one in every start.
         if self.dirpath is None:
             self.dirpath = str(checkpoints_of(trainer))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuses a folder that holds another run, and begins to listen for signals."""
         super().on_train_start(trainer, pl_module)
         is_own = (
             trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve().parent == self._last.parent.resolve()
@@ -109,51 +112,52 @@ class StepCheckpoint(ModelCheckpoint):
         self.interrupts.listen()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Saves the step, and ends the run if it was asked to."""
         step = trainer.current_epoch + 1
         stops = trainer.strategy.reduce_boolean_decision(self.interrupts.asked, all=False)
         if stops:
             trainer.should_stop = True
             trainer.fit_loop.min_epochs = None
             self.interrupts.pressed = trainer.strategy.reduce_boolean_decision(self.interrupts.pressed, all=False)
-        due = step % self._every_n_epochs == 0 or step == trainer.max_epochs or trainer.should_stop
-        if due and not self._should_skip_saving_checkpoint(trainer):
+        due = step % self.every_n_steps == 0 or step == trainer.max_epochs or trainer.should_stop
+        if due and not internals.skips_saving(self, trainer):
             self._save(trainer)
         if stops:
             rank_zero_info(f"{'Ctrl-C' if self.interrupts.pressed else 'SIGTERM'}: {self.saved}")
 
     def _save(self, trainer: L.Trainer) -> None:
-        """Lightning's own writes `last.ckpt` only together with one of those that are kept."""
-        metrics = self._monitor_candidates(trainer)
-        # File names count the steps done, as everything a person sees.
+        """Saves. Lightning itself writes `last.ckpt` only together with one of those that are kept."""
+        metrics = internals.monitored(self, trainer)
+        # File names count the steps done, from 1.
         metrics["epoch"] = torch.tensor(trainer.current_epoch + 1)
         validated = any(name.startswith("val/") for name in metrics)
         surplus = self._surplus()
         if self.monitor in metrics:
-            self._save_topk_checkpoint(trainer, metrics)
+            internals.save_best(self, trainer, metrics)
         elif validated or not str(self.monitor).startswith("val/"):
             raise UsageError(f"checkpoint.monitor={self.monitor}: no such metric; there are {', '.join(metrics)}")
-        self._save_last_checkpoint(trainer, metrics)
+        internals.save_last(self, trainer, metrics)
         self._steps_saved, self._saved_in = trainer.current_epoch + 1, self._last
         for path in surplus:
-            if self._should_remove_checkpoint(trainer, path, current=""):
-                self._remove_checkpoint(trainer, path)
+            internals.remove_checkpoint(self, trainer, path)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Nothing: the last step is saved already, and Lightning would save a `fast_dev_run` here."""
 
     def state_dict(self) -> dict[str, Any]:
+        """The checkpoints that are kept, and how they were judged."""
         return {**super().state_dict(), "mode": self.mode}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over the checkpoints that were kept, wherever the run's folder is now.
 
-        Those judged by another metric say nothing here: they stay, and count no more.
+        Those judged by another metric stay, but no longer count towards `keep`.
         """
         kept = {
             str(self._last.with_name(Path(path).name)): score for path, score in state_dict["best_k_models"].items()
         }
         before = state_dict["monitor"], state_dict.get("mode", self.mode)
-        # Of a run that another folder goes on with, nothing is taken over.
+        # A run that continues in another folder takes nothing over.
         kept = {path: score for path, score in kept.items() if Path(path).exists()}
         if before == (self.monitor, self.mode):
             self._rank(kept)
@@ -172,7 +176,7 @@ class StepCheckpoint(ModelCheckpoint):
         self.kth_value = kept.get(self.kth_best_model_path, self.kth_value)
 
     def _surplus(self) -> list[str]:
-        """Takes out the worst checkpoints beyond `keep`, which a run with a larger one has left."""
+        """Returns, and forgets, the worst checkpoints beyond `keep`, left by a run with a larger one."""
         if self.save_top_k < 0:
             return []
         scores = self.best_k_models

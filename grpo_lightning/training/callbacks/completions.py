@@ -10,50 +10,51 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from grpo_lightning.training import disk
+from grpo_lightning.training import disk, internals
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.records import record
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import at_least
 
 FILE = "completions.jsonl"
 
 
 class SampledCompletions(Callback):
-    """Shows some of a step's completions with their rewards, and histograms of lengths and rewards.
+    """Shows some completions of a step with their rewards, and histograms of lengths and rewards.
 
     The completions go to `completions.jsonl` in `trainer.default_root_dir`, and as a table to every logger that shows
     text: TensorBoard's Text tab, Weights & Biases, MLflow.
 
     Args:
         every_n_steps: Exploration steps between two tables.
-        num_groups: Prompts shown, with all the completions of each.
+        num_groups: Number of prompts shown, with all their completions.
     """
 
     def __init__(self, every_n_steps: int = 5, num_groups: int = 2) -> None:
-        if every_n_steps < 1 or num_groups < 1:
-            raise UsageError(f"completions.every_n_steps={every_n_steps}, num_groups={num_groups}: give 1 or more")
+        at_least("completions.every_n_steps", every_n_steps, 1)
+        at_least("completions.num_groups", num_groups, 1)
         self.every_n_steps = every_n_steps
         self.num_groups = num_groups
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Leaves out of the file what a killed run wrote of steps that come again."""
+        """Removes from the file what a killed run wrote of steps that will be repeated."""
         path = Path(trainer.default_root_dir) / FILE
         if trainer.is_global_zero and not fast_dev_run(trainer) and path.exists():
-            # Not splitlines, which also splits at what a model may write inside of a text.
+            # Not splitlines, which also splits at characters that a model may write inside a text.
             *lines, rest = path.read_text(encoding="utf-8").split("\n")
             kept = [line for line in lines if _step_of(line) <= trainer.current_epoch]
             if rest or kept != lines:
                 disk.write_whole(path, "".join(line + "\n" for line in kept))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        exploration = GRPOLoop.find(trainer).exploration
+        """Writes and shows the first groups of the step."""
         if trainer.current_epoch % self.every_n_steps or not trainer.is_global_zero or fast_dev_run(trainer):
             return
-        assert exploration is not None
-        rows = list(range(min(self.num_groups * GRPOLoop.find(trainer).group_size, len(exploration.samples))))
-        # Where the step's scalars stand.
-        update = trainer.fit_loop.epoch_loop._batches_that_stepped - 1
+        loop = GRPOLoop.find(trainer)
+        exploration = loop.current_step.exploration
+        rows = list(range(min(self.num_groups * loop.group_size, len(exploration.samples))))
+        # Where the step's scalars are.
+        update = internals.num_logged_updates(trainer) - 1
         where = {"step": trainer.current_epoch + 1, "update": update}
         found = [where | record(exploration.samples[row], exploration.scores, row) for row in rows]
         path = Path(trainer.default_root_dir) / FILE
@@ -66,7 +67,7 @@ class SampledCompletions(Callback):
 
 
 def _step_of(line: str) -> float:
-    """The step of a record; infinity for a line that is none."""
+    """The step of a record; infinity for a line that is not a record."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
@@ -74,12 +75,12 @@ def _step_of(line: str) -> float:
 
 
 def fast_dev_run(trainer: Any) -> bool:
-    """Whether this is a trial that is to write nothing."""
+    """Whether this is a trial that must write nothing."""
     return bool(trainer.fast_dev_run)
 
 
 def show(logger: Any, table: list[list[str]], update: int) -> None:
-    """Hands a table, its header first, to a logger in the way it takes one, if it takes any."""
+    """Hands a table, header first, to a logger that can show one."""
     experiment: Any = getattr(logger, "experiment", None)
     if callable(getattr(logger, "log_table", None)):
         logger.log_table(key="completions", columns=table[0], data=table[1:], step=update)
@@ -99,7 +100,7 @@ def histograms(logger: Any, exploration: Exploration, update: int) -> None:
 
 
 def as_table(exploration: Exploration, rows: list[int]) -> list[list[str]]:
-    """A header and one line for each completion, as they are."""
+    """A header and one line per completion, unescaped."""
     table = [["prompt", "gold", "completion", "ended", "reward", *exploration.scores.results]]
     for row in rows:
         sample = exploration.samples[row]
@@ -110,12 +111,12 @@ def as_table(exploration: Exploration, rows: list[int]) -> list[list[str]]:
 
 
 def as_markdown(table: list[list[str]]) -> str:
-    """The table in Markdown; what the model wrote is escaped."""
+    """The table in Markdown; text of the model is escaped."""
     header, *lines = table
     shown = [header, ["---"] * len(header), *([escape(cell) for cell in line] for line in lines)]
     return "\n".join(f"| {' | '.join(line)} |" for line in shown)
 
 
 def escape(text: str) -> str:
-    """Text as it stands, inside a Markdown table."""
+    """The text, escaped so that a Markdown table shows it unchanged."""
     return html.escape(text).replace("|", "&#124;").replace("\n", "<br>").replace("*", "&#42;").replace("_", "&#95;")

@@ -1,4 +1,4 @@
-"""A run's configuration: in its folder, with those of earlier starts, and in its loggers."""
+"""The configuration of a run: in its folder, with those of earlier starts, and in its loggers."""
 
 from pathlib import Path
 from typing import Any
@@ -10,24 +10,25 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.tensorboard.summary import hparams
 
-from grpo_lightning.training import disk
+from grpo_lightning.training import disk, internals
 from grpo_lightning.training.module import GRPOModule
 
 
 class SaveConfig(SaveConfigCallback):
-    """Keeps the newest configuration as `config.yaml`; what it replaces moves to `config.1.yaml`, `config.2.yaml` ...
+    """Keeps the newest configuration as `config.yaml`; earlier ones move to `config.1.yaml`, `config.2.yaml` ...
 
     Every logger gets the options too; TensorBoard shows them on its page for comparing runs.
     """
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Nothing: the model may not load, and a `validate` in a run's folder must leave its config.yaml alone."""
+        """Nothing: the model may fail to load, and `validate` must leave the config.yaml of a run alone."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Writes the file, on rank 0, and shows the options in every logger."""
         if not trainer.is_global_zero:
             return
         config = self.config.clone()
-        # What describes the run, not how it was started.
+        # The file describes the run, not how it was started.
         config["ckpt_path"] = None
         text = self.parser.dump(config, skip_none=False)
         self._keep(Path(trainer.default_root_dir) / "config.yaml", text, resumed=trainer.ckpt_path is not None)
@@ -37,9 +38,9 @@ class SaveConfig(SaveConfigCallback):
                 assert isinstance(pl_module, GRPOModule)
                 parts = flat({key: options[key] for key in ("model", "data", "loop")})
                 # The HPARAMS tab shows the last value of these beside the options.
-                shown = dict.fromkeys(["reward/mean", *(f"val/{name}" for name in pl_module.val_metrics)], 0.0)
+                shown = dict.fromkeys(["reward/mean", *(f"val/{name}" for name in pl_module.evaluation.metrics)], 0.0)
                 for summary in hparams(parts, shown):
-                    logger.experiment._get_file_writer().add_summary(summary)
+                    internals.summary_writer(logger).add_summary(summary)
             else:
                 logger.log_hyperparams(options)
 
@@ -59,7 +60,7 @@ class SaveConfig(SaveConfigCallback):
 
 
 def differences(earlier: str, later: str) -> list[str]:
-    """`loop.mu 1 -> 2` for every option that two configurations in YAML give another value."""
+    """`loop.mu 1 -> 2` for every option that differs between two configurations in YAML."""
     try:
         before, now = (flat(yaml.safe_load(text) or {}) for text in (earlier, later))
     except yaml.YAMLError:  # edited by hand
@@ -74,7 +75,7 @@ def differences(earlier: str, later: str) -> list[str]:
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """{"loop": {"mu": 1}} -> {"loop.mu": 1}; what is no number, text or truth value becomes text."""
+    """{"loop": {"mu": 1}} -> {"loop.mu": 1}; values other than numbers, text and booleans become text."""
     if isinstance(tree, list):
         tree = dict(enumerate(tree))
     if not isinstance(tree, dict):

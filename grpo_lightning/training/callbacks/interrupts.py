@@ -9,14 +9,14 @@ from types import FrameType
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 EXIT_CODE = 128 + signal.SIGINT
-"""What a shell expects of a program that Ctrl-C has ended."""
+"""The exit code that a shell expects of a program that Ctrl-C has ended."""
 
 
 class Interrupts:
-    """Takes note of SIGTERM and Ctrl-C; a second Ctrl-C ends the program at once, with exit code 130.
+    """Notes SIGTERM and Ctrl-C; a second Ctrl-C ends the program at once, with exit code 130.
 
     Args:
-        saved: Says in a few words what a checkpoint holds by now.
+        saved: Returns a few words on what the checkpoint holds by now.
     """
 
     def __init__(self, saved: Callable[[], str]) -> None:
@@ -29,7 +29,7 @@ class Interrupts:
         return self.terminated or self.pressed
 
     def listen(self) -> None:
-        """Takes both signals until Lightning puts back, at the end of a fit, what was there before."""
+        """Handles both signals until the end of the fit, when Lightning restores the earlier handlers."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
             signal.signal(signal.SIGINT, self._on_sigint)
@@ -39,13 +39,13 @@ class Interrupts:
 
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
         if self.pressed:
-            say(f"Ctrl-C again: stopped at once; {self._saved()}")
+            write_line(f"Ctrl-C again: stopped at once; {self._saved()}")
             raise SystemExit(EXIT_CODE)
         self.pressed = True
-        say("Ctrl-C: this step will be finished and saved; press it again to stop at once")
+        write_line("Ctrl-C: this step will be finished and saved; press it again to stop at once")
 
 
-def say(message: str) -> None:
-    """Writes a line of its own, on rank 0. A signal may come in the middle of a print, which bars another."""
+def write_line(message: str) -> None:
+    """Writes a line of its own, on rank 0. A signal may come in the middle of a print, so `print` cannot be used."""
     if getattr(rank_zero_only, "rank", 0) in (0, None):
         os.write(2, f"\n{message}\n".encode())

@@ -1,45 +1,36 @@
-"""Says what a run will hold before it starts, and where and why memory ran out."""
+"""Reports what memory a run will take before it starts, and where and why memory ran out."""
 
 import inspect
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
 from types import CodeType, TracebackType
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.utilities import rank_zero_info
 
-from grpo_lightning.engines.kv_memory import GIB, free_bytes
 from grpo_lightning.policy.policy import first_line
-from grpo_lightning.policy.shared_prefix import ATTENTION
-from grpo_lightning.policy.snapshots import FrozenCopy
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.explorer import Explorer
+from grpo_lightning.training.job import job_of, longest_prompt, process_bytes, spread_of, with_free_memory
 from grpo_lightning.training.loop import GRPOLoop
-from grpo_lightning.training.memory import CUDA_CONTEXT, PHASES, Estimate, Job, MemoryTable, Spread, remedies
+from grpo_lightning.training.memory import CUDA_CONTEXT, PHASES, Estimate, Job, MemoryTable, remedies
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.preparation import Preparation
 
-PLACES: dict[Callable[..., Any], str] = {
+PHASE_OF: dict[Callable[..., Any], str] = {
     GRPOModule.configure_model: "loading",
     GRPOModule.validation_step: "validating",
     Explorer.sample: "exploring",
     Preparation.cut: "log-probs",
     GRPOModule.training_step: "updating",
 }
-"""What a run is doing while one of these is on the stack."""
-
-TOUCHED_LATER = 24 * 2**20
-"""Libraries' code and buffers that a CPU run first uses in its first step, measured on Linux with torch 2.13."""
+"""The phase of a run while one of these functions is on the stack."""
 
 
 class MemoryReport(Callback):
-    """Prints what each device will hold, before the first step; adds it to an error that says memory ran out.
+    """Prints what each device will hold, before the first step, and adds it to out-of-memory errors.
 
     Args:
         show: Print the table.
@@ -50,9 +41,10 @@ class MemoryReport(Callback):
         # Here, before any weight is read.
         self._process = process_bytes()
         self.job: Job | None = None
-        """What runs, known when the fit starts."""
+        """The run, known when the fit starts."""
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Prints the table, on rank 0."""
         if self.show and trainer.is_global_zero:
             self.job = with_free_memory(self._job(trainer, pl_module), trainer.strategy.root_device)
             rank_zero_info(describe(self.job))
@@ -73,7 +65,7 @@ class MemoryReport(Callback):
         )
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Adds where memory ran out, the table, and the keys that help, as a note."""
+        """Adds where memory ran out, the table, and the keys that help, as notes."""
         if not is_out_of_memory(exception):
             return
         phase = phase_of(exception.__traceback__)
@@ -97,94 +89,8 @@ def describe(job: Job) -> str:
         return f"memory: not known for {job.config.model_type} ({first_line(error)})"
 
 
-def job_of(
-    module: GRPOModule,
-    loop: GRPOLoop,
-    validation: PromptDataModule | None,
-    precision: str,
-    spread: Spread,
-    device: str,
-    prompt_tokens: int,
-    process: int,
-) -> Job:
-    """What a module, a loop and a trainer's settings hold.
-
-    Args:
-        module: The policy may be unread.
-        loop: The sizes.
-        validation: The data, if there is validation.
-        precision: Of the trainer.
-        spread: Of the strategy.
-        device: `cpu` or `cuda`.
-        prompt_tokens: Longest prompt.
-        process: Bytes of the process itself.
-    """
-    policy, engine = module.policy, module.explorer.engine
-    full, attention = policy._full_attention, ATTENTION if policy.attention == "sdpa" else policy.attention
-    if hasattr(policy, "model"):
-        attention = policy.model.config._attn_implementation
-    max_cache_gib = getattr(engine, "max_cache_gib", None)
-    return Job(
-        config=policy.config,
-        optimizer=module.optimizer,
-        sampling=module.sampling,
-        group_size=loop.group_size,
-        prompts_per_step=max(1, loop.prompts_per_step // spread.world_size),
-        num_minibatches=loop.num_minibatches,
-        max_tokens=loop.max_tokens,
-        prompt_tokens=prompt_tokens,
-        max_rows=getattr(engine, "max_rows", loop.prompts_per_step * loop.group_size),
-        validated_prompts=0 if validation is None else validation.val_batch_size,
-        val_samples=module.val_samples,
-        max_cache=None if max_cache_gib is None else max_cache_gib * GIB,
-        bounds_cache=hasattr(engine, "max_cache_gib"),
-        dtype=policy.dtype,
-        precision=precision,
-        attention=attention,
-        shares_prefix=getattr(policy, "shares_prefix", policy.share_prefix and full and attention == ATTENTION),
-        recomputes=policy.gradient_checkpointing,
-        dropout=policy.dropout,
-        entropy_gradient=module.objective.entropy_bonus > 0,
-        frozen_copies=sum(isinstance(one, FrozenCopy) for one in (module.old_policy, module.reference)),
-        spread=spread,
-        device=device,
-        process=process,
-        trust_remote_code=policy.trust_remote_code,
-    )
-
-
-def with_free_memory(job: Job, device: torch.device) -> Job:
-    """The job with the bound that its engine sets itself: what is free on `device`."""
-    if job.max_cache is not None or not job.bounds_cache:
-        return job
-    return replace(job, max_cache=float(free_bytes(device)))
-
-
-def spread_of(strategy: type[Strategy], world_size: int) -> Spread:
-    """How a strategy lays weights over `world_size` devices."""
-    if issubclass(strategy, (ModelParallelStrategy, FSDPStrategy)):
-        return Spread.sharded(world_size)
-    return Spread.replicated(world_size) if issubclass(strategy, DDPStrategy) else Spread.single()
-
-
-def longest_prompt(data: PromptDataModule, tried: int = 16) -> int:
-    """Tokens of the longest prompt of the questions that are read, by the texts that are longest."""
-    questions = [question for split in data.questions.values() for question in split]
-    longest = sorted(questions, key=lambda question: -len(question.text))[:tried]
-    return max((len(data.encode(data.render(question))) for question in longest), default=1)
-
-
-def process_bytes() -> int:
-    """Memory this process uses now, with what its libraries touch later; 0 where it cannot be asked."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE") + TOUCHED_LATER
-
-
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, of a GPU or of this machine."""
+    """Whether an error means that memory ran out, on a GPU or on this machine."""
     says = str(error).lower()
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError)
@@ -193,8 +99,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def phase_of(traceback: TracebackType | None) -> str:
-    """What the run was doing: the outermost of PLACES on the stack."""
-    codes: dict[CodeType, str] = {inspect.unwrap(place).__code__: phase for place, phase in PLACES.items()}
+    """The phase that the run was in: that of the outermost of PHASE_OF on the stack."""
+    codes: dict[CodeType, str] = {inspect.unwrap(function).__code__: phase for function, phase in PHASE_OF.items()}
     while traceback is not None:
         if traceback.tb_frame.f_code in codes:
             return codes[traceback.tb_frame.f_code]
@@ -203,10 +109,10 @@ def phase_of(traceback: TracebackType | None) -> str:
 
 
 def out_of_memory_message(error: BaseException) -> str:
-    """One message: what failed in a sentence, and the notes."""
+    """One message: the reason in one sentence, and the notes."""
     notes: Sequence[str] = getattr(
-        error, "__notes__", ["`grpo plan` with the same options says what the run would hold"]
+        error, "__notes__", ["`grpo plan` with the same options prints what the run would hold"]
     )
-    # CUDA's goes on about the allocator.
+    # The message of CUDA continues with the allocator.
     reason = (str(error) or type(error).__name__).strip().splitlines()[0].split(" Of the allocated memory")[0]
     return "\n".join([f"out of memory: {reason}", *notes])

@@ -27,17 +27,17 @@ def test_auc_over_all_prompts():
     assert TWO.auc() == pytest.approx(5.5 / 8)
 
 
-def test_brier():
+def test_brier_is_the_mean_squared_error():
     errors = [0.1, 0.2, 0.6, 0.6, 0.4, 0.7]
     assert TWO.brier() == pytest.approx(sum(e * e for e in errors) / 6)
 
 
-def test_expected_calibration_error():
+def test_the_calibration_error_is_that_of_ten_bins():
     # Bins of width 0.1: {0.9: right}, {0.2}, {0.6}, {0.4: one of two right}, {0.7}.
     assert TWO.ece() == pytest.approx((0.1 + 0.2 + 0.6 + 2 * abs(0.4 - 0.5) + 0.7) / 6, abs=1e-6)
 
 
-def test_rank_correlation():
+def test_the_rank_correlation_is_spearmans():
     # Ranks of r: 6, 1, 4, 2.5, 2.5, 5; of the label: 5.5, 2.5, 2.5, 5.5, 2.5, 2.5; means 3.5.
     r, v = [2.5, -2.5, 0.5, -1, -1, 1.5], [2, -1, -1, 2, -1, -1]
     expected = sum(a * b for a, b in zip(r, v, strict=True)) / math.sqrt(sum(a * a for a in r) * sum(b * b for b in v))
@@ -69,7 +69,7 @@ def test_large_scores_keep_their_order():
     assert Agreement(score.sigmoid(), torch.tensor([1.0, 0.0]), torch.tensor([0, 0])).pairwise() == 1
 
 
-def test_forgetting():
+def test_forgetting_is_the_mean_loss_since_the_best():
     # Lost: 0.2 of iteration 1, nothing of 2, which is at its best; 3 was never measured before.
     assert forgotten({1: 0.9, 2: 0.6}, {1: 0.7, 2: 0.8, 3: 0.5}) == pytest.approx(0.2 / 3)
     assert forgotten({1: 0.9}, {}) == 0

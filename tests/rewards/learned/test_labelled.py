@@ -10,7 +10,7 @@ from grpo_lightning.rewards.learned.reward import split
 from grpo_lightning.types import UsageError
 
 
-def test_outcomes():
+def test_the_outcome_of_a_group_is_right_wrong_or_both():
     assert [group("q", *labels).outcome for labels in ((1, 1), (0,), (0, 1), (0.2, 0.4), (0.9, 0.9))] == [
         "right", "wrong", "both", "both", "right",
     ]  # fmt: skip

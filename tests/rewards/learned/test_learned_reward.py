@@ -8,23 +8,28 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.command import Grpo
 from helpers.fitting import Digits, fit, scalars
-from helpers.learning import EndsInLetter, explored, learn, reward_of, sample, save_policy
+from helpers.learning import EndsInLetter, explored, learn, reward_of, sample, save_policy, scores_of
 from helpers.paths import ROOT, TESTS, environment
 from helpers.tiny import tokenizer
 
 from grpo_lightning.cli import GRPOCLI
-from grpo_lightning.rewards.base import Reward, RewardFailure, RewardResult
+from grpo_lightning.rewards.base import Reward, RewardFailure
 from grpo_lightning.rewards.learned.labelled import hash_fraction, write_labelled
 from grpo_lightning.rewards.learned.reward import SEED, LearnedReward, sigmoid
 from grpo_lightning.rewards.learned.update import RewardUpdate
+from grpo_lightning.rewards.results import RewardResult
+from grpo_lightning.rewards.scorer import Scorer
+from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import Sample, UsageError
 
 from helpers.labelled_groups import group  # isort: skip
 
@@ -68,8 +73,8 @@ def test_it_changes_at_the_end_of_an_iteration_only(folder: Path):
     assert reward.version == 1 and reward([sample(0, "a")]).value != [0.5]
 
 
-def test_what_it_remembers(folder: Path):
-    reward = reward_of(folder, per_label=1, epochs=0)
+def test_it_remembers_right_and_wrong_completions_of_each_prompt(folder: Path):
+    reward = reward_of(folder, per_label=1, num_passes=0)
     learn(reward, range(4))
     held_out = {f"q{id}" for id in range(48) if hash_fraction(f"q{id}") < 0.25}
     assert {g.prompt for g in reward.test} == held_out
@@ -81,9 +86,9 @@ def test_what_it_remembers(folder: Path):
 
 
 def test_a_label_that_failed_is_none(folder: Path):
-    reward = reward_of(folder, epochs=0)
+    reward = reward_of(folder, num_passes=0)
     samples = [sample(0, text, ended=text != "cut7") for text in ("a", "x1", "y1", "2", "cut7")]
-    metrics = reward.learn(samples, reward(samples), iteration_ends=True)
+    metrics = reward.learn(samples, scores_of(reward, samples), iteration_ends=True)
     assert metrics["verified"] == pytest.approx(1 / 3)
     remembered = [*reward.history, *reward.test]
     assert [g.completions for g in remembered] == [["a", "2", "cut7"]]
@@ -91,17 +96,17 @@ def test_a_label_that_failed_is_none(folder: Path):
 
 
 class Broken(EndsInLetter):
-    """It says so itself."""
+    """It finds itself broken."""
 
-    def check(self, statuses: Counter[str]) -> None:
+    def stop_if_broken(self, statuses: Counter[str]) -> None:
         raise RewardFailure(f"{statuses['timeout']} timeouts")
 
 
 def test_a_verifier_that_is_broken_stops_the_run(folder: Path):
-    reward = reward_of(folder, labels=Broken())
+    reward = reward_of(folder, labeller=Broken())
     samples = [sample(0, text) for text in ("a", "y1", "y2")]
     with pytest.raises(RewardFailure, match="2 timeouts"):
-        reward.learn(samples, reward(samples), iteration_ends=False)
+        reward.learn(samples, scores_of(reward, samples), iteration_ends=False)
 
 
 class Grades(EndsInLetter):
@@ -111,13 +116,52 @@ class Grades(EndsInLetter):
         return RewardResult([5.0] * len(samples), ["ok"] * len(samples))
 
 
+def samples_of_a_step() -> list[Sample]:
+    return [sample(id, text) for id, text in ((1, "a"), (2, "7"), (1, "x1"), (2, "b"))]
+
+
+def test_a_labeller_of_the_list_grades_every_completion_once(folder: Path):
+    """Named it labels as it does inside the learned reward, and scores no sample a second time."""
+    counted = Counting(weight=0)
+    named = reward_of(folder, labeller="counting", num_passes=0)
+    scorer = Scorer([named, counted])  # the order of the list does not matter
+    scores = scorer(samples_of_a_step())
+    metrics = scorer.learn(samples_of_a_step(), scores, iteration_ends=True)
+    assert counted.num_scored == 4
+    own = reward_of(folder, num_passes=0)
+    expected = own.learn(samples_of_a_step(), scores_of(own, samples_of_a_step()), iteration_ends=True)
+    assert metrics == {f"reward/learned_reward/{key}": value for key, value in expected.items()}
+    assert metrics["reward/learned_reward/verified"] == pytest.approx(2 / 3)
+    assert same(named.state_dict(), own.state_dict())
+
+
+class Counting(EndsInLetter):
+    """Counts the samples that it scores."""
+
+    num_scored = 0
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        self.num_scored += len(samples)
+        return super().score(samples)
+
+
+@pytest.mark.parametrize("name", ["math_verifer", "learned_reward"])
+def test_a_labeller_that_is_not_in_the_list_is_refused_with_the_names_there_are(name: str):
+    rewards = [EndsInLetter(), Digits(), LearnedReward("somewhere", labeller=name)]
+    message = f"labeller={name} of learned_reward: no other reward has this name; give one of ends_in_letter, digits,"
+    with pytest.raises(UsageError, match=message):
+        Scorer(rewards)
+    with pytest.raises(UsageError, match="no other reward has this name; give a reward"):
+        Scorer(rewards[2:])
+
+
 def test_labels_are_from_0_to_1(folder: Path):
     with pytest.raises(UsageError, match=r"gave 5\.0"):
-        learn(reward_of(folder, labels=Grades()), [0])
+        learn(reward_of(folder, labeller=Grades()), [0])
 
 
-def test_without_epochs_it_is_frozen_and_measured(folder: Path):
-    reward = reward_of(folder, epochs=0)
+def test_without_passes_it_is_frozen_and_measured(folder: Path):
+    reward = reward_of(folder, num_passes=0)
     before = {name: value.clone() for name, value in reward.model.model.state_dict().items()}
     metrics = learn(reward, range(2))
     assert same(before, reward.model.model.state_dict())
@@ -132,7 +176,7 @@ def test_without_labels_it_is_used_as_it_is(folder: Path):
 
 def test_nothing_new_is_no_update(folder: Path):
     reward = reward_of(folder)
-    metrics = reward.learn([], RewardResult([], []), iteration_ends=True)
+    metrics = reward.learn([], scores_of(reward, []), iteration_ends=True)
     assert metrics["accepted"] == 0 and reward.iteration == 1 and not len(reward.history)
 
 
@@ -156,8 +200,8 @@ def test_forgetting_and_the_bound(folder: Path, caplog: pytest.LogCaptureFixture
         for bound, replay, accepted in ((1.0, 0.0, 1.0), (0.02, 0.0, 0.0)):
             reward = reward_of(folder, max_forgetting=bound, replay=replay)
             first = learn(reward, range(2))[-1]
-            assert isinstance(reward.labels, EndsInLetter)
-            reward.labels = Contrary()
+            assert isinstance(reward.labeller, EndsInLetter)
+            reward.labeller = Contrary()
             second = learn(reward, range(2, 4))[-1]
             assert first["forgetting"] == 0 and second["accepted"] == accepted
             assert (second["forgetting"] > 0.5) == bool(accepted)
@@ -177,7 +221,7 @@ def test_replay_is_against_forgetting(folder: Path):
     for replay in (0.0, 0.5):
         reward = reward_of(folder, max_forgetting=1.0, replay=replay)
         learn(reward, range(2))
-        reward.labels = Contrary()
+        reward.labeller = Contrary()
         lost.append(learn(reward, range(2, 4))[-1]["forgetting"])
     assert lost[1] < lost[0]
 
@@ -191,9 +235,9 @@ def test_preference_pairs_from_a_file_that_grows(folder: Path, tmp_path: Path):
                 file.write(json.dumps({"prompt": f"q{id}", "chosen": f"{id}a", "rejected": f"{id}7"}) + "\n")
 
     append(0, 30)
-    reward = LearnedReward(str(folder), pairs=str(path), held_out=0.25, batch_size=4, lr=3e-3, epochs=6)
-    reward.prepare([])
-    nothing = RewardResult([], [])
+    reward = LearnedReward(str(folder), pairs=str(path), held_out=0.25, batch_size=4, lr=3e-3, num_passes=6)
+    reward.read_questions([])
+    nothing = scores_of(reward, [])
     assert reward.learn([], nothing, iteration_ends=False) == {}
     metrics = reward.learn([], nothing, iteration_ends=True)
     assert metrics["accepted"] == 1 and metrics["new_after"] > 0.9
@@ -220,7 +264,7 @@ def test_what_is_held_out_is_never_trained_on(folder: Path, monkeypatch: pytest.
     reward = reward_of(folder, held_out=sorted(map(hash_fraction, held_out))[1] + 1e-6)
     for ids in (others[:2], others[2:4], [*others[4:], *last], others + last):
         samples = [sample(id, text) for id in ids for text in ("1a", "27")]
-        metrics = reward.learn(samples, reward(samples), iteration_ends=True)
+        metrics = reward.learn(samples, scores_of(reward, samples), iteration_ends=True)
         remembered = {g.prompt for g in [*reward.history, *reward.test]} | {g.prompt for g in reward._pending}
         assert {f"q{id}" for id in ids} <= remembered
     everyone = {f"q{id}" for id in others}
@@ -236,7 +280,7 @@ def test_one_prompt_alone_trains_nothing(folder: Path):
     before = {name: value.clone() for name, value in reward.model.model.state_dict().items()}
     samples = [sample(3, "1a"), sample(3, "22")]
     for _ in range(2):
-        assert reward.learn(samples, reward(samples), iteration_ends=True)["accepted"] == 0
+        assert reward.learn(samples, scores_of(reward, samples), iteration_ends=True)["accepted"] == 0
     assert same(before, reward.model.model.state_dict())
 
 
@@ -270,8 +314,8 @@ def test_two_ranks_stay_identical_and_do_what_one_does(folder: Path):
     assert same(first, second)
     alone = reward_of(folder)
     metrics = learn(alone, range(4))
-    for theirs, ours in zip(first["metrics"], metrics, strict=True):
-        assert theirs == pytest.approx(ours, abs=1e-4)
+    for of_two, of_one in zip(first["metrics"], metrics, strict=True):
+        assert of_two == pytest.approx(of_one, abs=1e-4)
     state = alone.state_dict()
     assert first["state"]["history"] == state["history"] and first["state"]["test"] == state["test"]
     for name, value in state["model"].items():
@@ -289,7 +333,7 @@ class HalfDigits(Digits):
 
 def run(folder: Path, where: str, **options: Any) -> LearnedReward:
     """Four steps in iterations of two."""
-    reward = reward_of(folder, labels=HalfDigits(), held_out=0.6, **options)
+    reward = reward_of(folder, labeller=HalfDigits(), held_out=0.6, **options)
     watched: list[Reward] = [HalfDigits(weight=0), reward]
     trainer = {"max_epochs": 4, "enable_checkpointing": True}
     loop = {"steps_per_iteration": 2, "prompts_per_step": 8}
@@ -306,13 +350,13 @@ torch.set_num_threads(1)
 from grpo_lightning.rewards.learned import update as reward_update
 from test_learned_reward import run
 
-steps = 0
-def rate(step, steps_):
-    global steps
-    steps += 1
-    if steps == {at}:
+calls = 0
+def rate(update, num_updates):
+    global calls
+    calls += 1
+    if calls == {at}:
         os.kill(os.getpid(), signal.SIGKILL)
-    return original(step, steps_)
+    return original(update, num_updates)
 
 original, reward_update.rate = reward_update.rate, rate
 run(Path({folder!r}), "killed")
@@ -322,7 +366,7 @@ run(Path({folder!r}), "killed")
 def test_a_kill_while_the_reward_model_trains_changes_nothing(folder: Path):
     whole = run(folder, "whole")
     assert whole.iteration == 2
-    # The second update: each has about 3 epochs x 3 batches.
+    # The second update: each has about 3 passes x 3 batches.
     script = KILLED.format(folder=str(folder), at=16)
     killed = subprocess.run(
         [sys.executable, "-c", script],
@@ -348,7 +392,7 @@ def test_a_kill_while_the_reward_model_trains_changes_nothing(folder: Path):
         ({"replay": 1.0}, "replay=1.0"),
         ({"held_out": 0.0}, "held_out=0.0"),
         ({"lr": 0.0}, "lr=0.0"),
-        ({"epochs": -1}, "epochs=-1"),
+        ({"num_passes": -1}, "num_passes=-1"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"per_label": 0}, "per_label=0"),
         ({"max_forgetting": -0.1}, "max_forgetting=-0.1"),
@@ -365,11 +409,11 @@ def test_mistakes_are_refused_by_key_and_value(options: dict[str, Any], says: st
 
 def test_mistakes_that_show_before_the_run(folder: Path):
     with pytest.raises(UsageError, match="no such folder"):
-        LearnedReward("/no/where").prepare([])
+        LearnedReward("/no/where").read_questions([])
     with pytest.raises(UsageError, match="there is no such file"):
-        LearnedReward(str(folder), pairs="/no/where.jsonl").prepare([])
+        LearnedReward(str(folder), pairs="/no/where.jsonl").read_questions([])
     with pytest.raises(UsageError, match="no chat template"):
-        LearnedReward(str(folder), chat=True).prepare([])
+        LearnedReward(str(folder), chat=True).read_questions([])
 
 
 def test_the_question_in_its_own_chat_template(folder: Path):
@@ -378,15 +422,16 @@ def test_the_question_in_its_own_chat_template(folder: Path):
         "{% for m in messages %}<sep>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bos>{% endif %}"
     )
     spell.save_pretrained(folder)
-    reward = reward_of(folder, chat=True, epochs=0)
-    reward.prepare([])
+    reward = reward_of(folder, chat=True, num_passes=0)
+    reward.read_questions([])
     learn(reward, [1])
     assert next(iter(reward.history)).prompt.startswith("<sep>q") and next(iter(reward.history)).prompt.endswith(
         "<bos>"
     )
 
 
-def test_the_command_line_builds_it(folder: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("labeller", ["math_verifier", {"class_path": "MathVerifier"}])
+def test_the_command_line_builds_it(folder: Path, monkeypatch: pytest.MonkeyPatch, labeller: Any):
     monkeypatch.setattr(sys, "argv", ["grpo"])
     rewards = [
         {"class_path": "MathVerifier", "init_args": {"weight": 0}},
@@ -394,7 +439,7 @@ def test_the_command_line_builds_it(folder: Path, monkeypatch: pytest.MonkeyPatc
             "class_path": "LearnedReward",
             "init_args": {
                 "path": str(folder),
-                "labels": {"class_path": "MathVerifier"},
+                "labeller": labeller,
                 "loss": {"class_path": "BradleyTerry", "init_args": {"center": 0.1}},
             },
         },
@@ -404,5 +449,17 @@ def test_the_command_line_builds_it(folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(GRPOCLI, "_run_subcommand", lambda self, subcommand: None)
     cli = GRPOCLI(["fit", f"--config={config}", f"--model.rewards={json.dumps(rewards)}"])
     verifier, learned = cli.model.explorer.scorer.rewards
-    assert verifier.weight == 0 and isinstance(learned, LearnedReward) and learned.labels.name == "math_verifier"
-    assert learned.update.loss.center == 0.1
+    assert verifier.weight == 0 and isinstance(learned, LearnedReward) and learned.update.loss.center == 0.1
+    if isinstance(labeller, str):
+        assert learned.labeller == "math_verifier" and learned.parts == ()
+    else:
+        assert isinstance(learned.labeller, MathVerifier) and learned.parts == (learned.labeller,)
+
+
+def test_a_labeller_with_a_wrong_name_stops_the_command_before_anything_is_written(folder: Path, grpo: Grpo):
+    rewards = f"[MathVerifier, {{class_path: LearnedReward, init_args: {{path: {folder}, labeller: verifier}}}}]"
+    code, _, stderr = grpo("fit", f"--model.rewards={rewards}")
+    assert (
+        code == 2 and "labeller=verifier of learned_reward: no other reward has this name; give one of math_v" in stderr
+    )
+    assert not Path("run").exists()

@@ -22,6 +22,7 @@ def groups(count: int, *labels: float, name: str = "q") -> list[LabelledGroup]:
         ([5, 5], 20, [5, 5]),
         ([5, 5], 6, [3, 3]),
         ([10, 1, 10], 9, [4, 1, 4]),
+        ([5, 1, 4], 7, [3, 1, 3]),
         ([10, 10], 7, [3, 4]),  # what cannot be divided goes to the newest
         ([4, 4, 4], 2, [0, 1, 1]),
         ([1, 100, 2], 50, [1, 47, 2]),

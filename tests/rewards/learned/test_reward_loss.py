@@ -19,14 +19,14 @@ from grpo_lightning.types import UsageError
 SCORE = torch.tensor([0.5, -1.0, 2.0, 0.25, -0.5])
 LABEL = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0])
 GROUP = torch.tensor([7, 7, 7, 3, 3])
-SIZE = LabelledBatchSize(completions=5, contested=1)
+SIZE = LabelledBatchSize(num_completions=5, num_contested=1)
 
 
 def softplus(x: float) -> float:
     return math.log1p(math.exp(x))
 
 
-def test_sizes():
+def test_the_size_of_a_batch_counts_completions_and_prompts_with_pairs():
     assert LabelledBatchSize.from_groups([group("a", 1, 0, 0), group("b", 1, 1)]) == SIZE
 
 
@@ -39,12 +39,12 @@ def test_pairs_of_a_prompt_have_weight_1_together():
     assert [len(part) for part in pairs(torch.zeros(0), torch.zeros(0))] == [0, 0, 0]
 
 
-def test_binary_cross_entropy():
+def test_binary_cross_entropy_is_the_mean_over_completions():
     expected = (softplus(-0.5) + softplus(-1.0) + softplus(2.0) + softplus(-0.25) + softplus(0.5)) / 5
     assert float(BinaryCrossEntropy()(SCORE, LABEL, GROUP, SIZE)) == pytest.approx(expected, rel=1e-6)
 
 
-def test_bradley_terry():
+def test_bradley_terry_is_the_mean_over_pairs_then_prompts():
     # Pairs: 0.5 over -1, and 0.5 over 2.
     expected = (softplus(-1.5) + softplus(1.5)) / 2
     assert float(BradleyTerry(center=0.0)(SCORE, LABEL, GROUP, SIZE)) == pytest.approx(expected, rel=1e-6)
@@ -92,6 +92,6 @@ def test_without_pairs_bradley_terry_is_0_and_has_a_gradient():
 @pytest.mark.parametrize(
     "mistake", [lambda: BradleyTerry(margin=-1), lambda: BradleyTerry(center=-0.1), lambda: SumOf([])]
 )
-def test_mistakes(mistake):
+def test_losses_refuse_wrong_coefficients(mistake):
     with pytest.raises(UsageError):
         mistake()

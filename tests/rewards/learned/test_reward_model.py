@@ -7,7 +7,7 @@ import torch
 from helpers.tiny import CONTEXT, SHAPES, model_of, tokenizer
 from transformers import AutoModelForSequenceClassification
 
-from grpo_lightning.rewards.learned.model import PADDING, RewardModel, batches_of, float32
+from grpo_lightning.rewards.learned.model import PADDING, RewardModel, float32
 from grpo_lightning.types import UsageError
 
 END = 5  # <end>
@@ -85,11 +85,16 @@ def test_equal_texts_get_equal_scores(folder: Path):
     assert scores[0] == scores[2] and scores[1] == scores[4]
 
 
-def test_batches_keep_to_their_tokens():
-    rows = [(0,), (0, 0), (0, 0), (0, 0, 0), (0,) * 9]
-    assert [len(batch) for batch in batches_of(rows, 6)] == [3, 1, 1]
-    assert [len(batch) for batch in batches_of(rows, 45)] == [5]
-    assert [*batches_of([], 6)] == []
+def test_packs_keep_to_their_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    model = with_head(RewardModel(str(folder), max_tokens=6))
+    rows = [[6], [6, 7], [7, 7], [8, 8, 8], [9] * 9]
+    whole = with_head(RewardModel(str(folder))).score(rows)
+    packs: list[list[int]] = []
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda pack: packs.append([len(row) for row in pack]) or forward(pack))
+    assert model.score(rows) == pytest.approx(whole, abs=1e-6)
+    assert packs == [[9], [3, 2], [2, 1]]
+    assert model.score([]) == []
 
 
 def test_the_trainer_s_precision_does_not_reach_it(folder: Path):
@@ -122,8 +127,8 @@ def test_saved_it_is_a_sequence_classifier(folder: Path, tmp_path_factory: pytes
     assert RewardModel(str(out)).score([[6, 7, 8]]) == model.score([[6, 7, 8]])
 
 
-def test_mistakes(tmp_path: Path):
-    with pytest.raises(UsageError, match=r"path=/no/where of LearnedReward: no such folder"):
+def test_a_folder_without_a_model_is_refused_by_its_path(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"LearnedReward.path=/no/where: no such folder"):
         RewardModel("/no/where").check()
     with pytest.raises(UsageError, match="found no usable model there"):
         RewardModel(str(tmp_path)).check()

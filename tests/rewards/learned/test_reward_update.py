@@ -12,7 +12,7 @@ from helpers.tiny import model_of, tokenizer
 from grpo_lightning.rewards.learned.labelled import LabelledGroup
 from grpo_lightning.rewards.learned.loss import BinaryCrossEntropy, BradleyTerry, RewardLoss, SumOf
 from grpo_lightning.rewards.learned.model import RewardModel
-from grpo_lightning.rewards.learned.update import Quality, RewardUpdate, Trial, parts, rate
+from grpo_lightning.rewards.learned.update import Quality, RewardUpdate, Trial, packs, rate
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def even(count: int, first: int = 0) -> list[LabelledGroup]:
         ((0.8, 0.9), (0.9, math.nan), 0.02, False),
     ],
 )
-def test_acceptance(new, old, bound: float, accepted: bool):
+def test_a_candidate_is_accepted_for_a_gain_without_forgetting(new, old, bound: float, accepted: bool):
     def quality(accuracies) -> tuple[Quality, Quality]:
         return Quality(accuracies[0], 0.5), Quality(accuracies[1], 0.5)
 
@@ -67,13 +67,13 @@ def test_of_equal_accuracies_the_smaller_loss_is_better():
 
 
 def test_the_learning_rate_rises_over_a_tenth_and_falls():
-    assert [rate(step, 20) for step in (0, 1, 2, 11, 20)] == pytest.approx([0.5, 1, 1, 0.5, 0])
-    assert [rate(step, 1) for step in (0, 1)] == [1, 0]
+    assert [rate(update, 20) for update in (0, 1, 2, 11, 20)] == pytest.approx([0.5, 1, 1, 0.5, 0])
+    assert [rate(update, 1) for update in (0, 1)] == [1, 0]
 
 
 @pytest.mark.parametrize("loss", [BinaryCrossEntropy(), BradleyTerry(), SumOf([BinaryCrossEntropy(), BradleyTerry()])])
 def test_it_learns_and_is_accepted(model: RewardModel, loss: RewardLoss):
-    update = RewardUpdate(loss, replay=0.1, epochs=4, batch_size=4, lr=3e-3)
+    update = RewardUpdate(loss, replay=0.1, num_passes=4, batch_size=4, lr=3e-3)
     trial = update(model, even(32), even(8, 100), even(6, 50), even(6, 60), 0.02, 0.0, Random(0))
     assert trial.new[0].accuracy == 0.5 and trial.new[1].accuracy > 0.95
     assert trial.old is not None and trial.old[1].accuracy > 0.95
@@ -91,12 +91,12 @@ def test_what_is_not_accepted_leaves_no_trace(model: RewardModel):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_parts_hold_whole_groups_and_do_not_change_the_gradient(
+def test_packs_hold_whole_groups_and_do_not_change_the_gradient(
     model: RewardModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model.max_tokens = 40
-    divided = [*parts(model, even(16))]
-    assert [g for part, _ in divided for g in part] == even(16) and len(divided) > 4
+    divided = [*packs(model, even(16))]
+    assert [g for pack, _ in divided for g in pack] == even(16) and len(divided) > 4
     assert all(len(rows) * max(map(len, rows)) <= 40 for _, rows in divided)
     # A step of SGD is the gradient.
     monkeypatch.setattr(torch.optim, "AdamW", lambda p, lr, weight_decay: torch.optim.SGD(p, lr))
@@ -104,16 +104,16 @@ def test_parts_hold_whole_groups_and_do_not_change_the_gradient(
     update = RewardUpdate(SumOf([BinaryCrossEntropy(), BradleyTerry()]), 0.0, 1, 16, 1.0)
     update.train(model, even(16), [], Random(0))
     update.train(whole, even(16), [], Random(0))
-    ours, theirs = model.model.score.weight.detach(), whole.model.score.weight.detach()
-    assert float(ours.abs().max()) > 1e-3
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)
+    found, expected = model.model.score.weight.detach(), whole.model.score.weight.detach()
+    assert float(found.abs().max()) > 1e-3
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
 
 
-def test_the_same_chance_trains_the_same_weights(model: RewardModel, tmp_path: Path):
+def test_the_same_draws_train_the_same_weights(model: RewardModel, tmp_path: Path):
     other = RewardModel(str(tmp_path))
     update = RewardUpdate(BinaryCrossEntropy(), 0.2, 2, 4, 1e-3)
     for each in (model, other):
         torch.rand(3)  # the global generator has no say
         update.train(each, even(10), even(5, 50), Random("0 train 3"))
-    ours, theirs = model.model.state_dict(), other.model.state_dict()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    first, second = model.model.state_dict(), other.model.state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)

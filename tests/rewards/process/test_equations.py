@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from grpo_lightning.rewards.process.equations import verdicts
+from grpo_lightning.rewards.process.equations import truths
 
 
 @pytest.mark.parametrize(
@@ -75,18 +75,18 @@ from grpo_lightning.rewards.process.equations import verdicts
         ("", []),
     ],
 )
-def test_verdicts(text: str, expected: list[bool]):
-    assert list(verdicts(text)) == expected
+def test_equations_are_found_and_decided(text: str, expected: list[bool]):
+    assert list(truths(text)) == expected
 
 
 def test_what_is_too_long_or_too_deep_is_no_equation():
-    assert list(verdicts("9" * 30 + "+0=" + "9" * 30)) == [True]
-    assert list(verdicts("9" * 31 + "+0=" + "9" * 31)) == []
-    assert list(verdicts("(" * 20 + "1+1" + ")" * 20 + "=2")) == [True]
-    assert list(verdicts("(" * 22 + "1+1" + ")" * 22 + "=2")) == []
-    assert list(verdicts("+".join(["1"] * 50) + "=50")) == [True]
-    assert list(verdicts("+".join(["1"] * 51) + "=51")) == []
-    assert list(verdicts("51=" + "+".join(["1"] * 51))) == []
+    assert list(truths("9" * 30 + "+0=" + "9" * 30)) == [True]
+    assert list(truths("9" * 31 + "+0=" + "9" * 31)) == []
+    assert list(truths("(" * 20 + "1+1" + ")" * 20 + "=2")) == [True]
+    assert list(truths("(" * 22 + "1+1" + ")" * 22 + "=2")) == []
+    assert list(truths("+".join(["1"] * 50) + "=50")) == [True]
+    assert list(truths("+".join(["1"] * 51) + "=51")) == []
+    assert list(truths("51=" + "+".join(["1"] * 51))) == []
 
 
 @pytest.mark.parametrize(
@@ -106,5 +106,5 @@ def test_what_is_too_long_or_too_deep_is_no_equation():
 )
 def test_hostile_texts_take_no_time(text: str):
     start = time.monotonic()
-    list(verdicts(text))
+    list(truths(text))
     assert time.monotonic() - start < 2

@@ -1,4 +1,4 @@
-"""ProcessReward: where steps end, which token that is, what they are worth."""
+"""ProcessReward: where segments end, which token that is, what they are worth."""
 
 import math
 import random
@@ -15,19 +15,19 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
 from grpo_lightning.maths.process_supervision import ProcessSupervision
-from grpo_lightning.rewards.base import Segment
 from grpo_lightning.rewards.process.reward import ProcessReward, last_tokens
 from grpo_lightning.rewards.process.scorers import ArithmeticSegments, SegmentScorer
 from grpo_lightning.rewards.process.splitters import ByLine, ByPattern, ByTag, Splitter
+from grpo_lightning.rewards.results import Segment
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 
 class Lengths(SegmentScorer):
-    """A step is worth its number of characters."""
+    """A segment is worth its number of characters."""
 
-    def score(self, samples: Sequence[Sample], steps: Sequence[Sequence[str]]) -> list[list[float]]:
-        assert ["".join(own) for own in steps] == [sample.text for sample in samples]
-        return [[float(len(step)) for step in own] for own in steps]
+    def score(self, samples: Sequence[Sample], segments: Sequence[Sequence[str]]) -> list[list[float]]:
+        assert ["".join(own) for own in segments] == [sample.text for sample in samples]
+        return [[float(len(segment)) for segment in own] for own in segments]
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def pieces(splitter: Splitter, text: str) -> list[str]:
         (ByPattern(r""), "abc", ["a", "b", "c"]),
     ],
 )
-def test_pieces(splitter: Splitter, text: str, expected: list[str]):
+def test_texts_are_cut_into_segments(splitter: Splitter, text: str, expected: list[str]):
     assert pieces(splitter, text) == expected
     splitter.close()
 
@@ -94,7 +94,7 @@ def test_a_catastrophic_pattern_costs_its_sample(folder: str, bpe: PreTrainedTok
     assert result.value[0] == 2
     assert math.isnan(result.value[1])
     assert result.segments is not None
-    assert [step.value for step in result.segments[0]] == [3.0, 2.0]
+    assert [segment.value for segment in result.segments[0]] == [3.0, 2.0]
     assert result.segments[1] == []
     reward.close()
 
@@ -107,10 +107,10 @@ def test_a_catastrophic_pattern_costs_its_sample(folder: str, bpe: PreTrainedTok
         (lambda: ByTag("step"), "tags='step'"),
         (lambda: ProcessReward(Lengths(), "x", max_segments=0), "max_segments=0"),
         (lambda: ProcessReward(Lengths(), "x", reduce="max"), "reduce='max'"),
-        (lambda: ProcessReward(Lengths(), "./no_such_folder").prepare([]), "no_such_folder"),
+        (lambda: ProcessReward(Lengths(), "./no_such_folder").read_questions([]), "no_such_folder"),
     ],
 )
-def test_mistakes(make, says: str):
+def test_wrong_arguments_are_refused_by_key_and_value(make, says: str):
     with pytest.raises(UsageError, match=says):
         make()
 
@@ -121,7 +121,7 @@ def test_mistakes(make, says: str):
 def test_the_last_token_of_a_step_by_hand(bpe: PreTrainedTokenizerFast):
     one_by_one = character_tokenizer()
     assert last_tokens(one_by_one, one_by_one.encode("ab1cd"), "ab1cd", [2, 3, 5]) == [1, 2, 4]
-    # Ids 4 and 2 are special: they decode to nothing, and a step ends before them.
+    # Ids 4 and 2 are special: they decode to nothing, and a segment ends before them.
     ids = [10, 11, 4, 12, 2, 13]
     assert last_tokens(one_by_one, ids, one_by_one.decode([10, 11, 12, 13]), [2, 3]) == [1, 3]
     # "é" is two bytes, "€" three; of unlearnt ones each is a token.
@@ -166,7 +166,7 @@ def test_a_wrong_tokenizer_is_named(folder: str):
 # The reward
 
 
-def test_steps_end_at_their_last_tokens_and_the_last_at_the_stop_token(folder: str, bpe: PreTrainedTokenizerFast):
+def test_segments_end_at_their_last_tokens_and_the_last_at_the_stop_token(folder: str, bpe: PreTrainedTokenizerFast):
     reward = ProcessReward(Lengths(), folder, reduce="sum")
     ids = bpe.encode("x\nyy\nz")
     assert len(ids) == 6
@@ -182,12 +182,12 @@ def test_steps_end_at_their_last_tokens_and_the_last_at_the_stop_token(folder: s
 
 
 @pytest.mark.parametrize(("reduce", "expected"), [("sum", 6.0), ("min", 1.0), ("last", 1.0), ("mean", 2.0)])
-def test_reduce(folder: str, bpe: PreTrainedTokenizerFast, reduce, expected: float):
+def test_the_whole_is_the_reduced_segments(folder: str, bpe: PreTrainedTokenizerFast, reduce, expected: float):
     reward = ProcessReward(Lengths(), folder, reduce=reduce)
     assert reward([sample("x\nyy\nz", [*bpe.encode("x\nyy\nz"), 0])]).value == [expected]
 
 
-def test_steps_that_end_in_one_token_are_one_step(folder: str, bpe: PreTrainedTokenizerFast):
+def test_segments_that_end_in_one_token_are_one_segment(folder: str, bpe: PreTrainedTokenizerFast):
     ids = [*bpe.encode("x"), *bpe.encode(".\n\n"), *bpe.encode("x")]
     assert len(ids) == 3
     splitter = ByPattern(r"\.|\n")  # "x.", "\n" and "\n" end in the second token
@@ -196,17 +196,17 @@ def test_steps_that_end_in_one_token_are_one_step(folder: str, bpe: PreTrainedTo
     splitter.close()
 
 
-def test_the_last_of_too_many_steps_takes_the_rest(folder: str, bpe: PreTrainedTokenizerFast):
+def test_the_last_of_too_many_segments_takes_the_rest(folder: str, bpe: PreTrainedTokenizerFast):
     text = "x\nyy\nz\nx"
     result = ProcessReward(Lengths(), folder, max_segments=2)([sample(text, [*bpe.encode(text), 0])])
     assert result.segments == [[Segment(1, 2.0), Segment(8, 6.0)]]
 
 
 class Nothing(SegmentScorer):
-    """Does not know what a step is worth."""
+    """Does not know what a segment is worth."""
 
-    def score(self, samples: Sequence[Sample], steps: Sequence[Sequence[str]]) -> list[list[float]]:
-        return [[1.0] * (len(own) - 1) + [math.nan] for own in steps]
+    def score(self, samples: Sequence[Sample], segments: Sequence[Sequence[str]]) -> list[list[float]]:
+        return [[1.0] * (len(own) - 1) + [math.nan] for own in segments]
 
 
 def test_a_step_without_a_value_fails_the_sample(folder: str, bpe: PreTrainedTokenizerFast):
@@ -215,18 +215,18 @@ def test_a_step_without_a_value_fails_the_sample(folder: str, bpe: PreTrainedTok
     assert math.isnan(result.value[0])
 
 
-# Arithmetic steps
+# Arithmetic segments
 
 
-def score(verifier: ArithmeticSegments, *steps: str, answer: str = "132") -> list[float]:
-    (values,) = verifier.score([sample("".join(steps), [1], answer)], [steps])
+def score(verifier: ArithmeticSegments, *segments: str, answer: str = "132") -> list[float]:
+    (values,) = verifier.score([sample("".join(segments), [1], answer)], [segments])
     return values
 
 
-def test_arithmetic_steps():
-    steps = "<think>7+5=12 ", "4+8+1=14</think>", "<answer>132</answer>"
-    assert score(ArithmeticSegments(), *steps) == [1.0, 0.0, 0.0]
-    assert score(ArithmeticSegments(no_equation=0.5), *steps) == [1.0, 0.0, 0.5]
+def test_a_segment_is_right_if_its_equations_are_true():
+    segments = "<think>7+5=12 ", "4+8+1=14</think>", "<answer>132</answer>"
+    assert score(ArithmeticSegments(), *segments) == [1.0, 0.0, 0.0]
+    assert score(ArithmeticSegments(no_equation=0.5), *segments) == [1.0, 0.0, 0.5]
     assert score(ArithmeticSegments(), "1+1=2, 2+2=4", "1+1=2, 2+2=5") == [1.0, 0.0]
 
 
@@ -238,14 +238,14 @@ def test_the_answer_as_the_last_step():
     assert score(verifier, "7+5=12 ", "132") == [1.0, 0.0]
     assert score(verifier, "7+5=12 ", "1+1=3 so the answer is 132") == [1.0, 0.0]
     assert score(verifier, "#### 132.0") == [1.0]
-    verifier.prepare([Question("q", "12")])
+    verifier.read_questions([Question("q", "12")])
     with pytest.raises(UsageError, match=r"'x\+1' of rows:3"):
-        verifier.prepare([Question("q", "x+1", "rows:3")])
-    ArithmeticSegments().prepare([Question("q", "x+1")])
+        verifier.read_questions([Question("q", "x+1", "rows:3")])
+    ArithmeticSegments().read_questions([Question("q", "x+1")])
 
 
-def test_a_run_learns_from_steps(policy_folder: Path, tmp_path: Path):
-    """Three characters are a step; what the advantages make of steps is tested in test_steps.py."""
+def test_a_run_learns_from_segments(policy_folder: Path, tmp_path: Path):
+    """Three characters are a segment; for advantages of segments see tests/maths/test_advantages.py."""
     reward = ProcessReward(Lengths(), str(policy_folder), ByPattern("..."))
     before = {
         name: p.clone()

@@ -35,7 +35,7 @@ def wrong(verifier: MathVerifier, rows: list[Case]) -> list[Case]:
 @pytest.fixture(scope="module")
 def verifier():
     verifier = MathVerifier()
-    verifier.prepare([])
+    verifier.read_questions([])
     yield verifier
     verifier.close()
 

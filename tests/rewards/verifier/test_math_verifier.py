@@ -332,7 +332,7 @@ def test_a_think_tag_in_the_prompt_counts(verifier):
 def test_a_bad_gold_answer_is_named(caplog):
     verifier = MathVerifier()
     with caplog.at_level(logging.WARNING):
-        verifier.prepare([Question("q", "7", "a:1"), Question("q", r"\frac{", "a:2"), Question("q", "", "a:3")])
+        verifier.read_questions([Question("q", "7", "a:1"), Question("q", r"\frac{", "a:2"), Question("q", "", "a:3")])
     assert [r.args[2] for r in caplog.records] == ["a:2", "a:3"]
     assert verifier([sample(r"\frac{", r"\boxed{7}")]).status == ["gold_bad"]
     verifier.close()
@@ -404,7 +404,7 @@ HOSTILE = [
 @pytest.mark.parametrize("gold", ["5", r"\sqrt{2}", "x+y=1"])
 def test_hostile_answers_are_bounded_and_wrong(verifier, tmp_path, monkeypatch, gold):
     monkeypatch.chdir(tmp_path)
-    verifier.prepare([Question("q", gold), Question("q", "x^2+2x+1")])
+    verifier.read_questions([Question("q", gold), Question("q", "x^2+2x+1")])
     for answer in HOSTILE:
         start = time.monotonic()
         assert verifier([sample(gold, rf"\boxed{{{answer}}}")]).value == [0.0], answer
@@ -415,7 +415,7 @@ def test_hostile_answers_are_bounded_and_wrong(verifier, tmp_path, monkeypatch, 
 
 def test_hostile_answers_past_the_guards_execute_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    pool = WorkerPool(workers=2, timeout=0.75, memory_limit_mb=256, cpu_seconds=0.5)
+    pool = WorkerPool(num_workers=2, timeout=0.75, memory_limit_mb=256, cpu_seconds=0.5)
     past = (HOSTILE[0], r"\operatorname{eye}(10000)", r"\operatorname{zeros}(100000,100000)", *HOSTILE[-3:])
     outcomes = pool.map(_COMPARE, [["x+1", answer] for answer in past])
     assert all(outcome.value != "equal" for outcome in outcomes)
@@ -430,7 +430,7 @@ def test_a_worker_needs_no_computer_algebra(tmp_path):
         "def algebra(gold, answer):\n"
         "    return [compare(gold, answer), sorted({'sympy', 'torch', 'math_verify'} & set(sys.modules))]\n"
     )
-    pool = WorkerPool(workers=1)
+    pool = WorkerPool(num_workers=1)
     assert pool.map(f"{script}:algebra", [["x+1", "1.0+x"]])[0].value == ["equal", []]
     pool.close()
 
@@ -448,7 +448,7 @@ def test_a_worker_has_less_than_a_gibibyte(verifier):
 
 def test_a_worker_killed_in_the_middle_of_a_batch_costs_nothing():
     verifier = MathVerifier()
-    verifier.prepare([])
+    verifier.read_questions([])
     pairs = [(rf"\sqrt{{{n}}}+{n}x", rf"\boxed{{{n}x+\sqrt{{{n + k}}}}}") for n in range(2, 62) for k in (0, 1)]
     stop, killed = threading.Event(), {}  # jobs and the processes that were on them
 
@@ -488,7 +488,7 @@ def stub(verifier: MathVerifier, slow: set[str], monkeypatch) -> list[list]:
 def step(verifier: MathVerifier, samples: list[Sample]) -> list[str]:
     """The statuses of a step, which is checked at its end."""
     statuses = verifier(samples).status
-    verifier.check(Counter(statuses))
+    verifier.stop_if_broken(Counter(statuses))
     return statuses
 
 
@@ -534,7 +534,7 @@ def test_the_scorer_asks_about_timeouts(monkeypatch):
     scorer = Scorer([verifier])
     assert scorer(samples).results["math_verifier"].status[-8:] == ["timeout"] * 8
     with pytest.raises(RewardFailure, match="8 of the latest 120"):
-        scorer.check()
+        scorer.stop_if_broken()
     scorer.close()
 
 

@@ -7,10 +7,10 @@ from lightning.pytorch.plugins.precision import HalfPrecision
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.ragged import spread
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.stopping import FixedPasses, Passes
 from grpo_lightning.maths.weightings import BatchSize, SequenceMean
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.training.minibatch import Minibatch, idle_pack, moving_rows
+from grpo_lightning.training.packs import idle_pack, moving_rows
+from grpo_lightning.training.step import Minibatch
 
 LENGTHS = [4, 9, 1, 6, 2, 5, 3, 7]
 
@@ -19,7 +19,7 @@ def weighted(advantage: list[float]) -> Rollouts:
     """Eight completions of two prompts with the weights of the whole batch."""
     rollouts = rollouts_of(LENGTHS, prompt_lengths=[3, 5], group=[0, 0, 0, 0, 1, 1, 1, 1])
     rollouts.advantage = spread(torch.tensor(advantage), rollouts.lengths)
-    batch = BatchSize(sequences=8, groups=2, tokens=sum(LENGTHS))
+    batch = BatchSize(num_completions=8, num_groups=2, num_tokens=sum(LENGTHS))
     rollouts.weight = spread(SequenceMean()(rollouts.lengths, rollouts.group, batch), rollouts.lengths)
     rollouts.old_logp = None
     return rollouts
@@ -32,7 +32,7 @@ def without_idle_rows(rollouts: Rollouts) -> Rollouts:
 def backward(policy: Policy, packs: list[Rollouts], beta: float = 0.0) -> dict[str, torch.Tensor]:
     policy.zero_grad()
     for pack in packs:
-        scored = policy(pack, 0.7)
+        scored = policy(pack)
         objective, _ = Objective(beta=beta)(scored.logp, scored.entropy, pack)
         objective.backward()
     return dict(gradients(policy))
@@ -89,33 +89,27 @@ def test_a_row_whose_tokens_of_advantage_are_all_masked_is_idle():
 @pytest.mark.parametrize("beta", [0.0, 0.04])
 def test_an_idle_pack_adds_nothing(policy, beta):
     rollouts = weighted([1.0, -1.0, 0.5, -0.5, 1.0, -1.0, 0.5, -0.5])
-    packs = rollouts.split(max_tokens=40)
-    idle = idle_pack(packs[0])
-    assert len(idle) == 1
+    packs = rollouts.packs(max_tokens=40)
+    idle = idle_pack(rollouts.temperature)
     assert largest(backward(policy, [idle], beta)) == 0
     without = backward(policy, packs, beta)
     assert largest(without) > 0.01
     for name, gradient in backward(policy, [*packs, idle], beta).items():
         assert gradient.equal(without[name])
-    # The pack it was made from keeps its weight.
-    assert float(packs[0].weight.min()) > 0
 
 
-def test_an_idle_pack_knows_every_field():
-    rollouts = weighted([1.0] * 8)
-    names = ("old_logp", "ref_logp", "entropy_rank", "logp_low", "logp_high")
-    rollouts.ref_logp = rollouts.entropy_rank = rollouts.logp_low = rollouts.logp_high = None
-    idle = idle_pack(rollouts)
-    assert all(getattr(idle, name).tolist() == [0.0] * LENGTHS[0] for name in names)
-    assert idle.token_ids.tolist() == rollouts.token_ids[: LENGTHS[0]].tolist()
-    rollouts.ref_logp = torch.full((rollouts.num_tokens,), -2.0)
-    assert idle_pack(rollouts).ref_logp.tolist() == [-2.0] * LENGTHS[0]
+def test_an_idle_pack_is_one_token_that_knows_every_number_but_the_samplers() -> None:
+    idle = idle_pack(temperature=0.7)
+    assert (len(idle), idle.num_tokens, idle.temperature) == (1, 1, 0.7)
+    known = {name for name in Rollouts.FLOATS if getattr(idle, name) is not None}
+    assert known == {*Rollouts.FLOATS} - {"sampler_logp"}
+    assert all(getattr(idle, name).tolist() == [0] for name in known)
 
 
 def test_lightning_hands_on_the_very_packs_the_loop_made() -> None:
     # Each notes its log-probs in the first pass for the others.
-    packs = weighted([1.0] * 8).split(max_tokens=40)
-    minibatch = Minibatch(packs, True, object(), Passes(FixedPasses(), num_minibatches=1))  # type: ignore[arg-type]
+    packs = weighted([1.0] * 8).packs(max_tokens=40)
+    minibatch = Minibatch(packs, True, object())  # type: ignore[arg-type]
     assert move_data_to_device(minibatch, torch.device("meta")) is minibatch
     assert HalfPrecision("bf16-true").convert_input(minibatch) is minibatch
     assert packs[0].advantage.dtype == torch.float32

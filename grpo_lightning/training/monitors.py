@@ -1,4 +1,4 @@
-"""Metrics that callbacks watch: whether the run will log them, said before its first step."""
+"""Metrics that callbacks watch: whether the run will log them, known before its first step."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -53,17 +53,17 @@ UPDATE = [
 """What every optimizer update logs."""
 
 GROUPS = ("reward", "rollout", "policy", "optim", "time", "val")
-"""The first part of the names above."""
+"""The prefixes of the names above."""
 
 
-def check_monitors(callbacks: Iterable[Callback], names: Sequence[str], rewards: Iterable[str], own: bool) -> None:
+def validate_monitors(callbacks: Iterable[Callback], names: Sequence[str], rewards: Iterable[str], own: bool) -> None:
     """Raises UsageError for a callback that watches a metric which the run will not log.
 
     Args:
-        callbacks: The trainer's, each of which may have a `monitor`.
+        callbacks: The callbacks of the trainer, each of which may have a `monitor`.
         names: The metrics the run logs.
         rewards: The names of the rewards, any of which may log more under `reward/<name>/`.
-        own: Whether code of the user's may log anything.
+        own: Whether code of the user may log anything.
     """
     of_rewards = re.compile(f"reward/({'|'.join(map(re.escape, rewards))})/.+")
     for callback in callbacks:
@@ -80,20 +80,20 @@ def check_monitors(callbacks: Iterable[Callback], names: Sequence[str], rewards:
 
 
 def is_own(thing: Any) -> bool:
-    """Whether a class is neither Lightning's nor of this package."""
+    """Whether the class of `thing` is neither from Lightning nor from this package."""
     return type(thing).__module__.partition(".")[0] not in ("lightning", "pytorch_lightning", "grpo_lightning")
 
 
 def keep_patience(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
-    """Lets an EarlyStopping keep the patience that it is given now; Lightning would take the checkpoint's."""
+    """Lets an EarlyStopping keep the patience that it is given now; Lightning would take that of the checkpoint."""
     callbacks: list[Callback] = getattr(trainer, "callbacks", [])
     for callback in callbacks:
         if isinstance(callback, EarlyStopping) and (state := checkpoint["callbacks"].get(callback.state_key)):
             state["patience"] = callback.patience
 
 
-def say_why_it_stopped(trainer: L.Trainer) -> None:
-    """One line for an EarlyStopping that has just ended the run; Lightning says nothing."""
+def report_early_stopping(trainer: L.Trainer) -> None:
+    """Prints a line for an EarlyStopping that has just ended the run; Lightning prints none."""
     callbacks: list[Callback] = getattr(trainer, "callbacks", [])
     for callback in callbacks:
         if isinstance(callback, EarlyStopping) and stopped_now(trainer, callback):
@@ -102,6 +102,6 @@ def say_why_it_stopped(trainer: L.Trainer) -> None:
 
 
 def stopped_now(trainer: L.Trainer, callback: EarlyStopping) -> bool:
-    """Whether it was this callback, in the step that was the last."""
+    """Whether this callback ended the run, in its last step."""
     stopped = callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED
     return stopped and callback.stopped_epoch == trainer.current_epoch - 1

@@ -1,0 +1,86 @@
+"""GRPO without Lightning: DeepSeekMath's Algorithm 1 (arXiv 2402.03300) from the parts of this package, on one device.
+
+    python examples/one_step.py runs/tiny_policy
+
+The folder is made by tools/make_tiny_policy.py. The numbers in the comments are the algorithm's lines. `grpo fit` makes
+the same updates: tests/test_examples.py compares the gradients. It adds minibatches, several devices, checkpoints and
+logs.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import torch
+
+import grpo_lightning as grpo
+
+STEPS, PROMPTS, G, MU, MAX_TOKENS = 10, 32, 8, 1, 16384
+SAMPLING = grpo.Sampling(max_new_tokens=32)
+
+
+def one_step(
+    policy: grpo.Policy,
+    reference: grpo.PolicySnapshot,
+    optimizer: torch.optim.Optimizer,
+    scorer: grpo.Scorer,
+    prompts: Sequence[grpo.Prompt],
+    step: int,
+) -> float:
+    """Makes one exploration step with its updates. Returns the mean reward."""
+    # 7: sample G completions of each prompt
+    engine = grpo.NativeEngine()
+    engine.sync(policy)
+    requests = grpo.Request.from_prompts(prompts, G)
+    completions = engine.generate(requests, SAMPLING, grpo.RandomKey(seed=0, step=step))
+    prompt_of = [row // G for row in range(len(completions))]
+    token_ids = [completion.token_ids for completion in completions]
+    # 8: compute rewards
+    texts = policy.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+    drawn = zip(prompt_of, texts, completions, strict=True)
+    samples = [grpo.Sample(prompts[index], text, one.token_ids, one.finish_reason) for index, text, one in drawn]
+    reward = torch.tensor(scorer(samples).total, dtype=torch.float64)
+    # 9: compute the advantage of each completion in its group; all its tokens get it
+    rollouts = grpo.Rollouts.from_lists([prompt.token_ids for prompt in prompts], prompt_of, token_ids)
+    rollouts.advantage = rollouts.spread(grpo.GroupStd()(reward, rollouts.group))
+    # The weight of each token in the average is fixed before the passes. Here it is 1 / (B |o_i|).
+    objective = grpo.Objective(beta=0.04)
+    size = grpo.BatchSize(len(rollouts), len(prompts), rollouts.num_tokens)
+    rollouts.weight = objective.token_weight(rollouts, size)
+    # The packs go through the model one by one. Their gradients add up to the gradient of the whole batch.
+    packs = rollouts.packs(MAX_TOKENS, by_group=policy.shares_prefix)
+    # 6: the old policy is the policy before the updates
+    with torch.no_grad():
+        for pack in packs:
+            pack.old_logp = policy(pack).logp
+            pack.ref_logp = reference(policy, pack)
+    # 10: for GRPO iteration = 1, ..., mu
+    for _ in range(MU):
+        # 11: update the policy by maximising the objective, Eq. 21
+        optimizer.zero_grad()
+        for pack in packs:
+            now = policy(pack)
+            value, _ = objective(now.logp, now.entropy, pack)
+            (-value).backward()
+        optimizer.step()
+    return float(reward.nanmean())
+
+
+def main() -> None:
+    """Makes ten steps of one iteration, and prints the mean reward of each."""
+    policy = grpo.Policy(sys.argv[1])  # 1: the policy is the initial policy
+    policy.load()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-4, weight_decay=0.0)
+    scorer = grpo.Scorer([grpo.MathVerifier(), grpo.FormatReward(weight=0.2)])
+    questions = grpo.Arithmetic().questions("train")
+    reference = grpo.FrozenCopy()
+    reference.refresh(policy)  # 3: the reference is the policy
+    for step in range(STEPS):  # 4: for step = 1, ..., M
+        rows = range(step * PROMPTS, (step + 1) * PROMPTS)  # 5: sample a batch of prompts
+        batch = [(row, questions[row]) for row in rows]
+        prompts = [grpo.Prompt(row, one.text, policy.tokenizer.encode(one.text), one) for row, one in batch]
+        print(f"step {step + 1}: mean reward {one_step(policy, reference, optimizer, scorer, prompts, step):.3f}")
+    scorer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Validation and prediction: completions of given prompts, their scores, and the metrics that follow from them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torchmetrics import MeanMetric
+
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.maths.metrics import RIGHT_ABOVE, majority_at_k, nan_mean, pass_at_k
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.rewards.results import Scores
+from grpo_lightning.training.data import PromptBatch
+from grpo_lightning.training.explorer import Explorer
+from grpo_lightning.training.records import record
+from grpo_lightning.types import Prompt, Sample
+
+STEP = 2**32 - 1
+"""The step that keys the random numbers of evaluation. It is constant, so two validations differ only in the policy."""
+
+
+class Evaluation(torch.nn.Module):
+    """Greedy pass@1, and avg@k, pass@k and maj@k of k completions drawn as in training.
+
+    It is a torch module so that Lightning finds its metrics, which are means over prompts and ranks.
+
+    Args:
+        explorer: Samples and scores.
+        sampling: The distribution of the k completions.
+        num_samples: k, the completions per prompt.
+    """
+
+    def __init__(self, explorer: Explorer, sampling: Sampling, num_samples: int) -> None:
+        super().__init__()
+        self.explorer = explorer
+        self.sampling = sampling
+        self.num_samples = k = num_samples
+        names = ["pass@1", f"avg@{k}", f"pass@{k}", "reward", "length", "truncated"]
+        names += [f"maj@{k}"] if explorer.scorer.main.finds_answers else []
+        self.metrics = torch.nn.ModuleDict({name: MeanMetric(nan_strategy="ignore") for name in names})
+
+    def reset(self) -> None:
+        """Forgets everything. What `validate` left was made in inference mode, and `fit` could not add to it."""
+        for name in self.metrics:
+            self._metric(name).reset()
+
+    def update(self, policy: Policy, batch: PromptBatch) -> None:
+        """Adds a batch to the metrics. Every rank must call it as often."""
+        k = self.num_samples
+        _, greedy = self._sample_and_score(policy, batch.prompts, 1, replace(self.sampling, temperature=0.0))
+        samples, scores = self._sample_and_score(policy, batch.prompts, k, self.sampling)
+        # A rank whose prompts are all padding still takes part in every metric, or the ranks would not sync alike.
+        self._record(dict.fromkeys(self.metrics, math.nan))
+        for index in range(batch.num_real):
+            group = slice(index * k, (index + 1) * k)
+            values = scores.main.value[group]
+            found = {
+                "pass@1": float(greedy.main.value[index] > RIGHT_ABOVE),
+                f"avg@{k}": nan_mean(values),
+                f"pass@{k}": pass_at_k(values),
+                "reward": nan_mean(scores.total[group]),
+                "length": nan_mean([len(sample.token_ids) for sample in samples[group]]),
+                "truncated": nan_mean([sample.truncated for sample in samples[group]]),
+            }
+            if f"maj@{k}" in self.metrics:
+                answers = scores.main.answer or [None] * len(samples)
+                found[f"maj@{k}"] = majority_at_k(values, answers[group])
+            self._record(found)
+
+    def predict(self, policy: Policy, batch: PromptBatch) -> list[dict[str, Any]]:
+        """k completions of each prompt with their scores and statuses, as one JSON-ready record each."""
+        samples, scores = self._sample_and_score(policy, batch.prompts, self.num_samples, self.sampling)
+        return [record(samples[row], scores, row) for row in range(batch.num_real * self.num_samples)]
+
+    def _sample_and_score(
+        self, policy: Policy, prompts: Sequence[Prompt], group_size: int, sampling: Sampling
+    ) -> tuple[list[Sample], Scores]:
+        _, samples = self.explorer.sample(policy, prompts, group_size, sampling, seed=0, step=STEP)
+        return samples, self.explorer.scorer(samples)
+
+    def _record(self, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self._metric(name).update(value)
+
+    def _metric(self, name: str) -> MeanMetric:
+        metric = self.metrics[name]
+        assert isinstance(metric, MeanMetric)
+        return metric

@@ -1,0 +1,68 @@
+"""Scorer: the total, the reward that decides what is right, what rewards learn, and what they need from each other."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from helpers.tiny import prompts_of
+
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.results import RewardResult, Scores
+from grpo_lightning.rewards.scorer import Scorer
+from grpo_lightning.types import FinishReason, Sample, UsageError
+
+
+class Count(Reward):
+    """The number of one letter; learns the largest it has seen in the step."""
+
+    def __init__(self, letter: str, weight: float = 1.0) -> None:
+        super().__init__(weight, name=letter)
+        self.letter = letter
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        values = [math.nan if "?" in sample.text else float(sample.text.count(self.letter)) for sample in samples]
+        return RewardResult(values, ["unreadable" if math.isnan(value) else "ok" for value in values])
+
+    def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
+        largest = {f"most_{name}": max(result.value) for name, result in scores.results.items()}
+        return largest | {"ends": float(iteration_ends), "samples": len(samples)}
+
+
+def samples(*texts: str) -> list[Sample]:
+    return [Sample(prompts_of([3])[0], text, [7], FinishReason.STOP) for text in texts]
+
+
+def test_the_total_is_weighted_and_a_watched_reward_may_fail() -> None:
+    scores = Scorer([Count("a"), Count("b", weight=-0.5)])(samples("aab", "b", "?"))
+    assert scores.total[:2] == [1.5, -0.5] and math.isnan(scores.total[2])
+    assert scores.learned_from == ["a", "b"]
+    watched = Scorer([Count("a", weight=0)])(samples("aab", "?"))
+    assert watched.total == [0, 0] and watched.learned_from == []
+    assert watched.describe(0) == {"a": (2.0, "ok")}
+
+
+def test_the_first_reward_decides_what_is_right_or_the_one_that_is_named() -> None:
+    rewards = [Count("a"), Count("b")]
+    for scorer, name in ((Scorer(rewards), "a"), (Scorer(rewards, correct="b"), "b")):
+        scores = scorer(samples("aab"))
+        both = Scores.concat([scores, scorer(samples("bbb"))])
+        assert scorer.main.name == name
+        assert scores.main.value == [{"a": 2.0, "b": 1.0}[name]]
+        assert both.main.value == [{"a": 2.0, "b": 1.0}[name], {"a": 0.0, "b": 3.0}[name]]
+
+
+def test_a_name_that_no_reward_has_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(UsageError, match=r"model\.correct=c: no reward has this name; give one of a, b"):
+        Scorer([Count("a"), Count("b")], correct="c")
+    needy = Count("b")
+    needy.needs = {"judge": "c"}
+    with pytest.raises(UsageError, match=r"judge=c of b: no other reward has this name; give one of a, or a reward"):
+        Scorer([Count("a"), needy])
+
+
+def test_rewards_learn_from_the_scores_of_all_and_their_metrics_have_whole_names() -> None:
+    scorer = Scorer([Count("a"), Count("b", weight=0)])
+    explored = samples("aab", "b")
+    found = scorer.learn(explored, scorer(explored), iteration_ends=True)
+    expected = {"most_a": 2.0, "most_b": 1.0, "ends": 1.0, "samples": 2}
+    assert found == {f"reward/{name}/{key}": value for name in "ab" for key, value in expected.items()}

@@ -1,0 +1,91 @@
+"""The examples run, and examples/one_step.py makes the updates of `grpo fit`."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.fitting import Digits, Gradients, fit, relative
+from helpers.loading import load_example
+from helpers.tiny import policy_of
+from torch import Tensor
+
+from grpo_lightning import FrozenCopy, Objective, Prompt, RewardResult, Sample, Sampling, Scorer
+
+STEPS, PROMPTS, G, MU = 2, 4, 4, 2
+SAMPLING = Sampling(max_new_tokens=12)
+LR = 0.5
+
+
+class Watched(Digits):
+    """Notes the prompts of every step, in their order."""
+
+    def __init__(self) -> None:
+        super().__init__(name="digits")
+        self.prompts: list[list[Prompt]] = []
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        self.prompts.append([sample.prompt for sample in samples[::G]])
+        return super().score(samples)
+
+
+class WatchedSGD(torch.optim.SGD):
+    """Notes the gradient of every update, by the parameters' names in a GRPOModule."""
+
+    def __init__(self, policy: torch.nn.Module) -> None:
+        super().__init__(policy.parameters(), lr=LR)
+        self.policy = policy
+        self.updates: list[dict[str, Tensor]] = []
+
+    def step(self, closure: Any = None) -> None:
+        named = self.policy.named_parameters()
+        self.updates.append({f"policy.{name}": p.grad.clone() for name, p in named if p.grad is not None})
+        super().step(closure)
+
+
+def test_one_step_has_the_gradients_of_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gradients, reward = Gradients(), Watched()
+    fit(
+        tmp_path,
+        [gradients],
+        {"group_size": G, "prompts_per_step": PROMPTS, "mu": MU},
+        trainer={"max_epochs": STEPS},
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=LR),
+        objective=Objective(beta=0.04),
+        rewards=[reward],
+        sampling=SAMPLING,
+    )
+    assert len(gradients.updates) == STEPS * MU
+    assert len(reward.prompts) == STEPS
+
+    example = load_example("one_step")
+    for name, value in {"G": G, "MU": MU, "SAMPLING": SAMPLING}.items():
+        monkeypatch.setattr(example, name, value)
+    policy, reference = policy_of(scale=0.05), FrozenCopy()
+    reference.refresh(policy)
+    optimizer = WatchedSGD(policy)
+    for step, prompts in enumerate(list(reward.prompts)):
+        example.one_step(policy, reference, optimizer, Scorer([Digits()]), prompts, step)
+    for expected, actual in zip(gradients.updates, optimizer.updates, strict=True):
+        assert sum(float(gradient.abs().sum()) for gradient in expected.values()) > 0
+        assert relative(actual, expected) <= 1e-7
+
+
+def test_one_step_learns(
+    policy_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = load_example("one_step")
+    for name, value in {"STEPS": 2, "PROMPTS": 2, "G": 2}.items():
+        monkeypatch.setattr(example, name, value)
+    monkeypatch.setattr(sys, "argv", ["one_step.py", str(policy_folder)])
+    example.main()
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["step 1", "step 2"]
+
+
+def test_a_run_as_a_library(policy_folder: Path, tmp_path: Path) -> None:
+    metrics = load_example("as_library").train(str(policy_folder), tmp_path, steps=1, prompts=2, questions=2)
+    assert {"val/pass@1", "val/avg@8", "val/reward"} <= metrics.keys()
+    assert (tmp_path / "checkpoints" / "last.ckpt").exists()
+    assert (tmp_path / "policy" / "model.safetensors").exists()

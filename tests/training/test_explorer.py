@@ -1,0 +1,282 @@
+"""When an engine is woken, synced, and given whole weights; what becomes of the log-probs that it records."""
+
+import copy
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.command import Grpo
+from helpers.fitting import Digits, fit, scalars
+from helpers.tiny import policy_of, prompts_of
+
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.scripted import ScriptedEngine
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.rewards.scorer import Scorer
+from grpo_lightning.training.explorer import Exploration, Explorer
+from grpo_lightning.types import Completion, UsageError
+
+
+class Watched(NativeEngine):
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def wake(self) -> None:
+        self.calls.append("wake")
+
+    def sleep(self) -> None:
+        self.calls.append("sleep")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def sync(self, policy: Policy) -> None:
+        self.calls.append("sync")
+        super().sync(policy)
+
+    def generate(self, *args: Any, **kwargs: Any) -> list[Completion]:
+        self.calls.append("generate")
+        return super().generate(*args, **kwargs)
+
+
+class Apart(Watched):
+    """Decodes with weights of its own, as an engine on another device does."""
+
+    shares_weights = False
+    own: Policy | None = None
+
+    def sync(self, policy: Policy) -> None:
+        super().sync(policy)
+        self.own = copy.deepcopy(policy)
+
+    def generate(self, *args: Any, **kwargs: Any) -> list[Completion]:
+        synced, self.policy = self.policy, self.own
+        try:
+            return super().generate(*args, **kwargs)
+        finally:
+            self.policy = synced
+
+
+class Outdated(Apart):
+    """Its weights stay those of the first sync."""
+
+    def sync(self, policy: Policy) -> None:
+        first = self.own
+        super().sync(policy)
+        self.own = first or self.own
+
+
+def explore(engine: Any, policy: Policy, sampling: Sampling | None = None, count: int = 2) -> Exploration:
+    explorer = engine if isinstance(engine, Explorer) else Explorer(engine, Scorer([Digits()]))
+    prompts = prompts_of([3, 5])[:count]
+    return explorer.explore(policy, prompts, 4, sampling or Sampling(max_new_tokens=6), seed=1, step=0)
+
+
+def runs(calls: Sequence[str]) -> list[str]:
+    """The calls, each once in a row."""
+    return [call for call, _ in itertools.groupby(calls)]
+
+
+@pytest.mark.parametrize("engine_class", [Watched, Apart])
+def test_an_engine_is_synced_once_per_version(engine_class: type[Watched]) -> None:
+    policy, engine = policy_of(), engine_class()
+    for _ in range(2):
+        assert explore(engine, policy).policy_version == 0
+    policy.version += 1
+    assert explore(engine, policy).policy_version == 1
+    assert engine.calls.count("sync") == 2
+    assert engine.calls.count("generate") == 3
+
+
+def test_an_engine_that_dropped_its_weights_is_synced_again() -> None:
+    policy, engine = policy_of(), Apart()
+    explore(engine, policy)
+    engine.version = None
+    explore(engine, policy)
+    assert engine.calls.count("sync") == 2
+
+
+def test_it_sleeps_after_every_use_or_after_several_that_belong_together() -> None:
+    policy, engine = policy_of(), Watched()
+    explorer = Explorer(engine, Scorer([Digits()]))
+    explore(explorer, policy)
+    assert engine.calls == ["wake", "sync", "generate", "sleep"]
+    engine.calls.clear()
+    with explorer.awake():
+        explore(explorer, policy)
+        explore(explorer, policy)
+    assert engine.calls == ["wake", "generate", "generate", "sleep"]
+
+
+def test_it_sleeps_after_a_failure_too() -> None:
+    policy, engine = policy_of(), Watched()
+    explorer = Explorer(engine, Scorer([Digits()]))
+    policy.forward = policy.hidden = None  # type: ignore[method-assign,assignment]
+    with pytest.raises(TypeError), explorer.awake():
+        explore(explorer, policy)
+    assert engine.calls == ["wake", "sync", "generate", "sleep"]
+    with explorer.awake():
+        assert engine.calls[-1] == "wake"
+
+
+@pytest.mark.parametrize("count", [2, 0], ids=["prompts", "a rank without prompts"])
+@pytest.mark.parametrize("engine_class", [Watched, Apart])
+def test_weights_are_gathered_no_longer_than_the_engine_reads_them(
+    monkeypatch: pytest.MonkeyPatch, engine_class: type[Watched], count: int
+) -> None:
+    policy, engine = policy_of(), engine_class()
+
+    @contextmanager
+    def gathered(self: Policy) -> Iterator[None]:
+        engine.calls.append("gather")
+        yield
+        engine.calls.append("reshard")
+
+    monkeypatch.setattr(Policy, "gathered", gathered)
+    generate = ["generate"] * bool(count)
+    for _ in range(2):
+        explore(engine, policy, count=count)
+    used = [call for call in engine.calls if call not in ("wake", "sleep")]
+    if engine.shares_weights:
+        assert used == ["gather", "sync", *generate, "reshard", "gather", *generate, "reshard"]
+    else:
+        assert used == ["gather", "sync", "reshard", *generate, *generate]
+
+
+@pytest.mark.parametrize("engine_class", [Watched, Apart])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 0.9}, {"temperature": 0.7}], ids=str)
+def test_recorded_log_probs_are_kept_and_marked(engine_class: type[Watched], filters: dict[str, Any]) -> None:
+    policy = policy_of()
+    found = explore(engine_class(), policy, Sampling(max_new_tokens=6, **filters))
+    recorded = found.rollouts.sampler_logp
+    assert recorded is not None
+    with torch.no_grad():
+        gap = float((policy(found.rollouts).logp - recorded).abs().max())
+    assert found.sampler_is_policy is not any(name.startswith("top") for name in filters)
+    # Filters raise the probability of what they leave.
+    assert (gap < 1e-5) is found.sampler_is_policy
+
+
+def test_an_engine_that_knows_no_log_probs_leaves_none() -> None:
+    found = explore(ScriptedEngine(lambda request, text: "7ab"), policy_of())
+    assert found.rollouts.sampler_logp is None
+
+
+def test_parts_of_a_step_are_as_old_as_the_oldest_and_a_part_may_be_empty() -> None:
+    policy, engine = policy_of(), Watched()
+    parts = [explore(engine, policy), explore(engine, policy, count=0)]
+    policy.version += 1
+    parts.append(explore(engine, policy))
+    whole = Exploration.concat(parts)
+    assert whole.policy_version == 0
+    assert whole.sampler_is_policy
+    assert whole.rollouts.sampler_logp is not None
+    assert len(whole.rollouts.sampler_logp) == whole.rollouts.num_tokens
+
+
+def test_a_run_syncs_once_per_version_and_wakes_once_per_phase(tmp_path: Path) -> None:
+    engine = Apart()
+    loop = {"mu": 2, "num_minibatches": 2}
+    fit(tmp_path, engine=engine, loop=loop, trainer={"max_epochs": 2, "limit_val_batches": 1.0})
+    step, validation = ["wake", "generate", "sleep"], ["wake", "sync", "generate", "sleep"]
+    # Nothing is learned between a validation and the step after it.
+    assert runs(engine.calls) == ["wake", "sync", "generate", "sleep", *validation, *step, *validation, "close"]
+    # 24 questions, 5 in a batch: greedy, and drawn.
+    assert engine.calls.count("generate") == 2 * (1 + 2 * 5)
+    gaps = scalars(tmp_path)["policy/logp_gap"]
+    assert len(gaps) == 2
+    assert max(gaps.values()) < 1e-5
+
+
+def test_an_engine_apart_learns_what_the_default_learns(tmp_path: Path) -> None:
+    apart = fit(tmp_path / "apart", engine=Apart()).policy.state_dict()
+    default = fit(tmp_path / "default").policy.state_dict()
+    assert all(value.equal(default[name]) for name, value in apart.items())
+
+
+def test_an_engine_whose_weights_did_not_arrive_stops_the_run_before_it_learns(tmp_path: Path) -> None:
+    policy = policy_of(scale=0.05)
+    message = r"model\.engine=Outdated: the sampler's and the policy's log-probs .* differ by up to .* at most 0\.001"
+    with pytest.raises(UsageError, match=message):
+        fit(tmp_path, engine=Outdated(), policy=policy)
+    assert policy.version == 1
+
+
+def test_shared_weights_that_differ_only_warn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Outdated, "shares_weights", True)
+    with pytest.warns(UserWarning, match="the engine does not draw from this policy"):
+        fit(tmp_path, engine=Outdated())
+    assert len(scalars(tmp_path)["policy/logp_gap"]) == 3
+
+
+@pytest.mark.parametrize("sampling", [Sampling(max_new_tokens=12, top_k=5), Sampling(max_new_tokens=12, top_p=0.9)])
+def test_filtered_log_probs_are_compared_with_nothing(tmp_path: Path, sampling: Sampling) -> None:
+    fit(tmp_path, engine=Apart(), sampling=sampling, trainer={"max_epochs": 1})
+    assert "policy/logp_gap" not in scalars(tmp_path)
+
+
+def test_an_engine_may_know_how_far_off_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Outdated, "logp_tolerance", {torch.float32: 100.0})
+    fit(tmp_path, engine=Outdated())
+    gaps = scalars(tmp_path)["policy/logp_gap"]
+    assert gaps[1] > 1e-3
+
+
+SERVER = '''
+from pathlib import Path
+
+from grpo_lightning import NativeEngine, RolloutEngine
+
+
+class Server(RolloutEngine):
+    """Notes when it is called, and lets another engine do the work.
+
+    Args:
+        notes: File for the notes.
+    """
+
+    def __init__(self, notes: str) -> None:
+        self.notes = Path(notes)
+        self.inner = NativeEngine()
+
+    def note(self, call):
+        with self.notes.open("a") as file:
+            print(call, file=file)
+
+    def wake(self):
+        self.note("wake")
+
+    def sleep(self):
+        self.note("sleep")
+
+    def sync(self, policy):
+        self.note(f"sync {policy.version}")
+        self.inner.sync(policy)
+        super().sync(policy)
+
+    def generate(self, requests, sampling, key, progress=None):
+        groups = len({tuple(request.token_ids) for request in requests})
+        self.note(f"generate {len(requests)} of {groups} at step {key.step}")
+        return self.inner.generate(requests, sampling, key, progress)
+'''
+
+
+def test_an_engine_in_a_file_of_the_users(tmp_path: Path, grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "server.py").write_text(SERVER)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ["--model.engine=server.Server", "--model.engine.notes=notes.txt", "--trainer.max_epochs=2"]
+    code, _, err = grpo("fit", *options, "--trainer.limit_val_batches=0")
+    assert code == 0, err
+    step = "wake\nsync {0}\ngenerate 4 of 2 at step {0}\nsleep\n"
+    assert Path("notes.txt").read_text() == step.format(0) + step.format(1)
+    gaps = scalars("run")["policy/logp_gap"]
+    assert len(gaps) == 2
+    assert max(gaps.values()) < 1e-5
