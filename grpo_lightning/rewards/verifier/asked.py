@@ -9,7 +9,7 @@ from grpo_lightning.rewards.verifier.equality import CONSTANTS, Context
 from grpo_lightning.rewards.verifier.forms import ONE, split
 from grpo_lightning.rewards.verifier.grammar import Node, read_claim
 from grpo_lightning.rewards.verifier.numbers import exact, literal, nodes
-from grpo_lightning.rewards.verifier.rules import rule
+from grpo_lightning.rewards.verifier.rules import rewriting, rule
 from grpo_lightning.rewards.verifier.tokens import Unreadable
 from grpo_lightning.rewards.verifier.units import word_set
 
@@ -128,7 +128,7 @@ def words_of(question: str) -> frozenset[str]:
 @lru_cache(maxsize=1 << 10)
 def numbers_of(question: str) -> frozenset[Fraction]:
     """The numbers that a question gives, in digits or in words: 2 of `half` and of `two`, 12 of `a dozen`."""
-    digits = (Fraction(match[0].replace(",", "")) for match in _NUMBER.finditer(question))
+    digits = (Fraction(match[0].replace(",", "")) for match in _NUMBER.finditer(_WITH_PLAIN_COMMAS(question)))
     counts = (_COUNTS.get(word) or _COUNTS.get(word.removesuffix("s")) for word in words_of(question))
     return frozenset((*digits, *(Fraction(number) for number in counts if number)))
 
@@ -164,6 +164,7 @@ _PLAIN = rule(
     "now",
 )
 _NUMBER = rule(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?", "«1,234.50» of «7»", "two")
+_WITH_PLAIN_COMMAS = rewriting(r"(?:\{,\}|,\\!)(?=\d)", ",", r"1{,}234 and 5,\!678 -> 1,234 and 5,678", "{,} -> {,}")
 _CARDINALS = (
     "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
     "nineteen twenty"

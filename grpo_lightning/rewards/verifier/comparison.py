@@ -21,7 +21,7 @@ from grpo_lightning.rewards.verifier.numbers import (
     symbols,
 )
 from grpo_lightning.rewards.verifier.prose import read_sentence
-from grpo_lightning.rewards.verifier.rules import rule
+from grpo_lightning.rewards.verifier.rules import rewriting, rule
 from grpo_lightning.rewards.verifier.settling import (
     WHOLES,
     Settled,
@@ -69,6 +69,27 @@ from grpo_lightning.rewards.verifier.units import Unit, conversion
 
 EQUAL, DIFFERENT, UNPARSEABLE, RESTATED, GOLD_BAD = "equal", "different", "unparseable", "restated", "gold_bad"
 _BARE_UNIT = rule(r"(.*[\d})])(?:\s|\\[, ])*([A-Za-z]{1,2})(\^\{?\d\}?)?", "«5 m»", r"«\frac{1}{2}\,cm^2»", "m")
+_WITHOUT_LAYOUT = rewriting(r"[\s{}$]|\\text|\\[,;! ]", "", r"5 \, \text{apples} -> 5apples")
+_WITH_PRODUCTS = rewriting(
+    r"(?<=[\d)])\s*(?=\(-?\d+(?:\.\d+)?\))", r"\\cdot ", r"2(3) + (-1) -> 2\cdot (3) + (-1)", "f(3) -> f(3)"
+)
+_BASED = rule(r"[\dA-F]+_\{?(\d+)\}?", "«144_8»", "«1A_{16}»", "144")
+_BASE = rule(
+    r"\bbase[\s$-]*(\d+|two|three|four|five|six|seven|eight|nine)\b",
+    "in «base $8»$",
+    "a «base-nine» number",
+    "the base of 8",
+    "a base 8th",
+)
+_SPELT = {"2": "two", "3": "three", "4": "four", "5": "five", "6": "six", "7": "seven", "8": "eight", "9": "nine"}
+_DIGITS = rule(r"[\dA-F]+", "«144»", "«1A»", "x")
+_MODULAR = rule(
+    r"\b(?:remainder|mod|modulo|units digit|congruen)|\\[pb]?mod|\\equiv",
+    "the «remainder»",
+    "«congruen»t «mod»ulo 7",
+    r"3 «\equiv» 10 «\pmod»{7}",
+    "a sum",
+)
 _LOOSE = frozenset(["unit", "point"])
 _APPLIED = rule(r"[A-Za-z]\w*'*\(([a-z])\)", "«f(x)»", "«g'(t)»", "f(3)")
 _ROUNDED = rule(
@@ -117,10 +138,11 @@ class _Comparison:
         except Unreadable:
             return self._by_spelling(gold_tokens, answer)
         self.allowed = finished.allowed((item.chain for item in gold_claim.items), asked.is_concrete(self.question))
+        claim: Claim | None
         try:
-            claim = read_claim(answer, known)
+            claim = _remainder(gold_claim, read_claim(self._with_base(gold, answer), known), self.question)
         except Unreadable:
-            claim = None
+            claim = self._rewritten(answer, known)
         except RecursionError:
             return UNPARSEABLE
         equal = self._equal_reading(gold_claim, claim, answer, known)
@@ -142,6 +164,27 @@ class _Comparison:
             sentence = read_sentence(answer, known, self.question)
             return sentence if sentence and self.same(gold, sentence) else None
         return None
+
+    def _with_base(self, gold: str, answer: str) -> str:
+        """`144` as `144_8` where the gold answer has a base, and the question asks for it."""
+        based = _BASED.fullmatch(gold.strip())
+        if not based or not _DIGITS.fullmatch(answer.strip()):
+            return answer
+        is_asked = any(match[1] in (based[1], _SPELT.get(based[1])) for match in _BASE.finditer(self.question))
+        return f"{answer.strip()}_{{{based[1]}}}" if is_asked else answer
+
+    def _rewritten(self, answer: str, known: frozenset[str]) -> Claim | None:
+        r"""What follows the question's own words (`4 \star 3 = 10`), with `2(3)` for a product in front of a result."""
+        asked_for, equals, rest = answer.partition("=")
+        if not equals:
+            return None
+        bare = _WITHOUT_LAYOUT(asked_for)
+        rest = rest if len(bare) > 2 and bare in _WITHOUT_LAYOUT(self.question) else answer
+        before, equals, result = rest.rpartition("=")
+        try:
+            return read_claim(_WITH_PRODUCTS(before) + equals + result, known)
+        except (Unreadable, RecursionError):
+            return None
 
     def _split(self, answer: str, known: frozenset[str]) -> Claim | None:
         """The answer with every comma read as a separator: `100,200` is a list if the gold answer is one."""
@@ -595,6 +638,8 @@ class _Comparison:
             return True
         if len(operators) > 1 or operators[0] not in ("=", "ne", "<", "le"):
             return False
+        if self.policy.finished and any(finished.unfinished(side) - self.allowed - {"power"} for side in answer_sides):
+            return False
         if len(symbols(gold)) < 2 and operators[0] == "=" and _is_solved(gold):
             return False
         if any(node[0] in WHOLES for side in (*gold_sides, *answer_sides) for node in nodes(side)):
@@ -675,6 +720,19 @@ def _free_of(gold: Node, answer: Node) -> frozenset[str]:
     """The unfinished operations that the kind of the gold answer allows."""
     is_complex = any(node == ("constant", "i") for node in nodes(gold))
     return frozenset(["complex exponential"] if is_complex else [])
+
+
+def _remainder(gold: Claim, answer: Claim, question: str) -> Claim:
+    r"""2 of `2 \pmod 7` and of `2^{100} \equiv 2 \pmod 7`, if a remainder is asked for and the gold answer a number."""
+    item = answer.items[0]
+    _, operators, operands = item.chain
+    if len(answer.items) > 1 or len(gold.items) > 1 or operands[-1][0] != "mod" or not _MODULAR.search(question):
+        return answer
+    value, modulus = literal(operands[-1][1]), literal(operands[-1][2])
+    is_least = value is not None and modulus is not None and 0 <= value < modulus
+    if literal(gold.items[0].chain[2][-1]) is None or not is_least or {*operators} - {"equiv", "="}:
+        return answer
+    return Claim((replace(item, chain=("chain", (), (operands[-1][1],))),), answer.joins)
 
 
 def _same_words(gold: Node, answer: Node) -> bool:

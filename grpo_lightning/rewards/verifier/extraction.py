@@ -34,9 +34,10 @@ _ALTERNATIVE = rule(
 )
 _FACTOR = rule(r"\\(?:pi|sqrt|[dt]?frac|binom|infty)(?![A-Za-z])|\d", r"«\sqrt»{«2»}", r"\pie")
 _DENIAL = rule(
-    r"(?:\b(?:not|isn't|aren't|never|cannot be|can't be|neither|wrong)|n't)\W*(?:\w+\W*){0,2}\Z",
+    r"(?:\b(?:not|isn't|aren't|never|cannot be|can't be|neither|wrong)|n't)\b\W*(?:\w+\W*){0,2}\Z",
     "it «isn't equal to»",
     "it is",
+    "a note 7",
     flags=re.IGNORECASE,
 )
 _EITHER = rule(

@@ -40,8 +40,8 @@ def factors(tree: Node) -> tuple[list[Node], list[Node]]:
             pending += [(part, is_below) for part in node[1:]]
         elif node[0] == "div" and (node is tree or literal(node) is None):
             pending += [(node[1], is_below), (node[2], not is_below)]
-        elif node[0] == "pow" and node[2][0] == "neg" and node[2][1][0] == "number" and symbols(node[1]):
-            pending.append((("pow", node[1], node[2][1]) if node[2][1][1] != 1 else node[1], not is_below))
+        elif node[0] == "pow" and (power := literal(node[2]) or 0) < 0 and symbols(node[1]):
+            pending.append((("pow", node[1], ("number", -power, None)) if power != -1 else node[1], not is_below))
         else:
             (below if is_below else above).append(node)
     return above, below

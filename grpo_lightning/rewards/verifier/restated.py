@@ -11,7 +11,7 @@ from grpo_lightning.rewards.verifier.forms import addends, factors, is_expanded,
 from grpo_lightning.rewards.verifier.grammar import Claim, Item, Node
 from grpo_lightning.rewards.verifier.numbers import literal, nodes, symbols
 from grpo_lightning.rewards.verifier.rules import rule
-from grpo_lightning.rewards.verifier.wanted import has_other_form
+from grpo_lightning.rewards.verifier.wanted import has_other_form, has_other_line
 
 _LONG = 5
 """Nodes that a formula must exceed to be recognised inside another one."""
@@ -23,6 +23,9 @@ _MAX_SIDES, _MAX_SIZE = 8, 80
 def is_restated(gold: Claim, answer: Claim, question: str) -> bool:
     """Whether the answer is copied from the question, only rewrites it, or has not the form asked for."""
     asked = formulas_of(question)
+    answer = _without_exclusions(answer)
+    if len(gold.items) == len(answer.items) == 1 and has_other_line(gold.items[0], answer.items[0], question):
+        return True
     gold_parts, answer_parts = list(_parts(gold)), list(_parts(answer))
     if _stands_there(gold, answer, gold_parts, answer_parts, asked):
         return True
@@ -166,6 +169,12 @@ def _is_power_of_ten(tree: Node) -> bool:
 
 
 # ----- what a claim is made of
+
+
+def _without_exclusions(claim: Claim) -> Claim:
+    r"""The claim without conditions `x \ne 2` behind a formula, which may be copied from the question."""
+    rest = tuple(item for item in claim.items[1:] if item.chain[1] != ("ne",))
+    return Claim((*claim.items[:1], *rest), claim.joins)
 
 
 def _all_nodes(claim: Claim) -> Iterator[Node]:

@@ -5,18 +5,19 @@ import re
 from collections.abc import Iterator
 from fractions import Fraction
 
-from grpo_lightning.rewards.verifier.asked import numbers_of
-from grpo_lightning.rewards.verifier.forms import addends, content, factors, whole
-from grpo_lightning.rewards.verifier.grammar import Node
+from grpo_lightning.rewards.verifier.asked import is_concrete, numbers_of
+from grpo_lightning.rewards.verifier.forms import addends, content, factors, is_expanded, whole
+from grpo_lightning.rewards.verifier.grammar import Item, Node
 from grpo_lightning.rewards.verifier.numbers import literal, nodes, symbols
 from grpo_lightning.rewards.verifier.rules import rule
 
 _EXPAND = rule(r"\b(?:expand|multiply out)", "«Expand» the product", "Find x", flags=re.IGNORECASE)
 _PARTIAL = rule(r"\bpartial fraction", "a «partial fraction» decomposition", "a fraction", flags=re.IGNORECASE)
 _SQUARE = rule(
-    r"\b(?:complet\w+ the square|vertex form)",
+    r"\b(?:complet\w+ the square|vertex form|form[\s$]*[a-z]?\s*(?:\\left)?\([a-z]\s*[-+]\s*[a-z](?:\\right)?\)\^)",
     "«Complete the square»",
     "the «vertex form»",
+    "in the «form $a(x - h)^»2 + k$",
     "the square",
     flags=re.IGNORECASE,
 )
@@ -29,13 +30,40 @@ _POWER = rule(r"\bpower of\b", "as a «power of» 2", "powers", flags=re.IGNOREC
 _POLAR = rule(
     r"\b(?:rectangular|a \+ bi|a\+bi)", "in «rectangular» form", "as «a + bi»", "in polar form", flags=re.IGNORECASE
 )
+_FRACTION = rule(r"\bfraction\b", "as a common «fraction»", "fractional", flags=re.IGNORECASE)
+_REPEATING = rule(r"\d\s*\\overline|\\overline\s*\{?\d", r"0.«3\overline»{6}", r"0.«\overline{3»6}", r"\overline{AB}")
+_SCIENTIFIC = rule(r"\bscientific notation", "in «scientific notation»", "notation", flags=re.IGNORECASE)
+_ROOTS = rule(
+    r"\b(?:simplif|simplest|rationali[sz]|radical form)",
+    "«Simplif»y and «rationaliz»e",
+    "in «simplest» «radical form»",
+    "irrational",
+    flags=re.IGNORECASE,
+)
+_POSITIVE = rule(r"\bpositive exponents", "with «positive exponents»", "exponents", flags=re.IGNORECASE)
+_LINE = rule(
+    r"\bslope[- ]intercept form|\by\s*=\s*mx",
+    "in «slope-intercept form»",
+    "as $«y = mx» + b$",
+    "the slope",
+    flags=re.IGNORECASE,
+)
+_LOGARITHMS = ("ln", "log", "lg", "log_")
+_MAX_BASE = 1000
+_MAX_RADICAND = 10**15
 
 
 def has_other_form(gold: Node, answer: Node, question: str) -> bool:
     """Whether the gold answer has the form that the question asks for, and an equal answer has not."""
     if _is_copied_number(gold, answer, question):
         return True
-    if _RADIANS.search(question) and gold[0] != "degree" and answer[0] == "degree":
+    if _RADIANS.search(question) and _is_less_radian(gold, answer):
+        return True
+    if _FRACTION.search(question) and _has_decimals(answer) > _has_decimals(gold) and _gives_decimal(gold, question):
+        return True
+    if _SCIENTIFIC.search(question) and literal(gold) in numbers_of(question) and _mantissa(gold) != _mantissa(answer):
+        return True
+    if _ROOTS.search(question) and _left_in_roots(answer) - _left_in_roots(gold):
         return True
     if _LOWEST.search(question) and _is_reducible(answer) and not _is_reducible(gold):
         return True
@@ -45,6 +73,10 @@ def has_other_form(gold: Node, answer: Node, question: str) -> bool:
         return literal(gold[1]) != literal(answer[1])
     if not symbols(gold):
         return False
+    if _is_polynomial(gold) and _divides(answer) and is_concrete(question):
+        return True
+    if _POSITIVE.search(question) and _has_negative_power(answer) > _has_negative_power(gold):
+        return True
     if _PARTIAL.search(question) and _num_terms(answer) < _num_terms(gold):
         return True
     if _SQUARE.search(question) and _has_square(gold) > _has_square(answer):
@@ -52,6 +84,96 @@ def has_other_form(gold: Node, answer: Node, question: str) -> bool:
     if _EXPAND.search(question):
         return not _is_unexpanded(gold) and _is_unexpanded(answer)
     return bool(_FACTOR.search(question)) and _is_less_factored(gold, answer)
+
+
+def has_other_line(gold: Item, answer: Item, question: str) -> bool:
+    """Whether the question wants `y = mx + b`, and the answer leaves that to be multiplied out: `y - 1 = 2(x - 3)`."""
+    return bool(_LINE.search(question)) and _is_multiplied_out(gold) > _is_multiplied_out(answer)
+
+
+def _is_multiplied_out(item: Item) -> bool:
+    return all(map(is_expanded, item.chain[2][-2:]))
+
+
+def _is_less_radian(gold: Node, answer: Node) -> bool:
+    r"""Whether degrees are left in an angle, or the 180 that they are divided by: `300\pi/360`."""
+    if any(node[0] == "degree" for node in nodes(gold)):
+        return False
+    divisors = [literal(node[2]) for node in nodes(answer) if node[0] == "div"]
+    return any(node[0] == "degree" for node in nodes(answer)) or any(by and by % 180 == 0 for by in divisors)
+
+
+def _gives_decimal(gold: Node, question: str) -> bool:
+    """Whether a question gives the decimal that is to be written as a fraction."""
+    return _REPEATING.search(question) is not None or literal(gold) in numbers_of(question)
+
+
+def _has_decimals(tree: Node) -> bool:
+    return any(node[0] == "percent" or (node[0] == "number" and _is_decimal(node)) for node in nodes(tree))
+
+
+def _is_decimal(node: Node) -> bool:
+    return node[2] is not None or node[1].denominator > 1
+
+
+def _left_in_roots(tree: Node) -> frozenset[str]:
+    """What is left to simplify in roots of numbers: a square in one, a fraction, one below the line."""
+    found = set[str]()
+    for node in nodes(tree):
+        degree, value = _root_of(node)
+        if degree and node[0] == "pow" and (literal(node[2]) or 0) < 0:
+            found.add("below")
+        if degree and value is not None:
+            if value.denominator > 1:
+                found.add("fraction")
+            elif _has_power(abs(value.numerator), degree) or _is_power(abs(value.numerator), degree):
+                found.add("power")
+        elif node[0] == "div" and any(part[0] == "root" for below in factors(node)[1] for part in nodes(below)):
+            found.add("below")
+        elif (node[0] == "pow" or node[:2] == ("call", "exp")) and any(map(_is_logarithm, nodes(node))):
+            found.add("logarithm")
+    return frozenset(found)
+
+
+def _is_logarithm(node: Node) -> bool:
+    return node[0] == "call" and node[1] in _LOGARITHMS
+
+
+def _root_of(node: Node) -> tuple[int, Fraction | None]:
+    """The degree of a root of a number, also of `3^{1/2}`, and the number; 0 for anything else."""
+    if node[0] == "root":
+        return whole(node[1]) or 0, literal(node[2])
+    exponent = literal(node[2]) if node[0] == "pow" else None
+    return (exponent.denominator if exponent and exponent.denominator > 1 else 0), literal(
+        node[1]
+    ) if exponent else None
+
+
+def _has_power(number: int, degree: int) -> bool:
+    """Whether a power can be pulled out of the root: 4 of 12."""
+    return degree > 1 and any(number % base**degree == 0 for base in range(2, _MAX_BASE) if base**degree <= number)
+
+
+def _is_power(number: int, degree: int) -> bool:
+    r"""Whether the degree of the root could be less: `\sqrt[4]{9}`."""
+    if number > _MAX_RADICAND:
+        return False
+    roots = [(part, round(number ** (1 / part))) for part in range(2, degree + 1) if degree % part == 0]
+    return number > 1 and any(root**part == number for part, root in roots)
+
+
+def _is_polynomial(tree: Node) -> bool:
+    """Whether the tree has sums, products and powers of variables only."""
+    return all(
+        node[0] in ("add", "mul", "neg", "number", "symbol")
+        or (node[0] == "pow" and (whole(node[2]) or -1) > 0)
+        or (node[0] == "div" and literal(node[2]) is not None)
+        for node in nodes(tree)
+    )
+
+
+def _has_negative_power(tree: Node) -> bool:
+    return any(node[0] == "pow" and (literal(node[2]) or 0) < 0 for node in nodes(tree))
 
 
 def _is_reducible(tree: Node) -> bool:
@@ -103,6 +225,9 @@ def _is_unexpanded(tree: Node) -> bool:
 
 
 def _num_terms(tree: Node) -> int:
+    """How many terms a sum has, also if a number is pulled out of it."""
+    parts = [part for part in factors(tree)[0] if symbols(part)]
+    tree = parts[0] if len(parts) == 1 and tree[0] == "mul" else tree
     return sum(1 for _ in addends(tree))
 
 
