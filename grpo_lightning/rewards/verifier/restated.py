@@ -10,7 +10,6 @@ from grpo_lightning.rewards.verifier.finished import unfinished
 from grpo_lightning.rewards.verifier.forms import addends, factors, is_expanded, order, size, split
 from grpo_lightning.rewards.verifier.grammar import Claim, Item, Node
 from grpo_lightning.rewards.verifier.numbers import literal, nodes, symbols
-from grpo_lightning.rewards.verifier.rules import rule
 from grpo_lightning.rewards.verifier.wanted import has_other_form, has_other_line
 
 _LONG = 5
@@ -31,8 +30,7 @@ def is_restated(gold: Claim, answer: Claim, question: str) -> bool:
         return True
     if any(_is_rearranged(gold_parts, part, asked) for part in answer_parts if part[0] == "chain" and part[1]):
         return True
-    finished = {value for part in gold_parts if (value := literal(part)) is not None and part[0] != "div"}
-    if any(_is_quotient_of(part, question) for part in answer_parts if literal(part) in finished):
+    if numbers_of(question) and any(map(_is_undone, answer_parts)) and not any(map(_is_undone, gold_parts)):
         return True
     if Fraction(10) in numbers_of(question) and any(map(_is_power_of_ten, answer_parts)):
         return not any(map(_is_power_of_ten, gold_parts))
@@ -129,21 +127,15 @@ def _has_fractions(chain: Node) -> bool:
 # ----- quotients
 
 
-def _is_quotient_of(tree: Node, question: str) -> bool:
-    r"""Whether a division with a whole result only repeats the question: `48/2` or `480/20` if it has 48 and 2.
-
-    One number of the question is enough, as numerator or denominator, unless it is in a fraction or an exponent there.
-    """
+def _is_undone(tree: Node) -> bool:
+    r"""Whether a division of numbers comes out, such as `48/2`, or has no whole numbers, such as `\frac{0.75}{0.6}`."""
     if tree[0] == "neg":
-        return _is_quotient_of(tree[1], question)
-    if tree[0] != "div" or (literal(tree) or Fraction(1, 2)).denominator > 1:
+        return _is_undone(tree[1])
+    if tree[0] != "div" or literal(tree) is None:
         return False
-    top, bottom = (abs(literal(part) or Fraction()) for part in tree[1:])
-    known = numbers_of(question)
-    if bottom == 1 or top in known or bottom in numbers_of(_NO_DIVISOR.sub(" ", question)):
-        return bottom != 1
-    scales = ((x, top / x) for x in known if x > 1)
-    return any(1 in (k.numerator, k.denominator) and bottom / k in known - {x} for x, k in scales)
+    top, bottom = (literal(part) or Fraction() for part in tree[1:])
+    comes_out = abs(bottom) != 1 and (top / bottom).denominator == 1
+    return comes_out or top.denominator > 1 or bottom.denominator > 1
 
 
 def _is_unreduced(tree: Node, question: str) -> bool:
@@ -151,15 +143,6 @@ def _is_unreduced(tree: Node, question: str) -> bool:
     above, below = (math.prod(filter(None, map(literal, parts)), start=Fraction(1)) for parts in factors(tree))
     is_reduced = literal(tree) is not None or math.gcd(above.numerator, below.numerator) == 1
     return not is_reduced and not numbers_of(question).isdisjoint((abs(above), abs(below)))
-
-
-_NO_DIVISOR = rule(
-    r"\\[dt]?frac\s*(?:\d\s*\d|\{\s*\d+\s*\}\s*\{\s*\d+\s*\})|\d+\s*/\s*\d+|\^\{?\d+",
-    r"«\frac{1}{2}»",
-    "«3/4»",
-    "x«^2»",
-    "6 + 3",
-)
 
 
 def _is_power_of_ten(tree: Node) -> bool:
