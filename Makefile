@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 JOBS ?= 2
 # Idle OpenMP threads sleep: spinning, they would take the cores from the other processes.
-TEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -rs -n $(JOBS) --dist loadfile
+TEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -rfEs -n $(JOBS) --dist loadfile
 
 .PHONY: help demo fast test test-gpu lint docs
 

@@ -145,7 +145,7 @@ def test_lightnings_own_strategy_gives_the_same_and_resumes(runs: Path) -> None:
 def test_a_learned_reward_learns_on_two_ranks_what_it_learns_on_one(runs: Path) -> None:
     letters = '{"class_path": "FormatReward", "init_args": {"pattern": ".*[a-m]+.*", "weight": %d}}'
     learned = (
-        '{"class_path": "LearnedReward", "init_args": {"path": "policy", "labels": %s, "lr": 0.01, "held_out": 0.3, '
+        '{"class_path": "LearnedReward", "init_args": {"path": "policy", "labeller": %s, "lr": 0.01, "held_out": 0.3, '
         '"min_gain": -1, "max_forgetting": 1}}'
     )
     rewards = f"--model.rewards=[{letters % 0}, {learned % (letters % 1)}]"
