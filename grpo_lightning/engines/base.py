@@ -89,4 +89,8 @@ class RolloutEngine(ABC):
         """
 
     def close(self) -> None:
-        """Frees what the engine holds. May be called twice."""
+        """Frees what the engine holds. May be called twice, and `wake` may come after it.
+
+        An engine that overrides it calls this method of the base class: the next use begins with a `sync`.
+        """
+        self.policy = self.version = None

@@ -37,7 +37,8 @@ class Evaluation(torch.nn.Module):
         self.explorer = explorer
         self.sampling = sampling
         self.num_samples = k = num_samples
-        names = ["pass@1", f"avg@{k}", f"pass@{k}", "reward", "length", "truncated"]
+        # With k = 1, avg@1 says what pass@k would: pass@1 is that of the greedy answer.
+        names = [*dict.fromkeys(["pass@1", f"avg@{k}", f"pass@{k}"]), "reward", "length", "truncated"]
         names += [f"maj@{k}"] if explorer.scorer.main.finds_answers else []
         self.metrics = torch.nn.ModuleDict({name: MeanMetric(nan_strategy="ignore") for name in names})
 
@@ -57,9 +58,9 @@ class Evaluation(torch.nn.Module):
             group = slice(index * k, (index + 1) * k)
             values = scores.main.value[group]
             found = {
+                f"pass@{k}": pass_at_k(values),
                 "pass@1": float(greedy.main.value[index] > RIGHT_ABOVE),
                 f"avg@{k}": nan_mean(values),
-                f"pass@{k}": pass_at_k(values),
                 "reward": nan_mean(scores.total[group]),
                 "length": nan_mean([len(sample.token_ids) for sample in samples[group]]),
                 "truncated": nan_mean([sample.truncated for sample in samples[group]]),

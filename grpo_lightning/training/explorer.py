@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -38,13 +39,18 @@ class Exploration:
     @classmethod
     def concat(cls, parts: Sequence["Exploration"]) -> "Exploration":
         """Joins several rounds of one step."""
+        rollouts = Rollouts.concat([part.rollouts for part in parts])
+        # Rows are indices into the samples, of which a part may have more than rollouts.
+        firsts = accumulate((len(part.samples) for part in parts), initial=0)
+        rollouts.row = torch.cat([part.rollouts.row + first for part, first in zip(parts, firsts, strict=False)])
         return cls(
             samples=[sample for part in parts for sample in part.samples],
             scores=Scores.concat([part.scores for part in parts]),
-            rollouts=Rollouts.concat([part.rollouts for part in parts]),
+            rollouts=rollouts,
             seconds={name: sum(part.seconds[name] for part in parts) for name in parts[0].seconds},
             policy_version=min(part.policy_version for part in parts),
             sampler_is_policy=all(part.sampler_is_policy for part in parts),
+            metrics={name: value for part in parts for name, value in part.metrics.items()},
         )
 
     @property

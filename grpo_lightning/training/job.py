@@ -47,6 +47,9 @@ def job_of(
     if hasattr(policy, "model"):
         attention = attention_of(policy.model)
     max_cache_gib = getattr(engine, "max_cache_gib", None)
+    # Known once the weights are there; before that, what a model with these settings does.
+    expected = policy.share_prefix and full and attention == ATTENTION
+    shares = policy.shares_prefix if hasattr(policy, "model") else expected
     return Job(
         config=policy.config,
         optimizer=module.optimizer,
@@ -64,7 +67,7 @@ def job_of(
         dtype=policy.dtype,
         precision=precision,
         attention=attention,
-        shares_prefix=getattr(policy, "shares_prefix", policy.share_prefix and full and attention == ATTENTION),
+        shares_prefix=shares,
         recomputes=policy.gradient_checkpointing,
         dropout=policy.dropout,
         entropy_gradient=module.objective.entropy_bonus > 0,

@@ -15,6 +15,7 @@ import lightning as L
 import numpy
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning import ranks
@@ -22,6 +23,7 @@ from grpo_lightning.maths.group_filters import TOTAL
 from grpo_lightning.maths.stopping import FixedPasses, Passes, StopRule
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
+from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.monitors import (
     STEP,
@@ -95,6 +97,7 @@ class GRPOLoop(Callback):
         self.seed = seed
         self.observers: list[Observer] = []
         """Told how the steps go."""
+        self._resumes = False
         self.step: Step | None = None
         """The step under way, and the last one until the next begins."""
 
@@ -206,6 +209,7 @@ class GRPOLoop(Callback):
             module.old_policy.refresh(module.policy)
             # 5, 7, 8: sample a batch D_b and G outputs of each, compute rewards
             exploration = self.source.next(index)
+            self._agree_on_version(exploration, module)
             clock.explored = perf_counter()
             # 9: compute advantages
             packs = self._preparation(module).cut(
@@ -218,6 +222,15 @@ class GRPOLoop(Callback):
             )
         self.step = Step(exploration, packs, Passes(self.stop, self.num_minibatches), clock)
         clock.prepared = perf_counter()
+
+    def _agree_on_version(self, exploration: Exploration, module: GRPOModule) -> None:
+        """Makes the oldest version of all ranks that of each, since the ranks must take the same path."""
+        exploration.policy_version = min(ranks.gather(exploration.policy_version))
+        if exploration.policy_version != module.policy.version and not module.sampling.unfiltered:
+            raise UsageError(
+                "model.sampling: set top_k=0, top_p=1 and min_p=0 with a loop.source whose rollouts are of an earlier "
+                "policy; their recorded log-probs are log π_old, which a filter changes"
+            )
 
     def _preparation(self, module: GRPOModule) -> Preparation:
         return Preparation(
@@ -276,11 +289,14 @@ class GRPOLoop(Callback):
         return {"source": self.source.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the state of the source."""
-        self.source.load_state_dict(state_dict["source"])
+        """Restores the state of the source, where the run is resumed."""
+        if self._resumes:
+            self.source.load_state_dict(state_dict["source"])
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Lets an EarlyStopping keep the patience that it is given now."""
+        """Notes whether the run is resumed; lets an EarlyStopping keep the patience that it is given now."""
+        # `validate` and its kin load callbacks too. A fit after them starts with the first question.
+        self._resumes = trainer.state.fn == TrainerFn.FITTING
         keep_patience(trainer, checkpoint)
 
 

@@ -116,11 +116,13 @@ class GRPOModule(L.LightningModule):
         self.register_buffer("bad_updates_in_a_row", torch.tensor(0))
         self._options: OptimizerOptions | None = None
         self._saved_schedules: list[dict[str, Any]] = []
+        self._saved_version: int | None = None
         self.evaluation = Evaluation(self.explorer, self.sampling, val_samples)
 
     def setup(self, stage: str) -> None:
         """Lets the data read its questions, and the rewards what they need of the run."""
         validate_precision(self.trainer.precision)
+        self._awake.close()  # an interrupted validation had no end
         trainer, scorer = self.trainer, self.explorer.scorer
         data = getattr(trainer, "datamodule", None)
         if isinstance(data, PromptDataModule):
@@ -174,6 +176,10 @@ class GRPOModule(L.LightningModule):
         assert self._options is not None
         self._options.restore_schedule(self._saved_schedules, self.trainer.global_step)
         self._saved_schedules = []
+        if self._saved_version is not None:
+            # Rollouts that a source kept across the resume are as old as they were.
+            self.policy.version, self._saved_version = self._saved_version, None
+            self.explorer.engine.version = None
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The weights of policy and reference, and those of π_old unless the next step replaces them."""
@@ -185,7 +191,8 @@ class GRPOModule(L.LightningModule):
         return state
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds what the rewards have learned."""
+        """Adds the policy's version and what the rewards have learned."""
+        checkpoint["policy_version"] = self.policy.version
         checkpoint["rewards"] = self.explorer.scorer.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -202,6 +209,7 @@ class GRPOModule(L.LightningModule):
         if self.trainer.state.fn == TrainerFn.FITTING:
             # Lightning would load a schedule's state into whatever schedule there is now.
             self._saved_schedules, checkpoint["lr_schedulers"] = checkpoint.get("lr_schedulers", []), []
+            self._saved_version = checkpoint.get("policy_version")
         else:
             internals.stand_where_saved(self.trainer, checkpoint)
 

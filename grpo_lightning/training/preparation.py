@@ -153,7 +153,7 @@ class Preparation:
                     "the rollouts are of an earlier policy, and their engine recorded no log-probs: use an engine that "
                     "does, or a source whose rollouts are of the policy as it is"
                 )
-            rollouts.old_logp = rollouts.sampler_logp
+            rollouts.old_logp = torch.zeros(0) if rollouts.sampler_logp is None else rollouts.sampler_logp
             return 0
         packs = [pack for minibatch in cut for pack in minibatch]
         needed_first = self.objective.surrogate.reads_old_logp or self.reward_kl is not None

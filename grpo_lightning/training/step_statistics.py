@@ -51,7 +51,7 @@ class StepStatistics:
                 step.add(f"rollout/length_{'right' if value > RIGHT_ABOVE else 'wrong'}", len(sample.token_ids))
         sampled = sum(len(sample.token_ids) for sample in samples)
         step.add("rollout/wasted", sampled - exploration.rollouts.num_tokens, sampled)
-        step.maxima["rollout/length_max"] = max(len(sample.token_ids) for sample in samples)
+        step.maxima["rollout/length_max"] = max((len(sample.token_ids) for sample in samples), default=0)
         step.maxima |= {f"time/{phase}": value for phase, value in seconds.items()}
         return step
 

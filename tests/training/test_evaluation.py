@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.fitting import Digits, fit, scalars
@@ -10,12 +11,12 @@ from helpers.tiny import policy_of, prompts_of
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.results import RewardResult
+from grpo_lightning.rewards.results import RewardResult, Scores
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training.data import PromptBatch
 from grpo_lightning.training.evaluation import Evaluation
 from grpo_lightning.training.explorer import Explorer
-from grpo_lightning.types import Sample, UsageError
+from grpo_lightning.types import FinishReason, Sample, UsageError
 
 
 class Short(Reward):
@@ -81,3 +82,17 @@ def test_statistics_of_a_run_are_by_the_reward_that_is_named(tmp_path: Path) -> 
 def test_an_unknown_reward_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"model.correct=wright: .*digits"):
         fit(tmp_path, correct="wright")
+
+
+@pytest.mark.parametrize(("greedy", "drawn"), [(1.0, 0.0), (0.0, 1.0)])
+def test_with_one_completion_the_greedy_answer_is_pass_at_1(greedy: float, drawn: float) -> None:
+    found = evaluation("?", rewards=[Digits()])
+
+    def scored(policy: Any, prompts: Any, count: int, sampling: Sampling) -> Any:
+        sample = Sample(prompts[0], "x", [1], FinishReason.STOP)
+        value = greedy if sampling.greedy else drawn
+        return [sample], Scores([value], {"digits": RewardResult([value], ["ok"])})
+
+    found._sample_and_score = scored  # type: ignore[method-assign]
+    found.update(policy_of(), PromptBatch(prompts_of([3]), num_real=1))
+    assert (computed(found)["pass@1"], computed(found)["avg@1"]) == (greedy, drawn)

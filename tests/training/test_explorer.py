@@ -19,6 +19,7 @@ from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training.explorer import Exploration, Explorer
+from grpo_lightning.training.step_statistics import StepStatistics
 from grpo_lightning.types import Completion, UsageError
 
 
@@ -280,3 +281,29 @@ def test_an_engine_in_a_file_of_the_users(tmp_path: Path, grpo: Grpo, monkeypatc
     gaps = scalars("run")["policy/logp_gap"]
     assert len(gaps) == 2
     assert max(gaps.values()) < 1e-5
+
+
+def test_parts_that_were_filtered_keep_their_samples() -> None:
+    policy, engine = policy_of(), Watched()
+    parts = [explore(engine, policy), explore(engine, policy)]
+    for part in parts:
+        part.rollouts = part.rollouts.select(torch.arange(4, 8))
+        part.metrics = {"source/filtered": 1.0}
+    whole = Exploration.concat(parts)
+    assert whole.prompt_ids == parts[0].prompt_ids + parts[1].prompt_ids
+    assert whole.rollouts.row.tolist() == [4, 5, 6, 7, 12, 13, 14, 15]
+    assert whole.metrics == {"source/filtered": 1.0}
+
+
+def test_a_rank_without_completions_reports_a_step() -> None:
+    nothing = explore(Watched(), policy_of(), count=0)
+    statistics = StepStatistics.from_exploration(nothing, 4, {"explore": 1.0})
+    assert statistics.maxima["rollout/length_max"] == 0
+
+
+def test_a_closed_engine_is_synced_before_its_next_use(tmp_path: Path) -> None:
+    engine = Apart()
+    module = fit(tmp_path / "first", engine=engine, trainer={"max_epochs": 1})
+    engine.calls.clear()
+    explore(module.explorer, module.policy)
+    assert runs(engine.calls)[:3] == ["wake", "sync", "generate"]

@@ -236,3 +236,16 @@ def test_a_model_that_cannot_be_planned_is_said_so(
     monkeypatch.setattr("grpo_lightning.training.callbacks.memory.rank_zero_info", tables.append)
     assert command("fit", "--memory.show=true", "--trainer.limit_val_batches=0")[0] == 0
     assert tables == ["memory: not known for llama (list index out of range)"]
+
+
+def test_a_plan_and_a_fit_agree_that_the_prefix_is_shared(
+    command: Grpo, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables: list[str] = []
+    monkeypatch.setattr("grpo_lightning.training.callbacks.memory.rank_zero_info", tables.append)
+    options = ("--loop.group_size=8", "--model.sampling.max_new_tokens=16", "--trainer.limit_val_batches=0")
+    code, out, errors = command("plan", *options)
+    assert code == 0, errors
+    assert command("fit", "--memory.show=true", *options)[0] == 0
+    for name in ("activations", "logits"):
+        assert row(out, name) == row(tables[0], name)

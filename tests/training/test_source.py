@@ -10,12 +10,15 @@ from helpers.command import Grpo
 from helpers.fitting import fit, scalars
 from torch import Tensor
 
+from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.objective import Objective
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.observer import Observer
 from grpo_lightning.training.source import RolloutSource, Synchronous
 from grpo_lightning.training.step import Minibatch
+from grpo_lightning.types import UsageError
 
 
 class OneStepLate(Synchronous):
@@ -161,3 +164,33 @@ def test_a_source_outside_the_package_is_named_on_the_command_line(grpo: Grpo, m
     code, _, errors = grpo("fit", "--loop.source=late.OneStepLate")
     assert code == 0, errors
     assert "late.OneStepLate" in Path("run/config.yaml").read_text()
+
+
+class Versions(L.Callback):
+    """The policy's version and the source's first question at the beginning of each step."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.drawn: list[int] = []
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self.seen.append(pl_module.policy.version)
+        self.drawn.append(GRPOLoop.find(trainer).source.state_dict()["drawn"])
+
+
+def test_a_resumed_run_goes_on_with_the_version(tmp_path: Path) -> None:
+    whole, resumed = Versions(), Versions()
+    saving = {"enable_checkpointing": True}
+    fit(tmp_path / "whole", [whole], loop={"mu": 2}, trainer={"max_epochs": 3})
+    fit(tmp_path / "cut", [StepCheckpoint()], loop={"mu": 2}, trainer={"max_epochs": 2} | saving)
+    last = tmp_path / "cut" / "checkpoints" / "last.ckpt"
+    fit(tmp_path / "cut", [resumed, StepCheckpoint()], {"mu": 2}, {"max_epochs": 3} | saving, ckpt_path=last)
+    assert whole.seen == [0, 2, 4]
+    assert resumed.seen == [4]
+    assert resumed.drawn == whole.drawn[2:]
+
+
+def test_filters_are_refused_for_late_rollouts(tmp_path: Path) -> None:
+    sampling = Sampling(max_new_tokens=6, top_k=5)
+    with pytest.raises(UsageError, match=r"model\.sampling: set top_k=0, top_p=1 and min_p=0"):
+        fit(tmp_path, loop={"source": OneStepLate()}, trainer={"max_epochs": 3}, sampling=sampling)
