@@ -34,8 +34,10 @@ def one_step(
     completions = engine.generate(requests, SAMPLING, grpo.RandomKey(seed=0, step=step))
     prompt_of = [row // G for row in range(len(completions))]
     token_ids = [completion.token_ids for completion in completions]
-    # 8: compute rewards
-    texts = policy.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+    # 8: compute rewards, of the text without the stop token
+    ended = [completion.finish_reason is grpo.FinishReason.STOP for completion in completions]
+    written = [ids[:-1] if stop else ids for ids, stop in zip(token_ids, ended, strict=True)]
+    texts = policy.tokenizer.batch_decode(written, skip_special_tokens=True)
     drawn = zip(prompt_of, texts, completions, strict=True)
     samples = [grpo.Sample(prompts[index], text, one.token_ids, one.finish_reason) for index, text, one in drawn]
     reward = torch.tensor(scorer(samples).total, dtype=torch.float64)
@@ -71,6 +73,7 @@ def main() -> None:
     policy.load()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-4, weight_decay=0.0)
     scorer = grpo.Scorer([grpo.MathVerifier(), grpo.FormatReward(weight=0.2)])
+    scorer.setup(grpo.Run(policy.device, policy.tokenizer, SAMPLING.max_new_tokens))
     questions = grpo.Arithmetic().questions("train")
     reference = grpo.FrozenCopy()
     reference.refresh(policy)  # 3: the reference is the policy

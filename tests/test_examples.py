@@ -9,10 +9,21 @@ import pytest
 import torch
 from helpers.fitting import Digits, Gradients, fit, relative
 from helpers.loading import load_example
-from helpers.tiny import policy_of
+from helpers.tiny import SPECIAL, policy_of, prompts_of
 from torch import Tensor
 
-from grpo_lightning import FrozenCopy, Objective, Prompt, RewardResult, Sample, Sampling, Scorer
+from grpo_lightning import (
+    FinishReason,
+    FrozenCopy,
+    MathVerifier,
+    Objective,
+    Prompt,
+    RewardResult,
+    Run,
+    Sample,
+    Sampling,
+    Scorer,
+)
 
 STEPS, PROMPTS, G, MU = 2, 4, 4, 2
 SAMPLING = Sampling(max_new_tokens=12)
@@ -73,6 +84,32 @@ def test_one_step_has_the_gradients_of_fit(tmp_path: Path, monkeypatch: pytest.M
         assert relative(actual, expected) <= 1e-7
 
 
+class Texts(Digits):
+    """Notes the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples: list[Sample] = []
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        self.samples += samples
+        return super().score(samples)
+
+
+def test_one_step_scores_texts_without_the_stop_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the stop token is no special token, so that decoding would keep it."""
+    example, policy, reference, reward = load_example("one_step"), policy_of(scale=0.05), FrozenCopy(), Texts()
+    monkeypatch.setattr(example, "SAMPLING", Sampling(max_new_tokens=4))
+    policy.model.generation_config.eos_token_id = [*range(len(SPECIAL), len(SPECIAL) + 8)]
+    reference.refresh(policy)
+    example.one_step(policy, reference, WatchedSGD(policy), Scorer([reward]), prompts_of([3, 4]), 0)
+    ends = {FinishReason.STOP: -1, FinishReason.LENGTH: None}
+    assert {sample.finish_reason for sample in reward.samples} == {*ends}
+    for sample in reward.samples:
+        written = sample.token_ids[: ends[sample.finish_reason]]
+        assert sample.text == policy.tokenizer.decode(written, skip_special_tokens=True)
+
+
 def test_one_step_learns(
     policy_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,8 +117,11 @@ def test_one_step_learns(
     for name, value in {"STEPS": 2, "PROMPTS": 2, "G": 2}.items():
         monkeypatch.setattr(example, name, value)
     monkeypatch.setattr(sys, "argv", ["one_step.py", str(policy_folder)])
+    runs: list[Run] = []
+    monkeypatch.setattr(MathVerifier, "setup", lambda self, run: runs.append(run))
     example.main()
     assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["step 1", "step 2"]
+    assert [run.max_new_tokens for run in runs] == [32]
 
 
 def test_a_run_as_a_library(policy_folder: Path, tmp_path: Path) -> None:

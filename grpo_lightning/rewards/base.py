@@ -66,7 +66,11 @@ class Reward(ABC):
             part.read_questions(questions)
 
     def setup(self, run: Run) -> None:
-        """Reads weights to `run.device` and takes defaults from the run. Called once, before the first sample."""
+        """Reads weights to `run.device` and takes defaults from the run.
+
+        Called at the start of every stage, also after `close`. A second call must not read weights again that the
+        reward still holds.
+        """
         for part in self.parts:
             part.setup(run)
 

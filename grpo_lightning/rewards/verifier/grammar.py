@@ -21,7 +21,6 @@ RELATIONS = {
 }  # fmt: skip
 FUNCTION_LETTERS = frozenset("fghFGH")
 _LOGS = ("ln", "log", "lg")
-_CLOSING = {"(": ")", "[": "]", r"\{": r"\}"}
 LABELS = word_set(
     "the a final correct answer answers is are total sum probability area volume perimeter length width height "
     "distance speed cost price time number value solution solutions choice option so therefore hence thus mean "

@@ -24,8 +24,6 @@ _PARTS |= {"hundredths": 100, "thousandth": 1000, "thousandths": 1000}
 _NO_NUMBER = word_set("each every this that which any no the another per")
 """Words after which `one` is no number: `each one`."""
 
-NUMBER_WORDS = frozenset([*_BELOW_100, *_LARGE, *_PARTS, "hundred", "dozen"])
-
 
 def is_spelt(word: str) -> bool:
     """Whether a word, hyphenated or not, is a number: `thirty-six`, `two-thirds`."""
