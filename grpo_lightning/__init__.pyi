@@ -104,6 +104,7 @@ from grpo_lightning.rewards.results import Scores as Scores
 from grpo_lightning.rewards.results import Segment as Segment
 from grpo_lightning.rewards.scorer import Scorer as Scorer
 from grpo_lightning.rewards.verifier.math_verifier import MathVerifier as MathVerifier
+from grpo_lightning.sandbox.pool import Outcome as Outcome
 from grpo_lightning.sandbox.pool import WorkerPool as WorkerPool
 from grpo_lightning.tasks.arithmetic import Arithmetic as Arithmetic
 from grpo_lightning.tasks.base import Task as Task
