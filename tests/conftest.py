@@ -31,13 +31,16 @@ WHOLE_RUN = {
 }
 """Names in a test module that makes whole runs, starts processes, or takes a while in one piece."""
 
+LONG = {"test_engines", "test_function", "test_memory"}
+"""Test modules of many tests that together take more than 10 seconds."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks as `whole` what makes whole runs or starts processes: `make fast` leaves it out."""
     for item in items:
         if isinstance(item, pytest.Function):
             names = {*vars(item.module), *item.fixturenames}
-            if names & WHOLE_RUN or {"command", "grpo"} & {*item.fixturenames}:
+            if names & WHOLE_RUN or {"command", "grpo"} & {*item.fixturenames} or item.path.stem in LONG:
                 item.add_marker(pytest.mark.whole)
 
 

@@ -43,11 +43,11 @@ def plot(scalars: Scalars, out: Path) -> None:
     figure = Figure(figsize=(9, 3.5), dpi=100, layout="constrained")
     reward, validation = figure.subplots(1, 2)
     reward.plot(*zip(*scalars["reward/mean"], strict=True), color=GREY, linewidth=1.8)
-    reward.set(title="Training", xlabel="optimizer updates", ylabel="reward/mean")
+    reward.set(title="Training", xlabel="updates", ylabel="reward/mean")
     names = validation_names(scalars)
     for name, color, marker in zip(names, (BLUE, ORANGE, GREEN), "os^", strict=False):
         validation.plot(*zip(*scalars[name], strict=True), color=color, marker=marker, markersize=4, label=name)
-    validation.set(title="Validation", xlabel="optimizer updates", ylabel="share right")
+    validation.set(title="Validation", xlabel="updates", ylabel="fraction right")
     if names:
         validation.legend(frameon=False, loc="lower right")
     for panel in (reward, validation):
