@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers.command import Grpo
+from helpers.contracts import members
 from helpers.paths import environment
 
 import grpo_lightning
-from grpo_lightning.cli import import_families
 from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.maths.advantages import AdvantageEstimator
 from grpo_lightning.maths.group_filters import GroupFilter
@@ -32,19 +32,10 @@ FAMILIES = [AdvantageEstimator, GroupFilter, KLEstimator, PolicySnapshot, Reward
 FAMILIES += [RolloutSource, SegmentScorer, Splitter, StopRule, Surrogate, Task, TokenMask, TokenWeighting]
 
 
-def members(family: type) -> set[type]:
-    """The family's base, and every class of the package that derives from it and can be made."""
-    found = {family}
-    for derived in family.__subclasses__():
-        found |= members(derived)
-    return {c for c in found if c is family or not inspect.isabstract(c)}
-
-
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 def test_every_member_of_a_family_is_public(family: type) -> None:
-    import_families()
-    own = {c for c in members(family) if c.__module__.startswith("grpo_lightning.") and not c.__name__.startswith("_")}
-    assert {c.__name__ for c in own} <= set(grpo_lightning.__all__)
+    own = [family, *members(family)]
+    assert {c.__name__ for c in own if not c.__name__.startswith("_")} <= set(grpo_lightning.__all__)
 
 
 @pytest.mark.parametrize("name", grpo_lightning.__all__)

@@ -44,12 +44,13 @@ def job_of(
     """
     policy, engine = module.policy, module.explorer.engine
     full, attention = policy._full_attention, ATTENTION if policy.attention == "sdpa" else policy.attention
-    if hasattr(policy, "model"):
+    is_loaded = hasattr(policy, "model")
+    if is_loaded:
         attention = attention_of(policy.model)
     max_cache_gib = getattr(engine, "max_cache_gib", None)
     # Known once the weights are there; before that, what a model with these settings does.
     expected = policy.share_prefix and full and attention == ATTENTION
-    shares = policy.shares_prefix if hasattr(policy, "model") else expected
+    shares = policy.shares_prefix if is_loaded else expected
     return Job(
         config=policy.config,
         optimizer=module.optimizer,
