@@ -10,7 +10,18 @@ from helpers.paths import ROOT
 
 PACKAGE = ROOT / "grpo_lightning"
 
-FLOORS = ["types ranks", "maths", "sandbox", "tasks", "policy", "rewards", "engines", "training", "cli __main__"]
+FLOORS = [
+    "types ranks",
+    "maths",
+    "sandbox",
+    "tasks",
+    "policy",
+    "rewards",
+    "engines",
+    "training",
+    "inspect",
+    "cli __main__",
+]
 
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 

@@ -33,7 +33,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from plot_run import BLUE, GREEN, GREY, ORANGE, Scalars, read_scalars
+from plot_run import BLUE, GREEN, GREY, ORANGE
+
+from grpo_lightning.inspect.scalars import Scalars, read_scalars
 
 Arms = dict[str, dict[str, Scalars]]
 """The scalars of every run, by arm and by seed."""

@@ -11,7 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-from plot_run import plot, read_scalars, validation_names
+from plot_run import plot
+
+from grpo_lightning.inspect.scalars import read_scalars, validation_names
 
 ROOT = Path(__file__).resolve().parents[1]
 POLICY, RUN, CONFIG = "runs/tiny_policy", "runs/quickstart", "configs/quickstart.yaml"

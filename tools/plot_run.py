@@ -8,31 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from grpo_lightning.inspect.scalars import Scalars, read_scalars, validation_names
 
-Scalars = dict[str, list[tuple[int, float]]]
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
 """Okabe and Ito's colours, which the colour-blind can tell apart."""
-
-
-def read_scalars(folder: Path | str) -> Scalars:
-    """Every scalar of a run as (step, value), by step. Of several values at a step, as in a resumed run, the last."""
-    found: dict[str, dict[int, tuple[float, float]]] = {}
-    for file in Path(folder).glob("events.out.tfevents.*"):
-        events = EventAccumulator(str(file), size_guidance={"scalars": 0})
-        events.Reload()
-        for name in events.Tags()["scalars"]:
-            values = found.setdefault(name, {})
-            for event in events.Scalars(name):
-                if event.step not in values or values[event.step][0] <= event.wall_time:
-                    values[event.step] = (event.wall_time, event.value)
-    return {name: [(step, values[step][1]) for step in sorted(values)] for name, values in sorted(found.items())}
-
-
-def validation_names(scalars: Scalars) -> list[str]:
-    """`val/avg@k`, `val/pass@1` and `val/maj@k` with the run's k; empty if it never validated."""
-    k = next((name.removeprefix("val/avg@") for name in scalars if name.startswith("val/avg@")), None)
-    return [] if k is None else [f"val/avg@{k}", "val/pass@1", f"val/maj@{k}"]
 
 
 def plot(scalars: Scalars, out: Path) -> None:

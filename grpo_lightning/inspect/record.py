@@ -1,0 +1,283 @@
+"""What a run's updates did to each token: the records under `inspect/` in its folder. docs/inspect.md describes them.
+
+A file holds one exploration step: a line of JSON about the step, then a line per group. Numbers per token are packed:
+base64 of little-endian float32, int32 or int8, so a token takes about 100 bytes.
+"""
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo_lightning.types import UsageError
+
+Array = np.ndarray
+
+FOLDER = "inspect"
+"""Where a run's records are, in its folder."""
+FORMAT = 1
+"""The version of the file format."""
+NUM_ALTERNATIVES = 5
+"""K, how many of the likeliest tokens are recorded at each position."""
+
+
+@dataclass(slots=True)
+class TokenRecord:
+    """The T tokens of a completion, drawn and given. An array is None where the run has no such number.
+
+    Given tokens, which the policy did not draw, have NaN in every float32 array and 0 in `clip`.
+    """
+
+    ids: Array
+    """[T] int32."""
+    pieces: list[str]
+    """[T] the text that each token adds. A token that ends inside a character adds nothing; the next adds the whole."""
+    given: Array | None = None
+    """[T] int8, 1 for tokens that the policy did not draw; None: it drew all."""
+    sampler_logp: Array | None = None
+    """[T] float32 log-prob recorded when the token was drawn."""
+    old_logp: Array | None = None
+    """[T] float32 log π_old."""
+    update_logp: Array | None = None
+    """[T] float32 log π_θ in the forward of the last update that the token took part in, so before that update."""
+    after_logp: Array | None = None
+    """[T] float32 log π_θ after the step's updates."""
+    ref_logp: Array | None = None
+    """[T] float32 log π_ref."""
+    advantage: Array | None = None
+    """[T] float32 Â."""
+    weight: Array | None = None
+    """[T] float32 factor in the objective."""
+    correction: Array | None = None
+    """[T] float32 factor for the mismatch of sampler and policy, which `weight` includes."""
+    surrogate: Array | None = None
+    """[T] float32 the surrogate's value at `update_logp`."""
+    kl: Array | None = None
+    """[T] float32 estimate of KL(π_θ || π_ref) at `update_logp`."""
+    push: Array | None = None
+    """[T] float32 derivative of the objective by the token's log π_θ at `update_logp`."""
+    clip: Array | None = None
+    """[T] int8 at `update_logp`: -1 at the lower bound or target, 1 at the upper, 0 between."""
+    entropy_before: Array | None = None
+    """[T] float32 entropy of π_θ before the step's updates, in nats."""
+    entropy_update: Array | None = None
+    """[T] float32 entropy in the forward of `update_logp`."""
+    entropy_after: Array | None = None
+    """[T] float32 entropy after the step's updates."""
+    top_before_ids: Array | None = None
+    """[T, K] int32 the likeliest tokens before the step's updates, likeliest first."""
+    top_before_logp: Array | None = None
+    """[T, K] float32 their log-probs."""
+    top_after_ids: Array | None = None
+    """[T, K] int32 the likeliest tokens after the step's updates."""
+    top_after_logp: Array | None = None
+    """[T, K] float32 their log-probs."""
+    columns: dict[str, Array] = field(default_factory=dict)
+    """[T] float32 each: what the surrogate prepared, such as the targets of `TargetProbability`."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def terms(self, beta: float, entropy_bonus: float) -> Array:
+        """[T] float64 terms of the objective: weight * (surrogate - beta * kl + entropy_bonus * entropy); 0 if given.
+
+        Summed over the tokens of an update they are its `policy/objective`.
+        """
+        assert self.weight is not None and self.surrogate is not None
+        value = self.surrogate.astype(np.float64)
+        if beta:
+            assert self.kl is not None
+            value -= beta * self.kl
+        if entropy_bonus:
+            assert self.entropy_update is not None
+            value += entropy_bonus * self.entropy_update
+        return np.where(self.weight != 0, np.nan_to_num(self.weight * value), 0.0)
+
+
+@dataclass(slots=True)
+class CompletionRecord:
+    """A completion, its scores and its tokens."""
+
+    text: str
+    finish_reason: str
+    reward: float | None
+    """The weighted sum; None where a reward failed."""
+    right: bool | None
+    """By the reward `model.correct`; None where that failed."""
+    scores: dict[str, float | None]
+    """Each reward's value; None where it failed."""
+    statuses: dict[str, str]
+    answer: str | None
+    """The answer that the reward `model.correct` found."""
+    segments: dict[str, list[tuple[int, float]]]
+    """By reward: index of each segment's last token, and its value."""
+    tokens: TokenRecord
+    greedy: bool = False
+
+
+@dataclass(slots=True)
+class GroupRecord:
+    """A prompt with its completions."""
+
+    kind: str
+    """`train`, or `validation` for a prompt that is followed over the run."""
+    roles: list[str]
+    """Why it was chosen: `mixed`, `moved`, `worst`, `best`, `followed`."""
+    prompt_id: int
+    question: str
+    gold: str
+    source: str
+    prompt: str
+    """After the template."""
+    num_prompt_tokens: int
+    mean: float | None
+    """Mean reward."""
+    std: float | None
+    """Population standard deviation of the rewards."""
+    update: int | None
+    """The last update that learned from it, counted over the run from 0: where `policy/objective` stands."""
+    completions: list[CompletionRecord]
+    vocabulary: dict[int, str]
+    """The text of each alternative."""
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """What is recorded of an exploration step."""
+
+    step: int
+    """Exploration steps done, from 1."""
+    update: int
+    """The step's last update, counted over the run from 0: x in TensorBoard. -1: there was none yet."""
+    objective: dict[str, Any]
+    """The objective's class and settings, nested; an infinite setting is None."""
+    temperature: float
+    rewards: list[str]
+    """The names of the rewards."""
+    correct: str
+    """The reward that decides what is right."""
+    groups: list[GroupRecord]
+    format: int = FORMAT
+
+    def lines(self) -> list[str]:
+        """The lines of the step's file."""
+        head = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "groups"}
+        return [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in (head, *map(_packed, self.groups))]
+
+    @classmethod
+    def from_lines(cls, lines: list[str]) -> "StepRecord":
+        """The inverse of `lines`.
+
+        Raises:
+            ValueError: The lines are of another format, or broken.
+        """
+        try:
+            head, *groups = map(json.loads, lines)
+            if head["format"] != FORMAT:
+                raise ValueError(f"format {head['format']}, expected {FORMAT}")
+            return cls(**head, groups=[_group(row) for row in groups])
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"no record of a step ({error!r})") from error
+
+
+def path_of(run: Path | str, step: int) -> Path:
+    """The file of an exploration step, counted from 1."""
+    return Path(run) / FOLDER / f"step-{step:06d}.jsonl"
+
+
+def files_of(run: Path | str) -> list[Path]:
+    """The files of a run's records, in the order of the steps."""
+    return sorted((Path(run) / FOLDER).glob("step-*.jsonl"))
+
+
+def read(run: Path | str) -> list[StepRecord]:
+    """The records of a run, in the order of its steps.
+
+    Args:
+        run: The run's folder.
+
+    Raises:
+        UsageError: There are none, or one is broken.
+    """
+    files = files_of(run)
+    if not files:
+        raise UsageError(f"{run}: no records in {Path(run) / FOLDER}; give the folder of a run with `inspect` on")
+    records = []
+    for file in files:
+        try:
+            records.append(StepRecord.from_lines(file.read_text(encoding="utf-8").removesuffix("\n").split("\n")))
+        except ValueError as error:
+            raise UsageError(f"{file}: {error}; remove the file, the others can be read without it") from error
+    return records
+
+
+DTYPES: Mapping[str, str] = {
+    "ids": "<i4",
+    "given": "<i1",
+    "clip": "<i1",
+    "top_before_ids": "<i4",
+    "top_after_ids": "<i4",
+}
+"""Types of the arrays that are not float32."""
+
+
+def _pack(name: str, values: Array | None) -> str | None:
+    if values is None:
+        return None
+    return base64.b64encode(np.ascontiguousarray(values, DTYPES.get(name, "<f4")).tobytes()).decode()
+
+
+def _unpack(name: str, text: str | None) -> Array | None:
+    if text is None:
+        return None
+    values = np.frombuffer(base64.b64decode(text), DTYPES.get(name, "<f4"))
+    return values.reshape(-1, NUM_ALTERNATIVES) if name.startswith("top_") else values
+
+
+def _packed(group: GroupRecord) -> dict[str, Any]:
+    row = {f.name: getattr(group, f.name) for f in fields(group)}
+    row["completions"] = []
+    for completion in group.completions:
+        packed = {f.name: getattr(completion, f.name) for f in fields(completion)}
+        tokens = {f.name: getattr(completion.tokens, f.name) for f in fields(TokenRecord)}
+        for name, value in tokens.items():
+            if name == "columns":
+                tokens[name] = {key: _pack(key, column) for key, column in value.items()}
+            elif name != "pieces":
+                tokens[name] = _pack(name, value)
+        row["completions"].append(packed | {"tokens": {n: value for n, value in tokens.items() if value is not None}})
+    return row
+
+
+def _group(row: dict[str, Any]) -> GroupRecord:
+    completions = []
+    for packed in row["completions"]:
+        tokens = packed["tokens"]
+        columns: dict[str, Any] = {key: _unpack("", text) for key, text in tokens.get("columns", {}).items()}
+        arrays: dict[str, Any] = {n: _unpack(n, text) for n, text in tokens.items() if n not in ("pieces", "columns")}
+        segments = {name: [(int(end), value) for end, value in found] for name, found in packed["segments"].items()}
+        record = TokenRecord(**arrays, pieces=tokens["pieces"], columns=columns)
+        completions.append(CompletionRecord(**packed | {"tokens": record, "segments": segments}))
+    vocabulary = {int(id): piece for id, piece in row["vocabulary"].items()}
+    return GroupRecord(**row | {"completions": completions, "vocabulary": vocabulary})
+
+
+def describe(part: Any) -> Any:
+    """A part of the objective as JSON: its class, and its settings with the parts that it is made of.
+
+    Args:
+        part: An object, list or plain value. What starts with `_` and what is no setting are left out.
+    """
+    if isinstance(part, float) and not math.isfinite(part):
+        return None
+    if part is None or isinstance(part, (bool, int, float, str)):
+        return part
+    if isinstance(part, (list, tuple)):
+        return [describe(item) for item in part]
+    settings = getattr(part, "__dict__", {})
+    return {"class": type(part).__name__} | {k: describe(v) for k, v in settings.items() if not k.startswith("_")}
