@@ -19,6 +19,7 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning import engines, maths, policy, rewards, tasks
+from grpo_lightning.command.parser import Parser
 from grpo_lightning.rewards.scorer import RewardFailure
 from grpo_lightning.training import disk, internals
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint, checkpoints_of, refuse_overwriting
@@ -55,13 +56,6 @@ REPLACED_BY = {
 
 NOTHING = {"overfit_batches": 0, "reload_dataloaders_every_n_epochs": 0}
 """The default of those whose default is not None."""
-
-
-class Parser(LightningArgumentParser):
-    """A parser whose error messages are one line, and point to --help for the options."""
-
-    def print_usage(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: 80 lines of options would hide the error message."""
 
 
 class GRPOCLI(LightningCLI):
