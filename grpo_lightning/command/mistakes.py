@@ -6,6 +6,7 @@ import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from grpo_lightning.command.imports import import_mistake
@@ -16,7 +17,7 @@ MOST_NAMES = 20
 
 PLAIN: dict[Any, str] = {
     int: "a whole number (int)",
-    float: "a number (float)",
+    float: "a number",
     bool: "true or false",
     str: "text",
     type(None): "null",
@@ -73,7 +74,7 @@ def unknown_key(parser: Any, error: BaseException | None, key: str, owner: str |
         names = keys_of(parser)
         if key.partition(".")[0] in ("init_arg", "init_args", "class", "class_paths", "args", "name", "type"):
             return OptionError(key.partition(".")[0], f": {parser.owner.__name__} has no such option; {BY_CLASS}")
-        there = f" There {'is' if len(names) == 1 else 'are'} {', '.join(names)}." if names else " It has no options."
+        there = f" There {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if names else " It has none"
         return OptionError(key, f": {parser.owner.__name__} has no such option.{did_you_mean(key, names)}{there}")
     key = f"{owner}.{key}" if owner else key
     return OptionError(key, f": there is no such option.{did_you_mean_key(parser, key)}")
@@ -100,23 +101,31 @@ def missing_keys(parser: Any, error: BaseException | None, keys: str) -> OptionE
     first, *others = (key.removeprefix(f"{command}.") for key in keys.split(", "))
     also = f"; so {'is' if len(others) == 1 else 'are'} {', '.join(others)}" if others else ""
     whose = f"{parser.owner.__name__} needs it" if parser.owner is not None else "it is needed"
-    return OptionError(first, f": not set, and {whose}{also}.{there_are(type_of(parser, first, command))}")
+    there = there_are(type_of(parser, first, command))
+    return OptionError(first, f": not set, and {whose}{also}{f'.{there}' if there else ''}")
 
 
 def no_such_file(parser: Any, error: BaseException | None, key: str, path: str) -> OptionError:
     """A configuration that is not there."""
-    return OptionError(key, f"={path}: there is no such file")
+    return OptionError(key, f"={as_given(path)}: there is no such file")
 
 
 def bad_file(parser: Any, error: BaseException | None, problem: str) -> OptionError:
     """A configuration that is not YAML."""
-    path = next(iter(re.findall(r'in "([^"]+)"', problem)), "")
-    return OptionError("config", f"{f'={path}' if path else ''}: this is no YAML: {one_line(problem)}")
+    where = re.sub(r'in "<[^"]*>", ', "", one_line(problem))
+    return OptionError("config", f"={as_given(parser.reading)}: this is no YAML: {where}")
 
 
 def no_mapping(parser: Any, error: BaseException | None, content: str) -> OptionError:
     """A configuration without keys."""
-    return OptionError("config", f": keys and values are expected, such as `loop: {{mu: 2}}`, not: {one_line(content)}")
+    expected = "expected keys and values, such as `loop: {mu: 2}`"
+    return OptionError("config", f"={as_given(parser.reading)}: {expected}. It begins with: {one_line(content, 60)}")
+
+
+def as_given(path: str) -> str:
+    """A path as a user in this folder would write it."""
+    here = f"{Path.cwd()}/"
+    return path.strip("'\"").removeprefix(here)
 
 
 def two_sources(parser: Any, error: BaseException | None, source: str, target: str) -> OptionError:
@@ -143,7 +152,8 @@ def wrong_value(parser: Any, key: str, message: str) -> OptionError:
     families = families_in(hint)
     key, value = key_and_value(key, message)
     if not families:
-        return OptionError(key, f"={value}: expected {described(hint)}.{nearest_choice(value, hint)}")
+        close = nearest_choice(value, hint)
+        return OptionError(key, f"={value}: expected {described(hint)}{f'.{close}' if close else ''}")
     wanted = " or ".join(family.__name__ for family in families)
     if named := class_named(message, value):
         if "." in named:
@@ -157,7 +167,7 @@ def key_and_value(key: str, message: str) -> tuple[str, str]:
     nested = re.search(r"NestedArg\(key='([^']*)', val='(.*?)'\)", message)
     if nested:
         return f"{key}.{nested[1]}", nested[2]
-    for pattern in (r"Given value: (.*?)(?:\. Got value: .*)?\Z", r"Got value: (.*)\Z", r"Expected a path but (.*) either"):
+    for pattern in (r"Given value: (.*?)(?:\. Got value: .*)?\Z", r"Got value: (.*?)(?:\nSubclass types.*)?\Z", r"Expected a path but (.*) either"):
         if found := re.search(pattern, message, re.DOTALL):
             return key, one_line(found[1])
     return key, "?"
@@ -169,6 +179,7 @@ def class_named(message: str, value: str) -> str:
         r"Problem with given class_path '([^']+)'",
         r"Expected a dot import path string: (\S+)",
         r"Unexpected import path format: (\S+)",
+        r"Import path (\S+) does not",
         r"'?class_path'?[:=] ?'([^']+)'",
     )
     found = next((found[1] for pattern in patterns if (found := re.search(pattern, message))), value)
@@ -189,19 +200,21 @@ def families_in(hint: Any) -> list[type]:
 def classes_of(families: Iterable[type]) -> list[str]:
     """The names of the classes that can be made, of these families."""
 
-    def walk(family: type) -> Iterator[type]:
-        yield family
-        for derived in family.__subclasses__():
-            yield from walk(derived)
+    found = [member for family in families for member in members_of(family) or [family]]
+    return list(dict.fromkeys(member.__name__ for member in found))
 
-    found = [member for family in families for member in walk(family) if not inspect.isabstract(member)]
-    shown = [member for member in found if not member.__name__.startswith("_") and "<locals>" not in member.__qualname__]
-    return list(dict.fromkeys(member.__name__ for member in shown))
+
+def members_of(family: type) -> list[type]:
+    """The public classes that derive from `family` and can be made."""
+    derived = [member for child in family.__subclasses__() for member in (child, *members_of(child))]
+    hidden = [c for c in derived if c.__name__.startswith("_") or "<locals>" in c.__qualname__ or inspect.isabstract(c)]
+    return [member for member in derived if member not in hidden and not member.__module__.startswith("accelerate.")]
 
 
 def described(hint: Any) -> str:
     """What a type accepts, in words."""
-    return " or ".join(dict.fromkeys(words_of(hint)))
+    *first, last = dict.fromkeys(words_of(hint))
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def words_of(hint: Any) -> Iterator[str]:
@@ -229,8 +242,8 @@ def there_are(hint: Any, given: str = "") -> str:
     names = classes_of(families_in(hint))
     if not names:
         return ""
-    listed = names if len(names) <= MOST_NAMES else nearest(given, names, MOST_NAMES, 0.0)
-    among = "There are" if listed == names else "Among others there are"
+    listed = names if len(names) <= MOST_NAMES else nearest(given, names, 8, 0.0)
+    among = "There is" if len(names) == 1 else "There are" if listed == names else "Among others there are"
     return f"{did_you_mean(given, names)} {among} {', '.join(listed)}"
 
 
@@ -259,11 +272,9 @@ def did_you_mean_key(parser: Any, key: str, dashes: str = "") -> str:
 
 def parts_of(action: Any) -> list[str]:
     """The arguments of the classes that an option takes."""
-    found: dict[str, None] = {}
-    for family in families_in(internals.hint_of(action)):
-        for member in (family, *family.__subclasses__()):
-            found |= dict.fromkeys(list(inspect.signature(member).parameters))
-    return [name for name in found if name not in ("args", "kwargs")]
+    own = [family for family in families_in(internals.hint_of(action)) if family.__module__.startswith("grpo_lightning")]
+    found = [name for family in own for part in (family, *members_of(family)) for name in inspect.signature(part).parameters]
+    return list(dict.fromkeys(name for name in found if name not in ("args", "kwargs")))
 
 
 def did_you_mean(given: str, names: Sequence[str]) -> str:
@@ -275,7 +286,7 @@ def did_you_mean(given: str, names: Sequence[str]) -> str:
 def nearest(given: str, names: Sequence[str], number: int = 1, cutoff: float = 0.5) -> list[str]:
     """The names nearest to what was given, whatever their case; those that begin with it are nearest."""
     if not given:
-        return list(names)[:number]
+        return list(names)[:number] if not cutoff else []
     lower = {name.lower(): name for name in reversed(names)}
     begin = [name for name in names if name.lower().startswith(given.lower()) and len(given) > 2]
     close = [lower[name] for name in get_close_matches(given.lower(), lower, number, cutoff)]

@@ -51,11 +51,19 @@ class Parser(LightningArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, formatter_class=HelpFormatter, allow_abbrev=False, **kwargs)
 
+    reading: str = ""
+    """The configuration that is being read."""
+
     def add_class_arguments(self, theclass: type, nested_key: str | None = None, *args: Any, **kwargs: Any) -> Any:
         """Adds the arguments of a class."""
         if nested_key is None:
             self.owner = theclass
         return super().add_class_arguments(theclass, nested_key, *args, **kwargs)
+
+    def parse_path(self, cfg_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Reads a configuration."""
+        self.reading = str(cfg_path)
+        return super().parse_path(cfg_path, *args, **kwargs)
 
     def parse_args(self, args: Sequence[str] | None = None, *others: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Reads options; an exception of a module of the user's is their mistake."""

@@ -135,7 +135,7 @@ def options_of(parser: argparse.ArgumentParser, subcommand: str = "") -> list[ar
     """The options of a parser, or of one of its subcommands, without those that show help or read files."""
     if subcommand:
         parser = next(action for action in parser._actions if isinstance(action.choices, dict)).choices[subcommand]
-    return [action for action in parser._actions if hasattr(action, "_typehint") or action.type is not None]
+    return [action for action in parser._actions if hasattr(action, "_typehint") and ".help" not in action.dest]
 
 
 def subcommands_of(parser: argparse.ArgumentParser) -> list[str]:
@@ -145,7 +145,7 @@ def subcommands_of(parser: argparse.ArgumentParser) -> list[str]:
 
 def hint_of(option: argparse.Action) -> Any:
     """The type of an option, as the class that it belongs to annotates it."""
-    return getattr(option, "_typehint", option.type)
+    return option._typehint  # type: ignore[attr-defined]
 
 
 def groups_in_order(parser: argparse.ArgumentParser, groups: list[Any]) -> None:

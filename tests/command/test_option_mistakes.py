@@ -77,7 +77,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "task": ([*NO_TASK, "--data.task=JsonPrompt"], ["data.task=JsonPrompt", "Did you mean JsonPrompts?", "Arithmetic"]),
     "task in YAML": ([*NO_TASK, "--config=task.yaml"], ["data.task=JsonPrompt", "Did you mean JsonPrompts?"]),
     "optimizer": (["--model.optimizer=Adamw"], ["model.optimizer=Adamw", "Did you mean AdamW?", "SGD"]),
-    "optimizer's path": (["--model.optimizer=torch.optim.Adan"], ["=torch.optim.Adan", "torch.optim", "Did you mean Ada"]),
+    "optimizer's path": (["--model.optimizer=torch.optim.Adan"], ["=torch.optim.Adan", "Did you mean torch.optim.Ada"]),
     "schedule": (["--model.lr_scheduler=LinearRL"], ["model.lr_scheduler=LinearRL", "mean LinearLR?", "StepLR"]),
     "logger": (["--trainer.logger=TensorboardLogger"], ["=TensorboardLogger", "mean TensorBoardLogger?", "CSVLogger"]),
     "callback": (["--trainer.callbacks+=EarlyStoping"], ["trainer.callbacks=EarlyStoping", "mean EarlyStopping?"]),
@@ -85,7 +85,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "key of an advantage": (["--model.advantage.sdt=sample"], ["model.advantage.sdt", "GroupStd", "Did you mean std?"]),
     "the same in YAML": (["--config=advantage_key.yaml"], ["model.advantage.sdt", "GroupStd", "Did you mean std?"]),
     "init_arg": (["--config=init_arg.yaml"], ["model.advantage.init_arg", "class_path", "init_args"]),
-    "class": (["--config=reward_class.yaml", "--model.rewards!"], ["model.rewards.class", "class_path", "init_args"]),
+    "class": (["--config=reward_class.yaml", "--model.rewards!"], ["model.rewards=", "class_path", "init_args"]),
     "key of a surrogate": (
         ["--model.objective.surrogate.clip_hi=0.3"],
         ["model.objective.surrogate.clip_hi", "Clipped", "Did you mean clip_high?", "dual_clip"],
@@ -147,7 +147,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "temperature": (["--model.sampling.temperature=hot"], ["model.sampling.temperature=hot", "a number"]),
     "memory of the engine": (["--model.engine.max_cache_gib=lots"], ["max_cache_gib=lots", "a number or null"]),
-    "steps": (["--trainer.max_epochs=many"], ["trainer.max_epochs=many", "a whole number or null"]),
+    "steps": (["--trainer.max_epochs=many"], ["trainer.max_epochs=many", "a whole number (int) or null"]),
     "seed": (["--seed_everything=abc"], ["seed_everything=abc", "true or false", "a whole number"]),
     "type of the weights": (["--model.policy.dtype=float16"], ["policy.dtype=float16", "float32", "mean bfloat16?"]),
     "precision": (["--trainer.precision=bf17"], ["trainer.precision=bf17", "bf16-mixed", "32-true"]),
@@ -162,7 +162,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "no such module": (["--model.advantage=my_method.MaxRL"], ["=my_method.MaxRL", "no module my_method"]),
     "of no family": (["--model.advantage=mine.NotOne"], ["=mine.NotOne", "no AdvantageEstimator", "derive"]),
     "of another family": (["--model.rewards=[mine.MaxRL]"], ["model.rewards=mine.MaxRL", "no Reward", "derive"]),
-    "of another family here": (["--model.advantage=K3"], ["model.advantage=K3", "no AdvantageEstimator", "GroupStd"]),
+    "of another family here": (["--model.advantage=K3"], ["model.advantage=K3", "no such AdvantageEstimator", "GroupStd"]),
     "no class": (["--model.advantage=mine.number"], ["=mine.number", "no AdvantageEstimator"]),
     "a module that needs another": (["--model.advantage=needs_more.A"], ["=needs_more.A", "needs_more", "nowhere_at_all"]),
     "a module that is no Python": (["--model.advantage=no_python.A"], ["no_python.A", "no_python.py, line 1", "SyntaxError"]),
@@ -193,9 +193,10 @@ def written(folder: Path) -> set[Path]:
 
 @pytest.mark.parametrize(("options", "words"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_one_line_with_the_key_the_value_and_the_nearest_name(
-    options: list[str], words: list[str], grpo_with_files: Grpo, tmp_path: Path
+    options: list[str], words: list[str], grpo_with_files: Grpo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = written(tmp_path)
+    capsys.readouterr()
     code, out, errors = grpo_with_files("fit", *options)
     assert code == 2, errors
     lines = errors.splitlines()
