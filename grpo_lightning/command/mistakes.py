@@ -9,8 +9,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+from grpo_lightning.command import internals
 from grpo_lightning.command.imports import import_mistake
-from grpo_lightning.training import internals
+from grpo_lightning.types import UsageError
 
 MOST_NAMES = 20
 """The number of names from which a message lists the nearest alone."""
@@ -167,7 +168,11 @@ def key_and_value(key: str, message: str) -> tuple[str, str]:
     nested = re.search(r"NestedArg\(key='([^']*)', val='(.*?)'\)", message)
     if nested:
         return f"{key}.{nested[1]}", nested[2]
-    for pattern in (r"Given value: (.*?)(?:\. Got value: .*)?\Z", r"Got value: (.*?)(?:\nSubclass types.*)?\Z", r"Expected a path but (.*) either"):
+    for pattern in (
+        r"Given value: (.*?)(?:\. Got value: .*)?\Z",
+        r"Got value: (.*?)(?:\nSubclass types.*)?\Z",
+        r"Expected a path but (.*) either",
+    ):
         if found := re.search(pattern, message, re.DOTALL):
             return key, one_line(found[1])
     return key, "?"
@@ -191,7 +196,7 @@ def families_in(hint: Any) -> list[type]:
     origin = get_origin(hint)
     if origin is Callable or str(origin) == "<class 'collections.abc.Callable'>":
         return families_in(get_args(hint)[1])
-    if origin in (Union, types.UnionType) or origin is not None and origin is not Literal:
+    if origin in (Union, types.UnionType) or (origin is not None and origin is not Literal):
         found = [family for part in get_args(hint) for family in families_in(part)]
         return list(dict.fromkeys(found))
     return [hint] if inspect.isclass(hint) and hint.__module__ not in ("builtins", "pathlib", "torch") else []
@@ -199,7 +204,6 @@ def families_in(hint: Any) -> list[type]:
 
 def classes_of(families: Iterable[type]) -> list[str]:
     """The names of the classes that can be made, of these families."""
-
     found = [member for family in families for member in members_of(family) or [family]]
     return list(dict.fromkeys(member.__name__ for member in found))
 
@@ -272,8 +276,12 @@ def did_you_mean_key(parser: Any, key: str, dashes: str = "") -> str:
 
 def parts_of(action: Any) -> list[str]:
     """The arguments of the classes that an option takes."""
-    own = [family for family in families_in(internals.hint_of(action)) if family.__module__.startswith("grpo_lightning")]
-    found = [name for family in own for part in (family, *members_of(family)) for name in inspect.signature(part).parameters]
+    own = [
+        family for family in families_in(internals.hint_of(action)) if family.__module__.startswith("grpo_lightning")
+    ]
+    found = [
+        name for family in own for part in (family, *members_of(family)) for name in inspect.signature(part).parameters
+    ]
     return list(dict.fromkeys(name for name in found if name not in ("args", "kwargs")))
 
 
@@ -291,6 +299,13 @@ def nearest(given: str, names: Sequence[str], number: int = 1, cutoff: float = 0
     begin = [name for name in names if name.lower().startswith(given.lower()) and len(given) > 2]
     close = [lower[name] for name in get_close_matches(given.lower(), lower, number, cutoff)]
     return list(dict.fromkeys([*begin, *close]))[:number]
+
+
+def refused_argument(error: BaseException) -> UsageError:
+    """The mistake behind an exception of a class that is made from the options: what the innermost one says."""
+    *_, innermost = causes(error)
+    name = internals.class_being_made(innermost)
+    return UsageError(f"{f'{name}: ' if name else ''}{one_line(str(innermost), 300)}")
 
 
 def one_line(text: str, most: int = 200) -> str:

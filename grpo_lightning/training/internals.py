@@ -4,15 +4,12 @@ One function per trick, with the reason for it. All were checked on Lightning 2.
 tqdm 4.67. tests/training/test_internals.py tries each of them, and finds any that is used elsewhere.
 """
 
-import argparse
 import threading
-import traceback
 from collections.abc import Mapping
 from subprocess import Popen
 from typing import Any
 
 import lightning as L
-from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -32,8 +29,6 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
     ModelCheckpoint: ("_find_last_checkpoints",),
     # Lightning reads the whole checkpoint to look for options; and ends an interrupted program with exit code 1.
     LightningCLI: ("_parse_ckpt_path", "_run_subcommand"),
-    # jsonargparse prints defaults as Python does, and types with their modules.
-    DefaultHelpFormatter: ("_expand_help",),
     # FSDP over all devices; Lightning's "auto" shards over nodes alone.
     ModelParallelStrategy: ("_data_parallel_size",),
 }
@@ -129,32 +124,3 @@ def adopt_ranks() -> list[Popen[Any]]:
 def attention_of(model: PreTrainedModel) -> str:
     """The attention that a model uses now; the public name is that of what it was loaded with."""
     return str(model.config._attn_implementation)
-
-
-def options_of(parser: argparse.ArgumentParser, subcommand: str = "") -> list[argparse.Action]:
-    """The options of a parser, or of one of its subcommands, without those that show help or read files."""
-    if subcommand:
-        parser = next(action for action in parser._actions if isinstance(action.choices, dict)).choices[subcommand]
-    return [action for action in parser._actions if hasattr(action, "_typehint") and ".help" not in action.dest]
-
-
-def subcommands_of(parser: argparse.ArgumentParser) -> list[str]:
-    """The names of a parser's subcommands."""
-    return [name for action in parser._actions if isinstance(action.choices, dict) for name in action.choices]
-
-
-def hint_of(option: argparse.Action) -> Any:
-    """The type of an option, as the class that it belongs to annotates it."""
-    return option._typehint  # type: ignore[attr-defined]
-
-
-def groups_in_order(parser: argparse.ArgumentParser, groups: list[Any]) -> None:
-    """Shows these groups of options last in a parser's help, in their order."""
-    others = [group for group in parser._action_groups if not any(group is other for other in groups)]
-    parser._action_groups = [*others, *groups]
-
-
-def class_being_imported(error: BaseException) -> str | None:
-    """The import path that jsonargparse was importing when `error` was raised; it names none in such a message."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "import_object"]
-    return str(frames[-1].f_locals["name"]) if frames else None

@@ -56,15 +56,24 @@ EARLY = "--trainer.callbacks+=EarlyStopping"
 
 MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     # Classes that are not there.
-    "advantage": (["--model.advantage=GroupSTD"], ["model.advantage=GroupSTD", "Did you mean GroupStd?", "LeaveOneOut"]),
+    "advantage": (
+        ["--model.advantage=GroupSTD"],
+        ["model.advantage=GroupSTD", "Did you mean GroupStd?", "LeaveOneOut"],
+    ),
     "advantage in YAML": (["--config=advantage.yaml"], ["model.advantage=GroupSTD", "Did you mean GroupStd?"]),
     "advantage as class": (["--config=advantage_class.yaml"], ["model.advantage=GroupSTD", "Did you mean GroupStd?"]),
     "advantage is a number": (["--model.advantage=3"], ["model.advantage=3", "AdvantageEstimator", "GroupStd"]),
-    "surrogate": (["--model.objective.surrogate=Cliped"], ["model.objective.surrogate=Cliped", "mean Clipped?", "SAPO"]),
+    "surrogate": (
+        ["--model.objective.surrogate=Cliped"],
+        ["model.objective.surrogate=Cliped", "mean Clipped?", "SAPO"],
+    ),
     "surrogate in YAML": (["--config=surrogate.yaml"], ["model.objective.surrogate=Cliped", "Did you mean Clipped?"]),
     "kl": (["--model.objective.kl=K4"], ["model.objective.kl=K4", "Did you mean K", "ImportanceWeighted"]),
     "weighting": (["--model.objective.weighting=TokenMeen"], ["weighting=TokenMeen", "mean TokenMean?", "FixedLength"]),
-    "mask": (["--model.objective.masks=[Truncatd]"], ["model.objective.masks=Truncatd", "mean Truncated?", "TopEntropy"]),
+    "mask": (
+        ["--model.objective.masks=[Truncatd]"],
+        ["model.objective.masks=Truncatd", "mean Truncated?", "TopEntropy"],
+    ),
     "reward": (["--model.rewards=[MathVerfier]"], ["model.rewards=MathVerfier", "Did you mean MathVerifier?", "Gated"]),
     "reward, no list": (["--model.rewards=MathVerfier"], ["model.rewards=MathVerfier", "Did you mean MathVerifier?"]),
     "one more reward": (["--model.rewards+=FormatRewrd"], ["model.rewards=FormatRewrd", "Did you mean FormatReward?"]),
@@ -115,7 +124,10 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         ["--trainer.logger=CSVLogger", "--trainer.logger.save_dri=x"],
         ["trainer.logger.save_dri", "CSVLogger", "Did you mean save_dir?"],
     ),
-    "key of a callback": ([EARLY, "--trainer.callbacks.monitr=x"], ["callbacks.monitr", "EarlyStopping", "mean monitor?"]),
+    "key of a callback": (
+        [EARLY, "--trainer.callbacks.monitr=x"],
+        ["callbacks.monitr", "EarlyStopping", "mean monitor?"],
+    ),
     "key of a callback in YAML": (["--config=callback.yaml"], ["callbacks.monitr", "EarlyStopping", "mean monitor?"]),
     "callback without its key": ([EARLY], ["trainer.callbacks.monitor", "EarlyStopping"]),
     "flag": (["--loop.grup_size=3"], ["--loop.grup_size", "Did you mean --loop.group_size?"]),
@@ -129,7 +141,10 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "section in YAML": (["--config=section.yaml"], ["modle.grad_clip", "Did you mean model.grad_clip?"]),
     "word": (["fast"], ["fast", "--"]),
     # Values.
-    "choice of an advantage": (["--model.advantage.std=sampel"], ["advantage.std=sampel", "population", "mean sample?"]),
+    "choice of an advantage": (
+        ["--model.advantage.std=sampel"],
+        ["advantage.std=sampel", "population", "mean sample?"],
+    ),
     "choice in YAML": (["--config=advantage_value.yaml"], ["model.advantage.std=sampel", "population", "mean sample?"]),
     "number of an advantage": (["--model.advantage.advantage_eps=small"], ["advantage_eps=small", "a number"]),
     "number or null": (["--model.objective.surrogate.dual_clip=big"], ["surrogate.dual_clip=big", "a number or null"]),
@@ -158,14 +173,26 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         ["--model.advantage=mine.MaxRL", "--model.advantage.pwer=2"],
         ["model.advantage.pwer", "MaxRL", "Did you mean power?"],
     ),
-    "no such class of one's own": (["--model.advantage=mine.MaxRl"], ["=mine.MaxRl", "mine.py", "Did you mean mine.MaxRL?"]),
+    "no such class of one's own": (
+        ["--model.advantage=mine.MaxRl"],
+        ["=mine.MaxRl", "mine.py", "Did you mean mine.MaxRL?"],
+    ),
     "no such module": (["--model.advantage=my_method.MaxRL"], ["=my_method.MaxRL", "no module my_method"]),
     "of no family": (["--model.advantage=mine.NotOne"], ["=mine.NotOne", "no AdvantageEstimator", "derive"]),
     "of another family": (["--model.rewards=[mine.MaxRL]"], ["model.rewards=mine.MaxRL", "no Reward", "derive"]),
-    "of another family here": (["--model.advantage=K3"], ["model.advantage=K3", "no such AdvantageEstimator", "GroupStd"]),
+    "of another family here": (
+        ["--model.advantage=K3"],
+        ["model.advantage=K3", "no such AdvantageEstimator", "GroupStd"],
+    ),
     "no class": (["--model.advantage=mine.number"], ["=mine.number", "no AdvantageEstimator"]),
-    "a module that needs another": (["--model.advantage=needs_more.A"], ["=needs_more.A", "needs_more", "nowhere_at_all"]),
-    "a module that is no Python": (["--model.advantage=no_python.A"], ["no_python.A", "no_python.py, line 1", "SyntaxError"]),
+    "a module that needs another": (
+        ["--model.advantage=needs_more.A"],
+        ["=needs_more.A", "needs_more", "nowhere_at_all"],
+    ),
+    "a module that is no Python": (
+        ["--model.advantage=no_python.A"],
+        ["no_python.A", "no_python.py, line 1", "SyntaxError"],
+    ),
     "a module that stops": (["--model.advantage=stops.A"], ["stops.A", "stops.py, line 2", "ZeroDivisionError"]),
     "a module that refuses": (["--model.advantage=refuses.A"], ["refuses.A", "refuses.py, line 1", "not today"]),
     # Files.
