@@ -117,6 +117,7 @@ from grpo_lightning.training.callbacks.config import SaveConfig as SaveConfig
 from grpo_lightning.training.callbacks.memory import MemoryReport as MemoryReport
 from grpo_lightning.training.callbacks.predictions import PredictionWriter as PredictionWriter
 from grpo_lightning.training.callbacks.progress import StepProgressBar as StepProgressBar
+from grpo_lightning.training.callbacks.time_limit import StepTimer as StepTimer
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO as AtomicCheckpointIO
 from grpo_lightning.training.data import PromptDataModule as PromptDataModule
 from grpo_lightning.training.dynamic_sampling import DynamicSampling as DynamicSampling

@@ -250,6 +250,28 @@ def test_a_killed_run_has_its_last_step(grpo: Grpo, folder: Path, monkeypatch: p
     assert checkpoints(folder) == {"last.ckpt": 3}
 
 
+def test_a_limit_on_time_ends_a_run_after_a_whole_step(grpo: Grpo, folder: Path) -> None:
+    run = ["--trainer.max_epochs=50", "--loop.mu=2", "--checkpoint.every_n_steps=7"]
+    assert grpo("fit", *run, "--trainer.max_time={seconds: 1}")[0] == 0
+    (steps,) = checkpoints(folder).values()
+    assert 1 <= steps < 50
+    assert len(scalars(folder / "run")["optim/lr"]) == 2 * steps
+    # A resumed run has all of the time again.
+    assert grpo("fit", *run, "--trainer.max_time={seconds: 1}", "--ckpt_path=last")[0] == 0
+    assert checkpoints(folder)["last.ckpt"] > steps
+
+
+def test_devices_that_are_not_there_and_empty_tables_are_not_printed(
+    grpo: Grpo, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        code, out, errors = grpo("fit", "--trainer.enable_model_summary!")
+    assert code == 0
+    told = f"{out}{errors}{caplog.text}"
+    assert "1 steps of 2 prompts x 2 completions" in told
+    assert [noise for noise in ("FLOPs", "available: False", "eval mode", "litlogger") if noise in told] == []
+
+
 def test_a_trial_run_leaves_nothing(grpo: Grpo, folder: Path) -> None:
     before = contents(folder)
     assert grpo("fit", "--trainer.fast_dev_run=true")[0] == 0

@@ -18,6 +18,7 @@ from helpers.loading import load_tool
 from helpers.paths import ROOT
 
 from grpo_lightning import cli
+from grpo_lightning.command import overview
 from grpo_lightning.rewards.verifier import cli as verify
 
 DOCUMENTS = [
@@ -138,6 +139,8 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """The exit code of a command, run here, with its sizes behind it."""
     words = shlex.split(command, comments=True)
     match words:
+        case ["grpo", *arguments] if (code := overview.answer(arguments)) is not None:
+            return code
         case ["grpo", subcommand, *_]:
             sizes = f"{SIZES[subcommand]} {ALL}".split()
             if subcommand == "fit":  # one step, or one step more

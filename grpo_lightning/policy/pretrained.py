@@ -60,8 +60,8 @@ def source(path: str, key: str) -> str:
         raise UsageError(f"{key}={path}: no such folder (looked in {Path.cwd()}). {made}")
     if "/" in path and Path(owner).is_dir():
         raise UsageError(
-            f"{key}={path}: no such folder, and {owner} is a folder here, so it is taken for no owner on the hub. {FIX}. "
-            f"If it is an owner: hf download {path}"
+            f"{key}={path}: no such folder in {owner}, which is a folder here. {FIX}. If {owner} is an owner on "
+            f"the hub: hf download {path}"
         )
     if problem := hub_problem(path):
         raise UsageError(f"{key}={path}: no such folder (looked in {Path.cwd()}), and {problem}. {FIX}")
@@ -93,13 +93,16 @@ def hub_problem(path: str) -> str:
     """Why the hub's model `path` cannot be read, found out by one question to the hub; empty if it can be tried."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.utils import validate_repo_id
 
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        return "this is no hub id"
     if constants.HF_HUB_OFFLINE:
         return "the hub may not be asked: HF_HUB_OFFLINE is set"
     try:
         HfApi().model_info(path, timeout=10)
-    except HFValidationError:
-        return "this is no hub id"
     except HfHubHTTPError as error:
         status = getattr(error.response, "status_code", None)
         return "the hub has no such model, or not for you" if status in (401, 403, 404) else ""
