@@ -39,8 +39,8 @@ A refusal reads like this:
 
 What is not there, for any architecture:
 
-- **Adapters** (LoRA, PEFT): no option makes one; all weights are trained. A folder that holds only an adapter is refused:
-  merge it into its base first (`merge_and_unload` of PEFT).
+- **Adapters** (LoRA, PEFT): no option makes one; all weights are trained. A folder that holds only an adapter is
+  refused: merge it into its base first (`merge_and_unload` of PEFT).
 - **The router's auxiliary loss** of mixture-of-experts models: the objective alone is trained, and nothing balances the
   experts.
 

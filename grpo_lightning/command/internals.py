@@ -20,13 +20,18 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
 def options_of(parser: argparse.ArgumentParser, subcommand: str = "") -> list[Any]:
     """The options of a parser, or of one of its subcommands, without those that show help or read files."""
     if subcommand:
-        parser = next(action for action in parser._actions if isinstance(action.choices, dict)).choices[subcommand]
+        parser = subparsers_of(parser)[subcommand]
     return [action for action in parser._actions if hasattr(action, "_typehint") and ".help" not in action.dest]
 
 
-def subcommands_of(parser: argparse.ArgumentParser) -> list[str]:
-    """The names of a parser's subcommands."""
-    return [name for action in parser._actions if isinstance(action.choices, dict) for name in action.choices]
+def subparsers_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of a parser's subcommands."""
+    return {
+        name: other
+        for action in parser._actions
+        if isinstance(action.choices, dict)
+        for name, other in action.choices.items()
+    }
 
 
 def hint_of(option: Any) -> Any:

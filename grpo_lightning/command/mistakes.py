@@ -98,7 +98,7 @@ def unknown_flag(parser: Any, error: BaseException | None, given: str) -> Option
 
 def missing_keys(parser: Any, error: BaseException | None, keys: str) -> OptionError:
     """Options that must be given."""
-    command = next((name for name in internals.subcommands_of(parser) if keys.startswith(f"{name}.")), "")
+    command = next((name for name in internals.subparsers_of(parser) if keys.startswith(f"{name}.")), "")
     first, *others = (key.removeprefix(f"{command}.") for key in keys.split(", "))
     also = f"; so {'is' if len(others) == 1 else 'are'} {', '.join(others)}" if others else ""
     whose = f"{parser.owner.__name__} needs it" if parser.owner is not None else "it is needed"
@@ -210,7 +210,8 @@ def classes_of(families: Iterable[type]) -> list[str]:
 
 def members_of(family: type) -> list[type]:
     """The public classes that derive from `family` and can be made."""
-    derived = [member for child in family.__subclasses__() for member in (child, *members_of(child))]
+    children: list[type] = family.__subclasses__()
+    derived = [member for child in children for member in (child, *members_of(child))]
     hidden = [c for c in derived if c.__name__.startswith("_") or "<locals>" in c.__qualname__ or inspect.isabstract(c)]
     return [member for member in derived if member not in hidden and not member.__module__.startswith("accelerate.")]
 

@@ -1,10 +1,12 @@
 """Each mistake in an option ends with one line: the key, the value, what there is, and the nearest name."""
 
+import sys
 from pathlib import Path
 
 import pytest
 from helpers.command import OPTIONS, Grpo
 
+from grpo_lightning.command import mistakes
 from grpo_lightning.maths.advantages import AdvantageEstimator
 
 NO_TASK = [f"--{key}!" for key in OPTIONS if key.startswith("data.task")]
@@ -208,9 +210,16 @@ def grpo_with_files(grpo: Grpo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
+    found = mistakes.members_of
+    monkeypatch.setattr(mistakes, "members_of", lambda family: [c for c in found(family) if not is_of_a_test(c)])
     for name in ("mine", "needs_more", "no_python", "stops", "refuses"):
-        monkeypatch.delitem(__import__("sys").modules, name, raising=False)
+        monkeypatch.delitem(sys.modules, name, raising=False)
     return grpo
+
+
+def is_of_a_test(member: type) -> bool:
+    """Whether a class stands in a test module, which other tests of this process have imported."""
+    return member.__module__.partition(".")[0] not in ("grpo_lightning", "lightning", "torch")
 
 
 def written(folder: Path) -> set[Path]:

@@ -53,10 +53,9 @@ def test_no_private_part_of_a_library_is_used_elsewhere() -> None:
     own = {name for path, tree in trees.items() if path.name != "internals.py" for name in defined_names(tree)}
     overridden = {name for names in OVERRIDDEN.values() for name in names}
     process = {"_exit"}  # os._exit is public but for its name
+    folders = {"training", "callbacks", "command"}
     for path, tree in trees.items():
-        if path.name != "internals.py" and (
-            path.parent.name in ("training", "callbacks", "command") or path.name == "cli.py"
-        ):
+        if path.name != "internals.py" and (path.parent.name in folders or path.name == "cli.py"):
             assert private_names(tree) - own - overridden - process == set(), path
 
 
