@@ -60,10 +60,10 @@ class Arm:
     runs: dict[str, Run]
     """By seed."""
 
-    def values(self, key: str) -> list[Any]:
-        """The different values of a key among the runs; None where a run does not have it."""
-        found = [(run.config or {}).get(key) for run in self.runs.values()]
-        return [value for i, value in enumerate(found) if value not in found[:i]]
+    def shown(self, key: str) -> str:
+        """The value of a key, or those of its runs where they differ; a dash where a run does not have it."""
+        configs = [run.config or {} for run in self.runs.values()]
+        return " / ".join(dict.fromkeys(shown(config[key]) if key in config else "–" for config in configs))
 
 
 def read_runs(arguments: Sequence[Path | str]) -> list[Run]:
@@ -241,7 +241,7 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
 def shown(value: Any) -> str:
     """A value of a configuration in a few characters."""
     if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "none"}[value]
+        return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, float):
         mantissa, _, exponent = f"{value:e}".partition("e")
         if value and exponent and not -3 <= int(exponent) < 6:

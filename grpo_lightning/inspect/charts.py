@@ -16,8 +16,12 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 40
 STRIP_WIDTH, STRIP_HEIGHT = 120, 16
 MOST_POINTS = 600
 """A longer line is thinned without a visible change."""
-MOST_DOTS = 40
-"""A mean with so many points at most has them marked, each with its numbers under the pointer."""
+MOST_DOTS = 25
+"""A mean with so many points at most has them marked."""
+MOST_LABELS = 200
+"""A mean with so many points at most shows their numbers under the pointer."""
+OUTLYING = 10
+"""The y axis leaves out what would make it so many times as long as the middle 96 % of the values need."""
 
 
 @dataclass(frozen=True)
@@ -57,24 +61,31 @@ class Scale:
         return f"{self.start + fraction * (self.end - self.start):.1f}"
 
 
-def chart(series: Sequence[Series], title: str, x_label: str, whole: bool, lines: Sequence[float] = ()) -> str:
-    """The chart as an SVG element; empty if there is no point.
+@dataclass(frozen=True)
+class XAxis:
+    """What the charts of a page have in common."""
+
+    low: float
+    high: float
+    label: str
+    whole: bool
+    """Whether x is a count, whose ticks are whole numbers."""
+
+
+def chart(series: Sequence[Series], title: str, axis: XAxis, lines: Sequence[float] = ()) -> str:
+    """The chart as an SVG element.
 
     Args:
         series: At least one has a point.
         title: For those who hear the page.
-        x_label: Below the axis.
-        whole: Whether x is a count, whose ticks are whole numbers.
+        axis: The x axis.
         lines: Values of y to mark with a dotted line.
     """
-    points = [point for one in series for point in one.points()]
-    if not points:
-        return ""
-    x = Scale(*padded([px for px, _ in points], 0.0), LEFT, WIDTH - RIGHT)
+    x = Scale(*padded([axis.low, axis.high], 0.0), LEFT, WIDTH - RIGHT)
     y = Scale(*y_range(series, lines), HEIGHT - BOTTOM, TOP)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(title)}">',
-        *_axes(x, y, x_label, whole),
+        *_axes(x, y, axis),
         *(f'<line class="mark" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value)}" y2="{y(value)}"/>' for value in lines),
         f'<svg x="{LEFT - 4}" y="{TOP - 4}" width="{WIDTH - RIGHT - LEFT + 8}" height="{HEIGHT - BOTTOM - TOP + 8}" '
         f'viewBox="{LEFT - 4} {TOP - 4} {WIDTH - RIGHT - LEFT + 8} {HEIGHT - BOTTOM - TOP + 8}">',
@@ -111,11 +122,29 @@ def strip(values: Sequence[float], middle: float, half: float, extent: float) ->
 
 
 def y_range(series: Sequence[Series], lines: Sequence[float] = ()) -> tuple[float, float]:
-    """From least to most of what is drawn. Bands widen it by half at most to each side; they may go on outside."""
-    low, high = padded([py for one in series for _, py in one.points()] + list(lines), 0.05)
+    """From least to most of what is drawn, without outliers.
+
+    Bands widen it by half at most to each side, and not below 0 where no value is; they may go on outside.
+    """
+    values = sorted(py for one in series for _, py in one.points())
+    inner = values[len(values) // 50 : len(values) - len(values) // 50]
+    if values[-1] - values[0] > OUTLYING * (inner[-1] - inner[0]) > 0:
+        low, high = padded([*inner, *lines], 0.25)
+    else:
+        low, high = padded([*values, *lines], 0.05)
     edges = [edge for one in series for piece in one.band for _, *both in piece for edge in both]
     room = 0.5 * (high - low)
-    return max(low - room, min([low, *edges])), min(high + room, max([high, *edges]))
+    least = max(low - room, min([low, *edges]))
+    if min([values[0], *lines]) >= 0:
+        least = max(least, min(low, 0.0))
+    return least, min(high + room, max([high, *edges]))
+
+
+def outside(series: Sequence[Series], lines: Sequence[float] = ()) -> list[float]:
+    """The values of the lines that the chart leaves out, in order."""
+    low, high = y_range(series, lines)
+    drawn = [py for one in series for line in one.seeds or [one.mean] for piece in line for _, py in piece]
+    return sorted(py for py in drawn if not low <= py <= high)
 
 
 def padded(values: Sequence[float], margin: float) -> tuple[float, float]:
@@ -176,7 +205,7 @@ def _decimals(step: float) -> int:
     return max(0, -math.floor(math.log10(step) + 1e-9))
 
 
-def _axes(x: Scale, y: Scale, x_label: str, whole: bool) -> Iterator[str]:
+def _axes(x: Scale, y: Scale, axis: XAxis) -> Iterator[str]:
     bottom = HEIGHT - BOTTOM
     found = ticks(y.low, y.high, 5)
     step = found[1] - found[0] if len(found) > 1 else abs(found[0]) or 1.0
@@ -185,13 +214,13 @@ def _axes(x: Scale, y: Scale, x_label: str, whole: bool) -> Iterator[str]:
         yield f'<text class="tick" x="{LEFT - 8}" y="{y(value)}" dy="0.35em" text-anchor="end">'
         yield f"{tick_label(value, step)}</text>"
     yield f'<line class="base" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>'
-    found = ticks(x.low, x.high, 6, whole)
+    found = ticks(x.low, x.high, 6, axis.whole)
     step = found[1] - found[0] if len(found) > 1 else abs(found[0]) or 1.0
     for value in found:
         yield f'<line class="base" x1="{x(value)}" x2="{x(value)}" y1="{bottom}" y2="{bottom + 4}"/>'
         yield f'<text class="tick" x="{x(value)}" y="{bottom + 16}" text-anchor="middle">'
         yield f"{tick_label(value, step)}</text>"
-    yield f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{html.escape(x_label)}</text>'
+    yield f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{html.escape(axis.label)}</text>'
 
 
 def _drawn(one: Series, x: Scale, y: Scale) -> str:
@@ -203,10 +232,11 @@ def _drawn(one: Series, x: Scale, y: Scale) -> str:
     parts += [_line(piece, "seed", x, y) for line in one.seeds for piece in line]
     parts += [_line(piece, "mean", x, y) for piece in one.mean]
     drawn = [point for piece in one.mean for point in piece]
-    if len(drawn) <= MOST_DOTS:
+    if len(drawn) <= MOST_LABELS:
+        kind = "dot" if len(drawn) <= MOST_DOTS else "dot unseen"
         for px, py in drawn:
             title = html.escape(one.labels.get(px, one.name))
-            parts.append(f'<circle class="dot" cx="{x(px)}" cy="{y(py)}" r="2.6"><title>{title}</title></circle>')
+            parts.append(f'<circle class="{kind}" cx="{x(px)}" cy="{y(py)}" r="2.6"><title>{title}</title></circle>')
     return "".join([*parts, "</g>"])
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from grpo_lightning.inspect.arms import Arm, arms_of, read_runs
 from grpo_lightning.inspect.comparison import AXES, SUMMED, Metric
+from grpo_lightning.inspect.markup import counted
 from grpo_lightning.inspect.report_page import Report
 from grpo_lightning.inspect.scalars import validation_names
 from grpo_lightning.types import UsageError
@@ -131,11 +132,11 @@ def report(options: argparse.Namespace) -> str:
     for axis in options.x:
         check_axis(axis, arms)
     metrics = parse_metrics(options.metrics or default_metrics(arms), arms)
-    title = options.runs[0].resolve().name if len(options.runs) == 1 else " · ".join(arm.name for arm in arms)
+    title = Path(os.path.commonpath([run.resolve() for run in options.runs])).name or "Report"
     page = Report(title, arms, metrics, options.x, options.out.parent.resolve())
     write(page.html(), options.out)
     num_runs = sum(len(arm.runs) for arm in arms)
-    counts = f"{_counted(len(arms), 'configuration')}, {_counted(num_runs, 'run')}"
+    counts = f"{counted(len(arms), 'configuration')}, {counted(num_runs, 'run')}"
     return "\n".join([*(f"note: {note}" for note in page.notes()), f"{options.out}: {counts}. Open it in a browser."])
 
 
@@ -157,19 +158,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--x", nargs="+", choices=AXES, default=["step"], help="a set of curves and a table for each")
     parser.add_argument("--base", help="the arm that the others are compared with; the first by default")
     try:
-        print(report(parser.parse_args(arguments)))
+        print(_printable(report(parser.parse_args(arguments))))
     except UsageError as error:
-        print(f"grpo: error: {error}", file=sys.stderr)
+        print(_printable(f"grpo: error: {error}"), file=sys.stderr)
         return 2
     return 0
 
 
+def _printable(text: str) -> str:
+    """The text without what a name in the file system may hold and a terminal cannot show."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "nothing"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 if __name__ == "__main__":

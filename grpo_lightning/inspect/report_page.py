@@ -2,27 +2,24 @@
 
 import base64
 import hashlib
-import html
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import grpo_lightning
-from grpo_lightning.inspect.arms import Arm, Run, differing, primary, shown
-from grpo_lightning.inspect.charts import Point, Series, chart, strip
-from grpo_lightning.inspect.comparison import AXES, Arms, Cell, Curve, Metric, Table, compare, curves, means
-from grpo_lightning.inspect.comparison import shown as shown_cell
+from grpo_lightning.inspect.arms import Arm, Run, differing, primary
+from grpo_lightning.inspect.charts import Point, Series, XAxis, chart, outside
+from grpo_lightning.inspect.comparison import AXES, Arms, Curve, Metric, compare, curves, means
 from grpo_lightning.inspect.estimates import ENOUGH, with_interval
+from grpo_lightning.inspect.markup import NUM_COLORS, counted, escaped, swatch
+from grpo_lightning.inspect.results import Results
 
 STYLE = (Path(__file__).with_name("report.css")).read_text(encoding="utf-8")
-NUM_COLORS = 7
-"""Colours in the style; further arms repeat them with dashes."""
 MANY_ROWS = 30
 """A longer table of differences is folded."""
 
@@ -36,12 +33,6 @@ MEANINGS = {
     r"time/step": "seconds per exploration step",
 }
 """A line below the name; docs/metrics.md has more, and all metrics."""
-
-
-def escaped(text: Any) -> str:
-    """Text for a page. What no page may hold, such as control characters, becomes a replacement character."""
-    clean = str(text).encode("utf-8", "replace").decode("utf-8")
-    return html.escape(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "\N{REPLACEMENT CHARACTER}", clean))
 
 
 @dataclass(frozen=True)
@@ -120,7 +111,7 @@ class Report:
     def _head(self) -> Iterator[str]:
         num_runs = sum(len(arm.runs) for arm in self.arms)
         made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-        counts = f"{_counted(len(self.arms), 'configuration')} · {_counted(num_runs, 'run')}"
+        counts = f"{counted(len(self.arms), 'configuration')} · {counted(num_runs, 'run')}"
         yield f"<header><h1><bdi>{escaped(self.title)}</bdi></h1>"
         yield f"<p>{counts} · made {made} by grpo_lightning {escaped(grpo_lightning.__version__)}</p></header>"
         if notes := self.notes():
@@ -129,16 +120,10 @@ class Report:
             yield '<nav class="legend" aria-label="Configurations: those that are ticked are drawn">'
             for number, arm in enumerate(self.arms):
                 yield (
-                    f'<label><input type="checkbox" id="show{number}" checked>{self._swatch(number)}'
-                    f"<bdi>{escaped(arm.name)}</bdi> <small>{_counted(len(arm.runs), 'seed')}</small></label>"
+                    f'<label><input type="checkbox" id="show{number}" checked>{swatch(number)}'
+                    f"<bdi>{escaped(arm.name)}</bdi> <small>{counted(len(arm.runs), 'seed')}</small></label>"
                 )
             yield "</nav>"
-
-    def _swatch(self, number: int) -> str:
-        return (
-            f'<svg class="swatch" viewBox="0 0 22 10" aria-hidden="true"><g class="key{number} k{number % NUM_COLORS}">'
-            '<line class="mean" x1="1" x2="21" y1="5" y2="5"/><circle class="dot" cx="11" cy="5" r="3"/></g></svg>'
-        )
 
     def _differences(self) -> Iterator[str]:
         configs = [run.config for arm in self.arms for run in arm.runs.values() if run.config is not None]
@@ -150,9 +135,8 @@ class Report:
         for key in keys:
             cells = []
             for arm in self.arms:
-                text = " / ".join("–" if value is None else shown(value) for value in arm.values(key))
-                is_base = arm.values(key) == self.arms[0].values(key)
-                cells.append(f"<td{'' if is_base else ' class=other'}><bdi>{escaped(text)}</bdi></td>")
+                kind = "" if arm.shown(key) == self.arms[0].shown(key) else ' class="other"'
+                cells.append(f"<td{kind}><bdi>{escaped(arm.shown(key))}</bdi></td>")
             kind = "" if key in own else ' class="due"'
             rows.append(f'<tr{kind}><th scope="row"><code>{escaped(key)}</code></th>{"".join(cells)}</tr>')
         heads = "".join(self._arm_head(number) for number in range(len(self.arms)))
@@ -166,106 +150,45 @@ class Report:
         yield f"{table}</section>"
 
     def _arm_head(self, number: int) -> str:
-        return f'<th scope="col">{self._swatch(number)}<bdi>{escaped(self.arms[number].name)}</bdi></th>'
+        return f'<th scope="col">{swatch(number)}<bdi>{escaped(self.arms[number].name)}</bdi></th>'
 
     def _axis(self, axis: str) -> Iterator[str]:
         over = f" over {AXES[axis]}" if len(self.axes) > 1 else ""
-        yield f"<section><h2>Curves{over}</h2><div class=charts>"
-        for name in dict.fromkeys(metric.name for metric in self.metrics):
-            yield self._figure(name, axis)
+        yield f'<section><h2>Curves{over}</h2><div class="charts">'
+        names = dict.fromkeys(metric.name for metric in self.metrics)
+        found = {name: curves(self.scalars, name, axis) for name in names}
+        ends = [x for by_arm in found.values() for runs in by_arm.values() for of in runs.values() for x in of.x]
+        x_axis = XAxis(min(ends), max(ends), AXES[axis], axis in ("step", "update"))
+        for name, by_arm in found.items():
+            yield self._figure(name, by_arm, x_axis)
         yield f"</div></section><section><h2>Numbers{over}</h2>"
-        table = compare(self.scalars, self.metrics, axis)
-        yield from self._summary(table)
-        for is_threshold in (False, True):
-            if any(metric.is_threshold == is_threshold for metric in self.metrics):
-                yield from self._numbers(table, is_threshold)
+        yield from Results(compare(self.scalars, self.metrics, axis), self.metrics).html()
         yield "</section>"
 
-    def _figure(self, name: str, axis: str) -> str:
-        found = curves(self.scalars, name, axis)
-        series = [
-            series_of(number, arm, list(found[arm].values()), AXES[axis])
-            for number, arm in enumerate(found)
-            if found[arm]
-        ]
+    def _figure(self, name: str, by_arm: Mapping[str, Mapping[str, Curve]], axis: XAxis) -> str:
+        series = [series_of(i, arm, list(by_arm[arm].values()), axis.label) for i, arm in enumerate(by_arm)]
         lines = [metric.threshold for metric in self.metrics if metric.name == name and metric.is_threshold]
         meaning = next((text for pattern, text in MEANINGS.items() if re.fullmatch(pattern, name)), "")
-        drawn = chart(series, f"{name} over {AXES[axis]}", AXES[axis], axis in ("step", "update"), lines)
+        drawn = "<p>No value is finite.</p>"
+        if any(True for one in series for _ in one.points()):
+            drawn = chart(series, f"{name} over {axis.label}", axis, lines)
+            if cut := outside(series, lines):
+                ends = " and ".join(f"{end:.3g}" for end in dict.fromkeys((cut[0], cut[-1])))
+                meaning += f"{'; ' if meaning else ''}{counted(len(cut), 'value')} outside: up to {ends}"
         return (
             f"<figure><figcaption><strong>{escaped(name)}</strong> <span>{escaped(meaning)}</span></figcaption>"
-            f"{drawn or '<p>no finite value</p>'}</figure>"
-        )
-
-    def _summary(self, table: Table) -> Iterator[str]:
-        """How many differences there are, and how many are marked."""
-        found = [cell.difference for cells in table.cells.values() for cell in cells]
-        tested = [one for one in found if one is not None and math.isfinite(one.half)]
-        if tested:
-            marked = sum(one.excludes_zero for one in tested)
-            yield (
-                f"<p>{_counted(len(tested), 'difference')} to <bdi>{escaped(self.arms[0].name)}</bdi> with an "
-                f"interval: <strong>{marked}</strong> of them without 0 in it, marked <mark>so</mark>. "
-                f"Were all arms equal, about {0.05 * len(tested):.2g} would be marked by chance.</p>"
-            )
-
-    def _numbers(self, table: Table, is_threshold: bool) -> Iterator[str]:
-        chosen = [(i, m) for i, m in enumerate(self.metrics) if m.is_threshold == is_threshold]
-        kinds = list(dict.fromkeys(_kind(metric) for _, metric in chosen))
-        heads = '<th scope="col">arm</th><th scope="col">seeds</th>'
-        less = f"less <bdi>{escaped(self.arms[0].name)}</bdi>"
-        for kind in kinds:
-            heads += f'<th scope="col">{kind}</th>'
-            heads += f'<th scope="col" colspan="2">{less}</th>' if len(self.arms) > 1 else ""
-        yield f'<div class="wide"><table class="numbers"><thead><tr>{heads}</tr></thead>'
-        span = 2 + len(kinds) * (3 if len(self.arms) > 1 else 1)
-        for name in dict.fromkeys(_row(metric) for _, metric in chosen):
-            of = {_kind(metric): index for index, metric in chosen if _row(metric) == name}
-            end = table.labels[next(iter(of.values()))].rpartition(" ")[2]
-            until = "" if is_threshold else f" <small>to {AXES[table.axis]} {escaped(end)}</small>"
-            yield f'<tbody><tr class="metric"><th scope="rowgroup" colspan="{span}">{escaped(name)}{until}</th></tr>'
-            extents = {
-                kind: _extent([cells[i] for cells in table.cells.values()], self._base(table, i))
-                for kind, i in of.items()
-            }
-            for number, (arm, cells) in enumerate(table.cells.items()):
-                row = f'<th scope="row">{self._swatch(number)}<bdi>{escaped(arm)}</bdi></th>'
-                row += f"<td>{len(self.arms[number].runs)}</td>"
-                for kind in kinds:
-                    if kind in of:
-                        row += self._cells(cells[of[kind]], self._base(table, of[kind]), number, extents[kind])
-                    else:
-                        row += "<td></td>" * (3 if len(self.arms) > 1 else 1)
-                yield f"<tr>{row}</tr>"
-            yield "</tbody>"
-        yield "</table></div>"
-
-    def _base(self, table: Table, index: int) -> Cell:
-        return table.cells[self.arms[0].name][index]
-
-    def _cells(self, cell: Cell, base: Cell, number: int, extent: float) -> str:
-        seeds = ", ".join(f"seed {seed}: {value:.4g}" for seed, value in cell.values.items())
-        found = f'<td title="{escaped(seeds)}">{escaped(shown_cell(cell))}</td>'
-        if len(self.arms) == 1:
-            return found
-        of = cell.difference
-        if of is None or of.n == 0:
-            return found + ("<td></td><td></td>" if number == 0 else "<td>–</td><td></td>")
-        text = escaped(with_interval(of, "+"))
-        half = of.half if of.n >= ENOUGH else math.nan
-        drawn = strip(_pairs(cell, base), of.mean, half, extent)
-        return (
-            f'{found}<td>{f"<mark>{text}</mark>" if of.excludes_zero else text}</td><td class="a{number}">{drawn}</td>'
+            f"{drawn}</figure>"
         )
 
     def _runs(self) -> Iterator[str]:
         yield "<section><h2>Runs</h2>"
         yield '<div class="wide"><table class="runs"><thead><tr>'
-        heads = ("arm", "seed", "steps", "time", "tokens sampled", "folder", "tokens")
+        heads = ("arm", "seed", "steps", "time", "tokens sampled", "folder", "inspector")
         yield "".join(f'<th scope="col">{head}</th>' for head in heads) + "</tr></thead><tbody>"
         for number, arm in enumerate(self.arms):
             for seed, run in arm.runs.items():
                 yield (
-                    f'<tr><th scope="row">{self._swatch(number)}<bdi>{escaped(arm.name)}</bdi></th>'
+                    f'<tr><th scope="row">{swatch(number)}<bdi>{escaped(arm.name)}</bdi></th>'
                     f"<td>{escaped(seed)}</td><td>{_steps(run)}</td><td>{_duration(_sum(run, 'time/step'))}</td>"
                     f"<td>{_sum(run, 'rollout/tokens'):,.0f}</td>"
                     f"<td><bdi><code>{escaped(run.folder)}</code></bdi></td><td>{self._link(run)}</td></tr>"
@@ -276,7 +199,7 @@ class Report:
         if run.inspector is None:
             return "–"
         path = os.path.relpath(run.inspector.resolve(), self.folder)
-        return f'<a href="{escaped(quote(os.fsencode(path)))}" rel="noreferrer">inspect</a>'
+        return f'<a href="{escaped(quote(os.fsencode(path)))}" rel="noreferrer">open</a>'
 
     def _reading(self) -> Iterator[str]:
         yield "<section class=reading><h2>How to read it</h2>"
@@ -290,8 +213,8 @@ def reading(arms: Sequence[Arm], axes: Sequence[str]) -> Iterator[str]:
     if any(len(arm.runs) > 1 for arm in arms):
         yield (
             "A strong line is the mean over an arm's seeds, drawn where all of them have a value; a thin one is a "
-            f"seed. The band is the 95 % interval of the mean (Student's t), from {ENOUGH} seeds on. With two seeds it would "
-            "be 12.7 standard errors wide to each side. A band may go on beyond its panel."
+            f"seed. The band is the 95 % interval of the mean (Student's t), from {ENOUGH} seeds on. With two seeds "
+            "it would be 12.7 standard errors wide to each side. A band may go on beyond its panel."
         )
     if len(arms) > 1:
         yield (
@@ -346,28 +269,6 @@ def _pieces(of: Curve) -> list[list[Point]]:
     return [piece for piece in pieces if piece]
 
 
-def _kind(metric: Metric) -> str:
-    return {"last": "last value", "mean": "mean of the curve"}.get(metric.statistic, "reached after")
-
-
-def _row(metric: Metric) -> str:
-    sign = {">=": " ≥ ", "<=": " ≤ "}.get(metric.statistic)
-    return f"{metric.name}{sign}{metric.threshold:g}" if sign else metric.name
-
-
-def _pairs(cell: Cell, base: Cell) -> list[float]:
-    pairs = [cell.values[seed] - base.values[seed] for seed in cell.values if seed in base.values]
-    return [value for value in pairs if math.isfinite(value)]
-
-
-def _extent(cells: Sequence[Cell], base: Cell) -> float:
-    """Half the width of the strips of a metric: all seeds, and intervals up to twice as far."""
-    most = max((abs(value) for cell in cells[1:] for value in _pairs(cell, base)), default=0.0)
-    found = [cell.difference for cell in cells if cell.difference is not None and cell.difference.n >= ENOUGH]
-    ends = max((abs(one.mean) + one.half for one in found), default=0.0)
-    return 1.05 * max(most, min(ends, 2 * most)) or 1.0
-
-
 def _steps(run: Run) -> int:
     return int(max((value for _, value in run.scalars.get("epoch", [])), default=-1)) + 1
 
@@ -380,7 +281,3 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
