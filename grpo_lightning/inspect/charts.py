@@ -129,7 +129,7 @@ def y_range(series: Sequence[Series], lines: Sequence[float] = ()) -> tuple[floa
     values = sorted(py for one in series for _, py in one.points())
     inner = values[len(values) // 50 : len(values) - len(values) // 50]
     if values[-1] - values[0] > OUTLYING * (inner[-1] - inner[0]) > 0:
-        low, high = padded([*inner, *lines], 0.25)
+        low, high = padded([*inner, *lines], 0.05)[0], padded([*inner, *lines], 0.25)[1]
     else:
         low, high = padded([*values, *lines], 0.05)
     edges = [edge for one in series for piece in one.band for _, *both in piece for edge in both]
@@ -167,7 +167,7 @@ def ticks(low: float, high: float, most: int, whole: bool = False) -> list[float
 
 
 def tick_label(value: float, step: float) -> str:
-    """A tick's number, with the digits that tell it from the next: `0.25`, `12k`, `3e-6`."""
+    """A tick's number, with the digits that tell it from the next: `0.2`, `12k`, `3e-6`."""
     if abs(value) < 1e-9 * step:
         return "0"
     if step < 1e-4:
@@ -175,7 +175,7 @@ def tick_label(value: float, step: float) -> str:
         mantissa, _, exponent = f"{value:.{digits}e}".partition("e")
         return f"{mantissa}e{int(exponent)}"
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= 10 * size or (abs(value) >= size and step >= size):
+        if abs(value) >= size and step >= size / 10:
             return f"{value / size:.{_decimals(step / size)}f}{unit}"
     return f"{value:.{_decimals(step)}f}"
 

@@ -81,8 +81,8 @@ class Report:
         few = [arm.name for arm in self.arms if len(arm.runs) < ENOUGH]
         if few and len(runs) > 1:
             found.append(
-                f"fewer than {ENOUGH} seeds: {', '.join(few)}. No interval is drawn, and nothing can be concluded "
-                "from one seed"
+                f"fewer than {ENOUGH} seeds: {', '.join(few)}. No interval is drawn, and the seeds alone may make the "
+                "difference"
             )
         steps = {run.folder: _steps(run) for run in runs}
         most = max(steps.values())
