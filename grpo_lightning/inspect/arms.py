@@ -100,7 +100,7 @@ def run_folders(argument: Path) -> list[Path]:
         if folders := {file.parent for file in argument.glob(pattern + EVENTS)}:
             return sorted(folders, key=lambda folder: _natural(str(folder)))
     raise UsageError(
-        f"{argument}: no event files (events.out.tfevents.*) in it, nor in its folders and theirs. Give the folder of "
+        f"{argument}: no event files (events.out.tfevents.*) in it, nor in its folders, nor in those of its folders. Give the folder of "
         "a run that logged to TensorBoard, which `grpo fit` does by default, or a folder arm/seed"
     )
 
@@ -109,11 +109,16 @@ def read_run(folder: Path, arm: str | None = None) -> Run:
     """Reads the curves and the configuration of a run.
 
     Raises:
-        UsageError: It has no scalars, or its config.yaml is broken.
+        UsageError: It has no scalars, its name is no Unicode, or its config.yaml is broken.
     """
-    scalars = read_scalars(folder)
+    try:
+        scalars = read_scalars(folder)
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{folder}: TensorBoard reads no path that is not Unicode. Rename it") from error
     if not scalars:
-        raise UsageError(f"{folder}: its event files hold no scalars yet. Wait for the first step, or leave it out")
+        raise UsageError(
+            f"{folder}: its event files hold no readable scalars. Wait for the first step, or leave it out"
+        )
     raw = read_config(folder / "config.yaml")
     if raw is None:
         return Run(folder, scalars, None, folder.name, arm)

@@ -97,7 +97,8 @@ class Report:
         for arm in others:
             if not arm.runs.keys() & base.runs.keys():
                 found.append(f"{arm.name} and {base.name} have no seed in common: no difference can be taken")
-        if without := [str(run.folder) for run in runs if run.config is None]:
+        without = [str(run.folder) for run in runs if run.config is None]
+        if without and len(runs) > 1:
             found.append(f"without config.yaml: {', '.join(without[:5])}{' ...' if len(without) > 5 else ''}")
         return found
 

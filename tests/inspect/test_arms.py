@@ -176,5 +176,5 @@ def test_folders_that_hold_no_run(tmp_path: Path):
     with pytest.raises(UsageError, match=r"no event files .* in it"):
         read_runs([tmp_path])
     (tmp_path / "events.out.tfevents.1").write_bytes(b"")
-    with pytest.raises(UsageError, match="its event files hold no scalars yet"):
+    with pytest.raises(UsageError, match="its event files hold no readable scalars"):
         read_runs([tmp_path])

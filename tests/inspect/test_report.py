@@ -131,13 +131,14 @@ def test_names_and_values_are_text(tmp_path: Path) -> None:
     assert f"{HOSTILE}1 {HOSTILE}0" in text_of(page)
 
 
-def test_a_name_that_is_no_unicode(tmp_path: Path) -> None:
+def test_a_name_that_is_no_unicode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(tmp_path / "experiment" / "plain", [0.1, 0.2])
     try:
         (tmp_path / "experiment" / "plain").rename(f"{tmp_path}/experiment/\udcff")
     except OSError as error:
         pytest.skip(f"the file system takes no such name: {error}")
-    assert "experiment/?" in run(tmp_path / "experiment")
+    assert report.main([str(tmp_path / "experiment")]) == 2
+    assert "experiment/?: TensorBoard reads no path that is not Unicode. Rename it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
