@@ -100,8 +100,8 @@ def run_folders(argument: Path) -> list[Path]:
         if folders := {file.parent for file in argument.glob(pattern + EVENTS)}:
             return sorted(folders, key=lambda folder: _natural(str(folder)))
     raise UsageError(
-        f"{argument}: no event files (events.out.tfevents.*) in it, nor in its folders, nor in those of its folders. Give the folder of "
-        "a run that logged to TensorBoard, which `grpo fit` does by default, or a folder arm/seed"
+        f"{argument}: no event files (events.out.tfevents.*) in it, nor one or two folders below. Give the folder of a "
+        "run that logged to TensorBoard, which `grpo fit` does by default, or a folder arm/seed"
     )
 
 
