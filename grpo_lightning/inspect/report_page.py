@@ -24,8 +24,8 @@ MANY_ROWS = 30
 """A longer table of differences is folded."""
 
 MEANINGS = {
-    r"val/avg@\d+": "fraction right of the sampled answers in validation",
-    r"val/pass@1": "fraction of validation questions whose greedy answer is right",
+    r"val/avg@\d+": "validation: fraction right of the sampled answers",
+    r"val/pass@1": "validation: fraction right of the greedy answers",
     r"reward/mean": "total reward, averaged over the completions of a step",
     r"rollout/length_mean": "tokens per completion",
     r"policy/entropy": "nats per token, at the sampling temperature",
@@ -175,7 +175,7 @@ class Report:
             drawn = chart(series, f"{name} over {axis.label}", axis, lines)
             if cut := outside(series, lines):
                 ends = " and ".join(f"{end:.3g}" for end in dict.fromkeys((cut[0], cut[-1])))
-                meaning += f"{'; ' if meaning else ''}{counted(len(cut), 'value')} outside: up to {ends}"
+                meaning += f"{'; ' if meaning else ''}{counted(len(cut), 'value')} outside: {ends}"
         return (
             f"<figure><figcaption><strong>{escaped(name)}</strong> <span>{escaped(meaning)}</span></figcaption>"
             f"{drawn}</figure>"

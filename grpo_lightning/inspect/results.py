@@ -43,8 +43,8 @@ class Results:
         marked = sum(one.excludes_zero for one in tested)
         return (
             f"<p>Of {counted(len(tested), 'difference')} to <bdi>{escaped(self.base)}</bdi>, "
-            f"<strong>{marked}</strong> {'has' if marked == 1 else 'have'} an interval that excludes 0: "
-            f"<mark>marked</mark>. Were all arms equal, about {0.05 * len(tested):.2g} would, by chance.</p>"
+            f"<strong>{marked}</strong> {'has' if marked == 1 else 'have'} an interval that excludes 0, "
+            f"<mark>marked</mark>. Were all arms equal, about {0.05 * len(tested):.2g} would have one by chance.</p>"
         )
 
     def _rows(self, chosen: Mapping[int, Metric]) -> Iterator[str]:

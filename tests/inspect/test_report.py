@@ -53,7 +53,7 @@ def test_numbers_by_hand(experiment: Path) -> None:
     text = text_of(run(experiment, "--metrics", "val/avg@8:last"))
     # 0.5, 0.6, 0.7: 0.6 ± 4.3027 * 0.1 / √3; the differences are 0.1, 0.2, 0.3, which has the same half.
     assert "plain 3 0.60 ± 0.25 twice 3 0.80 ± 0.50 +0.20 ± 0.25" in text
-    assert "Of 1 difference to plain , 0 have" in text and "about 0.05 would" in text
+    assert "Of 1 difference to plain , 0 have" in text and "about 0.05 would have one by chance" in text
     assert "val/avg@8 up to 2 exploration steps" in text
 
 
