@@ -14,12 +14,8 @@ WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 40
 """The margins around the plot, in the units of the view box."""
 STRIP_WIDTH, STRIP_HEIGHT = 120, 16
-MOST_POINTS = 600
-"""A longer line is thinned without a visible change."""
 MOST_DOTS = 25
-"""A mean with so many points at most has them marked."""
-MOST_LABELS = 200
-"""A mean with so many points at most shows their numbers under the pointer."""
+"""A mean with so many points at most has them marked; under the pointer each shows its numbers."""
 OUTLYING = 10
 """The y axis leaves out what would make it so many times as long as the middle 96 % of the values need."""
 
@@ -180,23 +176,6 @@ def tick_label(value: float, step: float) -> str:
     return f"{value:.{_decimals(step)}f}"
 
 
-def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """The points, or where there are more than `most` the first, least, most and last of each column."""
-    if len(points) <= most:
-        return list(points)
-    columns = most // 4
-    low, high = points[0][0], points[-1][0]
-    by_column: dict[int, list[Point]] = {}
-    for point in points:
-        by_column.setdefault(min(columns - 1, int((point[0] - low) / (high - low) * columns)), []).append(point)
-    found: list[Point] = []
-    for column in by_column.values():
-        values = [py for _, py in column]
-        chosen = {0, values.index(min(values)), values.index(max(values)), len(column) - 1}
-        found += [column[index] for index in sorted(chosen)]
-    return found
-
-
 def _count(low: float, high: float, step: float) -> int:
     return math.floor(high / step + 1e-9) - math.ceil(low / step - 1e-9) + 1
 
@@ -226,24 +205,23 @@ def _axes(x: Scale, y: Scale, axis: XAxis) -> Iterator[str]:
 def _drawn(one: Series, x: Scale, y: Scale) -> str:
     parts = [f'<g class="a{one.number}">']
     for piece in one.band:
-        upper = thinned([(px, high) for px, _, high in piece])
-        lower = thinned([(px, low) for px, low, _ in piece])
+        upper = [(px, high) for px, _, high in piece]
+        lower = [(px, low) for px, low, _ in piece]
         parts.append(f'<polygon class="band" points="{_points([*upper, *reversed(lower)], x, y)}"/>')
     parts += [_line(piece, "seed", x, y) for line in one.seeds for piece in line]
     parts += [_line(piece, "mean", x, y) for piece in one.mean]
     drawn = [point for piece in one.mean for point in piece]
-    if len(drawn) <= MOST_LABELS:
-        kind = "dot" if len(drawn) <= MOST_DOTS else "dot unseen"
-        for px, py in drawn:
-            title = html.escape(one.labels.get(px, one.name))
-            parts.append(f'<circle class="{kind}" cx="{x(px)}" cy="{y(py)}" r="2.6"><title>{title}</title></circle>')
+    kind = "dot" if len(drawn) <= MOST_DOTS else "dot unseen"
+    for px, py in drawn:
+        title = html.escape(one.labels.get(px, one.name))
+        parts.append(f'<circle class="{kind}" cx="{x(px)}" cy="{y(py)}" r="2.6"><title>{title}</title></circle>')
     return "".join([*parts, "</g>"])
 
 
 def _line(piece: Sequence[Point], kind: str, x: Scale, y: Scale) -> str:
     if len(piece) == 1:
         return f'<circle class="{kind} alone" cx="{x(piece[0][0])}" cy="{y(piece[0][1])}" r="1.5"/>'
-    return f'<polyline class="{kind}" points="{_points(thinned(piece), x, y)}"/>'
+    return f'<polyline class="{kind}" points="{_points(piece, x, y)}"/>'
 
 
 def _points(points: Iterable[Point], x: Scale, y: Scale) -> str:

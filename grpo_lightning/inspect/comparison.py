@@ -196,6 +196,15 @@ def shown(cell: Cell) -> str:
     return with_interval(of) if of.n == seeds else f"{with_interval(of)} (n = {of.n})"
 
 
+def coarsened(of: Curve, width: int) -> Curve:
+    """The curve with a point per `width` exploration steps: the means of x and y. The last may have fewer."""
+    bins = (of.step - 1) // width
+    starts = np.flatnonzero(np.diff(bins, prepend=-1))
+    x, y, finite = (np.split(values, starts[1:]) for values in (of.x, of.y, np.isfinite(of.y)))
+    means = [one[known].mean() if known.any() else np.nan for one, known in zip(y, finite, strict=True)]
+    return Curve((bins[starts] + 1) * width, np.array([one.mean() for one in x]), np.array(means))
+
+
 def means(curves: Sequence[Curve]) -> list[tuple[float, Estimate]]:
     """Of several seeds at each exploration step: mean x, and mean and interval of y. Gaps are left out."""
     points: dict[float, list[tuple[float, float]]] = {}

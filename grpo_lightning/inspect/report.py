@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     head, _, rest = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
         "grpo report",
-        description=f"{head.partition(': ')[2]}\n\n{rest}",
+        description=f"{head.partition(': ')[2].capitalize()}\n\n{rest}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or one that holds runs")

@@ -14,12 +14,14 @@ from urllib.parse import quote
 import grpo_lightning
 from grpo_lightning.inspect.arms import Arm, Run, differing, primary
 from grpo_lightning.inspect.charts import Point, Series, XAxis, chart, outside
-from grpo_lightning.inspect.comparison import AXES, Arms, Curve, Metric, compare, curves, means
+from grpo_lightning.inspect.comparison import AXES, Arms, Curve, Metric, coarsened, compare, curves, means
 from grpo_lightning.inspect.estimates import ENOUGH, with_interval
 from grpo_lightning.inspect.markup import NUM_COLORS, counted, escaped, swatch
 from grpo_lightning.inspect.results import Results
 
 STYLE = (Path(__file__).with_name("report.css")).read_text(encoding="utf-8")
+MOST_STEPS = 200
+"""A curve with more points is drawn with so many at most, each the mean of several steps."""
 MANY_ROWS = 30
 """A longer table of differences is folded."""
 
@@ -106,7 +108,8 @@ class Report:
         for number in range(len(self.arms)):
             yield f".a{number}{{color:var(--c{number % NUM_COLORS})}}"
             if number >= NUM_COLORS:
-                yield f".a{number} .mean{{stroke-dasharray:{'6 4' if number < 2 * NUM_COLORS else '2 3'}}}"
+                dashes = "6 4" if number < 2 * NUM_COLORS else "2 4"
+                yield f".a{number} .mean,.key{number} .mean{{stroke-dasharray:{dashes}}}"
             yield f":root:has(#show{number}:not(:checked)) svg .a{number}{{display:none}}"
 
     def _head(self) -> Iterator[str]:
@@ -167,9 +170,13 @@ class Report:
         yield "</section>"
 
     def _figure(self, name: str, by_arm: Mapping[str, Mapping[str, Curve]], axis: XAxis) -> str:
-        series = [series_of(i, arm, list(by_arm[arm].values()), axis.label) for i, arm in enumerate(by_arm)]
+        width = bin_width([of for runs in by_arm.values() for of in runs.values()])
+        drawn_curves = [[coarsened(of, width) if width > 1 else of for of in runs.values()] for runs in by_arm.values()]
+        series = [series_of(i, arm, drawn_curves[i], axis.label) for i, arm in enumerate(by_arm)]
         lines = [metric.threshold for metric in self.metrics if metric.name == name and metric.is_threshold]
         meaning = next((text for pattern, text in MEANINGS.items() if re.fullmatch(pattern, name)), "")
+        if width > 1:
+            meaning += f"{'; ' if meaning else ''}a point per {width} steps, their mean"
         drawn = "<p>No value is finite.</p>"
         if any(True for one in series for _ in one.points()):
             drawn = chart(series, f"{name} over {axis.label}", axis, lines)
@@ -258,6 +265,13 @@ def series_of(number: int, name: str, found: Sequence[Curve], x_label: str) -> S
         labels[x] = f"{name} · {x_label} {x:g} · {with_interval(y)}"
     seeds = [_pieces(one) for one in found] if len(found) > 1 else []
     return Series(name, number, [p for p in mean if p], [p for p in band if len(p) > 1], seeds, labels)
+
+
+def bin_width(found: Sequence[Curve]) -> int:
+    """How many steps a point of these curves stands for; 1 where they are short."""
+    if max((len(of.step) for of in found), default=0) <= MOST_STEPS:
+        return 1
+    return math.ceil(max(of.step[-1] for of in found) / MOST_STEPS)
 
 
 def _pieces(of: Curve) -> list[list[Point]]:

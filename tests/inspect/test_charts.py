@@ -123,15 +123,6 @@ def test_tick_labels(value: float, step: float, expected: str):
     assert tick_label(value, step) == expected
 
 
-def test_long_lines_keep_their_extremes():
-    values = [(float(i), math.sin(i)) for i in range(10000)]
-    values[5000] = (5000.0, 7.0)
-    found = thinned(values, 600)
-    assert len(found) <= 600 and found[0] == values[0] and found[-1] == values[-1]
-    assert (5000.0, 7.0) in found and found == sorted(found)
-    assert thinned(values[:600], 600) == values[:600]
-
-
 def test_scale_is_linear():
     assert [Scale(0, 10, 100, 0)(value) for value in (0, 2.5, 10)] == ["100.0", "75.0", "0.0"]
 

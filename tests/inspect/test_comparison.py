@@ -3,7 +3,7 @@ import math
 import pytest
 from helpers.curves import arm, scalars
 
-from grpo_lightning.inspect.comparison import Metric, compare, curve, means, shown
+from grpo_lightning.inspect.comparison import Metric, coarsened, compare, curve, means, shown
 from grpo_lightning.inspect.estimates import Estimate, estimate, t_quantile, with_interval
 
 
@@ -141,6 +141,16 @@ def test_numbers_have_the_digits_their_interval_allows():
     estimates = [(0.95678, 0.00412), (12.346, 0.5), (1234.6, 60.0), (2.0, 0.0), (0.123456, math.nan), (2e-7, 3.14e-8)]
     texts = [with_interval(Estimate(mean, half, 2)) for mean, half in estimates]
     assert texts == ["0.9568 ± 0.0041", "12.35 ± 0.50", "1235 ± 60", "2 ± 0", "0.123", "2e-07 ± 3.1e-08"]
+
+
+def test_coarsened_by_hand():
+    of = coarsened(curve(scalars([1.0, 2.0, math.nan, 6.0, 7.0], updates_per_step=2), "val/x", "update"), 2)
+    # Steps 1-2, 3-4 and 5, whose last updates are 2, 4, 6, 8, 10.
+    assert (of.step.tolist(), of.x.tolist(), of.y.tolist()) == ([2, 4, 6], [3, 7, 10], [1.5, 6.0, 7.0])
+    gap = coarsened(curve(scalars([1.0, 1.0, math.nan, math.nan]), "val/x", "step"), 2)
+    assert gap.y[0] == 1.0 and math.isnan(gap.y[1])
+    sparse = curve(scalars([1.0, 2.0, 3.0]) | {"epoch": [(0, 3.0), (1, 7.0), (2, 9.0)]}, "val/x", "step")
+    assert coarsened(sparse, 5).y.tolist() == [1.0, 2.5]
 
 
 def test_means_leave_gaps_out():

@@ -86,6 +86,16 @@ def test_the_mean_is_drawn_where_all_seeds_are(experiment: Path) -> None:
     assert re.search(r"long/1 has 2 of 4 steps: last values and means compare up to there", text_of(page))
 
 
+def test_long_curves_are_drawn_by_means(tmp_path: Path) -> None:
+    page = run(make(tmp_path / "run", [float(i % 2) for i in range(400)]), "--metrics", "val/avg@8")
+    assert "a point per 2 steps, their mean" in text_of(page)
+    (mean,) = re.findall(r'<polyline class="mean" points="([^"]*)"', page)
+    assert len({point.split(",")[1] for point in mean.split()}) == 1, "0.5 everywhere"
+    assert len(mean.split()) == 200
+    page = run(make(tmp_path / "short", [float(i % 2) for i in range(200)]), "--metrics", "val/avg@8")
+    assert "a point per" not in text_of(page)
+
+
 def test_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = run(make(tmp_path / "quickstart", [0.25, 0.75]))
     assert "What differs" not in page and "less" not in text_of(page)
