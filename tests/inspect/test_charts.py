@@ -11,7 +11,6 @@ from grpo_lightning.inspect.charts import (
     chart,
     outside,
     strip,
-    thinned,
     tick_label,
     ticks,
     y_range,
