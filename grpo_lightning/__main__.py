@@ -6,6 +6,10 @@ import sys
 
 def main() -> None:
     """Runs the command line."""
+    if sys.argv[1:2] == ["inspect"]:
+        from grpo_lightning.inspect import command
+
+        sys.exit(command.main(sys.argv[2:]))
     # Read when torch starts its threads: threads that spin while they wait stall one another on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # As `python -m` does: a class or function of the user's is found in the working directory.
