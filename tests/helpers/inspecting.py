@@ -113,14 +113,14 @@ def group_of(tokens: Sequence[TokenRecord], **more: Any) -> GroupRecord:
     return GroupRecord(**fields | more)
 
 
-def completion_of(tokens: TokenRecord, right: bool = True, **more: Any) -> CompletionRecord:
+def completion_of(tokens: TokenRecord, right: bool | None = True, **more: Any) -> CompletionRecord:
     """A completion; `more` sets its fields."""
     fields: dict[str, Any] = {
         "text": "".join(tokens.pieces),
         "finish_reason": "stop",
-        "reward": float(right),
+        "reward": float(bool(right)),
         "right": right,
-        "scores": {"math_verifier": float(right)},
+        "scores": {"math_verifier": float(bool(right))},
         "statuses": {"math_verifier": "ok"},
         "answer": "5" if right else "4",
         "segments": {},

@@ -36,7 +36,7 @@ class WordPolicy:
         self.words = sorted({word for text in texts for word in text})
         self.index = {word: index for index, word in enumerate(self.words)}
         size = len(self.words)
-        counts = torch.full((size + 1, size + 1, size), 0.03)
+        counts = torch.full((size + 1, size + 1, size), 0.002)
         for text in texts:
             path = [size, size, *(self.index[word] for word in text)]
             for one, two, three in zip(path, path[1:], path[2:], strict=False):

@@ -97,10 +97,14 @@ function change(changes) {
   } else drawAll();
   if (focused && byId(focused)) byId(focused).focus();
   const chosen = document.querySelector("#groups [aria-selected=true]");
+  if (keys.includes("view") || keys.includes("step")) document.querySelector(".row.chosen")?.scrollIntoView({ block: "nearest" });
   if (chosen && (keys.includes("group") || keys.includes("sort"))) chosen.scrollIntoView({ block: "nearest" });
 }
 
 document.addEventListener("keydown", onKey);
+// On paper the colours are those of the light theme, whatever the screen's are.
+window.addEventListener("beforeprint", () => { document.documentElement.dataset.theme = "light"; readPalette(); scales.clear(); paint(); drawHistogram(); });
+window.addEventListener("afterprint", drawAll);
 window.addEventListener("hashchange", () => { state = readLink(location.hash); drawAll(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 watchTokens(byId("content"));

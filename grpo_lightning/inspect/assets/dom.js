@@ -33,7 +33,9 @@ function number(value, signed = false) {
 // A probability to read.
 function probability(value) {
   if (!isNumber(value)) return "–";
-  return value >= 0.0995 ? `${(100 * value).toFixed(value > 0.9995 && value < 1 ? 2 : 1)} %` : `${number(100 * value)} %`;
+  const percent = 100 * value;
+  if (percent < 0.01) return `${number(percent)} %`;
+  return `${percent.toFixed(percent > 99.95 && percent < 100 ? 2 : percent >= 9.95 ? 1 : percent >= 0.0995 ? 2 : 3)} %`;
 }
 
 const plural = (count, thing) => `${count.toLocaleString("en")} ${thing}${count === 1 ? "" : "s"}`;

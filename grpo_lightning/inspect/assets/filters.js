@@ -66,9 +66,9 @@ function drawFilters() {
     h("button", { type: "button", class: "chip", "data-filter": id, "aria-pressed": String(chosen.includes(id)), onclick: () => toggle(id) }, name));
   const pattern = searchPattern();
   return h("div", { class: "filters" },
-    h("div", { class: "chips" }, buttons),
-    h("div", { class: "fields" },
-      h("input", { id: "search", type: "search", placeholder: "/ regular expression", "aria-label": "Search, a regular expression", value: state.search, onchange: (event) => change({ search: event.target.value }) }),
+    h("div", { class: "chips" }, buttons.slice(0, 4)),
+    h("div", { class: "fields" }, buttons.slice(4),
+      h("input", { id: "search", type: "search", placeholder: "/ search", title: "a regular expression, in completions and questions", "aria-label": "Search, a regular expression", value: state.search, onchange: (event) => change({ search: event.target.value }) }),
       h("label", { class: "above" }, "|Δ| >", h("input", { id: "above", type: "number", min: 0, step: "any", value: state.above, "aria-label": "Smallest change of a log-prob", onchange: (event) => change({ above: event.target.value }) }))),
     typeof pattern === "string" && h("p", { class: "problem", role: "alert" }, pattern));
 }

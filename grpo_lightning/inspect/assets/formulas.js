@@ -119,8 +119,10 @@ function cornersOf(settings, token) {
       return [upper, lower].filter(Number.isFinite).map((logp) => ({ logp, name: "target" }));
     }
     case "OffPolicyMask": {
+      const inner = cornersOf(settings.surrogate, token);
+      if (good) return inner;
       const mask = at(-token.changes.length * settings.threshold - others(), "mask");
-      return [...cornersOf(settings.surrogate, token), ...(good ? [] : [mask])];
+      return [mask, ...inner.filter(({ logp }) => logp > mask.logp)];
     }
     default: return [];
   }

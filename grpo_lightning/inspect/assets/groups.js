@@ -34,13 +34,14 @@ function verdictStrip(group) {
   return h("span", { class: "strip" }, signs);
 }
 
+const rolesOf = (group) => (group.kind === "validation" ? "validation" : group.roles.join(", "));
+
 function drawGroup(group, chosen) {
   const sort = SORTS[state.sort] || SORTS.recorded;
   const fact = sort.text ? sort.text(sort.value(group)) : `|Δ| ${number(movement(group))}`;
   return h("li", { role: "option", "aria-selected": String(chosen), "data-group": group.index, onclick: () => change({ group: group.index, token: "", view: state.view === "compare" ? "compare" : "tokens" }) },
-    h("div", { class: "question" }, oneLine(group.question)),
-    h("div", { class: "facts" }, verdictStrip(group), h("span", { class: "fact" }, fact)),
-    h("div", { class: "roles" }, group.kind === "validation" ? ["validation"] : null, group.roles.filter((role) => role !== "followed").map((role) => h("em", {}, role))));
+    h("div", { class: "facts" }, h("span", { class: "question" }, oneLine(group.question)), h("span", { class: "roles" }, rolesOf(group))),
+    h("div", { class: "facts" }, verdictStrip(group), h("span", { class: "fact" }, fact)));
 }
 
 function drawSort() {

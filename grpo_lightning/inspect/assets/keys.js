@@ -50,12 +50,15 @@ function moveCompletion(by) {
   goTo(own ? neighbour(firsts, own, by) : firsts[0]);
 }
 
-// Tokens by the size of the coloured number, largest first.
+// Tokens by the size of the coloured number, largest first; it goes on from the last one that it went to.
+let extreme = null;
+
 function moveExtreme(by) {
   const { value } = quantityOf(state.colour);
   const size = (element) => Math.abs(value(element.completion.tokens, element.t));
   const ranked = drawnTokens.filter((element) => isNumber(size(element))).sort((a, b) => size(b) - size(a));
-  goTo(ranked.includes(hovered) ? neighbour(ranked, hovered, by) : ranked[0]);
+  extreme = extreme === hovered && ranked.includes(extreme) ? neighbour(ranked, extreme, by) : ranked[0] || null;
+  goTo(extreme);
 }
 
 function toggleFilter(id) {
@@ -101,7 +104,7 @@ function showHelp() {
   const rows = KEYS.map(([keys, what]) => [h("dt", {}, keys.split(" ").map((key) => (key === "…" ? " … " : h("kbd", {}, key)))), h("dd", {}, what)]);
   byId("help").replaceChildren(
     h("h2", {}, "Keys"), h("dl", {}, rows.flat()),
-    h("p", { class: "about" }, "The address keeps what you look at: copy it to share the place. This page loads nothing and sends nothing."),
+    h("p", { class: "about" }, "The address keeps what you look at: copy it to share what you see. This page loads nothing and sends nothing."),
     h("form", { method: "dialog" }, h("button", {}, "close")));
   byId("help").showModal();
 }

@@ -53,7 +53,7 @@ function drawLandscape(objective, tokens, t) {
     svg("defs", {}, svg("clipPath", { id: "frame" }, svg("rect", { x: LANDSCAPE.left, y: LANDSCAPE.top, width: LANDSCAPE.width - LANDSCAPE.left - LANDSCAPE.right, height: LANDSCAPE.height - LANDSCAPE.top - LANDSCAPE.bottom }))));
   const path = (points) => points.map(({ p, value }, i) => `${i ? "L" : "M"}${x(p).toFixed(2)} ${clamp(y(value), -999, 999).toFixed(2)}`).join("");
   const plot = svg("g", { "clip-path": "url(#frame)" });
-  picture.append(svg("line", { class: "axis", x1: x(from), x2: x(to), y1: y(0), y2: y(0) }), plot);
+  picture.append(svg("line", { class: "axis", x1: x(from), x2: x(to), y1: y(0), y2: y(0) }), svg("text", { class: "tick", x: x(to), y: y(0) - 3 < LANDSCAPE.top + 6 ? y(0) + 10 : y(0) - 3, "text-anchor": "end" }, "0"), plot);
   for (const corner of corners.filter(({ logp: at }) => inside(Math.exp(at)))) {
     const at = Math.exp(corner.logp);
     plot.append(svg("line", { class: "corner", x1: x(at), x2: x(at), y1: 0, y2: LANDSCAPE.height }));
@@ -67,7 +67,7 @@ function drawLandscape(objective, tokens, t) {
     plot.append(svg("path", { class: "surrogate", d: path(curve.map(({ p, surrogate }) => ({ p, value: surrogate }))) }));
   }
   if (knows) plot.append(svg("path", { class: "objective", d: path(curve.map(({ p, total }) => ({ p, value: total }))) }));
-  if (isNumber(slope)) {
+  if (isNumber(slope) && Math.exp(logp) > 0) {
     const tangent = [-0.25, 0, 0.25].map((step) => step * (to - from) + Math.exp(logp)).map((p) => ({ p, value: here + (slope / Math.exp(logp)) * (p - Math.exp(logp)) }));
     if (!knows || isStopped(objective.surrogate)) plot.append(svg("path", { class: "tangent", d: path(tangent) }));
   }
