@@ -54,7 +54,11 @@ class Candidates:
             self.old_logp,
             learns_from_all=not objective.learns_from_advantage_alone or self.module.reward_kl is not None,
         )
-        mine = {id: self._group(id, roles[id], learned, recorder, first_update) for id in {*prompt_ids} & {*roles}}
+        rows = [*zip(prompt_ids, Row.all_of(self.rollouts), strict=True)]
+        mine = {
+            id: self._group(roles[id], [row for own, row in rows if own == id], learned, recorder, first_update)
+            for id in {*prompt_ids} & {*roles}
+        }
         everyone = {id: record for groups in ranks.gather(mine) for id, record in groups.items()}
         return [everyone[id] for id in roles]
 
@@ -74,15 +78,20 @@ class Candidates:
         return {id: value for groups in ranks.gather(mine) for id, value in groups.items()}
 
     def _group(
-        self, prompt_id: int, roles: list[str], learned: dict[int, Learned], recorder: Recorder, first_update: int
+        self, roles: list[str], rows: list[Row], learned: dict[int, Learned], recorder: Recorder, first_update: int
     ) -> GroupRecord:
         exploration = self.step.exploration
-        completions, updates = [], []
-        for index, id in enumerate(self._prompt_ids):
-            if id == prompt_id:
-                number, row = int(self.rollouts.row[index]), Row.of(self.rollouts, index)
-                sample, seen = exploration.samples[number], learned.get(number)
-                tokens = recorder.record(row, seen)
-                completions.append(completion_record(sample, exploration.scores, number, tokens, row.drawn.tolist()))
-                updates += [] if seen is None else [first_update + seen.update]
-        return group_record(TRAIN, roles, sample.prompt, max(updates, default=None), completions, recorder.tokenizer)
+        indices = [int(row.rollouts.row) for row in rows]
+        completions = [
+            completion_record(
+                exploration.samples[index],
+                exploration.scores,
+                index,
+                recorder.record(row, learned.get(index)),
+                row.drawn.tolist(),
+            )
+            for index, row in zip(indices, rows, strict=True)
+        ]
+        updates = [first_update + learned[index].update for index in indices if index in learned]
+        prompt = exploration.samples[indices[0]].prompt
+        return group_record(TRAIN, roles, prompt, max(updates, default=None), completions, recorder.tokenizer)

@@ -2,15 +2,12 @@
 
 from dataclasses import dataclass, replace
 
-import torch
-
 from grpo_lightning import ranks
 from grpo_lightning.inspect.groups import VALIDATION, completion_record, group_record
 from grpo_lightning.inspect.measuring import Measure
 from grpo_lightning.inspect.record import CompletionRecord, GroupRecord
 from grpo_lightning.inspect.tokens import Row
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.rewards.results import Scores
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.evaluation import STEP
 from grpo_lightning.training.explorer import sampler_logp
@@ -82,8 +79,7 @@ class Followed:
         ref_logp = None if module.reference is None else measure.logp(rollouts, module.reference)
         scores = module.explorer.scorer([answer.sample for answer in answers])
         found: dict[int, list[CompletionRecord]] = {prompt.id: [] for prompt in prompts}
-        for number, answer in enumerate(answers):
-            row = Row.of(rollouts, number)
+        for number, (answer, row) in enumerate(zip(answers, Row.all_of(rollouts), strict=True)):
             tokens = row.record(
                 module.policy.tokenizer,
                 sampler_logp=row.rollouts.sampler_logp,

@@ -33,8 +33,8 @@ class Inspector(Callback, Observer):
     Each token has its log-probs when drawn, under the old policy, in the last update, after it and under the reference.
     It also has its advantage, weight and terms of the objective, entropies, and the likeliest tokens before and after.
     The groups are the most mixed, the most moved, the worst and the best; beside them some validation prompts are
-    followed over the run. The first step, every n-th and the last of `trainer.max_epochs` are recorded, and metrics under
-    `update/` logged. Nothing else of the run changes.
+    followed over the run. The first step, every n-th and the last of `trainer.max_epochs` are recorded, and metrics
+    under `update/` logged. Nothing else of the run changes.
 
     Args:
         every_n_steps: Exploration steps between two records. 0 records nothing.
@@ -86,7 +86,7 @@ class Inspector(Callback, Observer):
         self._first_update = internals.num_logged_updates(trainer)
         if begins and trainer.current_epoch == 0:
             with self._looking():
-                followed = self._followed
+                followed = self._follow()
             if followed:
                 self._write(0, self._first_update - 1, followed)
         if self._is_due:
@@ -100,7 +100,7 @@ class Inspector(Callback, Observer):
         loop = GRPOLoop.find(self._trainer)
         with self._looking():
             self._metrics = Movement.from_step(step, self._module.policy).metrics()
-            groups = self._candidates.records(self._first_update, loop.num_minibatches) + self._followed
+            groups = self._candidates.records(self._first_update, loop.num_minibatches) + self._follow()
         self._candidates = None
         last = self._first_update + loop.updates_per_step - 1
         self._write(self._trainer.current_epoch + 1, last, groups)
@@ -125,16 +125,15 @@ class Inspector(Callback, Observer):
         loop = GRPOLoop.find(self._trainer)
         return Measure(self._module.policy, loop.max_tokens, self._module.device)
 
-    @property
-    def _followed(self) -> list[GroupRecord]:
-        """The followed prompts, answered by the policy as it is. Every rank must ask."""
+    def _follow(self) -> list[GroupRecord]:
+        """The followed prompts, answered by the policy as it is. Every rank must call it."""
         data = getattr(self._trainer, "datamodule", None)
         assert isinstance(data, PromptDataModule)
         return Followed(self._module, data, self.num_followed, self.num_samples).records(self._measure)
 
     @contextmanager
     def _looking(self) -> Iterator[None]:
-        """Eval mode without gradients, on the clock; random states and the counts of failed rewards stay as they are."""
+        """Eval mode without gradients, on the clock; random states and counts of failed rewards stay."""
         started = perf_counter()
         parts = [part for reward in self._module.explorer.scorer.rewards for part in reward.with_parts()]
         tallies = [part.tally.copy() for part in parts]

@@ -30,7 +30,8 @@ class Measure:
     def __call__(self, rollouts: Rollouts) -> TokenLogp:
         """Log-probs, entropies and the likeliest tokens at each drawn token, on the CPU, in the order of `rollouts`."""
         shape = (rollouts.num_tokens, NUM_ALTERNATIVES)
-        found = TokenLogp(*torch.zeros(2, shape[0]), torch.zeros(shape, dtype=torch.int64), torch.zeros(shape))
+        logp, entropy = torch.zeros(2, rollouts.num_tokens)
+        found = TokenLogp(logp, entropy, torch.zeros(shape, dtype=torch.int64), torch.zeros(shape))
 
         def look(pack: Rollouts) -> tuple[Tensor | None, ...]:
             scored = self.policy(pack, num_top=NUM_ALTERNATIVES)

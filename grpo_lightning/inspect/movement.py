@@ -32,7 +32,9 @@ class Movement:
 
     @classmethod
     def from_step(cls, step: Step, policy: Policy) -> "Movement":
-        """The movement on all ranks together; a forward per pack. Call it in eval mode, without gradients, on each rank.
+        """The movement on all ranks together; a forward per pack.
+
+        Every rank must call it, in eval mode and without gradients.
 
         Args:
             step: Its updates have been made, its packs are still there.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import pairwise
 
 from transformers import PreTrainedTokenizerBase
 
@@ -43,7 +44,7 @@ def _prefixes(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], whol
         )
         ends.append(max(ends[-1], agree))
     ends.append(len(whole))
-    return [whole[start:end] for start, end in zip(ends[:-1], ends[1:], strict=True)] if token_ids else []
+    return [whole[start:end] for start, end in pairwise(ends)] if token_ids else []
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerBase, token_ids: Iterable[int]) -> dict[int, str]:

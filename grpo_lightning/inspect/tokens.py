@@ -1,5 +1,6 @@
 """The tokens of one completion as they are recorded, drawn and given ones in their order."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,6 @@ from transformers import PreTrainedTokenizerBase
 from grpo_lightning.inspect.learned import Learned
 from grpo_lightning.inspect.pieces import pieces_of
 from grpo_lightning.inspect.record import TokenRecord
-from grpo_lightning.maths.ragged import take
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import TokenLogp
 
@@ -21,27 +21,21 @@ class Row:
 
     rollouts: Rollouts
     """The completion alone."""
-    tokens: Tensor
-    """[n] int64 indices of its drawn tokens among those of all completions."""
+    tokens: slice
+    """Its drawn tokens among those of all completions."""
+    ids: list[int]
+    """[T] drawn and given tokens."""
+    drawn: np.ndarray
+    """[n] int64 indices of the drawn tokens in `ids`."""
 
     @classmethod
-    def of(cls, rollouts: Rollouts, index: int) -> "Row":
-        """The completion `index`."""
-        row = torch.tensor([index])
-        return cls(rollouts.select(row), take(row, rollouts.lengths))
-
-    @property
-    def drawn(self) -> Tensor:
-        """[n] int64 indices of the drawn tokens among the drawn and given ones."""
-        return self.rollouts.sizes.drawn
-
-    @property
-    def ids(self) -> list[int]:
-        """[T] drawn and given tokens."""
-        one = self.rollouts
-        given = [] if one.context_ids is None else [one.context_ids]
-        ids: list[int] = torch.cat([one.token_ids, *given])[one.sizes.order].tolist()
-        return ids
+    def all_of(cls, rollouts: Rollouts) -> Iterator["Row"]:
+        """Yields the completions, in their order."""
+        end = 0
+        for index, length in enumerate(rollouts.sizes.lengths.tolist()):
+            one, start, end = rollouts.select(torch.tensor([index])), end, end + length
+            ids = one.token_ids if one.context_ids is None else torch.cat([one.token_ids, one.context_ids])
+            yield cls(one, slice(start, end), ids[one.sizes.order].tolist(), one.sizes.drawn.numpy())
 
     def record(self, tokenizer: PreTrainedTokenizerBase, **numbers: Tensor | None) -> TokenRecord:
         """The tokens as they are recorded.
@@ -53,7 +47,7 @@ class Row:
         ids, given = self.ids, None
         if len(ids) > len(self.drawn):
             given = np.ones(len(ids), np.int8)
-            given[self.drawn.numpy()] = 0
+            given[self.drawn] = 0
         arrays = {name: None if values is None else self._spread(values) for name, values in numbers.items()}
         columns = {name: self._spread(values) for name, values in self.rollouts.columns.items()}
         return TokenRecord(np.array(ids, np.int32), pieces_of(tokenizer, ids), given, **arrays, columns=columns)
@@ -62,7 +56,7 @@ class Row:
         """[T] or [T, K] from [n] or [n, K]: NaN or 0 for given tokens."""
         dtype = {torch.int64: np.int32, torch.int8: np.int8}.get(values.dtype, np.float32)
         whole = np.full((len(self.ids), *values.shape[1:]), np.nan if dtype == np.float32 else 0, dtype)
-        whole[self.drawn.numpy()] = values.numpy()
+        whole[self.drawn] = values.numpy()
         return whole
 
 
