@@ -1,6 +1,6 @@
 """The same validation prompts at every recorded step, so that one can follow how their answers change."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from grpo_lightning import ranks
 from grpo_lightning.inspect.groups import VALIDATION, completion_record, group_record
@@ -9,10 +9,10 @@ from grpo_lightning.inspect.record import CompletionRecord, GroupRecord
 from grpo_lightning.inspect.tokens import Row
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.training.data import PromptDataModule
-from grpo_lightning.training.evaluation import STEP
+from grpo_lightning.training.evaluation import Answer
 from grpo_lightning.training.explorer import sampler_logp
 from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.types import Completion, Prompt, Sample
+from grpo_lightning.types import Prompt
 
 FOLLOWED = "followed"
 """The role of these groups."""
@@ -37,6 +37,15 @@ class Followed:
     num_prompts: int
     num_samples: int
 
+    def expect(self) -> None:
+        """Lets the validation of this step, if there is one, keep its answers to the prompts."""
+        self.module.evaluation.kept = {prompt.id: [] for prompt in self._mine}
+
+    @property
+    def _mine(self) -> list[Prompt]:
+        """The prompts of this rank, which are those that it validates."""
+        return self.prompts[ranks.rank() :: ranks.world_size()]
+
     @property
     def prompts(self) -> list[Prompt]:
         """The prompts of all ranks; their ids are those of validation."""
@@ -45,26 +54,31 @@ class Followed:
 
     def records(self, measure: Measure) -> list[GroupRecord]:
         """The groups of all ranks, by prompt id. Call it in eval mode, without gradients, on every rank."""
-        prompts = self.prompts
-        mine = prompts[ranks.rank() :: ranks.world_size()]
-        if not prompts:
+        kept, self.module.evaluation.kept = self.module.evaluation.kept, {}
+        if not self.prompts:
             return []
-        with self.module.explorer.awake():
-            answers = [*self._answers(mine, 1, greedy=True), *self._answers(mine, self.num_samples, greedy=False)]
-        # Prompt by prompt, the greedy answer first.
-        answers.sort(key=lambda answer: (answer.sample.prompt.id, not answer.greedy))
+        mine = self._mine
+        answers = [answer for prompt in mine for answer in self._chosen(kept.get(prompt.id, []))]
+        if not all(ranks.gather(len(answers) == len(mine) * (1 + self.num_samples))):
+            answers = self._answers(mine)
         groups = self._groups(mine, answers, measure)
         return sorted((one for groups in ranks.gather(groups) for one in groups), key=lambda group: group.prompt_id)
 
-    def _answers(self, prompts: list[Prompt], num_samples: int, greedy: bool) -> list["Answer"]:
-        if not num_samples:
-            return []
-        policy, explorer, sampling = self.module.policy, self.module.explorer, self.module.sampling
-        sampling = replace(sampling, temperature=0.0) if greedy else sampling
-        completions, samples = explorer.sample(policy, prompts, num_samples, sampling, seed=0, step=STEP)
-        return [Answer(*pair, greedy) for pair in zip(completions, samples, strict=True)]
+    def _chosen(self, answers: list[Answer]) -> list[Answer]:
+        """The answers that are recorded, of those that validation kept."""
+        drawn = [answer for answer in answers if not answer.greedy]
+        return [*(answer for answer in answers if answer.greedy), *drawn[: self.num_samples]]
 
-    def _groups(self, prompts: list[Prompt], answers: list["Answer"], measure: Measure) -> list[GroupRecord]:
+    def _answers(self, prompts: list[Prompt]) -> list[Answer]:
+        """Answers prompt by prompt, the greedy one first."""
+        module = self.module
+        with module.explorer.awake():
+            answers = module.evaluation.answer(module.policy, prompts, 1, greedy=True)
+            if self.num_samples:
+                answers += module.evaluation.answer(module.policy, prompts, self.num_samples, greedy=False)
+        return sorted(answers, key=lambda answer: (answer.sample.prompt.id, not answer.greedy))
+
+    def _groups(self, prompts: list[Prompt], answers: list[Answer], measure: Measure) -> list[GroupRecord]:
         """The groups of this rank."""
         module = self.module
         index = {prompt.id: i for i, prompt in enumerate(prompts)}
@@ -96,12 +110,3 @@ class Followed:
             group_record(VALIDATION, [FOLLOWED], prompt, None, found[prompt.id], module.policy.tokenizer)
             for prompt in prompts
         ]
-
-
-@dataclass(slots=True)
-class Answer:
-    """A completion as the engine and as the rewards see it."""
-
-    completion: Completion
-    sample: Sample
-    greedy: bool

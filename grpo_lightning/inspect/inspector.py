@@ -59,6 +59,7 @@ class Inspector(Callback, Observer):
         self._seconds = 0.0
         self._first_update = 0
         self._candidates: Candidates | None = None
+        self._groups: list[GroupRecord] | None = None
         self._metrics: dict[str, float] = {}
         self._begins = True
 
@@ -86,33 +87,37 @@ class Inspector(Callback, Observer):
         self._first_update = internals.num_logged_updates(trainer)
         if begins and trainer.current_epoch == 0:
             with self._looking():
-                followed = self._follow()
-            if followed:
-                self._write(0, self._first_update - 1, followed)
+                groups = self._followed.records(self._measure)
+            if groups:
+                self._write(0, self._first_update - 1, groups)
         if self._is_due:
             with self._looking():
                 self._candidates = Candidates(step, self._module, self.num_groups, self._measure)
+                self._followed.expect()
 
     def updated(self, step: Step) -> None:
-        """Measures again, and writes the record of the step."""
+        """Measures again."""
         if self._candidates is None:
             return
-        loop = GRPOLoop.find(self._trainer)
         with self._looking():
             self._metrics = Movement.from_step(step, self._module.policy).metrics()
-            groups = self._candidates.records(self._first_update, loop.num_minibatches) + self._follow()
+            loop = GRPOLoop.find(self._trainer)
+            self._groups = self._candidates.records(self._first_update, loop.num_minibatches)
         self._candidates = None
-        last = self._first_update + loop.updates_per_step - 1
-        self._write(self._trainer.current_epoch + 1, last, groups)
-        self._metrics[SECONDS] = max(ranks.gather(self._seconds))
-        self._seconds = 0.0
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Logs the metrics of a recorded step with those of the step."""
-        metrics, self._metrics = self._metrics, {}
-        if metrics:
-            # Lightning would put plain numbers on the GPU, to fetch them from there.
-            pl_module.log_dict({name: torch.tensor(value) for name, value in metrics.items()})
+        """Writes the record of the step, and logs its metrics with those of the step."""
+        if self._groups is None:
+            return
+        # Validation comes before this, and may have answered the followed prompts.
+        with self._looking():
+            groups = self._groups + self._followed.records(self._measure)
+        last = self._first_update + GRPOLoop.find(trainer).updates_per_step - 1
+        self._write(trainer.current_epoch + 1, last, groups)
+        metrics = self._metrics | {SECONDS: max(ranks.gather(self._seconds))}
+        self._groups, self._metrics, self._seconds = None, {}, 0.0
+        # Lightning would put plain numbers on the GPU, to fetch them from there.
+        pl_module.log_dict({name: torch.tensor(value) for name, value in metrics.items()})
 
     @property
     def _is_due(self) -> bool:
@@ -125,11 +130,11 @@ class Inspector(Callback, Observer):
         loop = GRPOLoop.find(self._trainer)
         return Measure(self._module.policy, loop.max_tokens, self._module.device)
 
-    def _follow(self) -> list[GroupRecord]:
-        """The followed prompts, answered by the policy as it is. Every rank must call it."""
+    @property
+    def _followed(self) -> Followed:
         data = getattr(self._trainer, "datamodule", None)
         assert isinstance(data, PromptDataModule)
-        return Followed(self._module, data, self.num_followed, self.num_samples).records(self._measure)
+        return Followed(self._module, data, self.num_followed, self.num_samples)
 
     @contextmanager
     def _looking(self) -> Iterator[None]:
