@@ -1,10 +1,16 @@
 """The public names and their files. `__init__.py` reads this list; type checkers and editors read it too."""
 
+from grpo_lightning import inspect as inspect
 from grpo_lightning.engines.base import RolloutEngine as RolloutEngine
 from grpo_lightning.engines.native import NativeEngine as NativeEngine
 from grpo_lightning.engines.sampling import Sampling as Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine as ScriptedEngine
 from grpo_lightning.engines.transformers import TransformersEngine as TransformersEngine
+from grpo_lightning.inspect.inspector import Inspector as Inspector
+from grpo_lightning.inspect.record import CompletionRecord as CompletionRecord
+from grpo_lightning.inspect.record import GroupRecord as GroupRecord
+from grpo_lightning.inspect.record import StepRecord as StepRecord
+from grpo_lightning.inspect.record import TokenRecord as TokenRecord
 from grpo_lightning.maths.advantages import AdvantageEstimator as AdvantageEstimator
 from grpo_lightning.maths.advantages import BatchStd as BatchStd
 from grpo_lightning.maths.advantages import GroupMean as GroupMean
@@ -28,6 +34,7 @@ from grpo_lightning.maths.masks import Truncated as Truncated
 from grpo_lightning.maths.metrics import majority_at_k as majority_at_k
 from grpo_lightning.maths.metrics import pass_at_k as pass_at_k
 from grpo_lightning.maths.objective import Objective as Objective
+from grpo_lightning.maths.objective import Terms as Terms
 from grpo_lightning.maths.prefix_tree import PrefixTree as PrefixTree
 from grpo_lightning.maths.process_supervision import ProcessSupervision as ProcessSupervision
 from grpo_lightning.maths.ragged import pad as pad

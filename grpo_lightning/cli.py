@@ -19,6 +19,7 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning import engines, maths, policy, rewards, tasks
+from grpo_lightning.inspect.inspector import Inspector
 from grpo_lightning.rewards.scorer import RewardFailure
 from grpo_lightning.training import disk, internals
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint, checkpoints_of, refuse_overwriting
@@ -94,6 +95,7 @@ class GRPOCLI(LightningCLI):
         parser.add_lightning_class_args(GRPOLoop, "loop")
         parser.add_lightning_class_args(StepCheckpoint, "checkpoint")
         parser.add_lightning_class_args(SampledCompletions, "completions")
+        parser.add_lightning_class_args(Inspector, "inspect")
         parser.add_lightning_class_args(PredictionWriter, "predictions")
         parser.add_lightning_class_args(MemoryReport, "memory")
         # GRPOModule's own defaults, spelled out for --help and --print_config.
