@@ -1,4 +1,4 @@
-"""The command line: `grpo fit|validate|test|predict`, and `grpo plan`."""
+"""The command line: `grpo fit|validate|test|predict`, and `grpo plan`. `grpo inspect` is apart, since it starts without torch."""
 
 import logging
 import pkgutil
@@ -84,7 +84,8 @@ class GRPOCLI(LightningCLI):
             },
             parser_class=Parser,
             parser_kwargs={
-                "description": "GRPO. `grpo plan`, with the options of fit, prints what memory a run would take."
+                "description": "GRPO. `grpo plan`, with the options of fit, prints what memory a run would take. "
+                "`grpo inspect RUN` writes a page that shows what a run did to each token."
             },
             args=list(args) if args is not None else None,
         )

@@ -17,7 +17,7 @@ function drawCurve(name, points, others, steps, current) {
   const [xs, ys] = [0, 1].map((i) => all.map((point) => point[i]));
   const [first, last, low, high] = [Math.min(...xs, 0), Math.max(...xs, 1), Math.min(...ys), Math.max(...ys)];
   const span = high - low || Math.abs(high) || 1;
-  const x = (update) => CURVE.side + ((update - first) / (last - first)) * (CURVE.width - 2 * CURVE.side);
+  const x = (update) => CURVE.side + ((Math.max(update, first) - first) / (last - first)) * (CURVE.width - 2 * CURVE.side);
   const y = (value) => CURVE.height - CURVE.bottom - ((value - (high === low ? low - span / 2 : low)) / span) * (CURVE.height - CURVE.top - CURVE.bottom);
   const picture = svg("svg", { viewBox: `0 0 ${CURVE.width} ${CURVE.height}`, class: "curve", role: "img", "aria-label": `${name} over the updates` });
   if (current) picture.append(svg("line", { class: "now", x1: x(current.update), x2: x(current.update), y1: 0, y2: CURVE.height }));
