@@ -1,4 +1,4 @@
-"""The command line: `grpo fit|validate|test|predict`, and `grpo plan`. `grpo inspect` is apart, since it starts without torch."""
+"""The command line: `grpo fit|validate|test|predict`, and `grpo plan`; `grpo inspect`, without torch, is apart."""
 
 import logging
 import pkgutil

@@ -14,10 +14,10 @@ from grpo_lightning.inspect.record import FOLDER, StepRecord, files_of
 from grpo_lightning.inspect.scalars import Scalars, read_scalars, validation_names
 from grpo_lightning.types import UsageError
 
-SCRIPTS = (
-    "decode formulas dom text scale quantities permalink curves filters groups completions histogram landscape card "
-    "follow compare keys bar app"
-).split()
+SCRIPTS = [
+    *("decode", "formulas", "dom", "text", "scale", "quantities", "permalink", "curves", "filters", "groups"),
+    *("completions", "histogram", "landscape", "card", "follow", "compare", "keys", "bar", "app"),
+]
 """The scripts in assets/, in the order in which they are joined."""
 NUM_POINTS = 300
 """The most points of a curve."""

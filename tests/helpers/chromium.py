@@ -1,4 +1,4 @@
-"""A page in headless Chromium, over the DevTools protocol on two pipes: what it logs, what it asks for, what it shows."""
+"""A page in headless Chromium, over the DevTools protocol on two pipes: what it logs, asks for and shows."""
 
 import contextlib
 import fcntl
@@ -20,7 +20,9 @@ NODE = shutil.which("node")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed")
 
-OPTIONS = "--headless=new --no-sandbox --disable-gpu --no-first-run --disable-extensions --disable-background-networking"
+OPTIONS = (
+    "--headless=new --no-sandbox --disable-gpu --no-first-run --disable-extensions --disable-background-networking"
+)
 TIMEOUT = 60.0
 
 
@@ -165,7 +167,7 @@ class Browser:
                     found.append(" ".join(str(one.get("value")) for one in params["args"]))
                 case "Log.entryAdded":
                     found.append(params["entry"]["text"])
-                case "Network.requestWillBeSent" if not params["documentURL"] == params["request"]["url"]:
+                case "Network.requestWillBeSent" if params["documentURL"] != params["request"]["url"]:
                     if not params["request"]["url"].startswith("data:"):
                         found.append(f"request: {params['request']['url']}")
         return found

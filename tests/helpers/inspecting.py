@@ -1,12 +1,12 @@
 """Records of steps without a run: of random rollouts, and from pieces of text."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from helpers.tiny import rollouts_of
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
@@ -21,6 +21,7 @@ from grpo_lightning.inspect.record import (
 )
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
+from helpers.tiny import rollouts_of
 
 
 def token_records(rollouts: Rollouts, columns: dict[str, Tensor]) -> list[TokenRecord]:
@@ -28,7 +29,7 @@ def token_records(rollouts: Rollouts, columns: dict[str, Tensor]) -> list[TokenR
     starts = np.cumsum([0, *rollouts.lengths.tolist()])
     given = [] if rollouts.context_ids is None else rollouts.context_ids.split(rollouts.context_lengths.tolist())
     records = []
-    for row, (first, last) in enumerate(zip(starts, starts[1:], strict=False)):
+    for row, (first, last) in enumerate(pairwise(starts)):
         drawn = np.arange(last - first) if rollouts.position is None else rollouts.position[first:last].numpy()
         length = len(drawn) + (len(given[row]) if given else 0)
         own = np.zeros(length, dtype=bool)
@@ -141,14 +142,16 @@ def plain_tokens(pieces: Sequence[str], seed: int = 0) -> TokenRecord:
     )
 
 
-def step_of(groups: list[GroupRecord], objective: Objective | None = None, step: int = 10, update: int = 9) -> StepRecord:
+def step_of(
+    groups: list[GroupRecord], objective: Objective | None = None, step: int = 10, update: int = 9
+) -> StepRecord:
     """A step of these groups."""
-    return StepRecord(
-        step, update, describe(objective or Objective()), 1.0, ["math_verifier"], "math_verifier", groups
-    )
+    return StepRecord(step, update, describe(objective or Objective()), 1.0, ["math_verifier"], "math_verifier", groups)
 
 
-def write_records(folder: Path, records: Sequence[StepRecord], curves: dict[str, Sequence[float]] | None = None) -> Path:
+def write_records(
+    folder: Path, records: Sequence[StepRecord], curves: dict[str, Sequence[float]] | None = None
+) -> Path:
     """A run's folder with these records, and with curves that have a value per update."""
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     for record in records:

@@ -1,12 +1,12 @@
 """A run without a language model: a policy of a few words learns to add with the real objective, and is recorded."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from helpers.inspecting import completion_of, group_of, step_of, token_records, update_columns, write_records
 from torch import Tensor
 
 from grpo_lightning.inspect.record import NUM_ALTERNATIVES, GroupRecord, TokenRecord
@@ -14,6 +14,7 @@ from grpo_lightning.maths.advantages import GroupStd
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.weightings import BatchSize
+from helpers.inspecting import completion_of, group_of, step_of, token_records, update_columns, write_records
 
 SOLUTIONS = (
     "{a} + {b} .\nFirst the tens : {t} .\nThen the ones : {o} .\nSo the answer is {c} <end>",
@@ -58,7 +59,7 @@ class WordPolicy:
         """[N, V] log-probs before each token."""
         start = len(self.words)
         paths = [[start, start, *own] for own in completions]
-        before = torch.tensor([pair for path in paths for pair in zip(path[:-2], path[1:-1], strict=True)])
+        before = torch.tensor([pair for path in paths for pair in pairwise(path[:-1])])
         return self.logits[before[:, 0], before[:, 1]].log_softmax(-1)
 
 
@@ -84,7 +85,12 @@ def is_right(policy: WordPolicy, path: Sequence[int]) -> bool:
 
 
 def learn(
-    policy: WordPolicy, reference: Tensor, objective: Objective, generator: torch.Generator, rate: float, updates: int = 2
+    policy: WordPolicy,
+    reference: Tensor,
+    objective: Objective,
+    generator: torch.Generator,
+    rate: float,
+    updates: int = 2,
 ) -> tuple[list[TokenRecord], list[list[int]]]:
     """One exploration step with 8 completions of at most 40 words; the tokens' records and the completions."""
     paths = [policy.draw(generator, 40) for _ in range(8)]
@@ -132,11 +138,15 @@ def follow(policy: WordPolicy, generator: torch.Generator) -> tuple[list[TokenRe
     rollouts = Rollouts.from_lists([[0]], [0] * len(paths), paths)
     table = policy.distributions(paths).detach()
     logp = drawn_logp(table, rollouts.token_ids)
-    columns = {"old_logp": logp, "after_logp": logp, "entropy_before": entropy_of(table)} | alternatives(table, "before")
+    columns = {"old_logp": logp, "after_logp": logp, "entropy_before": entropy_of(table)} | alternatives(
+        table, "before"
+    )
     return with_pieces(token_records(rollouts, columns), policy), paths
 
 
-def word_run(folder: Path, seed: int = 0, num_steps: int = 30, objective: Objective | None = None, rate: float = 6.0) -> Path:
+def word_run(
+    folder: Path, seed: int = 0, num_steps: int = 30, objective: Objective | None = None, rate: float = 6.0
+) -> Path:
     """A run's folder: policies of words that learn to add, a record every fifth step, and curves."""
     objective = objective or Objective(beta=0.04)
     generator = torch.Generator().manual_seed(seed)
@@ -162,14 +172,23 @@ def word_run(folder: Path, seed: int = 0, num_steps: int = 30, objective: Object
 
 
 def word_group(
-    policy: WordPolicy, tokens: list[TokenRecord], paths: list[list[int]], question: str, index: int, train: bool, update: int
+    policy: WordPolicy,
+    tokens: list[TokenRecord],
+    paths: list[list[int]],
+    question: str,
+    index: int,
+    train: bool,
+    update: int,
 ) -> GroupRecord:
     """The group of a question."""
     completions = []
     for number, (record, path) in enumerate(zip(tokens, paths, strict=True)):
         cut = policy.words[path[-1]] != "<end>"
         right = is_right(policy, path)
-        more: dict[str, Any] = {"answer": None if cut or len(path) < 2 else policy.words[path[-2]], "greedy": not train and number == 0}
+        more: dict[str, Any] = {
+            "answer": None if cut or len(path) < 2 else policy.words[path[-2]],
+            "greedy": not train and number == 0,
+        }
         if cut:
             more |= {"finish_reason": "length", "statuses": {"math_verifier": "no_answer"}}
         completions.append(completion_of(record, right, **more))

@@ -14,7 +14,7 @@ from helpers.inspecting import random_record
 from helpers.paths import ROOT
 
 from grpo_lightning.inspect.record import StepRecord
-from grpo_lightning.maths.kl import ImportanceWeighted, K1, K2, K3, KLEstimator
+from grpo_lightning.maths.kl import K1, K2, K3, ImportanceWeighted, KLEstimator
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.surrogates import Surrogate
 
@@ -38,7 +38,8 @@ const found = step.groups[0].completions.map(({ tokens }) => tokens.drawn.map((t
     corners: cornersOf(objective.surrogate, token).map(({ logp }) => logp).filter(Number.isFinite),
   };
 }));
-console.log(JSON.stringify({ known: isKnown(objective), found }, (_, value) => (typeof value === "number" ? numberOr(value) : value)));
+const finite = (_, value) => (typeof value === "number" ? numberOr(value) : value);
+console.log(JSON.stringify({ known: isKnown(objective), found }, finite));
 """
 ELSEWHERE = [math.log(p) for p in (0.003, 0.05, 0.2, 0.5, 0.9, 1.0)]
 

@@ -17,7 +17,9 @@ from grpo_lightning.inspect.record import path_of
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run's folder with three recorded steps."""
-    return write_records(tmp_path / "run", [step_of([group_of([plain_tokens(["a", "b"])])], step=step) for step in (1, 2, 3)])
+    return write_records(
+        tmp_path / "run", [step_of([group_of([plain_tokens(["a", "b"])])], step=step) for step in (1, 2, 3)]
+    )
 
 
 def blocks(page: Path) -> dict[str, object]:
@@ -40,7 +42,9 @@ def test_the_page_is_in_the_runs_folder(run: Path, capsys: pytest.CaptureFixture
 
 def test_the_page_is_where_one_asks_for_it(run: Path, tmp_path: Path) -> None:
     assert main([str(run), "-o", str(tmp_path / "page.html"), "--compare", str(run)]) == 0
-    assert [name for name in blocks(tmp_path / "page.html") if name.startswith("step-1-")] == [f"step-1-{step}" for step in (1, 2, 3)]
+    assert [name for name in blocks(tmp_path / "page.html") if name.startswith("step-1-")] == [
+        f"step-1-{step}" for step in (1, 2, 3)
+    ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "run"]
 
 
@@ -68,7 +72,12 @@ def test_a_small_limit_thins_the_steps_evenly(tmp_path: Path, capsys: pytest.Cap
     ],
 )
 def test_mistakes_get_one_message(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -85,7 +94,11 @@ def test_a_broken_file_is_told(run: Path, capsys: pytest.CaptureFixture[str], br
     group["completions"][0]["tokens"]["pieces"].append("c")
     ragged = "\n".join([text.splitlines()[0], json.dumps(group)])
     broken = {
-        "cut": text[:-200], "bytes": "\udcff", "other format": text.replace('"format": 1', '"format": 9'), "ragged": ragged, "not a step": "[]"
+        "cut": text[:-200],
+        "bytes": "\udcff",
+        "other format": text.replace('"format": 1', '"format": 9'),
+        "ragged": ragged,
+        "not a step": "[]",
     }
     path.write_bytes(broken[breakage].encode(errors="surrogateescape"))
     assert main([str(run)]) == 0
@@ -100,7 +113,13 @@ def test_it_starts_without_torch() -> None:
         "except SystemExit as stopped: code = stopped.code\n"
         "assert not code and not {'torch', 'lightning', 'tensorboard'} & {*sys.modules}, code"
     )
-    done = subprocess.run([sys.executable, "-c", program, "inspect", "--help"], env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, "inspect", "--help"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "usage: grpo inspect [-h] [-o FILE] [--compare RUN2] [--max_mb MB] RUN" in done.stdout
     assert len(done.stdout.splitlines()) < 20
@@ -121,7 +140,12 @@ def test_every_script_is_in_the_page() -> None:
 
 def test_curves_are_those_that_the_run_has() -> None:
     points = [(update, float(update)) for update in range(1000)]
-    scalars = {"reward/mean": points, "policy/clip_low": [(0, 0.25), (1, float("nan"))], "policy/clip_high": [(0, 0.5)], "val/avg@4": [(0, 1.0)]}
+    scalars = {
+        "reward/mean": points,
+        "policy/clip_low": [(0, 0.25), (1, float("nan"))],
+        "policy/clip_high": [(0, 0.5)],
+        "val/avg@4": [(0, 1.0)],
+    }
     curves = curves_of(scalars)
     assert list(curves) == ["reward", "validation", "clipped"]
     assert curves["clipped"] == [(0, 0.75)]

@@ -1,4 +1,4 @@
-"""The page in a browser: it opens at once, asks for nothing, runs nothing that a model wrote, and does what it offers."""
+"""The page in a browser: it opens at once, asks for nothing, runs nothing of a model's, and does what it offers."""
 
 import json
 import re
@@ -65,6 +65,12 @@ def page_of(folder: Path, *pieces: str, **more: object) -> Path:
     return folder / "page.html"
 
 
+def moves(page: Browser, selector: str) -> list[float]:
+    """Δ log p of the tokens."""
+    delta = "({completion: {tokens}, t}) => tokens.after_logp[t] - tokens.old_logp[t]"
+    return page.evaluate(f"[...document.querySelectorAll({json.dumps(selector)})].map({delta})")
+
+
 def test_it_opens_at_once_and_asks_for_nothing(chromium: Browser, words: Path) -> None:
     assert chromium.open(words) < 2
     assert chromium.count(".completion") == 8 and chromium.count(".token") > 8
@@ -116,7 +122,9 @@ def test_right_to_left_text_leaves_the_order_of_the_tokens(chromium: Browser, tm
 def test_only_its_own_script_may_run(chromium: Browser, words: Path, tmp_path: Path) -> None:
     """The policy in the page's head stops what would get past the escaping."""
     html = words.read_text(encoding="utf-8")
-    bad = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'><img src='http://127.0.0.1:9/x.png'>"
+    bad = (
+        "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'><img src='http://127.0.0.1:9/x.png'>"
+    )
     (tmp_path / "bad.html").write_text(html.replace("</main>", f"</main>{bad}"))
     chromium.open(tmp_path / "bad.html")
     assert chromium.evaluate("window.broken") is None
@@ -126,7 +134,10 @@ def test_only_its_own_script_may_run(chromium: Browser, words: Path, tmp_path: P
 def test_no_script_parses_html() -> None:
     assets = Path(__file__).parents[2] / "grpo_lightning" / "inspect" / "assets"
     text = "\n".join(path.read_text(encoding="utf-8") for path in assets.glob("*.js"))
-    assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|fetch\(|XMLHttp", text) == []
+    assert (
+        re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|fetch\(|XMLHttp", text)
+        == []
+    )
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
 
 
@@ -168,10 +179,11 @@ def test_tokens_by_keys(page: Browser) -> None:
     assert page.texts("#card .heading .fact")[0].startswith("token 2 of")
     page.press("J")
     assert "#2" in page.texts("#card .heading .fact")[0]
+    page.press("3", "1")
+    assert "#2" in page.texts("#card .heading .fact")[0], "the card stays when tokens are drawn again"
     page.press("n")
-    largest = page.evaluate("Math.max(...[...document.querySelectorAll('.token')].map((one) => Math.abs(one.completion.tokens.after_logp[one.t] - one.completion.tokens.old_logp[one.t])))")
-    shown = page.evaluate("(({completion, t}) => Math.abs(completion.tokens.after_logp[t] - completion.tokens.old_logp[t]))(document.querySelector('.token.current'))")
-    assert shown == largest
+    [shown], everywhere = moves(page, ".token.current"), moves(page, ".token")
+    assert abs(shown) == max(map(abs, everywhere))
     page.press("Enter")
     assert "token=" in page.hash() and page.count(".token.pinned") == 1
     page.press("Escape")
@@ -211,7 +223,9 @@ def test_a_permalink_opens_what_it_names(chromium: Browser, words: Path) -> None
     assert chromium.complaints() == []
 
 
-@pytest.mark.parametrize("link", ["#step=x&group=-1&token=9.9999", "#colour=no&view=no&sort=no", "#search=(&above=x&brush=1", "#%%%"])
+@pytest.mark.parametrize(
+    "link", ["#step=x&group=-1&token=9.9999", "#colour=no&view=no&sort=no", "#search=(&above=x&brush=1", "#%%%"]
+)
 def test_a_broken_link_opens_the_page(chromium: Browser, words: Path, link: str) -> None:
     chromium.open(words, link)
     assert chromium.count("#content *") > 0 and chromium.count("#groups h2") == 1
@@ -232,19 +246,24 @@ def test_filters(page: Browser) -> None:
     page.press("/", *"answer", "Enter")
     assert page.count(".token.hit") >= 1 and all("answer" in text for text in page.texts(".token.hit"))
     assert page.evaluate("document.activeElement.id") != "search"
-    page.evaluate("document.querySelector('#search').value = '('; document.querySelector('#search').dispatchEvent(new Event('change'))")
+    page.evaluate("document.querySelector('#search').value = '('")
+    page.evaluate("document.querySelector('#search').dispatchEvent(new Event('change'))")
     assert "regular expression" in page.texts("#groups .problem")[0].lower()
 
 
 def test_groups_are_sorted(page: Browser) -> None:
     page.press("s")
-    movements = page.evaluate("[...document.querySelectorAll('#groups li')].map((one) => one.textContent.match(/σ ([\\d.]+)/)[1])")
+    movements = page.evaluate(
+        "[...document.querySelectorAll('#groups li')].map((one) => one.textContent.match(/σ ([\\d.]+)/)[1])"
+    )
     assert [float(one) for one in movements] == sorted((float(one) for one in movements), reverse=True)
 
 
 def test_brushing_the_histogram_selects_tokens(page: Browser) -> None:
     total = page.count(".token")
-    left, top, width = page.evaluate("(({x, y, width}) => [x, y, width])(document.querySelector('.histogram').getBoundingClientRect())")
+    left, top, width = page.evaluate(
+        "(({x, y, width}) => [x, y, width])(document.querySelector('.histogram').getBoundingClientRect())"
+    )
     page.mouse("mouseMoved", left + width * 0.51, top + 40)
     page.mouse("mousePressed", left + width * 0.51, top + 40)
     page.mouse("mouseMoved", left + width * 0.8, top + 40)
@@ -252,7 +271,7 @@ def test_brushing_the_histogram_selects_tokens(page: Browser) -> None:
     page.mouse("mouseReleased", left + width - 1, top + 40)
     assert "brush=" in page.hash()
     assert 0 < page.count(".token.faded") < total
-    rose = page.evaluate("[...document.querySelectorAll('.token:not(.faded)')].map((one) => one.completion.tokens.after_logp[one.t] - one.completion.tokens.old_logp[one.t])")
+    rose = moves(page, ".token:not(.faded)")
     assert rose and min(rose) > 0
     page.press("Escape")
     assert page.count(".token.faded") == 0
@@ -260,7 +279,9 @@ def test_brushing_the_histogram_selects_tokens(page: Browser) -> None:
 
 def test_clicking_a_curve_goes_to_a_step(page: Browser) -> None:
     assert page.texts(".multiples figcaption span") == ["reward", "validation", "length", "KL", "entropy"]
-    left, top, height = page.evaluate("(({x, y, height}) => [x, y, height])(document.querySelector('.curve').getBoundingClientRect())")
+    left, top, height = page.evaluate(
+        "(({x, y, height}) => [x, y, height])(document.querySelector('.curve').getBoundingClientRect())"
+    )
     for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
         page.mouse(kind, left + 8, top + height / 2)
     assert page.texts(".stepper b") == ["5"]
@@ -279,7 +300,9 @@ def test_compare_shows_a_prompt_in_both_runs(page: Browser) -> None:
     assert page.texts(".side h2") == ["one step 15", "two step 15"]
     assert page.count(".side:first-child .completion") == page.count(".side:last-child .completion") == 8
     page.click(".side:last-child .token")
-    assert page.count("#card .terms") == 1
+    assert page.count("#card .terms") == 1 and page.count(".side:last-child .token.pinned") == 1
+    page.press("3")
+    assert page.count(".side:last-child .token.pinned") == 1
 
 
 def test_given_tokens_and_segments(chromium: Browser, tmp_path: Path) -> None:
@@ -297,8 +320,13 @@ def test_given_tokens_and_segments(chromium: Browser, tmp_path: Path) -> None:
 
 
 def test_a_failed_reward_says_so(chromium: Browser, tmp_path: Path) -> None:
-    completion = completion_of(plain_tokens(["a"]), reward=None, right=None, scores={"judge": None}, statuses={"judge": "timeout"}, answer=None)
-    write(write_records(tmp_path, [step_of([group_of([], completions=[completion], mean=None, std=None)])]), tmp_path / "p.html")
+    completion = completion_of(
+        plain_tokens(["a"]), reward=None, right=None, scores={"judge": None}, statuses={"judge": "timeout"}, answer=None
+    )
+    write(
+        write_records(tmp_path, [step_of([group_of([], completions=[completion], mean=None, std=None)])]),
+        tmp_path / "p.html",
+    )
     chromium.open(tmp_path / "p.html")
     assert chromium.texts(".verdict") == ["? not judged"] and chromium.texts(".score") == ["judge failed timeout"]
     chromium.press("!")
@@ -306,7 +334,9 @@ def test_a_failed_reward_says_so(chromium: Browser, tmp_path: Path) -> None:
     assert chromium.complaints() == []
 
 
-@pytest.mark.parametrize("groups", [[], [group_of([])], [group_of([plain_tokens([])])]], ids=["no groups", "no completions", "no tokens"])
+@pytest.mark.parametrize(
+    "groups", [[], [group_of([])], [group_of([plain_tokens([])])]], ids=["no groups", "no completions", "no tokens"]
+)
 @pytest.mark.parametrize("view", ["tokens", "follow", "compare"])
 def test_empty_records(chromium: Browser, tmp_path: Path, groups: list, view: str) -> None:
     write(write_records(tmp_path, [step_of(groups, update=-1)]), tmp_path / "page.html")
@@ -353,6 +383,9 @@ def test_numbers_at_the_edge(chromium: Browser, tmp_path: Path) -> None:
     for index in range(3):
         chromium.click(".token", index)
         assert "NaN" not in chromium.evaluate("document.body.innerText")
-        assert chromium.evaluate("document.querySelectorAll('[d*=NaN], [x*=NaN], [cx*=NaN], [y*=NaN], [cy*=NaN]').length") == 0
+        assert (
+            chromium.evaluate("document.querySelectorAll('[d*=NaN], [x*=NaN], [cx*=NaN], [y*=NaN], [cy*=NaN]').length")
+            == 0
+        )
         chromium.press("x")
     assert chromium.complaints() == []

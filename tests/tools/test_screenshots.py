@@ -18,7 +18,11 @@ def test_it_shows_where_rewards_differ_most_and_the_token_that_moved_most() -> N
     tokens[0].after_logp = tokens[0].old_logp + np.float32([0.1, 3, -0.2])
     tokens[1].old_logp = tokens[1].after_logp = np.log(np.float32([0.5]))
     lively = group_of(tokens, std=0.5)
-    records = [step_of([group_of([], std=0.4)], step=1), step_of([group_of([], std=None), lively], step=2), step_of([], step=3)]
+    records = [
+        step_of([group_of([], std=0.4)], step=1),
+        step_of([group_of([], std=None), lively], step=2),
+        step_of([], step=3),
+    ]
     shown = tool.views(records, compares=False)["inspect"]
     assert (shown["step"], shown["group"], shown["token"]) == (2, 1, "0.2")
 

@@ -51,9 +51,9 @@ function drawContent() {
   drawnTokens = [];
   const drawn = { tokens: drawTokensView, follow: drawFollow, compare: drawCompare }[state.view] || drawTokensView;
   byId("content").replaceChildren(...drawn());
-  const [number_, t] = state.token.split(".").map(Number);
-  pinned = state.token ? drawnTokens.find((element) => element.completion.number === number_ && element.t === t) || null : null;
-  if (hovered && !hovered.isConnected) hovered = null;
+  pinned = pinnedToken();
+  hovered = sameToken(hovered);
+  extreme = sameToken(extreme);
   paint();
   drawHistogram();
   drawCard();
@@ -89,8 +89,7 @@ function change(changes) {
   if (group) state.group = group.index;
   writeLink(state);
   if (keys.every((key) => CONTENT_ONLY.includes(key))) {
-    const [number_, t] = state.token.split(".").map(Number);
-    pinned = state.token ? drawnTokens.find((element) => element.completion.number === number_ && element.t === t) || null : null;
+    pinned = pinnedToken();
     paint();
     drawHistogram();
     drawCard();

@@ -1,13 +1,12 @@
 // The card of a token: its numbers, its alternatives before and after, its objective.
 
 let hovered = null;
+let pinned = null;
 
 // The token that the card is about: the pinned one, or else the one under the pointer.
 function cardToken() {
-  return state.token && pinned ? pinned : hovered;
+  return pinned || hovered;
 }
-
-let pinned = null;
 
 function fact(name, ...value) {
   return [h("dt", {}, name), h("dd", {}, value)];
@@ -152,8 +151,23 @@ function watchTokens(area) {
   });
 }
 
+// The element that now stands for the token of one that may have been drawn again; null where it is gone.
+function sameToken(element) {
+  if (!element || element.isConnected) return element;
+  return drawnTokens.find(({ completion, t }) => completion === element.completion && t === element.t) || null;
+}
+
+const linkOf = ({ completion, t }) => `${completion.number}.${t}`;
+
+// The token that the address names. Where several have that name, as when a prompt is followed, the one that was clicked.
+function pinnedToken() {
+  if (!state.token) return null;
+  const same = sameToken(pinned);
+  return same && linkOf(same) === state.token ? same : drawnTokens.find((element) => linkOf(element) === state.token) || null;
+}
+
 // Pins the card to a token; null lets it go.
 function pin(element) {
   pinned = element;
-  change({ token: element ? `${element.completion.number}.${element.t}` : "" });
+  change({ token: element ? linkOf(element) : "" });
 }
