@@ -3,7 +3,6 @@
 python tools/screenshots.py runs/quickstart [--compare runs/RUN2] [--out docs]
 
 inspect.png           a group of the step whose rewards differ most, and the card of one of its tokens
-inspect_dark.png      the same in the dark
 inspect_follow.png    a validation prompt over the run
 inspect_compare.png   the same prompt in two runs, with --compare
 """
@@ -35,10 +34,12 @@ def views(records: Sequence[StepRecord], compares: bool) -> dict[str, dict[str, 
     """The name of each picture and what the page shows in it."""
     record, index = liveliest(records)
     shown: dict[str, object] = {"step": record.step, "group": index, "token": telling_token(record.groups[index])}
-    found = {"inspect": shown | {"theme": "light"}, "inspect_dark": shown | {"theme": "dark"}}
-    found["inspect_follow"] = {"view": "follow", "colour": "probability", "theme": "light"}
+    found = {"inspect": shown}
+    prompt = changing_prompt(records)
+    if prompt is not None:
+        found["inspect_follow"] = {"view": "follow", "prompt": prompt, "colour": "probability"}
     if compares:
-        found["inspect_compare"] = {"view": "compare", "step": record.step, "group": index, "theme": "light"}
+        found["inspect_compare"] = {"view": "compare", "step": record.step, "group": index}
     return found
 
 
@@ -54,6 +55,14 @@ def liveliest(records: Sequence[StepRecord]) -> tuple[StepRecord, int]:
         sys.exit("screenshots: no training group was recorded")
     _, _, record, index = max(groups, key=lambda one: one[:2])
     return record, index
+
+
+def changing_prompt(records: Sequence[StepRecord]) -> int | None:
+    """The followed prompt whose answers differ most over the steps; None if none was recorded."""
+    answers: dict[int, set[str]] = {}
+    for group in (group for record in records for group in record.groups if group.kind == "validation"):
+        answers.setdefault(group.prompt_id, set()).update(completion.text for completion in group.completions)
+    return max(answers, key=lambda prompt: len(answers[prompt]), default=None)
 
 
 def telling_token(group: GroupRecord) -> str:
@@ -79,7 +88,7 @@ def shoot(page: Path, view: dict[str, object], picture: Path) -> None:
     with tempfile.TemporaryDirectory() as profile:
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
         options += [f"--window-size={SIZE[0]},{SIZE[1]}", "--virtual-time-budget=3000", f"--screenshot={picture}"]
-        address = f"{page.resolve().as_uri()}#{urlencode(view)}"
+        address = f"{page.resolve().as_uri()}#{urlencode(view | {'theme': 'light'})}"
         done = subprocess.run([browser(), *options, address], capture_output=True, text=True, check=False)
     if done.returncode or not picture.exists():
         sys.exit(f"screenshots: Chromium failed: {done.stderr[-1000:]}")

@@ -129,14 +129,14 @@ def refuse_ragged(record: StepRecord) -> None:
 
 
 def curves_of(scalars: Scalars) -> dict[str, list[tuple[int, float]]]:
-    """The page's curves of a run, those that it has, by name, with at most NUM_POINTS points each."""
+    """The page's curves of a run, those that it has and that are not always 0, with at most NUM_POINTS points each."""
     found = {name: next((scalars[key] for key in keys if key in scalars), []) for name, keys in CURVES.items()}
     sides = [dict(scalars.get(f"policy/clip_{side}", [])) for side in ("low", "high")]
     clipped = [(update, sum(side.get(update, 0.0) for side in sides)) for update in sorted({*sides[0], *sides[1]})]
     average = next((scalars[key] for key in validation_names(scalars)[:1]), [])
     ordered = {"reward": found["reward"], "validation": average, "length": found["length"], "KL": found["KL"]}
     ordered |= {"clipped": clipped, "entropy": found["entropy"]}
-    return {name: thinned(points) for name, points in ordered.items() if points}
+    return {name: thinned(points) for name, points in ordered.items() if any(value for _, value in points)}
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:

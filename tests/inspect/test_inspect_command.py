@@ -150,7 +150,7 @@ def test_curves_are_those_that_the_run_has() -> None:
     assert list(curves) == ["reward", "validation", "clipped"]
     assert curves["clipped"] == [(0, 0.75)]
     assert len(curves["reward"]) == NUM_POINTS and curves["reward"][0] == (0, 0) and curves["reward"][-1] == (999, 999)
-    assert curves_of({}) == {}
+    assert curves_of({}) == curves_of({"policy/kl_old": [(0, 0.0), (1, 0.0)]}) == {}
     assert curves_of({"policy/kl_old": [(0, 1.0)]}) == {"KL": [(0, 1.0)]} and "policy/kl_ref" in CURVES["KL"]
 
 

@@ -31,7 +31,7 @@ def test_it_shows_where_rewards_differ_most_and_the_token_that_moved_most() -> N
 def test_it_takes_the_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     word_run(tmp_path / "run", num_steps=5)
     tool.main([str(tmp_path / "run"), "--compare", str(tmp_path / "run"), "--out", str(tmp_path / "docs")])
-    names = ["inspect", "inspect_dark", "inspect_follow", "inspect_compare"]
+    names = ["inspect", "inspect_follow", "inspect_compare"]
     assert [Path(line).stem for line in capsys.readouterr().out.splitlines()] == names
     for name in names:
         picture = (tmp_path / "docs" / f"{name}.png").read_bytes()

@@ -85,7 +85,7 @@ function drawAlternatives(completion, t) {
 function drawTerms(objective, tokens, t) {
   if (!tokens.weight || !tokens.surrogate || Number.isNaN(tokens.surrogate[t])) return null;
   const { weight, kl, names, values, total } = termsOf(objective, tokens, t);
-  return h("p", { class: "terms" }, h("span", { class: "names" }, names), h("span", {}, `${number(weight)} × (${values}) = `, h("b", { "data-term": total }, number(total))));
+  return h("p", { class: "terms" }, h("span", { class: "names" }, names), h("span", {}, `${number(weight)} × ${values} = `, h("b", { "data-term": total }, number(total))));
 }
 
 // The terms of a token's objective: of the record's numbers, so that they add up to what was logged.
@@ -96,7 +96,7 @@ function termsOf(objective, tokens, t) {
   const kl = tokens.kl ? tokens.kl[t] : 0;
   if (beta) [names, values, sum] = [`${names} − β·KL`, `${values} − ${number(beta)} × ${number(kl)}`, sum - beta * kl];
   if (bonus) [names, values, sum] = [`${names} + bonus·H`, `${values} + ${number(bonus)} × ${number(tokens.entropy_update[t])}`, sum + bonus * tokens.entropy_update[t]];
-  return { weight, kl, names: `weight × (${names})`, values, total: weight ? weight * sum : 0 };
+  return { weight, kl, names: `weight × ${beta || bonus ? `(${names})` : names}`, values: beta || bonus ? `(${values})` : values, total: weight ? weight * sum : 0 };
 }
 
 function drawObjective(completion, t) {

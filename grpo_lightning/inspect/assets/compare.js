@@ -23,5 +23,5 @@ function drawCompare() {
   const group = currentGroup();
   if (!group) return [h("p", { class: "empty large" }, "No group to compare at this step.")];
   const [run, other] = page.runs;
-  return [drawHead(group), h("div", { class: "compare" }, drawSide(run, group), drawSide(other, counterpart(group), "This prompt has no record there. Validation prompts that both runs follow have one at every recorded step."))];
+  return [drawHead(group, "in two runs"), h("div", { class: "compare" }, drawSide(run, group), drawSide(other, counterpart(group), "This prompt has no record there. Validation prompts that both runs follow have one at every recorded step."))];
 }

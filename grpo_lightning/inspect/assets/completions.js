@@ -77,11 +77,13 @@ function drawCompletion(completion, label) {
     h("footer", {}, drawScores(completion), h("span", { class: completion.finish_reason === "length" ? "finish cut" : "finish" }, reason), h("span", {}, plural(tokens.drawn.length, "token")), completion.answer !== null && h("span", { class: "answer" }, "answer ", h("q", {}, oneLine(completion.answer, 40)))));
 }
 
-// The head of a group: question, gold answer, mean reward, and the prompt as the model saw it.
+// The head of a group: question, gold answer, mean reward, and the prompt as the model saw it. A note stands instead of
+// the numbers of one step.
 function drawHead(group, note) {
   const facts = [];
-  if (isNumber(group.mean)) facts.push(h("span", {}, "reward ", h("b", {}, number(group.mean)), ` ± ${number(group.std)}`));
-  facts.push(h("span", {}, "moved ", h("b", {}, number(movement(group))), " nats per token"));
+  const ofStep = note === undefined;
+  if (ofStep && isNumber(group.mean)) facts.push(h("span", {}, "reward ", h("b", {}, number(group.mean)), ` ± ${number(group.std)}`));
+  if (ofStep && group.kind === "train") facts.push(h("span", {}, "moved ", h("b", {}, number(movement(group))), " nats per token"));
   if (group.source) facts.push(h("span", {}, oneLine(group.source, 60)));
   if (note) facts.push(h("span", {}, note));
   return h("div", { class: "head" },

@@ -23,7 +23,7 @@ function drawCurve(name, points, others, steps, current) {
   if (current) picture.append(svg("line", { class: "now", x1: x(current.update), x2: x(current.update), y1: 0, y2: CURVE.height }));
   if (others.length) picture.append(svg("path", { class: "line other", d: pathOf(others, x, y) }));
   picture.append(svg("path", { class: "line", d: pathOf(points, x, y) }));
-  for (const step of steps) {
+  for (const step of steps.filter(({ update }) => Math.max(update, 0) >= points[0][0])) {
     const chosen = current && step.step === current.step;
     picture.append(svg("circle", { class: chosen ? "mark chosen" : "mark", cx: x(step.update), cy: y(valueAt(points, step.update)), r: chosen ? 3.2 : 2 }));
   }

@@ -7,27 +7,34 @@ const NUM_ALTERNATIVES = 5;
 
 // base64 of little-endian numbers -> typed array.
 function unpack(name, text) {
-  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  const binary = atob(text);
+  const bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = binary.charCodeAt(i);
   return new (ARRAY_TYPES[name] || Float32Array)(bytes.buffer);
+}
+
+// Gives an object a property that is unpacked when it is first read: most arrays of a step are never looked at.
+function unpackLater(object, name, text, key = name) {
+  const get = () => {
+    const value = unpack(key, text);
+    Object.defineProperty(object, name, { value, enumerable: true, writable: true });
+    return value;
+  };
+  Object.defineProperty(object, name, { get, enumerable: true, configurable: true });
 }
 
 // The packed tokens of a completion -> the same names with typed arrays, and what is derived from them.
 function decodeTokens(packed) {
-  const tokens = { columns: {} };
+  const tokens = { pieces: packed.pieces, columns: {}, length: packed.pieces.length };
   for (const [name, value] of Object.entries(packed)) {
-    if (name === "pieces") tokens.pieces = value;
-    else if (name === "columns") {
-      for (const [column, text] of Object.entries(value)) tokens.columns[column] = unpack("", text);
-    } else tokens[name] = unpack(name, value);
+    if (name === "columns") Object.entries(value).forEach(([column, text]) => unpackLater(tokens.columns, column, text, ""));
+    else if (name !== "pieces") unpackLater(tokens, name, value);
   }
-  tokens.length = tokens.ids.length;
-  const arrays = Object.entries(tokens).filter(([name, value]) => ArrayBuffer.isView(value) && !name.startsWith("top_"));
-  for (const [name, value] of [...arrays, ["pieces", tokens.pieces], ...Object.entries(tokens.columns)]) {
-    if (value.length !== tokens.length) throw new Error(`${name} has ${value.length} values for ${tokens.length} tokens`);
-  }
+  if (tokens.ids.length !== tokens.length) throw new Error(`${tokens.length} pieces for ${tokens.ids.length} tokens`);
   tokens.drawn = [];
   for (let t = 0; t < tokens.length; t++) if (!tokens.given || !tokens.given[t]) tokens.drawn.push(t);
-  tokens.before_logp = tokens.old_logp || tokens.update_logp || tokens.sampler_logp || null;
+  const before = ["old_logp", "update_logp", "sampler_logp"].find((name) => name in packed);
+  if (before) unpackLater(tokens, "before_logp", packed[before], before);
   return tokens;
 }
 

@@ -38,7 +38,9 @@ const rolesOf = (group) => (group.kind === "validation" ? "validation" : group.r
 
 function drawGroup(group, chosen) {
   const sort = SORTS[state.sort] || SORTS.recorded;
-  const fact = sort.text ? sort.text(sort.value(group)) : `|Δ| ${number(movement(group))}`;
+  const right = group.completions.filter((completion) => completion.right).length;
+  const plainFact = group.kind === "train" ? SORTS.movement.text(movement(group)) : `${right} of ${group.completions.length} right`;
+  const fact = sort.text ? sort.text(sort.value(group)) : plainFact;
   return h("li", { role: "option", "aria-selected": String(chosen), "data-group": group.index, onclick: () => change({ group: group.index, token: "", view: state.view === "compare" ? "compare" : "tokens" }) },
     h("div", { class: "facts" }, h("span", { class: "question" }, oneLine(group.question)), h("span", { class: "roles" }, rolesOf(group))),
     h("div", { class: "facts" }, verdictStrip(group), h("span", { class: "fact" }, fact)));

@@ -8,9 +8,9 @@ const asFactor = (value) => `× ${number(Math.exp(value))}`;
 const QUANTITIES = [
   { id: "delta", key: "1", name: "Δ log p", kind: "signed", value: difference("after_logp", "before_logp"), text: signedNumber,
     about: "log-prob after the step's updates less that before: blue rose, orange fell" },
-  { id: "probability", key: "2", name: "probability", kind: "size", limit: 1, text: probability,
+  { id: "probability", key: "2", name: "probability", kind: "rarity", limit: 1, text: probability,
     value: (tokens, t) => (tokens.before_logp ? Math.exp(tokens.before_logp[t]) : NaN),
-    about: "probability of the token before the step's updates" },
+    about: "probability of the token before the step's updates: the darker, the less likely" },
   { id: "advantage", key: "3", name: "advantage", kind: "signed", value: column("advantage"), text: signedNumber,
     about: "Â: blue is to become likelier, orange less likely" },
   { id: "ratio", key: "4", name: "ratio", kind: "signed", value: difference("update_logp", "old_logp"), text: asFactor,

@@ -31,7 +31,8 @@ function scaleOf(quantity, values) {
   const limit = quantity.limit || round125(quantile(sizes, 0.98));
   const colour = (value) => {
     if (!isNumber(value) || quantity.kind === "none") return "";
-    const fraction = Math.min(Math.abs(value) / limit, 1) ** 0.75;
+    const part = Math.min(Math.abs(value) / limit, 1);
+    const fraction = (quantity.kind === "rarity" ? 1 - part : part) ** 0.75;
     return fraction < 0.02 ? "" : mix(palette.paper, signed ? (value < 0 ? palette.low : palette.high) : palette.size, fraction);
   };
   return { signed, limit, colour };
