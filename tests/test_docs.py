@@ -66,7 +66,14 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     )
     rewards = [HalfDigits(), learned]
     loop = {"mu": 2, "stop": KLAbove(1e-9), "dynamic_sampling": DynamicSampling()}
-    fit(folder, [SampledCompletions(), Inspector()], loop, objective=Objective(beta=0.1), rewards=rewards, trainer=trainer)
+    fit(
+        folder,
+        [SampledCompletions(), Inspector()],
+        loop,
+        objective=Objective(beta=0.1),
+        rewards=rewards,
+        trainer=trainer,
+    )
     events = EventAccumulator(str(folder))
     events.Reload()
     tags = events.Tags()
