@@ -33,8 +33,8 @@ class Inspector(Callback, Observer):
     Each token has its log-probs when drawn, under the old policy, in the last update, after it and under the reference.
     It also has its advantage, weight and terms of the objective, entropies, and the likeliest tokens before and after.
     The groups are the most mixed, the most moved, the worst and the best; beside them some validation prompts are
-    followed over the run. The first step, every n-th and the last of `trainer.max_epochs` are recorded, and metrics
-    under `update/` logged. Nothing else of the run changes.
+    followed over the run. Every n-th step is recorded and the last of `trainer.max_epochs`, with metrics under
+    `update/`. Nothing else of the run changes.
 
     Args:
         every_n_steps: Exploration steps between two records. 0 records nothing.
@@ -123,7 +123,7 @@ class Inspector(Callback, Observer):
     def _is_due(self) -> bool:
         """Whether the step under way is recorded."""
         step = self._trainer.current_epoch + 1
-        return step in (1, self._trainer.max_epochs) or step % self.every_n_steps == 0
+        return step == self._trainer.max_epochs or step % self.every_n_steps == 0
 
     @property
     def _measure(self) -> Measure:
