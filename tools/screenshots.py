@@ -39,7 +39,9 @@ def views(records: Sequence[StepRecord], compares: bool) -> dict[str, dict[str, 
     if prompt is not None:
         found["inspect_follow"] = {"view": "follow", "prompt": prompt, "colour": "probability"}
     if compares:
-        found["inspect_compare"] = {"view": "compare", "step": record.step, "group": index}
+        followed = [number for number, group in enumerate(record.groups) if group.kind == "validation"]
+        shown = {"step": record.step, "group": (followed or [index])[0], "colour": "probability"}
+        found["inspect_compare"] = {"view": "compare"} | shown
     return found
 
 

@@ -1,7 +1,6 @@
 """The page's formulas are those of the objective: node runs formulas.js on records that the real objective made."""
 
 import json
-import math
 import subprocess
 from typing import Any
 
@@ -11,50 +10,16 @@ import torch
 from helpers.chromium import NODE, needs_node
 from helpers.contracts import VARIANTS, make, members
 from helpers.inspecting import random_record
-from helpers.paths import ROOT
+from helpers.page_formulas import ASSETS, ELSEWHERE, in_node
 
-from grpo_lightning.inspect.record import StepRecord
 from grpo_lightning.maths.kl import K1, K2, K3, ImportanceWeighted, KLEstimator
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.surrogates import Surrogate
 
 pytestmark = needs_node
-ASSETS = ROOT / "grpo_lightning" / "inspect" / "assets"
 SURROGATES: dict[str, Any] = {cls.__name__: lambda cls=cls: make(cls) for cls in members(Surrogate)} | VARIANTS
 KLS: dict[str, Any] = {cls.__name__: lambda cls=cls: make(cls) for cls in members(KLEstimator)}
 KLS |= {f"ImportanceWeighted {cls.__name__}": lambda cls=cls: ImportanceWeighted(cls()) for cls in (K1, K2, K3)}
-DRIVER = """
-const rows = JSON.parse(require("fs").readFileSync(0, "utf8"));
-const step = decodeStep(rows.lines.map((line) => JSON.parse(line)));
-const { objective } = step;
-const numberOr = (value) => (Number.isFinite(value) ? value : String(value));
-const found = step.groups[0].completions.map(({ tokens }) => tokens.drawn.map((t) => {
-  const token = tokenOf(tokens, t);
-  const at = objectiveAt(objective, token, tokens.update_logp[t]);
-  const moved = rows.elsewhere.map((logp) => surrogateAt(objective.surrogate, token, logp));
-  return {
-    surrogate: at.surrogate, kl: at.kl, term: tokens.weight[t] * at.total, card: termsOf(objective, tokens, t).total,
-    agrees: agrees(objective, token, tokens, t), moved,
-    corners: cornersOf(objective.surrogate, token).map(({ logp }) => logp).filter(Number.isFinite),
-  };
-}));
-const finite = (_, value) => (typeof value === "number" ? numberOr(value) : value);
-console.log(JSON.stringify({ known: isKnown(objective), found }, finite));
-"""
-ELSEWHERE = [math.log(p) for p in (0.003, 0.05, 0.2, 0.5, 0.9, 1.0)]
-
-
-def in_node(record: StepRecord, elsewhere: list[float] = ELSEWHERE) -> dict[str, Any]:
-    """What the page's scripts make of a record: surrogate, KL and term of every drawn token."""
-    assert NODE is not None
-    scripts = [(ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in ("decode", "formulas", "dom")]
-    card = (ASSETS / "card.js").read_text(encoding="utf-8")
-    landscape = (ASSETS / "landscape.js").read_text(encoding="utf-8")
-    program = "\n".join(["'use strict';", *scripts, landscape, card, DRIVER])
-    given = json.dumps({"lines": record.lines(), "elsewhere": elsewhere})
-    done = subprocess.run([NODE, "-e", program], input=given, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def close(actual: float, expected: float) -> bool:

@@ -305,6 +305,22 @@ def test_compare_shows_a_prompt_in_both_runs(page: Browser) -> None:
     assert page.count(".side:last-child .token.pinned") == 1
 
 
+def test_compare_begins_with_a_prompt_that_both_have(chromium: Browser, tmp_path: Path) -> None:
+    groups = [group_of([plain_tokens(["a"])], question=question) for question in ("here", "both")]
+    write_records(tmp_path / "one", [step_of(groups)])
+    write_records(tmp_path / "two", [step_of(groups[1:], step=7)])
+    write(tmp_path / "one", tmp_path / "page.html", tmp_path / "two")
+    chromium.open(tmp_path / "page.html")
+    chromium.press("c")
+    assert chromium.texts("#groups .question") == ["both", "here"] and chromium.texts("#groups .lonely .question") == [
+        "here"
+    ]
+    assert chromium.texts(".side h2") == ["one step 10", "two step 7"]
+    chromium.press("ArrowDown")
+    assert "no record there" in chromium.texts(".side .empty")[0]
+    assert chromium.complaints() == []
+
+
 def test_given_tokens_and_segments(chromium: Browser, tmp_path: Path) -> None:
     record, _ = random_record(Objective(beta=0.04), given=0.5)
     [group] = record.groups

@@ -28,7 +28,7 @@ function drawBar() {
     h("b", { class: "run" }, name),
     h("span", { class: "stepper" }, go(-1, "‹", "step before (←)"), h("span", {}, info ? [`step `, h("b", {}, String(info.step))] : "no step"), go(1, "›", "step after (→)"), info && h("span", { class: "fact" }, info.update < 0 ? "before the first update" : `update ${info.update}`)),
     h("span", { class: "objective fact" }, step && step.objective ? nameOfObjective(step.objective) : ""),
-    h("span", { class: "segmented views", role: "toolbar", "aria-label": "View" }, views.map(([id, label]) => h("button", { type: "button", "data-view": id, "aria-pressed": String(state.view === id), onclick: () => change({ view: id, token: "" }) }, label))),
+    h("span", { class: "segmented views", role: "toolbar", "aria-label": "View" }, views.map(([id, label]) => h("button", { type: "button", "data-view": id, "aria-pressed": String(state.view === id), onclick: () => openView(id) }, label))),
     h("button", { type: "button", class: "icon", title: "dark, light (d)", "aria-label": "dark or light", onclick: toggleTheme }, "◐"),
     h("button", { type: "button", class: "icon", title: "keys (?)", "aria-label": "keys", onclick: showHelp }, "?"));
 }

@@ -2,6 +2,11 @@
 
 // The record of a prompt in the other run: of the step nearest to this one.
 function counterpart(group) {
+  if (group.counterpart === undefined) group.counterpart = findCounterpart(group);
+  return group.counterpart;
+}
+
+function findCounterpart(group) {
   const steps = [...page.runs[1].steps].sort((a, b) => Math.abs(a.step - group.step.step) - Math.abs(b.step - group.step.step));
   for (const { step } of steps) {
     const found = (stepOf(1, step) || { groups: [] }).groups.find((one) => keyOf(one) === keyOf(group));
@@ -13,8 +18,10 @@ function counterpart(group) {
 function drawSide(run, group, empty) {
   const title = h("h2", {}, run.name, group && h("span", { class: "fact" }, ` step ${group.step.step}`));
   if (!group) return h("div", { class: "side" }, title, h("p", { class: "empty" }, empty));
-  const rewards = isNumber(group.mean) ? `reward ${number(group.mean)} ± ${number(group.std)}, ` : "";
-  return h("div", { class: "side" }, title, h("p", { class: "fact" }, `${rewards}moved ${number(movement(group))} nats per token`),
+  const facts = [];
+  if (isNumber(group.mean)) facts.push(`reward ${number(group.mean)} ± ${number(group.std)}`);
+  if (group.kind === "train") facts.push(`moved ${number(movement(group))} nats per token`);
+  return h("div", { class: "side" }, title, h("p", { class: "fact" }, facts.join(", ")),
     h("div", { class: "completions" }, group.completions.map((completion) => drawCompletion(completion))));
 }
 

@@ -16,12 +16,17 @@ function movement(group) {
   return group.movement;
 }
 
+// Whether runs are compared and the other run has no record of this prompt: such groups come last.
+const isLonely = (group) => state.view === "compare" && Boolean(page.runs[1]) && !counterpart(group);
+
 // The groups of a step in the chosen order, without those of which nothing is looked for.
 function listedGroups(step) {
   if (!step) return [];
   const { value } = SORTS[state.sort] || SORTS.recorded;
   const sortable = (group) => (isNumber(value(group)) ? value(group) : -Infinity);
-  return step.groups.filter((group) => !isFiltered() || group.completions.some(matches)).sort((a, b) => sortable(b) - sortable(a) || a.index - b.index);
+  const lonely = (group) => Number(isLonely(group));
+  return step.groups.filter((group) => !isFiltered() || group.completions.some(matches))
+    .sort((a, b) => lonely(a) - lonely(b) || sortable(b) - sortable(a) || a.index - b.index);
 }
 
 const verdictOf = ({ right }) => (right === true ? ["right", "✓", "right"] : right === false ? ["wrong", "✗", "wrong"] : ["failed", "?", "not judged"]);
@@ -41,7 +46,7 @@ function drawGroup(group, chosen) {
   const right = group.completions.filter((completion) => completion.right).length;
   const plainFact = group.kind === "train" ? SORTS.movement.text(movement(group)) : `${right} of ${group.completions.length} right`;
   const fact = sort.text ? sort.text(sort.value(group)) : plainFact;
-  return h("li", { role: "option", "aria-selected": String(chosen), "data-group": group.index, onclick: () => change({ group: group.index, token: "", view: state.view === "compare" ? "compare" : "tokens" }) },
+  return h("li", { role: "option", "aria-selected": String(chosen), class: isLonely(group) ? "lonely" : null, "data-group": group.index, onclick: () => change({ group: group.index, token: "", view: state.view === "compare" ? "compare" : "tokens" }) },
     h("div", { class: "facts" }, h("span", { class: "question" }, oneLine(group.question)), h("span", { class: "roles" }, rolesOf(group))),
     h("div", { class: "facts" }, verdictStrip(group), h("span", { class: "fact" }, fact)));
 }

@@ -85,7 +85,14 @@ function leave() {
   else change({ view: "tokens" });
 }
 
-const toggleView = (view) => change({ view: state.view === view ? "tokens" : view, token: "" });
+const toggleView = (view) => openView(state.view === view ? "tokens" : view);
+
+// Opens a view. What is compared is first of all a prompt that both runs have.
+function openView(view) {
+  change({ view, token: "" });
+  const group = currentGroup();
+  if (group && isLonely(group)) change({ group: listedGroups(currentStep())[0].index });
+}
 
 const ACTIONS = {
   ArrowUp: () => moveGroup(-1), ArrowDown: () => moveGroup(1), ArrowLeft: () => moveStep(-1), ArrowRight: () => moveStep(1),
