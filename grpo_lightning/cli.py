@@ -1,4 +1,4 @@
-"""The command line: `grpo fit|validate|test|predict`, and `grpo plan`; `grpo inspect`, without torch, is apart."""
+"""The command line: `grpo fit|validate|test|predict|plan`; `inspect` and `report`, without torch, are apart."""
 
 import logging
 import pkgutil

@@ -19,6 +19,7 @@ from helpers.paths import ROOT
 
 from grpo_lightning import cli
 from grpo_lightning.inspect import command as inspect
+from grpo_lightning.inspect import report
 from grpo_lightning.rewards.verifier import cli as verify
 
 DOCUMENTS = [
@@ -45,7 +46,7 @@ NOT_RUN = {
     r"python tools/plot_objective.py.*": "minutes; small in tests/tools/test_plot_objective.py",
     r".*gsm8k_qwen2.5_0.5b.yaml.*": "needs a GPU and GSM8K; small in tests/test_gsm8k.py",
     r"(?!grpo plan).*--trainer.devices.*": "starts processes; in tests/training/test_sharding.py",
-    r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect|)": "a name, no command",
+    r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report|)": "a name, no command",
     r"python tools/screenshots.py.*": "needs Chromium; small in tests/tools/test_screenshots.py",
 }
 """What is not run, and why."""
@@ -142,6 +143,8 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
     match words:
         case ["grpo", "inspect", *arguments]:
             return inspect.main(arguments)
+        case ["grpo", "report", *arguments]:
+            return report.main(arguments)
         case ["grpo", subcommand, *_]:
             sizes = f"{SIZES[subcommand]} {ALL}".split()
             if subcommand == "fit":  # one step, or one step more
