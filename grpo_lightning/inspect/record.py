@@ -1,7 +1,7 @@
 """What a run's updates did to each token: the records under `inspect/` in its folder. docs/inspect.md describes them.
 
 A file holds one exploration step: a line of JSON about the step, then a line per group. Numbers per token are packed:
-base64 of little-endian float32, int32 or int8, so a token takes about 100 bytes.
+base64 of little-endian float32, int32 or int8, so a token takes about 200 bytes.
 """
 
 import base64

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -16,6 +17,7 @@ import torch
 from helpers.command import Grpo
 from helpers.contracts import VARIANTS, make, members
 from helpers.fitting import Digits, fit, scalars
+from helpers.paths import ROOT
 from helpers.tiny import SPECIAL, STOP_IDS, policy_of, rollouts_of
 
 import grpo_lightning
@@ -627,3 +629,15 @@ def test_a_disk_that_refuses_ends_in_one_message(grpo: Grpo, tmp_path: Path) -> 
     (tmp_path / "run" / "inspect").write_text("a file where the folder should be")
     code, _, errors = grpo("fit")
     assert code == 1 and "inspect" in errors.splitlines()[-1]
+
+
+def test_the_example_of_the_documentation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fit("runs/quickstart", [inspector(num_groups=2)], trainer={"max_epochs": 2, "limit_val_batches": 1})
+    capsys.readouterr()
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "inspect.md").read_text("utf-8"), re.DOTALL | re.M)
+    exec(code, {})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * 2 * 4 and lines[0].startswith("1 ['mixed'")
