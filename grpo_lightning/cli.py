@@ -1,4 +1,4 @@
-"""The command line: `grpo fit|validate|test|predict`, and `grpo plan`."""
+"""The command line: `grpo fit|validate|test|predict|plan`; `inspect` and `report`, without torch, are apart."""
 
 import logging
 import pkgutil
@@ -25,6 +25,7 @@ from grpo_lightning import engines, maths, policy, rewards, tasks
 from grpo_lightning.command.mistakes import refused_argument
 from grpo_lightning.command.overview import COMMANDS
 from grpo_lightning.command.parser import Parser
+from grpo_lightning.inspect.inspector import Inspector
 from grpo_lightning.rewards.scorer import RewardFailure
 from grpo_lightning.training import disk, internals
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint, checkpoints_of, refuse_overwriting
@@ -92,6 +93,7 @@ class GRPOCLI(LightningCLI):
         parser.add_lightning_class_args(GRPOLoop, "loop")
         parser.add_lightning_class_args(StepCheckpoint, "checkpoint")
         parser.add_lightning_class_args(SampledCompletions, "completions")
+        parser.add_lightning_class_args(Inspector, "inspect")
         parser.add_lightning_class_args(PredictionWriter, "predictions")
         parser.add_lightning_class_args(MemoryReport, "memory")
         # GRPOModule's own defaults, spelled out for --help and --print_config.

@@ -45,7 +45,8 @@ NOT_RUN = {
     r"python tools/plot_objective.py.*": "minutes; small in tests/tools/test_plot_objective.py",
     r".*gsm8k_qwen2.5_0.5b.yaml.*": "needs a GPU and GSM8K; small in tests/test_gsm8k.py",
     r"(?!grpo plan).*--trainer.devices.*": "starts processes; in tests/training/test_sharding.py",
-    r"(grpo|grpo-verify)( fit| validate| test| predict| plan| report|)": "a name, no command",
+    r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report|)": "a name, no command",
+    r"python tools/screenshots.py.*": "needs Chromium; small in tests/tools/test_screenshots.py",
 }
 """What is not run, and why."""
 

@@ -53,8 +53,8 @@ UPDATE = [
 ]
 """What every optimizer update logs."""
 
-GROUPS = ("reward", "rollout", "policy", "optim", "time", "val")
-"""The prefixes of the names above."""
+GROUPS = ("reward", "rollout", "policy", "optim", "time", "val", "update")
+"""The prefixes of the names above, of validation and of the inspector."""
 
 
 def validate_monitors(callbacks: Iterable[Callback], names: Sequence[str], rewards: Iterable[str], own: bool) -> None:
