@@ -1,5 +1,7 @@
 """What is told how an exploration step goes, while it goes."""
 
+from collections.abc import Mapping
+
 
 class Observer:
     """Follows an exploration step: `GRPOLoop.observers.append(...)`. A progress bar is one."""
@@ -12,3 +14,6 @@ class Observer:
 
     def rewarded(self, mean: float) -> None:
         """The mean reward of the step, over all ranks, is known."""
+
+    def reported(self, metrics: Mapping[str, float]) -> None:
+        """The step has ended, validation included; these are its own metrics, over all ranks."""
