@@ -2,6 +2,7 @@
 
 import logging
 import pkgutil
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -25,9 +26,12 @@ from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint, checkpo
 from grpo_lightning.training.callbacks.completions import SampledCompletions
 from grpo_lightning.training.callbacks.config import SaveConfig
 from grpo_lightning.training.callbacks.interrupts import EXIT_CODE
+from grpo_lightning.training.callbacks.layout import FirstLook
+from grpo_lightning.training.callbacks.lines import StepLines
 from grpo_lightning.training.callbacks.memory import MemoryReport, is_out_of_memory, out_of_memory_message
 from grpo_lightning.training.callbacks.predictions import PredictionWriter
 from grpo_lightning.training.callbacks.progress import StepProgressBar, keep_messages_off_bars
+from grpo_lightning.training.callbacks.summary import RunSummary
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO, read_checkpoint
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.fellow_ranks import FailTogether, fail_together, last_words
@@ -80,6 +84,7 @@ class GRPOCLI(LightningCLI):
                 "max_epochs": 100,
                 "log_every_n_steps": 1,
                 "num_sanity_val_steps": 0,
+                "enable_model_summary": False,
             },
             parser_class=Parser,
             parser_kwargs={
@@ -219,8 +224,11 @@ class GRPOCLI(LightningCLI):
         config = self.config_init[self.subcommand].trainer
         if config.logger in (None, True):
             kwargs["logger"] = TensorBoardLogger(config.default_root_dir, name="", version="", default_hp_metric=False)
-        progress_bar = [] if config.enable_progress_bar is False else [StepProgressBar()]
-        kwargs["callbacks"] = [FailTogether(), *progress_bar, *(config.callbacks or [])]
+        # A bar in a file is a mess of carriage returns.
+        has_bar = sys.stdout.isatty() if config.enable_progress_bar is None else config.enable_progress_bar
+        kwargs["enable_progress_bar"] = has_bar
+        shown = StepProgressBar() if has_bar else StepLines()
+        kwargs["callbacks"] = [FailTogether(), shown, FirstLook(), RunSummary(), *(config.callbacks or [])]
         if config.enable_checkpointing is False:
             internals.without_callback(self, "checkpoint")
         kwargs["plugins"] = [AtomicCheckpointIO(), *(config.plugins or [])]
@@ -302,8 +310,9 @@ def quieten() -> None:
     warnings.filterwarnings("ignore", message="Found .* in eval mode at the start of training")
     # The loop logs numbers of all ranks.
     warnings.filterwarnings("ignore", message="It is recommended to use .self.log.*sync_dist")
-    # An advertisement.
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda r: "litlogger" not in r.getMessage())
+    # An advertisement; devices, which a line of the loop names; and an end that the summary tells.
+    noise = re.compile(r"litlogger|^(GPU|TPU|HPU) available:|^`Trainer.fit` stopped|batches will be used")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda r: not noise.search(r.getMessage()))
     transformers.utils.logging.disable_progress_bar()
     keep_messages_off_bars()
 

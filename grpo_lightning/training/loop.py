@@ -207,9 +207,18 @@ class GRPOLoop(Callback):
         )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Prints the sizes of the run."""
+        """Prints the policy, the device and the sizes of the run."""
         module = _module(pl_module)
         size = f"at most {self.max_tokens} tokens" if self.max_tokens else "the whole minibatch"
+        trained, everything = (
+            sum(p.numel() for p in module.policy.parameters() if p.requires_grad or everything)
+            for everything in (False, True)
+        )
+        some = "" if trained == everything else f", {trained / 1e6:.2f} M of them trained"
+        rank_zero_info(
+            f"policy {module.policy.path}: {everything / 1e6:.2f} M parameters{some}; {trainer.world_size} x "
+            f"{device_name(module.device)}, precision {trainer.precision}"
+        )
         rank_zero_info(
             f"{trainer.max_epochs} steps of {self.prompts_per_step} prompts x {self.group_size} completions of at most "
             f"{module.sampling.max_new_tokens} tokens; each step {self.mu} x {self.num_minibatches} updates, {size} in "
@@ -376,6 +385,11 @@ class _MinibatchLoader:
 
     def __iter__(self) -> Iterator[Minibatch]:
         yield from self.loop.current_step.stream(self.module.policy, self.loop.mu)
+
+
+def device_name(device: torch.device) -> str:
+    """`CPU`, or the name of the GPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
 
 
 @contextmanager

@@ -63,7 +63,8 @@ def test_a_resumed_run_does_not_repeat_it(tmp_path: Path) -> None:
     cut = go(tmp_path / "cut", callbacks=[StepCheckpoint()], ckpt_path="last", **saving)
     assert cut == whole
     alone = tmp_path / "alone"
-    assert -1 not in go(alone, ckpt_path=str(tmp_path / "whole" / "checkpoints" / "last.ckpt"), max_epochs=4)["epoch"]
+    last = str(tmp_path / "whole" / "checkpoints" / "last.ckpt")
+    assert -1 not in go(alone, callbacks=[StepCheckpoint()], ckpt_path=last, **saving | {"max_epochs": 4})["epoch"]
 
 
 def test_a_second_fit_of_the_same_trainer_does_not_repeat_it(tmp_path: Path) -> None:

@@ -74,6 +74,11 @@ class StepCheckpoint(ModelCheckpoint):
         )
 
     @property
+    def saved_in(self) -> str:
+        """The checkpoint that holds the run so far; empty if no step has been saved."""
+        return str(self._saved_in) if self._steps_saved else ""
+
+    @property
     def _last(self) -> Path:
         assert self.dirpath is not None
         return Path(self.dirpath) / "last.ckpt"
