@@ -15,13 +15,14 @@ import transformers.utils.logging
 from jsonargparse.typing import import_object
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning import engines, maths, policy, rewards, tasks
+from grpo_lightning.inspect.record import FOLDER
 from grpo_lightning.rewards.scorer import RewardFailure
 from grpo_lightning.training import disk, internals
+from grpo_lightning.training.board import Board
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint, checkpoints_of, refuse_overwriting
 from grpo_lightning.training.callbacks.completions import SampledCompletions
 from grpo_lightning.training.callbacks.config import SaveConfig
@@ -223,12 +224,12 @@ class GRPOCLI(LightningCLI):
         """The trainer, with the logger, callbacks and checkpoint files of this package."""
         config = self.config_init[self.subcommand].trainer
         if config.logger in (None, True):
-            kwargs["logger"] = TensorBoardLogger(config.default_root_dir, name="", version="", default_hp_metric=False)
+            kwargs["logger"] = Board(config.default_root_dir, name="", version="", default_hp_metric=False)
         # A bar in a file is a mess of carriage returns.
         has_bar = sys.stdout.isatty() if config.enable_progress_bar is None else config.enable_progress_bar
         kwargs["enable_progress_bar"] = has_bar
         shown = StepProgressBar() if has_bar else StepLines()
-        kwargs["callbacks"] = [FailTogether(), shown, FirstLook(), RunSummary(), *(config.callbacks or [])]
+        kwargs["callbacks"] = [FailTogether(), shown, FirstLook(), RunSummary(FOLDER), *(config.callbacks or [])]
         if config.enable_checkpointing is False:
             internals.without_callback(self, "checkpoint")
         kwargs["plugins"] = [AtomicCheckpointIO(), *(config.plugins or [])]

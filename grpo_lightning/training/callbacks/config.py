@@ -11,7 +11,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.tensorboard.summary import hparams
 
 from grpo_lightning.training import disk, internals
-from grpo_lightning.training.module import GRPOModule
 
 
 class SaveConfig(SaveConfigCallback):
@@ -35,12 +34,9 @@ class SaveConfig(SaveConfigCallback):
         options = yaml.safe_load(text)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                assert isinstance(pl_module, GRPOModule)
-                parts = flat(hyperparameters(options))
-                # The HPARAMS tab shows the last value of these beside the options.
-                shown = dict.fromkeys(["reward/mean", *(f"val/{name}" for name in pl_module.evaluation.metrics)], 0.0)
-                for summary in hparams(parts, shown):
-                    internals.summary_writer(logger).add_summary(summary)
+                # Without the summary of an experiment, the tab HPARAMS begins with what differs between the runs.
+                _, start, _ = hparams(flat(hyperparameters(options)), {})
+                internals.summary_writer(logger).add_summary(start)
             else:
                 logger.log_hyperparams(options)
 
@@ -103,8 +99,9 @@ def hyperparameters(options: dict[str, Any]) -> dict[str, Any]:
         "steps": trainer.get("max_epochs"),
         "precision": trainer.get("precision"),
     }
-    # Those of the optimizer are the ones that are looked for most.
-    chosen = {name.removeprefix("optimizer."): value for name, value in chosen.items()}
+    # Its switches are off but for a few, and its settings are what is looked for most.
+    off = {name for name, value in chosen.items() if name.startswith("optimizer.") and value is False}
+    chosen = {name.removeprefix("optimizer."): value for name, value in chosen.items() if name not in off}
     return {name: value for name, value in chosen.items() if value not in (None, [], {}, "")}
 
 

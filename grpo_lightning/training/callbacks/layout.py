@@ -6,6 +6,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from grpo_lightning.training.board import FIRST_LOOK
 from grpo_lightning.training.module import GRPOModule
 
 Charts = dict[str, list[str]]
@@ -24,7 +25,7 @@ class FirstLook(Callback):
         }
         for logger in trainer.loggers if trainer.is_global_zero else ():
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_custom_scalars({"First look": layout})
+                logger.experiment.add_custom_scalars({FIRST_LOOK: layout})
 
 
 def charts(module: GRPOModule, validates: bool) -> Charts:

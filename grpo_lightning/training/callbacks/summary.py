@@ -10,7 +10,6 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
-from grpo_lightning.inspect.record import FOLDER
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.callbacks.lines import number
 from grpo_lightning.training.callbacks.validations import Scores, headline, scores_of
@@ -21,9 +20,13 @@ class RunSummary(Callback):
     """Prints first and last validation, the best checkpoint, the time taken, where to look and how to continue.
 
     It does so however the run ends in order: after its last step, an EarlyStopping, SIGTERM or Ctrl-C.
+
+    Args:
+        records: Folder of the inspector's records, in that of the run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, records: str = "inspect") -> None:
+        self.records = records
         self._first: tuple[int, Scores] | None = None
         self._last: tuple[int, Scores] | None = None
         self._begun = 0
@@ -70,7 +73,7 @@ class RunSummary(Callback):
         boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         if boards:
             rows["curves"] = f"tensorboard --logdir {shlex.quote(str(boards[0].log_dir))}"
-        if (folder / FOLDER).is_dir():
+        if (folder / self.records).is_dir():
             rows["tokens"] = f"grpo inspect {shlex.quote(str(folder))}"
         checkpoint = trainer.checkpoint_callback
         if isinstance(checkpoint, StepCheckpoint):
