@@ -47,6 +47,14 @@ class HalfDigits(Digits):
         return result
 
 
+class OneBadUpdate(L.Callback):
+    """Makes the run one in which an update was skipped."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, GRPOModule)
+        pl_module.bad_updates += 1
+
+
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The names that a run with everything on logs."""
@@ -64,8 +72,12 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         weight=0,
     )
     rewards = [HalfDigits(), learned]
+    trainer["logger"] = Board(folder, name="", version="")
     loop = {"mu": 2, "stop": KLAbove(1e-9), "dynamic_sampling": DynamicSampling()}
-    fit(folder, [SampledCompletions()], loop, objective=Objective(beta=0.1), rewards=rewards, trainer=trainer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("grpo_lightning.training.loop.peak_of", lambda device, dtype: 1e12)
+        callbacks = [SampledCompletions(), OneBadUpdate()]
+        fit(folder, callbacks, loop, objective=Objective(beta=0.1), rewards=rewards, trainer=trainer)
     events = EventAccumulator(str(folder))
     events.Reload()
     tags = events.Tags()
