@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+import lightning as L
 import pytest
 from helpers.fitting import Digits, fit
 from helpers.paths import ROOT
@@ -13,8 +14,10 @@ from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.stopping import KLAbove
 from grpo_lightning.rewards.learned.reward import LearnedReward
 from grpo_lightning.rewards.results import RewardResult
+from grpo_lightning.training.board import Board
 from grpo_lightning.training.callbacks.completions import SampledCompletions
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
+from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import Sample, Status
 
 METRICS = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
 """Sources of rollouts: today's, and one outside the package whose rollouts are a step late."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 

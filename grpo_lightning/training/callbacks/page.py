@@ -24,7 +24,7 @@ def as_page(exploration: Exploration, rows: Sequence[int], folder: str | Path) -
     groups = groupby(rows, key=lambda row: exploration.samples[row].prompt.id)
     parts = [_group(exploration, list(group)) for _, group in groups]
     hint = f"What the updates did to each token: `grpo inspect {shlex.quote(str(folder))}`"
-    return "\n\n".join([*parts, hint])
+    return "\n\n".join([hint, *parts])
 
 
 def _group(exploration: Exploration, rows: Sequence[int]) -> str:

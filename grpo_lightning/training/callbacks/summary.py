@@ -72,7 +72,7 @@ class RunSummary(Callback):
         }
         boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         if boards:
-            rows["curves"] = f"tensorboard --logdir {shlex.quote(str(boards[0].log_dir))}"
+            rows["curves"] = f"tensorboard --logdir {shlex.quote(str(Path(boards[0].log_dir)))}"
         if (folder / self.records).is_dir():
             rows["tokens"] = f"grpo inspect {shlex.quote(str(folder))}"
         checkpoint = trainer.checkpoint_callback
