@@ -243,3 +243,24 @@ def test_mistakes(folder: Path, arguments: list[str], message: str):
 def test_folder_without_runs(tmp_path: Path):
     with pytest.raises(SystemExit, match="no runs at arm/seed"):
         tool.main([str(tmp_path), "--metrics", "val/x", "--out", str(tmp_path / "out")])
+
+
+def test_a_validation_before_the_first_step_is_step_zero():
+    run = scalars([0.1, 0.2, 0.3], updates_per_step=2)
+    run["val/x"].insert(0, (-1, 0.05))
+    run["epoch"].insert(0, (-1, -1.0))
+    for axis, x in (("step", [0, 1, 2, 3]), ("update", [0, 2, 4, 6]), ("seconds", [0, 1, 2, 3])):
+        curve = tool.curve(run, "val/x", axis)
+        assert (curve.step.tolist(), curve.x.tolist()) == ([0, 1, 2, 3], x)
+        assert curve.y.tolist() == [0.05, 0.1, 0.2, 0.3]
+    # Beside a run without it, both are compared from step 1.
+    arms = {"with": arm(run), "without": arm(scalars([0.1, 0.2, 0.3], updates_per_step=2))}
+    assert cell(arms, "val/x:mean", "with").estimate.mean == cell(arms, "val/x:mean", "without").estimate.mean
+
+
+def test_updates_that_are_not_logged_are_counted():
+    run = scalars([0.1, 0.2], updates_per_step=3) | {"optim/lr": [(update, 1e-3) for update in range(6)]}
+    curve = tool.curve(run, "optim/updates", "step")
+    assert (curve.step.tolist(), curve.y.tolist()) == ([1, 2], [3.0, 3.0])
+    assert tool.curve(run | {"optim/updates": [(2, 3.0), (5, 1.0)]}, "optim/updates", "step").y.tolist() == [3.0, 1.0]
+    assert tool.curve(scalars([0.1]), "optim/updates", "step") is None
