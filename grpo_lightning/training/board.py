@@ -25,7 +25,7 @@ class Board(TensorBoardLogger):
     The copies are the first group of the tabs Time Series and Scalars, and the columns of the tab HPARAMS.
     """
 
-    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:  # type: ignore[override]
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Logs the metrics, and the copies."""
         super().log_metrics({**metrics, **copies(metrics)}, step)
 

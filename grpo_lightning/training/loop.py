@@ -187,7 +187,8 @@ class GRPOLoop(Callback):
             )
         data.train_loader = _MinibatchLoader(self, module)
         self._num_sanity_val_steps = trainer.num_sanity_val_steps
-        self._validates_now = self.validate_first and trainer.current_epoch == 0 and not trainer.fast_dev_run
+        is_trial = bool(getattr(trainer, "fast_dev_run", False))
+        self._validates_now = self.validate_first and trainer.current_epoch == 0 and not is_trial
         if self._validates_now:
             # Lightning's own validation before training: it leaves the random numbers alone, and no callback counts it
             # as one of the run. It logs nothing; `on_validation_end` does. `on_load_checkpoint` takes it back.
