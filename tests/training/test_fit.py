@@ -218,7 +218,7 @@ def test_groups_without_spread_leave_the_policy_alone(tmp_path: Path) -> None:
 def test_validation_scores_known_completions(tmp_path: Path) -> None:
     # Of two completions of each prompt the first is all digits; greedy decoding asks for one, the first.
     engine = ScriptedEngine(lambda request, text: "42" if request.sample == 0 else "xx")
-    fit(tmp_path, engine=engine, trainer={"max_epochs": 1, "limit_val_batches": 1.0})
+    fit(tmp_path, engine=engine, trainer={"max_epochs": 1, "limit_val_batches": 1.0}, loop={"validate_first": False})
     seen = {name: list(values.values()) for name, values in scalars(tmp_path).items() if name.startswith("val/")}
     assert seen == {
         "val/pass@1": [1.0],
