@@ -3,12 +3,11 @@
 import random
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.tiny import STOP_IDS, model_of, policy_of, prompts_of, requests_of
-from helpers.tokenizers import ALL, STABLE
+from helpers.tokenizers import ALL, STABLE, of
 
 from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
@@ -101,8 +100,6 @@ def test_the_text_is_that_of_the_whole_cut_after_the_string(kind: str) -> None:
 
 
 def test_a_string_may_be_in_one_token_over_many_or_end_in_the_middle_of_one() -> None:
-    spell = policy("spaced").tokenizer
-    assert spell.decode([4, 4]) == "<sep> <sep>"
     own = policy_of()
 
     def ids(written: str) -> list[int]:
@@ -119,6 +116,36 @@ def test_a_string_may_be_in_one_token_over_many_or_end_in_the_middle_of_one() ->
     assert cut("abcdef", "cdx") == (6, "")
     # Of two that end together the first is named.
     assert cut("abcd", "bc", "c") == (3, "bc")
+
+
+EMOJI = ["<0xF0>", "<0x9F>", "<0x98>", "<0x80>"]
+"""A character of four tokens. Bytes are decoded a run at a time: one that is broken breaks the run."""
+
+RARE: dict[str, tuple[str, list[str], str, int | None]] = {
+    "gone with the next token, for good": ("byte_fallback", ["<0x0A>", "<0xF0>", "a", "a"], "\n", 1),
+    "gone with the next token, and back": ("byte_fallback", ["<0x0A>", *EMOJI, "a"], "\n", 1),
+    "after a long run of bytes": ("byte_fallback", [*EMOJI * 30, "<0x0A>", "a"], "\n", 121),
+    "in a run that was broken before": ("byte_fallback", ["<0x9F>", *EMOJI * 30, "<0x0A>"], "\n", None),
+    "with tokens without text in between": ("spaced", ["a", *["<pad>"] * 200, "b", "<bos>", "a"], "a b", 202),
+    "tidied away by the next token": ("tidied", ["a", " '", "<pad>", " b"], "a '", 2),
+    "only where the text begins": ("word_piece", [*["a"] * 50, "##b"], "##b", None),
+}
+"""A kind of tokenizer, tokens, a stop string, and the number of tokens that complete it."""
+
+
+@pytest.mark.parametrize("every", [1, 3, 8, 64, 999])
+@pytest.mark.parametrize("case", RARE)
+def test_what_random_texts_rarely_have(case: str, every: int) -> None:
+    kind, tokens, string, expected = RARE[case]
+    decoder = ALL[kind](random.Random(0)).backend_tokenizer.decoder
+    own = Policy.from_model(model_of("llama"), of([*tokens], decoder, clean_up_tokenization_spaces=kind == "tidied"))
+    ids = own.tokenizer.convert_tokens_to_ids(tokens)
+    texts = [own.tokenizer.decode(ids[:end], skip_special_tokens=True) for end in range(1, len(ids) + 1)]
+    assert next((end for end, text in enumerate(texts, start=1) if string in text), None) == expected
+    stops = StopStrings(own, [string])
+    looks = (stops.first_end(ids[: seen + every], seen) for seen in range(0, len(ids), every))
+    assert next(filter(None, looks), None) == expected
+    assert len(stops.cut(Completion(ids, None, FinishReason.LENGTH)).token_ids) == (expected or len(ids))
 
 
 def test_the_prompt_does_not_count() -> None:
