@@ -86,6 +86,8 @@ class Prompt:
     token_ids: list[int]
     """[P] token ids, never empty."""
     question: Question
+    answer_prefix: str = ""
+    """The end of `text` with which the assistant's turn begins: given, not drawn."""
 
 
 class RandomKey(NamedTuple):
@@ -154,6 +156,11 @@ class Sample:
     def written(self) -> list[int]:
         """The ids that `text` is of: all but the stop token."""
         return _without_stop_token(self.token_ids, self.finish_reason, self.stop_string)
+
+    @property
+    def turn(self) -> str:
+        """The assistant's whole turn: the answer prefix that it was given, and what the policy wrote."""
+        return self.prompt.answer_prefix + self.text
 
     @property
     def answer(self) -> str:

@@ -1,6 +1,6 @@
 """How a token is drawn from logits: temperature, filters, and the inverse of the cumulative distribution."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -58,6 +58,35 @@ class Sampling:
     def unfiltered(self) -> bool:
         """Whether every token can be drawn, so that the sampler's log-probs are those of the policy."""
         return not self.greedy and self.top_k == 0 and self.top_p == 1 and self.min_p == 0
+
+
+@dataclass
+class ValidationSampling:
+    """What validation, test and prediction draw otherwise than training. None leaves the value of `model.sampling`.
+
+    Args:
+        max_new_tokens: Longest completion in tokens, of the greedy one too.
+        temperature: Divides the logits. 0 makes all completions greedy, and so the same.
+        top_k: Keep the k likeliest tokens; 0 keeps all.
+        top_p: Keep the likeliest tokens whose probabilities reach this sum; 1 keeps all.
+        min_p: Keep the tokens with at least this fraction of the likeliest token's probability; 0 keeps all.
+        stop: Strings that end a completion; an empty list leaves only the stop tokens.
+    """
+
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    stop: list[str] | None = None
+
+    def over(self, sampling: Sampling) -> Sampling:
+        """The sampling of validation, where training has `sampling`."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        try:
+            return replace(sampling, **given)
+        except UsageError as error:
+            raise UsageError(f"val_{error}") from error
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
