@@ -3,7 +3,9 @@
 from grpo_lightning.engines.base import RolloutEngine as RolloutEngine
 from grpo_lightning.engines.native import NativeEngine as NativeEngine
 from grpo_lightning.engines.sampling import Sampling as Sampling
+from grpo_lightning.engines.sampling import ValidationSampling as ValidationSampling
 from grpo_lightning.engines.scripted import ScriptedEngine as ScriptedEngine
+from grpo_lightning.engines.stop_strings import StopStrings as StopStrings
 from grpo_lightning.engines.transformers import TransformersEngine as TransformersEngine
 from grpo_lightning.maths.advantages import AdvantageEstimator as AdvantageEstimator
 from grpo_lightning.maths.advantages import BatchStd as BatchStd

@@ -30,9 +30,12 @@ def test_a_template_that_is_missing_or_refuses_is_the_users_mistake() -> None:
         chat_text(spell, "1+1?")
 
 
-IM = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"  # noqa: E501
+IM = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 GEMMA = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     "{% for m in messages %}{{ '<start_of_turn>' + (m.role if m.role == 'user' else 'model') + '\n' + m.content | trim "
     "+ '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
@@ -79,7 +82,9 @@ def test_it_is_what_transformers_continues_where_both_work() -> None:
 def test_a_prefix_that_the_template_changes_is_refused(template: str) -> None:
     spell = tokenizer()
     spell.chat_template = template
-    with pytest.raises(UsageError, match=r"data.answer_prefix='So ': .* cannot begin an answer with it .*data.chat=fal"):
+    with pytest.raises(
+        UsageError, match=r"data.answer_prefix='So ': .* cannot begin an answer with it .*data.chat=fal"
+    ):
         chat_text(spell, "Q", answer_prefix="So ")
 
 
@@ -87,7 +92,9 @@ def test_a_system_turn_that_is_refused_or_left_out_is_one_message() -> None:
     spell = tokenizer()
     for template, why in ((GEMMA, "System role not supported"), (MISTRAL, "it leaves it out")):
         spell.chat_template = template
-        with pytest.raises(UsageError, match=rf"data.system='Add.': .* no system turn \({why}\); leave data.system empty"):
+        with pytest.raises(
+            UsageError, match=rf"data.system='Add.': .* no system turn \({why}\); leave data.system empty"
+        ):
             chat_text(spell, "Q", system="Add.")
         assert "Q" in chat_text(spell, "Q")
 
@@ -100,5 +107,7 @@ def test_whatever_a_template_raises_is_one_message_even_with_a_system_turn(templ
     spell = tokenizer()
     spell.chat_template = template
     for system in ("", "Add."):
-        with pytest.raises(UsageError, match=r"^chat=true: the chat template of the model refuses this .*set chat=false"):
+        with pytest.raises(
+            UsageError, match=r"^chat=true: the chat template of the model refuses this .*set chat=false"
+        ):
             chat_text(spell, "Q", system=system)

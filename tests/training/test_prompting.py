@@ -121,7 +121,7 @@ def test_a_template_that_refuses_is_found_before_the_run_without_a_limit_of_cont
     monkeypatch.setattr(Policy, "context_length", None)
     policy = policy_of()
     policy.tokenizer.chat_template = "{{ raise_exception('never') }}"
-    with pytest.raises(UsageError, match="data.chat=true.*never"):
+    with pytest.raises(UsageError, match=r"data.chat=true.*never"):
         PromptDataModule(Echo(), chat=True).load("fit", policy, Sampling(), Scorer([FormatReward()]))
 
 

@@ -1,4 +1,4 @@
-"""Stop strings through the explorer and a whole run: texts end with the string, tokens with the one that completes it."""
+"""Stop strings through the explorer and a whole run: texts end with the string, and tokens with its last one."""
 
 import json
 import random

@@ -99,5 +99,3 @@ def test_by_the_command_line(grpo: Grpo, tmp_path: Path, subcommand: str) -> Non
         shown = {row.split("│")[1].strip(): float(row.split("│")[2]) for row in out.splitlines() if row.count("│") == 3}
         name = {"validate": "val", "test": "test"}[subcommand]
         assert shown[f"{name}/length"] > 4
-
-
