@@ -7,6 +7,9 @@ from grpo_lightning.engines.sampling import ValidationSampling as ValidationSamp
 from grpo_lightning.engines.scripted import ScriptedEngine as ScriptedEngine
 from grpo_lightning.engines.stop_strings import StopStrings as StopStrings
 from grpo_lightning.engines.transformers import TransformersEngine as TransformersEngine
+from grpo_lightning.inspect.comparison import Metric as Metric
+from grpo_lightning.inspect.comparison import compare as compare
+from grpo_lightning.inspect.estimates import Estimate as Estimate
 from grpo_lightning.maths.advantages import AdvantageEstimator as AdvantageEstimator
 from grpo_lightning.maths.advantages import BatchStd as BatchStd
 from grpo_lightning.maths.advantages import GroupMean as GroupMean
