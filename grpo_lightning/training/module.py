@@ -97,7 +97,7 @@ class GRPOModule(L.LightningModule):
         self.sampling = sampling or Sampling()
         if self.sampling.greedy:
             raise UsageError("sampling.temperature=0: training needs completions that differ; give more than 0")
-        self.val_sampling = (val_sampling or ValidationSampling()).over(self.sampling)
+        self._validation = val_sampling or ValidationSampling()
         self.objective = objective or Objective()
         self.explorer = Explorer(engine or NativeEngine(), Scorer(rewards, max_failed_rewards, correct))
         self.advantage = advantage or GroupStd()
@@ -122,6 +122,11 @@ class GRPOModule(L.LightningModule):
         self._saved_schedules: list[dict[str, Any]] = []
         self._saved_version: int | None = None
         self.evaluation = Evaluation(self.explorer, self.val_sampling, val_samples)
+
+    @property
+    def val_sampling(self) -> Sampling:
+        """The distribution of validation, test and prediction."""
+        return self._validation.over(self.sampling)
 
     def setup(self, stage: str) -> None:
         """Lets the data read its questions, and the rewards what they need of the run."""
