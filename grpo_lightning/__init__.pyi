@@ -4,7 +4,9 @@ from grpo_lightning import inspect as inspect
 from grpo_lightning.engines.base import RolloutEngine as RolloutEngine
 from grpo_lightning.engines.native import NativeEngine as NativeEngine
 from grpo_lightning.engines.sampling import Sampling as Sampling
+from grpo_lightning.engines.sampling import ValidationSampling as ValidationSampling
 from grpo_lightning.engines.scripted import ScriptedEngine as ScriptedEngine
+from grpo_lightning.engines.stop_strings import StopStrings as StopStrings
 from grpo_lightning.engines.transformers import TransformersEngine as TransformersEngine
 from grpo_lightning.inspect.comparison import Metric as Metric
 from grpo_lightning.inspect.comparison import compare as compare
