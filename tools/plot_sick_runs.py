@@ -93,8 +93,8 @@ def draw(picture: Picture, arms: Arms, out: Path) -> None:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    style = {"svg.fonttype": "none", "svg.hashsalt": picture.name, "font.size": 8}
-    with rc_context(style):  # text as text, and the same file from the same runs
+    # Text as text, and the same file from the same runs.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": picture.name, "font.size": 8}):
         figure = Figure(figsize=(10, 2.5), layout="constrained")
         panels = figure.subplots(1, len(picture.panels))
         for panel, name in zip(panels, picture.panels, strict=True):
