@@ -102,6 +102,7 @@ def draw(picture: Picture, arms: Arms, out: Path) -> None:
                 draw_curves(panel, arms[arm], name, arm, color)
             panel.set_title(name, fontsize=9)
             panel.set(xlabel="step", xlim=(0, None))
+            panel.set_ylim(bottom=min(0, panel.get_ylim()[0]) if panel.dataLim.y0 < 0 else 0)
             panel.spines[["top", "right"]].set_visible(False)
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
@@ -127,7 +128,7 @@ def table(arms: Arms) -> str:
     for arm, seeds in arms.items():
         lines.append(f"| {arm} | " + " | ".join(first_and_last(list(seeds.values()), name) for name in TABLE) + " |")
     count = len(next(iter(arms.values())))
-    return "\n".join([*lines, "", f"First value → last value, the mean over {count} seeds."])
+    return "\n".join([*lines, "", f"First value → last value, {'one seed' if count == 1 else f'the mean over {count} seeds'}."])
 
 
 def first_and_last(runs: Sequence[Any], name: str) -> str:
