@@ -5,6 +5,9 @@ from grpo_lightning.engines.native import NativeEngine as NativeEngine
 from grpo_lightning.engines.sampling import Sampling as Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine as ScriptedEngine
 from grpo_lightning.engines.transformers import TransformersEngine as TransformersEngine
+from grpo_lightning.inspect.comparison import Metric as Metric
+from grpo_lightning.inspect.comparison import compare as compare
+from grpo_lightning.inspect.estimates import Estimate as Estimate
 from grpo_lightning.maths.advantages import AdvantageEstimator as AdvantageEstimator
 from grpo_lightning.maths.advantages import BatchStd as BatchStd
 from grpo_lightning.maths.advantages import GroupMean as GroupMean
@@ -117,6 +120,7 @@ from grpo_lightning.training.callbacks.config import SaveConfig as SaveConfig
 from grpo_lightning.training.callbacks.memory import MemoryReport as MemoryReport
 from grpo_lightning.training.callbacks.predictions import PredictionWriter as PredictionWriter
 from grpo_lightning.training.callbacks.progress import StepProgressBar as StepProgressBar
+from grpo_lightning.training.callbacks.time_limit import StepTimer as StepTimer
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO as AtomicCheckpointIO
 from grpo_lightning.training.data import PromptDataModule as PromptDataModule
 from grpo_lightning.training.dynamic_sampling import DynamicSampling as DynamicSampling

@@ -18,6 +18,7 @@ from helpers.loading import load_tool
 from helpers.paths import ROOT
 
 from grpo_lightning import cli
+from grpo_lightning.command import overview
 from grpo_lightning.rewards.verifier import cli as verify
 
 DOCUMENTS = [
@@ -45,7 +46,7 @@ NOT_RUN = {
     r"python tools/plot_sick_runs.py.*": "minutes; small in tests/tools/test_plot_sick_runs.py",
     r".*gsm8k_qwen2.5_0.5b.yaml.*": "needs a GPU and GSM8K; small in tests/test_gsm8k.py",
     r"(?!grpo plan).*--trainer.devices.*": "starts processes; in tests/training/test_sharding.py",
-    r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect|)": "a name, no command",
+    r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report|)": "a name, no command",
 }
 """What is not run, and why."""
 
@@ -139,6 +140,8 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """The exit code of a command, run here, with its sizes behind it."""
     words = shlex.split(command, comments=True)
     match words:
+        case ["grpo", *arguments] if (code := overview.answer(arguments)) is not None:
+            return code
         case ["grpo", subcommand, *_]:
             sizes = f"{SIZES[subcommand]} {ALL}".split()
             if subcommand == "fit":  # one step, or one step more

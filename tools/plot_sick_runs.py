@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 import run_experiment
-from compare_runs import Arms, curve, read_arms
+from compare_runs import read_arms
 from plot_run import BLUE, GREEN, GREY, ORANGE
+
+from grpo_lightning.inspect.comparison import Arms, curve
 
 COLORS = (GREY, ORANGE, BLUE, GREEN)
 """Of a picture's runs in their order."""
@@ -128,7 +130,9 @@ def table(arms: Arms) -> str:
     for arm, seeds in arms.items():
         lines.append(f"| {arm} | " + " | ".join(first_and_last(list(seeds.values()), name) for name in TABLE) + " |")
     count = len(next(iter(arms.values())))
-    return "\n".join([*lines, "", f"First value → last value, {'one seed' if count == 1 else f'the mean over {count} seeds'}."])
+    return "\n".join(
+        [*lines, "", f"First value → last value, {'one seed' if count == 1 else f'the mean over {count} seeds'}."]
+    )
 
 
 def first_and_last(runs: Sequence[Any], name: str) -> str:

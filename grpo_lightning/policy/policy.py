@@ -121,7 +121,7 @@ class Policy(nn.Module):
     def check(self) -> None:
         """Raises UsageError for what `path` lacks, before any weight is read."""
         _ = self.config, self.tokenizer
-        pretrained.check_weights(self.path, "policy.path")
+        pretrained.check_weights(self.path, "model.policy.path")
 
     def load(self) -> None:
         """Reads the weights; the second call does nothing."""
@@ -175,7 +175,9 @@ class Policy(nn.Module):
 
     def _from_pretrained(self, auto_class: Any, **kwargs: Any) -> Any:
         """What `auto_class` reads at `path`."""
-        return pretrained.load(auto_class, self.path, "policy.path", trust_remote_code=self.trust_remote_code, **kwargs)
+        return pretrained.load(
+            auto_class, self.path, "model.policy.path", trust_remote_code=self.trust_remote_code, **kwargs
+        )
 
     def shard(self, mesh: DeviceMesh) -> None:
         """Shards the weights over the ranks of `mesh`; `forward` gathers them layer by layer."""
