@@ -104,7 +104,8 @@ def draw(picture: Picture, arms: Arms, out: Path) -> None:
                 draw_curves(panel, arms[arm], name, arm, color)
             panel.set_title(name, fontsize=9)
             panel.set(xlabel="step", xlim=(0, None))
-            panel.set_ylim(bottom=min(0, panel.get_ylim()[0]) if panel.dataLim.y0 < 0 else 0)
+            if panel.dataLim.y0 >= 0:
+                panel.set_ylim(0, 1.06 * panel.dataLim.y1 or 1)  # a small change looks small
             panel.spines[["top", "right"]].set_visible(False)
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
