@@ -1,5 +1,6 @@
 """The public names and their files. `__init__.py` reads this list; type checkers and editors read it too."""
 
+from grpo_lightning import inspect as inspect
 from grpo_lightning.engines.base import RolloutEngine as RolloutEngine
 from grpo_lightning.engines.native import NativeEngine as NativeEngine
 from grpo_lightning.engines.sampling import Sampling as Sampling
@@ -8,6 +9,11 @@ from grpo_lightning.engines.transformers import TransformersEngine as Transforme
 from grpo_lightning.inspect.comparison import Metric as Metric
 from grpo_lightning.inspect.comparison import compare as compare
 from grpo_lightning.inspect.estimates import Estimate as Estimate
+from grpo_lightning.inspect.inspector import Inspector as Inspector
+from grpo_lightning.inspect.record import CompletionRecord as CompletionRecord
+from grpo_lightning.inspect.record import GroupRecord as GroupRecord
+from grpo_lightning.inspect.record import StepRecord as StepRecord
+from grpo_lightning.inspect.record import TokenRecord as TokenRecord
 from grpo_lightning.maths.advantages import AdvantageEstimator as AdvantageEstimator
 from grpo_lightning.maths.advantages import BatchStd as BatchStd
 from grpo_lightning.maths.advantages import GroupMean as GroupMean
@@ -31,6 +37,7 @@ from grpo_lightning.maths.masks import Truncated as Truncated
 from grpo_lightning.maths.metrics import majority_at_k as majority_at_k
 from grpo_lightning.maths.metrics import pass_at_k as pass_at_k
 from grpo_lightning.maths.objective import Objective as Objective
+from grpo_lightning.maths.objective import Terms as Terms
 from grpo_lightning.maths.prefix_tree import PrefixTree as PrefixTree
 from grpo_lightning.maths.process_supervision import ProcessSupervision as ProcessSupervision
 from grpo_lightning.maths.ragged import pad as pad
@@ -114,12 +121,16 @@ from grpo_lightning.tasks.base import Task as Task
 from grpo_lightning.tasks.reasoning_gym import ReasoningGym as ReasoningGym
 from grpo_lightning.tasks.tables import HubPrompts as HubPrompts
 from grpo_lightning.tasks.tables import JsonPrompts as JsonPrompts
+from grpo_lightning.training.board import Board as Board
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint as StepCheckpoint
 from grpo_lightning.training.callbacks.completions import SampledCompletions as SampledCompletions
 from grpo_lightning.training.callbacks.config import SaveConfig as SaveConfig
+from grpo_lightning.training.callbacks.layout import FirstLook as FirstLook
+from grpo_lightning.training.callbacks.lines import StepLines as StepLines
 from grpo_lightning.training.callbacks.memory import MemoryReport as MemoryReport
 from grpo_lightning.training.callbacks.predictions import PredictionWriter as PredictionWriter
 from grpo_lightning.training.callbacks.progress import StepProgressBar as StepProgressBar
+from grpo_lightning.training.callbacks.summary import RunSummary as RunSummary
 from grpo_lightning.training.callbacks.time_limit import StepTimer as StepTimer
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO as AtomicCheckpointIO
 from grpo_lightning.training.data import PromptDataModule as PromptDataModule

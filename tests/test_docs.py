@@ -3,18 +3,22 @@
 import re
 from collections.abc import Sequence
 
+import lightning as L
 import pytest
 from helpers.fitting import Digits, fit
 from helpers.paths import ROOT
 from helpers.tiny import policy_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from grpo_lightning.inspect.inspector import Inspector
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.stopping import KLAbove
 from grpo_lightning.rewards.learned.reward import LearnedReward
 from grpo_lightning.rewards.results import RewardResult
+from grpo_lightning.training.board import Board
 from grpo_lightning.training.callbacks.completions import SampledCompletions
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
+from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import Sample, Status
 
 METRICS = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -47,6 +51,14 @@ class HalfDigits(Digits):
         return result
 
 
+class OneBadUpdate(L.Callback):
+    """Makes the run one in which an update was skipped."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, GRPOModule)
+        pl_module.bad_updates += 1
+
+
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The names that a run with everything on logs."""
@@ -64,8 +76,12 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         weight=0,
     )
     rewards = [HalfDigits(), learned]
+    trainer["logger"] = Board(folder, name="", version="")
     loop = {"mu": 2, "stop": KLAbove(1e-9), "dynamic_sampling": DynamicSampling()}
-    fit(folder, [SampledCompletions()], loop, objective=Objective(beta=0.1), rewards=rewards, trainer=trainer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("grpo_lightning.training.loop.peak_of", lambda device, dtype: 1e12)
+        callbacks = [SampledCompletions(), Inspector(), OneBadUpdate()]
+        fit(folder, callbacks, loop, objective=Objective(beta=0.1), rewards=rewards, trainer=trainer)
     events = EventAccumulator(str(folder))
     events.Reload()
     tags = events.Tags()

@@ -1,4 +1,4 @@
-"""The demonstration: makes a tiny policy, validates it, trains it with GRPO on a CPU, and prints what changed.
+"""The demonstration: makes a tiny policy, trains it with GRPO on a CPU, and prints what changed and where to look.
 
 python tools/demo.py        (or `make demo`, which installs first)
 """
@@ -17,10 +17,10 @@ from grpo_lightning.inspect.scalars import read_scalars, validation_names
 
 ROOT = Path(__file__).resolve().parents[1]
 POLICY, RUN, CONFIG = "runs/tiny_policy", "runs/quickstart", "configs/quickstart.yaml"
+PAGE = f"{RUN}/inspect.html"
 STAGES = (
-    (f"1/3 Teaching a small language model to add, badly, in {POLICY}", ["tools/make_tiny_policy.py", "--out", POLICY]),
-    (f"2/3 Validating it, into {RUN}", ["-m", "grpo_lightning", "validate", "--config", CONFIG]),
-    ("3/3 GRPO", ["-m", "grpo_lightning", "fit", "--config", CONFIG]),
+    (f"1/2 Teaching a small language model to add, badly, in {POLICY}", ["tools/make_tiny_policy.py", "--out", POLICY]),
+    (f"2/2 GRPO, into {RUN}", ["-m", "grpo_lightning", "fit", "--config", CONFIG]),
 )
 
 
@@ -39,9 +39,10 @@ def summary(seconds: float) -> str:
     changes = []
     for name in validation_names(scalars)[:2]:
         (first_step, first), *_, (_, last) = scalars[name]
-        assert first_step == 0, f"{name} starts at {first_step}, not before training"
+        assert first_step == -1, f"{name} starts at {first_step}, not before training"
         changes.append(f"{name.removeprefix('val/')} {first:.2f} -> {last:.2f}")
-    return f"{', '.join(changes)} in {seconds:.0f} s; see it: tensorboard --logdir runs"
+    pages = f"every token in {PAGE}, " if (ROOT / PAGE).exists() else ""
+    return f"{', '.join(changes)} in {seconds:.0f} s; see {pages}the curves with tensorboard --logdir runs"
 
 
 def main() -> None:
@@ -52,6 +53,8 @@ def main() -> None:
         print(f"\n{what}: python {' '.join(arguments)}", flush=True)
         run(arguments)
     seconds = time.perf_counter() - started
+    if (ROOT / RUN / "inspect").is_dir():
+        run(["-m", "grpo_lightning", "inspect", RUN, "-o", PAGE])
     if importlib.util.find_spec("matplotlib"):
         plot(read_scalars(ROOT / RUN), ROOT / RUN / "curve.png")
         print(f"\n{RUN}/curve.png")

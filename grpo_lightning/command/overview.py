@@ -21,6 +21,7 @@ COMMANDS: dict[str, Command] = {
     "validate": Command("Measures a policy, or a checkpoint, on the validation questions."),
     "test": Command("Measures a policy, or a checkpoint, on the test questions."),
     "predict": Command("Writes completions of your prompts, with their scores, to a file."),
+    "inspect": Command("Writes a page that shows what a run did to each token.", "grpo_lightning.inspect.command"),
     "report": Command("Compares runs on one page: curves, a table, what differs.", "grpo_lightning.inspect.report"),
     "plan": Command("Prints what memory a run would take, without weights or devices. It takes the options of fit."),
 }

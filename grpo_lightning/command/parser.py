@@ -11,7 +11,6 @@ from lightning.pytorch.cli import LightningArgumentParser
 from grpo_lightning.command import internals
 from grpo_lightning.command.imports import import_mistake
 from grpo_lightning.command.mistakes import OptionError, explain
-from grpo_lightning.command.overview import COMMANDS
 from grpo_lightning.types import UsageError
 
 SECTIONS = ("model", "data", "loop", "checkpoint")
@@ -115,7 +114,8 @@ class Parser(LightningArgumentParser):
             option.help = OWN_WORDS.get(option.dest, option.help)
         internals.retitle(self, "ckpt_path", "A checkpoint")
         internals.retitle(self, "trainer.accelerator", "Lightning's trainer: devices, strategy, precision, logger")
-        sections = [item for item in (self.groups or {}).items() if item[0] not in COMMANDS]
+        own = self.prog.split()[-1]  # the group of the command's own arguments, such as ckpt_path, stays first
+        sections = [item for item in (self.groups or {}).items() if item[0] != own]
         internals.show_last(self, [group for _, group in sorted(sections, key=by_section)])
         return super().format_help(*args, **kwargs)
 

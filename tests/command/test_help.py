@@ -11,7 +11,8 @@ from grpo_lightning import cli
 from grpo_lightning.command import internals, overview
 from grpo_lightning.command.parser import Parser, readable
 
-TITLES = ["model", "model.policy", "data", "loop", "checkpoint", "completions", "predictions", "memory", "trainer"]
+TITLES = ["model", "model.policy", "data", "loop", "checkpoint"]
+TITLES += ["completions", "inspect", "predictions", "memory", "trainer"]
 
 
 def help_of(capsys: pytest.CaptureFixture[str], *args: str) -> str:
