@@ -219,13 +219,14 @@ class GRPOLoop(Callback):
             sum(p.numel() for p in module.policy.parameters() if p.requires_grad or everything)
             for everything in (False, True)
         )
+        steps = trainer.max_epochs if has_end(trainer.max_epochs) else "any number of"
         some = "" if trained == everything else f", {trained / 1e6:.2f} M of them trained"
         rank_zero_info(
             f"policy {module.policy.path}: {everything / 1e6:.2f} M parameters{some}; {trainer.world_size} x "
             f"{device_name(module.device)}, precision {trainer.precision}"
         )
         rank_zero_info(
-            f"{trainer.max_epochs if has_end(trainer.max_epochs) else 'any number of'} steps of {self.prompts_per_step} prompts x {self.group_size} completions of at most "
+            f"{steps} steps of {self.prompts_per_step} prompts x {self.group_size} completions of at most "
             f"{module.sampling.max_new_tokens} tokens; each step {self.mu} x {self.num_minibatches} updates, {size} in "
             f"one forward and backward{', prompts shared by their group' if module.policy.shares_prefix else ''}"
         )
