@@ -249,7 +249,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "an optimizer that refuses": (["--model.optimizer.lr=-1"], ["model.optimizer: Invalid learning rate: -1.0"]),
     "a trainer that refuses": (
         ["--trainer.devices=0", "--trainer.accelerator=cpu"],
-        ["error: trainer: `CPUAccelerator"],
+        ["error: trainer: `Trainer(devices="],
     ),
     # Files.
     "no such file": (["--config=nowhere.yaml"], ["config=nowhere.yaml", "no such file"]),
