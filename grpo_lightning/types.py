@@ -27,7 +27,7 @@ class FinishReason(StrEnum):
     """Why a completion ended."""
 
     STOP = "stop"
-    """The model emitted one of its stop tokens."""
+    """The model drew one of its stop tokens, or completed a stop string."""
     LENGTH = "length"
     """It reached `max_new_tokens`: the completion is truncated."""
 
@@ -86,6 +86,8 @@ class Prompt:
     token_ids: list[int]
     """[P] token ids, never empty."""
     question: Question
+    answer_prefix: str = ""
+    """The end of `text` with which the assistant's turn begins: given, not drawn."""
 
 
 class RandomKey(NamedTuple):
@@ -126,6 +128,13 @@ class Completion:
     logp: list[float] | None
     """[R] log-prob in nats of each id under the distribution it was drawn from; None if the engine knows none."""
     finish_reason: FinishReason
+    stop_string: str = ""
+    """The one of `Sampling.stop` that its last token completed; empty if a stop token ended it, or nothing did."""
+
+    @property
+    def written(self) -> list[int]:
+        """The ids that its text is of: all but the stop token."""
+        return _without_stop_token(self.token_ids, self.finish_reason, self.stop_string)
 
 
 @dataclass(slots=True)
@@ -134,10 +143,24 @@ class Sample:
 
     prompt: Prompt
     text: str
-    """The completion decoded, without the stop token and without special tokens."""
+    """What the policy wrote: the completion decoded, without the stop token and without special tokens.
+
+    It ends with the stop string, if one ended it: what the last token has beyond that is left out."""
     token_ids: list[int]
     """[R] as in `Completion`."""
     finish_reason: FinishReason
+    stop_string: str = ""
+    """As in `Completion`."""
+
+    @property
+    def written(self) -> list[int]:
+        """The ids that `text` is of: all but the stop token."""
+        return _without_stop_token(self.token_ids, self.finish_reason, self.stop_string)
+
+    @property
+    def turn(self) -> str:
+        """The assistant's whole turn: the answer prefix that it was given, and what the policy wrote."""
+        return self.prompt.answer_prefix + self.text
 
     @property
     def answer(self) -> str:
@@ -148,3 +171,8 @@ class Sample:
     def truncated(self) -> bool:
         """Whether the completion was cut off at `max_new_tokens`."""
         return self.finish_reason is FinishReason.LENGTH
+
+
+def _without_stop_token(token_ids: list[int], finish_reason: FinishReason, stop_string: str) -> list[int]:
+    """The ids, less the last where that is a stop token."""
+    return token_ids[:-1] if finish_reason is FinishReason.STOP and not stop_string else token_ids

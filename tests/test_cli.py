@@ -90,6 +90,13 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "no room to answer": (["--model.sampling.max_new_tokens=200"], ["max_new_tokens=200", str(CONTEXT)]),
     "template without question": (["--data.template=Answer:"], ["data.template='Answer:'", "{question}"]),
     "chat without template": (["--data.chat=true"], ["data.chat", "data.template"]),
+    "template and file": (
+        ["--data.template={question}=", "--data.template_file=shots.txt"],
+        ["data.template_file=shots.txt", "data.template='{question}='"],
+    ),
+    "no template file": (["--data.template_file=shots.txt"], ["data.template_file=shots.txt", "No such file", "looked in"]),
+    "validation out of range": (["--model.val_sampling.top_p=2"], ["val_sampling.top_p=2.0", "above 0"]),
+    "stop string with a special token": (["--model.sampling.stop=[<sep>a]"], ["sampling.stop", "'<sep>' alone"]),
     "system without chat": (["--data.system=Think."], ["data.system", "data.chat=true"]),
     "validate nothing": (["--data.val_limit=0"], ["data.val_limit=0", "1 or more"]),
     # Sizes.
@@ -297,7 +304,9 @@ def test_print_config_shows_the_defaults_and_is_a_configuration(grpo: Grpo, fold
     assert class_and_arguments(model["reference"])[0] == "FrozenCopy"
     optimizer, settings = class_and_arguments(model["optimizer"])
     assert optimizer == "AdamW" and settings["lr"] == 1e-6 and settings["weight_decay"] == 0
-    assert model["sampling"] == {"max_new_tokens": 4, "temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0}
+    filters = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0}
+    assert model["sampling"] == {"max_new_tokens": 4, "stop": []} | filters
+    assert model["val_sampling"] == dict.fromkeys(model["sampling"])
     assert config["loop"]["mu"] == 1 and config["loop"]["max_tokens"] == 16384
     assert config["data"]["template"] == "{question}"
     assert config["trainer"]["max_epochs"] == 1 and config["trainer"]["num_sanity_val_steps"] == 0

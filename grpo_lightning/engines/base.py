@@ -81,9 +81,12 @@ class RolloutEngine(ABC):
         The random number of a token depends only on `key`, `prompt_id`, `sample` and the token's position. The other
         requests and their order do not matter.
 
+        A completion ends with the first stop token, or with the token that completes a string of `sampling.stop`.
+        `StopStrings` finds it. The explorer cuts the completions of an engine that draws on.
+
         Args:
             requests: What to complete, at least one. Equal `token_ids` share their prefill, in whatever order they are.
-            sampling: The distribution to draw from.
+            sampling: The distribution to draw from, and what ends a completion.
             key: Seed of the run and exploration step.
             progress: Called now and then with the number of completions that ended since the last call.
         """

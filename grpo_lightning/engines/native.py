@@ -17,6 +17,7 @@ from grpo_lightning.engines.kv_memory import GIB, cache_bytes_per_token, free_by
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.engines.slab import SlabLayer, attention, mask
+from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.maths import ragged
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.pretrained import first_line
@@ -58,7 +59,7 @@ class NativeEngine(RolloutEngine):
         def decode(requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
             groups = groups_of(requests)
             with _slab_attention(policy):
-                batch = _Batch(policy, _chosen(requests, groups), sampling, RandomKey(0, 0), frozenset())
+                batch = _Batch(policy, _chosen(requests, groups), sampling, RandomKey(0, 0), None)
                 return _in_order(groups, batch.run(self.check_every, lambda ended: None))
 
         with policy.gathered():
@@ -78,12 +79,12 @@ class NativeEngine(RolloutEngine):
     ) -> list[Completion]:
         """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
-        policy, stop_ids = self.policy, self.policy.stop_ids
+        policy, stops = self.policy, StopStrings(self.policy, sampling.stop)
         done: list[Sequence[int]] = []
         completions: list[Completion] = []
         with _decoding(policy):
             for groups in self._batches(policy, requests, sampling.max_new_tokens):
-                batch = _Batch(policy, _chosen(requests, groups), sampling, key, stop_ids)
+                batch = _Batch(policy, _chosen(requests, groups), sampling, key, stops)
                 completions += batch.run(self.check_every, progress or (lambda ended: None))
                 done += groups
         return _in_order(done, completions)
@@ -191,7 +192,7 @@ class _Batch:
         groups: Requests with equal `token_ids` are one group.
         sampling: The distribution to draw from.
         key: Seed of the run and exploration step.
-        stop_ids: The tokens that end a completion.
+        stops: What ends a completion; None lets nothing end it.
     """
 
     def __init__(
@@ -200,11 +201,12 @@ class _Batch:
         groups: Sequence[Sequence[Request]],
         sampling: Sampling,
         key: RandomKey,
-        stop_ids: frozenset[int],
+        stops: StopStrings | None,
     ) -> None:
         self.policy = policy
         self.sampling = sampling
         self.key = key
+        self.stops = stops
         device = policy.device
         prompts = [group[0].token_ids for group in groups]
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
@@ -213,10 +215,12 @@ class _Batch:
         keys = [(index, r.prompt_id, r.sample, r.position) for index, group in enumerate(groups) for r in group]
         self.prompt, self.prompt_id, self.sample, self.position = torch.tensor(keys, device=device).unbind(1)
         self.prompt_length = lengths[self.prompt]
-        self.stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=device)
+        self.stop_ids = torch.tensor(sorted(stops.ids if stops else ()), dtype=torch.int64, device=device)
         shape = (len(keys), sampling.max_new_tokens)
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
         self.logp = torch.zeros(shape, dtype=torch.float32, device=device)
+        self.drawn: list[list[int]] = [[] for _ in keys]
+        """What was searched for stop strings of each completion so far."""
 
     def run(self, check_every: int, progress: Progress) -> list[Completion]:
         """Decodes until every completion has ended."""
@@ -224,6 +228,8 @@ class _Batch:
         uniform = torch.empty(0)
         for index in range(self.sampling.max_new_tokens):
             if index % check_every == 0:
+                if self.stops and self.stops.strings and index:
+                    running.ended |= self._stopped(running.rows, index - check_every, index)
                 if ended := running.drop_ended():
                     progress(ended)
                 if not len(running):
@@ -266,18 +272,29 @@ class _Batch:
         """[r, count] random numbers of the completions `rows`, for their drawn tokens from index `first` on."""
         return uniforms(self.key, self.prompt_id[rows], self.sample[rows], self.position[rows] + first, count)
 
+    def _stopped(self, rows: Tensor, first: int, end: int) -> Tensor:
+        """[r] bool, whether the text of the completions `rows` has a stop string since their token `first`."""
+        assert self.stops is not None
+        found = []
+        # The one wait for the device.
+        for row, *new in torch.cat([rows[:, None], self.tokens[rows, first:end]], 1).tolist():
+            self.drawn[row] += new
+            found.append(self.stops.first_end(self.drawn[row], first) is not None)
+        return torch.tensor(found, device=rows.device)
+
     def _completions(self) -> list[Completion]:
-        """What was drawn, each completion up to its first stop token."""
+        """What was drawn, each completion up to its first stop token or string."""
         stops = torch.isin(self.tokens, self.stop_ids)
         # A row that never stopped has all its tokens; the others end with their first stop token.
         stopped = stops.any(1)
         lengths = torch.where(stopped, stops.int().argmax(1) + 1, self.sampling.max_new_tokens).tolist()
-        return [
+        completions = [
             Completion(tokens[:length], logp[:length], FinishReason.STOP if stop else FinishReason.LENGTH)
             for tokens, logp, length, stop in zip(
                 self.tokens.tolist(), self.logp.tolist(), lengths, stopped.tolist(), strict=True
             )
         ]
+        return [self.stops.cut(completion) for completion in completions] if self.stops else completions
 
 
 class _Running:

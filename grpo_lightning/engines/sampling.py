@@ -1,6 +1,6 @@
 """How a token is drawn from logits: temperature, filters, and the inverse of the cumulative distribution."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ class Sampling:
         top_k: Keep the k likeliest tokens; 0 keeps all.
         top_p: Keep the likeliest tokens whose probabilities reach this sum; 1 keeps all.
         min_p: Keep the tokens with at least this fraction of the likeliest token's probability; 0 keeps all.
+        stop: Strings that end a completion, beside the model's stop tokens. The text ends with the string, the tokens
+            with the one that completes it. A special token, such as `<|im_end|>`, may stand here too.
     """
 
     max_new_tokens: int = 256
@@ -25,6 +27,7 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    stop: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Raises UsageError for a value out of range."""
@@ -38,6 +41,13 @@ class Sampling:
             raise UsageError(f"sampling.top_p={self.top_p}: give a number above 0, at most 1 (keep all)")
         if not 0 <= self.min_p <= 1:
             raise UsageError(f"sampling.min_p={self.min_p}: give a number from 0 (keep all) to 1")
+        if isinstance(self.stop, str):
+            raise UsageError(f"sampling.stop={self.stop!r}: give a list of strings, [{self.stop!r}]")
+        if not all(self.stop) or any("\ufffd" in string for string in self.stop):
+            raise UsageError(
+                f"sampling.stop={self.stop!r}: give strings that are not empty, without U+FFFD, which stands for "
+                "broken bytes"
+            )
 
     @property
     def greedy(self) -> bool:
@@ -48,6 +58,35 @@ class Sampling:
     def unfiltered(self) -> bool:
         """Whether every token can be drawn, so that the sampler's log-probs are those of the policy."""
         return not self.greedy and self.top_k == 0 and self.top_p == 1 and self.min_p == 0
+
+
+@dataclass
+class ValidationSampling:
+    """What validation, test and prediction draw otherwise than training. None leaves the value of `model.sampling`.
+
+    Args:
+        max_new_tokens: Longest completion in tokens, of the greedy one too.
+        temperature: Divides the logits. 0 makes all completions greedy, and so the same.
+        top_k: Keep the k likeliest tokens; 0 keeps all.
+        top_p: Keep the likeliest tokens whose probabilities reach this sum; 1 keeps all.
+        min_p: Keep the tokens with at least this fraction of the likeliest token's probability; 0 keeps all.
+        stop: Strings that end a completion; an empty list leaves only the stop tokens.
+    """
+
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    stop: list[str] | None = None
+
+    def over(self, sampling: Sampling) -> Sampling:
+        """The sampling of validation, where training has `sampling`."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        try:
+            return replace(sampling, **given)
+        except UsageError as error:
+            raise UsageError(f"val_{error}") from error
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.types import Completion, FinishReason, RandomKey, Request
 
 Script = Callable[[Request, str], str]
@@ -33,12 +34,13 @@ class ScriptedEngine(RolloutEngine):
         """As `RolloutEngine.generate`; nothing is drawn."""
         assert self.policy is not None, "call sync(policy) first"
         tokenizer, stop = self.policy.tokenizer, min(self.policy.stop_ids)
+        stops = StopStrings(self.policy, sampling.stop)
         completions = []
         for request in requests:
             text = self.script(request, str(tokenizer.decode(request.token_ids)))
             token_ids = [*tokenizer.encode(text, add_special_tokens=False), stop]
             reason = FinishReason.STOP if len(token_ids) <= sampling.max_new_tokens else FinishReason.LENGTH
-            completions.append(Completion(token_ids[: sampling.max_new_tokens], None, reason))
+            completions.append(stops.cut(Completion(token_ids[: sampling.max_new_tokens], None, reason)))
         if progress:
             progress(len(completions))
         return completions

@@ -3,18 +3,29 @@
 import inspect
 from collections.abc import Iterator, Sequence
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.cache_utils import Cache
 
 import grpo_lightning.engines.trial as trial
 from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.sampling import Sampling, draw
+from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, FinishReason, RandomKey, Request, UsageError
+
+CHECK_EVERY = 8
+"""Positions between two searches for stop strings."""
 
 
 class TransformersEngine(RolloutEngine):
@@ -42,7 +53,7 @@ class TransformersEngine(RolloutEngine):
         """Raises UsageError for a policy that `generate` decodes wrongly or not at all, even without padding."""
 
         def decode(requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-            return self._generate(policy, requests, sampling, RandomKey(0, 0), frozenset())
+            return self._generate(policy, requests, sampling, RandomKey(0, 0), None)
 
         fault = ""
         with policy.gathered():
@@ -63,7 +74,8 @@ class TransformersEngine(RolloutEngine):
     ) -> list[Completion]:
         """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
-        return self._generate(self.policy, requests, sampling, key, self.policy.stop_ids, progress)
+        stops = StopStrings(self.policy, sampling.stop)
+        return self._generate(self.policy, requests, sampling, key, stops, progress)
 
     def _generate(
         self,
@@ -71,13 +83,13 @@ class TransformersEngine(RolloutEngine):
         requests: Sequence[Request],
         sampling: Sampling,
         key: RandomKey,
-        stop_ids: frozenset[int],
+        stops: StopStrings | None,
         progress: Progress | None = None,
     ) -> list[Completion]:
         found: dict[int, Completion] = {}
         for chosen in self._batches(requests):
             some = [requests[index] for index in chosen]
-            done = _generate(policy, some, sampling, key, sorted(stop_ids), self.shares_prefill)
+            done = _generate(policy, some, sampling, key, stops, self.shares_prefill)
             found.update(zip(chosen, done, strict=True))
             if progress:
                 progress(len(done))
@@ -99,11 +111,12 @@ def _generate(
     requests: Sequence[Request],
     sampling: Sampling,
     key: RandomKey,
-    stop_ids: list[int],
+    stops: StopStrings | None,
     shares_prefill: bool,
 ) -> list[Completion]:
-    """Completions decoded together, their prompts left-padded."""
+    """Completions decoded together, their prompts left-padded; `stops` is what ends them, None nothing."""
     model = policy.model
+    stop_ids = sorted(stops.ids) if stops else []
     prompts = [request.token_ids for request in requests]
     width = max(map(len, prompts))
     pad = stop_ids[0] if stop_ids else 0
@@ -128,6 +141,7 @@ def _generate(
             past_key_values=_prefilled(policy, prompts, ids, mask) if shares_prefill else None,
             generation_config=config,
             logits_processor=LogitsProcessorList([drawing]),
+            stopping_criteria=StoppingCriteriaList([_Searching(stops, width)] if stops and stops.strings else []),
         )
     finally:
         model.train(was_training)
@@ -137,7 +151,8 @@ def _generate(
     for tokens, logp in zip(sequences[:, width:].tolist(), logps, strict=True):
         length = next((at + 1 for at, token in enumerate(tokens) if token in stop_ids), len(tokens))
         reason = FinishReason.STOP if tokens[length - 1] in stop_ids else FinishReason.LENGTH
-        completions.append(Completion(tokens[:length], logp[:length], reason))
+        completion = Completion(tokens[:length], logp[:length], reason)
+        completions.append(stops.cut(completion) if stops else completion)
     return completions
 
 
@@ -183,3 +198,22 @@ class _Drawing(LogitsProcessor):
         token, logp = draw(scores, self.uniform[:, input_ids.shape[1] - self.width], self.sampling)
         self.logps.append(logp)
         return torch.full_like(scores, -torch.inf).scatter(1, token[:, None], 0.0)  # type: ignore[return-value]
+
+
+class _Searching(StoppingCriteria):
+    """Ends rows whose text has a stop string. It looks now and then; what is drawn meanwhile is cut off later."""
+
+    def __init__(self, stops: StopStrings, width: int) -> None:
+        self.stops = stops
+        self.width = width
+        self.drawn: list[list[int]] = []
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:
+        found = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        length = input_ids.shape[1] - self.width
+        if length % CHECK_EVERY == 0:
+            self.drawn = self.drawn or [[] for _ in input_ids]
+            for row, new in enumerate(input_ids[:, -CHECK_EVERY:].tolist()):
+                self.drawn[row] += new
+                found[row] = self.stops.first_end(self.drawn[row], length - CHECK_EVERY) is not None
+        return found  # type: ignore[return-value]

@@ -188,7 +188,7 @@ class SequenceClassifier(Reward):
     def _input(self, classifier: Classifier, sample: Sample) -> str:
         if not self.chat:
             return sample.prompt.text + sample.text
-        return self._render(classifier, sample.prompt.question.text, sample.text)
+        return self._render(classifier, sample.prompt.question.text, sample.turn)
 
     def _render(self, classifier: Classifier, question: str, answer: str) -> str:
         return chat_text(classifier.tokenizer, question, answer, key=f"chat=true of {self.name}")

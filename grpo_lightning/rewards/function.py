@@ -14,8 +14,9 @@ class FunctionReward(Reward):
     """The number that your own function returns: `def shorter(sample): return -len(sample.token_ids)`.
 
     It needs no class: the shortest way to a reward of your own. It is called once per sample, in a worker process; an
-    `async def` is awaited there. `sample` has `prompt` and `question` (texts), `text` (the completion), `answer`
-    (gold), `token_ids`, `truncated` and `metadata` (the row's other columns). It must return a finite number. If it
+    `async def` is awaited there. `sample` has `prompt` and `question` (texts), `text` (the completion), `turn`
+    (the same after its answer prefix), `answer` (gold), `token_ids`, `truncated` and `metadata` (the row's other
+    columns). It must return a finite number. If it
     hangs, raises or needs too much memory, the sample is counted and left out.
 
     Args:
@@ -107,6 +108,7 @@ def _as_task(sample: Sample) -> dict[str, Any]:
         "prompt": sample.prompt.text,
         "question": question.text,
         "text": sample.text,
+        "turn": sample.turn,
         "answer": question.answer,
         "token_ids": sample.token_ids,
         "truncated": sample.truncated,

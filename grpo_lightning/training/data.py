@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import lightning as L
 import torch
@@ -16,6 +17,9 @@ from grpo_lightning.training.step import Minibatch
 from grpo_lightning.types import Prompt, Question, UsageError, at_least
 
 log = logging.getLogger(__name__)
+
+QUESTION = "{question}"
+"""What stands in a template for the question."""
 
 
 @dataclass(slots=True)
@@ -37,8 +41,12 @@ class PromptDataModule(L.LightningDataModule):
     Args:
         task: Where the questions come from.
         template: The prompt, with `{question}` where the question goes.
+        template_file: Text file with the prompt instead, in UTF-8, for example with solved questions before
+            `{question}`. One line break at its end does not count.
         chat: Put the prompt into the tokenizer's chat template, as the user's turn.
         system: System turn of the chat template; empty leaves it out.
+        answer_prefix: Beginning of every answer, which is given and not drawn, such as `<think>`. It ends the prompt;
+            in a chat the assistant's turn begins with it. Rewards see it before what the policy wrote.
         skip_long: Leave out questions whose prompt does not fit the model's context, instead of stopping.
         val_limit: Validate on the first `val_limit` validation questions; None takes all. Test and predict take all.
         val_batch_size: Questions validated at once.
@@ -48,17 +56,24 @@ class PromptDataModule(L.LightningDataModule):
     def __init__(
         self,
         task: Task,
-        template: str = "{question}",
+        template: str = QUESTION,
+        template_file: str | None = None,
         chat: bool = False,
         system: str = "",  # not None: YAML reads a leading # as a comment, and nothing as null
+        answer_prefix: str = "",
         skip_long: bool = False,
         val_limit: int | None = None,
         val_batch_size: int = 64,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if "{question}" not in template:
-            raise UsageError(f"data.template={template!r}: it must contain {{question}}")
+        if template_file is not None:
+            if template != QUESTION:
+                raise UsageError(f"data.template_file={template_file}: leave out data.template={template!r}, or the file")
+            template = read_template(template_file)
+        if QUESTION not in template:
+            key = f"data.template={template!r}" if template_file is None else f"data.template_file={template_file}"
+            raise UsageError(f"{key}: it must contain {QUESTION}, where the question goes")
         if system and not chat:
             raise UsageError(
                 "data.system is the system turn of a chat: set data.chat=true, or put it into data.template"
@@ -69,6 +84,7 @@ class PromptDataModule(L.LightningDataModule):
         self.template = template
         self.chat = chat
         self.system = system
+        self.answer_prefix = answer_prefix
         self.skip_long = skip_long
         self.val_limit = val_limit
         self.val_batch_size = val_batch_size
@@ -79,7 +95,15 @@ class PromptDataModule(L.LightningDataModule):
         self.questions: dict[Split, Sequence[Question]] = {}
         self._order: tuple[int, list[int]] = (-1, [])
 
-    def load(self, stage: str, policy: Policy, sampling: Sampling, scorer: Scorer, validates: bool = True) -> None:
+    def load(
+        self,
+        stage: str,
+        policy: Policy,
+        sampling: Sampling,
+        scorer: Scorer,
+        validates: bool = True,
+        val_sampling: Sampling | None = None,
+    ) -> None:
         """Reads the questions that `stage` needs, checks that they fit the model, and shows them to the rewards.
 
         The second call reads nothing again.
@@ -87,9 +111,10 @@ class PromptDataModule(L.LightningDataModule):
         Args:
             stage: `fit`, `validate`, `test` or `predict`.
             policy: For its tokenizer and context length; its weights may be unread.
-            sampling: For the room that a completion needs.
+            sampling: For the room that a completion needs in training.
             scorer: Its rewards read the questions, except for `predict`.
             validates: Whether `fit` validates, and so needs validation questions.
+            val_sampling: For the room that it needs elsewhere; None is as in training.
 
         Raises:
             UsageError: A question does not fit, or a split lacks questions.
@@ -99,8 +124,12 @@ class PromptDataModule(L.LightningDataModule):
         splits["fit"] = ["train", "val"] if validates else ["train"]
         missing = [split for split in splits[stage] if split not in self.questions]
         for split in missing:
+            drawn = sampling if split == "train" else val_sampling or sampling
+            key = "sampling" if drawn.max_new_tokens == sampling.max_new_tokens else "val_sampling"
             try:
-                questions = self._that_fit(self.task.questions(split), split, sampling.max_new_tokens)
+                questions = self._that_fit(
+                    self.task.questions(split), split, drawn.max_new_tokens, f"{key}.max_new_tokens"
+                )
             except UsageError as error:
                 if (stage, split) != ("fit", "val"):
                     raise
@@ -109,8 +138,12 @@ class PromptDataModule(L.LightningDataModule):
         if stage != "predict":
             scorer.read_questions([question for split in missing for question in self.questions[split]])
 
-    def _that_fit(self, questions: Sequence[Question], split: Split, new_tokens: int) -> Sequence[Question]:
-        """The questions whose prompt leaves room for `new_tokens` more."""
+    def _that_fit(
+        self, questions: Sequence[Question], split: Split, new_tokens: int, key: str
+    ) -> Sequence[Question]:
+        """The questions whose prompt leaves room for `new_tokens` more, which `key` sets."""
+        for question in questions[:1]:
+            self.render(question)  # refuses a chat template that cannot be used
         context = self.policy.context_length
         if context is None:
             return questions
@@ -123,7 +156,7 @@ class PromptDataModule(L.LightningDataModule):
                 if not self.skip_long:
                     raise UsageError(
                         f"{question.source}: the prompt has {len(self.encode(text))} tokens, and with "
-                        f"sampling.max_new_tokens={new_tokens} it exceeds the model's context of {context}. Lower "
+                        f"{key}={new_tokens} it exceeds the model's context of {context}. Lower "
                         "max_new_tokens, shorten the row, or set data.skip_long=true to leave such rows out"
                     )
         if not too_long:
@@ -138,19 +171,23 @@ class PromptDataModule(L.LightningDataModule):
         kept = [question for row, question in enumerate(questions) if row not in skipped]
         if not kept:
             raise UsageError(
-                f"no {split} question fits the model's context of {context} tokens; lower sampling.max_new_tokens"
+                f"no {split} question fits the model's context of {context} tokens; lower {key}"
             )
         return kept
 
     def render(self, question: Question) -> str:
         """The text that the model sees."""
-        text = self.template.replace("{question}", question.text)
+        text = self.template.replace(QUESTION, question.text)
         if not self.chat:
-            return text
-        key, fix = "data.chat=true", "set data.chat=false and write data.template"
-        if self.system and self.policy.tokenizer.chat_template:
-            key, fix = f"data.system={self.system!r}", "leave data.system empty and write its text into data.template"
-        return chat_text(self.policy.tokenizer, text, system=self.system, key=key, fix=fix)
+            return text + self.answer_prefix
+        return chat_text(
+            self.policy.tokenizer,
+            text,
+            system=self.system,
+            answer_prefix=self.answer_prefix,
+            key="data.chat=true",
+            fix="set data.chat=false and write data.template",
+        )
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a rendered text; a chat template writes its special tokens itself."""
@@ -162,7 +199,7 @@ class PromptDataModule(L.LightningDataModule):
         token_ids = self.encode(text)
         if not token_ids:
             raise UsageError(f"{question.source}: the prompt {text!r} has no tokens")
-        return Prompt(id, text, token_ids, question)
+        return Prompt(id, text, token_ids, question, self.answer_prefix)
 
     def question(self, index: int) -> Question:
         """The training question at `index`, from 0, of an endless stream; every pass over the data has its own order.
@@ -233,3 +270,21 @@ class PromptLoader:
             chosen = rows[first : first + self.data.val_batch_size]
             prompts = [self.data.prompt(questions[row], id=row) for row in chosen]
             yield PromptBatch(prompts, min(len(chosen), max(0, real - first)))
+
+
+def read_template(path: str) -> str:
+    """The text of a template's file, without the line break that editors write at its end.
+
+    Raises:
+        UsageError: There is no such file, or it is not text in UTF-8.
+    """
+    file = Path(path).expanduser()
+    try:
+        return file.read_text(encoding="utf-8").removesuffix("\n")
+    except OSError as error:
+        raise UsageError(
+            f"data.template_file={path}: it cannot be read ({error.strerror}; looked in {Path.cwd()}). Give a text "
+            f"file with {QUESTION} in it"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"data.template_file={path}: it is not text in UTF-8 ({error.reason}). Save it as that") from error

@@ -22,13 +22,13 @@ STEP = 2**32 - 1
 
 
 class Evaluation(torch.nn.Module):
-    """Greedy pass@1, and avg@k, pass@k and maj@k of k completions drawn as in training.
+    """Greedy pass@1, and avg@k, pass@k and maj@k of k completions that are drawn.
 
     It is a torch module so that Lightning finds its metrics, which are means over prompts and ranks.
 
     Args:
         explorer: Samples and scores.
-        sampling: The distribution of the k completions.
+        sampling: The distribution of the k completions. The greedy one has its length and its stop strings.
         num_samples: k, the completions per prompt.
     """
 

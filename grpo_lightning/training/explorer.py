@@ -11,12 +11,13 @@ from torch import Tensor
 
 from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.stop_strings import StopStrings, text_up_to
 from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.results import Scores, Segment
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.types import Completion, FinishReason, Prompt, RandomKey, Request, Sample
+from grpo_lightning.types import Completion, Prompt, RandomKey, Request, Sample
 
 
 @dataclass(slots=True)
@@ -128,10 +129,18 @@ class Explorer:
             if not requests:
                 return [], []
             completions = self.engine.generate(requests, sampling, RandomKey(seed, step), progress)
-        written = [c.token_ids[:-1] if c.finish_reason is FinishReason.STOP else c.token_ids for c in completions]
-        texts = policy.tokenizer.batch_decode(written, skip_special_tokens=True)
+        if sampling.stop:
+            stops = StopStrings(policy, sampling.stop)
+            completions = [stops.cut(completion) for completion in completions]
+        texts = policy.tokenizer.batch_decode([one.written for one in completions], skip_special_tokens=True)
         samples = [
-            Sample(prompts[row // group_size], text, completion.token_ids, completion.finish_reason)
+            Sample(
+                prompts[row // group_size],
+                text_up_to(text, completion.stop_string),
+                completion.token_ids,
+                completion.finish_reason,
+                completion.stop_string,
+            )
             for row, (text, completion) in enumerate(zip(texts, completions, strict=True))
         ]
         return completions, samples

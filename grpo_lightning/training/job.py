@@ -55,6 +55,7 @@ def job_of(
         config=policy.config,
         optimizer=module.optimizer,
         sampling=module.sampling,
+        val_sampling=module.val_sampling,
         group_size=loop.group_size,
         prompts_per_step=max(1, loop.prompts_per_step // spread.world_size),
         num_minibatches=loop.num_minibatches,

@@ -82,6 +82,8 @@ class Job:
     validated_prompts: int = 0
     """Prompts validated at once, with `val_samples` completions each."""
     val_samples: int = 0
+    val_sampling: Sampling | None = None
+    """The sampling of validation; None is `sampling`."""
     max_cache: float | None = None
     """Bytes that decoding may take, cache and logits; None sets no limit."""
     bounds_cache: bool = False
@@ -124,6 +126,17 @@ class Job:
     def rows(self) -> int:
         """Completions of one step on this device."""
         return self.prompts_per_step * self.group_size
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Completions that are decoded at once."""
+
+    prompts: int
+    rows: int
+    tokens: int
+    """Of the longest prompt and completion together."""
+    sampling: Sampling
 
 
 class Estimate:
@@ -192,43 +205,53 @@ class Estimate:
         return cache_bytes_per_token(self.job.config, self.job.cache_dtype)
 
     @property
-    def decoded_at_once(self) -> tuple[int, int]:
-        """Prompts read at once, and completions decoded at once: in training or in validation."""
+    def decoded(self) -> list["Decoded"]:
+        """What is decoded at once in training, and in validation."""
         job = self.job
-        return max(
-            self._fitting(job.prompts_per_step, job.group_size),
-            self._fitting(job.validated_prompts, job.val_samples),
-            key=lambda one: one[1],
-        )
+        return [
+            self._fitting(job.prompts_per_step, job.group_size, job.sampling),
+            self._fitting(job.validated_prompts, job.val_samples, job.val_sampling or job.sampling),
+        ]
 
-    def _fitting(self, num_prompts: int, group_size: int) -> tuple[int, int]:
-        """Prompts and rows of the largest batch; a group that does not fit is cut."""
+    @property
+    def largest(self) -> "Decoded":
+        """The one of `decoded` with the larger key-value cache."""
+        return max(self.decoded, key=lambda one: one.rows * one.tokens)
+
+    def _fitting(self, num_prompts: int, group_size: int, sampling: Sampling) -> "Decoded":
+        """The largest batch; a group that does not fit is cut."""
         job = self.job
+        tokens = job.prompt_tokens + sampling.max_new_tokens
         if num_prompts * group_size == 0:
-            return 0, 0
-        tokens = job.prompt_tokens + job.sampling.max_new_tokens
+            return Decoded(0, 0, tokens, sampling)
         memory = sys.maxsize if job.max_cache is None else int(job.max_cache)
         rows = rows_at_once(job.config, job.cache_dtype, tokens, group_size, memory, job.max_rows)
         rows = min(num_prompts * group_size, max(1, rows))
-        return -(-rows // group_size), rows
+        return Decoded(-(-rows // group_size), rows, tokens, sampling)
 
     @property
     def rows_at_once(self) -> int:
         """Completions that are decoded at once."""
-        return self.decoded_at_once[1]
+        return self.largest.rows
 
     @property
     def cache(self) -> float:
         """The key-value cache, while all rows are going."""
-        job = self.job
-        return self.cache_per_token * self.rows_at_once * (job.prompt_tokens + job.sampling.max_new_tokens)
+        return self.cache_per_token * self.largest.rows * self.largest.tokens
 
     @cached_property
     def explored(self) -> Held:
         """Beside the cache, while the prompts are read or a token is drawn."""
         job = self.job
-        reading = self._deep(lambda twin: twin.prefill(self.decoded_at_once[0], job.prompt_tokens))
-        return most(reading, self._deep(lambda twin: twin.draw(self.rows_at_once, job.sampling)))
+        # Where validation draws otherwise, the smaller cache may come with more logits.
+        batches = [self.largest] if job.val_sampling in (None, job.sampling) else self.decoded
+        return self._deep(
+            lambda twin: [
+                held
+                for one in batches
+                for held in (*twin.prefill(one.prompts, job.prompt_tokens), *twin.draw(one.rows, one.sampling))
+            ]
+        )
 
     @cached_property
     def pack(self) -> Rollouts:
@@ -392,7 +415,6 @@ class MemoryTable:
         gathered = (e.weights - weights if shards > 1 else 0, e.gathered, 2 * e.gathered)
         # The update comes when the pack's activations are gone.
         updated = e.updated if e.updated.total > stepping / shards else Held(activations=stepping / shards)
-        tokens = job.prompt_tokens + job.sampling.max_new_tokens
         kept = "" if state else "keeps nothing"
         rows = (
             Row("process", (job.process,) * 3, "Python and libraries" if job.device == "cpu" else "CUDA context"),
@@ -401,7 +423,7 @@ class MemoryTable:
             Row("optimizer", (state * 1.0 / shards,) * 3, kept or f"{state / e.gradients:.2g} x the gradients"),
             Row("frozen copies", (copies,) * 3, f"{job.frozen_copies} of the policy"),
             Row("gathered weights", gathered, f"of {shards} shards"),
-            Row("key-value cache", (e.cache, 0, 0), f"{e.rows_at_once} rows x {tokens} tokens"),
+            Row("key-value cache", (e.cache, 0, 0), f"{e.rows_at_once} rows x {e.largest.tokens} tokens"),
             Row(
                 "activations",
                 (e.explored.activations, e.scored.activations, updated.activations),

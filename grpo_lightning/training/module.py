@@ -21,7 +21,8 @@ from torch import Tensor
 
 from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
-from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.sampling import Sampling, ValidationSampling
+from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.maths.advantages import AdvantageEstimator, GroupStd
 from grpo_lightning.maths.diagnostics import Diagnostics
@@ -65,6 +66,7 @@ class GRPOModule(L.LightningModule):
             run stops.
         correct: Name of the reward that decides what is right in validation and in statistics. None is the first.
         val_samples: k of avg@k, pass@k and maj@k.
+        val_sampling: What validation, test and prediction draw otherwise than training; None nothing.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class GRPOModule(L.LightningModule):
         max_failed_rewards: float = 0.5,
         correct: str | None = None,
         val_samples: int = 8,
+        val_sampling: ValidationSampling | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -94,6 +97,7 @@ class GRPOModule(L.LightningModule):
         self.sampling = sampling or Sampling()
         if self.sampling.greedy:
             raise UsageError("sampling.temperature=0: training needs completions that differ; give more than 0")
+        self.val_sampling = (val_sampling or ValidationSampling()).over(self.sampling)
         self.objective = objective or Objective()
         self.explorer = Explorer(engine or NativeEngine(), Scorer(rewards, max_failed_rewards, correct))
         self.advantage = advantage or GroupStd()
@@ -117,7 +121,7 @@ class GRPOModule(L.LightningModule):
         self._options: OptimizerOptions | None = None
         self._saved_schedules: list[dict[str, Any]] = []
         self._saved_version: int | None = None
-        self.evaluation = Evaluation(self.explorer, self.sampling, val_samples)
+        self.evaluation = Evaluation(self.explorer, self.val_sampling, val_samples)
 
     def setup(self, stage: str) -> None:
         """Lets the data read its questions, and the rewards what they need of the run."""
@@ -126,7 +130,8 @@ class GRPOModule(L.LightningModule):
         trainer, scorer = self.trainer, self.explorer.scorer
         data = getattr(trainer, "datamodule", None)
         if isinstance(data, PromptDataModule):
-            data.load(stage, self.policy, self.sampling, scorer, validates=trainer.limit_val_batches != 0)
+            validates = trainer.limit_val_batches != 0
+            data.load(stage, self.policy, self.sampling, scorer, validates, self.val_sampling)
         device, rank = trainer.strategy.root_device, trainer.global_rank
         scorer.setup(Run(device, self.policy.tokenizer, self.sampling.max_new_tokens, rank))
 
@@ -138,8 +143,11 @@ class GRPOModule(L.LightningModule):
         # What autocast computes is what is checked; the true half precisions convert the weights later.
         autocast = precision.forward_context() if isinstance(precision, MixedPrecision) else nullcontext()
         # As in training: Lightning loads where every new tensor is made on the GPU.
+        longest = max(self.sampling, self.val_sampling, key=lambda sampling: sampling.max_new_tokens)
         with autocast, torch.device("cpu"):
-            self.explorer.engine.check(self.policy, self.sampling)
+            self.explorer.engine.check(self.policy, longest)
+        for sampling in (self.sampling, self.val_sampling):
+            StopStrings(self.policy, sampling.stop)  # refuses strings that no text can have
         self._loaded = True
 
     def configure_model(self) -> None:
@@ -335,7 +343,7 @@ class GRPOModule(L.LightningModule):
     on_test_start = on_predict_start = on_validation_start
 
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
-        """Greedy pass@1, and avg@k, pass@k and maj@k of k completions drawn as in training."""
+        """Greedy pass@1, and avg@k, pass@k and maj@k of k completions drawn by `val_sampling`."""
         self._evaluate(batch, "val")
 
     def test_step(self, batch: PromptBatch, batch_idx: int) -> None:

@@ -20,6 +20,7 @@ def record(sample: Sample, scores: Scores, row: int) -> dict[str, Any]:
         "source": sample.prompt.question.source,
         "question": sample.prompt.question.text,
         "answer": sample.answer,
+        "answer_prefix": sample.prompt.answer_prefix,
         "completion": sample.text,
         "finish_reason": str(sample.finish_reason),
         "reward": none_if_nan(scores.total[row]),

@@ -192,7 +192,7 @@ class LearnedReward(Reward):
         )
 
     def _prompt(self, prompt: Prompt) -> str:
-        return self._render(prompt.question.text) if self.chat else prompt.text
+        return self._render(prompt.question.text) + prompt.answer_prefix if self.chat else prompt.text
 
     def _render(self, question: str) -> str:
         return chat_text(self.model.tokenizer, question, key="chat=true of LearnedReward")

@@ -11,7 +11,7 @@ from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.process.scorers import SegmentScorer
 from grpo_lightning.rewards.process.splitters import ByLine, Splitter
 from grpo_lightning.rewards.results import RewardResult, Segment
-from grpo_lightning.types import FinishReason, Question, Sample, Status, UsageError, at_least
+from grpo_lightning.types import Question, Sample, Status, UsageError, at_least
 
 Reduce = Literal["sum", "min", "last", "mean"]
 
@@ -113,10 +113,8 @@ class ProcessReward(Reward):
 
     def _ends(self, sample: Sample, ends: Sequence[int]) -> list[tuple[int, int]]:
         """For each segment the index of the character after it, and that of its last token."""
-        ended = sample.finish_reason is FinishReason.STOP
-        written = sample.token_ids[:-1] if ended else sample.token_ids
         kept = [*ends[: self.max_segments - 1], ends[-1]] if len(ends) > self.max_segments else list(ends)
-        tokens = last_tokens(self.tokenizer, written, sample.text, kept[:-1])
+        tokens = last_tokens(self.tokenizer, sample.written, sample.text, kept[:-1])
         tokens.append(len(sample.token_ids) - 1)
         later = [*tokens[1:], math.inf]
         return [(end, token) for end, token, next_ in zip(kept, tokens, later, strict=True) if token < next_]
@@ -131,7 +129,7 @@ def last_tokens(tokenizer: Any, token_ids: Sequence[int], text: str, ends: Seque
     Args:
         tokenizer: The policy's.
         token_ids: The completion, without the stop token.
-        text: The completion as text.
+        text: The completion as text, up to the end of a stop string.
         ends: Indices of characters in `text`, ascending.
 
     Raises:
@@ -147,7 +145,7 @@ def last_tokens(tokenizer: Any, token_ids: Sequence[int], text: str, ends: Seque
             decoded[last] = tokenizer.decode(ids[: last + 1], skip_special_tokens=True)
         return decoded[last]
 
-    if ends and beginning(len(token_ids) - 1) != text:
+    if ends and not beginning(len(token_ids) - 1).startswith(text):
         raise ValueError(
             f"the tokenizer {tokenizer.name_or_path} decodes the completion to {beginning(len(token_ids) - 1)[:80]!r}, "
             f"not to {text[:80]!r}: give the policy's own tokenizer"

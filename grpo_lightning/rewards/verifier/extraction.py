@@ -149,8 +149,9 @@ def extract_answer(text: str) -> str | None:
 
 
 def whole_turn(sample: Sample) -> str:
-    """The completion, with `<think>` before it if the prompt ends with `<think>`."""
-    return "<think>" + sample.text if sample.prompt.text.rstrip().endswith("<think>") else sample.text
+    """The assistant's turn with its answer prefix, and `<think>` before it if the prompt before that ends with it."""
+    asked = sample.prompt.text.removesuffix(sample.prompt.answer_prefix)
+    return "<think>" + sample.turn if asked.rstrip().endswith("<think>") else sample.turn
 
 
 def _boxed(text: str) -> str | None:

@@ -1,0 +1,101 @@
+"""Tokenizers of all kinds with 64 tokens, ids 0 to 5 as in `tiny`: what a token spells depends on its neighbours."""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from helpers.tiny import SPECIAL, VOCABULARY, tokenizer
+
+LETTERS = "aab<>/ .'é\n€😀"
+"""Few, so that strings come again and overlap; of one to four bytes."""
+
+
+def of(tokens: Sequence[str], decoder: Any, **kwargs: Any) -> PreTrainedTokenizerFast:
+    """A tokenizer with the special tokens of `tiny`, then `tokens`, filled up to 64."""
+    names = [*SPECIAL, *dict.fromkeys(tokens)][:VOCABULARY]
+    names += [f"z{index}" for index in range(VOCABULARY - len(names))]
+    backend = Tokenizer(WordLevel({name: index for index, name in enumerate(names)}, unk_token="<unk>"))
+    if decoder is not None:
+        backend.decoder = decoder
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        bos_token="<bos>",
+        eos_token="<end>",
+        additional_special_tokens=["<eos>", "<sep>"],
+        **{"clean_up_tokenization_spaces": False} | kwargs,
+    )
+
+
+def visible_bytes() -> dict[int, str]:
+    """The character that byte-level tokenizers write for each byte."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {byte: chr(byte) for byte in shown} | {byte: chr(256 + index) for index, byte in enumerate(hidden)}
+
+
+def words(rng: random.Random, count: int) -> list[str]:
+    """Random words of one to three letters."""
+    return ["".join(rng.choices(LETTERS, k=rng.randint(1, 3))) for _ in range(count)]
+
+
+def byte_level(rng: random.Random) -> PreTrainedTokenizerFast:
+    """As GPT-2's: tokens are any bytes, so that they split characters, or have the end of one and the next."""
+    spell = visible_bytes()
+    tokens = []
+    while len(set(tokens)) < VOCABULARY - len(SPECIAL):
+        text = "".join(rng.choices(LETTERS, k=3)).encode()
+        first = rng.randrange(len(text))
+        tokens.append("".join(spell[byte] for byte in text[first : first + rng.randint(1, 4)]))
+    return of(tokens, decoders.ByteLevel())
+
+
+def byte_fallback(rng: random.Random) -> PreTrainedTokenizerFast:
+    """As Llama 2's: `▁` is a space, the first of the text is left out, and rare characters are tokens of a byte."""
+    raw = [f"<0x{byte:02X}>" for byte in sorted({*"é\n€😀".encode()})]
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    return of(["▁", *raw, *(word.replace(" ", "▁") for word in words(rng, 90))], decoders.Sequence(steps))
+
+
+def metaspace(rng: random.Random) -> PreTrainedTokenizerFast:
+    """As T5's: `▁` is a space, but for the first of the text."""
+    return of(["▁", *(word.replace(" ", "▁") for word in words(rng, 120))], decoders.Metaspace())
+
+
+def word_piece(rng: random.Random) -> PreTrainedTokenizerFast:
+    """As BERT's: a space before every token without `##`."""
+    pieces = [rng.choice(["", "##"]) + word.strip() for word in words(rng, 200)]
+    return of([piece for piece in pieces if piece], decoders.WordPiece(cleanup=rng.random() < 0.5))
+
+
+def suffixes(rng: random.Random) -> PreTrainedTokenizerFast:
+    """As OpenAI's first GPT: a space after every token with `</w>`, unless it is the last."""
+    return of([word.strip() + rng.choice(["", "</w>"]) for word in words(rng, 200)], decoders.BPEDecoder("</w>"))
+
+
+def spaced(rng: random.Random) -> PreTrainedTokenizerFast:
+    """Without a decoder: a space between tokens."""
+    return of(words(rng, 120), None)
+
+
+def tidied(rng: random.Random) -> PreTrainedTokenizerFast:
+    """transformers takes spaces out of the text afterwards: ` .`, ` '`."""
+    return of([*" .'ab", " n't", *words(rng, 120)], decoders.Fuse(), clean_up_tokenization_spaces=True)
+
+
+def characters(rng: random.Random) -> PreTrainedTokenizerFast:
+    """The one of `tiny`."""
+    return tokenizer()
+
+
+STABLE: dict[str, Callable[[random.Random], PreTrainedTokenizerFast]] = {
+    one.__name__: one for one in (byte_level, metaspace, word_piece, suffixes, spaced, characters)
+}
+"""What a token more adds to a text never changes what was there, but for U+FFFD."""
+
+ALL = STABLE | {one.__name__: one for one in (byte_fallback, tidied)}
