@@ -156,9 +156,7 @@ class GRPOCLI(LightningCLI):
         self.model.policy.check()
         model = self.model
         validates = trainer.limit_val_batches != 0
-        self.datamodule.load(
-            stage, model.policy, model.sampling, model.explorer.scorer, validates, model.val_sampling
-        )
+        self.datamodule.load(stage, model.policy, model.sampling, model.explorer.scorer, validates, model.val_sampling)
         # Lightning starts its loggers, which write, before it asks for the weights.
         with trainer.strategy.tensor_init_context(), trainer.strategy.precision_plugin.module_init_context():
             self.model.load(trainer.strategy.precision_plugin)

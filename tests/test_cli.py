@@ -94,7 +94,10 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         ["--data.template={question}=", "--data.template_file=shots.txt"],
         ["data.template_file=shots.txt", "data.template='{question}='"],
     ),
-    "no template file": (["--data.template_file=shots.txt"], ["data.template_file=shots.txt", "No such file", "looked in"]),
+    "no template file": (
+        ["--data.template_file=shots.txt"],
+        ["data.template_file=shots.txt", "No such file", "looked in"],
+    ),
     "validation out of range": (["--model.val_sampling.top_p=2"], ["val_sampling.top_p=2.0", "above 0"]),
     "stop string with a special token": (["--model.sampling.stop=[<sep>a]"], ["sampling.stop", "'<sep>' alone"]),
     "system without chat": (["--data.system=Think."], ["data.system", "data.chat=true"]),

@@ -69,7 +69,9 @@ class PromptDataModule(L.LightningDataModule):
         super().__init__()
         if template_file is not None:
             if template != QUESTION:
-                raise UsageError(f"data.template_file={template_file}: leave out data.template={template!r}, or the file")
+                raise UsageError(
+                    f"data.template_file={template_file}: leave out data.template={template!r}, or the file"
+                )
             template = read_template(template_file)
         if QUESTION not in template:
             key = f"data.template={template!r}" if template_file is None else f"data.template_file={template_file}"
@@ -138,9 +140,7 @@ class PromptDataModule(L.LightningDataModule):
         if stage != "predict":
             scorer.read_questions([question for split in missing for question in self.questions[split]])
 
-    def _that_fit(
-        self, questions: Sequence[Question], split: Split, new_tokens: int, key: str
-    ) -> Sequence[Question]:
+    def _that_fit(self, questions: Sequence[Question], split: Split, new_tokens: int, key: str) -> Sequence[Question]:
         """The questions whose prompt leaves room for `new_tokens` more, which `key` sets."""
         for question in questions[:1]:
             self.render(question)  # refuses a chat template that cannot be used
@@ -170,9 +170,7 @@ class PromptDataModule(L.LightningDataModule):
         skipped = set(too_long)
         kept = [question for row, question in enumerate(questions) if row not in skipped]
         if not kept:
-            raise UsageError(
-                f"no {split} question fits the model's context of {context} tokens; lower {key}"
-            )
+            raise UsageError(f"no {split} question fits the model's context of {context} tokens; lower {key}")
         return kept
 
     def render(self, question: Question) -> str:
@@ -287,4 +285,6 @@ def read_template(path: str) -> str:
             f"file with {QUESTION} in it"
         ) from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"data.template_file={path}: it is not text in UTF-8 ({error.reason}). Save it as that") from error
+        raise UsageError(
+            f"data.template_file={path}: it is not text in UTF-8 ({error.reason}). Save it as that"
+        ) from error

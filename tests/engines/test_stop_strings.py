@@ -60,7 +60,9 @@ def cases(kind: str, longest: int = 40) -> Any:
     for trial in range(TRIALS):
         seed, rng = trial % 5, random.Random(f"{kind} {trial}")
         ordinary = [id for id in range(64) if id not in STOP_IDS]
-        ids = [rng.choice([rng.choice(ordinary), rng.choice([0, 1, 2, 4]), rng.choice(ordinary)]) for _ in range(longest)]
+        ids = [
+            rng.choice([rng.choice(ordinary), rng.choice([0, 1, 2, 4]), rng.choice(ordinary)]) for _ in range(longest)
+        ]
         yield seed, ids, strings_in(rng, text(kind, seed, ids))
 
 
