@@ -36,6 +36,7 @@ NOT_RUN = {
     r"tensorboard .*": "serves until it is stopped",
     r"python tools/run_experiment.py .*": "a quarter of an hour; small in tests/tools/test_run_experiment.py",
     r"python tools/bench_verifier.py.*": "minutes; small in tests/tools/test_bench_verifier.py",
+    r".*smollm2.*": "needs a package of 93 MB from the network; small in tests/tools/test_get_smollm2.py",
     r"python tools/model_table.py.*": "half a minute; its table is tested in tests/policy/test_models.py",
     r"python tools/measure_precision.py.*": "minutes; small in tests/tools/test_measure_precision.py",
     r"python tools/measure_memory.py.*": "minutes; small in tests/tools/test_measure_memory.py",
@@ -44,7 +45,7 @@ NOT_RUN = {
     r"python tools/plot_objective.py.*": "minutes; small in tests/tools/test_plot_objective.py",
     r".*gsm8k_qwen2.5_0.5b.yaml.*": "needs a GPU and GSM8K; small in tests/test_gsm8k.py",
     r"(?!grpo plan).*--trainer.devices.*": "starts processes; in tests/training/test_sharding.py",
-    r"(grpo|grpo-verify)( fit| validate| test| predict| plan|)": "a name, no command",
+    r"(grpo|grpo-verify)( fit| validate| test| predict| plan| export|)": "a name, no command",
 }
 """What is not run, and why."""
 
@@ -138,6 +139,8 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """The exit code of a command, run here, with its sizes behind it."""
     words = shlex.split(command, comments=True)
     match words:
+        case ["grpo", "export", *_]:
+            cli.run(words[1:])
         case ["grpo", subcommand, *_]:
             sizes = f"{SIZES[subcommand]} {ALL}".split()
             if subcommand == "fit":  # one step, or one step more

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Number
@@ -24,17 +25,15 @@ class _Table(Task):
 
     def _questions(self, rows: Iterable[tuple[str, str, Any]], table: str, split: Split) -> list[Question]:
         """The questions of rows, given as (where in words, where for `Question.source`, the row)."""
-        questions, num_rows = [], 0
-        for num_rows, (where, source, row) in enumerate(rows, 1):
-            question = self._question(where, source, row, split)
-            if split == "predict" or self.max_lines is None or num_lines(row[self.answer]) <= self.max_lines:
-                questions.append(question)
-        if num_rows and not questions:
-            raise UsageError(
-                f"task.max_lines={self.max_lines}: each of the {num_rows} answers of {table} has more lines; give more"
-            )
-        if not questions:
+        read = [(self._question(where, source, row, split), row) for where, source, row in rows]
+        if not read:
             raise UsageError(f"task.{split}: {table} has no rows: give a table with at least one question")
+        most = math.inf if self.max_lines is None or split == "predict" else self.max_lines
+        questions = [question for question, row in read if most == math.inf or num_lines(row[self.answer]) <= most]
+        if not questions:
+            raise UsageError(
+                f"task.max_lines={self.max_lines}: each of the {len(read)} answers of {table} has more lines; give more"
+            )
         return questions
 
     def _question(self, where: str, source: str, row: Any, split: Split) -> Question:
