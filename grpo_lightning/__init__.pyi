@@ -3,8 +3,13 @@
 from grpo_lightning.engines.base import RolloutEngine as RolloutEngine
 from grpo_lightning.engines.native import NativeEngine as NativeEngine
 from grpo_lightning.engines.sampling import Sampling as Sampling
+from grpo_lightning.engines.sampling import ValidationSampling as ValidationSampling
 from grpo_lightning.engines.scripted import ScriptedEngine as ScriptedEngine
+from grpo_lightning.engines.stop_strings import StopStrings as StopStrings
 from grpo_lightning.engines.transformers import TransformersEngine as TransformersEngine
+from grpo_lightning.inspect.comparison import Metric as Metric
+from grpo_lightning.inspect.comparison import compare as compare
+from grpo_lightning.inspect.estimates import Estimate as Estimate
 from grpo_lightning.maths.advantages import AdvantageEstimator as AdvantageEstimator
 from grpo_lightning.maths.advantages import BatchStd as BatchStd
 from grpo_lightning.maths.advantages import GroupMean as GroupMean

@@ -58,3 +58,12 @@ def test_an_extra_is_used(extra: str) -> None:
 def test_the_hook_runs_the_tested_ruff() -> None:
     (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
     assert repository["rev"] == f"v{TESTED['ruff']}"
+
+
+def test_what_is_no_python_is_installed_too() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    package = ROOT / "grpo_lightning"
+    patterns = tomllib.loads(text)["tool"]["setuptools"]["package-data"]["grpo_lightning"]
+    given = {path for pattern in patterns for path in package.glob(pattern)}
+    files = {path for path in package.rglob("*.*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert files - given == set()

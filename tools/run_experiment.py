@@ -272,7 +272,9 @@ def make_models(runs: Sequence[Run]) -> None:
 
 def compare(experiment: Experiment, runs: Sequence[Run], out: Path) -> str:
     """Writes out.md and out.png of the complete runs; returns the tables."""
-    from compare_runs import Metric, read_arms, write
+    from compare_runs import read_arms, write
+
+    from grpo_lightning.inspect.comparison import Metric
 
     folders: dict[str, list[Path]] = {arm: [] for arm in experiment.arms}
     for run in runs:
@@ -307,7 +309,7 @@ def check(experiment: Experiment, folder: Path, write: bool) -> None:
     Raises:
         ValueError: A metric or an axis is none, or the README cannot take the tables.
     """
-    from compare_runs import AXES, Metric
+    from grpo_lightning.inspect.comparison import AXES, Metric
 
     for metric in experiment.metrics:
         Metric.parse(metric)

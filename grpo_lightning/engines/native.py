@@ -229,7 +229,7 @@ class _Batch:
         for index in range(self.sampling.max_new_tokens):
             if index % check_every == 0:
                 if self.stops and self.stops.strings and index:
-                    running.ended |= self._stopped(running.rows, index - check_every, index)
+                    self._search(running, index - check_every, index)
                 if ended := running.drop_ended():
                     progress(ended)
                 if not len(running):
@@ -272,15 +272,16 @@ class _Batch:
         """[r, count] random numbers of the completions `rows`, for their drawn tokens from index `first` on."""
         return uniforms(self.key, self.prompt_id[rows], self.sample[rows], self.position[rows] + first, count)
 
-    def _stopped(self, rows: Tensor, first: int, end: int) -> Tensor:
-        """[r] bool, whether the text of the completions `rows` has a stop string since their token `first`."""
+    def _search(self, running: "_Running", first: int, end: int) -> None:
+        """Marks the rows as ended whose tokens from index `first` on complete a stop string."""
         assert self.stops is not None
-        found = []
-        # The one wait for the device.
+        rows, found = running.rows, []
+        # The one wait for the device, unless a row has ended.
         for row, *new in torch.cat([rows[:, None], self.tokens[rows, first:end]], 1).tolist():
             self.drawn[row] += new
             found.append(self.stops.first_end(self.drawn[row], first) is not None)
-        return torch.tensor(found, device=rows.device)
+        if any(found):
+            running.ended |= torch.tensor(found, device=rows.device)
 
     def _completions(self) -> list[Completion]:
         """What was drawn, each completion up to its first stop token or string."""

@@ -58,7 +58,7 @@ class StopStrings:
         ends = [(index + len(string), string) for string in self.strings if (index := text.find(string)) >= 0]
         return min(ends, default=None, key=itemgetter(0))
 
-    def first_end(self, token_ids: Sequence[int], seen: int = 0) -> int | None:
+    def first_end(self, token_ids: list[int], seen: int = 0) -> int | None:
         """The number of tokens with which the text first contains a stop string; None if it does not.
 
         Only the end of the text is decoded, so that looking now and then takes time linear in the length.
@@ -91,12 +91,12 @@ class StopStrings:
             return _first(completion, end, found[1])
         return completion if stop >= len(ids) - 1 else _first(completion, stop + 1, "")
 
-    def _search(self, token_ids: Sequence[int]) -> int | None:
+    def _search(self, token_ids: list[int]) -> int | None:
         """As `first_end`, of a whole completion."""
         ends = (self.first_end(token_ids[: seen + CHUNK], seen) for seen in range(0, len(token_ids), CHUNK))
         return next(filter(None, ends), None)
 
-    def _start(self, token_ids: Sequence[int], seen: int) -> int:
+    def _start(self, token_ids: list[int], seen: int) -> int:
         """The index of a token from which on the text before `seen` is long enough, and begins with a character."""
         for num_tokens in self._sizes():
             start = seen - num_tokens
@@ -111,7 +111,7 @@ class StopStrings:
         """Numbers of tokens to try: a character has up to 4 bytes, each perhaps a token; some tokens have no text."""
         return chain(range(self._context, self._context + 4), (self._context << doubled for doubled in count(1)))
 
-    def _decode(self, token_ids: Sequence[int]) -> str:
+    def _decode(self, token_ids: list[int]) -> str:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
 
 

@@ -28,3 +28,86 @@ def test_a_template_that_is_missing_or_refuses_is_the_users_mistake() -> None:
     spell.chat_template = "{{ raise_exception('no system turn') }}"
     with pytest.raises(UsageError, match=r"chat=true: .* refuses this \(no system turn\); set chat=false"):
         chat_text(spell, "1+1?")
+
+
+IM = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{{ '<start_of_turn>' + (m.role if m.role == 'user' else 'model') + '\n' + m.content | trim "
+    "+ '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
+    "{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + '</s>' }}{% endif %}{% endfor %}"
+)
+THINKING = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{{ '<think></think>' }}{% endif %}"
+    "{{ m.content.split('</think>')[-1] }}</s>{% endfor %}{% if add_generation_prompt %}<assistant><think>{% endif %}"
+)
+TRIMMING = "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (IM, "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\nSo "),
+        (GEMMA, "<bos><start_of_turn>user\nQ<end_of_turn>\n<start_of_turn>model\nSo "),
+        # It has no mark for the beginning of an answer, but writes a space before one.
+        (MISTRAL, "<bos>[INST] Q [/INST] So "),
+        # Its mark opens the thinking; what it does with whole answers does not matter.
+        (THINKING, "<user>Q</s><assistant><think>So "),
+    ],
+    ids=["ChatML", "Gemma", "Mistral", "thinking"],
+)
+def test_an_answer_prefix_ends_the_text_and_is_not_closed(template: str, expected: str) -> None:
+    spell = tokenizer()
+    spell.chat_template = template
+    assert chat_text(spell, "Q", answer_prefix="So ") == expected
+    assert chat_text(spell, "Q") == expected.removesuffix("So ").removesuffix(" " if template == MISTRAL else "")
+
+
+def test_it_is_what_transformers_continues_where_both_work() -> None:
+    for template in (IM, GEMMA, MISTRAL, TEMPLATE):
+        spell = tokenizer()
+        spell.chat_template = template
+        turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "So"}]
+        continued = spell.apply_chat_template(turns, tokenize=False, continue_final_message=True)
+        assert chat_text(spell, "Q", answer_prefix="So") == continued
+
+
+@pytest.mark.parametrize("template", [TRIMMING, "{% for m in messages[:1] %}{{ m['content'] }}{% endfor %}"])
+def test_a_prefix_that_the_template_changes_is_refused(template: str) -> None:
+    spell = tokenizer()
+    spell.chat_template = template
+    with pytest.raises(
+        UsageError, match=r"data.answer_prefix='So ': .* cannot begin an answer with it .*data.chat=fal"
+    ):
+        chat_text(spell, "Q", answer_prefix="So ")
+
+
+def test_a_system_turn_that_is_refused_or_left_out_is_one_message() -> None:
+    spell = tokenizer()
+    for template, why in ((GEMMA, "System role not supported"), (MISTRAL, "it leaves it out")):
+        spell.chat_template = template
+        with pytest.raises(
+            UsageError, match=rf"data.system='Add.': .* no system turn \({why}\); leave data.system empty"
+        ):
+            chat_text(spell, "Q", system="Add.")
+        assert "Q" in chat_text(spell, "Q")
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ messages[9].content }}", "{{ messages[0]['content'] + 1 }}", "{% for m in messages %}", "{{ nothing() }}"],
+)
+def test_whatever_a_template_raises_is_one_message_even_with_a_system_turn(template: str) -> None:
+    spell = tokenizer()
+    spell.chat_template = template
+    for system in ("", "Add."):
+        with pytest.raises(
+            UsageError, match=r"^chat=true: the chat template of the model refuses this .*set chat=false"
+        ):
+            chat_text(spell, "Q", system=system)

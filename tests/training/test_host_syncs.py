@@ -29,14 +29,17 @@ BATCH = 20
 """Waits and uploads of one batch whatever its length: its prompts go there, its completions come back."""
 
 
-def decoding(policy: Policy, lengths: list[int], new_tokens: int, check_every: int = 8) -> tuple[HostSyncs, list[int]]:
+def decoding(
+    policy: Policy, lengths: list[int], new_tokens: int, check_every: int = 8, **sampling: Any
+) -> tuple[HostSyncs, list[int]]:
     """What waited while completions of at most `new_tokens` were drawn, and their lengths."""
     with other_device() as other:
         policy.to(other.device)
         engine = NativeEngine(check_every=check_every)
         engine.sync(policy)
         other.syncs.clear()
-        completions = engine.generate(requests_of(lengths, 12), Sampling(max_new_tokens=new_tokens), RandomKey())
+        settings = Sampling(max_new_tokens=new_tokens, **sampling)
+        completions = engine.generate(requests_of(lengths, 12), settings, RandomKey())
     return other.syncs, [len(completion.token_ids) for completion in completions]
 
 
@@ -52,6 +55,15 @@ def test_decoding_waits_once_per_look(shape, lengths):
     # A look at position 8, 16, 24 and 32.
     assert waits[40] - waits[8] <= 4, str(syncs)
     assert waits[8] <= BATCH, str(syncs)
+
+
+def test_stop_strings_cost_one_wait_more_per_look():
+    waits = {}
+    for new_tokens in (8, 40):
+        syncs, drawn = decoding(policy_of("llama", scale=0.02), [5, 1, 7], new_tokens, stop=["</answer>"])
+        assert max(drawn) > new_tokens - 8
+        waits[new_tokens] = len(syncs)
+    assert waits[40] - waits[8] <= 2 * 4, str(syncs)
 
 
 # Updates

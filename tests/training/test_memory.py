@@ -251,3 +251,23 @@ def test_the_table_as_text() -> None:
 def test_a_model_without_sdpa_takes_eager_attention() -> None:
     twin = Twin(model_of("gemma2").config, torch.float32, "no_such_attention", False, False, False, None)
     assert twin.model.config._attn_implementation == "eager"
+
+
+def test_longer_completions_in_validation_need_a_larger_cache() -> None:
+    """Four prompts of 10 tokens, four completions each of at most 20; two prompts are validated."""
+    job = job_with(validated_prompts=2, val_samples=4)
+    assert Estimate(job).cache == CACHE * 16 * 30
+    longer = replace(job, val_sampling=Sampling(max_new_tokens=80))
+    assert Estimate(longer).cache == CACHE * 8 * 90
+    assert "8 rows x 90 tokens" in str(MemoryTable.from_job(longer))
+    # 100 rows of 30 tokens take more than 8 of 90.
+    many = replace(longer, prompts_per_step=25)
+    assert Estimate(many).cache == CACHE * 100 * 30
+    # What is kept of a step is of training.
+    assert Estimate(longer).rollouts == Estimate(job).rollouts
+    assert Estimate(longer).explored.total >= Estimate(job).explored.total
+
+
+def test_the_same_sampling_in_validation_changes_nothing() -> None:
+    job = job_with(validated_prompts=6, val_samples=4)
+    assert str(MemoryTable.from_job(replace(job, val_sampling=replace(job.sampling)))) == str(MemoryTable.from_job(job))

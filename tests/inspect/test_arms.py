@@ -1,0 +1,180 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers.curves import scalars, write
+
+from grpo_lightning.inspect.arms import arms_of, difference_names, flat, read_runs, short_keys, shown
+from grpo_lightning.types import UsageError
+
+
+def config(folder: Path, seed: int = 0, lr: float = 3e-4, surrogate: str = "Clipped", mu: int = 1, **more: Any) -> dict:
+    own = {"class_path": f"grpo_lightning.{surrogate}"}
+    own |= {"init_args": {"clip_low": 0.2}} if surrogate == "Clipped" else {}
+    return {
+        "seed_everything": seed,
+        "trainer": {"default_root_dir": str(folder), "logger": None, "enable_progress_bar": seed == 0},
+        "model": {
+            "objective": {"surrogate": own, "beta": 0.0},
+            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": lr, "betas": [0.9, 0.999]}},
+        },
+        "loop": {"mu": mu, "seed": seed},
+        "predictions": {"path": f"{folder}/predictions.jsonl"},
+        **more,
+    }
+
+
+def make(folder: Path, **settings: Any) -> Path:
+    write(folder, scalars([0.1, 0.2]))
+    (folder / "config.yaml").write_text(yaml.safe_dump(config(folder, **settings), sort_keys=False))
+    return folder
+
+
+def test_runs_that_differ_in_seed_and_folder_alone_are_one_arm_named_by_what_differs(tmp_path: Path):
+    folders = [make(tmp_path / f"run{i}", seed=i % 2, lr=lr) for i, lr in enumerate((3e-4, 3e-4, 1e-4, 1e-4))]
+    arms = arms_of(read_runs(folders))
+    assert [(arm.name, list(arm.runs)) for arm in arms] == [("lr 3e-4", ["0", "1"]), ("lr 1e-4", ["0", "1"])]
+    assert [run.folder for run in arms[1].runs.values()] == folders[2:]
+
+
+def test_names_take_the_fewest_differences(tmp_path: Path):
+    base = make(tmp_path / "a")
+    cispo = make(tmp_path / "b", surrogate="CISPO", mu=2)
+    slow = make(tmp_path / "c", lr=1e-4)
+    names = [arm.name for arm in arms_of(read_runs([base, cispo, slow]))]
+    assert names == ["surrogate Clipped, lr 3e-4", "surrogate CISPO", "lr 1e-4"]
+
+
+def test_two_by_two_needs_two_differences():
+    configs = [{"loop.mu": mu, "model.beta": beta} for mu in (1, 2) for beta in (0.0, 0.5)]
+    assert difference_names(configs) == ["mu 1, beta 0", "mu 1, beta 0.5", "mu 2, beta 0", "mu 2, beta 0.5"]
+    assert difference_names([{"a": 1}, {"a": 1}]) == ["", ""]
+
+
+def test_a_class_names_its_arm_rather_than_its_arguments_or_the_trainer():
+    configs = [
+        {"trainer.max_epochs": 2, "model.kl": "K3", "model.kl.cap": 1},
+        {"trainer.max_epochs": 3, "model.kl": "K2"},
+    ]
+    assert difference_names(configs) == ["kl K3", "kl K2"]
+
+
+def test_keys_are_short_and_clear():
+    keys = ["model.a.weight", "model.b.weight", "loop.mu", "model.rewards.0", "x.loop.mu2"]
+    assert list(short_keys(keys).values()) == ["a.weight", "b.weight", "mu", "rewards.0", "mu2"]
+    assert short_keys(["mu", "loop.mu"]) == {"mu": "mu", "loop.mu": "loop.mu"}
+
+
+def test_flat_by_hand():
+    raw = {
+        "rewards": [{"class_path": "grpo_lightning.FormatReward", "init_args": {"weight": 0.2}}],
+        "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 1.0}},
+        "operators": ["+", "-"],
+        "none": None,
+    }
+    assert flat(raw) == {
+        "rewards.0": "FormatReward",
+        "rewards.0.weight": 0.2,
+        "optimizer": "torch.optim.SGD",
+        "optimizer.lr": 1.0,
+        "operators": ["+", "-"],
+        "none": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1e-4, "1e-4"),
+        (3.5e-5, "3.5e-5"),
+        (0.001, "0.001"),
+        (0.28, "0.28"),
+        (0.0, "0"),
+        (1e7, "1e7"),
+        (float("inf"), "inf"),
+        (True, "true"),
+        (None, "null"),
+        (12, "12"),
+        ("torch.optim.AdamW", "AdamW"),
+        ("runs/tiny_policy", "runs/tiny_policy"),
+        (["+", "é"], '["+", "é"]'),
+    ],
+)
+def test_values(value: Any, expected: str):
+    assert shown(value) == expected
+
+
+def test_folders_of_arms_name_them(tmp_path: Path):
+    for name, lr in (("slow", 1e-4), ("fast", 3e-4)):
+        for seed in (10, 9):
+            make(tmp_path / "experiment" / name / str(seed), seed=seed, lr=lr)
+    arms = arms_of(read_runs([tmp_path / "experiment"]))
+    assert [(arm.name, list(arm.runs)) for arm in arms] == [("fast", ["9", "10"]), ("slow", ["9", "10"])]
+    arms = arms_of(read_runs([tmp_path / "experiment" / name for name in ("slow", "fast")]))
+    assert [arm.name for arm in arms] == ["slow", "fast"]
+    arms = arms_of(read_runs(sorted(tmp_path.glob("experiment/*/*"))))
+    assert sorted(arm.name for arm in arms) == ["lr 1e-4", "lr 3e-4"]
+
+
+def test_a_folder_of_different_runs_is_no_arm(tmp_path: Path):
+    make(tmp_path / "runs" / "quickstart")
+    make(tmp_path / "runs" / "dapo", mu=4)
+    assert [arm.name for arm in arms_of(read_runs([tmp_path / "runs"]))] == ["mu 4", "mu 1"]
+
+
+def test_a_run_given_twice_counts_once(tmp_path: Path):
+    run = make(tmp_path / "run")
+    (arm,) = arms_of(read_runs([run, tmp_path, run]))
+    assert (arm.name, list(arm.runs)) == ("run", ["0"])
+
+
+def test_equal_runs_with_equal_seeds_are_told_apart_by_their_folders(tmp_path: Path):
+    folders = [make(tmp_path / part / str(seed), seed=seed) for part in ("before", "after") for seed in (0, 1)]
+    arms = arms_of(read_runs(folders))
+    assert [(arm.name, list(arm.runs)) for arm in arms] == [("before", ["0", "1"]), ("after", ["0", "1"])]
+    arms = arms_of(read_runs([make(tmp_path / "runs" / name) for name in ("one", "two")]))
+    assert [arm.name for arm in arms] == ["one", "two"]
+    assert [arm.name for arm in arms_of(read_runs([tmp_path / "runs"]))] == ["one", "two"]
+
+
+def test_runs_of_a_named_arm_with_equal_seeds_are_kept(tmp_path: Path):
+    for name in ("x", "y"):
+        make(tmp_path / "experiment" / "arm" / name)
+    (arm,) = arms_of(read_runs([tmp_path / "experiment"]))
+    assert list(arm.runs) == ["x", "y"]
+
+
+def test_without_configuration_the_folders_count(tmp_path: Path):
+    for name in ("a/one", "a/two", "b/one"):
+        write(tmp_path / name, scalars([0.1]))
+    arms = arms_of(read_runs(sorted(tmp_path.glob("*/*"))))
+    assert [arm.name for arm in arms] == ["a/one", "a/two", "b/one"]
+    # Two runs in a folder of their own, alike as far as is known.
+    (arm,) = arms_of(read_runs([tmp_path / "a"]))
+    assert (arm.name, list(arm.runs)) == ("a", ["one", "two"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: [unclosed", "config.yaml: it cannot be read .*line 1.*Fix it, or remove it"),
+        ("just words", "config.yaml: it holds no keys"),
+        ("a: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
+    ],
+)
+def test_a_broken_configuration(tmp_path: Path, text: str, message: str):
+    make(tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_runs([tmp_path / "run"])
+
+
+def test_folders_that_hold_no_run(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"nothing: there is no such folder\. Give the folder of a run"):
+        read_runs([tmp_path / "nothing"])
+    with pytest.raises(UsageError, match=r"no event files .* in it"):
+        read_runs([tmp_path])
+    (tmp_path / "events.out.tfevents.1").write_bytes(b"")
+    with pytest.raises(UsageError, match="its event files hold no readable scalars"):
+        read_runs([tmp_path])
