@@ -12,7 +12,7 @@ from typing import Any
 _FILES = {
     alias.name: str(node.module)
     for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
-    if isinstance(node, ast.ImportFrom)
+    if isinstance(node, ast.ImportFrom) and node.module != __name__
     for alias in node.names
 }
 
@@ -21,7 +21,9 @@ __version__ = metadata.version("grpo-lightning")
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, from its file."""
+    """A public name, from its file, or a folder."""
+    if name == "inspect":
+        return import_module(f"{__name__}.{name}")
     if name not in _FILES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_FILES[name]), name)

@@ -1,5 +1,6 @@
 """The public names and their files. `__init__.py` reads this list; type checkers and editors read it too."""
 
+from grpo_lightning import inspect as inspect
 from grpo_lightning.engines.base import RolloutEngine as RolloutEngine
 from grpo_lightning.engines.native import NativeEngine as NativeEngine
 from grpo_lightning.engines.sampling import Sampling as Sampling
@@ -10,6 +11,11 @@ from grpo_lightning.engines.transformers import TransformersEngine as Transforme
 from grpo_lightning.inspect.comparison import Metric as Metric
 from grpo_lightning.inspect.comparison import compare as compare
 from grpo_lightning.inspect.estimates import Estimate as Estimate
+from grpo_lightning.inspect.inspector import Inspector as Inspector
+from grpo_lightning.inspect.record import CompletionRecord as CompletionRecord
+from grpo_lightning.inspect.record import GroupRecord as GroupRecord
+from grpo_lightning.inspect.record import StepRecord as StepRecord
+from grpo_lightning.inspect.record import TokenRecord as TokenRecord
 from grpo_lightning.maths.advantages import AdvantageEstimator as AdvantageEstimator
 from grpo_lightning.maths.advantages import BatchStd as BatchStd
 from grpo_lightning.maths.advantages import GroupMean as GroupMean
@@ -33,6 +39,7 @@ from grpo_lightning.maths.masks import Truncated as Truncated
 from grpo_lightning.maths.metrics import majority_at_k as majority_at_k
 from grpo_lightning.maths.metrics import pass_at_k as pass_at_k
 from grpo_lightning.maths.objective import Objective as Objective
+from grpo_lightning.maths.objective import Terms as Terms
 from grpo_lightning.maths.prefix_tree import PrefixTree as PrefixTree
 from grpo_lightning.maths.process_supervision import ProcessSupervision as ProcessSupervision
 from grpo_lightning.maths.ragged import pad as pad
@@ -122,6 +129,7 @@ from grpo_lightning.training.callbacks.config import SaveConfig as SaveConfig
 from grpo_lightning.training.callbacks.memory import MemoryReport as MemoryReport
 from grpo_lightning.training.callbacks.predictions import PredictionWriter as PredictionWriter
 from grpo_lightning.training.callbacks.progress import StepProgressBar as StepProgressBar
+from grpo_lightning.training.callbacks.time_limit import StepTimer as StepTimer
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO as AtomicCheckpointIO
 from grpo_lightning.training.data import PromptDataModule as PromptDataModule
 from grpo_lightning.training.dynamic_sampling import DynamicSampling as DynamicSampling

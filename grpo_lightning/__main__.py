@@ -2,16 +2,15 @@
 
 import os
 import sys
-from importlib import import_module
 
-LIGHT = {"report": "grpo_lightning.inspect.report"}
-"""The commands that need no torch, and the modules whose `main` runs them."""
+from grpo_lightning.command.overview import answer
 
 
 def main() -> None:
     """Runs the command line."""
-    if sys.argv[1:2] and sys.argv[1] in LIGHT:
-        sys.exit(import_module(LIGHT[sys.argv[1]]).main(sys.argv[2:]))
+    code = answer(sys.argv[1:])
+    if code is not None:
+        sys.exit(code)
     # Read when torch starts its threads: threads that spin while they wait stall one another on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # As `python -m` does: a class or function of the user's is found in the working directory.

@@ -1,7 +1,8 @@
-"""The command line: `grpo fit|validate|test|predict`, `grpo plan`, and `grpo export`."""
+"""The command line: `grpo fit|validate|test|predict|plan`; `inspect`, `report` and `export` are apart."""
 
 import logging
 import pkgutil
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -10,16 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 import transformers.utils.logging
 from jsonargparse.typing import import_object
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import ProgressBar, Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning import engines, maths, policy, rewards, tasks
-from grpo_lightning.inspect import export
+from grpo_lightning.command.mistakes import refused_argument
+from grpo_lightning.command.overview import COMMANDS
+from grpo_lightning.command.parser import Parser
+from grpo_lightning.inspect.inspector import Inspector
 from grpo_lightning.rewards.scorer import RewardFailure
 from grpo_lightning.training import disk, internals
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint, checkpoints_of, refuse_overwriting
@@ -29,6 +35,7 @@ from grpo_lightning.training.callbacks.interrupts import EXIT_CODE
 from grpo_lightning.training.callbacks.memory import MemoryReport, is_out_of_memory, out_of_memory_message
 from grpo_lightning.training.callbacks.predictions import PredictionWriter
 from grpo_lightning.training.callbacks.progress import StepProgressBar, keep_messages_off_bars
+from grpo_lightning.training.callbacks.time_limit import StepTimer
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO, read_checkpoint
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.fellow_ranks import FailTogether, fail_together, last_words
@@ -46,7 +53,6 @@ REPLACED_BY = {
     "gradient_clip_val": "model.grad_clip",
     "gradient_clip_algorithm": "model.grad_clip (a norm)",
     "max_steps": "trainer.max_epochs (exploration steps)",
-    "max_time": "trainer.max_epochs (exploration steps)",
     "limit_train_batches": f"trainer.max_epochs for fewer steps; {PASSES}",
     "overfit_batches": "few questions in data.task, for as many steps as it takes",
     "reload_dataloaders_every_n_epochs": "nothing: every step samples anew",
@@ -56,13 +62,6 @@ REPLACED_BY = {
 
 NOTHING = {"overfit_batches": 0, "reload_dataloaders_every_n_epochs": 0}
 """The default of those whose default is not None."""
-
-
-class Parser(LightningArgumentParser):
-    """A parser whose error messages are one line, and point to --help for the options."""
-
-    def print_usage(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: 80 lines of options would hide the error message."""
 
 
 class GRPOCLI(LightningCLI):
@@ -81,12 +80,10 @@ class GRPOCLI(LightningCLI):
                 "max_epochs": 100,
                 "log_every_n_steps": 1,
                 "num_sanity_val_steps": 0,
+                "enable_model_summary": False,  # the table of the memory has its numbers
             },
             parser_class=Parser,
-            parser_kwargs={
-                "description": "GRPO. `grpo plan`, with the options of fit, prints what memory a run would take. "
-                "`grpo export RUN --out FOLDER` writes a run's policy for transformers and vLLM."
-            },
+            parser_kwargs={name: {"description": COMMANDS[name].summary} for name in self.subcommands()},
             args=list(args) if args is not None else None,
         )
 
@@ -96,6 +93,7 @@ class GRPOCLI(LightningCLI):
         parser.add_lightning_class_args(GRPOLoop, "loop")
         parser.add_lightning_class_args(StepCheckpoint, "checkpoint")
         parser.add_lightning_class_args(SampledCompletions, "completions")
+        parser.add_lightning_class_args(Inspector, "inspect")
         parser.add_lightning_class_args(PredictionWriter, "predictions")
         parser.add_lightning_class_args(MemoryReport, "memory")
         # GRPOModule's own defaults, spelled out for --help and --print_config.
@@ -140,6 +138,13 @@ class GRPOCLI(LightningCLI):
             )
         validate_precision(trainer.precision)
 
+    def instantiate_classes(self) -> None:
+        """Makes the classes of the configuration; what one of them refuses is the user's mistake."""
+        try:
+            super().instantiate_classes()
+        except (ValueError, ModuleNotFoundError, MisconfigurationException) as error:
+            raise usage_error(error) or refused_argument(error) from error
+
     def after_instantiate_classes(self) -> None:
         """Reads data and weights."""
         # Mistakes in the data, the folder of the model or that of the run show before anything is written.
@@ -153,6 +158,7 @@ class GRPOCLI(LightningCLI):
             loop = GRPOLoop.find(trainer)
             loop.validate(self.model)
             loop.validate_trainer(trainer, self.model)
+            try_optimizer(self.model)
         self.model.policy.check()
         model = self.model
         validates = trainer.limit_val_batches != 0
@@ -223,7 +229,16 @@ class GRPOCLI(LightningCLI):
         if config.logger in (None, True):
             kwargs["logger"] = TensorBoardLogger(config.default_root_dir, name="", version="", default_hp_metric=False)
         progress_bar = [] if config.enable_progress_bar is False else [StepProgressBar()]
-        kwargs["callbacks"] = [FailTogether(), *progress_bar, *(config.callbacks or [])]
+        given = config.callbacks or []
+        if other := next((callback for callback in given if isinstance(callback, ProgressBar)), None):
+            raise UsageError(
+                f"trainer.callbacks={type(other).__name__}: the run has a bar of its own, which shows sampling too; "
+                "leave this one out"
+            )
+        if config.max_time is not None:
+            kwargs["max_time"] = None
+            given = [*given, time_limit(config.max_time)]
+        kwargs["callbacks"] = [FailTogether(), *progress_bar, *given]
         if config.enable_checkpointing is False:
             internals.without_callback(self, "checkpoint")
         kwargs["plugins"] = [AtomicCheckpointIO(), *(config.plugins or [])]
@@ -272,6 +287,26 @@ def import_families() -> None:
             import_module(module.name)
 
 
+def try_optimizer(model: GRPOModule) -> None:
+    """Raises UsageError where optimizer or schedule refuse their arguments: Lightning makes them after the weights."""
+    key = "model.optimizer"
+    try:
+        optimizer = model.optimizer([torch.nn.Parameter(torch.zeros(1, 1))])
+        key = "model.lr_scheduler"
+        if model.lr_scheduler is not None:
+            model.lr_scheduler(optimizer)
+    except ValueError as error:
+        raise UsageError(f"{key}: {error}") from error
+
+
+def time_limit(limit: Any) -> Timer:
+    """Ends the run after the step in which `limit` of this process's time has passed."""
+    try:
+        return StepTimer(limit)
+    except (MisconfigurationException, ValueError, TypeError) as error:
+        raise UsageError(f"trainer.max_time={limit}: give DD:HH:MM:SS, e.g. 00:08:00:00 for 8 hours") from error
+
+
 def run(args: Sequence[str] | None = None) -> None:
     """Runs the command line; the user's mistakes end it with one message and exit code 2."""
     quieten()
@@ -283,9 +318,6 @@ def run_rank(args: Sequence[str] | None = None) -> None:
     """The command line in this process alone."""
     given = sys.argv[1:] if args is None else args
     try:
-        if list(given[:1]) == ["export"]:
-            export.main(given[1:])
-            return
         (PlanCLI if list(given[:1]) == ["plan"] else GRPOCLI)(args)
     except KeyboardInterrupt:  # before Lightning runs
         sys.exit(EXIT_CODE)
@@ -308,10 +340,15 @@ def quieten() -> None:
     warnings.filterwarnings("ignore", message="Found .* in eval mode at the start of training")
     # The loop logs numbers of all ranks.
     warnings.filterwarnings("ignore", message="It is recommended to use .self.log.*sync_dist")
-    # An advertisement.
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda r: "litlogger" not in r.getMessage())
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(tells_something)
     transformers.utils.logging.disable_progress_bar()
     keep_messages_off_bars()
+
+
+def tells_something(record: logging.LogRecord) -> bool:
+    """False for an advertisement, and for devices that are not there."""
+    text = record.getMessage()
+    return not ("litlogger" in text or re.match(r"[GTH]PU available: False", text))
 
 
 def usage_error(error: BaseException | None) -> UsageError | None:

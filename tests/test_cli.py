@@ -75,7 +75,10 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "no weights in folder": (["--model.policy.path=no_weights"], ["policy.path=no_weights", "safetensors"]),
     "no tokenizer in folder": (["--model.policy.path=no_tokenizer"], ["policy.path=no_tokenizer", "okenizer"]),
     "config.json is no JSON": (["--model.policy.path=bad_config"], ["policy.path=bad_config", "JSON"]),
-    "no such model on the hub": (["--model.policy.path=nobody/nothing"], ["policy.path=nobody/nothing"]),
+    "no such model on the hub": (
+        ["--model.policy.path=nobody/nothing"],
+        ["model.policy.path=nobody/nothing", "HF_HUB_OFFLINE"],
+    ),
     # The data.
     "no such file": (["--data.task.train=nowhere.jsonl"], ["task.train", "nowhere.jsonl", "does not exist"]),
     "empty file": (["--data.task.train=empty.jsonl"], ["task.train", "empty.jsonl", "no rows"]),
@@ -101,7 +104,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "validation out of range": (["--model.val_sampling.top_p=2"], ["val_sampling.top_p=2.0", "above 0"]),
     "stop string with a special token": (["--model.sampling.stop=[<sep>a]"], ["sampling.stop", "'<sep>' alone"]),
     "system without chat": (["--data.system=Think."], ["data.system", "data.chat=true"]),
-    "validate nothing": (["--data.val_limit=0"], ["data.val_limit=0", "1 or more"]),
+    "validate nothing": (["--data.val_limit=0"], ["data.val_limit=0", "1 or more", "limit_val_batches=0"]),
     # Sizes.
     "group of one": (["--loop.group_size=1"], ["loop.group_size=1", "2 or more"]),
     "minibatches do not fit": (["--loop.num_minibatches=3"], ["loop.prompts_per_step=2", "loop.num_minibatches=3"]),
@@ -138,7 +141,23 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "clipping by the trainer": (["--trainer.gradient_clip_val=1"], ["trainer.gradient_clip_val", "model.grad_clip"]),
     "accumulation": (["--trainer.accumulate_grad_batches=2"], ["trainer.accumulate_grad_batches=2", "loop.max_tokens"]),
     "updates instead of steps": (["--trainer.max_steps=2"], ["trainer.max_steps=2", "trainer.max_epochs"]),
-    "time limit": (["--trainer.max_time=00:01:00:00"], ["trainer.max_time", "trainer.max_epochs"]),
+    "time limit": (["--trainer.max_time=soon"], ["trainer.max_time=soon", "DD:HH:MM:SS"]),
+    "another progress bar": (["--trainer.callbacks+=RichProgressBar"], ["RichProgressBar", "leave this one out"]),
+    "a learning rate below 0": (
+        ["--model.optimizer=SGD", "--model.optimizer.lr=-1"],
+        ["model.optimizer", "learning rate", "-1"],
+    ),
+    "a schedule that refuses": (
+        ["--model.lr_scheduler=LinearLR", "--model.lr_scheduler.start_factor=-1"],
+        ["model.lr_scheduler", "factor"],
+    ),
+    "a callback that refuses": (
+        ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/reward", "--trainer.callbacks.mode=up"],
+        ["EarlyStopping", "mode", "up"],
+    ),
+    "a watched metric": (["--checkpoint.monitor=val/pas@1"], ["checkpoint.monitor=val/pas@1", "mean val/pass@1?"]),
+    "a logger that is not installed": (["--trainer.logger=CometLogger"], ["CometLogger", "pip install"]),
+    "no policy yet": (["--model.policy.path=runs/tiny_policy"], ["runs/tiny_policy", "tools/make_tiny_policy.py"]),
     "unknown accelerator": (["--trainer.accelerator=abacus"], ["trainer: ", "accelerator='abacus'"]),
     "no device": (["--trainer.devices=0"], ["trainer: ", "devices='0'"]),
     "validate every 0 steps": (
@@ -161,7 +180,8 @@ def test_a_mistake_ends_with_one_message_and_writes_nothing(
     before = contents(folder)
     code, _, errors = grpo("fit", *options)
     assert code == 2
-    assert "error: " in errors and "Traceback" not in errors and len(errors.splitlines()) < 15
+    assert "error: " in errors and "Traceback" not in errors
+    assert len(errors.splitlines()) - errors.count("Seed set to 0") <= 3
     assert [word for word in words if word not in errors] == []
     assert contents(folder) == before and not (folder / "run").exists()
 
@@ -238,6 +258,28 @@ def test_a_killed_run_has_its_last_step(grpo: Grpo, folder: Path, monkeypatch: p
     with pytest.raises(Killed):
         grpo("fit", "--trainer.max_epochs=9")
     assert checkpoints(folder) == {"last.ckpt": 3}
+
+
+def test_a_limit_on_time_ends_a_run_after_a_whole_step(grpo: Grpo, folder: Path) -> None:
+    run = ["--trainer.max_epochs=50", "--loop.mu=2", "--checkpoint.every_n_steps=7"]
+    assert grpo("fit", *run, "--trainer.max_time={seconds: 1}")[0] == 0
+    (steps,) = checkpoints(folder).values()
+    assert 1 <= steps < 50
+    assert len(scalars(folder / "run")["optim/lr"]) == 2 * steps
+    # A resumed run has all of the time again.
+    assert grpo("fit", *run, "--trainer.max_time={seconds: 1}", "--ckpt_path=last")[0] == 0
+    assert checkpoints(folder)["last.ckpt"] > steps
+
+
+def test_devices_that_are_not_there_and_empty_tables_are_not_printed(
+    grpo: Grpo, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        code, out, errors = grpo("fit", "--trainer.enable_model_summary!")
+    assert code == 0
+    told = f"{out}{errors}{caplog.text}"
+    assert "1 steps of 2 prompts x 2 completions" in told
+    assert [noise for noise in ("FLOPs", "available: False", "eval mode", "litlogger") if noise in told] == []
 
 
 def test_a_trial_run_leaves_nothing(grpo: Grpo, folder: Path) -> None:

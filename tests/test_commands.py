@@ -18,7 +18,7 @@ from helpers.loading import load_tool
 from helpers.paths import ROOT
 
 from grpo_lightning import cli
-from grpo_lightning.inspect import report
+from grpo_lightning.command import overview
 from grpo_lightning.rewards.verifier import cli as verify
 
 DOCUMENTS = [
@@ -46,7 +46,8 @@ NOT_RUN = {
     r"python tools/plot_objective.py.*": "minutes; small in tests/tools/test_plot_objective.py",
     r".*gsm8k_qwen2.5_0.5b.yaml.*": "needs a GPU and GSM8K; small in tests/test_gsm8k.py",
     r"(?!grpo plan).*--trainer.devices.*": "starts processes; in tests/training/test_sharding.py",
-    r"(grpo|grpo-verify)( fit| validate| test| predict| plan| report| export|)": "a name, no command",
+    r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report| export|)": "a name, no command",
+    r"python tools/screenshots.py.*": "needs Chromium; small in tests/tools/test_screenshots.py",
 }
 """What is not run, and why."""
 
@@ -140,10 +141,8 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """The exit code of a command, run here, with its sizes behind it."""
     words = shlex.split(command, comments=True)
     match words:
-        case ["grpo", "export", *_]:
-            cli.run(words[1:])
-        case ["grpo", "report", *arguments]:
-            return report.main(arguments)
+        case ["grpo", *arguments] if (code := overview.answer(arguments)) is not None:
+            return code
         case ["grpo", subcommand, *_]:
             sizes = f"{SIZES[subcommand]} {ALL}".split()
             if subcommand == "fit":  # one step, or one step more

@@ -9,6 +9,7 @@ from helpers.paths import ROOT
 from helpers.tiny import policy_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from grpo_lightning.inspect.inspector import Inspector
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.stopping import KLAbove
 from grpo_lightning.rewards.learned.reward import LearnedReward
@@ -65,7 +66,14 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     )
     rewards = [HalfDigits(), learned]
     loop = {"mu": 2, "stop": KLAbove(1e-9), "dynamic_sampling": DynamicSampling()}
-    fit(folder, [SampledCompletions()], loop, objective=Objective(beta=0.1), rewards=rewards, trainer=trainer)
+    fit(
+        folder,
+        [SampledCompletions(), Inspector()],
+        loop,
+        objective=Objective(beta=0.1),
+        rewards=rewards,
+        trainer=trainer,
+    )
     events = EventAccumulator(str(folder))
     events.Reload()
     tags = events.Tags()

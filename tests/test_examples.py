@@ -1,5 +1,7 @@
 """The examples run, and examples/one_step.py makes the updates of `grpo fit`."""
 
+import re
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.fitting import Digits, Gradients, fit, relative
+from helpers.fitting import Digits, Gradients, fit, relative, scalars
 from helpers.loading import load_example
+from helpers.paths import ROOT
 from helpers.tiny import SPECIAL, policy_of, prompts_of
 from torch import Tensor
 
@@ -129,3 +132,21 @@ def test_a_run_as_a_library(policy_folder: Path, tmp_path: Path) -> None:
     assert {"val/pass@1", "val/avg@8", "val/reward"} <= metrics.keys()
     assert (tmp_path / "checkpoints" / "last.ckpt").exists()
     assert (tmp_path / "policy" / "model.safetensors").exists()
+
+
+def test_the_page_on_python_runs_as_written(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(policy_folder, tmp_path / "runs" / "tiny_policy")
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(encoding="utf-8"), re.DOTALL)
+    sizes = {"max_epochs=60": 1, "check_val_every_n_epoch=10": 1, "prompts_per_step=32": 2, "val_limit=256": 2}
+    for size, small in sizes.items():
+        assert code.count(size) == 1
+        code = code.replace(size, f"{size.partition('=')[0]}={small}")
+    exec(compile(code, "docs/python.md", "exec"), {"__name__": "__main__"})
+    assert re.search(r"tensor\(\d", capsys.readouterr().out)
+    folder = tmp_path / "runs" / "in_python"
+    assert (folder / "checkpoints" / "last.ckpt").exists() and (folder / "policy" / "config.json").exists()
+    assert {"policy/objective", "optim/grad_norm", "reward/brief/mean"} <= scalars(folder).keys()

@@ -20,6 +20,7 @@ FLOORS = [
     "engines",
     "training",
     "inspect",
+    "command",
     "cli __main__",
 ]
 

@@ -25,6 +25,7 @@ FLOORS = {
     "rewards": "What scores answers",
     "engines": "What draws completions",
     "training": "The loop on Lightning",
+    "inspect": "Looking at runs",
 }
 """The floors that have public names, and the first line of each page."""
 

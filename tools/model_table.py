@@ -37,6 +37,13 @@ A refusal reads like this:
 
     {example}
 
+What is not there, for any architecture:
+
+- **Adapters** (LoRA, PEFT): no option makes one; all weights are trained. A folder that holds only an adapter is
+  refused: merge it into its base first (`merge_and_unload` of PEFT).
+- **The router's auxiliary loss** of mixture-of-experts models: the objective alone is trained, and nothing balances the
+  experts.
+
 This page is written by `python tools/model_table.py`; a test compares it with what the tests find.
 """
 

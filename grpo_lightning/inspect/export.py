@@ -1,9 +1,8 @@
-"""`grpo export`: the policy of a run as a folder for transformers and vLLM, which do not need this package."""
+"""The policy of a run as a folder for transformers and vLLM, which do not need this package."""
 
-import argparse
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from grpo_lightning.training.checkpoint_files import read_checkpoint
 from grpo_lightning.training.restoring import refuse_other_model
 from grpo_lightning.types import UsageError
 
-DTYPES = ("float32", "bfloat16", "float16")
 PREFIX = "policy.model."
 """What the names of the policy's weights begin with in a checkpoint."""
 FILTERS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -140,17 +138,3 @@ def whole_folder(out: Path) -> Iterator[Path]:
         raise disk.DiskFailure(f"the disk refuses to write: {refused}. There is no {out}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def main(arguments: Sequence[str]) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="grpo export", description="Writes the policy of a run as a folder for transformers and vLLM."
-    )
-    parser.add_argument("run", type=Path, help="the folder of the run, its trainer.default_root_dir")
-    parser.add_argument("--out", type=Path, required=True, help="the folder to make")
-    parser.add_argument("--ckpt_path", type=Path, help="the checkpoint; by default `checkpoints/last.ckpt` of the run")
-    parser.add_argument("--dtype", choices=DTYPES, help="type of the weights; by default the trained one")
-    options = parser.parse_args(arguments)
-    export(options.run, options.out, options.ckpt_path, options.dtype)
-    print(f"{options.out}: read it with AutoModelForCausalLM.from_pretrained, or serve it with `vllm serve`")

@@ -1,7 +1,7 @@
 """What a run's updates did to each token: the records under `inspect/` in its folder. docs/inspect.md describes them.
 
 A file holds one exploration step: a line of JSON about the step, then a line per group. Numbers per token are packed:
-base64 of little-endian float32, int32 or int8, so a token takes about 100 bytes.
+base64 of little-endian float32, int32 or int8, so a token takes about 200 bytes.
 """
 
 import base64
@@ -114,8 +114,8 @@ class CompletionRecord:
     statuses: dict[str, str]
     answer: str | None
     """The answer that the reward `model.correct` found."""
-    segments: dict[str, list[tuple[int, float]]]
-    """By reward: index of each segment's last token, and its value."""
+    segments: dict[str, list[tuple[int, float | None]]]
+    """By reward: index of each segment's last token, and its value; None where it failed."""
     tokens: TokenRecord
     greedy: bool = False
 
@@ -188,6 +188,11 @@ class StepRecord:
 def path_of(run: Path | str, step: int) -> Path:
     """The file of an exploration step, counted from 1."""
     return Path(run) / FOLDER / f"step-{step:06d}.jsonl"
+
+
+def step_of(file: Path) -> int:
+    """The exploration step of a file that `path_of` has named."""
+    return int(file.stem.removeprefix("step-"))
 
 
 def files_of(run: Path | str) -> list[Path]:

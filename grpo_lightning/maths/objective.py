@@ -10,9 +10,21 @@ from grpo_lightning.maths.kl import K3, KLEstimator
 from grpo_lightning.maths.masks import TokenMask
 from grpo_lightning.maths.ratio import log_ratio
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.surrogates import Clipped, Surrogate
+from grpo_lightning.maths.surrogates import Clipped, Surrogate, SurrogateResult
 from grpo_lightning.maths.weightings import BatchSize, SequenceMean, TokenWeighting
 from grpo_lightning.types import UsageError
+
+
+@dataclass(slots=True)
+class Terms:
+    """What N tokens add to J, each before its weight."""
+
+    surrogate: SurrogateResult
+    """The surrogate's values and bounds."""
+    kl: Tensor
+    """[N] estimates of KL(π_θ || π_ref); 0 without a reference."""
+    total: Tensor
+    """[N] surrogate - beta * kl + entropy_bonus * entropy, with gradient through log π_θ."""
 
 
 @dataclass
@@ -55,6 +67,20 @@ class Objective:
             weight = torch.where(mask(rollouts), weight, 0.0)
         return weight
 
+    def terms(self, logp: Tensor, entropy: Tensor, rollouts: Rollouts) -> Terms:
+        """What each token adds to J, before its weight; arguments as in `__call__`."""
+        old_logp = logp.detach() if rollouts.old_logp is None else rollouts.old_logp
+        surrogate = self.surrogate(logp, old_logp, rollouts)
+        total, kl = surrogate.value, torch.zeros_like(old_logp)
+        if rollouts.ref_logp is not None:
+            kl = self.kl(logp, rollouts.ref_logp, old_logp)
+        if self.beta > 0:
+            assert rollouts.ref_logp is not None
+            total = total - self.beta * kl
+        if self.entropy_bonus > 0:
+            total = total + self.entropy_bonus * entropy
+        return Terms(surrogate, kl, total)
+
     def __call__(self, logp: Tensor, entropy: Tensor, rollouts: Rollouts) -> tuple[Tensor, Diagnostics]:
         """J with gradient, and diagnostics.
 
@@ -66,18 +92,9 @@ class Objective:
         assert logp.shape == rollouts.token_ids.shape and logp.dtype == torch.float32
         current = logp.detach()
         old_logp = current if rollouts.old_logp is None else rollouts.old_logp
-        surrogate = self.surrogate(logp, old_logp, rollouts)
-        per_token = surrogate.value
-        kl_ref = torch.zeros_like(current)
-        if rollouts.ref_logp is not None:
-            kl_ref = self.kl(logp, rollouts.ref_logp, old_logp)
-        if self.beta > 0:
-            assert rollouts.ref_logp is not None
-            per_token = per_token - self.beta * kl_ref
-        if self.entropy_bonus > 0:
-            per_token = per_token + self.entropy_bonus * entropy
-        objective = (rollouts.weight * per_token).sum()
+        terms = self.terms(logp, entropy, rollouts)
+        objective = (rollouts.weight * terms.total).sum()
 
         return objective, Diagnostics.from_update(
-            rollouts, surrogate, objective, entropy, kl_ref, log_ratio(current, old_logp)
+            rollouts, terms.surrogate, objective, entropy, terms.kl, log_ratio(current, old_logp)
         )

@@ -38,12 +38,21 @@ HEAD_ELEMENTS = 2**25
 
 @dataclass(slots=True)
 class TokenLogp:
-    """Log-probs and entropies of N drawn tokens."""
+    """Log-probs and entropies of N drawn tokens, and what else was likely there."""
 
     logp: Tensor
     """[N] float32 log-prob of each token."""
     entropy: Tensor
     """[N] float32 entropy in nats of π_θ before each token; with gradient only on demand."""
+    top_ids: Tensor | None = None
+    """[N, K] int64 the likeliest tokens at each position, likeliest first; only on demand."""
+    top_logp: Tensor | None = None
+    """[N, K] float32 their log-probs."""
+
+    @property
+    def detached(self) -> "TokenLogp":
+        """The log-probs and entropies without gradient."""
+        return TokenLogp(self.logp.detach(), self.entropy.detach())
 
 
 # Final, so that the command line takes its arguments as they are: `policy.path`, without a class path.
@@ -121,7 +130,7 @@ class Policy(nn.Module):
     def check(self) -> None:
         """Raises UsageError for what `path` lacks, before any weight is read."""
         _ = self.config, self.tokenizer
-        pretrained.check_weights(self.path, "policy.path")
+        pretrained.check_weights(self.path, "model.policy.path")
 
     def load(self) -> None:
         """Reads the weights; the second call does nothing."""
@@ -175,7 +184,9 @@ class Policy(nn.Module):
 
     def _from_pretrained(self, auto_class: Any, **kwargs: Any) -> Any:
         """What `auto_class` reads at `path`."""
-        return pretrained.load(auto_class, self.path, "policy.path", trust_remote_code=self.trust_remote_code, **kwargs)
+        return pretrained.load(
+            auto_class, self.path, "model.policy.path", trust_remote_code=self.trust_remote_code, **kwargs
+        )
 
     def shard(self, mesh: DeviceMesh) -> None:
         """Shards the weights over the ranks of `mesh`; `forward` gathers them layer by layer."""
@@ -235,7 +246,7 @@ class Policy(nn.Module):
                 logits = torch.tanh(logits / cap) * cap
         return logits
 
-    def forward(self, rollouts: Rollouts, entropy_gradient: bool = False) -> TokenLogp:
+    def forward(self, rollouts: Rollouts, entropy_gradient: bool = False, num_top: int = 0) -> TokenLogp:
         """The log π_θ and entropy of every drawn token, with gradient where gradients are on.
 
         Context inside completions is seen by the tokens after it, and has no log-prob itself.
@@ -243,6 +254,7 @@ class Policy(nn.Module):
         Args:
             rollouts: B completions with their prompts.
             entropy_gradient: Whether the entropy has a gradient too, which costs memory.
+            num_top: K, how many of the likeliest tokens to return at each position; call it without gradients.
         """
         # Each prompt once where completions share one, else each completion after its own copy of the prompt.
         several = len(rollouts) > len(rollouts.sizes.prompt_lengths)
@@ -250,7 +262,7 @@ class Policy(nn.Module):
         if not isinstance(rollouts.layout, layout):
             rollouts.layout = layout.from_rollouts(rollouts)
         hidden = self._hidden(rollouts, rollouts.layout)
-        return self._score(hidden, rollouts.token_ids, rollouts.temperature, entropy_gradient)
+        return self._score(hidden, rollouts.token_ids, rollouts.temperature, entropy_gradient, num_top)
 
     def _hidden(self, rollouts: Rollouts, layout: SharedPrefix | PaddedRows) -> Tensor:
         """[N, hidden] states that predict the drawn tokens."""
@@ -306,15 +318,18 @@ class Policy(nn.Module):
         base = self.trunk
         return torch.compile(base, dynamic=True) if self.compile_model else base.__call__
 
-    def _score(self, hidden: Tensor, token_ids: Tensor, temperature: float, entropy_gradient: bool) -> TokenLogp:
+    def _score(
+        self, hidden: Tensor, token_ids: Tensor, temperature: float, entropy_gradient: bool, num_top: int
+    ) -> TokenLogp:
         """Log-probs of [N] tokens from [N, hidden] states. Logits are made chunk by chunk, and again in backward."""
 
-        def score(hidden: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        def score(hidden: Tensor, token_ids: Tensor) -> tuple[Tensor, ...]:
             logp = (self.logits(hidden) / temperature).log_softmax(-1)
             with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
                 entropy = -(logp.exp() * logp).sum(-1)
+            top = logp.topk(num_top) if num_top else ()
             # `sum` over one element makes a copy: FSDP must not get a view as a module's output.
-            return logp.gather(-1, token_ids[:, None]).sum(-1), entropy
+            return logp.gather(-1, token_ids[:, None]).sum(-1), entropy, *reversed(top)
 
         chunk = max(1, HEAD_ELEMENTS // self.text_config.vocab_size)
         if len(token_ids) <= chunk:
@@ -323,7 +338,7 @@ class Policy(nn.Module):
             checkpoint(score, h, ids, use_reentrant=False) if torch.is_grad_enabled() else score(h, ids)
             for h, ids in zip(hidden.split(chunk), token_ids.split(chunk), strict=True)
         ]
-        return TokenLogp(torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts]))
+        return TokenLogp(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
     @torch.no_grad()
     def _check_head(self) -> None:

@@ -35,19 +35,80 @@ def load(auto_class: Any, path: str, key: str, **kwargs: Any) -> Any:
 def source(path: str, key: str) -> str:
     """What transformers is given for `path`: the folder with `~` resolved, or the hub id as it is.
 
+    A hub id is `name` or `owner/name` where this machine has no folder `owner`, or has the model in its cache. `runs`
+    is never an owner: runs and what the tools make are there.
+
     Args:
         path: As the user typed it.
         key: The setting that holds `path`.
 
     Raises:
-        UsageError: If `path` looks like a folder and there is none.
+        UsageError: If `path` looks like a folder and there is none; or if it is a hub id that is not in the cache, and
+            the hub has no such model or cannot be reached.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
         return str(folder)
-    if path.startswith((".", "/", "~")) or path.count("/") > 1:
-        raise UsageError(f"{key}={path}: no such folder (looked in {Path.cwd()}). {FIX}")
+    if folder.is_file():
+        raise UsageError(f"{key}={path}: this is a file. {FIX}")
+    if path.startswith((".", "/", "~", "runs/")) or path.endswith("/") or path.count("/") > 1:
+        raise UsageError(f"{key}={path}: no such folder (looked in {Path.cwd()}). {made_by(path) or FIX}")
+    if in_cache(path):
+        return path
+    owner = path.partition("/")[0]
+    if made := made_by(path):
+        raise UsageError(f"{key}={path}: no such folder (looked in {Path.cwd()}). {made}")
+    if "/" in path and Path(owner).is_dir():
+        raise UsageError(
+            f"{key}={path}: no such folder in {owner}, which is a folder here. {FIX}. If {owner} is an owner on "
+            f"the hub: hf download {path}"
+        )
+    if problem := hub_problem(path):
+        raise UsageError(f"{key}={path}: no such folder (looked in {Path.cwd()}), and {problem}. {FIX}")
     return path
+
+
+MADE_BY = {"tiny_policy": "tools/make_tiny_policy.py", "tiny_reward_model": "tools/make_reward_model.py"}
+"""What the tools make, and which does."""
+
+
+def made_by(path: str) -> str:
+    """How to make what is missing at `path`, if a tool makes it; else nothing."""
+    tool = MADE_BY.get(Path(path).name)
+    return f"Make it: python {tool} --out {path}" if tool else ""
+
+
+def in_cache(path: str) -> bool:
+    """Whether the configuration of the hub's model `path` is on this machine."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(path, "config.json"), str)
+    except HFValidationError:  # no hub id at all
+        return False
+
+
+def hub_problem(path: str) -> str:
+    """Why the hub's model `path` cannot be read, found out by one question to the hub; empty if it can be tried."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        return "this is no hub id"
+    if constants.HF_HUB_OFFLINE:
+        return "the hub may not be asked: HF_HUB_OFFLINE is set"
+    try:
+        HfApi().model_info(path, timeout=10)
+    except HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", None)
+        return "the hub has no such model, or not for you" if status in (401, 403, 404) else ""
+    except Exception as error:  # The network raises what it likes.
+        return f"{constants.ENDPOINT} cannot be reached ({first_line(error)})"
+    return ""
 
 
 def check_weights(path: str, key: str) -> None:

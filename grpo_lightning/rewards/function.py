@@ -43,6 +43,11 @@ class FunctionReward(Reward):
         weight: float = 1.0,
         name: str | None = None,
     ) -> None:
+        if not isinstance(function, str):
+            raise UsageError(
+                f"function={function!r}: give its import path as text, such as 'my_rewards.shorter'. Worker processes "
+                "import it: it must be in a module, by a name of its own"
+            )
         own_name = function.replace(":", ".").rpartition(".")[2]
         if not own_name.isidentifier() or own_name == function or (".py" in function and ":" not in function):
             raise UsageError(

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+from grpo_lightning.types import Status
+
 
 @dataclass(slots=True, frozen=True)
 class Segment:
@@ -20,12 +22,16 @@ class RewardResult:
 
     value: list[float]
     """[B] the reward; NaN where the reward failed, which leaves the sample out of its group."""
-    status: list[str]
-    """[B] what happened: a `Status`, or one word of your own. The rate of each is a metric."""
+    status: list[str] = field(default_factory=list)
+    """[B] what happened: a `Status`, or one word of your own; by default `ok`. The rate of each is a metric."""
     answer: list[str | None] | None = None
     """[B] the answer found in each completion. Majority votes count equal strings as equal answers."""
     segments: list[list[Segment]] | None = None
     """[B] the scores of each completion's segments, for `ProcessSupervision`; `value` is that of the whole."""
+
+    def __post_init__(self) -> None:
+        """Fills in the default."""
+        self.status = self.status or [Status.OK] * len(self.value)
 
     @classmethod
     def concat(cls, parts: Sequence["RewardResult"]) -> "RewardResult":

@@ -81,7 +81,10 @@ class PromptDataModule(L.LightningDataModule):
                 "data.system is the system turn of a chat: set data.chat=true, or put it into data.template"
             )
         at_least("data.val_batch_size", val_batch_size, 1)
-        at_least("data.val_limit", val_limit, 1)
+        if val_limit is not None and val_limit < 1:
+            raise UsageError(
+                f"data.val_limit={val_limit}: give 1 or more; to validate nothing, trainer.limit_val_batches=0"
+            )
         self.task = task
         self.template = template
         self.chat = chat

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,14 +11,22 @@ from torchmetrics import MeanMetric
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.metrics import RIGHT_ABOVE, majority_at_k, nan_mean, pass_at_k
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.rewards.results import Scores
 from grpo_lightning.training.data import PromptBatch
 from grpo_lightning.training.explorer import Explorer
 from grpo_lightning.training.records import record
-from grpo_lightning.types import Prompt, Sample
+from grpo_lightning.types import Completion, Prompt, Sample
 
 STEP = 2**32 - 1
 """The step that keys the random numbers of evaluation. It is constant, so two validations differ only in the policy."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer to a validation question, as the engine and as the rewards see it."""
+
+    completion: Completion
+    sample: Sample
+    greedy: bool
 
 
 class Evaluation(torch.nn.Module):
@@ -37,6 +45,8 @@ class Evaluation(torch.nn.Module):
         self.explorer = explorer
         self.sampling = sampling
         self.num_samples = k = num_samples
+        self.kept: dict[int, list[Answer]] = {}
+        """By prompt id: whoever puts an empty list here finds in it the answers of the next validation."""
         # With k = 1, avg@1 says what pass@k would: pass@1 is that of the greedy answer.
         names = [*dict.fromkeys(["pass@1", f"avg@{k}", f"pass@{k}"]), "reward", "length", "truncated"]
         names += [f"maj@{k}"] if explorer.scorer.main.finds_answers else []
@@ -50,8 +60,13 @@ class Evaluation(torch.nn.Module):
     def update(self, policy: Policy, batch: PromptBatch) -> None:
         """Adds a batch to the metrics. Every rank must call it as often."""
         k = self.num_samples
-        _, greedy = self._sample_and_score(policy, batch.prompts, 1, replace(self.sampling, temperature=0.0))
-        samples, scores = self._sample_and_score(policy, batch.prompts, k, self.sampling)
+        best = self.answer(policy, batch.prompts, 1, greedy=True)
+        greedy = self.explorer.scorer([answer.sample for answer in best])
+        drawn = self.answer(policy, batch.prompts, k, greedy=False)
+        samples = [answer.sample for answer in drawn]
+        scores = self.explorer.scorer(samples)
+        for answer in [*best[: batch.num_real], *drawn[: batch.num_real * k]] if self.kept else ():
+            self.kept.get(answer.sample.prompt.id, []).append(answer)
         # A rank whose prompts are all padding still takes part in every metric, or the ranks would not sync alike.
         self._record(dict.fromkeys(self.metrics, math.nan))
         for index in range(batch.num_real):
@@ -72,14 +87,15 @@ class Evaluation(torch.nn.Module):
 
     def predict(self, policy: Policy, batch: PromptBatch) -> list[dict[str, Any]]:
         """k completions of each prompt with their scores and statuses, as one JSON-ready record each."""
-        samples, scores = self._sample_and_score(policy, batch.prompts, self.num_samples, self.sampling)
+        samples = [answer.sample for answer in self.answer(policy, batch.prompts, self.num_samples, greedy=False)]
+        scores = self.explorer.scorer(samples)
         return [record(samples[row], scores, row) for row in range(batch.num_real * self.num_samples)]
 
-    def _sample_and_score(
-        self, policy: Policy, prompts: Sequence[Prompt], group_size: int, sampling: Sampling
-    ) -> tuple[list[Sample], Scores]:
-        _, samples = self.explorer.sample(policy, prompts, group_size, sampling, seed=0, step=STEP)
-        return samples, self.explorer.scorer(samples)
+    def answer(self, policy: Policy, prompts: Sequence[Prompt], num_samples: int, greedy: bool) -> list[Answer]:
+        """`num_samples` answers to each prompt, with the random numbers of evaluation. Every rank must call it."""
+        sampling = replace(self.sampling, temperature=0.0) if greedy else self.sampling
+        completions, samples = self.explorer.sample(policy, prompts, num_samples, sampling, seed=0, step=STEP)
+        return [Answer(*pair, greedy) for pair in zip(completions, samples, strict=True)]
 
     def _record(self, values: dict[str, float]) -> None:
         for name, value in values.items():

@@ -142,9 +142,11 @@ class GRPOLoop(Callback):
                 f"step short; {PASSES}"
             )
         parts = [module, *trainer.callbacks, *module.explorer.scorer.rewards]
+        names = self.metrics(module, validates=trainer.limit_val_batches != 0)
+        names += [name for one in trainer.callbacks if isinstance(one, Observer) for name in one.metric_names]
         validate_monitors(
             trainer.callbacks,
-            self.metrics(module, validates=trainer.limit_val_batches != 0),
+            names,
             [reward.name for reward in module.explorer.scorer.rewards],
             own=any(map(is_own, parts)),
         )
@@ -201,7 +203,7 @@ class GRPOLoop(Callback):
         torch.manual_seed(hash((self.seed, index, trainer.global_rank)))
         random.seed(hash((self.seed, index, trainer.global_rank)))
         numpy.random.seed(hash((self.seed, index, trainer.global_rank)) % 2**32)
-        with _exploring(trainer, module):
+        with evaluating(trainer, module):
             # 2-3: an iteration begins
             if module.reference is not None and self.steps_per_iteration and index % self.steps_per_iteration == 0:
                 module.reference.refresh(module.policy)
@@ -222,6 +224,9 @@ class GRPOLoop(Callback):
             )
         self.step = Step(exploration, packs, Passes(self.stop, self.num_minibatches), clock)
         clock.prepared = perf_counter()
+        for observer in self.observers:
+            observer.prepared(self.step)
+        clock.began = perf_counter()
 
     def _agree_on_version(self, exploration: Exploration, module: GRPOModule) -> None:
         """Makes the oldest version of all ranks that of each, since the ranks must take the same path."""
@@ -255,9 +260,14 @@ class GRPOLoop(Callback):
             for observer in self.observers if sum(counts) else ():
                 observer.rewarded(sum(totals) / sum(counts))
 
-    def on_train_batch_end(self, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Minibatch, batch_idx: int
+    ) -> None:
         """Stops the clock: validation comes between the last update and `on_train_epoch_end`."""
         self.current_step.clock.updated = perf_counter()
+        if batch_idx == self.updates_per_step - 1:
+            for observer in self.observers:
+                observer.updated(self.current_step)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Lets the rewards learn, and logs the step."""
@@ -318,7 +328,7 @@ class _MinibatchLoader:
 
 
 @contextmanager
-def _exploring(trainer: L.Trainer, module: GRPOModule) -> Iterator[None]:
+def evaluating(trainer: L.Trainer, module: GRPOModule) -> Iterator[None]:
     """No gradients, eval mode, and the trainer's precision."""
     was_training = module.policy.training
     module.policy.eval()

@@ -292,6 +292,7 @@ class GRPOModule(L.LightningModule):
                 # Ranks average their gradients, but J is a sum over all of them.
                 self.manual_backward(-objective * self.trainer.world_size)
             self.policy.free_masks(pack)
+            pack.scored = scored.detached
             if pack.old_logp is None:
                 # π_θ is π_old here: the passes to come compare with this one.
                 pack.old_logp = scored.logp.detach()

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import lightning as L
@@ -52,8 +53,8 @@ UPDATE = [
 ]
 """What every optimizer update logs."""
 
-GROUPS = ("reward", "rollout", "policy", "optim", "time", "val")
-"""The prefixes of the names above."""
+GROUPS = ("reward", "rollout", "policy", "optim", "time", "val", "update")
+"""The prefixes of the names above, of validation and of the inspector."""
 
 
 def validate_monitors(callbacks: Iterable[Callback], names: Sequence[str], rewards: Iterable[str], own: bool) -> None:
@@ -73,9 +74,11 @@ def validate_monitors(callbacks: Iterable[Callback], names: Sequence[str], rewar
         if own and monitor.partition("/")[0] not in GROUPS:
             continue
         key = "checkpoint" if type(callback).__name__ == "StepCheckpoint" else type(callback).__name__
+        close = get_close_matches(monitor, names, 1)
+        hint = f" Did you mean {close[0]}?" if close else ""
         raise UsageError(
-            f"{key}.monitor={monitor}: the run does not log this. There are {', '.join(sorted(names))}, and more under "
-            "reward/<name>/ (docs/metrics.md)"
+            f"{key}.monitor={monitor}: the run does not log this.{hint} There are {', '.join(sorted(names))}, and more "
+            "under reward/<name>/ (docs/metrics.md)"
         )
 
 

@@ -1,8 +1,15 @@
 """What is told how an exploration step goes, while it goes."""
 
+from collections.abc import Sequence
+
+from grpo_lightning.training.step import Step
+
 
 class Observer:
     """Follows an exploration step: `GRPOLoop.observers.append(...)`. A progress bar is one."""
+
+    metric_names: Sequence[str] = ()
+    """The names of the metrics that it logs, if it is a callback of the trainer; other callbacks may watch them."""
 
     def exploring(self, num_completions: int) -> None:
         """A step, or another round of it, begins to sample so many completions on this rank."""
@@ -12,3 +19,15 @@ class Observer:
 
     def rewarded(self, mean: float) -> None:
         """The mean reward of the step, over all ranks, is known."""
+
+    def prepared(self, step: Step) -> None:
+        """The packs of the step are there; its first update comes next. What is done here is not timed as the step's.
+
+        Every rank is told at the same moment, so forwards of a sharded policy may be made, as many on each rank.
+        """
+
+    def updated(self, step: Step) -> None:
+        """The step's last update has been made, or was ended by a stop rule. The packs are still there.
+
+        Every rank is told at the same moment. Validation comes later.
+        """

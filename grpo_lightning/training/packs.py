@@ -25,7 +25,8 @@ def moving_rows(rollouts: Rollouts) -> Tensor:
 def idle_pack(temperature: float) -> Rollouts:
     """One token of weight 0: a forward and a backward that change nothing, for a rank with less to do.
 
-    Every number is 0, so that whatever reads the packs of other ranks finds the same here.
+    Every number is 0, so that whatever reads the packs of other ranks finds the same here. Its row is -1: it is of no
+    completion.
 
     Args:
         temperature: The temperature of the step's rollouts.
@@ -38,6 +39,7 @@ def idle_pack(temperature: float) -> Rollouts:
         group=zero,
         token_ids=zero,
         lengths=one,
+        row=-one,
         **numbers,
         temperature=temperature,
     )

@@ -12,7 +12,8 @@ def culprits(policy: Policy, minibatch: Minibatch) -> str:
     """The first token of each pack whose log-prob, advantage or weight is not finite, with prompt and rewards."""
     found = []
     exploration = minibatch.step.exploration
-    for pack in minibatch.packs:
+    packs = [pack for pack in minibatch.packs if int(pack.row[0]) >= 0]  # the others are idle
+    for pack in packs:
         logp = policy(pack).logp
         bad = ~(logp.isfinite() & pack.advantage.isfinite() & pack.weight.isfinite())
         rows = segments(pack.lengths)
@@ -24,6 +25,6 @@ def culprits(policy: Policy, minibatch: Minibatch) -> str:
             )
     return "\n  ".join(found) or (
         "no single token has a log-prob or advantage that is not finite: the gradient overflowed; lower the learning "
-        "rate or use precision 32-true. The minibatch's first row: "
-        + exploration.describe(int(minibatch.packs[0].row[0]))
+        "rate or use precision 32-true"
+        + "".join(f". The minibatch's first row: {exploration.describe(int(pack.row[0]))}" for pack in packs[:1])
     )

@@ -20,7 +20,9 @@ class Clock:
     explored: float = 0.0
     """The rollouts are there."""
     prepared: float = 0.0
-    """The updates may begin."""
+    """The updates are prepared. What observers do then is not part of the step."""
+    began: float = 0.0
+    """The updates begin."""
     updated: float = 0.0
     """The last update so far has ended. Validation follows, and is not part of the step."""
 
@@ -28,8 +30,8 @@ class Clock:
         """Seconds of the phases that the loop itself runs, and of the whole `step`."""
         return {
             "logp": self.prepared - self.explored,
-            "optimise": self.updated - self.prepared,
-            "step": self.updated - self.started,
+            "optimise": self.updated - self.began,
+            "step": self.updated - self.began + self.prepared - self.started,
         }
 
 

@@ -75,3 +75,18 @@ class OneBadQuestion(Reward):
         if any(sample.answer == "1" for sample in samples):
             raise ValueError("a bad row")
         return RewardResult([float(len(sample.text)) for sample in samples], ["ok"] * len(samples))
+
+
+class Dies(L.Callback):
+    """Kills the last rank before a step is saved, when everything else of the step is written.
+
+    Args:
+        step: Which, counted from 1.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_save_checkpoint(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.current_epoch + 1 == self.step and trainer.global_rank == trainer.world_size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -16,7 +16,7 @@ from helpers.paths import environment
 from helpers.tiny import rollouts_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from grpo_lightning.cli import run as command_line
+from grpo_lightning.command import overview
 from grpo_lightning.inspect.scalars import read_scalars
 from grpo_lightning.policy.policy import Policy
 
@@ -39,11 +39,9 @@ def weights_in(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 def export(*words: str) -> int:
     """The exit code of `grpo export`."""
-    try:
-        command_line(["export", *words])
-    except SystemExit as stopped:
-        return int(stopped.code or 0)
-    return 0
+    code = overview.answer(["export", *words])
+    assert code is not None
+    return code
 
 
 @pytest.fixture

@@ -257,7 +257,7 @@ class TestLoadingErrors:
     def test_hub_id_that_is_not_cached_while_offline(self, tmp_path, monkeypatch, auto, name):
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-        with pytest.raises(UsageError, match=f"policy.path={name}.*found no usable model"):
+        with pytest.raises(UsageError, match=f"policy.path={name}.*HF_HUB_OFFLINE is set"):
             self.ask(name, auto)
 
 
@@ -501,3 +501,24 @@ def test_the_trained_weights_are_all_or_those_of_the_adapter():
     assert all("lora_" in name for name in adapter)
     policy.model.get_input_embeddings().requires_grad_(False)
     assert trained.keys() - policy.trained_state_dict().keys() == {"model.model.embed_tokens.weight"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("chunk", [2**25, 5 * 64], ids=["whole", "in chunks"])
+def test_the_likeliest_tokens_beside_the_same_numbers(
+    policy: Policy, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grpo_lightning.policy.policy.HEAD_ELEMENTS", chunk)
+    rollouts = rollouts_of([4, 9, 1], prompt_lengths=[3, 2])
+    rollouts.temperature = 0.7
+    plain, scored = policy(rollouts), policy(rollouts, num_top=3)
+    assert plain.top_ids is None and plain.top_logp is None
+    assert torch.equal(scored.logp, plain.logp) and torch.equal(scored.entropy, plain.entropy)
+    assert scored.top_ids is not None and scored.top_logp is not None
+    for row, one in enumerate(rows_of(rollouts)):
+        first = int(rollouts.lengths[:row].sum())
+        every = teacher_forced(policy.model, one["prompt"], one["token_ids"], temperature=0.7)
+        for position, expected in enumerate(every):
+            ids, logp = scored.top_ids[first + position], scored.top_logp[first + position].double()
+            assert torch.allclose(logp, expected.topk(3).values, rtol=0, atol=1e-5)
+            assert torch.allclose(logp, expected[ids], rtol=0, atol=1e-5)

@@ -1,8 +1,12 @@
 """One loader for everything that `save_pretrained` wrote."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 from helpers.tiny import model_of, tokenizer
+from huggingface_hub.errors import RepositoryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from grpo_lightning.policy import pretrained
@@ -35,6 +39,85 @@ def test_a_wrong_folder_gives_one_message_whatever_is_read(auto_class, path):
         pretrained.load(auto_class, path, "reward.path")
     assert str(caught.value).startswith(f"reward.path={path}: no such folder (looked in ")
     assert str(caught.value).endswith(pretrained.FIX)
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """The hub ids that the hub was asked for; it is made of what a test puts into `answers`."""
+    asked, answers = [], {}
+
+    def model_info(self, path, timeout=None):
+        asked.append(path)
+        if isinstance(answers.get(path), Exception):
+            raise answers[path]
+
+    asked_of = type("Asked", (), {"paths": asked, "answers": answers})
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "work" / "models").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    return asked_of
+
+
+@pytest.mark.parametrize(
+    "path", ["runs/mine", "runs/tiny_policy", "models/mine", "models/tiny_policy", "tiny_policy", "./a", "a/b/c", "a/"]
+)
+def test_what_looks_like_a_folder_is_not_asked_of_the_hub(asked, path):
+    with pytest.raises(UsageError, match="no such folder") as caught:
+        pretrained.source(path, "policy.path")
+    assert asked.paths == []
+    assert str(caught.value).startswith(f"policy.path={path}: ") and "\n" not in str(caught.value)
+    made = f"python tools/make_tiny_policy.py --out {path}" in str(caught.value)
+    assert made == path.endswith("tiny_policy")
+
+
+def test_a_folder_that_has_the_name_of_an_owner_hides_the_hub_unless_the_model_is_in_the_cache(asked, tmp_path):
+    with pytest.raises(UsageError, match=r"in models, which is a folder here.* hf download models/mine"):
+        pretrained.source("models/mine", "policy.path")
+    snapshot = tmp_path / "cache" / "models--models--mine" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (snapshot.parent.parent / "refs").mkdir()
+    (snapshot.parent.parent / "refs" / "main").write_text("abc")
+    (tmp_path / "cache" / "models--models--mine" / "blobs").mkdir()
+    assert pretrained.source("models/mine", "policy.path") == "models/mine"
+    assert asked.paths == []
+
+
+def test_a_hub_id_is_asked_for_once_and_taken(asked):
+    assert pretrained.source("nobody/something", "policy.path") == "nobody/something"
+    assert asked.paths == ["nobody/something"]
+
+
+def test_a_hub_that_cannot_be_reached_is_one_message_after_one_try(asked):
+    asked.answers["nobody/something"] = ConnectionError("no route to host\nat all")
+    with pytest.raises(UsageError, match=r"cannot be reached .no route to host") as caught:
+        pretrained.load(AutoConfig, "nobody/something", "policy.path")
+    assert asked.paths == ["nobody/something"] and "\n" not in str(caught.value)
+
+
+def test_a_model_that_the_hub_does_not_have(asked):
+    error = RepositoryNotFoundError.__new__(RepositoryNotFoundError)
+    error.response = SimpleNamespace(status_code=404)
+    asked.answers["nobody/nothing"] = error
+    with pytest.raises(UsageError, match="the hub has no such model"):
+        pretrained.source("nobody/nothing", "policy.path")
+
+
+def test_without_the_hub_nothing_is_asked(asked, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UsageError, match="HF_HUB_OFFLINE is set"):
+        pretrained.source("nobody/something", "policy.path")
+    assert asked.paths == []
+
+
+def test_what_is_no_hub_id_and_what_is_a_file(asked):
+    with pytest.raises(UsageError, match=r"no such folder .*no hub id"):
+        pretrained.source("what is this?", "policy.path")
+    Path("file").write_text("")
+    with pytest.raises(UsageError, match="this is a file"):
+        pretrained.source("file", "policy.path")
 
 
 @pytest.mark.parametrize("auto_class", [AutoConfig, AutoTokenizer, AutoModelForCausalLM])

@@ -176,3 +176,9 @@ def test_what_cannot_be_imported_is_said_before_the_run(module, name):
         reward.read_questions([])
     with pytest.raises(UsageError, match="no_such_module"):
         FunctionReward("no_such_module.f").read_questions([])
+
+
+@pytest.mark.parametrize("function", [lambda sample: 1.0, len, None], ids=["lambda", "function", "None"])
+def test_a_function_itself_is_refused_with_what_to_give_instead(function):
+    with pytest.raises(UsageError, match=r"function=.*give its import path as text, such as 'my_rewards.shorter'"):
+        FunctionReward(function)

@@ -9,7 +9,7 @@ from helpers.tiny import prompts_of
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult, Scores
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.types import FinishReason, Sample, UsageError
+from grpo_lightning.types import FinishReason, Sample, Status, UsageError
 
 
 class Count(Reward):
@@ -66,3 +66,9 @@ def test_rewards_learn_from_the_scores_of_all_and_their_metrics_have_whole_names
     found = scorer.learn(explored, scorer(explored), iteration_ends=True)
     expected = {"most_a": 2.0, "most_b": 1.0, "ends": 1.0, "samples": 2}
     assert found == {f"reward/{name}/{key}": value for name in "ab" for key, value in expected.items()}
+
+
+def test_a_result_without_statuses_is_ok() -> None:
+    assert RewardResult([1.0, 0.0]).status == [Status.OK, Status.OK]
+    assert RewardResult([1.0], ["odd"]).status == ["odd"]
+    assert RewardResult([]).status == []

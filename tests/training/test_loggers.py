@@ -20,6 +20,7 @@ from lightning.pytorch.loggers.logger import Logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpo_lightning.engines.scripted import ScriptedEngine
+from grpo_lightning.inspect.inspector import Inspector
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.stopping import KLAbove
 from grpo_lightning.rewards.results import RewardResult
@@ -322,12 +323,13 @@ def test_the_names_are_those_that_a_run_logs(tmp_path: Path) -> None:
     """With everything on; what a reward logs beside is not counted up."""
     options: dict[str, Any] = {"mu": 2, "stop": KLAbove(1e-9), "dynamic_sampling": DynamicSampling()}
     trainer = {"max_epochs": 2, "limit_val_batches": 1}
-    module = fit(tmp_path, loop=options, objective=Objective(beta=0.1), trainer=trainer)
+    module = fit(tmp_path, [Inspector(every_n_steps=1)], options, trainer, objective=Objective(beta=0.1))
     logged = {name for name in events_of(tmp_path).Tags()["scalars"] if not name.startswith("reward/digits/")}
-    known = {*GRPOLoop(**options).metrics(module, validates=True)}
+    known = {*GRPOLoop(**options).metrics(module, validates=True), *Inspector().metric_names}
     # `step` is Lightning's, and right and wrong completions need not both occur.
     assert logged <= known
-    assert known - logged <= {"step", "rollout/length_right", "rollout/length_wrong"}
+    of_one_kind = {"rollout/length_right", "rollout/length_wrong", "update/delta_logp_right", "update/delta_logp_wrong"}
+    assert known - logged <= {"step"} | of_one_kind
     assert {name.partition("/")[0] for name in known} == {*GROUPS, "epoch", "step"}
 
 

@@ -1,0 +1,111 @@
+// What is open, and drawing it again when that changes.
+
+const page = JSON.parse(byId("page").textContent);
+const decoded = new Map();
+const scales = new Map();
+const problems = [...page.notes];
+let state = readLink(location.hash);
+
+// A recorded step of run 0 or 1, decoded once; null where it cannot be read.
+function stepOf(run, step) {
+  const key = `${run}-${step}`;
+  if (!decoded.has(key)) {
+    let found = null;
+    try {
+      const data = byId(`step-${key}`);
+      found = data && decodeStep(JSON.parse(data.textContent));
+    } catch (error) {
+      problems.push(`Step ${step} of ${page.runs[run].name} cannot be read: ${error.message}.`);
+    }
+    decoded.set(key, found);
+  }
+  return decoded.get(key);
+}
+
+// The recorded step that is open; the last one if the address names none, or none that is there.
+function stepInfo() {
+  const { steps } = page.runs[0];
+  return steps.find(({ step }) => step === state.step) || steps[steps.length - 1] || null;
+}
+
+const currentStep = () => (stepInfo() ? stepOf(0, stepInfo().step) : null);
+
+function currentGroup() {
+  const listed = listedGroups(currentStep());
+  return listed.find((group) => group.index === state.group) || listed[0] || null;
+}
+
+// The scale of the colours: of the whole step, so that groups can be compared.
+function currentScale() {
+  const quantity = quantityOf(state.colour);
+  const key = `${quantity.id}-${stepInfo() && stepInfo().step}-${state.view === "tokens" ? "" : state.view}`;
+  if (!scales.has(key) || state.view !== "tokens") {
+    const step = currentStep();
+    const completions = state.view === "tokens" && step ? step.groups.flatMap((group) => group.completions) : completionsInView();
+    scales.set(key, scaleOf(quantity, valuesOf(quantity, completions)));
+  }
+  return scales.get(key);
+}
+
+function drawContent() {
+  drawnTokens = [];
+  const drawn = { tokens: drawTokensView, follow: drawFollow, compare: drawCompare }[state.view] || drawTokensView;
+  byId("content").replaceChildren(...drawn());
+  pinned = pinnedToken();
+  hovered = sameToken(hovered);
+  extreme = sameToken(extreme);
+  paint();
+  drawHistogram();
+  drawCard();
+  drawNotes();
+}
+
+function drawNotes() {
+  byId("notes").replaceChildren(...problems.map((problem) => h("p", { class: "problem", role: "status" }, problem)));
+}
+
+function drawAll() {
+  document.documentElement.dataset.theme = state.theme;
+  document.body.dataset.view = state.view;
+  readPalette();
+  scales.clear();
+  drawBar();
+  drawCurves();
+  drawColours();
+  drawGroups();
+  drawContent();
+}
+
+const CONTENT_ONLY = ["token", "near", "brush"];
+
+// Changes what is open, and the address with it.
+function change(changes) {
+  const keys = Object.keys(changes).filter((key) => state[key] !== changes[key]);
+  if (!keys.length) return;
+  const focused = document.activeElement && document.activeElement.id;
+  state = { ...state, ...changes };
+  if (state.step === null && stepInfo()) state.step = stepInfo().step;
+  const group = currentGroup();
+  if (group) state.group = group.index;
+  writeLink(state);
+  if (keys.every((key) => CONTENT_ONLY.includes(key))) {
+    pinned = pinnedToken();
+    paint();
+    drawHistogram();
+    drawCard();
+  } else drawAll();
+  if (focused && byId(focused)) byId(focused).focus();
+  const chosen = document.querySelector("#groups [aria-selected=true]");
+  if (keys.includes("view") || keys.includes("step")) document.querySelector(".row.chosen")?.scrollIntoView({ block: "nearest" });
+  if (chosen && (keys.includes("group") || keys.includes("sort"))) chosen.scrollIntoView({ block: "nearest" });
+}
+
+document.addEventListener("keydown", onKey);
+// On paper the colours are those of the light theme, whatever the screen's are.
+window.addEventListener("beforeprint", () => { document.documentElement.dataset.theme = "light"; readPalette(); scales.clear(); paint(); drawHistogram(); });
+window.addEventListener("afterprint", drawAll);
+window.addEventListener("hashchange", () => { state = readLink(location.hash); drawAll(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+watchTokens(byId("content"));
+drawAll();
+document.documentElement.dataset.ready = "1";

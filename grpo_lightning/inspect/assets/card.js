@@ -1,0 +1,173 @@
+// The card of a token: its numbers, its alternatives before and after, its objective.
+
+let hovered = null;
+let pinned = null;
+
+// The token that the card is about: the pinned one, or else the one under the pointer.
+function cardToken() {
+  return pinned || hovered;
+}
+
+function fact(name, ...value) {
+  return [h("dt", {}, name), h("dd", {}, value)];
+}
+
+const sideName = (side) => (side > 0 ? "at the upper bound or target" : side < 0 ? "at the lower bound or target" : "free");
+
+function drawNumbers(tokens, t) {
+  const at = (name) => (tokens[name] && !Number.isNaN(tokens[name][t]) ? tokens[name][t] : null);
+  const facts = [];
+  const add = (name, value, text) => value !== null && facts.push(fact(name, text === undefined ? number(value) : text));
+  add("advantage Â", at("advantage"), number(at("advantage"), true));
+  add("weight", at("weight"));
+  if (at("correction") !== null && at("correction") !== 1) add("correction", at("correction"), `× ${number(at("correction"))}`);
+  if (at("update_logp") !== null && at("old_logp") !== null) add("ratio π_θ/π_old", Math.exp(at("update_logp") - at("old_logp")));
+  if (tokens.clip && at("update_logp") !== null) add("clip", at("clip"), sideName(at("clip")));
+  add("KL to π_ref", at("kl"));
+  add("entropy", at("entropy_before"), [number(at("entropy_before")), at("entropy_after") === null ? null : ` → ${number(at("entropy_after"))}`]);
+  if (at("sampler_logp") !== null && at("old_logp") !== null) add("sampler gap", at("old_logp") - at("sampler_logp"), number(at("old_logp") - at("sampler_logp"), true));
+  add("push on log p", at("push"), number(at("push"), true));
+  return h("dl", {}, facts.flat());
+}
+
+// What the token's push asked for, and what it did.
+function drawVerdict(tokens, t) {
+  const delta = quantityOf("delta").value(tokens, t);
+  if (!isNumber(delta)) return null;
+  const asked = tokens.push && isNumber(tokens.push[t]) && tokens.push[t] ? tokens.push[t] : tokens.advantage ? tokens.advantage[t] : 0;
+  const moved = delta > 0 ? "rose" : delta < 0 ? "fell" : "stayed";
+  let text = `It ${moved}`;
+  if (asked) text = asked * delta < 0 ? `Pushed ${asked > 0 ? "up" : "down"}, and yet it ${moved}` : `Pushed ${asked > 0 ? "up" : "down"}; it ${moved}`;
+  return h("p", { class: asked * delta < 0 ? "moved against" : "moved" }, h("b", { class: "delta" }, number(delta, true)), ` ${text}${tokens.before_logp && tokens.after_logp ? `: ${probability(Math.exp(tokens.before_logp[t]))} → ${probability(Math.exp(tokens.after_logp[t]))}` : ""}.`);
+}
+
+// The likeliest tokens before and after, and the token itself: [{id, before, after}], likeliest before first.
+function alternativesOf(tokens, t) {
+  const rows = new Map();
+  const at = (values, k) => values[t * NUM_ALTERNATIVES + k];
+  for (const [when, ids, logps] of [["before", tokens.top_before_ids, tokens.top_before_logp], ["after", tokens.top_after_ids, tokens.top_after_logp]]) {
+    if (!ids || !logps) continue;
+    for (let k = 0; k < NUM_ALTERNATIVES; k++) {
+      if (Number.isNaN(at(logps, k)) || at(logps, k) === -Infinity) continue;
+      const id = at(ids, k);
+      rows.set(id, { id, ...rows.get(id), [when]: Math.exp(at(logps, k)) });
+    }
+  }
+  const own = tokens.ids[t];
+  if (rows.size && tokens.before_logp) rows.set(own, { id: own, before: Math.exp(tokens.before_logp[t]), after: tokens.after_logp ? Math.exp(tokens.after_logp[t]) : undefined, ...rows.get(own) });
+  return [...rows.values()].sort((a, b) => (b.before || 0) - (a.before || 0) || (b.after || 0) - (a.after || 0));
+}
+
+function drawAlternative(row, own, vocabulary, piece) {
+  const text = row.id === own && piece ? piece : vocabulary[row.id];
+  const bar = (kind, value) => {
+    const fillBar = h("i", { class: kind });
+    fillBar.style.width = `${100 * (value || 0)}%`;
+    return fillBar;
+  };
+  return h("tr", { class: row.id === own ? "own" : null },
+    h("th", { scope: "row" }, h("code", {}, text === undefined ? `#${row.id}` : shown(text))),
+    h("td", { class: "bars" }, bar("was", row.before), bar("is", row.after)),
+    h("td", {}, row.before === undefined ? "" : probability(row.before)),
+    h("td", {}, row.after === undefined ? "" : probability(row.after)));
+}
+
+function drawAlternatives(completion, t) {
+  const { tokens } = completion;
+  const rows = alternativesOf(tokens, t);
+  if (!rows.length) return null;
+  return h("table", { class: "alternatives" },
+    h("thead", {}, h("tr", {}, h("th", { scope: "col", colspan: 2 }, "alternatives"), h("th", { scope: "col" }, "before"), h("th", { scope: "col" }, "after"))),
+    h("tbody", {}, rows.map((row) => drawAlternative(row, tokens.ids[t], completion.group.vocabulary, tokens.pieces[t]))));
+}
+
+// weight × (surrogate − β·kl + bonus·H) in numbers.
+function drawTerms(objective, tokens, t) {
+  if (!tokens.weight || !tokens.surrogate || Number.isNaN(tokens.surrogate[t])) return null;
+  const { weight, kl, names, values, total } = termsOf(objective, tokens, t);
+  return h("p", { class: "terms" }, h("span", { class: "names" }, names), h("span", {}, `${number(weight)} × ${values} = `, h("b", { "data-term": total }, number(total))));
+}
+
+// The terms of a token's objective: of the record's numbers, so that they add up to what was logged.
+function termsOf(objective, tokens, t) {
+  const { beta, entropy_bonus: bonus } = objective;
+  const weight = tokens.weight[t];
+  let [names, values, sum] = ["surrogate", number(tokens.surrogate[t]), tokens.surrogate[t]];
+  const kl = tokens.kl ? tokens.kl[t] : 0;
+  if (beta) [names, values, sum] = [`${names} − β·KL`, `${values} − ${number(beta)} × ${number(kl)}`, sum - beta * kl];
+  if (bonus) [names, values, sum] = [`${names} + bonus·H`, `${values} + ${number(bonus)} × ${number(tokens.entropy_update[t])}`, sum + bonus * tokens.entropy_update[t]];
+  return { weight, kl, names: `weight × ${beta || bonus ? `(${names})` : names}`, values: beta || bonus ? `(${values})` : values, total: weight ? weight * sum : 0 };
+}
+
+function drawObjective(completion, t) {
+  const { tokens, group } = completion;
+  const { objective } = group.step;
+  if (!tokens.update_logp || !tokens.advantage || Number.isNaN(tokens.update_logp[t])) {
+    return h("p", { class: "empty" }, group.kind === "validation" ? "No objective: validation prompts are not learned from." : "No objective: no update took this token in.");
+  }
+  const { picture, knows, hasShare } = drawLandscape(objective, tokens, t);
+  const settings = objective.surrogate || {};
+  const notes = [];
+  if (!knows) notes.push(`No formula is known here for ${settings.class}: the line is its slope in the last update.`);
+  else if (isStopped(settings)) notes.push(settings.class === "CISPO" ? "Dashed: the slope that the gradient sees, which takes the factor as a constant." : "The rest of the completion stays as it was. Dashed: the slope that the gradient sees.");
+  if (knows && hasShare) notes.push(`Shaded: the ${[objective.beta && "KL term", objective.entropy_bonus && "entropy bonus"].filter(Boolean).join(" and ")}.`);
+  if (tokens.weight && tokens.weight[t] === 0) notes.push("Its weight is 0: it is left out.");
+  return h("div", {},
+    h("div", { class: "heading" }, h("h3", {}, "its objective over π_θ"), h("button", { type: "button", class: "chip", "aria-pressed": String(Boolean(state.near)), title: "draw only what surrounds the marks (x)", onclick: () => change({ near: state.near ? "" : "1" }) }, "closer")),
+    picture, notes.length ? h("p", { class: "about" }, notes.join(" ")) : null, drawTerms(objective, tokens, t));
+}
+
+function drawCard() {
+  const element = cardToken();
+  document.querySelectorAll(".token.current").forEach((old) => old.classList.remove("current", "pinned"));
+  if (!element) {
+    byId("card").replaceChildren(h("p", { class: "empty" }, "Point at a token to see its numbers, its alternatives and its objective. A click pins it. Keys: ?"));
+    return;
+  }
+  const { completion, t } = element;
+  const { tokens } = completion;
+  element.classList.add("current");
+  if (element === pinned) element.classList.add("pinned");
+  const given = tokens.given && tokens.given[t];
+  byId("card").replaceChildren(
+    h("div", { class: "heading" }, h("h2", {}, h("code", {}, shown(tokens.pieces[t].length > 60 ? `${tokens.pieces[t].slice(0, 60)}…` : tokens.pieces[t]))),
+      h("span", { class: "fact" }, `token ${t + 1} of ${tokens.length}, ${completion.greedy ? "greedy" : `#${completion.number + 1}`}, id ${tokens.ids[t]}`)),
+    ...(given ? [h("p", { class: "empty" }, "Given: the policy did not draw this token, so no formula sees it.")]
+      : [drawVerdict(tokens, t) || "", drawObjective(completion, t), drawAlternatives(completion, t) || "", drawNumbers(tokens, t)]));
+}
+
+// Listens for pointer, focus and click on tokens.
+function watchTokens(area) {
+  const tokenAt = (event) => event.target.closest && event.target.closest(".token");
+  for (const kind of ["pointerover", "focusin"]) {
+    area.addEventListener(kind, (event) => {
+      const element = tokenAt(event);
+      if (element && element !== hovered) { hovered = element; if (!state.token) drawCard(); }
+    });
+  }
+  area.addEventListener("click", (event) => {
+    const element = tokenAt(event);
+    if (element) pin(element === pinned ? null : element);
+  });
+}
+
+// The element that now stands for the token of one that may have been drawn again; null where it is gone.
+function sameToken(element) {
+  if (!element || element.isConnected) return element;
+  return drawnTokens.find(({ completion, t }) => completion === element.completion && t === element.t) || null;
+}
+
+const linkOf = ({ completion, t }) => `${completion.number}.${t}`;
+
+// The token that the address names. Where several have that name, as when a prompt is followed, the one that was clicked.
+function pinnedToken() {
+  if (!state.token) return null;
+  const same = sameToken(pinned);
+  return same && linkOf(same) === state.token ? same : drawnTokens.find((element) => linkOf(element) === state.token) || null;
+}
+
+// Pins the card to a token; null lets it go.
+function pin(element) {
+  pinned = element;
+  change({ token: element ? linkOf(element) : "" });
+}

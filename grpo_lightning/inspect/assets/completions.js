@@ -1,0 +1,126 @@
+// Completions side by side, every token an element that can be pointed at.
+
+const FOLD_AT = 900;
+const unfolded = new Set();
+let drawnTokens = [];
+
+// How many tokens of a folded completion are drawn.
+function foldedLength(tokens) {
+  let characters = 0;
+  for (let t = 0; t < tokens.length; t++) {
+    characters += tokens.pieces[t].length + 1;
+    if (characters > FOLD_AT) return Math.max(t, 1);
+  }
+  return tokens.length;
+}
+
+// By token: [{name, value}] of the segments that end with it.
+function segmentEnds(completion) {
+  const ends = new Map();
+  for (const [name, segments] of Object.entries(completion.segments || {})) {
+    segments.forEach(([end, value], index) => ends.set(end, [...(ends.get(end) || []), { name, value, index }]));
+  }
+  return ends;
+}
+
+function tokenElement(completion, t, hits) {
+  const { tokens } = completion;
+  const element = h("span", { class: "token", tabindex: -1, "data-token": t }, shown(tokens.pieces[t]));
+  if (tokens.given && tokens.given[t]) element.classList.add("given");
+  if (hits.has(t)) element.classList.add("hit");
+  Object.assign(element, { completion, t });
+  drawnTokens.push(element);
+  return element;
+}
+
+function segmentMark({ name, value, index }) {
+  return h("span", { class: "segment", title: `end of segment ${index + 1} of ${name}: ${number(value)}`, "aria-hidden": "true" }, number(value));
+}
+
+function drawText(completion) {
+  const { tokens } = completion;
+  const open = unfolded.has(completion);
+  const length = open ? tokens.length : foldedLength(tokens);
+  const hits = found(tokens);
+  const ends = segmentEnds(completion);
+  const body = h("div", { class: open ? "text" : "text folded", dir: "ltr" });
+  for (let t = 0; t < length; t++) body.append(tokenElement(completion, t, hits), ...(ends.get(t) || []).map(segmentMark));
+  if (!tokens.length) body.append(h("span", { class: "empty" }, "no tokens"));
+  const rest = tokens.length - length;
+  const toggle = () => { if (open) unfolded.delete(completion); else unfolded.add(completion); drawContent(); };
+  const isLong = rest > 0 || open || foldedLength(tokens) < tokens.length;
+  return [body, isLong && h("button", { type: "button", class: "fold", onclick: toggle }, open ? "fold" : `show all ${plural(tokens.length, "token")}`)];
+}
+
+function drawScores(completion) {
+  const names = Object.keys(completion.scores);
+  return names.map((name) => {
+    const status = completion.statuses[name];
+    const score = completion.scores[name];
+    const plainStatus = status === "ok" || !status;
+    return h("span", { class: score === null ? "score failed" : "score" }, h("span", { class: "name" }, name), " ", h("b", {}, score === null ? "failed" : number(score)), !plainStatus && h("em", {}, ` ${status}`));
+  });
+}
+
+function drawCompletion(completion, label) {
+  const [kind, sign, word] = verdictOf(completion);
+  const { tokens } = completion;
+  const faded = isFiltered() && !matches(completion);
+  const reason = completion.finish_reason === "length" ? "✂ truncated" : completion.finish_reason;
+  const [text, fold] = drawText(completion);
+  return h("article", { class: `completion ${kind}${faded ? " other" : ""}`, "data-completion": completion.number },
+    h("header", {},
+      h("span", { class: "index" }, label || (completion.greedy ? "greedy" : `#${completion.number + 1}`)),
+      h("span", { class: `verdict ${kind}` }, `${sign} ${word}`),
+      h("span", { class: "reward", title: "weighted sum of the rewards" }, completion.reward === null ? "failed" : number(completion.reward))),
+    text, fold,
+    h("footer", {}, drawScores(completion), h("span", { class: completion.finish_reason === "length" ? "finish cut" : "finish" }, reason), h("span", {}, plural(tokens.drawn.length, "token")), completion.answer !== null && h("span", { class: "answer" }, "answer ", h("q", {}, oneLine(completion.answer, 40)))));
+}
+
+// The head of a group: question, gold answer, mean reward, and the prompt as the model saw it. A note stands instead of
+// the numbers of one step.
+function drawHead(group, note) {
+  const facts = [];
+  const ofStep = note === undefined;
+  if (ofStep && isNumber(group.mean)) facts.push(h("span", {}, "reward ", h("b", {}, number(group.mean)), ` ± ${number(group.std)}`));
+  if (ofStep && group.kind === "train") facts.push(h("span", {}, "moved ", h("b", {}, number(movement(group))), " nats per token"));
+  if (group.source) facts.push(h("span", {}, oneLine(group.source, 60)));
+  if (note) facts.push(h("span", {}, note));
+  return h("div", { class: "head" },
+    h("h1", { dir: "ltr" }, oneLine(group.question, 400)),
+    h("p", { class: "facts" }, h("span", {}, "gold ", h("b", {}, oneLine(group.gold, 80))), facts),
+    h("details", {}, h("summary", {}, `prompt, ${plural(group.num_prompt_tokens, "token")}`), h("pre", { dir: "ltr" }, shown(group.prompt))));
+}
+
+function drawTokensView() {
+  const group = currentGroup();
+  if (!group) return [h("p", { class: "empty large" }, currentStep() ? "No group to show: change the filters, or go to another step." : "No step to show.")];
+  if (!group.completions.length) return [drawHead(group), h("p", { class: "empty large" }, "This group has no completions.")];
+  return [drawHead(group), h("div", { class: "completions" }, group.completions.map((completion) => drawCompletion(completion)))];
+}
+
+// Colours the tokens that are drawn, and fades those outside of the brush.
+function paint() {
+  const quantity = quantityOf(state.colour);
+  const scale = currentScale();
+  const brush = brushRange();
+  for (const element of drawnTokens) {
+    const { tokens } = element.completion;
+    const value = quantity.value(tokens, element.t);
+    element.style.backgroundColor = scale.colour(value);
+    element.classList.toggle("faded", Boolean(brush) && !(value >= brush[0] && value <= brush[1]));
+    const side = quantity.id === "clip" ? value : 0;
+    element.classList.toggle("at-upper", side === 1);
+    element.classList.toggle("at-lower", side === -1);
+  }
+}
+
+function drawColours() {
+  const step = currentStep();
+  const buttons = QUANTITIES.map((quantity) => {
+    const missing = quantity.kind !== "none" && step && !step.groups.some((group) => valuesOf(quantity, group.completions.slice(0, 1)).length);
+    return h("button", { type: "button", "data-colour": quantity.id, "aria-pressed": String(quantity.id === quantityOf(state.colour).id), disabled: missing, title: missing ? "not recorded at this step" : quantity.about, onclick: () => change({ colour: quantity.id, brush: "" }) },
+      h("kbd", {}, quantity.key), quantity.name);
+  });
+  byId("colours").replaceChildren(h("div", { class: "segmented", role: "toolbar", "aria-label": "Colour tokens by" }, buttons));
+}

@@ -1,0 +1,47 @@
+// The run's curves as small multiples; recorded steps are marked and can be clicked.
+
+const CURVE = { width: 134, height: 58, top: 6, bottom: 8, side: 5 };
+
+function pathOf(points, x, y) {
+  return points.map(([update, value], i) => `${i ? "L" : "M"}${x(update).toFixed(1)} ${y(value).toFixed(1)}`).join("");
+}
+
+// The value at an update, or the last one before it.
+function valueAt(points, update) {
+  const before = points.filter(([at]) => at <= update);
+  return (before.length ? before[before.length - 1] : points[0])[1];
+}
+
+function drawCurve(name, points, others, steps, current) {
+  const all = [...points, ...others].filter(([, value]) => Number.isFinite(value));
+  const [xs, ys] = [0, 1].map((i) => all.map((point) => point[i]));
+  const [first, last, low, high] = [Math.min(...xs, 0), Math.max(...xs, 1), Math.min(...ys), Math.max(...ys)];
+  const span = high - low || Math.abs(high) || 1;
+  const x = (update) => CURVE.side + ((Math.max(update, first) - first) / (last - first)) * (CURVE.width - 2 * CURVE.side);
+  const y = (value) => CURVE.height - CURVE.bottom - ((value - (high === low ? low - span / 2 : low)) / span) * (CURVE.height - CURVE.top - CURVE.bottom);
+  const picture = svg("svg", { viewBox: `0 0 ${CURVE.width} ${CURVE.height}`, class: "curve", role: "img", "aria-label": `${name} over the updates` });
+  if (current) picture.append(svg("line", { class: "now", x1: x(current.update), x2: x(current.update), y1: 0, y2: CURVE.height }));
+  if (others.length) picture.append(svg("path", { class: "line other", d: pathOf(others, x, y) }));
+  picture.append(svg("path", { class: "line", d: pathOf(points, x, y) }));
+  for (const step of steps.filter(({ update }) => Math.max(update, 0) >= points[0][0])) {
+    const chosen = current && step.step === current.step;
+    picture.append(svg("circle", { class: chosen ? "mark chosen" : "mark", cx: x(step.update), cy: y(valueAt(points, step.update)), r: chosen ? 3.2 : 2 }));
+  }
+  picture.addEventListener("click", (event) => {
+    const box = picture.getBoundingClientRect();
+    const at = ((event.clientX - box.left) / box.width) * CURVE.width;
+    const nearest = [...steps].sort((a, b) => Math.abs(x(a.update) - at) - Math.abs(x(b.update) - at))[0];
+    if (nearest) change({ step: nearest.step, token: "" });
+  });
+  const value = current ? valueAt(points, current.update) : points[points.length - 1][1];
+  return h("figure", { title: `${name}: from ${number(low)} to ${number(high)}` }, h("figcaption", {}, h("span", {}, name), h("b", {}, number(value))), picture);
+}
+
+function drawCurves() {
+  const [run, other] = page.runs;
+  const current = stepInfo();
+  const figures = Object.entries(run.curves).map(([name, points]) =>
+    drawCurve(name, points, (other && other.curves[name]) || [], run.steps, current));
+  const empty = h("p", { class: "empty" }, "No curves: this folder has no event files.");
+  byId("curves").replaceChildren(figures.length ? h("div", { class: "multiples" }, figures) : empty);
+}

@@ -1,0 +1,55 @@
+// Records as typed arrays. docs/inspect.md describes the format; a step is decoded when it is first looked at.
+
+const ARRAY_TYPES = {
+  ids: Int32Array, given: Int8Array, clip: Int8Array, top_before_ids: Int32Array, top_after_ids: Int32Array,
+};
+const NUM_ALTERNATIVES = 5;
+
+// base64 of little-endian numbers -> typed array.
+function unpack(name, text) {
+  const binary = atob(text);
+  const bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = binary.charCodeAt(i);
+  return new (ARRAY_TYPES[name] || Float32Array)(bytes.buffer);
+}
+
+// Gives an object a property that is unpacked when it is first read: most arrays of a step are never looked at.
+function unpackLater(object, name, text, key = name) {
+  const get = () => {
+    const value = unpack(key, text);
+    Object.defineProperty(object, name, { value, enumerable: true, writable: true });
+    return value;
+  };
+  Object.defineProperty(object, name, { get, enumerable: true, configurable: true });
+}
+
+// The packed tokens of a completion -> the same names with typed arrays, and what is derived from them.
+function decodeTokens(packed) {
+  const tokens = { pieces: packed.pieces, columns: {}, length: packed.pieces.length };
+  for (const [name, value] of Object.entries(packed)) {
+    if (name === "columns") Object.entries(value).forEach(([column, text]) => unpackLater(tokens.columns, column, text, ""));
+    else if (name !== "pieces") unpackLater(tokens, name, value);
+  }
+  if (tokens.ids.length !== tokens.length) throw new Error(`${tokens.length} pieces for ${tokens.ids.length} tokens`);
+  tokens.drawn = [];
+  for (let t = 0; t < tokens.length; t++) if (!tokens.given || !tokens.given[t]) tokens.drawn.push(t);
+  const before = ["old_logp", "update_logp", "sampler_logp"].find((name) => name in packed);
+  if (before) unpackLater(tokens, "before_logp", packed[before], before);
+  return tokens;
+}
+
+// A line of a record -> a group.
+function decodeGroup(row, index, step) {
+  const completions = row.completions.map((completion) => ({ ...completion, tokens: decodeTokens(completion.tokens) }));
+  const group = { ...row, completions, index, step };
+  completions.forEach((completion, number) => Object.assign(completion, { group, number }));
+  return group;
+}
+
+// The rows of a step, [head, group, group, ...] -> a step with its groups.
+function decodeStep(rows) {
+  const [head, ...groups] = rows;
+  const step = { ...head, groups: [] };
+  step.groups = groups.map((row, index) => decodeGroup(row, index, step));
+  return step;
+}

@@ -1,0 +1,68 @@
+// The list of the step's groups: what each is about, how it was rewarded, how much it moved.
+
+const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : NaN);
+
+const SORTS = {
+  recorded: { name: "as recorded", value: (group) => -group.index },
+  spread: { name: "reward spread", value: (group) => group.std, text: (value) => `σ ${number(value)}` },
+  movement: { name: "movement", value: movement, text: (value) => `|Δ| ${number(value)}` },
+  kl: { name: "KL", value: (group) => mean(valuesOf(quantityOf("kl"), group.completions)), text: (value) => `KL ${number(value)}` },
+  length: { name: "length", value: (group) => mean(group.completions.map(({ tokens }) => tokens.drawn.length)), text: (value) => `${number(value)} tokens` },
+};
+
+// Mean |Δ log p| of the drawn tokens.
+function movement(group) {
+  if (group.movement === undefined) group.movement = mean(valuesOf(quantityOf("delta"), group.completions).map(Math.abs));
+  return group.movement;
+}
+
+// Whether runs are compared and the other run has no record of this prompt: such groups come last.
+const isLonely = (group) => state.view === "compare" && Boolean(page.runs[1]) && !counterpart(group);
+
+// The groups of a step in the chosen order, without those of which nothing is looked for.
+function listedGroups(step) {
+  if (!step) return [];
+  const { value } = SORTS[state.sort] || SORTS.recorded;
+  const sortable = (group) => (isNumber(value(group)) ? value(group) : -Infinity);
+  const lonely = (group) => Number(isLonely(group));
+  return step.groups.filter((group) => !isFiltered() || group.completions.some(matches))
+    .sort((a, b) => lonely(a) - lonely(b) || sortable(b) - sortable(a) || a.index - b.index);
+}
+
+const verdictOf = ({ right }) => (right === true ? ["right", "✓", "right"] : right === false ? ["wrong", "✗", "wrong"] : ["failed", "?", "not judged"]);
+
+function verdictStrip(group) {
+  const signs = group.completions.map((completion) => {
+    const [kind, sign, word] = verdictOf(completion);
+    return h("i", { class: `${kind}${isFiltered() && !matches(completion) ? " other" : ""}`, title: word }, sign);
+  });
+  return h("span", { class: "strip" }, signs);
+}
+
+const rolesOf = (group) => (group.kind === "validation" ? "validation" : group.roles.join(", "));
+
+function drawGroup(group, chosen) {
+  const sort = SORTS[state.sort] || SORTS.recorded;
+  const right = group.completions.filter((completion) => completion.right).length;
+  const plainFact = group.kind === "train" ? SORTS.movement.text(movement(group)) : `${right} of ${group.completions.length} right`;
+  const fact = sort.text ? sort.text(sort.value(group)) : plainFact;
+  return h("li", { role: "option", "aria-selected": String(chosen), class: isLonely(group) ? "lonely" : null, "data-group": group.index, onclick: () => change({ group: group.index, token: "", view: state.view === "compare" ? "compare" : "tokens" }) },
+    h("div", { class: "facts" }, h("span", { class: "question" }, oneLine(group.question)), h("span", { class: "roles" }, rolesOf(group))),
+    h("div", { class: "facts" }, verdictStrip(group), h("span", { class: "fact" }, fact)));
+}
+
+function drawSort() {
+  const options = Object.entries(SORTS).map(([id, { name }]) => h("option", { value: id, selected: id === state.sort }, name));
+  return h("label", { class: "sort" }, "sort by ", h("select", { id: "sort", onchange: (event) => change({ sort: event.target.value }) }, options));
+}
+
+function drawGroups() {
+  const step = currentStep();
+  const listed = listedGroups(step);
+  const all = step ? step.groups.length : 0;
+  const title = listed.length < all ? `${listed.length} of ${plural(all, "group")}` : plural(all, "group");
+  const empty = h("p", { class: "empty" }, all ? "No completion of this step fits the filters." : "No groups were recorded at this step.");
+  byId("groups").replaceChildren(
+    h("div", { class: "heading" }, h("h2", {}, title), drawSort()), drawFilters(),
+    listed.length ? h("ul", { role: "listbox", "aria-label": "Groups" }, listed.map((group) => drawGroup(group, group.index === state.group))) : empty);
+}

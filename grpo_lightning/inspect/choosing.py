@@ -1,0 +1,115 @@
+"""Which groups of a step are recorded: the most mixed, the most moved, the worst and the best."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from grpo_lightning.training.explorer import Exploration
+
+MIXED, MOVED, WORST, BEST = ROLES = ("mixed", "moved", "worst", "best")
+"""The reasons for which groups are recorded, in turn."""
+
+
+@dataclass(slots=True, frozen=True)
+class GroupSummary:
+    """What decides whether a group is recorded."""
+
+    prompt_id: int
+    mean: float
+    """Mean reward; NaN if every completion's reward failed."""
+    std: float
+    """Population standard deviation of the rewards."""
+    push: float
+    """Sum over the tokens of |weight * Â| (1 - p), p the probability that the token was drawn with."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """The groups of all ranks that may be recorded, known before the step's updates."""
+
+    taken: dict[int, str]
+    """The role of each group that will be recorded, by prompt id."""
+    pushed: list[int]
+    """The prompt ids of those pushed hardest among the others: `num_moved` of them will be recorded."""
+    num_moved: int
+    firsts: dict[int, list[str]]
+    """The roles in which a group comes first, by prompt id."""
+
+    @classmethod
+    def from_groups(cls, groups: Sequence[GroupSummary], num_groups: int) -> "Choice":
+        """The choice among the groups of all ranks; of equal ones the lower prompt id comes first.
+
+        The roles take a group in turn, none twice. Twice as many groups as there are turns for `moved` stay open:
+        which of them moved most is known after the updates.
+
+        Args:
+            groups: In any order.
+            num_groups: How many are recorded.
+        """
+        groups = sorted(groups, key=lambda group: group.prompt_id)
+        rewarded = [group for group in groups if not math.isnan(group.mean)]
+        rankings = {
+            MIXED: sorted((group for group in rewarded if group.std > 0), key=lambda group: -group.std),
+            WORST: sorted(rewarded, key=lambda group: group.mean),
+            BEST: sorted(rewarded, key=lambda group: -group.mean),
+        }
+        taken: dict[int, str] = {}
+        for turn in range(num_groups):
+            role = ROLES[turn % len(ROLES)]
+            left = [group.prompt_id for group in rankings.get(role, []) if group.prompt_id not in taken]
+            taken |= {left[0]: role} if left else {}
+        others = sorted((group for group in groups if group.prompt_id not in taken), key=lambda group: -group.push)
+        num_moved = num_groups - len(taken)
+        firsts: dict[int, list[str]] = {}
+        for role, ranking in rankings.items():
+            for group in ranking[:1]:
+                firsts.setdefault(group.prompt_id, []).append(role)
+        return cls(taken, [group.prompt_id for group in others[: 2 * num_moved]], num_moved, firsts)
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The prompt ids of all groups that may be recorded."""
+        return [*self.taken, *self.pushed]
+
+    def roles(self, movement: Mapping[int, float]) -> dict[int, list[str]]:
+        """The roles of each group that is recorded, by prompt id, in the order of `ROLES`.
+
+        Args:
+            movement: Mean |Δ log p| of each group that may be recorded, by prompt id.
+        """
+        by_movement = sorted(self.prompt_ids, key=lambda id: (-movement[id], id))
+        moved = [id for id in by_movement if id in self.pushed][: self.num_moved]
+        found = {id: [role] for id, role in self.taken.items()} | {id: [MOVED] for id in moved}
+        most = {id: [MOVED] for id in by_movement[:1] if movement[id] > 0}
+        for id, roles in found.items():
+            roles += [role for role in self.firsts.get(id, []) + most.get(id, []) if role not in roles]
+        return dict(sorted(found.items(), key=lambda item: ROLES.index(item[1][0])))
+
+
+def summarise(exploration: Exploration) -> list[GroupSummary]:
+    """The groups of this rank that are learned from. Their advantages and weights must be there."""
+    rollouts, total = exploration.rollouts, exploration.scores.total
+    push = (rollouts.weight * rollouts.advantage).abs().double()
+    if rollouts.sampler_logp is not None:
+        push *= -rollouts.sampler_logp.double().expm1()
+    per_row = [float(part.sum()) for part in push.split(rollouts.lengths.tolist())]
+    found: dict[int, tuple[list[float], list[float]]] = {}
+    for row, pushed, prompt_id in zip(rollouts.row.tolist(), per_row, exploration.prompt_ids, strict=True):
+        rewards, pushes = found.setdefault(prompt_id, ([], []))
+        rewards += [] if math.isnan(total[row]) else [total[row]]
+        pushes.append(pushed)
+    return [GroupSummary(id, *mean_and_std(rewards), sum(pushes)) for id, (rewards, pushes) in found.items()]
+
+
+def mean_and_std(rewards: Sequence[float]) -> tuple[float, float]:
+    """Mean and population standard deviation; NaN and 0 without any."""
+    return (statistics.fmean(rewards), statistics.pstdev(rewards)) if rewards else (math.nan, 0.0)
+
+
+def rows_of(exploration: Exploration, prompt_ids: Sequence[int]) -> torch.Tensor:
+    """[r] int64 indices into the rollouts: the completions of these prompts on this rank."""
+    chosen = {*prompt_ids}
+    return torch.tensor([i for i, id in enumerate(exploration.prompt_ids) if id in chosen], dtype=torch.int64)

@@ -1,0 +1,169 @@
+"""Help: the commands in one line each, the options in the order of use, and defaults that can be read."""
+
+import re
+import sys
+
+import pytest
+from helpers.command import Grpo
+
+import grpo_lightning.__main__
+from grpo_lightning import cli
+from grpo_lightning.command import internals, overview
+from grpo_lightning.command.parser import Parser, readable
+
+TITLES = ["model", "model.policy", "data", "loop", "checkpoint"]
+TITLES += ["completions", "inspect", "predictions", "memory", "trainer"]
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        cli.run(args)
+    assert stopped.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    """`grpo fit --help`, made once."""
+    patch, out = pytest.MonkeyPatch(), []
+    patch.setattr("sys.argv", ["grpo"])
+    patch.setattr(Parser, "print_help", lambda self, file=None: out.append(self.format_help()))
+    with pytest.raises(SystemExit):
+        cli.run(["fit", "--help"])
+    patch.undo()
+    return out[0]
+
+
+def test_the_usage_is_one_line(text: str) -> None:
+    usage, empty = text.splitlines()[:2]
+    assert usage == "usage: grpo fit [--config FILE ...] [--KEY VALUE ...]" and empty == ""
+
+
+def test_sections_stand_in_the_order_of_use(text: str) -> None:
+    lines = text.splitlines()
+    first = {key: next(n for n, line in enumerate(lines) if line.startswith(f"  --{key} CONFIG")) for key in TITLES}
+    assert sorted(first, key=first.__getitem__) == TITLES
+    assert lines.index(next(line for line in lines if line.startswith("  --ckpt_path"))) < first["model"]
+    assert first["model"] < 40
+    assert not any(line.startswith(("  --model.", "  --data.", "  --loop.")) for line in lines[first["trainer"] :])
+
+
+def test_defaults_and_classes_are_names(text: str) -> None:
+    words = " ".join(text.split())
+    for never in ("object at 0x", "class_path", "<class", "grpo_lightning.", "torch.optim.", "known subclasses"):
+        assert never not in words
+    assert re.search(r"default: NativeEngine; there are: NativeEngine, ScriptedEngine, .*TransformersEngine", words)
+    assert "default: {surrogate: Clipped, kl: K3, weighting: SequenceMean})" in words
+    assert "default: AdamW {lr: 1e-06, weight_decay: 0.0}" in words
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        (["--model.objective.help"], ["default: Clipped", "default: K3", "default: SequenceMean"]),
+        (["--loop.dynamic_sampling.help"], ["default: HasSpread"]),
+        (["--model.advantage.help", "GroupStd"], ["{population,sample}", "default: 1e-06"]),
+        (["--model.rewards.help", "MathVerifier"], ["--model.rewards.weight"]),
+        (["--model.rewards.help", "ProcessReward"], ["there are: "]),
+        (["--trainer.logger.help", "CSVLogger"], ["required, type: str | Path"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_the_help_of_a_class_is_as_readable(
+    option: list[str], expected: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["grpo"])
+    words = " ".join(help_of(capsys, "fit", *option).split())
+    assert [part for part in expected if part not in words] == [], words
+    assert "object at 0x" not in words and "<class" not in words and "class_path" not in words
+    assert words.startswith("usage: grpo ")
+
+
+def test_text_of_objects_becomes_names() -> None:
+    assert readable("default: <a.b.Clipped object at 0x7f80dbd8d0d0>)") == "default: Clipped)"
+    assert readable("(type: <class 'Surrogate'>, default: null)") == "(type: Surrogate, default: null)"
+    assert readable("default: {'class_path': 'a.b.C', 'init_args': {'lr': 0.1, 'on': True}}") == (
+        "default: C {lr: 0.1, on: true}"
+    )
+    assert readable("default: {'class_path': 'a.b.C'}, known subclasses: a.C, a.D)") == "default: C; there are: C, D)"
+    assert readable("Can be s3://a/b, e.g. in my.file.txt") == "Can be s3://a/b, e.g. in my.file.txt"
+
+
+@pytest.mark.parametrize("args", [["--help"], ["-h"], ["help"], []], ids=" ".join)
+def test_the_commands_have_one_line_each(
+    args: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["grpo", *args])
+    with pytest.raises(SystemExit) as stopped:
+        grpo_lightning.__main__.main()
+    out, errors = capsys.readouterr()
+    assert stopped.value.code == (0 if args else 2) and (out == "") == (not args)
+    lines = (out or errors).splitlines()
+    for name, command in overview.COMMANDS.items():
+        (line,) = [line for line in lines if line.startswith(f"  {name} ")]
+        assert line.endswith(command.summary) and len(line) <= 120
+    assert len(lines) < 20 and lines[0].startswith("usage: grpo ")
+
+
+def test_every_command_of_the_command_line_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    read_here = {name for name, command in overview.COMMANDS.items() if command.module == "grpo_lightning.cli"}
+    assert read_here == {*cli.GRPOCLI.subcommands(), *cli.PlanCLI.subcommands()}
+
+
+@pytest.mark.parametrize(("word", "near"), [("fti", "fit"), ("valdate", "validate"), ("qqq", None)])
+def test_a_command_that_is_not_there(word: str, near: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert overview.answer([word, "--x"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"grpo: error: {word}: there is no such command.") and "fit, validate, test" in line
+    assert (f"Did you mean {near}?" in line) == (near is not None)
+
+
+def test_what_needs_a_configuration_is_left_to_the_command_line() -> None:
+    assert overview.answer(["fit", "--help"]) is None
+    assert overview.answer(["--config", "x.yaml", "fit"]) is None
+
+
+def test_a_command_with_a_program_of_its_own_gets_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(overview.COMMANDS, "own", overview.Command("Its own.", "own_program"))
+    monkeypatch.setitem(sys.modules, "own_program", type(sys)("own_program"))
+    monkeypatch.setattr(sys.modules["own_program"], "main", len, raising=False)
+    assert overview.answer(["own", "a", "b"]) == 2
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert overview.answer(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == grpo_lightning.__version__
+
+
+def test_print_config_is_as_before(grpo: Grpo) -> None:
+    code, out, _ = grpo("fit", "--print_config=skip_default")
+    assert code == 0 and "advantage" not in out and "max_epochs: 1" in out
+
+
+def test_the_tricks_know_what_they_look_at() -> None:
+    parser = Parser(prog="grpo")
+    parser.add_class_arguments(Example, "part")
+    assert [option.dest for option in internals.options_of(parser)] == ["part.number", "part.inner"]
+    assert [internals.hint_of(option) for option in internals.options_of(parser)] == [int, Inner]
+    assert internals.subparsers_of(parser) == {}
+    assert internals.class_being_imported(ValueError()) is None and internals.class_being_made(ValueError()) is None
+    with pytest.raises(ValueError, match="not this") as caught:
+        Inner(1)
+    assert internals.class_being_made(caught.value) == "Inner"
+
+
+class Inner:
+    def __init__(self, number: int = 0) -> None:
+        if number:
+            raise ValueError("not this")
+
+
+class Example:
+    """Has a class in it.
+
+    Args:
+        number: A number.
+        inner: A class.
+    """
+
+    def __init__(self, number: int, inner: Inner) -> None: ...

@@ -1,0 +1,643 @@
+"""What a run records: against what it logged, against its saved weights, and against the run without it."""
+
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from helpers.command import Grpo
+from helpers.contracts import VARIANTS, make, members
+from helpers.fitting import Digits, fit, scalars
+from helpers.paths import ROOT
+from helpers.tiny import SPECIAL, STOP_IDS, policy_of, rollouts_of
+
+import grpo_lightning
+from grpo_lightning.inspect import read
+from grpo_lightning.inspect.inspector import Inspector
+from grpo_lightning.inspect.record import CompletionRecord, GroupRecord, StepRecord, files_of
+from grpo_lightning.maths.diagnostics import Diagnostics
+from grpo_lightning.maths.kl import ImportanceWeighted, KLEstimator
+from grpo_lightning.maths.kl_penalty import KLPenalty
+from grpo_lightning.maths.masks import TokenMask, TopEntropy, Truncated
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.process_supervision import ProcessSupervision
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.stopping import StopRule
+from grpo_lightning.maths.surrogates import Clipped, Surrogate
+from grpo_lightning.maths.target_probability import TargetProbability
+from grpo_lightning.maths.weightings import TokenWeighting, Unweighted
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.snapshots import FrozenCopy
+from grpo_lightning.rewards.results import RewardResult, Segment
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.training.dynamic_sampling import DynamicSampling
+from grpo_lightning.training.explorer import Exploration
+from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.training.source import Synchronous
+from grpo_lightning.types import Sample, UsageError
+
+ALL = 1000
+"""Groups: more than there are."""
+
+
+def inspector(**options: Any) -> Inspector:
+    return Inspector(**{"every_n_steps": 1, "num_groups": ALL} | options)
+
+
+def trained(record: StepRecord) -> list[GroupRecord]:
+    return [group for group in record.groups if group.kind == "train"]
+
+
+def completions(groups: Sequence[GroupRecord]) -> list[CompletionRecord]:
+    return [completion for group in groups for completion in group.completions]
+
+
+# The terms.
+
+SURROGATES: dict[str, Callable[[], Surrogate]] = {
+    **{cls.__name__: (lambda cls=cls: make(cls)) for cls in members(Surrogate)},
+    **VARIANTS,
+}
+LEARNING: dict[str, Any] = {
+    "loop": {"mu": 2, "num_minibatches": 2, "max_tokens": 60},
+    "trainer": {"max_epochs": 2},
+}
+
+
+def check_terms(folder: Path, num_updates: int = 2) -> list[StepRecord]:
+    """Each update's terms sum to the objective that was logged for it."""
+    logged, records = scalars(folder)["policy/objective"], read(folder)
+    seen = 0
+    for record in records:
+        beta, bonus = record.objective["beta"], record.objective["entropy_bonus"]
+        sums: dict[int, float] = {}
+        for group in trained(record):
+            if group.update is not None:
+                terms = sum(float(one.tokens.terms(beta, bonus).sum()) for one in group.completions)
+                sums[group.update] = sums.get(group.update, 0.0) + terms
+        for update, total in sums.items():
+            assert total == pytest.approx(logged[update], rel=1e-6, abs=1e-6), (record.step, update)
+            seen += abs(logged[update]) > 1e-3
+    # Most objectives are not 0, where a sum over nothing would pass.
+    assert seen >= num_updates * len(records) / 2
+    return records
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_terms_of_every_surrogate_sum_to_the_logged_objective(name: str, tmp_path: Path) -> None:
+    objective = Objective(SURROGATES[name](), beta=0.05)
+    records = check_terms_of(tmp_path, objective)
+    if isinstance(objective.surrogate, TargetProbability):
+        columns = trained(records[0])[0].completions[0].tokens.columns
+        assert columns.keys() == {"logp_low", "logp_high"}
+
+
+@pytest.mark.parametrize("cls", members(TokenWeighting), ids=lambda cls: cls.__name__)
+def test_terms_of_every_weighting(cls: type[TokenWeighting], tmp_path: Path) -> None:
+    rate = 1e-3 if cls is Unweighted else 0.5
+    check_terms_of(tmp_path, Objective(weighting=make(cls)), rate)
+
+
+@pytest.mark.parametrize("cls", members(KLEstimator), ids=lambda cls: cls.__name__)
+def test_terms_of_every_kl(cls: type[KLEstimator], tmp_path: Path) -> None:
+    records = check_terms_of(tmp_path, Objective(kl=make(cls), beta=0.5))
+    tokens = completions(trained(records[-1]))[0].tokens
+    assert tokens.kl is not None and tokens.ref_logp is not None and np.abs(tokens.kl).max() > 1e-4
+
+
+@pytest.mark.parametrize("mask", [Truncated, lambda: TopEntropy(0.4)], ids=["Truncated", "TopEntropy"])
+def test_terms_with_masks_and_an_entropy_bonus(mask: Callable[[], TokenMask], tmp_path: Path) -> None:
+    records = check_terms_of(tmp_path, Objective(masks=[mask()], entropy_bonus=0.01))
+    weights = np.concatenate(
+        [one.tokens.weight for one in completions(trained(records[0])) if one.tokens.weight is not None]
+    )
+    assert 0 < (weights == 0).mean() < 1
+
+
+def test_terms_with_a_penalty_in_the_reward(tmp_path: Path) -> None:
+    check_terms_of(tmp_path, Objective(kl=ImportanceWeighted(), beta=0.1), reward_kl=KLPenalty(0.2))
+
+
+class Halves(Digits):
+    """Two segments per completion."""
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        result = super().score(samples)
+        lengths = [len(sample.token_ids) for sample in samples]
+        result.segments = [
+            [Segment(end, value + end) for end in sorted({(length - 1) // 2, length - 1})]
+            for length, value in zip(lengths, result.value, strict=True)
+        ]
+        return result
+
+
+def test_terms_with_process_supervision(tmp_path: Path) -> None:
+    records = check_terms_of(tmp_path, Objective(), rewards=[Halves()], advantage=ProcessSupervision())
+    one = max(completions(trained(records[0])), key=lambda one: len(one.tokens))
+    half, last = one.segments["halves"]
+    assert one.tokens.advantage is not None
+    assert last[0] == len(one.tokens) - 1 and half[1] == pytest.approx((one.reward or 0) + half[0])
+    assert one.tokens.advantage[0] != one.tokens.advantage[-1]
+
+
+def check_terms_of(folder: Path, objective: Objective, rate: float = 0.5, **options: Any) -> list[StepRecord]:
+    optimizer = lambda parameters: torch.optim.SGD(parameters, lr=rate)  # noqa: E731
+    fit(folder, [inspector()], objective=objective, optimizer=optimizer, **LEARNING | options)
+    return check_terms(folder)
+
+
+def test_push_is_the_derivative_of_the_objective(tmp_path: Path) -> None:
+    """Of a sequence surrogate, where a token's log-prob changes the terms of all."""
+    objective = Objective(members_of("GMPO"), beta=0.1)
+    fit(tmp_path, [inspector()], objective=objective, **LEARNING)
+    one = max(completions(trained(read(tmp_path)[-1])), key=lambda one: np.abs(one.tokens.push).max())
+    tokens, step = one.tokens, 1e-3
+    n = len(tokens)
+    rollouts = rollouts_of([n])
+    rollouts.columns = {}
+    for name in ("advantage", "weight", "old_logp", "ref_logp"):
+        setattr(rollouts, name, torch.tensor(getattr(tokens, name)))
+
+    def total(change: torch.Tensor) -> float:
+        logp = torch.tensor(tokens.update_logp) + change
+        return float((rollouts.weight.double() * objective.terms(logp, torch.zeros(n), rollouts).total.double()).sum())
+
+    for index in range(n):
+        change = torch.zeros(n)
+        change[index] = step
+        slope = (total(change) - total(-change)) / (2 * step)
+        assert tokens.push is not None and tokens.push[index] == pytest.approx(slope, abs=2e-5)
+
+
+def members_of(name: str) -> Surrogate:
+    return SURROGATES[name]()
+
+
+def test_clipped_tokens_are_those_that_the_run_counted(tmp_path: Path) -> None:
+    objective = Objective(Clipped(0.05, 0.05))
+    fit(tmp_path, [inspector()], objective=objective, **LEARNING)
+    logged = scalars(tmp_path)
+    for record in read(tmp_path):
+        for update in {group.update for group in trained(record)}:
+            assert update is not None
+            ours = [one.tokens for group in trained(record) if group.update == update for one in group.completions]
+            learned = [tokens for tokens in ours if tokens.update_logp is not None]
+            clip = np.concatenate([tokens.clip for tokens in learned if tokens.clip is not None])
+            assert (clip == -1).mean() == pytest.approx(logged["policy/clip_low"][update])
+            assert (clip == 1).mean() == pytest.approx(logged["policy/clip_high"][update])
+            entropy = np.concatenate([t.entropy_update for t in learned if t.entropy_update is not None])
+            assert entropy.mean() == pytest.approx(logged["policy/entropy"][update], rel=1e-5)
+
+
+# The passes.
+
+
+@pytest.mark.parametrize("shape", ["llama", "gpt2"])
+def test_after_is_a_fresh_forward_with_the_saved_weights(shape: str, tmp_path: Path) -> None:
+    still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if shape == "gpt2" else {}
+    policy = policy_of(shape, scale=0.1, **still)
+    trainer = {"max_epochs": 2, "enable_checkpointing": True, "limit_val_batches": 1}
+    loop = {"mu": 2, "num_minibatches": 2}
+    fit(tmp_path, [inspector(), StepCheckpoint(keep=-1)], loop, trainer, policy=policy, objective=Objective(beta=0.1))
+    before: dict[str, torch.Tensor] = dict(policy_of(shape, scale=0.1).state_dict())
+    for record in read(tmp_path)[1:]:
+        fresh = policy_of(shape, scale=0.1)
+        saved = torch.load(tmp_path / "checkpoints" / f"step-{record.step}.ckpt", weights_only=True)["state_dict"]
+        after = {name.removeprefix("policy."): value for name, value in saved.items() if name.startswith("policy.")}
+        for group in record.groups:
+            for one in group.completions:
+                check(fresh, after, group, one, "after")
+                if group.kind == "train":
+                    check(fresh, before, group, one, "before")
+                if group.kind == "train" and record.step == 1:
+                    assert one.tokens.old_logp is not None and one.tokens.ref_logp is not None
+                    assert np.allclose(one.tokens.ref_logp, one.tokens.old_logp, rtol=0, atol=2e-6)
+        before = after
+
+
+@torch.no_grad()
+def check(
+    policy: Policy, weights: dict[str, torch.Tensor], group: GroupRecord, one: CompletionRecord, when: str
+) -> None:
+    """The numbers of one completion against a forward over it alone."""
+    policy.load_state_dict(weights)
+    prompt = policy.tokenizer.encode(group.prompt)
+    assert len(prompt) == group.num_prompt_tokens
+    scored = policy(Rollouts.from_lists([prompt], [0], [one.tokens.ids.tolist()]))
+    logits = policy.logits(policy.hidden(torch.tensor([[*prompt, *one.tokens.ids.tolist()]]), use_cache=False))
+    every = logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    top_ids, top_logp = getattr(one.tokens, f"top_{when}_ids"), getattr(one.tokens, f"top_{when}_logp")
+    np.testing.assert_allclose(getattr(one.tokens, f"entropy_{when}"), scored.entropy, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(top_logp, every.topk(5).values, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(top_logp, every.gather(-1, torch.tensor(top_ids, dtype=torch.int64)), rtol=0, atol=2e-6)
+    if when == "after":
+        np.testing.assert_allclose(one.tokens.after_logp, scored.logp, rtol=0, atol=1e-6)
+    for id in {*top_ids.flatten().tolist()}:
+        assert group.vocabulary[id] == policy.tokenizer.decode([id])
+
+
+def test_metrics_by_hand(tmp_path: Path) -> None:
+    fit(tmp_path, [inspector(num_followed=0)], loop={"num_minibatches": 2, "mu": 2})
+    logged = scalars(tmp_path)
+    for record in read(tmp_path):
+        agreeing = total = 0.0
+        changes: dict[bool | None, list[float]] = {True: [], False: [], None: []}
+        for one in completions(trained(record)):
+            tokens = one.tokens
+            if tokens.update_logp is None:
+                continue  # no advantage: no update learned from it
+            assert tokens.weight is not None and tokens.advantage is not None
+            assert tokens.after_logp is not None and tokens.old_logp is not None
+            change = tokens.after_logp - tokens.old_logp
+            push = tokens.weight * tokens.advantage
+            total += float(np.abs(push).sum())
+            agreeing += float(np.abs(push)[change * push > 0].sum())
+            changes[one.right] += change.tolist()
+        assert logged["update/agreement"][record.update] == pytest.approx(agreeing / total, rel=1e-4)
+        assert 0.4 < agreeing / total < 1
+        for right, name in ((True, "right"), (False, "wrong")):
+            values = logged.get(f"update/delta_logp_{name}", {})
+            assert (record.update in values) == bool(changes[right])
+            if changes[right]:
+                expected = sum(changes[right]) / len(changes[right])
+                assert values[record.update] == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+# Nothing else changes.
+
+
+class Moody(Digits):
+    """Draws from the global generators, and fails now and then."""
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        result = super().score(samples)
+        result.value = [v + float(torch.rand(())) + np.random.rand() for v in result.value]
+        result.value[0] = math.nan
+        result.status[0] = "moody"
+        return result
+
+    def learn(self, *args: Any) -> dict[str, float]:
+        return {"draw": float(torch.rand(()))}
+
+
+@pytest.mark.filterwarnings("ignore:the sampler's and the policy's log-probs")  # dropout
+@pytest.mark.parametrize("dropout", [False, True])
+def test_nothing_else_of_the_run_changes(dropout: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found: dict[str, GRPOModule] = {}
+    warnings = {}
+    for name, callbacks in (("with", [inspector()]), ("without", []), ("off", [inspector(every_n_steps=0)])):
+        caplog.clear()
+        policy = policy_of("gpt2", resid_pdrop=0.3) if dropout else policy_of()
+        found[name] = fit(
+            tmp_path / name,
+            callbacks,
+            loop={"mu": 2, "num_minibatches": 2, "max_tokens": 60},
+            trainer={"limit_val_batches": 1, "check_val_every_n_epoch": 2},
+            policy=policy,
+            rewards=[Moody()],
+            objective=Objective(beta=0.1),
+            reference=FrozenCopy(),
+        )
+        warnings[name] = [message for message in caplog.messages if "moody" in message]
+    expected = scalars(tmp_path / "without")
+    logged = scalars(tmp_path / "with")
+    extra = {"update/agreement", "update/delta_logp_right", "update/delta_logp_wrong"}
+    assert logged.keys() - expected.keys() <= extra and expected.keys() <= logged.keys()
+    assert logged.keys() & extra
+    assert {name: repr(values) for name, values in logged.items() if name not in extra} == {
+        name: repr(values) for name, values in expected.items()
+    }
+    assert warnings["with"] == warnings["without"] and warnings["with"]
+    for name in ("with", "off"):
+        for key, value in found["without"].state_dict().items():
+            assert torch.equal(found[name].state_dict()[key], value), key
+    assert len(read(tmp_path / "with")) == 4 and not (tmp_path / "off" / "inspect").exists()
+    assert scalars(tmp_path / "off").keys() == expected.keys()
+
+
+# Which steps, and which prompts.
+
+
+def test_every_nth_and_the_last_step(tmp_path: Path) -> None:
+    fit(tmp_path, [Inspector(every_n_steps=3)], trainer={"max_epochs": 8})
+    assert [record.step for record in read(tmp_path)] == [3, 6, 8]
+    assert [record.update for record in read(tmp_path)] == [2, 5, 7]
+    assert sorted(scalars(tmp_path)["update/agreement"]) == [2, 5, 7]
+
+
+class Watch(L.Callback):
+    """The answers of each validation to the first prompts."""
+
+    def __init__(self) -> None:
+        self.texts: list[list[str]] = []
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        pl_module.evaluation.kept |= {0: pl_module.evaluation.kept.get(0, []), 1: pl_module.evaluation.kept.get(1, [])}
+        self.kept = pl_module.evaluation.kept
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self.texts.append([answer.sample.text for id in (0, 1) for answer in self.kept[id]])
+
+
+def test_followed_prompts_have_the_answers_of_validation(tmp_path: Path) -> None:
+    watch = Watch()
+    options: dict[str, Any] = {"objective": Objective(beta=0.1), "val_samples": 3}
+    both = {"limit_val_batches": 1, "check_val_every_n_epoch": 1}
+    fit(tmp_path / "validated", [watch, inspector(num_samples=3)], trainer=both, **options)
+    rarely = {"limit_val_batches": 1, "check_val_every_n_epoch": 3}
+    fit(tmp_path / "rarely", [inspector(num_samples=3)], trainer=rarely, **options)
+    validated, rare = read(tmp_path / "validated"), read(tmp_path / "rarely")
+    assert [record.step for record in validated] == [record.step for record in rare] == [0, 1, 2, 3]
+    assert validated[0].update == -1
+    for number, (record, other) in enumerate(zip(validated, rare, strict=True)):
+        groups = [group for group in record.groups if group.kind == "validation"]
+        assert [(group.prompt_id, group.roles, group.update) for group in groups] == [
+            (0, ["followed"], None),
+            (1, ["followed"], None),
+        ]
+        assert [one.greedy for one in groups[0].completions] == [True, False, False, False]
+        assert groups[0].source == "echo:0" and groups[0].gold == "3"
+        texts = [one.text for one in completions(groups)]
+        if number:
+            assert texts == watch.texts[number - 1]
+        # The step without validation decodes them itself, and finds the same.
+        assert texts == [one.text for one in completions([g for g in other.groups if g.kind == "validation"])]
+        for one in completions(groups):
+            tokens = one.tokens
+            assert tokens.ref_logp is not None and tokens.sampler_logp is not None and tokens.after_logp is not None
+            assert one.scores == {"digits": one.reward} and one.right == ((one.reward or 0) > 0.5)
+            if not one.greedy:
+                assert np.allclose(tokens.sampler_logp, tokens.after_logp, rtol=0, atol=1e-5)
+            assert tokens.advantage is None and tokens.weight is None and tokens.old_logp is None
+    # The reference is the policy before the first step.
+    for one in completions(validated[0].groups):
+        assert np.allclose(one.tokens.ref_logp, one.tokens.after_logp, rtol=0, atol=1e-5)
+
+
+def test_without_validation_nothing_is_followed(tmp_path: Path) -> None:
+    fit(tmp_path, [inspector()], trainer={"max_epochs": 1, "limit_val_batches": 0})
+    (record,) = read(tmp_path)
+    assert record.step == 1 and len(record.groups) == 4 and trained(record) == record.groups
+
+
+def test_what_records_nothing(tmp_path: Path, grpo: Grpo) -> None:
+    fit(tmp_path / "trial", [inspector()], trainer={"fast_dev_run": True, "logger": False})
+    assert not (tmp_path / "trial").exists()
+    assert grpo("validate")[0] == 0
+    assert not (tmp_path / "run" / "inspect").exists()
+    assert grpo("fit", "--inspect.every_n_steps=0")[0] == 0
+    assert not (tmp_path / "run" / "inspect").exists()
+
+
+def test_it_is_on_by_default(tmp_path: Path, grpo: Grpo) -> None:
+    code, _, errors = grpo("fit", "--trainer.max_epochs=2")
+    assert code == 0, errors
+    assert [record.step for record in grpo_lightning.inspect.read(tmp_path / "run")] == [0, 2]
+    assert "time/inspect" in events(tmp_path / "run")
+    code, _, errors = grpo("fit", "--inspect.num_groups=-1", "--trainer.default_root_dir=other")
+    assert code == 2 and "inspect.num_groups=-1" in errors
+
+
+def events(folder: Path) -> set[str]:
+    from grpo_lightning.inspect.scalars import read_scalars
+
+    return {*read_scalars(next(folder.rglob("events.out.tfevents.*")).parent)}
+
+
+# What an update may be.
+
+
+class AtUpdate(StopRule):
+    """Stops the passes at the n-th update."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
+        return len(updates) == self.n
+
+
+def test_an_update_that_a_stop_rule_refuses_is_the_last_that_is_seen(tmp_path: Path) -> None:
+    loop = {"mu": 3, "num_minibatches": 2, "stop": AtUpdate(3)}
+    fit(tmp_path, [inspector()], loop=loop, objective=Objective(beta=0.05), trainer={"max_epochs": 2})
+    logged = scalars(tmp_path)
+    # The first pass goes through, the next update is refused: 3 of the step's 6 are looked at.
+    assert sorted(logged["policy/objective"]) == [0, 1, 2, 6, 7, 8]
+    check_terms(tmp_path)
+    for record in read(tmp_path):
+        first = 6 * (record.step - 1)
+        assert record.update == first + 5
+        assert {group.update for group in trained(record)} == {first + 1, first + 2}
+        for one in completions([group for group in trained(record) if group.update == first + 2]):
+            # Nothing was updated after it.
+            assert np.allclose(one.tokens.update_logp, one.tokens.after_logp, rtol=0, atol=2e-6)
+
+
+def test_a_group_that_no_update_reached(tmp_path: Path) -> None:
+    loop = {"num_minibatches": 4, "stop": AtUpdate(2)}
+    fit(tmp_path, [inspector()], loop=loop, trainer={"max_epochs": 1})
+    (record,) = read(tmp_path)
+    by_id = {group.prompt_id: group for group in trained(record)}
+    assert [by_id[id].update for id in range(4)] == [0, 1, None, None]
+    tokens = max((one.tokens for one in by_id[3].completions), key=lambda tokens: np.abs(tokens.advantage).max())
+    assert tokens.update_logp is None and tokens.surrogate is None and tokens.push is None and tokens.clip is None
+    assert tokens.advantage is not None and tokens.weight is not None and tokens.advantage.any()
+    assert tokens.old_logp is not None and tokens.after_logp is not None
+
+
+class SomeEqual(Digits):
+    """Every second group has no spread."""
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        result = super().score(samples)
+        result.value = [0.0 if s.prompt.id % 2 else v for s, v in zip(samples, result.value, strict=True)]
+        return result
+
+
+def test_a_group_without_advantage_is_recorded_with_terms_of_zero(tmp_path: Path) -> None:
+    fit(tmp_path, [inspector()], rewards=[SomeEqual()], trainer={"max_epochs": 1}, loop={"mu": 2})
+    (record,) = read(tmp_path)
+    equal, other = ([g for g in trained(record) if g.prompt_id % 2 == odd] for odd in (1, 0))
+    assert len(equal) == len(other) == 2
+    assert all(group.update == 1 and group.std for group in other)
+    for group in equal:
+        assert group.update is None and group.mean == group.std == 0
+        for one in group.completions:
+            tokens = one.tokens
+            assert tokens.update_logp is None and tokens.weight is not None and (tokens.weight > 0).all()
+            assert (tokens.terms(0.0, 0.0) == 0).all() and tokens.push is not None and not tokens.push.any()
+            assert tokens.after_logp is not None and tokens.old_logp is not None
+            assert np.allclose(tokens.old_logp, tokens.sampler_logp, rtol=0, atol=1e-5)
+
+
+class Late(Synchronous):
+    """Hands out what was sampled a step before."""
+
+    waiting: Exploration | None = None
+
+    def next(self, step: int) -> Exploration:
+        ready = self.waiting or super().next(step)
+        self.waiting = super().next(step + 1)
+        return ready
+
+
+def test_late_rollouts(tmp_path: Path) -> None:
+    fit(tmp_path, [inspector()], loop={"source": Late(), "mu": 2}, objective=Objective(beta=0.05))
+    records = check_terms(tmp_path, num_updates=1)
+    for one in completions(trained(records[-1])):
+        # π_old is the sampler, which is two updates behind.
+        assert np.array_equal(one.tokens.old_logp, one.tokens.sampler_logp)
+        assert not np.allclose(one.tokens.old_logp, one.tokens.update_logp, rtol=0, atol=1e-3)
+
+
+class WithTools(Synchronous):
+    """Puts two given tokens after the first drawn one of every completion."""
+
+    def next(self, step: int) -> Exploration:
+        exploration = super().next(step)
+        old = exploration.rollouts
+        lengths = old.lengths
+        position = torch.cat([torch.tensor([0, *range(3, n + 2)]) for n in lengths.tolist()])
+        exploration.rollouts = Rollouts(
+            **{name: getattr(old, name) for name in ("prompt_token_ids", "prompt_lengths", "group", "token_ids")},
+            lengths=lengths,
+            context_ids=torch.tensor([20, 21] * len(lengths)),
+            context_lengths=torch.full_like(lengths, 2),
+            position=position,
+            row=old.row,
+            sampler_logp=None,
+            temperature=old.temperature,
+        )
+        return exploration
+
+
+def test_given_tokens_are_marked(tmp_path: Path) -> None:
+    fit(
+        tmp_path,
+        [inspector()],
+        loop={"source": WithTools(), "mu": 2},
+        objective=Objective(beta=0.05),
+        rewards=[Halves()],
+        advantage=ProcessSupervision(),
+    )
+    records = check_terms(tmp_path, num_updates=1)
+    for one in completions(trained(records[0])):
+        tokens, n = one.tokens, len(one.tokens)
+        assert tokens.given is not None
+        assert tokens.given.tolist() == [0, 1, 1, *[0] * (n - 3)]
+        assert tokens.ids[1:3].tolist() == [20, 21] and tokens.pieces[1:3] == ["e", "f"]
+        for field in fields(tokens):
+            values = getattr(tokens, field.name)
+            if isinstance(values, np.ndarray) and values.dtype == np.float32:
+                assert np.isnan(values[1:3]).all() and not np.isnan(np.delete(values, [1, 2], 0)).any(), field.name
+        assert tokens.clip is not None and not tokens.clip[1:3].any()
+        assert one.segments["halves"][-1][0] == n - 1
+
+
+def test_dynamic_sampling_records_what_is_learned_from(tmp_path: Path) -> None:
+    loop = {"dynamic_sampling": DynamicSampling(), "mu": 2}
+    fit(tmp_path, [inspector()], loop=loop, rewards=[SomeEqual()], trainer={"max_epochs": 2})
+    for record in read(tmp_path):
+        assert len(trained(record)) == 4 and all(group.prompt_id % 2 == 0 for group in trained(record))
+        assert all(group.std for group in trained(record))
+
+
+def test_bf16_is_recorded_in_float32(tmp_path: Path) -> None:
+    fit(tmp_path, [inspector()], loop={"mu": 2}, trainer={"max_epochs": 1, "precision": "bf16-mixed"})
+    (record,) = read(tmp_path)
+    for one in completions(trained(record)):
+        assert one.tokens.after_logp is not None and one.tokens.after_logp.dtype == np.float32
+        assert np.isfinite(one.tokens.after_logp).all()
+
+
+# Resuming, and broken files.
+
+
+def test_a_killed_and_resumed_run_has_the_same_records(tmp_path: Path) -> None:
+    def go(folder: Path, steps: int, resume: str | None = None) -> None:
+        trainer = {"max_epochs": steps, "enable_checkpointing": True, "limit_val_batches": 1}
+        callbacks = [StepCheckpoint(), inspector(num_groups=2)]
+        fit(folder, callbacks, loop={"mu": 2}, trainer=trainer, ckpt_path=resume)
+
+    go(tmp_path / "whole", 4)
+    go(tmp_path / "cut", 2)
+    shutil.copytree(tmp_path / "cut" / "checkpoints", tmp_path / "saved")
+    go(tmp_path / "cut", 3, "last")
+    # Killed after step 3 had written its record and a part of another, before its checkpoint.
+    shutil.rmtree(tmp_path / "cut" / "checkpoints")
+    shutil.copytree(tmp_path / "saved", tmp_path / "cut" / "checkpoints")
+    (tmp_path / "cut" / "inspect" / "step-000007.jsonl").write_text("of a longer run\n")
+    (tmp_path / "cut" / "inspect" / "step-000004.jsonl.partial").write_text('{"step')
+    go(tmp_path / "cut", 4, "last")
+    whole, cut = files_of(tmp_path / "whole"), files_of(tmp_path / "cut")
+    assert [path.name for path in cut] == [path.name for path in whole] == [f"step-00000{n}.jsonl" for n in range(5)]
+    for ours, theirs in zip(cut, whole, strict=True):
+        assert ours.read_bytes() == theirs.read_bytes()
+    assert sorted(path.name for path in (tmp_path / "cut" / "inspect").iterdir()) == [path.name for path in whole]
+
+
+def test_a_broken_file_ends_in_one_message(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no records in .*inspect"):
+        read(tmp_path)
+    fit(tmp_path, [inspector()], trainer={"max_epochs": 1})
+    (path,) = files_of(tmp_path)
+    whole = path.read_text()
+    head = json.loads(whole.split("\n")[0])
+    texts = ["", "no json", whole[:-200], json.dumps(head | {"format": 9}), "[1, 2]", json.dumps(head)[:-1], "{}"]
+    for text in texts:
+        path.write_text(text)
+        with pytest.raises(UsageError, match=r"step-000001\.jsonl"):
+            read(tmp_path)
+    lines = whole.split("\n")
+    group = json.loads(lines[1])
+    group["completions"][0]["tokens"]["after_logp"] = "AAA"
+    path.write_text("\n".join([lines[0], json.dumps(group)]))
+    with pytest.raises(UsageError, match=r"step-000001\.jsonl"):
+        read(tmp_path)
+
+
+def test_a_file_says_what_it_was_given(tmp_path: Path) -> None:
+    fit(tmp_path, [inspector()], rewards=[Halves()], objective=Objective(beta=0.1), loop={"mu": 2})
+    for record in read(tmp_path):
+        again = StepRecord.from_lines(record.lines())
+        assert again.lines() == record.lines()
+        for ours, theirs in zip(completions(again.groups), completions(record.groups), strict=True):
+            assert ours.segments == theirs.segments
+            for field in fields(theirs.tokens):
+                a, b = getattr(ours.tokens, field.name), getattr(theirs.tokens, field.name)
+                assert np.array_equal(a, b) if isinstance(b, np.ndarray) else a == b, field.name
+        assert record.objective["surrogate"] == {"class": "Clipped", "low": 0.8, "high": 1.2, "dual_clip": None}
+        assert record.rewards == ["halves"] and record.correct == "halves" and record.temperature == 1.0
+        for one in completions(record.groups):
+            pairs = zip(one.tokens.ids.tolist(), one.tokens.pieces, strict=True)
+            assert "".join(piece for id, piece in pairs if id >= len(SPECIAL)) == one.text
+            assert (one.finish_reason == "stop") == (one.tokens.ids[-1] in STOP_IDS)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_disk_that_refuses_ends_in_one_message(grpo: Grpo, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "inspect").write_text("a file where the folder should be")
+    code, _, errors = grpo("fit")
+    assert code == 1 and "inspect" in errors.splitlines()[-1]
+
+
+def test_the_example_of_the_documentation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fit("runs/quickstart", [inspector(num_groups=2)], trainer={"max_epochs": 2, "limit_val_batches": 1})
+    capsys.readouterr()
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "inspect.md").read_text("utf-8"), re.DOTALL | re.M)
+    exec(code, {})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * 2 * 4 and lines[0].startswith("1 ['mixed'")

@@ -1,0 +1,108 @@
+"""Two ranks, killed and resumed, record what one process records that nobody kills."""
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.command import arguments
+from helpers.fitting import scalars
+from helpers.paths import environment
+from helpers.tiny import policy_of
+
+from grpo_lightning.inspect import read
+
+pytestmark = pytest.mark.timeout(600)  # five processes, on a machine that may have two cores
+
+OPTIONS = [
+    "--trainer.max_epochs=4",
+    "--trainer.check_val_every_n_epoch=2",
+    '--model.rewards=[{"class_path": "FormatReward", "init_args": {"pattern": ".*[a-m]+.*"}}]',
+    "--model.sampling.max_new_tokens=8",
+    "--model.objective.beta=0.04",
+    "--model.optimizer=torch.optim.SGD",
+    "--model.optimizer.lr=0.5",
+    "--loop.group_size=4",
+    "--loop.prompts_per_step=6",
+    "--loop.num_minibatches=3",
+    "--loop.mu=2",
+    "--loop.max_tokens=40",
+    "--inspect.every_n_steps=1",
+    "--inspect.num_groups=3",
+    "--inspect.num_followed=3",
+    "--inspect.num_samples=2",
+]
+TWO = ["--trainer.devices=2"]
+FSDP2 = [*TWO, "--trainer.strategy=fsdp2"]
+DIES = ["--trainer.callbacks+=helpers.failing.Dies", "--trainer.callbacks.step=3"]
+LAST = "--ckpt_path=last"
+
+
+def run(runs: dict[str, list[str]], folder: Path) -> dict[str, int]:
+    """Fits each run in its folder, all at the same time; the exit codes."""
+    command = [sys.executable, "-m", "grpo_lightning"]
+    processes = {
+        name: subprocess.Popen(
+            [*command, *arguments("fit", f"--trainer.default_root_dir={name}", *OPTIONS, *options)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            env=environment(OMP_WAIT_POLICY="PASSIVE", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1"),
+        )
+        for name, options in runs.items()
+    }
+    try:
+        return {name: process.wait(timeout=250) for name, process in processes.items()}
+    finally:
+        for process in processes.values():
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    policy_of(scale=0.05).save_pretrained(folder / "policy")
+    rows = (f'{{"question": "{"1" * row}", "answer": "{row}"}}\n' for row in range(1, 10))
+    (folder / "rows.jsonl").write_text("".join(rows))
+    codes = run({"one": [], "fsdp2": [*FSDP2, *DIES], "ddp": [*TWO, "--trainer.strategy=ddp"]}, folder)
+    assert codes["one"] == codes["ddp"] == 0 and codes["fsdp2"] != 0
+    # The record of the step is there, its checkpoint is not.
+    assert len(read(folder / "fsdp2")) == 4
+    assert run({"fsdp2": [*FSDP2, LAST]}, folder) == {"fsdp2": 0}
+    return folder
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_the_records_are_those_of_one_process(name: str, runs: Path) -> None:
+    one, two = read(runs / "one"), read(runs / name)
+    assert [record.step for record in two] == [record.step for record in one] == [0, 1, 2, 3, 4]
+    for ours, theirs in zip(two, one, strict=True):
+        assert (ours.update, ours.objective, ours.rewards) == (theirs.update, theirs.objective, theirs.rewards)
+        kinds = [group.kind for group in theirs.groups]
+        assert kinds == ["train"] * (3 if theirs.step else 0) + ["validation"] * 3
+        for group, other in zip(ours.groups, theirs.groups, strict=True):
+            for field in fields(other):
+                if field.name not in ("completions", "vocabulary"):
+                    assert getattr(group, field.name) == getattr(other, field.name), field.name
+            for a, b in zip(group.completions, other.completions, strict=True):
+                for field in fields(b):
+                    if field.name != "tokens":
+                        assert getattr(a, field.name) == getattr(b, field.name), field.name
+                for field in fields(b.tokens):
+                    x, y = getattr(a.tokens, field.name), getattr(b.tokens, field.name)
+                    if isinstance(y, np.ndarray) and y.dtype == np.float32:
+                        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5, err_msg=field.name)
+                    elif not field.name.startswith("top_"):  # equally likely tokens may change their order
+                        assert np.array_equal(x, y) if isinstance(y, np.ndarray) else x == y, field.name
+    assert any(group.std for record in one for group in record.groups)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_the_metrics_are_those_of_one_process(name: str, runs: Path) -> None:
+    one, two = scalars(runs / "one"), scalars(runs / name)
+    names = [metric for metric in one if metric.startswith("update/")]
+    assert len(names) == 3
+    for metric in names:
+        assert two[metric] == pytest.approx(one[metric], rel=1e-3, abs=1e-5)

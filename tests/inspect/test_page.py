@@ -1,0 +1,407 @@
+"""The page in a browser: it opens at once, asks for nothing, runs nothing of a model's, and does what it offers."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.chromium import Browser, browser, needs_chromium
+from helpers.inspecting import completion_of, group_of, plain_tokens, random_record, step_of, write_records
+from helpers.word_run import word_run
+
+from grpo_lightning.inspect.page import write
+from grpo_lightning.inspect.record import path_of
+from grpo_lightning.maths.objective import Objective
+
+pytestmark = needs_chromium
+HOSTILE = {
+    "script": "<script>window.broken = 1</script>",
+    "end of a script": "</script><script>window.broken = 1</script>",
+    "comment": "<!-- <script>",
+    "image": '<img src="x" onerror="window.broken = 1"><svg onload="window.broken = 1">',
+    "link": '<a href="javascript:window.broken=1">&lt;b&gt; &amp;</a>',
+    "template": "{{script}} ${window.broken = 1} \\u003cscript>",
+    "line separators": "a\u2028b\u2029c",
+    "emoji": "\U0001f469\u200d\U0001f469\u200d\U0001f466 \U0001f1e9\U0001f1ea e\u0301 \u4f60\u597d",
+    "right to left": "\u0634\u0643\u0631\u0627 \u05e9\u05dc\u05d5\u05dd",
+    "long": "x" * 10_000,
+}
+"""What a browser must show as it is."""
+TURNED = {"\x00": "␀", "\x1b": "␛", "\u202e": "U+202E", "\u2066": "U+2066", "\u200b": "U+200B", "\x85": "U+0085"}
+"""What is named instead, since it cannot be seen or turns text around."""
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of two runs of the policy of words."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, seed in (("one", 0), ("two", 1)):
+        word_run(folder / name, seed, num_steps=15)
+    write(folder / "one", folder / "page.html", folder / "two")
+    return folder / "page.html"
+
+
+@pytest.fixture
+def page(chromium: Browser, words: Path) -> Iterator[Browser]:
+    """The page, opened; whatever a test does with it, it complains of nothing."""
+    chromium.open(words)
+    yield chromium
+    assert chromium.complaints() == []
+
+
+def page_of(folder: Path, *pieces: str, **more: object) -> Path:
+    """The page of a run with one completion of these pieces, whose other texts are these too."""
+    completion = completion_of(plain_tokens(pieces), answer=pieces[0] if pieces else None)
+    group = group_of([], completions=[completion], **more)
+    write(write_records(folder, [step_of([group])]), folder / "page.html")
+    return folder / "page.html"
+
+
+def moves(page: Browser, selector: str) -> list[float]:
+    """Δ log p of the tokens."""
+    delta = "({completion: {tokens}, t}) => tokens.after_logp[t] - tokens.old_logp[t]"
+    return page.evaluate(f"[...document.querySelectorAll({json.dumps(selector)})].map({delta})")
+
+
+def test_it_opens_at_once_and_asks_for_nothing(chromium: Browser, words: Path) -> None:
+    assert chromium.open(words) < 2
+    assert chromium.count(".completion") == 8 and chromium.count(".token") > 8
+    assert chromium.complaints() == []
+
+
+def test_the_console_and_requests_are_watched(chromium: Browser, words: Path, tmp_path: Path) -> None:
+    """Or nothing that is not there could be found."""
+    (tmp_path / "bad.html").write_text(
+        "<html data-ready=1><script>console.error('oh'); setTimeout(() => { throw Error('ah') })</script>"
+        "<img src='other.png'></html>"
+    )
+    chromium.open(tmp_path / "bad.html")
+    chromium.evaluate("new Promise((done) => setTimeout(done, 200))")
+    complaints = "\n".join(chromium.complaints())
+    assert "oh" in complaints and "ah" in complaints and "other.png" in complaints
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_a_model_wrote_is_text(chromium: Browser, tmp_path: Path, name: str) -> None:
+    text = HOSTILE[name]
+    pieces = [text, *text[:50], "end"]
+    texts = {"question": text, "gold": text, "prompt": text, "source": text, "vocabulary": {5: text}, "roles": [text]}
+    chromium.open(page_of(tmp_path, *pieces, **texts))
+    chromium.evaluate("document.querySelectorAll('.fold').forEach((one) => one.click())")
+    shown = chromium.texts(".token")
+    named = text.replace("\u2028", "U+2028").replace("\u2029", "U+2029")
+    assert shown[0] == named and shown[-1] == "end" and len(shown) == len(pieces)
+    assert chromium.texts("details pre") == [named]
+    chromium.click(".token", len(pieces) - 1)
+    assert chromium.evaluate("window.broken") is None
+    assert chromium.count("script:not([type])") == 1 and chromium.count("img, a, svg[onload], iframe") == 0
+    assert chromium.complaints() == []
+
+
+def test_what_cannot_be_seen_is_named(chromium: Browser, tmp_path: Path) -> None:
+    chromium.open(page_of(tmp_path, *TURNED, "a \n\tb", ""))
+    assert chromium.texts(".token") == [*TURNED.values(), "a \n\tb", ""]
+    assert chromium.count(".token .space, .token .newline, .token .tab") == 3
+    assert chromium.complaints() == []
+
+
+def test_right_to_left_text_leaves_the_order_of_the_tokens(chromium: Browser, tmp_path: Path) -> None:
+    chromium.open(page_of(tmp_path, "a", "\u0634\u0643\u0631\u0627", " \u202e\u05e9\u05dc", "b"))
+    lefts = chromium.evaluate("[...document.querySelectorAll('.token')].map((one) => one.getBoundingClientRect().x)")
+    assert lefts == sorted(lefts)
+
+
+def test_only_its_own_script_may_run(chromium: Browser, words: Path, tmp_path: Path) -> None:
+    """The policy in the page's head stops what would get past the escaping."""
+    html = words.read_text(encoding="utf-8")
+    bad = (
+        "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'><img src='http://127.0.0.1:9/x.png'>"
+    )
+    (tmp_path / "bad.html").write_text(html.replace("</main>", f"</main>{bad}"))
+    chromium.open(tmp_path / "bad.html")
+    assert chromium.evaluate("window.broken") is None
+    assert len(chromium.complaints()) >= 3
+
+
+def test_no_script_parses_html() -> None:
+    assets = Path(__file__).parents[2] / "grpo_lightning" / "inspect" / "assets"
+    text = "\n".join(path.read_text(encoding="utf-8") for path in assets.glob("*.js"))
+    assert (
+        re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|fetch\(|XMLHttp", text)
+        == []
+    )
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+
+
+def test_long_completions_fold(chromium: Browser, tmp_path: Path) -> None:
+    chromium.open(page_of(tmp_path, *["word "] * 3000))
+    assert 50 < chromium.count(".token") < 500
+    chromium.press("e")
+    assert chromium.count(".token") == 3000
+    chromium.press("e")
+    assert chromium.count(".token") < 500
+
+
+def test_keys_of_steps_groups_and_colours(page: Browser) -> None:
+    page.press("ArrowLeft", "ArrowLeft")
+    assert "step=5" in page.hash() and page.texts(".stepper b") == ["5"]
+    page.press("ArrowDown", "3")
+    assert "group=1" in page.hash() and "colour=advantage" in page.hash()
+    assert page.texts("#colours [aria-pressed=true]") == ["3advantage"]
+    page.press("End", "ArrowUp", "1")
+    assert page.texts(".stepper b") == ["15"] and "group=" not in page.hash() and "colour" not in page.hash()
+
+
+def test_every_key_of_the_list_does_something(page: Browser) -> None:
+    page.press("?")
+    assert page.evaluate("document.getElementById('help').open")
+    listed = " ".join(page.texts("#help dt kbd"))
+    page.press("Escape")
+    page.evaluate("document.getElementById('help').close()")
+    for key in "jkJKnNbxerwtu!/>sf[]cd":
+        assert key in listed, key
+    for key in ("j", "b", "x", "r", "s", "f", "c", "d"):
+        before = page.hash(), page.texts("#card h2")
+        page.press(key)
+        assert (page.hash(), page.texts("#card h2")) != before, key
+
+
+def test_tokens_by_keys(page: Browser) -> None:
+    page.press("j", "j")
+    assert page.texts("#card .heading .fact")[0].startswith("token 2 of")
+    page.press("J")
+    assert "#2" in page.texts("#card .heading .fact")[0]
+    page.press("3", "1")
+    assert "#2" in page.texts("#card .heading .fact")[0], "the card stays when tokens are drawn again"
+    page.press("n")
+    [shown], everywhere = moves(page, ".token.current"), moves(page, ".token")
+    assert abs(shown) == max(map(abs, everywhere))
+    page.press("Enter")
+    assert "token=" in page.hash() and page.count(".token.pinned") == 1
+    page.press("Escape")
+    assert "token=" not in page.hash()
+
+
+def test_pointing_opens_the_card_and_a_click_pins_it(page: Browser) -> None:
+    page.mouse("mouseMoved", *page.middle_of(".token", 3))
+    assert page.texts("#card .heading .fact")[0].startswith("token 4 of")
+    assert page.count("#card .landscape .objective") == 1 and page.count("#card .alternatives tbody tr") >= 5
+    page.click(".token", 3)
+    page.mouse("mouseMoved", *page.middle_of(".token", 0))
+    assert page.texts("#card .heading .fact")[0].startswith("token 4 of")
+    assert "token=0.3" in page.hash()
+
+
+def test_the_card_has_the_records_numbers(page: Browser, words: Path) -> None:
+    page.click(".token", 2)
+    [record] = [line for line in words.read_text().splitlines() if 'id="step-0-15"' in line]
+    assert json.loads(re.sub(r"<[^>]*>", "", record))[0]["step"] == 15
+    term = float(page.evaluate("document.querySelector('[data-term]').dataset.term"))
+    tokens = "document.querySelectorAll('.token')[2].completion.tokens"
+    weight, surrogate, kl = (page.evaluate(f"{tokens}.{name}[2]") for name in ("weight", "surrogate", "kl"))
+    assert term == pytest.approx(weight * (surrogate - 0.04 * kl), rel=1e-9)
+
+
+def test_a_permalink_opens_what_it_names(chromium: Browser, words: Path) -> None:
+    chromium.open(words, "#step=10&group=2&token=1.1&colour=entropy&sort=length&theme=dark")
+    assert chromium.texts(".stepper b") == ["10"]
+    assert chromium.texts("#colours [aria-pressed=true]") == ["7entropy"]
+    assert chromium.evaluate("document.querySelector('#groups [aria-selected=true]').dataset.group") == "2"
+    assert chromium.texts("#card .heading .fact")[0].startswith("token 2 of") and chromium.count(".token.pinned") == 1
+    assert chromium.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 20, 23)"
+    chromium.evaluate("location.hash = 'step=5&view=follow'")
+    chromium.evaluate("new Promise((done) => setTimeout(done, 50))")
+    assert chromium.texts(".stepper b") == ["5"] and chromium.count(".follow .row") == 3
+    assert chromium.complaints() == []
+
+
+@pytest.mark.parametrize(
+    "link", ["#step=x&group=-1&token=9.9999", "#colour=no&view=no&sort=no", "#search=(&above=x&brush=1", "#%%%"]
+)
+def test_a_broken_link_opens_the_page(chromium: Browser, words: Path, link: str) -> None:
+    chromium.open(words, link)
+    assert chromium.count("#content *") > 0 and chromium.count("#groups h2") == 1
+    assert chromium.complaints() == []
+
+
+def test_filters(page: Browser) -> None:
+    page.press("ArrowLeft", "ArrowLeft", "ArrowDown")
+    right = page.count(".completion.right")
+    assert 0 < right < 8
+    page.press("r")
+    assert page.count(".completion.other") == 8 - right and "show=right" in page.hash()
+    page.press("w")
+    assert page.count(".completion.other") == 0
+    page.press("r", "w", "!")
+    assert page.texts("#groups .empty") == ["No completion of this step fits the filters."]
+    page.press("Escape")
+    page.press("/", *"answer", "Enter")
+    assert page.count(".token.hit") >= 1 and all("answer" in text for text in page.texts(".token.hit"))
+    assert page.evaluate("document.activeElement.id") != "search"
+    page.evaluate("document.querySelector('#search').value = '('")
+    page.evaluate("document.querySelector('#search').dispatchEvent(new Event('change'))")
+    assert "regular expression" in page.texts("#groups .problem")[0].lower()
+
+
+def test_groups_are_sorted(page: Browser) -> None:
+    page.press("s")
+    movements = page.evaluate(
+        "[...document.querySelectorAll('#groups li')].map((one) => one.textContent.match(/σ ([\\d.]+)/)[1])"
+    )
+    assert [float(one) for one in movements] == sorted((float(one) for one in movements), reverse=True)
+
+
+def test_brushing_the_histogram_selects_tokens(page: Browser) -> None:
+    total = page.count(".token")
+    left, top, width = page.evaluate(
+        "(({x, y, width}) => [x, y, width])(document.querySelector('.histogram').getBoundingClientRect())"
+    )
+    page.mouse("mouseMoved", left + width * 0.51, top + 40)
+    page.mouse("mousePressed", left + width * 0.51, top + 40)
+    page.mouse("mouseMoved", left + width * 0.8, top + 40)
+    page.mouse("mouseMoved", left + width - 1, top + 40)
+    page.mouse("mouseReleased", left + width - 1, top + 40)
+    assert "brush=" in page.hash()
+    assert 0 < page.count(".token.faded") < total
+    rose = moves(page, ".token:not(.faded)")
+    assert rose and min(rose) > 0
+    page.press("Escape")
+    assert page.count(".token.faded") == 0
+
+
+def test_clicking_a_curve_goes_to_a_step(page: Browser) -> None:
+    assert page.texts(".multiples figcaption span") == ["reward", "validation", "length", "KL", "entropy"]
+    left, top, height = page.evaluate(
+        "(({x, y, height}) => [x, y, height])(document.querySelector('.curve').getBoundingClientRect())"
+    )
+    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+        page.mouse(kind, left + 8, top + height / 2)
+    assert page.texts(".stepper b") == ["5"]
+
+
+def test_follow_shows_a_prompt_at_every_step(page: Browser) -> None:
+    page.press("f")
+    assert page.texts(".follow .when button") == ["step 5", "step 10", "step 15"]
+    assert page.texts(".follow .row:first-child .index") == ["greedy", "sampled", "sampled", "sampled"]
+    page.click(".follow .when button")
+    assert page.texts(".stepper b") == ["5"] and page.count(".head h1") == 1 and page.count(".follow") == 0
+
+
+def test_compare_shows_a_prompt_in_both_runs(page: Browser) -> None:
+    page.press("c")
+    assert page.texts(".side h2") == ["one step 15", "two step 15"]
+    assert page.count(".side:first-child .completion") == page.count(".side:last-child .completion") == 8
+    page.click(".side:last-child .token")
+    assert page.count("#card .terms") == 1 and page.count(".side:last-child .token.pinned") == 1
+    page.press("3")
+    assert page.count(".side:last-child .token.pinned") == 1
+
+
+def test_compare_begins_with_a_prompt_that_both_have(chromium: Browser, tmp_path: Path) -> None:
+    groups = [group_of([plain_tokens(["a"])], question=question) for question in ("here", "both")]
+    write_records(tmp_path / "one", [step_of(groups)])
+    write_records(tmp_path / "two", [step_of(groups[1:], step=7)])
+    write(tmp_path / "one", tmp_path / "page.html", tmp_path / "two")
+    chromium.open(tmp_path / "page.html")
+    chromium.press("c")
+    assert chromium.texts("#groups .question") == ["both", "here"] and chromium.texts("#groups .lonely .question") == [
+        "here"
+    ]
+    assert chromium.texts(".side h2") == ["one step 10", "two step 7"]
+    chromium.press("ArrowDown")
+    assert "no record there" in chromium.texts(".side .empty")[0]
+    assert chromium.complaints() == []
+
+
+def test_given_tokens_and_segments(chromium: Browser, tmp_path: Path) -> None:
+    record, _ = random_record(Objective(beta=0.04), given=0.5)
+    [group] = record.groups
+    group.completions[0].segments = {"prm": [(1, 0.5), (2, 0.25)]}
+    write(write_records(tmp_path, [record]), tmp_path / "page.html")
+    chromium.open(tmp_path / "page.html")
+    given = sum(int(one.tokens.given.sum()) for one in group.completions if one.tokens.given is not None)
+    assert chromium.count(".token.given") == given > 0
+    assert chromium.texts(".segment") == ["0.5", "0.25"]
+    chromium.click(".token.given")
+    assert "did not draw" in chromium.texts("#card .empty")[0]
+    assert chromium.complaints() == []
+
+
+def test_a_failed_reward_says_so(chromium: Browser, tmp_path: Path) -> None:
+    completion = completion_of(
+        plain_tokens(["a"]), reward=None, right=None, scores={"judge": None}, statuses={"judge": "timeout"}, answer=None
+    )
+    write(
+        write_records(tmp_path, [step_of([group_of([], completions=[completion], mean=None, std=None)])]),
+        tmp_path / "p.html",
+    )
+    chromium.open(tmp_path / "p.html")
+    assert chromium.texts(".verdict") == ["? not judged"] and chromium.texts(".score") == ["judge failed timeout"]
+    chromium.press("!")
+    assert chromium.count(".completion.other") == 0
+    assert chromium.complaints() == []
+
+
+@pytest.mark.parametrize(
+    "groups", [[], [group_of([])], [group_of([plain_tokens([])])]], ids=["no groups", "no completions", "no tokens"]
+)
+@pytest.mark.parametrize("view", ["tokens", "follow", "compare"])
+def test_empty_records(chromium: Browser, tmp_path: Path, groups: list, view: str) -> None:
+    write(write_records(tmp_path, [step_of(groups, update=-1)]), tmp_path / "page.html")
+    chromium.open(tmp_path / "page.html", f"#view={view}")
+    chromium.press(*"jJnbxersfc1234567890", "Enter", "ArrowUp", "ArrowRight", "Escape")
+    assert chromium.count(".empty") > 0
+    assert chromium.complaints() == []
+
+
+def test_a_broken_file_is_left_out_and_the_page_opens(chromium: Browser, tmp_path: Path) -> None:
+    steps = [step_of([group_of([plain_tokens(["a", "b"])])], step=step) for step in (1, 2, 3)]
+    write_records(tmp_path, steps)
+    text = path_of(tmp_path, 2).read_text()
+    path_of(tmp_path, 2).write_text(text[: len(text) // 2])
+    notes = write(tmp_path, tmp_path / "page.html")
+    assert len(notes) == 1 and "step-000002.jsonl" in notes[0]
+    chromium.open(tmp_path / "page.html")
+    assert "step-000002.jsonl" in chromium.texts("#notes .problem")[0]
+    chromium.press("ArrowLeft")
+    assert chromium.texts(".stepper b") == ["1"]
+    assert chromium.complaints() == []
+
+
+def test_all_files_broken(chromium: Browser, tmp_path: Path) -> None:
+    write_records(tmp_path, [step_of([])])
+    path_of(tmp_path, 10).write_text("{}")
+    write(tmp_path, tmp_path / "page.html")
+    chromium.open(tmp_path / "page.html")
+    assert chromium.texts("#content .empty") == ["No step to show."] and chromium.count("#notes .problem") == 1
+    chromium.press(*"jJnbxersfc[]1", "ArrowUp", "ArrowRight", "End", "Escape")
+    assert chromium.complaints() == []
+
+
+def test_numbers_at_the_edge(chromium: Browser, tmp_path: Path) -> None:
+    """Log-probs of 0 and minus infinity, equal values, a single token."""
+    tokens = plain_tokens(["a", "b", "c"])
+    tokens.old_logp, tokens.after_logp = np.float32([0, -np.inf, -1]), np.float32([0, -np.inf, np.nan])
+    tokens.update_logp = tokens.sampler_logp = tokens.ref_logp = tokens.old_logp
+    tokens.advantage = tokens.weight = tokens.surrogate = tokens.kl = tokens.push = np.float32([1, 1, 1])
+    write(write_records(tmp_path, [step_of([group_of([tokens])], Objective(beta=0.1))]), tmp_path / "page.html")
+    chromium.open(tmp_path / "page.html")
+    for key in "1234567890":
+        chromium.press(key, "j")
+    for index in range(3):
+        chromium.click(".token", index)
+        assert "NaN" not in chromium.evaluate("document.body.innerText")
+        assert (
+            chromium.evaluate("document.querySelectorAll('[d*=NaN], [x*=NaN], [cx*=NaN], [y*=NaN], [cy*=NaN]').length")
+            == 0
+        )
+        chromium.press("x")
+    assert chromium.complaints() == []
