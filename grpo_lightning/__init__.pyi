@@ -123,12 +123,16 @@ from grpo_lightning.tasks.base import Task as Task
 from grpo_lightning.tasks.reasoning_gym import ReasoningGym as ReasoningGym
 from grpo_lightning.tasks.tables import HubPrompts as HubPrompts
 from grpo_lightning.tasks.tables import JsonPrompts as JsonPrompts
+from grpo_lightning.training.board import Board as Board
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint as StepCheckpoint
 from grpo_lightning.training.callbacks.completions import SampledCompletions as SampledCompletions
 from grpo_lightning.training.callbacks.config import SaveConfig as SaveConfig
+from grpo_lightning.training.callbacks.layout import FirstLook as FirstLook
+from grpo_lightning.training.callbacks.lines import StepLines as StepLines
 from grpo_lightning.training.callbacks.memory import MemoryReport as MemoryReport
 from grpo_lightning.training.callbacks.predictions import PredictionWriter as PredictionWriter
 from grpo_lightning.training.callbacks.progress import StepProgressBar as StepProgressBar
+from grpo_lightning.training.callbacks.summary import RunSummary as RunSummary
 from grpo_lightning.training.callbacks.time_limit import StepTimer as StepTimer
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO as AtomicCheckpointIO
 from grpo_lightning.training.data import PromptDataModule as PromptDataModule

@@ -17,7 +17,6 @@ from jsonargparse.typing import import_object
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ProgressBar, Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -26,15 +25,20 @@ from grpo_lightning.command.mistakes import refused_argument
 from grpo_lightning.command.overview import COMMANDS
 from grpo_lightning.command.parser import Parser
 from grpo_lightning.inspect.inspector import Inspector
+from grpo_lightning.inspect.record import FOLDER
 from grpo_lightning.rewards.scorer import RewardFailure
 from grpo_lightning.training import disk, internals
+from grpo_lightning.training.board import Board
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint, checkpoints_of, refuse_overwriting
 from grpo_lightning.training.callbacks.completions import SampledCompletions
 from grpo_lightning.training.callbacks.config import SaveConfig
 from grpo_lightning.training.callbacks.interrupts import EXIT_CODE
+from grpo_lightning.training.callbacks.layout import FirstLook
+from grpo_lightning.training.callbacks.lines import StepLines
 from grpo_lightning.training.callbacks.memory import MemoryReport, is_out_of_memory, out_of_memory_message
 from grpo_lightning.training.callbacks.predictions import PredictionWriter
 from grpo_lightning.training.callbacks.progress import StepProgressBar, keep_messages_off_bars
+from grpo_lightning.training.callbacks.summary import RunSummary
 from grpo_lightning.training.callbacks.time_limit import StepTimer
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO, read_checkpoint
 from grpo_lightning.training.data import PromptDataModule
@@ -227,8 +231,11 @@ class GRPOCLI(LightningCLI):
         """The trainer, with the logger, callbacks and checkpoint files of this package."""
         config = self.config_init[self.subcommand].trainer
         if config.logger in (None, True):
-            kwargs["logger"] = TensorBoardLogger(config.default_root_dir, name="", version="", default_hp_metric=False)
-        progress_bar = [] if config.enable_progress_bar is False else [StepProgressBar()]
+            kwargs["logger"] = Board(config.default_root_dir, name="", version="", default_hp_metric=False)
+        # A bar in a file is a mess of carriage returns.
+        has_bar = sys.stdout.isatty() if config.enable_progress_bar is None else config.enable_progress_bar
+        kwargs["enable_progress_bar"] = has_bar
+        shown = StepProgressBar() if has_bar else StepLines()
         given = config.callbacks or []
         if other := next((callback for callback in given if isinstance(callback, ProgressBar)), None):
             raise UsageError(
@@ -238,7 +245,7 @@ class GRPOCLI(LightningCLI):
         if config.max_time is not None:
             kwargs["max_time"] = None
             given = [*given, time_limit(config.max_time)]
-        kwargs["callbacks"] = [FailTogether(), *progress_bar, *given]
+        kwargs["callbacks"] = [FailTogether(), shown, FirstLook(), RunSummary(FOLDER), *given]
         if config.enable_checkpointing is False:
             internals.without_callback(self, "checkpoint")
         kwargs["plugins"] = [AtomicCheckpointIO(), *(config.plugins or [])]
@@ -340,15 +347,11 @@ def quieten() -> None:
     warnings.filterwarnings("ignore", message="Found .* in eval mode at the start of training")
     # The loop logs numbers of all ranks.
     warnings.filterwarnings("ignore", message="It is recommended to use .self.log.*sync_dist")
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(tells_something)
+    # An advertisement; devices, which a line of the loop names; and an end that the summary tells.
+    noise = re.compile(r"litlogger|^(GPU|TPU|HPU) available:|^`Trainer.fit` stopped|batches will be used")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda r: not noise.search(r.getMessage()))
     transformers.utils.logging.disable_progress_bar()
     keep_messages_off_bars()
-
-
-def tells_something(record: logging.LogRecord) -> bool:
-    """False for an advertisement, and for devices that are not there."""
-    text = record.getMessage()
-    return not ("litlogger" in text or re.match(r"[GTH]PU available: False", text))
 
 
 def usage_error(error: BaseException | None) -> UsageError | None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+import lightning as L
 import pytest
 from helpers.fitting import Digits, fit
 from helpers.paths import ROOT
@@ -14,8 +15,10 @@ from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.stopping import KLAbove
 from grpo_lightning.rewards.learned.reward import LearnedReward
 from grpo_lightning.rewards.results import RewardResult
+from grpo_lightning.training.board import Board
 from grpo_lightning.training.callbacks.completions import SampledCompletions
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
+from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import Sample, Status
 
 METRICS = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -48,6 +51,14 @@ class HalfDigits(Digits):
         return result
 
 
+class OneBadUpdate(L.Callback):
+    """Makes the run one in which an update was skipped."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, GRPOModule)
+        pl_module.bad_updates += 1
+
+
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The names that a run with everything on logs."""
@@ -65,15 +76,12 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         weight=0,
     )
     rewards = [HalfDigits(), learned]
+    trainer["logger"] = Board(folder, name="", version="")
     loop = {"mu": 2, "stop": KLAbove(1e-9), "dynamic_sampling": DynamicSampling()}
-    fit(
-        folder,
-        [SampledCompletions(), Inspector()],
-        loop,
-        objective=Objective(beta=0.1),
-        rewards=rewards,
-        trainer=trainer,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("grpo_lightning.training.loop.peak_of", lambda device, dtype: 1e12)
+        callbacks = [SampledCompletions(), Inspector(), OneBadUpdate()]
+        fit(folder, callbacks, loop, objective=Objective(beta=0.1), rewards=rewards, trainer=trainer)
     events = EventAccumulator(str(folder))
     events.Reload()
     tags = events.Tags()

@@ -1,4 +1,4 @@
-"""The demonstration: makes a tiny policy, validates it, trains it with GRPO on a CPU, and prints what changed.
+"""The demonstration: makes a tiny policy, trains it with GRPO on a CPU, and prints what changed.
 
 python tools/demo.py        (or `make demo`, which installs first)
 """
@@ -6,13 +6,12 @@ python tools/demo.py        (or `make demo`, which installs first)
 import shutil
 import time
 
-from stages import ROOT, changes, picture, run_stages
+from stages import ROOT, changes, inspected, picture, run_stages
 
 POLICY, RUN, CONFIG = "runs/tiny_policy", "runs/quickstart", "configs/quickstart.yaml"
 STAGES = (
     (f"Teaching a small language model to add, badly, in {POLICY}", ["tools/make_tiny_policy.py", "--out", POLICY]),
-    (f"Validating it, into {RUN}", ["-m", "grpo_lightning", "validate", "--config", CONFIG]),
-    ("GRPO", ["-m", "grpo_lightning", "fit", "--config", CONFIG]),
+    (f"GRPO, into {RUN}", ["-m", "grpo_lightning", "fit", "--config", CONFIG]),
 )
 
 
@@ -22,8 +21,9 @@ def main() -> None:
     shutil.rmtree(ROOT / RUN, ignore_errors=True)
     run_stages(STAGES)
     seconds = time.perf_counter() - started
+    pages = inspected(RUN)
     picture(ROOT / RUN)
-    print(f"{changes(ROOT / RUN)} in {seconds:.0f} s; see it: tensorboard --logdir runs")
+    print(f"{changes(ROOT / RUN)} in {seconds:.0f} s; see {pages}the curves with tensorboard --logdir runs")
 
 
 if __name__ == "__main__":

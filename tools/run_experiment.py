@@ -62,6 +62,7 @@ FIXED = {
     "trainer.enable_progress_bar": False,
     "trainer.enable_checkpointing": False,
     "completions.every_n_steps": 1_000_000,
+    "loop.validate_first": False,  # the arms of an experiment begin alike
 }
 """Default options of every run; the experiment may change them."""
 OPEN, CLOSE = "<!-- results -->", "<!-- /results -->"

@@ -114,7 +114,9 @@ class Parser(LightningArgumentParser):
             option.help = OWN_WORDS.get(option.dest, option.help)
         internals.retitle(self, "ckpt_path", "A checkpoint")
         internals.retitle(self, "trainer.accelerator", "Lightning's trainer: devices, strategy, precision, logger")
-        internals.show_last(self, [group for _, group in sorted((self.groups or {}).items(), key=by_section)])
+        own = self.prog.split()[-1]  # the group of the command's own arguments, such as ckpt_path, stays first
+        sections = [item for item in (self.groups or {}).items() if item[0] != own]
+        internals.show_last(self, [group for _, group in sorted(sections, key=by_section)])
         return super().format_help(*args, **kwargs)
 
     def print_usage(self, *args: Any, **kwargs: Any) -> None:

@@ -112,10 +112,11 @@ def curve(scalars: Scalars, name: str, axis: str) -> Curve | None:
     Raises:
         ValueError: The run lacks what the axis is made of.
     """
-    if not scalars.get(name):
+    points = scalars.get(name) or (updates_made(scalars) if name == "optim/updates" else None)
+    if not points:
         return None
-    updates, values = (np.array(column, dtype=float) for column in zip(*scalars[name], strict=True))
-    # Lightning writes `epoch`, the exploration step counted from 0, beside everything.
+    updates, values = (np.array(column, dtype=float) for column in zip(*points, strict=True))
+    # Lightning writes `epoch`, the exploration step counted from 0, beside everything; -1 is before the first.
     steps = at("epoch", scalars, updates) + 1
     x = {"step": steps, "update": updates + 1}.get(axis)
     if x is None:
@@ -124,6 +125,14 @@ def curve(scalars: Scalars, name: str, axis: str) -> Curve | None:
     starts = np.append(0, ends[:-1] + 1)
     means = [values[start : end + 1].mean() for start, end in zip(starts, ends, strict=True)]
     return Curve(steps[ends], x[ends], np.where(np.isfinite(means), means, np.nan))
+
+
+def updates_made(scalars: Scalars) -> list[tuple[int, float]]:
+    """The updates of each step, at its last one, of a run without a stop rule, which does not log them."""
+    rates = [update for update, _ in scalars.get("optim/lr", [])]
+    steps = at("epoch", scalars, np.array(rates, dtype=float)).tolist() if rates else []
+    last = dict(zip(steps, rates, strict=True))
+    return [(update, float(steps.count(step))) for step, update in last.items()]
 
 
 def at(name: str, scalars: Scalars, updates: Array, summed: bool = False) -> Array:

@@ -54,7 +54,7 @@ def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | No
     if dtype is not None:
         model.to(getattr(torch, dtype))
     count, kind = sum(p.numel() for p in model.parameters()), str(model.dtype).removeprefix("torch.")
-    last_update = internals.last_logged_update(saved)
+    last_update = internals.standing_of(saved).update
     card = model_card(Facts(run, path, config, count, kind, saved["epoch"] + 1, last_update))
     with whole_folder(out) as folder:
         model.save_pretrained(folder)

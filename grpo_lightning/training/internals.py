@@ -5,7 +5,9 @@ tqdm 4.67. tests/training/test_internals.py tries each of them, and finds any th
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from subprocess import Popen
 from typing import Any
 
@@ -43,19 +45,40 @@ def num_logged_updates(trainer: L.Trainer) -> int:
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
-def stand_where_saved(trainer: L.Trainer, checkpoint: Mapping[str, Any]) -> None:
-    """Lets `validate` log where the run's own validation of these weights was: at the last update of its step.
+@dataclass(frozen=True)
+class Standing:
+    """Where loggers put what is logged now."""
 
-    Lightning restores the loops for `fit` alone.
-    """
-    trainer.fit_loop.epoch_loop._batches_that_stepped = last_logged_update(checkpoint)
-    trainer.fit_loop.epoch_progress.current.completed = checkpoint["epoch"]
+    update: int
+    """x: the last update that has been made, counted from 0; -1 if there is none."""
+    step: int
+    """The exploration step of that update, which is logged as `epoch`."""
 
 
-def last_logged_update(checkpoint: Mapping[str, Any]) -> int:
-    """The number of the update to which the last step of a checkpoint was logged."""
+BEFORE_TRAINING = Standing(update=-1, step=-1)
+"""Where a validation stands that comes before the first update."""
+
+
+def standing_of(checkpoint: Mapping[str, Any]) -> Standing:
+    """Where the run's own validation of a checkpoint's weights stands."""
     done = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"]
-    return max(0, int(done) - 1)
+    return Standing(done - 1, checkpoint["epoch"])
+
+
+@contextmanager
+def standing(trainer: L.Trainer, where: Standing | None) -> Iterator[None]:
+    """Lets `validate` and `test` log at `where`, by default at the last update that this trainer has made.
+
+    Lightning would log at the next update, or at 0: it restores the loops of a checkpoint for `fit` alone.
+    """
+    updates, progress = trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_progress.current
+    before = updates._batches_that_stepped, progress.completed
+    where = where or Standing(before[0] - 1, before[1] - 1)
+    updates._batches_that_stepped, progress.completed = where.update, where.step
+    try:
+        yield
+    finally:
+        updates._batches_that_stepped, progress.completed = before
 
 
 def log_nothing(trainer: L.Trainer) -> None:

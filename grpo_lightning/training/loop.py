@@ -19,11 +19,13 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning import ranks
+from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.maths.group_filters import TOTAL
 from grpo_lightning.maths.stopping import FixedPasses, Passes, StopRule
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.explorer import Exploration
+from grpo_lightning.training.internals import BEFORE_TRAINING
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.monitors import (
     STEP,
@@ -38,6 +40,7 @@ from grpo_lightning.training.preparation import Preparation, minibatch_of_rows
 from grpo_lightning.training.source import RolloutSource, SourceInputs, Synchronous
 from grpo_lightning.training.step import Clock, Minibatch, Step
 from grpo_lightning.training.step_statistics import StepStatistics, peak_memory_gib
+from grpo_lightning.training.throughput import Work, peak_of
 from grpo_lightning.types import UsageError, at_least
 
 PASSES = "loop.mu and loop.num_minibatches set the updates of a step, trainer.max_epochs the steps"
@@ -46,7 +49,7 @@ PASSES = "loop.mu and loop.num_minibatches set the updates of a step, trainer.ma
 class GRPOLoop(Callback):
     """The loop of GRPO. `trainer.max_epochs` is the number of exploration steps.
 
-    Every argument affects the result except `max_tokens`, which affects only memory and speed.
+    Every argument affects the result except `validate_first`, and `max_tokens`, which affects only memory and speed.
 
     Args:
         group_size: G, completions per prompt.
@@ -57,6 +60,8 @@ class GRPOLoop(Callback):
         stop: When to leave the passes before all μ are done.
         dynamic_sampling: Draw more prompts until enough groups have rewards that differ. None takes the first drawn.
         source: Where the rollouts come from; by default they are sampled when a step begins.
+        validate_first: Validate before the first step too, so that a curve has its beginning. A resumed run does not
+            repeat it, and a trial with `trainer.fast_dev_run` leaves it out.
         max_tokens: Tokens in one forward and backward: prompts, completions and padding. 0 takes the minibatch whole.
         seed: Seed of the random numbers that completions are drawn with.
     """
@@ -71,6 +76,7 @@ class GRPOLoop(Callback):
         stop: StopRule | None = None,
         dynamic_sampling: DynamicSampling | None = None,
         source: RolloutSource | None = None,
+        validate_first: bool = True,
         max_tokens: int = 16384,
         seed: int = 0,
     ) -> None:
@@ -93,11 +99,18 @@ class GRPOLoop(Callback):
         self.stop = stop or FixedPasses()
         self.dynamic_sampling = dynamic_sampling
         self.source = source or Synchronous()
+        self.validate_first = validate_first
         self.max_tokens = max_tokens
         self.seed = seed
         self.observers: list[Observer] = []
         """Told how the steps go."""
         self._resumes = False
+        self._validates_now = False
+        """Whether this start validates before the first step."""
+        self._num_sanity_val_steps: float = 0
+        self._ended: float | None = None
+        """When the last step had ended, by `perf_counter`; None before the first of this start."""
+        self._peak = 0.0
         self.step: Step | None = None
         """The step under way, and the last one until the next begins."""
 
@@ -153,10 +166,14 @@ class GRPOLoop(Callback):
 
     def metrics(self, module: GRPOModule, validates: bool) -> list[str]:
         """The names of all metrics that the run logs, except those of single rewards and their statuses."""
-        names = [*STEP, *UPDATE, *(f"optim/stopped_by/{name}" for name in self.stop.names)]
+        names = [*STEP, *UPDATE]
+        names += ["optim/updates", *(f"optim/stopped_by/{name}" for name in self.stop.names)] if self.stop.names else []
+        names += ["rollout/wasted"] if self.dynamic_sampling else []
         names += ["policy/kl_ref"] if module.reference is not None else []
         names += self.source.metric_names(self.dynamic_sampling)
-        return names + ([f"val/{name}" for name in module.evaluation.metrics] if validates else [])
+        return names + (
+            [f"val/{name}" for name in module.evaluation.metrics] + ["time/fraction_validate"] if validates else []
+        )
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Connects source, data and trainer."""
@@ -171,6 +188,13 @@ class GRPOLoop(Callback):
                 f"{self.num_minibatches} x {trainer.world_size} ranks: every rank takes as many prompts of every update"
             )
         data.train_loader = _MinibatchLoader(self, module)
+        self._num_sanity_val_steps = trainer.num_sanity_val_steps
+        is_trial = bool(getattr(trainer, "fast_dev_run", False))
+        self._validates_now = self.validate_first and trainer.current_epoch == 0 and not is_trial
+        if self._validates_now:
+            # Lightning's own validation before training: it leaves the random numbers alone, and no callback counts it
+            # as one of the run. It logs nothing; `on_validation_end` does. `on_load_checkpoint` takes it back.
+            trainer.num_sanity_val_steps = math.inf
         self.source.setup(
             SourceInputs(
                 policy=module.policy,
@@ -186,14 +210,42 @@ class GRPOLoop(Callback):
         )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Prints the sizes of the run."""
+        """Prints the policy, the device and the sizes of the run."""
         module = _module(pl_module)
         size = f"at most {self.max_tokens} tokens" if self.max_tokens else "the whole minibatch"
+        trained, everything = (
+            sum(p.numel() for p in module.policy.parameters() if p.requires_grad or everything)
+            for everything in (False, True)
+        )
+        some = "" if trained == everything else f", {trained / 1e6:.2f} M of them trained"
+        rank_zero_info(
+            f"policy {module.policy.path}: {everything / 1e6:.2f} M parameters{some}; {trainer.world_size} x "
+            f"{device_name(module.device)}, precision {trainer.precision}"
+        )
         rank_zero_info(
             f"{trainer.max_epochs} steps of {self.prompts_per_step} prompts x {self.group_size} completions of at most "
             f"{module.sampling.max_new_tokens} tokens; each step {self.mu} x {self.num_minibatches} updates, {size} in "
             f"one forward and backward{', prompts shared by their group' if module.policy.shares_prefix else ''}"
         )
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Starts the clock, and looks up what the device can do."""
+        module, self._ended = _module(pl_module), None
+        trainer.num_sanity_val_steps = self._num_sanity_val_steps
+        with trainer.strategy.precision_plugin.forward_context():
+            self._peak = peak_of(module.device, compute_dtype(module.policy))
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Logs the validation before the first step; of the others, notes when they have ended."""
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self.current_step.clock.validated = perf_counter()
+        if not (trainer.sanity_checking and self._validates_now):
+            return
+        found = trainer.callback_metrics
+        metrics = {name: float(found[name]) for name in sorted(found) if name.startswith("val/")}
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics | {"epoch": float(BEFORE_TRAINING.step)}, step=BEFORE_TRAINING.update)
+            logger.save()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Explores, and prepares the updates."""
@@ -276,18 +328,34 @@ class GRPOLoop(Callback):
         # 12: update the reward models
         iteration_ends = (trainer.current_epoch + 1) % (self.steps_per_iteration or 1) == 0
         learned = module.explorer.scorer.learn(exploration.samples, exploration.scores, iteration_ends)
-        seconds = exploration.seconds | step.clock.seconds()
-        metrics = StepStatistics.from_exploration(exploration, self.group_size, seconds).gather().metrics() | learned
-        metrics["optim/updates"] = step.passes.num_updates
-        metrics |= {f"optim/stopped_by/{name}": float(name == step.passes.ended_by) for name in self.stop.names}
+        work = Work.of_updates(step.packs, len(step.passes.updates), module.policy, self._peak)
+        statistics = StepStatistics.from_exploration(exploration, self.group_size, self._seconds(step), work).gather()
+        metrics = statistics.metrics() | learned
+        if self.stop.names:  # else every step makes all of them
+            metrics["optim/updates"] = step.passes.num_updates
+            metrics |= {f"optim/stopped_by/{name}": float(name == step.passes.ended_by) for name in self.stop.names}
+        if self.dynamic_sampling is None and not metrics["rollout/wasted"]:
+            del metrics["rollout/wasted"]
         metrics |= exploration.metrics
         metrics["time/peak_memory_gib"] = peak_memory_gib(module.device)
         # Lightning would put plain numbers on the GPU, to fetch them from there.
         logged = {name: torch.tensor(float(value)) for name, value in metrics.items()}
         module.log("reward/mean", logged.pop("reward/mean", torch.tensor(math.nan)), prog_bar=True)
         module.log_dict(logged)
+        for observer in self.observers:
+            observer.reported(metrics)
         # Callbacks after this one may look at the exploration; the packs are what takes memory.
         step.packs.clear()
+
+    def _seconds(self, step: Step) -> dict[str, float]:
+        """Seconds of each phase of a step, of the step, and since the end of the last one."""
+        clock, now = step.clock, perf_counter()
+        seconds = step.exploration.seconds | clock.seconds()
+        if clock.validated is not None:
+            seconds["validate"] = clock.validated - clock.updated
+        begun = clock.started if self._ended is None else self._ended
+        self._ended = now
+        return seconds | {"wall": now - begun}
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Drops the last step."""
@@ -307,6 +375,9 @@ class GRPOLoop(Callback):
         """Notes whether the run is resumed; lets an EarlyStopping keep the patience that it is given now."""
         # `validate` and its kin load callbacks too. A fit after them starts with the first question.
         self._resumes = trainer.state.fn == TrainerFn.FITTING
+        if self._resumes:
+            self._validates_now = False
+            trainer.num_sanity_val_steps = self._num_sanity_val_steps
         keep_patience(trainer, checkpoint)
 
 
@@ -325,6 +396,11 @@ class _MinibatchLoader:
 
     def __iter__(self) -> Iterator[Minibatch]:
         yield from self.loop.current_step.stream(self.module.policy, self.loop.mu)
+
+
+def device_name(device: torch.device) -> str:
+    """`CPU`, or the name of the GPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
 
 
 @contextmanager

@@ -94,10 +94,13 @@ class GRPOModule(L.LightningModule):
         self.policy = policy
         self._loaded = False
         self._awake = ExitStack()
+        self._placed = ExitStack()
+        self._standing: internals.Standing | None = None
+        """Of the checkpoint that these weights were read from; None once they are trained, or if there is none."""
         self.sampling = sampling or Sampling()
         if self.sampling.greedy:
             raise UsageError("sampling.temperature=0: training needs completions that differ; give more than 0")
-        self.val_sampling = (val_sampling or ValidationSampling()).over(self.sampling)
+        self._validation = val_sampling or ValidationSampling()
         self.objective = objective or Objective()
         self.explorer = Explorer(engine or NativeEngine(), Scorer(rewards, max_failed_rewards, correct))
         self.advantage = advantage or GroupStd()
@@ -122,6 +125,11 @@ class GRPOModule(L.LightningModule):
         self._saved_schedules: list[dict[str, Any]] = []
         self._saved_version: int | None = None
         self.evaluation = Evaluation(self.explorer, self.val_sampling, val_samples)
+
+    @property
+    def val_sampling(self) -> Sampling:
+        """The distribution of validation, test and prediction."""
+        return self._validation.over(self.sampling)
 
     def setup(self, stage: str) -> None:
         """Lets the data read its questions, and the rewards what they need of the run."""
@@ -174,6 +182,7 @@ class GRPOModule(L.LightningModule):
         """Puts the policy into training mode."""
         # from_pretrained leaves the model in eval mode, and gradient checkpointing needs training mode.
         self.policy.train()
+        self._standing = None
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         warn_of_rounded_updates(self.policy, optimizer.optimizer)
@@ -219,7 +228,7 @@ class GRPOModule(L.LightningModule):
             self._saved_schedules, checkpoint["lr_schedulers"] = checkpoint.get("lr_schedulers", []), []
             self._saved_version = checkpoint.get("policy_version")
         else:
-            internals.stand_where_saved(self.trainer, checkpoint)
+            self._standing = internals.standing_of(checkpoint)
 
     def training_step(self, minibatch: Minibatch, batch_idx: int) -> None:
         """One optimizer update: line 11 of DeepSeekMath's Algorithm 1. Nothing once a stop rule has ended them."""
@@ -250,7 +259,8 @@ class GRPOModule(L.LightningModule):
             del metrics["policy/kl_ref"]
         metrics["optim/grad_norm"] = grad_norm
         metrics["optim/lr"] = torch.tensor(rate)
-        metrics["optim/bad_updates"] = bad_updates + is_bad
+        if bad_updates + is_bad:  # no curve that is 0 throughout
+            metrics["optim/bad_updates"] = bad_updates + is_bad
         if comparable:
             self.log("policy/logp_gap", logp_gap, on_step=False, on_epoch=True, batch_size=1)
         metrics["time/update"] = torch.tensor(time.perf_counter() - started)
@@ -339,6 +349,8 @@ class GRPOModule(L.LightningModule):
     def on_validation_start(self) -> None:
         """Begins the metrics anew, and wakes the engine for all batches."""
         self.evaluation.reset()
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            self._placed.enter_context(internals.standing(self.trainer, self._standing))
         self._awake.enter_context(self.explorer.awake())
 
     on_test_start = on_predict_start = on_validation_start
@@ -367,8 +379,15 @@ class GRPOModule(L.LightningModule):
 
     on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
+    def on_validation_end(self) -> None:
+        """Puts the trainer back to where it was, once the metrics are logged."""
+        self._placed.close()
+
+    on_test_end = on_predict_end = on_validation_end
+
     def teardown(self, stage: str) -> None:
         """Closes the engine and the rewards."""
         self._awake.close()
+        self._placed.close()
         self.explorer.engine.close()
         self.explorer.scorer.close()

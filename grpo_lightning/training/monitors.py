@@ -21,15 +21,21 @@ STEP = [
     "rollout/length_wrong",
     "rollout/length_max",
     "rollout/truncated",
+    "rollout/right_and_finished",
     "rollout/tokens",
-    "rollout/wasted",
-    "optim/updates",
     "time/step",
     "time/explore",
     "time/reward",
     "time/logp",
     "time/optimise",
-    "time/tokens_per_second",
+    "time/fraction_explore",
+    "time/fraction_reward",
+    "time/fraction_logp",
+    "time/fraction_optimise",
+    "time/fraction_other",
+    "perf/tokens_per_second",
+    "perf/tokens_per_second_explore",
+    "perf/tokens_per_second_optimise",
     "time/peak_memory_gib",
     "epoch",
     "step",
@@ -48,12 +54,11 @@ UPDATE = [
     "policy/logp_gap",
     "optim/grad_norm",
     "optim/lr",
-    "optim/bad_updates",
     "time/update",
 ]
 """What every optimizer update logs."""
 
-GROUPS = ("reward", "rollout", "policy", "optim", "time", "val", "update")
+GROUPS = ("reward", "rollout", "policy", "optim", "time", "perf", "val", "update")
 """The prefixes of the names above, of validation and of the inspector."""
 
 

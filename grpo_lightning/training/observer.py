@@ -1,6 +1,6 @@
 """What is told how an exploration step goes, while it goes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from grpo_lightning.training.step import Step
 
@@ -31,3 +31,6 @@ class Observer:
 
         Every rank is told at the same moment. Validation comes later.
         """
+
+    def reported(self, metrics: Mapping[str, float]) -> None:
+        """The step has ended, validation included; these are its own metrics, over all ranks."""

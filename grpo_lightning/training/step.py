@@ -25,6 +25,8 @@ class Clock:
     """The updates begin."""
     updated: float = 0.0
     """The last update so far has ended. Validation follows, and is not part of the step."""
+    validated: float | None = None
+    """Validation has ended, where there was one."""
 
     def seconds(self) -> dict[str, float]:
         """Seconds of the phases that the loop itself runs, and of the whole `step`."""

@@ -1,4 +1,4 @@
-"""Statistics of one exploration step over all ranks: the metrics under reward/, rollout/ and time/."""
+"""Statistics of one exploration step over all ranks: the metrics under reward/, rollout/, time/ and perf/."""
 
 import math
 import resource
@@ -13,6 +13,7 @@ import torch
 from grpo_lightning import ranks
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
 from grpo_lightning.training.explorer import Exploration
+from grpo_lightning.training.throughput import Work
 
 
 @dataclass
@@ -22,19 +23,26 @@ class StepStatistics:
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     counts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     maxima: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By phase, of the slowest rank; `step` is the whole step, `wall` all that has passed since the last one."""
+    work: Work = field(default_factory=Work)
+    """The updates, summed over ranks."""
     sample_counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Counts of samples, to be divided by that of all samples: a rank may lack a kind that another has."""
 
     @classmethod
-    def from_exploration(cls, exploration: Exploration, group_size: int, seconds: dict[str, float]) -> "StepStatistics":
+    def from_exploration(
+        cls, exploration: Exploration, group_size: int, seconds: dict[str, float], work: Work
+    ) -> "StepStatistics":
         """The statistics of this rank.
 
         Args:
             exploration: The completions and their scores.
             group_size: G.
-            seconds: Seconds per phase; `step` is the whole step.
+            seconds: Seconds per phase; `step` is the whole step, `wall` all that has passed since the last one.
+            work: The updates.
         """
-        step = cls()
+        step = cls(seconds=dict(seconds), work=work)
         samples, scores = exploration.samples, exploration.scores
         step.add_reward("reward", scores.total, group_size)
         for name, result in scores.results.items():
@@ -48,11 +56,12 @@ class StepStatistics:
             step.add("rollout/truncated", sample.truncated)
         for sample, value in zip(samples, scores.main.value, strict=True):
             if not math.isnan(value):
-                step.add(f"rollout/length_{'right' if value > RIGHT_ABOVE else 'wrong'}", len(sample.token_ids))
+                right = value > RIGHT_ABOVE
+                step.add(f"rollout/length_{'right' if right else 'wrong'}", len(sample.token_ids))
+                step.add("rollout/right_and_finished", right and not sample.truncated)
         sampled = sum(len(sample.token_ids) for sample in samples)
         step.add("rollout/wasted", sampled - exploration.rollouts.num_tokens, sampled)
         step.maxima["rollout/length_max"] = max((len(sample.token_ids) for sample in samples), default=0)
-        step.maxima |= {f"time/{phase}": value for phase, value in seconds.items()}
         return step
 
     def add(self, name: str, value: float, count: float = 1) -> None:
@@ -75,8 +84,10 @@ class StepStatistics:
                 total.add(name, value, rank.counts[name])
             for name, count in rank.sample_counts.items():
                 total.sample_counts[name] += count
-            for name, value in rank.maxima.items():
-                total.maxima[name] = max(value, total.maxima.get(name, value))
+            for largest, values in ((total.maxima, rank.maxima), (total.seconds, rank.seconds)):
+                for name, value in values.items():
+                    largest[name] = max(value, largest.get(name, value))
+            total.work += rank.work
         return total
 
     def metrics(self) -> dict[str, float]:
@@ -84,7 +95,30 @@ class StepStatistics:
         metrics = {name: value / self.counts[name] for name, value in self.sums.items()} | self.maxima
         metrics |= {name: count / self.counts["rollout/length_mean"] for name, count in self.sample_counts.items()}
         metrics["rollout/tokens"] = self.sums["rollout/length_mean"]
-        metrics["time/tokens_per_second"] = metrics["rollout/tokens"] / metrics["time/step"]
+        return metrics | self.times() | self.speeds(metrics["rollout/tokens"])
+
+    def times(self) -> dict[str, float]:
+        """Seconds of each phase, and fractions of the wall clock; what no phase took is `other`."""
+        metrics = {f"time/{name}": value for name, value in self.seconds.items() if name not in ("validate", "wall")}
+        wall = self.seconds["wall"]
+        fractions = {name: value / wall for name, value in self.seconds.items() if name not in ("step", "wall")}
+        fractions["other"] = max(0.0, 1 - sum(fractions.values()))
+        return metrics | {f"time/fraction_{name}": fraction for name, fraction in fractions.items()}
+
+    def speeds(self, tokens: float) -> dict[str, float]:
+        """Tokens per second, and how much of the device's arithmetic the updates used where its peak is known.
+
+        Args:
+            tokens: Those sampled in the step.
+        """
+        counts = {"": ("step", tokens), "_explore": ("explore", tokens), "_optimise": ("optimise", self.work.tokens)}
+        metrics = {
+            f"perf/tokens_per_second{name}": count / self.seconds[phase]
+            for name, (phase, count) in counts.items()
+            if self.seconds.get(phase)  # a source may have sampled before
+        }
+        if self.work.operations and self.work.peak:
+            metrics["perf/mfu"] = self.work.operations / (self.seconds["optimise"] * self.work.peak)
         return metrics
 
 

@@ -67,7 +67,7 @@ def test_a_run_on_a_gpu(name: str, folder: Path, command: Grpo) -> None:
     logged = scalars(folder / "run")
     assert max(logged["policy/objective"]) >= 3
     assert all(value == value for value in logged["optim/grad_norm"].values())
-    assert set(logged["optim/bad_updates"].values()) == {0.0}
+    assert "optim/bad_updates" not in logged
 
 
 def test_a_run_goes_on_where_it_stopped(folder: Path, command: Grpo) -> None:

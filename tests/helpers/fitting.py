@@ -110,14 +110,14 @@ def fit(
 def scalars(folder: Path | str) -> dict[str, dict[int, float]]:
     """Every scalar in a run's event files by name and step; what several files say of a step must agree.
 
-    The wall-clock ones, under time/, are left out.
+    Those of the clock, under time/ and perf/, are left out.
     """
     found: dict[str, dict[int, float]] = {}
     for file in sorted(Path(folder).glob("events.out.tfevents.*")):
         events = EventAccumulator(str(file), size_guidance={"scalars": 0})
         events.Reload()
         for name in events.Tags()["scalars"]:
-            for event in [] if name.startswith("time/") else events.Scalars(name):
+            for event in [] if name.startswith(("time/", "perf/")) else events.Scalars(name):
                 seen = found.setdefault(name, {}).setdefault(event.step, event.value)
                 assert seen == event.value or (math.isnan(seen) and math.isnan(event.value)), (
                     f"{name} at {event.step}: {seen} and {event.value}"

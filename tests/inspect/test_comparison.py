@@ -169,3 +169,24 @@ def test_a_threshold_that_not_every_run_reaches_has_no_interval_and_no_differenc
 def test_a_run_whose_first_value_comes_after_the_others_ended_does_not_count():
     arms = {"a": arm(scalars([0.5, 0.6])), "b": arm(scalars([0.7, 0.8], seconds=9.0))}
     assert cell(arms, "val/x", "b", "seconds").estimate.n == 0
+
+
+def test_a_validation_before_the_first_step_is_step_zero():
+    run = scalars([0.1, 0.2, 0.3], updates_per_step=2)
+    run["val/x"].insert(0, (-1, 0.05))
+    run["epoch"].insert(0, (-1, -1.0))
+    for axis, x in (("step", [0, 1, 2, 3]), ("update", [0, 2, 4, 6]), ("seconds", [0, 1, 2, 3])):
+        found = curve(run, "val/x", axis)
+        assert (found.step.tolist(), found.x.tolist()) == ([0, 1, 2, 3], x)
+        assert found.y.tolist() == [0.05, 0.1, 0.2, 0.3]
+    # Beside a run without it, both are compared from step 1.
+    arms = {"with": arm(run), "without": arm(scalars([0.1, 0.2, 0.3], updates_per_step=2))}
+    assert cell(arms, "val/x:mean", "with").estimate.mean == cell(arms, "val/x:mean", "without").estimate.mean
+
+
+def test_updates_that_are_not_logged_are_counted():
+    run = scalars([0.1, 0.2], updates_per_step=3) | {"optim/lr": [(update, 1e-3) for update in range(6)]}
+    found = curve(run, "optim/updates", "step")
+    assert (found.step.tolist(), found.y.tolist()) == ([1, 2], [3.0, 3.0])
+    assert curve(run | {"optim/updates": [(2, 3.0), (5, 1.0)]}, "optim/updates", "step").y.tolist() == [3.0, 1.0]
+    assert curve(scalars([0.1]), "optim/updates", "step") is None

@@ -11,12 +11,12 @@ from helpers.tiny import policy_of, prompts_of
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.results import RewardResult, Scores
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training.data import PromptBatch
-from grpo_lightning.training.evaluation import Evaluation
+from grpo_lightning.training.evaluation import Answer, Evaluation
 from grpo_lightning.training.explorer import Explorer
-from grpo_lightning.types import FinishReason, Sample, UsageError
+from grpo_lightning.types import Completion, FinishReason, Sample, UsageError
 
 
 class Short(Reward):
@@ -84,15 +84,16 @@ def test_an_unknown_reward_is_refused(tmp_path: Path) -> None:
         fit(tmp_path, correct="wright")
 
 
-@pytest.mark.parametrize(("greedy", "drawn"), [(1.0, 0.0), (0.0, 1.0)])
-def test_with_one_completion_the_greedy_answer_is_pass_at_1(greedy: float, drawn: float) -> None:
+@pytest.mark.parametrize(("best", "drawn"), [(1.0, 0.0), (0.0, 1.0)])
+def test_with_one_completion_the_greedy_answer_is_pass_at_1(best: float, drawn: float) -> None:
     found = evaluation("?", rewards=[Digits()])
 
-    def scored(policy: Any, prompts: Any, count: int, sampling: Sampling) -> Any:
-        sample = Sample(prompts[0], "x", [1], FinishReason.STOP)
-        value = greedy if sampling.greedy else drawn
-        return [sample], Scores([value], {"digits": RewardResult([value], ["ok"])})
+    def answer(policy: Any, prompts: Any, count: int, greedy: bool) -> Any:
+        text = "7" if (best if greedy else drawn) else "x"
+        return [
+            Answer(Completion([1], None, FinishReason.STOP), Sample(prompts[0], text, [1], FinishReason.STOP), greedy)
+        ]
 
-    found._sample_and_score = scored  # type: ignore[method-assign]
+    found.answer = answer  # type: ignore[method-assign]
     found.update(policy_of(), PromptBatch(prompts_of([3]), num_real=1))
-    assert (computed(found)["pass@1"], computed(found)["avg@1"]) == (greedy, drawn)
+    assert (computed(found)["pass@1"], computed(found)["avg@1"]) == (best, drawn)

@@ -155,7 +155,7 @@ class Poison(L.Callback):
 def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path: Path) -> None:
     fit(tmp_path, [Poison(1, 3)], trainer={"max_epochs": 5})
     seen = scalars(tmp_path)
-    assert list(seen["optim/bad_updates"].values()) == [0, 1, 1, 2, 2]
+    assert seen["optim/bad_updates"] == {1: 1, 2: 1, 3: 2, 4: 2}
     assert math.isfinite(seen["optim/grad_norm"][4])
 
 
@@ -218,7 +218,7 @@ def test_groups_without_spread_leave_the_policy_alone(tmp_path: Path) -> None:
 def test_validation_scores_known_completions(tmp_path: Path) -> None:
     # Of two completions of each prompt the first is all digits; greedy decoding asks for one, the first.
     engine = ScriptedEngine(lambda request, text: "42" if request.sample == 0 else "xx")
-    fit(tmp_path, engine=engine, trainer={"max_epochs": 1, "limit_val_batches": 1.0})
+    fit(tmp_path, engine=engine, trainer={"max_epochs": 1, "limit_val_batches": 1.0}, loop={"validate_first": False})
     seen = {name: list(values.values()) for name, values in scalars(tmp_path).items() if name.startswith("val/")}
     assert seen == {
         "val/pass@1": [1.0],

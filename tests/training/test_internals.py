@@ -88,8 +88,11 @@ def test_nothing_is_logged_for_an_update_that_is_not_made(tmp_path: Path) -> Non
 def test_validation_stands_where_the_run_saved(tmp_path: Path) -> None:
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
     loops = {"fit_loop": {"epoch_loop.state_dict": {"_batches_that_stepped": 8}}}
-    internals.stand_where_saved(trainer, {"loops": loops, "epoch": 3})
-    assert (internals.num_logged_updates(trainer), trainer.current_epoch) == (7, 3)
+    where = internals.standing_of({"loops": loops, "epoch": 3})
+    for given, at in ((where, (7, 3)), (None, (-1, -1))):
+        with internals.standing(trainer, given):
+            assert (internals.num_logged_updates(trainer), trainer.current_epoch) == at
+        assert (internals.num_logged_updates(trainer), trainer.current_epoch) == (0, 0)
     # The names are those of a checkpoint that Lightning writes.
     fit(tmp_path, [StepCheckpoint()], trainer={"max_epochs": 2, "enable_checkpointing": True})
     saved = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)

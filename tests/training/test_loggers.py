@@ -26,7 +26,7 @@ from grpo_lightning.maths.stopping import KLAbove
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training import step_statistics as statistics
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.training.callbacks.completions import SampledCompletions, as_markdown, show
+from grpo_lightning.training.callbacks.completions import SampledCompletions, show
 from grpo_lightning.training.callbacks.progress import StepProgressBar, clear_bars
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.loop import GRPOLoop
@@ -123,21 +123,27 @@ def test_completions_reach_every_logger_that_shows_text_and_always_a_file(kind: 
         assert rows[0][4:] == ["0.33", "0.33 ok"]
     if kind == "tensorboard second":
         text = events_of(tmp_path).Tensors("completions/text_summary")[0].tensor_proto.string_val[0].decode()
-        assert "| 0ab |" in text
-        assert len(text.splitlines()) == 6
+        assert text.partition("\n\n")[0].endswith(f"`grpo inspect {tmp_path}`")
+        assert text.partition("\n\n")[2].startswith(
+            "**prompt**\n\n> 3ab\n\n**gold** 3\n\n| reward | ended | digits | completion |"
+        )
+        assert "| 0.33 | stop | 0.33&nbsp;ok | <strong>0ab</strong> |" in text
 
 
 def test_a_logger_takes_the_table_in_its_own_way() -> None:
     calls: list[Any] = []
-    table = [["prompt", "reward"], ["1|2", "0.50"]]
-    text = "| prompt | reward |\n| --- | --- |\n| 1&#124;2 | 0.50 |"
-    assert as_markdown(table) == text
+    table, page = [["prompt", "reward"], ["1|2", "0.50"]], "a page"
     mlflow = SimpleNamespace(run_id="r7", experiment=SimpleNamespace(log_text=lambda *a: calls.append(a)))
-    show(mlflow, table, 3)
-    show(SimpleNamespace(experiment=SimpleNamespace(add_text=lambda *a: calls.append(a))), table, 3)
-    show(SimpleNamespace(experiment=SimpleNamespace()), table, 3)
-    show(SimpleNamespace(), table, 3)
-    assert calls == [("r7", text, "completions/update-3.md"), ("completions", text, 3)]
+    show(SimpleNamespace(log_table=lambda **given: calls.append(given)), table, page, 3)
+    show(mlflow, table, page, 3)
+    show(SimpleNamespace(experiment=SimpleNamespace(add_text=lambda *a: calls.append(a))), table, page, 3)
+    show(SimpleNamespace(experiment=SimpleNamespace()), table, page, 3)
+    show(SimpleNamespace(), table, page, 3)
+    assert calls == [
+        {"key": "completions", "columns": table[0], "data": table[1:], "step": 3},
+        ("r7", page, "completions/update-3.md"),
+        ("completions", page, 3),
+    ]
 
 
 def test_the_file_survives_a_kill_and_a_resume_without_doubles(tmp_path: Path) -> None:

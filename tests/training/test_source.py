@@ -1,5 +1,6 @@
 """Sources of rollouts: today's, and one outside the package whose rollouts are a step late."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,9 @@ class Told(Observer):
     def rewarded(self, mean: float) -> None:
         self.notes.append(("rewarded", mean))
 
+    def reported(self, metrics: Mapping[str, float]) -> None:
+        self.notes.append(("reported", metrics["reward/mean"]))
+
 
 class Watching(L.Callback):
     def __init__(self, observer: Observer) -> None:
@@ -120,10 +124,11 @@ class Watching(L.Callback):
 def test_observers_are_told_how_a_step_goes(tmp_path: Path) -> None:
     told = Told()
     fit(tmp_path, [Watching(told)], trainer={"max_epochs": 1})
-    first, *explored, last = told.notes
+    first, *explored, rewarded, reported = told.notes
     assert first == ("exploring", 16)
     assert {name for name, _ in explored} == {"explored"} and sum(count for _, count in explored) == 16
-    assert last == ("rewarded", pytest.approx(scalars(tmp_path)["reward/mean"][0]))
+    mean = pytest.approx(scalars(tmp_path)["reward/mean"][0])
+    assert (rewarded, reported) == (("rewarded", mean), ("reported", mean))
 
 
 class Fixed(RolloutSource):

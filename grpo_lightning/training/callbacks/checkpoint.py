@@ -74,6 +74,11 @@ class StepCheckpoint(ModelCheckpoint):
         )
 
     @property
+    def saved_in(self) -> str:
+        """The checkpoint that holds the run so far; empty if no step has been saved."""
+        return str(self._saved_in) if self._steps_saved else ""
+
+    @property
     def _last(self) -> Path:
         assert self.dirpath is not None
         return Path(self.dirpath) / "last.ckpt"
@@ -96,20 +101,27 @@ class StepCheckpoint(ModelCheckpoint):
         if self.dirpath is None:
             self.dirpath = str(checkpoints_of(trainer))
 
+    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuses a folder that holds another run, before the validation that comes first logs into it."""
+        self._refuse_another_run(trainer)
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Refuses a folder that holds another run, and begins to listen for signals."""
         super().on_train_start(trainer, pl_module)
-        is_own = (
-            trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve().parent == self._last.parent.resolve()
-        )
-        if trainer.global_step == 0 or not is_own:
-            refuse_overwriting(self._last.parent)
+        self._refuse_another_run(trainer)
         if trainer.ckpt_path is not None:
             self._steps_saved, self._saved_in = trainer.current_epoch, Path(trainer.ckpt_path)
         there = {path: score for path, score in self.best_k_models.items() if Path(path).exists()}
         self._rank(trainer.strategy.broadcast(there))
         # Lightning's own handlers would leave the step in the middle.
         self.interrupts.listen()
+
+    def _refuse_another_run(self, trainer: L.Trainer) -> None:
+        is_own = (
+            trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve().parent == self._last.parent.resolve()
+        )
+        if trainer.global_step == 0 or not is_own:
+            refuse_overwriting(self._last.parent)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Saves the step, and ends the run if it was asked to."""

@@ -1,6 +1,5 @@
 """Sampled completions in a file and in every logger that shows text, and histograms."""
 
-import html
 import json
 import math
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from grpo_lightning.training import disk, internals
+from grpo_lightning.training.callbacks.page import as_page
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.records import record
@@ -61,8 +61,9 @@ class SampledCompletions(Callback):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in found))
+        page = as_page(exploration, rows, trainer.default_root_dir)
         for logger in trainer.loggers:
-            show(logger, as_table(exploration, rows), update)
+            show(logger, as_table(exploration, rows), page, update)
             histograms(logger, exploration, update)
 
 
@@ -79,15 +80,15 @@ def fast_dev_run(trainer: Any) -> bool:
     return bool(trainer.fast_dev_run)
 
 
-def show(logger: Any, table: list[list[str]], update: int) -> None:
-    """Hands a table, header first, to a logger that can show one."""
+def show(logger: Any, table: list[list[str]], page: str, update: int) -> None:
+    """Hands completions to a logger that can show them: as a table, header first, or as a page of Markdown."""
     experiment: Any = getattr(logger, "experiment", None)
     if callable(getattr(logger, "log_table", None)):
         logger.log_table(key="completions", columns=table[0], data=table[1:], step=update)
     elif callable(getattr(experiment, "add_text", None)):
-        experiment.add_text("completions", as_markdown(table), update)
+        experiment.add_text("completions", page, update)
     elif callable(getattr(experiment, "log_text", None)) and hasattr(logger, "run_id"):
-        experiment.log_text(logger.run_id, as_markdown(table), f"completions/update-{update}.md")
+        experiment.log_text(logger.run_id, page, f"completions/update-{update}.md")
 
 
 def histograms(logger: Any, exploration: Exploration, update: int) -> None:
@@ -108,15 +109,3 @@ def as_table(exploration: Exploration, rows: list[int]) -> list[list[str]]:
         cells = [sample.prompt.text, sample.answer, sample.text, str(sample.finish_reason)]
         table.append([*cells, f"{exploration.scores.total[row]:.2f}", *scores])
     return table
-
-
-def as_markdown(table: list[list[str]]) -> str:
-    """The table in Markdown; text of the model is escaped."""
-    header, *lines = table
-    shown = [header, ["---"] * len(header), *([escape(cell) for cell in line] for line in lines)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in shown)
-
-
-def escape(text: str) -> str:
-    """The text, escaped so that a Markdown table shows it unchanged."""
-    return html.escape(text).replace("|", "&#124;").replace("\n", "<br>").replace("*", "&#42;").replace("_", "&#95;")

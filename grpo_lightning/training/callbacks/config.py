@@ -11,7 +11,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.tensorboard.summary import hparams
 
 from grpo_lightning.training import disk, internals
-from grpo_lightning.training.module import GRPOModule
 
 
 class SaveConfig(SaveConfigCallback):
@@ -35,12 +34,9 @@ class SaveConfig(SaveConfigCallback):
         options = yaml.safe_load(text)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                assert isinstance(pl_module, GRPOModule)
-                parts = flat({key: options[key] for key in ("model", "data", "loop")})
-                # The HPARAMS tab shows the last value of these beside the options.
-                shown = dict.fromkeys(["reward/mean", *(f"val/{name}" for name in pl_module.evaluation.metrics)], 0.0)
-                for summary in hparams(parts, shown):
-                    internals.summary_writer(logger).add_summary(summary)
+                # Without the summary of an experiment, the tab HPARAMS begins with what differs between the runs.
+                _, start, _ = hparams(flat(hyperparameters(options)), {})
+                internals.summary_writer(logger).add_summary(start)
             else:
                 logger.log_hyperparams(options)
 
@@ -72,6 +68,55 @@ def differences(earlier: str, later: str) -> list[str]:
         for key in {**before, **now}
         if before.get(key) != now.get(key) or (key in before) != (key in now)
     ]
+
+
+ALGORITHM = ("advantage", "reward_kl", "old_policy", "reference", "sampling", "lr_scheduler", "grad_clip")
+SIZES = ("group_size", "prompts_per_step", "mu", "num_minibatches", "steps_per_iteration", "stop", "dynamic_sampling")
+"""Keys under `model` and `loop` that decide the result."""
+
+
+def hyperparameters(options: dict[str, Any]) -> dict[str, Any]:
+    """What one varies between runs, under short names: a class by its name, and its settings below it.
+
+    What is not set is left out.
+
+    Args:
+        options: The whole configuration.
+    """
+    model, loop, trainer = (options.get(key) or {} for key in ("model", "loop", "trainer"))
+    chosen = {
+        **short(model.get("optimizer"), "optimizer"),
+        **{key: value for key, value in (model.get("objective") or {}).items() if not isinstance(value, dict)},
+        **{
+            name: value
+            for key, part in [*(model.get("objective") or {}).items(), *((key, model.get(key)) for key in ALGORITHM)]
+            for name, value in short(part, key).items()
+        },
+        **{name: value for key in SIZES for name, value in short(loop.get(key), key).items()},
+        "policy": (model.get("policy") or {}).get("path"),
+        "rewards": ", ".join(class_name(reward) for reward in model.get("rewards") or []),
+        "seed": loop.get("seed"),
+        "steps": trainer.get("max_epochs"),
+        "precision": trainer.get("precision"),
+    }
+    # Its switches are off but for a few, and its settings are what is looked for most.
+    off = {name for name, value in chosen.items() if name.startswith("optimizer.") and value is False}
+    chosen = {name.removeprefix("optimizer."): value for name, value in chosen.items() if name not in off}
+    return {name: value for name, value in chosen.items() if value not in (None, [], {}, "")}
+
+
+def short(part: Any, key: str) -> dict[str, Any]:
+    """{"class_path": "x.Adam", "init_args": {"lr": 1}} -> {"adam": "Adam", "adam.lr": 1} under the name `key`."""
+    if not isinstance(part, dict):
+        return {key: part}
+    settings = part.get("init_args", {}) if "class_path" in part else part
+    names = {key: class_name(part)} if "class_path" in part else {}
+    return names | {f"{key}.{name}": value for name, value in flat(settings or {}).items() if value != "None"}
+
+
+def class_name(part: Any) -> str:
+    """`GroupStd` of a part with the class_path `grpo_lightning.GroupStd`."""
+    return str(part["class_path"]).rpartition(".")[2] if isinstance(part, dict) else str(part)
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:

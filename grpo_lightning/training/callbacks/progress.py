@@ -3,18 +3,24 @@
 import logging
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.trainer.states import TrainerFn
 
+from grpo_lightning.training.callbacks.validations import Scores, headline, scores_of
 from grpo_lightning.training.internals import bars_of, bars_on_screen
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.observer import Observer
+from grpo_lightning.training.pace import Pace, duration
 
 
 class StepProgressBar(TQDMProgressBar, Observer):
-    """One line for the run: `step 3/60 explore 128/256`, then `step 3/60 update 1/4`, with the step's mean reward.
+    """One line for the run: `step 3/60 explore 128/256`, then `update 1/4` and `validate 2/8`.
+
+    Behind it stand the step's mean reward as soon as it is known, the last validation, and the time left for the run.
 
     Args:
         refresh_rate: Updates between two drawings.
@@ -22,9 +28,14 @@ class StepProgressBar(TQDMProgressBar, Observer):
         leave: Keep the bar on the screen when the run has ended.
     """
 
+    BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}"
+
     def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:
         super().__init__(refresh_rate, process_position, leave)
         self._reward: float | None = None
+        self._last_reward: float | None = None
+        self._scores: Scores = {}
+        self._pace = Pace(0, None)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Follows the loop of the run."""
@@ -35,6 +46,7 @@ class StepProgressBar(TQDMProgressBar, Observer):
     def exploring(self, num_completions: int) -> None:
         """Begins the bar of an exploration."""
         self._begin("explore", num_completions)
+        self._show_numbers()
 
     def explored(self, num_completions: int) -> None:
         """Moves the bar on."""
@@ -42,18 +54,71 @@ class StepProgressBar(TQDMProgressBar, Observer):
 
     def rewarded(self, mean: float) -> None:
         """Shows the step's mean reward."""
-        self._reward = mean
-        if not self.train_progress_bar.disable:
-            self.train_progress_bar.set_postfix(self.get_metrics(self.trainer, self.trainer.lightning_module))
+        self._reward = self._last_reward = mean
+        self._show_numbers()
+
+    def reported(self, metrics: Mapping[str, float]) -> None:
+        """Counts the step."""
+        self._pace.step_ended()
 
     def _begin(self, phase: str, total: int) -> None:
         bar = self.train_progress_bar
         bar.reset(total)
         bar.initial = 0
-        bar.set_description(f"step {self.trainer.current_epoch + 1}/{self.trainer.max_epochs} {phase}")
+        trainer = self.trainer
+        step = (
+            "before training" if trainer.sanity_checking else f"step {trainer.current_epoch + 1}/{trainer.max_epochs}"
+        )
+        bar.set_description(f"{step} {phase}")
+
+    def _show_numbers(self) -> None:
+        if not self.train_progress_bar.disable:
+            self.train_progress_bar.set_postfix(self.get_metrics(self.trainer, self.trainer.lightning_module))
+
+    def on_sanity_check_start(self, *args: Any) -> None:
+        """Makes the bar: validation comes before the first step."""
+        self.train_progress_bar = self.init_train_tqdm()
+
+    def on_sanity_check_end(self, *args: Any) -> None:
+        """Nothing: the bar stays for the training."""
+
+    def on_train_start(self, trainer: L.Trainer, *args: Any) -> None:
+        """Makes the bar, and starts the clock."""
+        if all(bar.disable for bar in bars_of(self)):
+            self.train_progress_bar = self.init_train_tqdm()
+        self._pace = Pace(trainer.current_epoch, trainer.max_epochs)
 
     def on_train_epoch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        """Nothing: the bar begins with the exploration."""
+        """Forgets the last step's reward; the bar begins with the exploration."""
+        self._reward = None
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Begins the bar of a validation; `grpo validate` has Lightning's."""
+        if trainer.state.fn != TrainerFn.FITTING:
+            super().on_validation_start(trainer, pl_module)
+
+    def on_validation_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        """Sets how many batches there will be."""
+        if trainer.state.fn != TrainerFn.FITTING:
+            super().on_validation_batch_start(trainer, *args, **kwargs)
+        elif self.has_dataloader_changed(0):
+            self._begin("validate", int(self.total_val_batches_current_dataloader))
+
+    def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        """Moves the bar on."""
+        if trainer.state.fn != TrainerFn.FITTING:
+            super().on_validation_batch_end(trainer, *args, **kwargs)
+        else:
+            self.train_progress_bar.update()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Shows what was found."""
+        if trainer.state.fn != TrainerFn.FITTING:
+            super().on_validation_end(trainer, pl_module)
+            return
+        self.reset_dataloader_idx_tracker()
+        self._scores = headline(scores_of(trainer))
+        self._show_numbers()
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -70,9 +135,16 @@ class StepProgressBar(TQDMProgressBar, Observer):
     def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
         """The numbers behind the bar."""
         metrics = super().get_metrics(trainer, pl_module)
-        metrics.pop("v_num", None)
-        # Until this step has ended, Lightning has the mean reward of the last one.
-        return metrics if self._reward is None else metrics | {"reward/mean": self._reward}
+        # Lightning has the mean reward of the last step until this one has ended.
+        for name in ("v_num", "reward/mean"):
+            metrics.pop(name, None)
+        if self._reward is not None:
+            metrics["reward/mean"] = self._reward
+        elif self._last_reward is not None:
+            metrics["last reward"] = self._last_reward
+        metrics |= {f"val/{name}": value for name, value in self._scores.items()}
+        left = self._pace.left
+        return metrics if left is None else metrics | {"left": duration(left)}
 
 
 class BesideBars(logging.Filter):

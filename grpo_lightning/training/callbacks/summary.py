@@ -1,0 +1,116 @@
+"""The last lines of a run: what validation found, what was saved, and where to look."""
+
+import shlex
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info
+
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.training.callbacks.completions import fast_dev_run
+from grpo_lightning.training.callbacks.lines import number
+from grpo_lightning.training.callbacks.validations import Scores, headline, scores_of
+from grpo_lightning.training.pace import duration
+
+
+class RunSummary(Callback):
+    """Prints first and last validation, the best checkpoint, the time taken, where to look and how to continue.
+
+    It does so however the run ends in order: after its last step, an EarlyStopping, SIGTERM or Ctrl-C.
+
+    Args:
+        records: Folder of the inspector's records, in that of the run.
+    """
+
+    def __init__(self, records: str = "inspect") -> None:
+        self.records = records
+        self._first: tuple[int, Scores] | None = None
+        self._last: tuple[int, Scores] | None = None
+        self._begun = 0
+        self._started = perf_counter()
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Starts the clock."""
+        self._started = perf_counter()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Notes with which step this start begins."""
+        self._begun = trainer.current_epoch
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Keeps the scores, with the number of steps done."""
+        scores = headline(scores_of(trainer))
+        self._last = 0 if trainer.sanity_checking else trainer.current_epoch + 1, scores
+        self._first = self._first or self._last
+
+    def state_dict(self) -> dict[str, Any]:
+        """The validations, so that a resumed run knows its first."""
+        return {"first": self._first, "last": self._last}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over the validations of earlier starts."""
+        self._first, self._last = state_dict["first"], state_dict["last"]
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Prints the lines."""
+        if fast_dev_run(trainer) or not trainer.is_global_zero:
+            return
+        rows = self._rows(trainer)
+        width = max(map(len, rows))
+        rank_zero_info("\n".join(f"{name:<{width}}  {text}" for name, text in rows.items() if text))
+
+    def _rows(self, trainer: L.Trainer) -> dict[str, str]:
+        folder = Path(trainer.default_root_dir)
+        steps, total = trainer.current_epoch, trainer.max_epochs
+        begun = f", from step {self._begun + 1}" if self._begun else ""
+        rows = {
+            "done": f"{steps} of {total} steps{begun} in {duration(perf_counter() - self._started)}",
+            "validation": self._change(),
+        }
+        boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        if boards:
+            rows["curves"] = f"tensorboard --logdir {shlex.quote(str(Path(boards[0].log_dir)))}"
+        if (folder / self.records).is_dir():
+            rows["tokens"] = f"grpo inspect {shlex.quote(str(folder))}"
+        checkpoint = trainer.checkpoint_callback
+        if isinstance(checkpoint, StepCheckpoint):
+            rows |= {"best": best_of(checkpoint), "saved": checkpoint.saved_in, "go on": go_on(trainer, checkpoint)}
+        return rows
+
+    def _change(self) -> str:
+        """`avg@8 0.39 -> 0.96, pass@1 0.98 -> 1.00 (before training -> after step 60)`; empty without validation."""
+        if self._first is None or self._last is None:
+            return ""
+        (begin, first), (end, last) = self._first, self._last
+        if begin == end:
+            return ", ".join(f"{name} {number(value)}" for name, value in last.items()) + f" ({when(end)})"
+        changes = [f"{name} {number(first[name])} -> {number(last[name])}" for name in last if name in first]
+        return f"{', '.join(changes)} ({when(begin)} -> {when(end)})"
+
+
+def when(steps: int) -> str:
+    """After how many steps."""
+    return f"after step {steps}" if steps else "before training"
+
+
+def best_of(checkpoint: StepCheckpoint) -> str:
+    """The best checkpoint and its score; empty if nothing judges them."""
+    if checkpoint.monitor == "epoch" or not checkpoint.best_model_path:
+        return ""
+    score = checkpoint.best_model_score
+    shown = "" if score is None else f" ({checkpoint.monitor} {number(float(score))})"
+    return f"{checkpoint.best_model_path}{shown}"
+
+
+def go_on(trainer: L.Trainer, checkpoint: StepCheckpoint) -> str:
+    """The command that continues the run; empty where there is nothing to continue from."""
+    config = Path(trainer.default_root_dir) / "config.yaml"
+    if not checkpoint.saved_in or not config.exists():
+        return ""
+    steps, total = trainer.current_epoch, trainer.max_epochs or 0
+    more = f" --trainer.max_epochs {2 * steps}" if steps == total else ""
+    return f"grpo fit --config {shlex.quote(str(config))} --ckpt_path last{more}"

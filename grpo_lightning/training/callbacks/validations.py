@@ -1,0 +1,20 @@
+"""The validations of a run, as those who show its progress need them."""
+
+from typing import Any
+
+import lightning as L
+
+Scores = dict[str, float]
+"""The metrics of one validation, without `val/`."""
+
+
+def scores_of(trainer: L.Trainer) -> Scores:
+    """What the validation that has just ended found. Every rank must call it."""
+    metrics: dict[str, Any] = trainer.callback_metrics
+    return {name.removeprefix("val/"): float(metrics[name]) for name in sorted(metrics) if name.startswith("val/")}
+
+
+def headline(scores: Scores) -> Scores:
+    """The two numbers to read first: avg@k, which GRPO improves most directly, and pass@1."""
+    average = [name for name in scores if name.startswith("avg@")]
+    return {name: scores[name] for name in [*average, "pass@1"] if name in scores}

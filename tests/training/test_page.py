@@ -1,0 +1,67 @@
+"""The page of sampled completions that loggers of text show."""
+
+import html
+import re
+from typing import Any
+
+import pytest
+
+from grpo_lightning.training.callbacks.page import completion, escape, solid, span_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:html5lib's sanitizer")  # which TensorBoard uses
+
+WRITTEN = [
+    "a\nb\n\n  c  d",
+    "1. one\n2. two\n- three\n# four\n> five\n    code",
+    "*a* _b_ `c` [d](http://e) ![f](g) ~~h~~ | i | \\j <k>&amp;&#65;",
+    "<script>alert(1)</script><img src=x onerror=alert(1)>",
+    "שלום عربى 👩‍🚀 é",
+    "x" * 10_000,
+]
+
+
+def shown(text: str) -> str:
+    """What a reader sees of a table cell in TensorBoard's Text tab."""
+    from tensorboard.plugin_util import markdown_to_safe_html
+
+    page = markdown_to_safe_html(f"| completion |\n| --- |\n| {escape(text)} |")
+    (cell,) = re.findall(r"<td>(.*)</td>", page, re.DOTALL)
+    assert not re.search(r"<(?!br)", cell), cell
+    return html.unescape(re.sub(r"<br ?/?>", "\n", cell)).replace("\xa0", " ")
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+def test_what_a_model_writes_is_shown_as_it_is(text: str) -> None:
+    assert shown(text) == text
+
+
+def test_control_characters_are_visible() -> None:
+    assert shown("a\x00b\x1bc\x7fd\te") == "a␀b␛c␡d    e"
+    assert shown("pay \u202e001\u202c") == "pay <U+202E>001<U+202C>"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "found"),
+    [
+        ("5 and <answer>5</answer> is 5", "5", (14, 15)),
+        (r"so 7, \boxed{ 7 }", "7", (14, 15)),
+        ("it is 12, not 2", "2", (14, 15)),
+        ("2.5 or 25", "5", None),
+        ("it is 5.", "5", (6, 7)),
+        ("a+b", "a+b", (0, 3)),
+        ("nothing", None, None),
+        ("nothing", "", None),
+    ],
+)
+def test_the_answer_is_found_where_it_stands(text: str, answer: str | None, found: Any) -> None:
+    assert span_of(text, answer) == found
+
+
+def test_the_answer_is_bold_and_nothing_else_changes() -> None:
+    assert completion("<answer>4</answer>", "4") == "&lt;answer&gt;<strong>4</strong>&lt;/answer&gt;"
+    assert completion("|4", None) == "&#124;4"
+
+
+def test_columns_do_not_break() -> None:
+    assert solid("0.50 no_answer") == "0.50&nbsp;no&#95;answer"
+    assert shown("-1.0") == "-1.0"

@@ -1,0 +1,175 @@
+"""Tokens per second, fractions of the wall clock and model FLOPs utilisation, against counts by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from helpers.fitting import fit
+from helpers.tiny import policy_of, rollouts_of
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from grpo_lightning.engines.scripted import ScriptedEngine
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.training.step_statistics import StepStatistics
+from grpo_lightning.training.throughput import PEAKS, Cost, Work, peak_of, peak_operations
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def clock_of(folder: Path) -> dict[str, list[float]]:
+    """What a run logged under time/ and perf/."""
+    events = EventAccumulator(str(folder)).Reload()
+    names = [name for name in events.Tags()["scalars"] if name.startswith(("time/", "perf/"))]
+    return {name: [event.value for event in events.Scalars(name)] for name in names}
+
+
+def test_the_cost_of_a_pack_counts_every_weight_and_every_pair_of_tokens() -> None:
+    policy = policy_of("llama")
+    cost = Cost.from_policy(policy)
+    assert cost is not None
+    hidden, inner, layers, heads, key_heads, vocabulary = 32, 48, 2, 4, 2, 64
+    size = hidden // heads
+    attention = 2 * hidden * heads * size + 2 * hidden * key_heads * size
+    trunk = layers * (attention + 3 * hidden * inner + 2 * hidden) + hidden
+    assert cost.token == 6 * trunk
+    assert cost.drawn == 6 * vocabulary * hidden
+    assert cost.pair == 12 * layers * heads * size
+    # Two prompts of 3 and 5 tokens; completions of 2 and 4 of the first, 1 of the second.
+    pack = rollouts_of([2, 4, 1], prompt_lengths=[3, 5], group=[0, 0, 1])
+    drawn = 7 * cost.drawn
+    completions = 2 * 5 + 4 * 7 + 1 * 6
+    shared = cost.token * (3 + 5 + 7) + drawn + cost.pair * (9 + 25 + completions)
+    assert cost.of(pack, shares_prefix=True) == shared
+    repeated = cost.token * (3 + 3 + 5 + 7) + drawn + cost.pair * (9 + 9 + 25 + completions)
+    assert cost.of(pack, shares_prefix=False) == repeated
+
+
+def test_weights_that_are_not_trained_cost_no_gradient_of_their_own() -> None:
+    policy = policy_of("llama")
+    before = Cost.from_policy(policy)
+    policy.model.requires_grad_(False)
+    after = Cost.from_policy(policy)
+    assert before is not None and after is not None
+    assert (after.token, after.drawn) == (before.token * 4 / 6, before.drawn * 4 / 6)
+
+
+def test_a_head_that_is_the_embedding_counts_once_and_experts_are_not_counted() -> None:
+    tied = Cost.from_policy(policy_of("llama", tie_word_embeddings=True))
+    assert tied == Cost.from_policy(policy_of("llama"))
+    policy = policy_of("llama")
+    policy.config.num_experts = 8
+    assert Cost.from_policy(policy) is None
+
+
+def test_the_work_of_passes_that_were_ended() -> None:
+    policy = policy_of("llama")
+    cost = Cost.from_policy(policy)
+    assert cost is not None
+    packs: list[list[Rollouts]] = [[rollouts_of([2, 4])], [rollouts_of([3]), rollouts_of([5])]]
+    # Three updates: the first minibatch twice, the second once.
+    work = Work.of_updates(packs, 3, policy, peak=1e12)
+    each = [sum(cost.of(pack, policy.shares_prefix) for pack in minibatch) for minibatch in packs]
+    assert (work.tokens, work.operations) == (2 * 6 + 8, 2 * each[0] + each[1])
+    assert Work.of_updates(packs, 3, policy, peak=0.0) == Work(20, 0.0, 0.0)
+    assert work + Work(1, 2.0, 3.0) == Work(21, work.operations + 2, 1e12 + 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tf32", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", BF16, False, 989e12),
+        ("NVIDIA H100 PCIe", BF16, False, 756e12),
+        ("NVIDIA H200", BF16, False, 989e12),
+        ("NVIDIA A100-SXM4-80GB", FP32, True, 156e12),
+        ("NVIDIA A100-SXM4-80GB", FP32, False, 19.5e12),
+        ("NVIDIA A10", BF16, False, 125e12),
+        ("NVIDIA A10G", BF16, False, 70e12),
+        ("NVIDIA L4", BF16, False, 121e12),
+        ("NVIDIA L40S", BF16, False, 362e12),
+        ("NVIDIA GeForce RTX 4090", torch.float16, False, 165.2e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", BF16, False, 0.0),
+        ("NVIDIA GeForce RTX 3090 Ti", BF16, False, 80e12),
+        ("Some other device", BF16, False, 0.0),
+    ],
+)
+def test_peaks_are_found_by_the_devices_name(name: str, dtype: torch.dtype, tf32: bool, peak: float) -> None:
+    assert peak_operations(name, dtype, tf32) == peak
+
+
+def test_peaks_are_plausible() -> None:
+    assert peak_of(torch.device("cpu"), FP32) == 0
+    assert all(half >= tf32 >= single for half, tf32, single in PEAKS.values())
+
+
+def test_metrics_from_seconds_and_work() -> None:
+    seconds = {"explore": 4.0, "reward": 1.0, "logp": 1.0, "optimise": 2.0, "step": 8.0, "validate": 6.0, "wall": 20.0}
+    step = StepStatistics(seconds=seconds, work=Work(tokens=50, operations=3e12, peak=6e12))
+    assert step.times() == {
+        "time/explore": 4.0,
+        "time/reward": 1.0,
+        "time/logp": 1.0,
+        "time/optimise": 2.0,
+        "time/step": 8.0,
+        "time/fraction_explore": 0.2,
+        "time/fraction_reward": 0.05,
+        "time/fraction_logp": 0.05,
+        "time/fraction_optimise": 0.1,
+        "time/fraction_validate": 0.3,
+        "time/fraction_other": pytest.approx(0.3),
+    }
+    assert step.speeds(tokens=100) == {
+        "perf/tokens_per_second": 12.5,
+        "perf/tokens_per_second_explore": 25.0,
+        "perf/tokens_per_second_optimise": 25.0,
+        "perf/mfu": 0.25,
+    }
+    # A source that has sampled before, on a device whose peak is not known.
+    step = StepStatistics(seconds=seconds | {"explore": 0.0}, work=Work(tokens=50))
+    assert {*step.speeds(tokens=100)} == {"perf/tokens_per_second", "perf/tokens_per_second_optimise"}
+
+
+class Learned(L.Callback):
+    """Counts the completion tokens of every update."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.tokens.append(sum(pack.num_tokens for pack in batch.packs))
+
+
+def test_a_run_logs_them(tmp_path: Path) -> None:
+    learned = Learned()
+    fit(tmp_path, [learned], loop={"mu": 2, "num_minibatches": 2}, trainer={"limit_val_batches": 1.0})
+    found = clock_of(tmp_path)
+    fractions = {name: values for name, values in found.items() if name.startswith("time/fraction_")}
+    assert len(fractions) == 6 and {len(values) for values in fractions.values()} == {3}
+    for step in range(3):
+        assert sum(values[step] for values in fractions.values()) == pytest.approx(1)
+        tokens = sum(learned.tokens[4 * step : 4 * step + 4])
+        per_second = found["perf/tokens_per_second_optimise"][step]
+        assert per_second == pytest.approx(tokens / found["time/optimise"][step], rel=1e-4)
+    assert "perf/mfu" not in found
+
+
+def test_utilisation_is_logged_where_the_peak_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grpo_lightning.training.loop.peak_of", lambda device, dtype: 1e12)
+    fit(tmp_path, trainer={"max_epochs": 1})
+    assert 0 < clock_of(tmp_path)["perf/mfu"][0] < 1
+
+
+def test_right_and_finished_needs_both(tmp_path: Path) -> None:
+    # Of four: right and finished, right and cut off, wrong and finished, wrong and cut off.
+    texts = ["1", "1" * 20, "a", "a" * 20]
+    seen: list[dict[str, float]] = []
+
+    class Watch(L.Callback):
+        def on_train_epoch_end(self, trainer: L.Trainer, *args: Any) -> None:
+            seen.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+    engine = ScriptedEngine(lambda request, text: texts[request.sample])
+    fit(tmp_path, [Watch()], engine=engine, trainer={"max_epochs": 2})
+    assert seen[1]["rollout/right_and_finished"] == 0.25
+    assert seen[1]["rollout/truncated"] == 0.5

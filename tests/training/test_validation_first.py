@@ -1,0 +1,141 @@
+"""Validation before the first step: where it stands, and that nothing else notices it."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+from helpers.fitting import Digits, Echo, fit, scalars
+from helpers.tiny import policy_of
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.training import internals
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.training.data import PromptDataModule
+from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.types import UsageError
+
+Run = dict[str, dict[int, float]]
+VALIDATES: dict[str, Any] = {"max_epochs": 3, "limit_val_batches": 1.0}
+
+
+def go(folder: Path, first: bool = True, callbacks: Any = (), ckpt_path: str | None = None, **trainer: Any) -> Run:
+    options = {"validate_first": first, "mu": 2}
+    fit(folder, callbacks, loop=options, trainer=VALIDATES | trainer, ckpt_path=ckpt_path)
+    return scalars(folder)
+
+
+def test_it_stands_before_the_first_update_and_changes_nothing_else(tmp_path: Path) -> None:
+    with_it, without = go(tmp_path / "with"), go(tmp_path / "without", first=False)
+    names = [name for name in without if name.startswith("val/")]
+    assert len(names) == 7
+    for name in names:
+        assert [*with_it[name]] == [-1, 1, 3, 5] and [*without[name]] == [1, 3, 5]
+        with_it[name].pop(-1)
+    assert with_it["epoch"].pop(-1) == -1
+    assert with_it == without
+
+
+@pytest.mark.parametrize("trainer", [{"limit_val_batches": 0}, {"fast_dev_run": True}])
+def test_a_run_without_validation_and_a_trial_have_none(tmp_path: Path, trainer: dict[str, Any]) -> None:
+    ran: list[bool] = []
+
+    class Look(L.Callback):
+        def on_sanity_check_start(self, *args: Any) -> None:
+            ran.append(True)
+
+    fit(tmp_path, [Look()], trainer=VALIDATES | trainer)
+    assert ran == []
+
+
+def test_it_does_not_wait_for_every_nth_step(tmp_path: Path) -> None:
+    seen = go(tmp_path, check_val_every_n_epoch=2)
+    assert [*seen["val/reward"]] == [-1, 3]
+
+
+def test_a_resumed_run_does_not_repeat_it(tmp_path: Path) -> None:
+    saving: dict[str, Any] = {"enable_checkpointing": True}
+    whole = go(tmp_path / "whole", callbacks=[StepCheckpoint()], **saving)
+    go(tmp_path / "cut", callbacks=[StepCheckpoint()], max_epochs=1, **saving)
+    cut = go(tmp_path / "cut", callbacks=[StepCheckpoint()], ckpt_path="last", **saving)
+    assert cut == whole
+    alone = tmp_path / "alone"
+    last = str(tmp_path / "whole" / "checkpoints" / "last.ckpt")
+    assert -1 not in go(alone, callbacks=[StepCheckpoint()], ckpt_path=last, **saving | {"max_epochs": 4})["epoch"]
+
+
+def test_a_second_fit_of_the_same_trainer_does_not_repeat_it(tmp_path: Path) -> None:
+    checks: list[int] = []
+
+    class Look(L.Callback):
+        def on_sanity_check_start(self, trainer: L.Trainer, *args: Any) -> None:
+            checks.append(trainer.current_epoch)
+
+    module, trainer = made(tmp_path, Look())
+    trainer.fit(module, datamodule=data())
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, datamodule=data())
+    assert checks == [0] and [*scalars(tmp_path)["val/reward"]] == [-1, 0, 1]
+
+
+def test_early_stopping_and_monitors_do_not_count_it(tmp_path: Path) -> None:
+    for first in (True, False):
+        # Its patience is used up after step 2, whatever came before the training.
+        stopping = EarlyStopping("val/reward", mode="max", patience=1, min_delta=99.0)
+        best = StepCheckpoint(keep=-1, monitor="val/reward")
+        folder = tmp_path / str(first)
+        seen = go(folder, first, [stopping, best], max_epochs=5, enable_checkpointing=True, check_val_every_n_epoch=1)
+        assert [*seen["reward/mean"]] == [1, 3]
+        assert sorted(Path(path).name for path in best.best_k_models) == ["step-1.ckpt", "step-2.ckpt"]
+
+
+def test_another_run_in_the_folder_is_left_alone(tmp_path: Path) -> None:
+    go(tmp_path, callbacks=[StepCheckpoint()], enable_checkpointing=True)
+    before = scalars(tmp_path)
+    with pytest.raises(UsageError, match="already holds a run"):
+        go(tmp_path, callbacks=[StepCheckpoint()], enable_checkpointing=True)
+    assert scalars(tmp_path) == before
+
+
+def made(folder: Path, *callbacks: L.Callback) -> tuple[GRPOModule, L.Trainer]:
+    module = GRPOModule(policy_of(scale=0.05), [Digits()], sampling=Sampling(max_new_tokens=12), val_samples=2)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        log_every_n_steps=1,
+        num_sanity_val_steps=0,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=any(isinstance(callback, StepCheckpoint) for callback in callbacks),
+        logger=TensorBoardLogger(folder, name="", version=""),
+        default_root_dir=folder,
+        callbacks=[*callbacks, GRPOLoop(group_size=4, prompts_per_step=4)],
+    )
+    return module, trainer
+
+
+def data() -> PromptDataModule:
+    return PromptDataModule(Echo(), val_batch_size=5)
+
+
+def test_validate_stands_where_the_run_validated_these_weights(tmp_path: Path) -> None:
+    seen = go(tmp_path / "run", callbacks=[StepCheckpoint(keep=-1)], enable_checkpointing=True)
+    for update, name in ((3, "step-2.ckpt"), (5, "last.ckpt")):
+        module, trainer = made(tmp_path / name, StepCheckpoint())
+        trainer.validate(module, data(), ckpt_path=tmp_path / "run" / "checkpoints" / name, verbose=False)
+        found = scalars(tmp_path / name)
+        assert found["val/reward"] == {update: seen["val/reward"][update]}
+        assert found["epoch"] == {update: (update - 1) // 2}
+        # A fit after it begins at the beginning.
+        assert (trainer.current_epoch, internals.num_logged_updates(trainer)) == (0, 0)
+    module, trainer = made(tmp_path / "fresh", StepCheckpoint())
+    trainer.validate(module, data(), verbose=False)
+    fresh = scalars(tmp_path / "fresh")
+    assert fresh["val/reward"] == {-1: seen["val/reward"][-1]} and fresh["epoch"] == {-1: -1}
+    trainer.fit(module, datamodule=data())
+    # What the run has validated at these places, `validate` repeats.
+    trainer.validate(module, data(), verbose=False)
+    assert [*scalars(tmp_path / "fresh")["val/reward"]] == [-1, 0]
