@@ -6,7 +6,7 @@ python tools/demo.py        (or `make demo`, which installs first)
 import shutil
 import time
 
-from stages import ROOT, changes, inspected, picture, run_stages
+from stages import ROOT, run_stages, show, summary
 
 POLICY, RUN, CONFIG = "runs/tiny_policy", "runs/quickstart", "configs/quickstart.yaml"
 STAGES = (
@@ -21,9 +21,8 @@ def main() -> None:
     shutil.rmtree(ROOT / RUN, ignore_errors=True)
     run_stages(STAGES)
     seconds = time.perf_counter() - started
-    pages = inspected(RUN)
-    picture(ROOT / RUN)
-    print(f"{changes(ROOT / RUN)} in {seconds:.0f} s; see {pages}the curves with tensorboard --logdir runs")
+    show(RUN)
+    print(summary(RUN, seconds))
 
 
 if __name__ == "__main__":

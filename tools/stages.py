@@ -30,28 +30,28 @@ def run(arguments: list[str]) -> None:
         sys.exit(f"failed with exit code {code}: python {' '.join(arguments)}")
 
 
-def changes(folder: Path) -> str:
-    """First and last validation of a run in one line. The first must be from before training."""
-    scalars = read_scalars(folder)
+def summary(folder: str, seconds: float) -> str:
+    """First and last validation of a run, its time and where to look. The first must be from before training."""
+    scalars = read_scalars(ROOT / folder)
     found = []
     for name in validation_names(scalars)[:2]:
         (first_update, first), *_, (_, last) = scalars[name]
         assert first_update == -1, f"{name} starts at {first_update}, not before training"
         found.append(f"{name.removeprefix('val/')} {first:.2f} -> {last:.2f}")
-    return ", ".join(found)
+    page = page_of(folder)
+    pages = f"every token in {page}, " if (ROOT / page).exists() else ""
+    return f"{', '.join(found)} in {seconds:.0f} s; see {pages}the curves with tensorboard --logdir runs"
 
 
-def inspected(folder: str) -> str:
-    """Writes the page of every token, if the run recorded them, and returns a clause that names it."""
-    if not (ROOT / folder / "inspect").is_dir():
-        return ""
-    page = f"{folder}/inspect.html"
-    run(["-m", "grpo_lightning", "inspect", folder, "-o", page])
-    return f"every token in {page}, "
-
-
-def picture(folder: Path) -> None:
-    """Draws the run's curves into its folder, where matplotlib is installed, and prints the file's name."""
+def show(folder: str) -> None:
+    """Writes the page of every token, if the run recorded them, and the picture, if matplotlib is installed."""
+    if (ROOT / folder / "inspect").is_dir():
+        run(["-m", "grpo_lightning", "inspect", folder, "-o", page_of(folder)])
     if importlib.util.find_spec("matplotlib"):
-        plot(read_scalars(folder), folder / "curve.png")
-        print(f"\n{(folder / 'curve.png').relative_to(ROOT)}")
+        plot(read_scalars(ROOT / folder), ROOT / folder / "curve.png")
+        print(f"\n{folder}/curve.png")
+
+
+def page_of(folder: str) -> str:
+    """The page of every token of a run."""
+    return f"{folder}/inspect.html"

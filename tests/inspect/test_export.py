@@ -117,10 +117,10 @@ def test_an_earlier_checkpoint_of_its_own_numbers(grpo: Grpo) -> None:
     assert grpo("fit", "--ckpt_path=last", "--trainer.max_epochs=4", *LEARNS)[0] == 0
     assert export("run", "--out", "out", "--ckpt_path", "two.ckpt") == 0
     curve = read_scalars("run")["val/reward"]
-    assert len(curve) == 4 and curve[1][1] != curve[3][1]
+    assert len(curve) == 5 and curve[2][1] != curve[4][1]
     card = Path("out", "README.md").read_text()
     assert "after 2 exploration steps" in card
-    assert f"| `val/reward` | {curve[0][1]:.4g} | {curve[1][1]:.4g} |" in card
+    assert f"| `val/reward` | {curve[0][1]:.4g} | {curve[2][1]:.4g} |" in card
     model = AutoModelForCausalLM.from_pretrained("out")
     assert all(torch.equal(value, weights_in(Path("two.ckpt"))[name]) for name, value in model.state_dict().items())
 
