@@ -44,6 +44,7 @@ NOT_RUN = {
     r"python tools/attack_verifier.py.*": "minutes; small in tests/rewards/verifier/test_fuzz.py",
     r"python tools/measure_kl.py.*": "minutes; small in tests/tools/test_measure_kl.py",
     r"python tools/plot_objective.py.*": "minutes; small in tests/tools/test_plot_objective.py",
+    r"python tools/plot_sick_runs.py.*": "minutes; small in tests/tools/test_plot_sick_runs.py",
     r".*gsm8k_qwen2.5_0.5b.yaml.*": "needs a GPU and GSM8K; small in tests/test_gsm8k.py",
     r"(?!grpo plan).*--trainer.devices.*": "starts processes; in tests/training/test_sharding.py",
     r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report| export|)": "a name, no command",

@@ -15,7 +15,7 @@ import grpo_lightning
 
 ROOT = Path(__file__).resolve().parents[1]
 MIRRORED = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"]
-MIRRORED += ["docs/*.*", "configs/**/*.yaml", "examples/*.py", "experiments/*/*.*"]
+MIRRORED += ["docs/*.*", "docs/reading_a_run/*.svg", "configs/**/*.yaml", "examples/*.py", "experiments/*/*.*"]
 FLOORS = {
     "types": "What passes between the floors",
     "maths": "Tensors in, tensors out",

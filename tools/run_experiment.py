@@ -52,6 +52,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = {
     "runs/tiny_policy": "tools/make_tiny_policy.py",
+    "runs/weak_policy": "tools/make_tiny_policy.py --updates 400",
     "runs/tiny_reward_model": "tools/make_reward_model.py",
     "runs/slipping_policy": "tools/make_tiny_policy.py --digits 3 --mistakes columns --wrong 0.4 --updates 1000",
     "runs/plus_minus_policy": "tools/make_tiny_policy.py --operators + - --updates 1200",

@@ -5,10 +5,11 @@ One function per trick, with the reason for it. All were checked on jsonargparse
 
 import argparse
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from jsonargparse import DefaultHelpFormatter
+from jsonargparse import DefaultHelpFormatter, _typehints
 
 OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
     # It prints defaults as Python does, and types with their modules.
@@ -63,3 +64,30 @@ def class_being_made(error: BaseException) -> str | None:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "__init__"]
     made = [frame.f_locals["self"] for frame in frames if "self" in frame.f_locals]
     return type(made[0]).__name__ if made else None
+
+
+@contextmanager
+def replacing() -> Iterator[None]:
+    """Inside, another class begins with its own defaults, and another list with nothing of the one before.
+
+    jsonargparse would hand the old class's arguments to the new one where it has arguments of these names: `CISPO`
+    would get the bounds of `Clipped`. It does the same to the classes of a list, by their position.
+    """
+    adapt, discard = _typehints.adapt_typehints, _typehints.discard_init_args_on_class_path_change
+
+    def start_anew(parser_or_action: Any, previous: Any, value: Any) -> None:
+        if previous and "init_args" in previous and previous["class_path"] != value["class_path"]:
+            previous["init_args"] = type(previous["init_args"])()
+
+    def adapt_anew(value: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(value, list) and not kwargs.get("append"):
+            kwargs["prev_val"] = None
+        return adapt(value, *args, **kwargs)
+
+    _typehints.discard_init_args_on_class_path_change = start_anew
+    _typehints.adapt_typehints = adapt_anew  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        _typehints.discard_init_args_on_class_path_change = discard
+        _typehints.adapt_typehints = adapt

@@ -91,7 +91,8 @@ class Parser(LightningArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None, *others: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Reads options; an exception of a module of the user's is their mistake."""
         try:
-            return super().parse_args(args, *others, **kwargs)
+            with internals.replacing():
+                return super().parse_args(args, *others, **kwargs)
         except (UsageError, OptionError):
             raise
         except Exception as error:
