@@ -49,12 +49,12 @@ def failure(module: str, error: BaseException) -> str:
 
 
 def told(error: BaseException, file: str, line: int | None, text: str) -> str:
-    """An exception with its place: `stops.py, line 2: ZeroDivisionError: division by zero`."""
+    """An exception with its file and line: `stops.py, line 2: ZeroDivisionError: division by zero`."""
     return f"{Path(file).name}, line {line}: {type(error).__name__}: {next(iter(text.splitlines()), '')}"
 
 
 def refusal(error: BaseException) -> str:
-    """What `error` says; with its place, as a bug needs it, where code of the user's raised it.
+    """The message of `error`; with file and line where code of the user's raised it.
 
     Libraries check the arguments that they are given, so a message of theirs stands alone unless the user's code
     called them. An exception of this package that is no UsageError is a bug as well.
