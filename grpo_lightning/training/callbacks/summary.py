@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
+from grpo_lightning.training import disk
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.training.callbacks.completions import fast_dev_run
 from grpo_lightning.training.callbacks.lines import number
 from grpo_lightning.training.callbacks.validations import Scores, headline, scores_of
 from grpo_lightning.training.pace import duration
@@ -57,7 +57,7 @@ class RunSummary(Callback):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Prints the lines."""
-        if fast_dev_run(trainer) or not trainer.is_global_zero:
+        if disk.is_trial(trainer) or not trainer.is_global_zero:
             return
         rows = self._rows(trainer)
         width = max(map(len, rows))
