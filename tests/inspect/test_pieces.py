@@ -135,11 +135,12 @@ def test_long_runs_of_broken_bytes(kind: str, run: str, monkeypatch: pytest.Monk
     text = tokenizer.encode("Hello world", add_special_tokens=False)
     ids = [*text, *broken_bytes(tokenizer, *RUNS[run] * (2000 // len(RUNS[run]))), *text]
     whole = decode(tokenizer, ids)
+    expected = pieces_of(tokenizer, text)
     decoded = count_decoded(tokenizer, monkeypatch)
     pieces = pieces_of(tokenizer, ids)
     assert "".join(pieces) == whole and len(pieces) == len(ids)
-    assert pieces[: len(text)] == pieces_of(tokenizer, text)
-    assert "".join(pieces[-len(text) + 1 :]) == "ello world"
+    assert pieces[: len(text)] == expected
+    assert pieces[-5:] == expected[-5:]
     assert sum(decoded) < 150 * len(ids)
 
 
