@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+BROKEN = "\ufffd"
+"""Stands in a decoded text for bytes that are no character, or not yet: later tokens may change it."""
+
 
 class UsageError(ValueError):
     """A user's mistake. The message names the key, the value, what is allowed and the fix."""

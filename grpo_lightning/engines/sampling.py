@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import BROKEN, UsageError
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Sampling:
             raise UsageError(f"sampling.min_p={self.min_p}: give a number from 0 (keep all) to 1")
         if isinstance(self.stop, str):
             raise UsageError(f"sampling.stop={self.stop!r}: give a list of strings, [{self.stop!r}]")
-        if not all(self.stop) or any("\ufffd" in string for string in self.stop):
+        if not all(self.stop) or any(BROKEN in string for string in self.stop):
             raise UsageError(
                 f"sampling.stop={self.stop!r}: give strings that are not empty, without U+FFFD, which stands for "
                 "broken bytes"

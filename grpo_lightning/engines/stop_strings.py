@@ -6,10 +6,7 @@ from itertools import chain, count
 from operator import itemgetter
 
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Completion, FinishReason, UsageError
-
-BROKEN = "\ufffd"
-"""Stands in a text for bytes that are no character, or not yet: later tokens may change it."""
+from grpo_lightning.types import BROKEN, Completion, FinishReason, UsageError
 
 MARGIN = 8
 """Characters more than a stop string has, to decode the end of a text by itself: its first ones may come out wrong."""
@@ -58,6 +55,10 @@ class StopStrings:
         ends = [(index + len(string), string) for string in self.strings if (index := text.find(string)) >= 0]
         return min(ends, default=None, key=itemgetter(0))
 
+    def _may_contain(self, text: str) -> bool:
+        """Whether the beginning of some tokens may contain a stop string, where `text` is that of all."""
+        return self._rewrites or BROKEN in text or self.find(text) is not None
+
     def first_end(self, token_ids: list[int], seen: int = 0) -> int | None:
         """The number of tokens with which the text first contains a stop string; None if it does not.
 
@@ -71,7 +72,7 @@ class StopStrings:
             return None
         start = self._start(token_ids, seen)
         text = self._decode(token_ids[start:])
-        if self.find(text) is None and BROKEN not in text and not self._rewrites:
+        if not self._may_contain(text):
             return None
         for end in range(seen + 1, len(token_ids) + 1):
             # The first is quick, the second exact.
@@ -92,7 +93,9 @@ class StopStrings:
         return completion if stop >= len(ids) - 1 else _first(completion, stop + 1, "")
 
     def _search(self, token_ids: list[int]) -> int | None:
-        """As `first_end`, of a whole completion."""
+        """As `first_end`, of a whole completion. One that has no stop string is decoded once."""
+        if not self.strings or not self._may_contain(self._decode(token_ids)):
+            return None
         ends = (self.first_end(token_ids[: seen + CHUNK], seen) for seen in range(0, len(token_ids), CHUNK))
         return next(filter(None, ends), None)
 

@@ -20,10 +20,10 @@ FOLLOWED = "followed"
 
 @dataclass(slots=True)
 class Followed:
-    """The first validation questions, each answered greedily and `num_samples` times as in training.
+    """The first validation questions, each answered greedily and `num_samples` times as validation draws.
 
-    The random numbers are those of validation. So the answers are among those that a validation of the same weights
-    scores, and two steps differ only in the policy.
+    Distribution and random numbers are those of validation. So the answers are among those that a validation of the
+    same weights scores, and two steps differ only in the policy.
 
     Args:
         module: Its policy answers.
@@ -37,8 +37,13 @@ class Followed:
     num_prompts: int
     num_samples: int
 
+    @property
+    def temperature(self) -> float:
+        """What the answers are measured at: the temperature that they are drawn at; 1 where validation is greedy."""
+        return self.module.evaluation.sampling.temperature or 1.0
+
     def expect(self) -> None:
-        """Lets the validation of this step, if there is one, keep its answers to the prompts."""
+        """Lets the next validation keep its answers to the prompts. They count if no update follows it."""
         self.module.evaluation.kept = {prompt.id: [] for prompt in self._mine}
 
     @property
@@ -57,9 +62,10 @@ class Followed:
         kept, self.module.evaluation.kept = self.module.evaluation.kept, {}
         if not self.prompts:
             return []
-        mine = self._mine
+        mine, version = self._mine, self.module.policy.version
         answers = [answer for prompt in mine for answer in self._chosen(kept.get(prompt.id, []))]
-        if not all(ranks.gather(len(answers) == len(mine) * (1 + self.num_samples))):
+        is_enough = len(answers) == len(mine) * (1 + self.num_samples)
+        if not all(ranks.gather(is_enough and all(answer.version == version for answer in answers))):
             answers = self._answers(mine)
         groups = self._groups(mine, answers, measure)
         return sorted((one for groups in ranks.gather(groups) for one in groups), key=lambda group: group.prompt_id)
@@ -87,8 +93,9 @@ class Followed:
             group=[index[answer.sample.prompt.id] for answer in answers],
             completions=[answer.completion.token_ids for answer in answers],
         )
-        rollouts.temperature = module.sampling.temperature
-        rollouts.sampler_logp = sampler_logp([answer.completion for answer in answers])
+        rollouts.temperature = self.temperature
+        if module.evaluation.sampling.unfiltered:
+            rollouts.sampler_logp = sampler_logp([answer.completion for answer in answers])
         after = measure(rollouts)
         ref_logp = None if module.reference is None else measure.logp(rollouts, module.reference)
         scores = module.explorer.scorer([answer.sample for answer in answers])
@@ -96,7 +103,7 @@ class Followed:
         for number, (answer, row) in enumerate(zip(answers, Row.all_of(rollouts), strict=True)):
             tokens = row.record(
                 module.policy.tokenizer,
-                sampler_logp=row.rollouts.sampler_logp,
+                sampler_logp=None if answer.greedy else row.rollouts.sampler_logp,
                 after_logp=after.logp[row.tokens],
                 ref_logp=None if ref_logp is None else ref_logp[row.tokens],
                 entropy_after=after.entropy[row.tokens],

@@ -62,7 +62,7 @@ def group_record(
         kind: `train` or `validation`.
         roles: Why it is recorded.
         prompt: Its prompt.
-        update: The last update that learned from it.
+        update: The last update that saw it.
         completions: All of the group.
         tokenizer: That of the policy.
     """

@@ -15,7 +15,7 @@ from grpo_lightning.inspect.candidates import Candidates
 from grpo_lightning.inspect.following import Followed
 from grpo_lightning.inspect.measuring import Measure
 from grpo_lightning.inspect.movement import METRICS, Movement
-from grpo_lightning.inspect.record import FOLDER, GroupRecord, StepRecord, describe, files_of, path_of, step_of
+from grpo_lightning.inspect.record import FOLDER, NAME, GroupRecord, StepRecord, describe, files_of, path_of, step_of
 from grpo_lightning.training import disk, internals
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.loop import GRPOLoop, evaluating
@@ -56,6 +56,15 @@ class Inspector(Callback, Observer):
         self.num_samples = num_samples
         self._trainer: L.Trainer
         self._module: GRPOModule
+        self._observers: list[Observer] = []
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Forgets what an earlier or interrupted run has left, and leaves its loop."""
+        if self in self._observers:
+            self._observers.remove(self)
+        self._observers = []
+        """Those of the loop that it follows."""
         self._seconds = 0.0
         self._first_update = 0
         self._candidates: Candidates | None = None
@@ -70,20 +79,33 @@ class Inspector(Callback, Observer):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Follows the loop of the run, unless it is switched off or the run is a trial."""
-        if stage != "fit":
-            return
         assert isinstance(pl_module, GRPOModule)
-        self._trainer, self._module, self._begins = trainer, pl_module, True
-        observers = GRPOLoop.find(trainer).observers
-        if self.every_n_steps and not getattr(trainer, "fast_dev_run", False) and self not in observers:
-            observers.append(self)
+        self._begin_anew()
+        pl_module.evaluation.kept = {}
+        if stage != "fit" or not self.every_n_steps or disk.is_trial(trainer):
+            return
+        self._trainer, self._module = trainer, pl_module
+        self._observers = GRPOLoop.find(trainer).observers
+        self._observers.append(self)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Leaves the loop."""
+        assert isinstance(pl_module, GRPOModule)
+        self._begin_anew()
+        pl_module.evaluation.kept = {}
+
+    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Lets the validation before the first step answer the followed prompts."""
+        if self._observers:
+            self._followed.expect()
 
     def prepared(self, step: Step) -> None:
         """Measures the groups that may be recorded."""
         trainer = self._trainer
         begins, self._begins = self._begins, False
         if begins and trainer.is_global_zero:
-            _forget(Path(trainer.default_root_dir), trainer.current_epoch)
+            # The first step writes the record of step 0 too.
+            _forget(Path(trainer.default_root_dir), trainer.current_epoch or -1)
         self._first_update = internals.num_logged_updates(trainer)
         if begins and trainer.current_epoch == 0:
             with self._looking():
@@ -159,6 +181,7 @@ class Inspector(Callback, Observer):
             update=update,
             objective=describe(module.objective),
             temperature=module.sampling.temperature,
+            val_temperature=self._followed.temperature,
             rewards=[reward.name for reward in scorer.rewards],
             correct=scorer.correct,
             groups=groups,
@@ -169,7 +192,10 @@ class Inspector(Callback, Observer):
 
 
 def _forget(run: Path, steps: int) -> None:
-    """Removes the records of steps after the first `steps`, which will be repeated, and half-written files."""
-    for file in [*files_of(run), *(run / FOLDER).glob("step-*.partial")]:
-        if file.suffix == ".partial" or step_of(file) > steps:
+    """Removes half-written files, and the records of steps after `steps`, which will be repeated; -1 keeps none."""
+    for file in files_of(run):
+        if step_of(file) > steps:
+            file.unlink()
+    for file in (run / FOLDER).glob("step-*.partial"):
+        if NAME.fullmatch(file.stem):
             file.unlink()

@@ -14,7 +14,7 @@ from grpo_lightning.training.step import Step
 
 @dataclass(slots=True)
 class Learned:
-    """One completion in the forward of the last update that learned from it. [n] each, over its drawn tokens."""
+    """One completion in the forward of the last update that saw it. [n] each, over its drawn tokens."""
 
     update: int
     """The update's index in the step."""
@@ -37,7 +37,8 @@ class Learned:
 def learned_from(step: Step, rows: Collection[int], objective: Objective, num_minibatches: int) -> dict[int, Learned]:
     """What the step's updates saw of the completions `rows`, by their index in the exploration.
 
-    Those that no update learned from are missing: they have no advantage, or a stop rule came before them.
+    An update that was refused by a stop rule, or skipped as not finite, counts: its objective is logged.
+    Completions that no update saw are missing: they have no advantage, or a stop rule came before them.
 
     Args:
         step: Its updates have been made, its packs are still there.

@@ -17,7 +17,10 @@ METRICS = ("update/agreement", "update/delta_logp_right", "update/delta_logp_wro
 
 @dataclass(slots=True)
 class Movement:
-    """Sums over the tokens that a step has learned from, so that packs and ranks add up."""
+    """Sums over the tokens that an update was made with, so that packs and ranks add up.
+
+    An update that a stop rule refused, or that was skipped as not finite, does not count.
+    """
 
     push: float = 0.0
     """|weight * Â|."""
@@ -44,8 +47,8 @@ class Movement:
         for pack in (pack for packs in step.packs for pack in packs):
             after = policy(pack).logp
             policy.free_masks(pack)
-            if pack.scored is None or int(pack.row[0]) < 0:
-                continue  # a stop rule came before it, or it is idle
+            if not pack.updated or int(pack.row[0]) < 0:
+                continue  # nothing was learned from it, or it is idle
             assert pack.old_logp is not None
             value = pack.spread(_right(step.exploration.scores, pack.row.tolist()).to(after.device))
             push = pack.weight * pack.advantage

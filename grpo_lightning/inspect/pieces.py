@@ -6,8 +6,12 @@ from itertools import pairwise
 
 from transformers import PreTrainedTokenizerBase
 
-BROKEN = "\ufffd"
-"""What a decoder writes for bytes that are no character, or not yet."""
+from grpo_lightning.types import BROKEN
+
+MOST_OPEN = 16
+"""Tokens that may wait for the end of a character. One has at most four bytes; more are broken."""
+MOST_LOOKS = 64
+"""How often all tokens up to one of them are decoded, where a few before it do not tell its text."""
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
@@ -18,33 +22,52 @@ def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
 def pieces_of(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:
     """[T] the text that each token adds; joined they are `decode(tokenizer, token_ids)`.
 
-    A token that ends inside a character adds nothing; the one that ends the character adds the whole.
+    A token that ends inside a character adds nothing; the one that ends the character adds the whole. In long runs of
+    broken bytes, some tokens add the text of those before them too.
     """
     pieces: list[str] = []
     # Each token is decoded after the few before it, since a decoder may treat the first one specially.
     first = known = 0
     for end in range(1, len(token_ids) + 1):
         before, text = decode(tokenizer, token_ids[first:known]), decode(tokenizer, token_ids[first:end])
-        if end < len(token_ids) and (text.endswith(BROKEN) or not text.startswith(before)):
+        is_open = text.endswith(BROKEN) or not text.startswith(before)
+        if is_open and end < len(token_ids) and end - known < MOST_OPEN:
             pieces.append("")
             continue
         pieces.append(text[len(before) :])
         first, known = known, end
     whole = decode(tokenizer, token_ids)
-    return pieces if "".join(pieces) == whole else _prefixes(tokenizer, token_ids, whole)
+    return pieces if "".join(pieces) == whole else _fitted(tokenizer, token_ids, pieces, whole)
 
 
-def _prefixes(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], whole: str) -> list[str]:
-    """As `pieces_of`, for a tokenizer whose text of a token depends on all tokens before it."""
-    ends = [0]
-    for end in range(1, len(token_ids)):
-        text = decode(tokenizer, token_ids[:end])
-        agree = next(
-            (i for i, (a, b) in enumerate(zip(text, whole, strict=False)) if a != b), min(map(len, (text, whole)))
-        )
-        ends.append(max(ends[-1], agree))
-    ends.append(len(whole))
-    return [whole[start:end] for start, end in pairwise(ends)] if token_ids else []
+def _fitted(
+    tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], pieces: Sequence[str], whole: str
+) -> list[str]:
+    """Other pieces that give `whole` together, for a tokenizer whose text of a token depends on all before it.
+
+    Those at the beginning and at the end that fit `whole` stay.
+    """
+    head, start = 0, 0
+    while head < len(pieces) - 1 and whole.startswith(pieces[head], start):
+        start += len(pieces[head])
+        head += 1
+    tail, stop = len(pieces), len(whole)
+    while tail > head + 1 and stop - len(pieces[tail - 1]) >= start and whole.endswith(pieces[tail - 1], 0, stop):
+        stop -= len(pieces[tail - 1])
+        tail -= 1
+    stride = -(-(tail - head) // MOST_LOOKS)
+    ends = [start]
+    for index in range(head, tail - 1):
+        end = _agreeing(decode(tokenizer, token_ids[: index + 1]), whole) if (index - head + 1) % stride == 0 else 0
+        ends.append(min(max(ends[-1], end), stop))
+    ends.append(stop)
+    return [*pieces[:head], *(whole[a:b] for a, b in pairwise(ends)), *pieces[tail:]]
+
+
+def _agreeing(text: str, whole: str) -> int:
+    """The number of characters at the beginning that both have."""
+    shorter = min(len(text), len(whole))
+    return next((i for i in range(shorter) if text[i] != whole[i]), shorter)
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerBase, token_ids: Iterable[int]) -> dict[int, str]:

@@ -7,7 +7,8 @@ base64 of little-endian float32, int32 or int8, so a token takes about 200 bytes
 import base64
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,14 @@ Array = np.ndarray
 
 FOLDER = "inspect"
 """Where a run's records are, in its folder."""
+NAME = re.compile(r"step-[0-9]+\.jsonl")
+"""What a record's file is called."""
 FORMAT = 1
 """The version of the file format."""
 NUM_ALTERNATIVES = 5
 """K, how many of the likeliest tokens are recorded at each position."""
+DEEPEST = 16
+"""How many parts inside each other are described."""
 
 
 @dataclass(slots=True)
@@ -40,7 +45,8 @@ class TokenRecord:
     given: Array | None = None
     """[T] int8, 1 for tokens that the policy did not draw; None: it drew all."""
     sampler_logp: Array | None = None
-    """[T] float32 log-prob recorded when the token was drawn."""
+    """[T] float32 log-prob recorded when the token was drawn. A followed answer has it only where nothing but the
+    temperature set its distribution: not if it is greedy, or filtered by top_k, top_p or min_p."""
     old_logp: Array | None = None
     """[T] float32 log π_old."""
     update_logp: Array | None = None
@@ -140,7 +146,10 @@ class GroupRecord:
     std: float | None
     """Population standard deviation of the rewards."""
     update: int | None
-    """The last update that learned from it, counted over the run from 0: where `policy/objective` stands."""
+    """The last update whose forward saw it, counted over the run from 0: where `policy/objective` stands.
+
+    It may be one that was not made: a stop rule refused it, or it was not finite. `update/*` leaves such ones out.
+    """
     completions: list[CompletionRecord]
     vocabulary: dict[int, str]
     """The text of each alternative."""
@@ -157,11 +166,14 @@ class StepRecord:
     objective: dict[str, Any]
     """The objective's class and settings, nested; an infinite setting is None."""
     temperature: float
+    """Of training."""
     rewards: list[str]
     """The names of the rewards."""
     correct: str
     """The reward that decides what is right."""
     groups: list[GroupRecord]
+    val_temperature: float | None = None
+    """That of validation, at which followed prompts are measured; 1 where validation is greedy."""
     format: int = FORMAT
 
     def lines(self) -> list[str]:
@@ -196,8 +208,9 @@ def step_of(file: Path) -> int:
 
 
 def files_of(run: Path | str) -> list[Path]:
-    """The files of a run's records, in the order of the steps."""
-    return sorted((Path(run) / FOLDER).glob("step-*.jsonl"))
+    """The files of a run's records, in the order of the steps. Files with other names are no records."""
+    files = [file for file in (Path(run) / FOLDER).glob("step-*.jsonl") if NAME.fullmatch(file.name)]
+    return sorted(files, key=step_of)
 
 
 def read(run: Path | str) -> list[StepRecord]:
@@ -272,17 +285,28 @@ def _group(row: dict[str, Any]) -> GroupRecord:
     return GroupRecord(**row | {"completions": completions, "vocabulary": vocabulary})
 
 
-def describe(part: Any) -> Any:
+def describe(part: Any, above: Sequence[int] = ()) -> Any:
     """A part of the objective as JSON: its class, and its settings with the parts that it is made of.
 
+    What points back to a part that it belongs to, or lies deeper than `DEEPEST`, is its class alone.
+
     Args:
-        part: An object, list or plain value. What starts with `_` and what is no setting are left out.
+        part: An object, list, mapping or plain value. What starts with `_` and what is no setting are left out.
+        above: The ids of the parts that it belongs to.
     """
     if isinstance(part, float) and not math.isfinite(part):
         return None
     if part is None or isinstance(part, (bool, int, float, str)):
         return part
+    if isinstance(part, type):
+        return part.__name__
+    name = {"class": type(part).__name__}
+    if id(part) in above or len(above) >= DEEPEST:
+        return name
+    above = (*above, id(part))
     if isinstance(part, (list, tuple)):
-        return [describe(item) for item in part]
+        return [describe(item, above) for item in part]
+    if isinstance(part, Mapping):
+        return {str(key): describe(value, above) for key, value in part.items()}
     settings = getattr(part, "__dict__", {})
-    return {"class": type(part).__name__} | {k: describe(v) for k, v in settings.items() if not k.startswith("_")}
+    return name | {key: describe(value, above) for key, value in settings.items() if not key.startswith("_")}

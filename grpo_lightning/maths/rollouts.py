@@ -91,6 +91,8 @@ class Rollouts:
     """Where the policy's forward puts the tokens; made by the policy, once for all passes over these rollouts."""
     scored: Any = None
     """What the policy's forward gave in the last update of these rollouts, without gradient; None: there was none."""
+    updated: bool = False
+    """Whether an update was made with these rollouts. One that a stop rule refused or that was not finite was not."""
 
     PER_PROMPT = ("prompt_token_ids", "prompt_lengths")
     PER_ROW = ("group", "lengths", "row", "truncated", "context_lengths")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 """The disk itself refuses."""
@@ -30,6 +31,11 @@ def beside(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
+
+
+def is_trial(trainer: Any) -> bool:
+    """Whether this run is a trial (`trainer.fast_dev_run`), which must write nothing."""
+    return bool(getattr(trainer, "fast_dev_run", False))
 
 
 def settle(path: Path) -> None:

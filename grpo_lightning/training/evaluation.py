@@ -27,6 +27,8 @@ class Answer:
     completion: Completion
     sample: Sample
     greedy: bool
+    version: int
+    """`Policy.version` of the weights that drew it."""
 
 
 class Evaluation(torch.nn.Module):
@@ -46,7 +48,7 @@ class Evaluation(torch.nn.Module):
         self.sampling = sampling
         self.num_samples = k = num_samples
         self.kept: dict[int, list[Answer]] = {}
-        """By prompt id: whoever puts an empty list here finds in it the answers of the next validation."""
+        """By prompt id: whoever puts an empty list here finds in it the answers of the last validation since then."""
         # With k = 1, avg@1 says what pass@k would: pass@1 is that of the greedy answer.
         names = [*dict.fromkeys(["pass@1", f"avg@{k}", f"pass@{k}"]), "reward", "length", "truncated"]
         names += [f"maj@{k}"] if explorer.scorer.main.finds_answers else []
@@ -56,6 +58,8 @@ class Evaluation(torch.nn.Module):
         """Forgets everything. What `validate` left was made in inference mode, and `fit` could not add to it."""
         for name in self.metrics:
             self._metric(name).reset()
+        for answers in self.kept.values():
+            answers.clear()
 
     def update(self, policy: Policy, batch: PromptBatch) -> None:
         """Adds a batch to the metrics. Every rank must call it as often."""
@@ -95,7 +99,7 @@ class Evaluation(torch.nn.Module):
         """`num_samples` answers to each prompt, with the random numbers of evaluation. Every rank must call it."""
         sampling = replace(self.sampling, temperature=0.0) if greedy else self.sampling
         completions, samples = self.explorer.sample(policy, prompts, num_samples, sampling, seed=0, step=STEP)
-        return [Answer(*pair, greedy) for pair in zip(completions, samples, strict=True)]
+        return [Answer(*pair, greedy, policy.version) for pair in zip(completions, samples, strict=True)]
 
     def _record(self, values: dict[str, float]) -> None:
         for name, value in values.items():

@@ -22,6 +22,7 @@ from grpo_lightning import ranks
 from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.maths.group_filters import TOTAL
 from grpo_lightning.maths.stopping import FixedPasses, Passes, StopRule
+from grpo_lightning.training import disk
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.explorer import Exploration
@@ -151,7 +152,7 @@ class GRPOLoop(Callback):
         """Raises UsageError for a trainer that cuts passes short, or a callback that watches what is not logged."""
         limit, overfit = trainer.limit_train_batches, trainer.overfit_batches
         whole = isinstance(limit, float) and limit == 1 and not overfit  # an int is a number of updates
-        if not whole and not trainer.fast_dev_run:
+        if not whole and not disk.is_trial(trainer):
             raise UsageError(
                 f"trainer.limit_train_batches={limit}, overfit_batches={overfit}: they would cut the passes of every "
                 f"step short; {PASSES}"
@@ -190,8 +191,7 @@ class GRPOLoop(Callback):
                 f"{self.num_minibatches} x {trainer.world_size} ranks: every rank takes as many prompts of every update"
             )
         data.train_loader = _MinibatchLoader(self, module)
-        is_trial = bool(getattr(trainer, "fast_dev_run", False))
-        self.validates_now = self.validate_first and trainer.current_epoch == 0 and not is_trial
+        self.validates_now = self.validate_first and trainer.current_epoch == 0 and not disk.is_trial(trainer)
         if self.validates_now:
             # Lightning's own validation before training: it leaves the random numbers alone, and no callback counts it
             # as one of the run. It logs nothing; `on_validation_end` does. `on_load_checkpoint` takes it back.

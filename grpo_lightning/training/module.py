@@ -252,6 +252,8 @@ class GRPOModule(L.LightningModule):
             self._skip(minibatch, diagnostics.objective, grad_norm)
         elif not passes.ended:
             self._step(optimizer)
+            for pack in minibatch.packs:
+                pack.updated = True
         optimizer.zero_grad()
 
         metrics = diagnostics.metrics()

@@ -284,3 +284,8 @@ def test_long_completions_take_linear_time() -> None:
     for seen in range(0, 2000, 8):
         assert stops.first_end(ids[: seen + 8], seen) is None
     assert sum(decoded) < 12 * 2000
+    decoded.clear()
+    # A whole completion without a stop string is decoded once.
+    whole = Completion(ids, None, FinishReason.LENGTH)
+    assert stops.cut(whole) is whole
+    assert decoded == [2000]

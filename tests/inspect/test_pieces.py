@@ -117,10 +117,44 @@ def test_alternatives_by_themselves() -> None:
     assert vocabulary_of(tokenizer, [space])[space].startswith(" ")
 
 
+def broken_bytes(tokenizer: PreTrainedTokenizerBase, *bytes_: int) -> list[int]:
+    """The tokens of single bytes, byte-level or `<0xE6>`."""
+    letters = {byte: letter for letter, byte in byte_of_letter().items()}
+    ids = [tokenizer.get_vocab().get(letters[byte], tokenizer.get_vocab().get(f"<0x{byte:02X}>")) for byte in bytes_]
+    assert None not in ids
+    return [id for id in ids if id is not None]
+
+
+RUNS = {"leading": [0xE6], "following": [0x97], "cut": [0xF0, 0x9F], "mixed": [0x41, 0xE6, 0xA5, 0x41, 0xFF]}
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("kind", ["byte-level", "sentence piece"])
+def test_long_runs_of_broken_bytes(kind: str, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = KINDS[kind]()
+    text = tokenizer.encode("Hello world", add_special_tokens=False)
+    ids = [*text, *broken_bytes(tokenizer, *RUNS[run] * (2000 // len(RUNS[run]))), *text]
+    whole = decode(tokenizer, ids)
+    expected = pieces_of(tokenizer, text)
+    decoded = count_decoded(tokenizer, monkeypatch)
+    pieces = pieces_of(tokenizer, ids)
+    assert "".join(pieces) == whole and len(pieces) == len(ids)
+    assert pieces[: len(text)] == expected
+    assert pieces[-5:] == expected[-5:]
+    assert sum(decoded) < 150 * len(ids)
+
+
 def test_a_long_text_takes_no_quadratic_time(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = byte_level()
     ids = tokenizer.encode("日本語 and 🦖 " * 300, add_special_tokens=False)
-    decoded = []
+    decoded = count_decoded(tokenizer, monkeypatch)
+    pieces_of(tokenizer, ids)
+    assert sum(decoded) < 20 * len(ids)
+
+
+def count_decoded(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of tokens that are decoded from now on."""
+    decoded: list[int] = []
     original = type(tokenizer).decode
 
     def counting(self: PreTrainedTokenizerBase, token_ids: list[int], **options: bool) -> str:
@@ -128,5 +162,4 @@ def test_a_long_text_takes_no_quadratic_time(monkeypatch: pytest.MonkeyPatch) ->
         return str(original(self, token_ids, **options))
 
     monkeypatch.setattr(type(tokenizer), "decode", counting)
-    pieces_of(tokenizer, ids)
-    assert sum(decoded) < 20 * len(ids)
+    return decoded

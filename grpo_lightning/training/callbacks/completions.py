@@ -39,7 +39,7 @@ class SampledCompletions(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Removes from the file what a killed run wrote of steps that will be repeated."""
         path = Path(trainer.default_root_dir) / FILE
-        if trainer.is_global_zero and not fast_dev_run(trainer) and path.exists():
+        if trainer.is_global_zero and not disk.is_trial(trainer) and path.exists():
             # Not splitlines, which also splits at characters that a model may write inside a text.
             *lines, rest = path.read_text(encoding="utf-8").split("\n")
             kept = [line for line in lines if _step_of(line) <= trainer.current_epoch]
@@ -48,7 +48,7 @@ class SampledCompletions(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Writes and shows the first groups of the step."""
-        if trainer.current_epoch % self.every_n_steps or not trainer.is_global_zero or fast_dev_run(trainer):
+        if trainer.current_epoch % self.every_n_steps or not trainer.is_global_zero or disk.is_trial(trainer):
             return
         loop = GRPOLoop.find(trainer)
         exploration = loop.current_step.exploration
@@ -73,11 +73,6 @@ def _step_of(line: str) -> float:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf
-
-
-def fast_dev_run(trainer: Any) -> bool:
-    """Whether this is a trial that must write nothing."""
-    return bool(trainer.fast_dev_run)
 
 
 def show(logger: Any, table: list[list[str]], page: str, update: int) -> None:

@@ -7,7 +7,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 
-from grpo_lightning.training.callbacks.validations import Scores, headline, is_trial, scores_of
+from grpo_lightning.training.callbacks.validations import Scores, headline, is_sanity_check, scores_of
 from grpo_lightning.training.loop import follow, unfollow
 from grpo_lightning.training.observer import Observer
 from grpo_lightning.training.pace import Pace, counted, duration
@@ -49,7 +49,7 @@ class StepLines(Callback, Observer):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Notes a validation for the line of its step; one before the first step has a line of its own."""
-        scores = {} if is_trial(trainer) else headline(scores_of(trainer))
+        scores = {} if is_sanity_check(trainer) else headline(scores_of(trainer))
         if trainer.sanity_checking and scores:
             rank_zero_info(f"before training: {validation(scores)}")
         self._scores = {} if trainer.sanity_checking else scores

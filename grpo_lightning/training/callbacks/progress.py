@@ -10,7 +10,7 @@ import lightning as L
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
 
-from grpo_lightning.training.callbacks.validations import Scores, headline, is_trial, scores_of
+from grpo_lightning.training.callbacks.validations import Scores, headline, is_sanity_check, scores_of
 from grpo_lightning.training.internals import bars_of, bars_on_screen
 from grpo_lightning.training.loop import follow, unfollow
 from grpo_lightning.training.observer import Observer
@@ -120,7 +120,7 @@ class StepProgressBar(TQDMProgressBar, Observer):
             super().on_validation_end(trainer, pl_module)
             return
         self.reset_dataloader_idx_tracker()
-        self._scores = {} if is_trial(trainer) else headline(scores_of(trainer))
+        self._scores = {} if is_sanity_check(trainer) else headline(scores_of(trainer))
         self._show_numbers()
 
     def on_train_batch_start(

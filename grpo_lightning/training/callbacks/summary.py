@@ -10,10 +10,10 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
+from grpo_lightning.training import disk
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.training.callbacks.completions import fast_dev_run
 from grpo_lightning.training.callbacks.lines import number
-from grpo_lightning.training.callbacks.validations import Scores, headline, is_trial, scores_of
+from grpo_lightning.training.callbacks.validations import Scores, headline, is_sanity_check, scores_of
 from grpo_lightning.training.pace import counted, duration
 
 
@@ -43,7 +43,7 @@ class RunSummary(Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keeps the scores, with the number of steps done."""
-        scores = {} if is_trial(trainer) else headline(scores_of(trainer))
+        scores = {} if is_sanity_check(trainer) else headline(scores_of(trainer))
         if not scores:
             return
         self._last = 0 if trainer.sanity_checking else trainer.current_epoch + 1, scores
@@ -59,7 +59,7 @@ class RunSummary(Callback):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Prints the lines."""
-        if fast_dev_run(trainer) or not trainer.is_global_zero:
+        if disk.is_trial(trainer) or not trainer.is_global_zero:
             return
         rows = self._rows(trainer)
         width = max(map(len, rows))

@@ -16,7 +16,7 @@ def scores_of(trainer: L.Trainer) -> Scores:
     return {name.removeprefix("val/"): float(metrics[name]) for name in sorted(metrics) if name.startswith("val/")}
 
 
-def is_trial(trainer: L.Trainer) -> bool:
+def is_sanity_check(trainer: L.Trainer) -> bool:
     """Whether Lightning only checks that validation works, by `trainer.num_sanity_val_steps`: it says nothing."""
     return bool(trainer.sanity_checking) and not GRPOLoop.find(trainer).validates_now
 
