@@ -56,7 +56,7 @@ def told(error: BaseException, file: str, line: int | None, text: str) -> str:
 def refusal(error: BaseException) -> str:
     """The message of `error`; with file and line where code of the user's raised it.
 
-    Libraries check the arguments that they are given, so a message of of a library stands alone unless the user's code
+    Libraries check the arguments that they are given, so a message of one stands alone unless the user's code
     called them. An exception of this package that is no UsageError is a bug as well.
     """
     frames = traceback.extract_tb(error.__traceback__)
