@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+FIRST_LOOK = "First look"
+"""The group of curves to read first in TensorBoard; an upper-case letter comes before all others."""
+
 
 class UsageError(ValueError):
     """A user's mistake. The message names the key, the value, what is allowed and the fix."""

@@ -6,7 +6,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from grpo_lightning.training.board import FIRST_LOOK
+from grpo_lightning.types import FIRST_LOOK
 from grpo_lightning.training.module import GRPOModule
 
 Charts = dict[str, list[str]]
