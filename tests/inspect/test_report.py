@@ -167,8 +167,10 @@ def test_mistakes(experiment: Path, arguments: list[str], message: str, capsys: 
 
 
 def test_an_unknown_metric_gets_few_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = [f"reward/part{number}" for number in range(60)]
-    run_ = make(tmp_path / "run", [0.5, 0.6], **{name: 1.0 for name in names})
+    logged = scalars([0.5, 0.6], name="val/pass@1") | {"val/avg@8": scalars([0.5, 0.6])["val/x"]}
+    logged |= {f"reward/part{number}": scalars([0.5, 0.6])["val/x"] for number in range(60)}
+    write(tmp_path / "run", logged)
+    run_ = tmp_path / "run"
     assert report.main([str(run_), "--metrics", "reward/part1O"]) == 2
     error = capsys.readouterr().err
     assert "reward/part10" in error and 1 <= error.count("reward/part") - 2 <= 5
@@ -178,8 +180,8 @@ def test_an_unknown_metric_gets_few_names(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_difference_without_an_interval_has_no_picture(tmp_path: Path) -> None:
     for arm, beta in (("a", 0.0), ("b", 0.1)):
-        make(tmp_path / arm / "0", [0.5, 0.6 + beta], beta=beta)
-    page = run(tmp_path, "--metrics", "val/avg@8:last")
+        make(tmp_path / "two" / arm / "0", [0.5, 0.6 + beta], beta=beta)
+    page = run(tmp_path / "two", "--metrics", "val/avg@8:last")
     assert 'class="strip"' not in page and "0.1" in text_of(page)
 
 
