@@ -22,6 +22,8 @@ def parsed(line: str) -> Any:
     """
     try:
         return json.loads(line, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"a line is no whole JSON ({error.msg})") from None
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
 
@@ -57,7 +59,21 @@ def known_fields(row: Any, kind: type, where: str, special: Mapping[str, Any] | 
 def check(value: Any, wanted: Any, where: str) -> None:
     """Raises ValueError where `value`, of JSON, does not fit the annotation `wanted`."""
     if not fits(value, wanted):
-        raise ValueError(f"{where} is {shown(value)}, not {named(wanted)}")
+        what, kind = culprit(value, wanted)
+        raise ValueError(f"{where} {'is' if what is value else 'has'} {shown(what)}, not {named(kind)}")
+
+
+def culprit(value: Any, wanted: Any) -> tuple[Any, Any]:
+    """The innermost value that does not fit its annotation, and that annotation."""
+    origin, inner = get_origin(wanted), get_args(wanted)
+    pairs: list[tuple[Any, Any]] = []
+    if isinstance(value, list) and origin is list:
+        pairs = [(one, inner[0]) for one in value]
+    elif isinstance(value, list) and origin is tuple and len(value) == len(inner):
+        pairs = list(zip(value, inner, strict=True))
+    elif isinstance(value, dict) and origin is dict:
+        pairs = [(one, inner[1]) for one in value.values()]
+    return next((culprit(*pair) for pair in pairs if not fits(*pair)), (value, wanted))
 
 
 def fits(value: Any, wanted: Any) -> bool:
@@ -94,7 +110,8 @@ def named(wanted: Any) -> str:
     if origin is tuple:
         return f"a list of {len(inner)}: {', '.join(map(named, inner))}"
     if origin is dict:
-        return f"an object, each {named(inner[1])}" if inner[1] is not Any else "an object"
+        keys = " with whole numbers as keys" if inner[0] is int else ""
+        return f"an object{keys}" + (f", each {named(inner[1])}" if inner[1] is not Any else "")
     return PLAIN[wanted]
 
 

@@ -127,7 +127,7 @@ BROKEN = {
         1,
         '"pieces": ["a"',
         '"pieces": [null',
-        "`pieces` of a completion's tokens is a list, not",
+        "`pieces` of a completion's tokens has null, not a text",
     ),
     "pieces that are one text": (
         1,
@@ -146,7 +146,7 @@ BROKEN = {
         1,
         '"vocabulary": {}',
         '"vocabulary": {"a": "b"}',
-        "`vocabulary` of a group is an object",
+        "`vocabulary` of a group is an object, not an object with whole numbers as keys",
     ),
     "a segment beyond the end": (
         1,

@@ -154,7 +154,10 @@ def test_a_name_that_is_no_unicode(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--metrics", "val/nothing"], "--metrics val/nothing: no run has logged val/nothing. Give a logged one, such as val/"),
+        (
+            ["--metrics", "val/nothing"],
+            "--metrics val/nothing: no run has logged val/nothing. Give a logged one, such as val/",
+        ),
         (["--metrics", "val/avg@8:median"], "metric 'val/avg@8:median': give a scalar's name"),
         (["--base", "third"], "--base third: there is no such arm; there are: plain; twice"),
         (["-o", "out.txt"], "--out out.txt: give the name of a page, such as out.html"),
@@ -173,7 +176,7 @@ def test_an_unknown_metric_gets_few_names(tmp_path: Path, capsys: pytest.Capture
     run_ = tmp_path / "run"
     assert report.main([str(run_), "--metrics", "reward/part1O"]) == 2
     error = capsys.readouterr().err
-    assert "reward/part10" in error and 1 <= error.count("reward/part") - 2 <= 5
+    assert "reward/part1," in error and error.count("reward/part") == 7
     assert report.main([str(run_), "--metrics", "zzz"]) == 2
     assert "such as val/avg@8" in capsys.readouterr().err
 
