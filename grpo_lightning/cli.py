@@ -1,4 +1,4 @@
-"""The command line: `grpo fit|validate|test|predict|plan`; `inspect` and `report`, without torch, are apart."""
+"""The command line: `grpo fit|validate|test|predict|plan`; `inspect`, `report` and `export` are apart."""
 
 import logging
 import pkgutil

@@ -37,6 +37,7 @@ NOT_RUN = {
     r"tensorboard .*": "serves until it is stopped",
     r"python tools/run_experiment.py .*": "a quarter of an hour; small in tests/tools/test_run_experiment.py",
     r"python tools/bench_verifier.py.*": "minutes; small in tests/tools/test_bench_verifier.py",
+    r".*smollm2.*": "needs a package of 93 MB from the network; small in tests/tools/test_get_smollm2.py",
     r"python tools/model_table.py.*": "half a minute; its table is tested in tests/policy/test_models.py",
     r"python tools/measure_precision.py.*": "minutes; small in tests/tools/test_measure_precision.py",
     r"python tools/measure_memory.py.*": "minutes; small in tests/tools/test_measure_memory.py",
@@ -46,7 +47,7 @@ NOT_RUN = {
     r"python tools/plot_sick_runs.py.*": "minutes; small in tests/tools/test_plot_sick_runs.py",
     r".*gsm8k_qwen2.5_0.5b.yaml.*": "needs a GPU and GSM8K; small in tests/test_gsm8k.py",
     r"(?!grpo plan).*--trainer.devices.*": "starts processes; in tests/training/test_sharding.py",
-    r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report|)": "a name, no command",
+    r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report| export|)": "a name, no command",
     r"python tools/screenshots.py.*": "needs Chromium; small in tests/tools/test_screenshots.py",
 }
 """What is not run, and why."""

@@ -16,7 +16,12 @@ TESTED = {
     name.lower().replace("_", "-"): Version(version)
     for name, version in re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 }
-USED_BY = {"docs": ["mkdocs.yml", "Makefile"], "dev": ["Makefile", "tests", "tools"], "bench": ["experiments", "tools"]}
+USED_BY = {
+    "docs": ["mkdocs.yml", "Makefile"],
+    "dev": ["Makefile", "tests", "tools"],
+    "bench": ["experiments", "tools"],
+    "smollm2": ["tools"],
+}
 """Files and folders that name an extra's packages; elsewhere the package itself does."""
 TRACES = {"pytest-timeout": "mark.timeout", "pytest-xdist": "-n $(JOBS)", "mkdocs-material": "name: material"}
 """What shows that a package is used, where that is not its name."""

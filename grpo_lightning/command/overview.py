@@ -23,6 +23,9 @@ COMMANDS: dict[str, Command] = {
     "predict": Command("Writes completions of your prompts, with their scores, to a file."),
     "inspect": Command("Writes a page that shows what a run did to each token.", "grpo_lightning.inspect.command"),
     "report": Command("Compares runs on one page: curves, a table, what differs.", "grpo_lightning.inspect.report"),
+    "export": Command(
+        "Writes a run's policy as a model for transformers and vLLM.", "grpo_lightning.inspect.export_command"
+    ),
     "plan": Command("Prints what memory a run would take, without weights or devices. It takes the options of fit."),
 }
 

@@ -219,11 +219,7 @@ class Policy(nn.Module):
     @property
     def stop_ids(self) -> frozenset[int]:
         """Every token that ends a completion: those of the generation config, the model config and the tokenizer."""
-        ids: set[int] = set()
-        for owner in (self.model.generation_config, self.model.config, self.text_config, self.tokenizer):
-            eos = getattr(owner, "eos_token_id", None)
-            ids.update([eos] if isinstance(eos, int) else eos or [])
-        return frozenset(ids)
+        return stop_ids_of(self.model, self.tokenizer)
 
     def hidden(self, input_ids: Tensor, **kwargs: Any) -> Tensor:
         """[B, T] token ids -> [B, T, hidden] last hidden states."""
@@ -416,6 +412,15 @@ class Policy(nn.Module):
 def _count_version(policy: Policy, keys: Any) -> None:
     """Moves the version on: `load_state_dict` has changed the weights."""
     policy.version += 1
+
+
+def stop_ids_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every token that ends a completion: those of the generation config, the model config and the tokenizer."""
+    ids: set[int] = set()
+    for owner in (model.generation_config, model.config, model.config.get_text_config(decoder=True), tokenizer):
+        eos = getattr(owner, "eos_token_id", None)
+        ids.update([eos] if isinstance(eos, int) else eos or [])
+    return frozenset(ids)
 
 
 def trunk_of(model: PreTrainedModel) -> nn.Module:

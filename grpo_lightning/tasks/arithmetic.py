@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from grpo_lightning.tasks.base import Split, Task
+from grpo_lightning.tasks.number_names import in_words
 from grpo_lightning.types import Question, UsageError
 
 OPERATORS = ("+", "-", "*")
+SPOKEN = {"+": "plus", "-": "minus", "*": "times"}
 
 
 class Arithmetic(Task):
@@ -25,6 +27,8 @@ class Arithmetic(Task):
         num_train: Number of questions to train on.
         num_val: Number of questions held out for validation, and as many others for test.
         seed: Seed of the shuffle, which is the same on every machine and Python version.
+        words: Ask in words, for a model that knows English: `What is forty-seven plus eighty-five?`. Gold answers stay
+            in digits.
 
     Raises:
         UsageError: A value is out of range, or there are fewer expressions than `num_train + 2 * num_val`.
@@ -38,6 +42,7 @@ class Arithmetic(Task):
         num_train: int = 8000,
         num_val: int = 500,
         seed: int = 0,
+        words: bool = False,
     ) -> None:
         _check_range("max_digits", max_digits, 1, 9)
         _check_range("num_terms", num_terms, 2, 8)
@@ -51,6 +56,7 @@ class Arithmetic(Task):
         self.num_train = num_train
         self.num_val = num_val
         self.seed = seed
+        self.words = words
         total = num_train + 2 * num_val
         if total > self.num_expressions:
             raise UsageError(
@@ -82,18 +88,20 @@ class Arithmetic(Task):
     def _question(self, index: int, source: str) -> Question:
         """The expression with this index, whose digits encode numbers and operators."""
         index, number = divmod(index, 10**self.max_digits)
-        expression, total, product = str(number), 0, number
+        expression, spoken, total, product = str(number), in_words(number), 0, number
         for _ in range(self.num_terms - 1):
             index, which = divmod(index, len(self.operators))
             index, number = divmod(index, 10**self.max_digits)
             operator = self.operators[which]
             expression += f"{operator}{number}"
+            spoken += f" {SPOKEN[operator]} {in_words(number)}"
             if operator == "*":
                 product *= number
             else:
                 total += product
                 product = number if operator == "+" else -number
-        return Question(f"{expression}=", str(total + product), source, {"expression": expression})
+        text = f"What is {spoken}?" if self.words else f"{expression}="
+        return Question(text, str(total + product), source, {"expression": expression})
 
 
 def shuffled(size: int, count: int, seed: int) -> list[int]:

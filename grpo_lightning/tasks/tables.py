@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Number
@@ -9,22 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lightning.tasks.base import Split, Task
-from grpo_lightning.types import Question, UsageError
+from grpo_lightning.types import Question, UsageError, at_least
 
 
 class _Table(Task):
-    """The common part of tables: the columns that a question is made of."""
+    """The common part of tables: the columns that a question is made of, and which rows are left out."""
 
-    def __init__(self, question: str, answer: str, answer_pattern: str) -> None:
+    def __init__(self, question: str, answer: str, answer_pattern: str, max_lines: int | None) -> None:
+        at_least("task.max_lines", max_lines, 1)
         self.question = question
         self.answer = answer
         self.answer_pattern = _compiled(answer_pattern)
+        self.max_lines = max_lines
 
     def _questions(self, rows: Iterable[tuple[str, str, Any]], table: str, split: Split) -> list[Question]:
         """The questions of rows, given as (where in words, where for `Question.source`, the row)."""
-        questions = [self._question(where, source, row, split) for where, source, row in rows]
-        if not questions:
+        read = [(self._question(where, source, row, split), row) for where, source, row in rows]
+        if not read:
             raise UsageError(f"task.{split}: {table} has no rows: give a table with at least one question")
+        most = math.inf if self.max_lines is None or split == "predict" else self.max_lines
+        questions = [question for question, row in read if most == math.inf or num_lines(row[self.answer]) <= most]
+        if not questions:
+            raise UsageError(
+                f"task.max_lines={self.max_lines}: each of the {len(read)} answers of {table} has more lines; give more"
+            )
         return questions
 
     def _question(self, where: str, source: str, row: Any, split: Split) -> Question:
@@ -93,6 +102,8 @@ class JsonPrompts(_Table):
         answer: Column that holds the gold answer.
         answer_pattern: Regular expression with one group, whose last match in the answer column is the gold answer,
             such as `####\s*(.+)` for GSM8K. Empty takes the whole cell.
+        max_lines: Leave out rows whose answer column has more lines, which are the harder ones where it holds worked
+            solutions. `predict` keeps all. GSM8K has a line per segment of a solution, and one for the result.
 
     Raises:
         UsageError: `answer_pattern` is not a regular expression with one group.
@@ -107,8 +118,9 @@ class JsonPrompts(_Table):
         question: str = "question",
         answer: str = "answer",
         answer_pattern: str = "",  # not None: YAML reads a leading # as a comment, and nothing as null
+        max_lines: int | None = None,
     ) -> None:
-        super().__init__(question, answer, answer_pattern)
+        super().__init__(question, answer, answer_pattern, max_lines)
         self.paths: dict[str, str | None] = {"train": train, "val": val, "test": test, "predict": predict}
 
     def questions(self, split: Split) -> Sequence[Question]:
@@ -144,6 +156,8 @@ class HubPrompts(_Table):
         answer_pattern: Regular expression with one group, whose last match in the answer column is the gold answer,
             such as `####\s*(.+)` for GSM8K. Empty takes the whole cell.
         revision: Branch, tag or commit of the dataset; a commit makes the run repeatable.
+        max_lines: Leave out rows whose answer column has more lines, which are the harder ones where it holds worked
+            solutions. `predict` keeps all. GSM8K has a line per segment of a solution, and one for the result.
 
     Raises:
         UsageError: `answer_pattern` is not a regular expression with one group.
@@ -161,8 +175,9 @@ class HubPrompts(_Table):
         answer: str = "answer",
         answer_pattern: str = "",  # not None: YAML reads a leading # as a comment, and nothing as null
         revision: str | None = None,
+        max_lines: int | None = None,
     ) -> None:
-        super().__init__(question, answer, answer_pattern)
+        super().__init__(question, answer, answer_pattern, max_lines)
         self.id = id
         self.config = config
         self.revision = revision
@@ -194,6 +209,11 @@ class HubPrompts(_Table):
             table,
             split,
         )
+
+
+def num_lines(answer: Any) -> int:
+    """Lines of an answer cell that are not empty."""
+    return sum(bool(line.strip()) for line in str(answer).splitlines())
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -1,5 +1,6 @@
 """Checkpoint files: written whole or not at all, and read with one message for any defect."""
 
+import errno
 import os
 import pickle
 from pathlib import Path
@@ -54,16 +55,23 @@ def read_checkpoint(path: str | Path, mmap: bool = False, weights_only: bool | N
             "give --weights_only false"
         ) from error
     except OSError as error:
+        if error.errno == errno.EINVAL:  # of mmap, where the file ends before its own index says
+            raise damaged(path) from error
         raise UsageError(f"ckpt_path={path}: cannot be read: {error.strerror or error}") from error
     except Exception as error:
-        others = [str(other) for other in sorted(Path(path).parent.glob("*.ckpt")) if other != Path(path)]
-        instead = f"Continue with {' or '.join(others)}" if others else "There is no other checkpoint beside it"
-        raise UsageError(f"ckpt_path={path}: the file is damaged, or no checkpoint. {instead}") from error
+        raise damaged(path) from error
     if not _of_this_program(checkpoint):
         raise UsageError(
             f"ckpt_path={path}: not a checkpoint of `grpo fit`. The weights of a model are given as model.policy.path"
         )
     return checkpoint
+
+
+def damaged(path: str | Path) -> UsageError:
+    """The error about a file that cannot be a checkpoint; it names the others beside it."""
+    others = [str(other) for other in sorted(Path(path).parent.glob("*.ckpt")) if other != Path(path)]
+    instead = f"Continue with {' or '.join(others)}" if others else "There is no other checkpoint beside it"
+    return UsageError(f"ckpt_path={path}: the file is damaged, or no checkpoint. {instead}")
 
 
 def _of_this_program(checkpoint: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,6 +32,16 @@ def beside(path: Path) -> Iterator[Path]:
         raise
 
 
+def settle(path: Path) -> None:
+    """Waits until a file is on the disk, and gives it the permissions of a file that `open` makes."""
+    if path.is_file():
+        mask = os.umask(0)
+        os.umask(mask)
+        path.chmod(0o666 & ~mask)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
 def write_whole(path: Path, text: str) -> None:
     """Writes `text` whole or not at all."""
     with beside(path) as partial:
@@ -48,13 +59,21 @@ def refusal(error: BaseException | None, folder: Path) -> str | None:
     found: OSError | None = None
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, OSError) and _concerns(error, folder):
-            found = error
+        system = error if isinstance(error, OSError) else _inside(error)
+        if system is not None and _concerns(system, folder):
+            found = system
         error = error.__cause__ or error.__context__
     if found is None:
         return None
     where = f" ({found.filename})" if found.filename else ""
     return f"{found.strerror or found}{where}"
+
+
+def _inside(error: BaseException) -> OSError | None:
+    """The error of the system that a library in Rust, such as safetensors, tells in its message alone."""
+    if found := re.search(r"\(os error (\d+)\)", str(error)):
+        return OSError(int(found[1]), os.strerror(int(found[1])))
+    return None
 
 
 def _concerns(error: OSError, folder: Path) -> bool:

@@ -5,8 +5,11 @@ import time
 
 import pytest
 
+from grpo_lightning.rewards.verifier.number_words import in_digits
+from grpo_lightning.rewards.verifier.tokens import Token
 from grpo_lightning.tasks.arithmetic import Arithmetic, shuffled
 from grpo_lightning.tasks.base import Split
+from grpo_lightning.tasks.number_names import in_words
 from grpo_lightning.types import UsageError
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
@@ -40,6 +43,55 @@ def test_splits_are_disjoint_and_exhaust_the_expressions():
     rows = [text for split in SPLITS for text in texts(task, split)]
     assert len(rows) == len(set(rows)) == 200 == task.num_expressions
     assert set(rows) == {f"{a}{o}{b}=" for a in range(10) for b in range(10) for o in "+-"}
+
+
+def test_in_words_the_same_sums_are_asked():
+    digits = Arithmetic(operators=["+", "-", "*"], num_terms=3)
+    words = Arithmetic(operators=["+", "-", "*"], num_terms=3, words=True)
+    for split in SPLITS:
+        for asked, same in zip(words.questions(split), digits.questions(split), strict=True):
+            assert (asked.answer, asked.metadata) == (same.answer, same.metadata)
+    assert texts(Arithmetic(words=True), "train")[:2] == [
+        "What is forty-six plus ninety-three?",
+        "What is fifty-two plus forty-three?",
+    ]
+    (first, *_) = Arithmetic(operators=["-", "*"], num_terms=3, words=True, max_digits=1, num_train=10).questions(
+        "test"
+    )
+    assert first.text == f"What is {spoken(first.metadata['expression'])}?"
+    rows = [text for split in SPLITS for text in texts(Arithmetic(words=True), split)]
+    assert len(rows) == len(set(rows))
+
+
+def spoken(expression: str) -> str:
+    """Sums of one-digit numbers in words, letter by letter."""
+    names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    signs = {"+": "plus", "-": "minus", "*": "times"}
+    return " ".join(names[int(sign)] if sign.isdigit() else signs[sign] for sign in expression)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (0, "zero"),
+        (13, "thirteen"),
+        (40, "forty"),
+        (99, "ninety-nine"),
+        (100, "one hundred"),
+        (215, "two hundred fifteen"),
+        (1_000, "one thousand"),
+        (20_041, "twenty thousand forty-one"),
+        (999_999_999, "nine hundred ninety-nine million nine hundred ninety-nine thousand nine hundred ninety-nine"),
+    ],
+)
+def test_a_number_in_words(number: int, words: str):
+    assert in_words(number) == words
+
+
+def test_the_verifier_reads_every_number_in_words():
+    for number in [*range(1100), *range(1100, 10**9, 7_654_321)]:
+        tokens = [Token("word", word, True) for word in in_words(number).split()]
+        assert [token.text for token in in_digits(tokens)] == [str(number)], in_words(number)
 
 
 def test_sizes_and_predict():

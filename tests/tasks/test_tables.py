@@ -2,6 +2,7 @@ import csv
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
@@ -38,7 +39,7 @@ def write(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-def message(path: Path | str, split: Split = "train", **arguments: str) -> str:
+def message(path: Path | str, split: Split = "train", **arguments: Any) -> str:
     with pytest.raises(UsageError) as caught:
         JsonPrompts(**{split: str(path), **arguments}).questions(split)
     return str(caught.value)
@@ -213,3 +214,33 @@ def test_hub_errors(hub: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("datasets.load_dataset", unreachable)
     with pytest.raises(UsageError, match=r"task.id='no/such'.*Couldn't reach .*download it first"):
         HubPrompts("no/such").questions("train")
+
+
+def test_long_solutions_are_left_out(tmp_path: Path) -> None:
+    rows = [
+        {"question": "a", "answer": "one\n\n#### 1"},
+        {"question": "b", "answer": "one\ntwo\n#### 2"},
+        {"question": "c", "answer": "one\r\ntwo\r\nthree\n#### 3\n"},
+        {"question": "d", "answer": 4},
+    ]
+    path = str(write(tmp_path / "rows.jsonl", rows))
+
+    def asked(split: Split, max_lines: int | None) -> list[str]:
+        task = JsonPrompts(train=path, predict=path, max_lines=max_lines, answer_pattern=r"(\d+)\s*$")
+        return [question.text for question in task.questions(split)]
+
+    assert asked("train", None) == ["a", "b", "c", "d"]
+    assert asked("train", 3) == ["a", "b", "d"]
+    assert asked("train", 2) == ["a", "d"]
+    assert asked("predict", 2) == ["a", "b", "c", "d"]
+    long = str(write(tmp_path / "long.jsonl", rows[1:3]))
+    assert "task.max_lines=2: each of the 2 answers of" in message(long, max_lines=2)
+    with pytest.raises(UsageError, match=r"task.max_lines=0: give 1 or more"):
+        JsonPrompts(train=path, max_lines=0)
+
+
+@needs_gsm8k
+def test_the_easiest_of_gsm8k() -> None:
+    splits: dict[str, str] = {"train": str(GSM8K / "train.jsonl"), "val": str(GSM8K / "test.jsonl")}
+    task = JsonPrompts(**splits, answer_pattern=r"####\s*(.+)", max_lines=3)
+    assert (len(task.questions("train")), len(task.questions("val"))) == (1961, 326)

@@ -1,0 +1,242 @@
+"""`grpo export`, through the command line: a folder that transformers reads in a process without this package."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from helpers.command import Grpo
+from helpers.paths import environment
+from helpers.tiny import rollouts_of
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from grpo_lightning.command import overview
+from grpo_lightning.inspect.scalars import read_scalars
+from grpo_lightning.policy.policy import Policy
+
+ALONE = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+logp = model(input_ids=torch.arange(6, 30)[None]).logits.log_softmax(-1)
+assert not [name for name in sys.modules if name.startswith(("grpo_lightning", "lightning"))]
+torch.save(logp, sys.argv[2])
+"""
+"""A process that only transformers is in."""
+
+
+def weights_in(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """The policy's, by the names of transformers."""
+    saved = torch.load(checkpoint, weights_only=True)["state_dict"]
+    return {name.removeprefix("policy.model."): value for name, value in saved.items() if "policy.model." in name}
+
+
+def export(*words: str) -> int:
+    """The exit code of `grpo export`."""
+    code = overview.answer(["export", *words])
+    assert code is not None
+    return code
+
+
+@pytest.fixture
+def trained(grpo: Grpo) -> Path:
+    """A run of two steps, in the working directory, whose weights have moved."""
+    code, _, errors = grpo("fit", "--trainer.max_epochs=2", *LEARNS)
+    assert code == 0, errors
+    started = AutoModelForCausalLM.from_pretrained("policy").state_dict()
+    assert any(not torch.equal(value, started[name]) for name, value in weights_in(LAST).items())
+    return Path("run")
+
+
+LAST = Path("run", "checkpoints", "last.ckpt")
+LEARNS = [
+    '--model.rewards=[{class_path: FormatReward, init_args: {pattern: ".*[a-m].*"}}]',
+    "--model.optimizer=torch.optim.SGD",
+    "--model.optimizer.lr=0.5",
+    "--model.grad_clip=0",
+]
+
+
+@pytest.mark.usefixtures("trained")
+def test_log_probs_are_the_policys_bit_for_bit_without_this_package(tmp_path: Path) -> None:
+    assert export("run", "--out", "out") == 0
+    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", ALONE, str(tmp_path / "out"), str(tmp_path / "logp.pt")]
+    subprocess.run(command, check=True, cwd="/", env=outside | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
+    expected = AutoModelForCausalLM.from_pretrained("policy")
+    expected.load_state_dict(weights_in(LAST))
+    logp = expected(input_ids=torch.arange(6, 30)[None]).logits.log_softmax(-1)
+    assert torch.equal(torch.load("logp.pt", weights_only=True), logp)
+
+
+@pytest.mark.usefixtures("trained")
+def test_it_is_a_policy_to_train_on(tmp_path: Path) -> None:
+    assert export("run", "--out", "out") == 0
+    exported, trained = Policy("out"), Policy("policy")
+    for policy in (exported, trained):
+        policy.load()
+    trained.model.load_state_dict(weights_in(LAST))
+    rollouts = rollouts_of([5, 3, 7])
+    with torch.no_grad():
+        assert torch.equal(exported(rollouts).logp, trained(rollouts).logp)
+    assert exported.stop_ids == trained.stop_ids and len(exported.stop_ids) > 1
+    assert exported.tokenizer.get_vocab() == trained.tokenizer.get_vocab()
+
+
+@pytest.mark.usefixtures("trained")
+def test_another_type_of_weights() -> None:
+    assert export("run", "--out", "half", "--dtype", "bfloat16") == 0
+    model = AutoModelForCausalLM.from_pretrained("half")
+    assert model.dtype == torch.bfloat16
+    expected = weights_in(LAST)
+    assert all(torch.equal(value, expected[name].bfloat16()) for name, value in model.state_dict().items())
+
+
+def test_generation_is_that_of_the_run(grpo: Grpo) -> None:
+    assert grpo("fit", "--model.sampling.temperature=0.7", "--model.sampling.top_p=0.9")[0] == 0
+    assert export("run", "--out", "out") == 0
+    config = GenerationConfig.from_pretrained("out")
+    assert (config.do_sample, config.temperature, config.top_k, config.top_p, config.min_p) == (True, 0.7, 0, 0.9, 0.0)
+    policy = Policy("policy")
+    policy.load()
+    assert config.eos_token_id == sorted(policy.stop_ids)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained("out"), AutoTokenizer.from_pretrained("out")
+    output = model.generate(**tokenizer("123", return_tensors="pt"), max_new_tokens=5)
+    assert 3 < output.shape[1] <= 8
+
+
+@pytest.mark.usefixtures("trained")
+def test_an_earlier_checkpoint_of_its_own_numbers(grpo: Grpo) -> None:
+    shutil.copy(LAST, "two.ckpt")
+    assert grpo("fit", "--ckpt_path=last", "--trainer.max_epochs=4", *LEARNS)[0] == 0
+    assert export("run", "--out", "out", "--ckpt_path", "two.ckpt") == 0
+    curve = read_scalars("run")["val/reward"]
+    assert len(curve) == 5 and curve[2][1] != curve[4][1]
+    card = Path("out", "README.md").read_text()
+    assert "after 2 exploration steps" in card
+    assert f"| `val/reward` | {curve[0][1]:.4g} | {curve[2][1]:.4g} |" in card
+    model = AutoModelForCausalLM.from_pretrained("out")
+    assert all(torch.equal(value, weights_in(Path("two.ckpt"))[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.usefixtures("trained")
+def test_the_card_has_the_configuration_and_a_head_that_is_yaml() -> None:
+    assert export("run", "--out", "out") == 0
+    card = Path("out", "README.md").read_text()
+    _, head, body = card.split("---\n", 2)
+    assert yaml.safe_load(head)["library_name"] == "transformers"
+    block = body.split("```yaml\n")[1].split("\n```")[0]
+    assert yaml.safe_load(block) == yaml.safe_load(Path("run", "config.yaml").read_text())
+    assert f"| torch | {torch.__version__} |" in card
+
+
+@pytest.mark.usefixtures("trained")
+def test_the_use_in_the_card_runs(tmp_path: Path) -> None:
+    assert export("run", "--out", "out") == 0
+    block = Path("out", "README.md").read_text().split("```python\n")[1].split("\n```")[0]
+    code = block.replace('question = "..."', 'question = "12"')
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "out", capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout
+
+
+MISTAKES = {
+    "no run": (["nowhere", "--out", "out"], ["nowhere: no run is there", "config.yaml"]),
+    "no checkpoint": (["started", "--out", "out"], ["started: there is no checkpoint", "--ckpt_path"]),
+    "no such checkpoint": (["run", "--out", "out", "--ckpt_path", "x.ckpt"], ["run: there is no checkpoint x.ckpt"]),
+    "damaged checkpoint": (["run", "--out", "out", "--ckpt_path", "half.ckpt"], ["ckpt_path=half.ckpt", "damaged"]),
+    "something there": (["run", "--out", "policy"], ["--out=policy", "already"]),
+    "a file there": (["run", "--out", "rows.jsonl"], ["--out=rows.jsonl", "already"]),
+    "no configuration": (["edited", "--out", "out"], ["edited/config.yaml", "no configuration"]),
+    "the model is gone": (["moved", "--out", "out"], ["policy.path=./gone", "no such folder"]),
+    "another model": (["other", "--out", "out"], ["policy.path=other_policy", "another model"]),
+}
+
+
+@pytest.mark.parametrize(("words", "said"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_message_and_writes_nothing(
+    words: list[str], said: list[str], trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = LAST.read_bytes()
+    Path("half.ckpt").write_bytes(data[: len(data) // 2])
+    text = (trained / "config.yaml").read_text()
+    for name, config in {
+        "started": text,
+        "edited": "model: [",
+        "moved": text.replace("path: policy\n", "path: ./gone\n"),
+        "other": text.replace("path: policy\n", "path: other_policy\n"),
+    }.items():
+        Path(name, "checkpoints").mkdir(parents=True)
+        Path(name, "config.yaml").write_text(config)
+        if name != "started":
+            shutil.copy(LAST, Path(name, "checkpoints"))
+    shutil.copytree("policy", "other_policy")
+    wider = json.loads(Path("policy", "config.json").read_text()) | {"num_hidden_layers": 1}
+    Path("other_policy", "config.json").write_text(json.dumps(wider))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    capsys.readouterr()
+    assert export(*words) == 2
+    errors = capsys.readouterr().err
+    assert "Traceback" not in errors
+    line = errors.strip().splitlines()[-1]
+    assert line.startswith("grpo: error: ")
+    assert [word for word in said if word not in line] == [], line
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk on which the weights do not fit."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs may be mounted here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_full_disk_is_one_message_and_leaves_nothing(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert export("run", "--out", str(small_disk / "out")) == 1
+    errors = capsys.readouterr().err
+    assert "Traceback" not in errors
+    assert "the disk refuses to write: No space left on device" in errors.strip().splitlines()[-1]
+    assert list(small_disk.iterdir()) == []
+
+
+@pytest.mark.usefixtures("trained")
+def test_what_an_export_that_was_killed_left_is_no_obstacle() -> None:
+    Path("out.partial").mkdir()
+    Path("out.partial", "model.safetensors").write_bytes(b"half")
+    Path("out").mkdir()  # an empty folder is as good as none
+    assert export("run", "--out", "out") == 0
+    assert not Path("out.partial").exists()
+    mask = os.umask(0)
+    os.umask(mask)
+    assert {path.stat().st_mode & 0o777 for path in Path("out").iterdir()} == {0o666 & ~mask}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_checkpoints_of_several_ranks(strategy: str, grpo: Grpo, tmp_path: Path) -> None:
+    from helpers.command import arguments
+
+    options = ["--trainer.devices=2", f"--trainer.strategy={strategy}", "--model.optimizer=torch.optim.SGD"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "grpo_lightning", *arguments("fit", *options, "--model.optimizer.lr=0.5")],
+        cwd=tmp_path, env=environment(OMP_WAIT_POLICY="PASSIVE", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1"),
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert export("run", "--out", "out") == 0
+    found = AutoModelForCausalLM.from_pretrained("out").state_dict()
+    expected = weights_in(LAST)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
