@@ -21,6 +21,7 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning import engines, maths, policy, rewards, tasks
+from grpo_lightning.command.imports import refusal
 from grpo_lightning.command.mistakes import refused_argument
 from grpo_lightning.command.overview import COMMANDS
 from grpo_lightning.command.parser import Parser
@@ -252,7 +253,7 @@ class GRPOCLI(LightningCLI):
         try:
             return super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError) as error:
-            raise UsageError(f"trainer: {error}") from error
+            raise usage_error(error) or UsageError(f"trainer: {refusal(error)}") from error
 
 
 class PlanCLI(GRPOCLI):
@@ -303,7 +304,7 @@ def try_optimizer(model: GRPOModule) -> None:
         if model.lr_scheduler is not None:
             model.lr_scheduler(optimizer)
     except ValueError as error:
-        raise UsageError(f"{key}: {error}") from error
+        raise usage_error(error) or UsageError(f"{key}: {refusal(error)}") from error
 
 
 def time_limit(limit: Any) -> Timer:

@@ -1,7 +1,10 @@
 """pyproject.toml, constraints.txt, CITATION.cff, CHANGELOG.md and the hooks agree, and promise what there is."""
 
 import re
+import sys
 import tomllib
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import yaml
@@ -67,3 +70,19 @@ def test_what_is_no_python_is_installed_too() -> None:
     given = {path for pattern in patterns for path in package.glob(pattern)}
     files = {path for path in package.rglob("*.*") if path.is_file() and path.suffix not in (".py", ".pyc")}
     assert files - given == set()
+
+
+@pytest.mark.parametrize("folder", ["tests/helpers", "tools"])
+def test_no_script_hides_a_library(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program's folder comes first where Python looks for modules: a tokenizers.py there hides the library."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path) != ROOT / folder])
+    names = [path.stem for path in (ROOT / folder).glob("*.py") if path.stem != "__init__"]
+    loaded = {
+        name: sys.modules.pop(name)
+        for name in names
+        if name in sys.modules and ROOT in Path(str(sys.modules[name].__file__)).parents
+    }
+    try:
+        assert [name for name in names if (found := find_spec(name)) is not None and found.origin is not None] == []
+    finally:
+        sys.modules.update(loaded)

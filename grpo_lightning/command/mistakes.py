@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from grpo_lightning.command import internals
-from grpo_lightning.command.imports import import_mistake
+from grpo_lightning.command.imports import import_mistake, refusal
 from grpo_lightning.types import UsageError
 
 MOST_NAMES = 20
@@ -266,12 +266,12 @@ def keys_of(parser: Any) -> list[str]:
 def did_you_mean_key(parser: Any, key: str, dashes: str = "") -> str:
     """The option that is nearest to `key`: spelled alike, or of the same name in another section."""
     names = keys_of(parser)
+    sections = [*dict.fromkeys(name.partition(".")[0] for name in names if "." in name)]
     parts = [f"{action.dest}.{part}" for action in internals.options_of(parser) for part in parts_of(action)]
     leaf = key.rpartition(".")[2]
     same = [name for name in [*names, *parts] if name.rpartition(".")[2] == leaf]
-    if close := same or nearest(key, names) or nearest(key, parts):
+    if close := same or nearest(key, names if "." in key else [*sections, *names]) or nearest(key, parts):
         return f" Did you mean {dashes}{close[0]}?"
-    sections = dict.fromkeys(name.partition(".")[0] for name in names if "." in name)
     return f" The sections are {', '.join(sections)}; --help lists their options"
 
 
@@ -306,7 +306,7 @@ def refused_argument(error: BaseException) -> UsageError:
     """The mistake behind an exception of a class that is made from the options: what the innermost one says."""
     *_, innermost = causes(error)
     name = internals.class_being_made(innermost)
-    return UsageError(f"{f'{name}: ' if name else ''}{one_line(str(innermost), 300)}")
+    return UsageError(f"{f'{name}: ' if name else ''}{one_line(refusal(innermost), 300)}")
 
 
 def one_line(text: str, most: int = 200) -> str:

@@ -36,6 +36,7 @@ from grpo_lightning.training.monitors import (
     validate_monitors,
 )
 from grpo_lightning.training.observer import Observer
+from grpo_lightning.training.pace import has_end
 from grpo_lightning.training.preparation import Preparation, minibatch_of_rows
 from grpo_lightning.training.source import RolloutSource, SourceInputs, Synchronous
 from grpo_lightning.training.step import Clock, Minibatch, Step
@@ -105,9 +106,10 @@ class GRPOLoop(Callback):
         self.observers: list[Observer] = []
         """Told how the steps go."""
         self._resumes = False
-        self._validates_now = False
+        self.validates_now = False
         """Whether this start validates before the first step."""
-        self._num_sanity_val_steps: float = 0
+        self._num_sanity_val_steps: float | None = None
+        """Those of the trainer, while the loop has set others."""
         self._ended: float | None = None
         """When the last step had ended, by `perf_counter`; None before the first of this start."""
         self._peak = 0.0
@@ -188,12 +190,12 @@ class GRPOLoop(Callback):
                 f"{self.num_minibatches} x {trainer.world_size} ranks: every rank takes as many prompts of every update"
             )
         data.train_loader = _MinibatchLoader(self, module)
-        self._num_sanity_val_steps = trainer.num_sanity_val_steps
         is_trial = bool(getattr(trainer, "fast_dev_run", False))
-        self._validates_now = self.validate_first and trainer.current_epoch == 0 and not is_trial
-        if self._validates_now:
+        self.validates_now = self.validate_first and trainer.current_epoch == 0 and not is_trial
+        if self.validates_now:
             # Lightning's own validation before training: it leaves the random numbers alone, and no callback counts it
             # as one of the run. It logs nothing; `on_validation_end` does. `on_load_checkpoint` takes it back.
+            self._num_sanity_val_steps = trainer.num_sanity_val_steps
             trainer.num_sanity_val_steps = math.inf
         self.source.setup(
             SourceInputs(
@@ -217,13 +219,14 @@ class GRPOLoop(Callback):
             sum(p.numel() for p in module.policy.parameters() if p.requires_grad or everything)
             for everything in (False, True)
         )
+        steps = trainer.max_epochs if has_end(trainer.max_epochs) else "any number of"
         some = "" if trained == everything else f", {trained / 1e6:.2f} M of them trained"
         rank_zero_info(
             f"policy {module.policy.path}: {everything / 1e6:.2f} M parameters{some}; {trainer.world_size} x "
             f"{device_name(module.device)}, precision {trainer.precision}"
         )
         rank_zero_info(
-            f"{trainer.max_epochs} steps of {self.prompts_per_step} prompts x {self.group_size} completions of at most "
+            f"{steps} steps of {self.prompts_per_step} prompts x {self.group_size} completions of at most "
             f"{module.sampling.max_new_tokens} tokens; each step {self.mu} x {self.num_minibatches} updates, {size} in "
             f"one forward and backward{', prompts shared by their group' if module.policy.shares_prefix else ''}"
         )
@@ -231,15 +234,25 @@ class GRPOLoop(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts the clock, and looks up what the device can do."""
         module, self._ended = _module(pl_module), None
-        trainer.num_sanity_val_steps = self._num_sanity_val_steps
+        self._restore_sanity_check(trainer)
         with trainer.strategy.precision_plugin.forward_context():
             self._peak = peak_of(module.device, compute_dtype(module.policy))
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Logs the validation before the first step; of the others, notes when they have ended."""
+    def _restore_sanity_check(self, trainer: L.Trainer) -> None:
+        """Gives the trainer its own number of batches back."""
+        if self._num_sanity_val_steps is not None:
+            trainer.num_sanity_val_steps, self._num_sanity_val_steps = self._num_sanity_val_steps, None
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Starts the clock of a step's validation."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            self.current_step.clock.validated = perf_counter()
-        if not (trainer.sanity_checking and self._validates_now):
+            self.current_step.clock.validation_starts()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stops the clock of a step's validation; logs the one before the first step."""
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self.current_step.clock.validation_ends()
+        if not (trainer.sanity_checking and self.validates_now):
             return
         found = trainer.callback_metrics
         metrics = {name: float(found[name]) for name in sorted(found) if name.startswith("val/")}
@@ -316,7 +329,7 @@ class GRPOLoop(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Minibatch, batch_idx: int
     ) -> None:
         """Stops the clock: validation comes between the last update and `on_train_epoch_end`."""
-        self.current_step.clock.updated = perf_counter()
+        self.current_step.clock.update_ends()
         if batch_idx == self.updates_per_step - 1:
             for observer in self.observers:
                 observer.updated(self.current_step)
@@ -351,8 +364,6 @@ class GRPOLoop(Callback):
         """Seconds of each phase of a step, of the step, and since the end of the last one."""
         clock, now = step.clock, perf_counter()
         seconds = step.exploration.seconds | clock.seconds()
-        if clock.validated is not None:
-            seconds["validate"] = clock.validated - clock.updated
         begun = clock.started if self._ended is None else self._ended
         self._ended = now
         return seconds | {"wall": now - begun}
@@ -361,6 +372,14 @@ class GRPOLoop(Callback):
         """Drops the last step."""
         self.step = None
         report_early_stopping(trainer)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Leaves the trainer's own options behind."""
+        self._restore_sanity_check(trainer)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Does the same: Lightning calls no `teardown` now."""
+        self._restore_sanity_check(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the source."""
@@ -376,9 +395,21 @@ class GRPOLoop(Callback):
         # `validate` and its kin load callbacks too. A fit after them starts with the first question.
         self._resumes = trainer.state.fn == TrainerFn.FITTING
         if self._resumes:
-            self._validates_now = False
-            trainer.num_sanity_val_steps = self._num_sanity_val_steps
+            self.validates_now = False
+            self._restore_sanity_check(trainer)
         keep_patience(trainer, checkpoint)
+
+
+def follow(trainer: L.Trainer, observer: Observer) -> None:
+    """Tells `observer`, once, how the steps of the trainer's loop go."""
+    if observer not in (observers := GRPOLoop.find(trainer).observers):
+        observers.append(observer)
+
+
+def unfollow(trainer: L.Trainer, observer: Observer) -> None:
+    """Tells it no longer, where the trainer has a loop: another trainer may use the loop."""
+    for loop in [callback for callback in trainer.callbacks if isinstance(callback, GRPOLoop)]:  # type: ignore[attr-defined]
+        loop.observers[:] = [other for other in loop.observers if other is not observer]
 
 
 class _MinibatchLoader:

@@ -24,10 +24,26 @@ class Pace:
     @property
     def left(self) -> float | None:
         """Seconds until the last step will have ended, at the mean speed so far; None if that is not known."""
-        if self.done == self.first or self.total is None or self.total < 0:
+        if self.done == self.first or self.total is None or not has_end(self.total):
             return None
         per_step = (self._latest - self._started) / (self.done - self.first)
         return max(0.0, self._latest + per_step * (self.total - self.done) - perf_counter())
+
+
+def has_end(total: int | None) -> bool:
+    """Whether a run ends after `total` steps: Lightning's None and -1 set no end."""
+    return total is not None and total >= 0
+
+
+def counted(steps: int, total: int | None, between: str = "/") -> str:
+    """`3/60`, or `3` for a run without a known end.
+
+    Args:
+        steps: Steps so far.
+        total: Steps of the run; None or a negative number: no end is known.
+        between: What stands between the two.
+    """
+    return f"{steps}{between}{total}" if has_end(total) else str(steps)
 
 
 def duration(seconds: float) -> str:

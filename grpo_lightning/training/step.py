@@ -24,17 +24,35 @@ class Clock:
     began: float = 0.0
     """The updates begin."""
     updated: float = 0.0
-    """The last update so far has ended. Validation follows, and is not part of the step."""
-    validated: float | None = None
-    """Validation has ended, where there was one."""
+    """The last update so far has ended."""
+    validating: float = 0.0
+    """Validation begins. It is not part of the step, wherever it stands."""
+    validation: float | None = None
+    """Seconds of validation so far; None if there was none."""
+    between: float = 0.0
+    """Seconds of validation before the last update so far: `trainer.val_check_interval` puts it between updates."""
+
+    def update_ends(self) -> None:
+        """Notes the end of an update."""
+        self.updated, self.between = perf_counter(), self.validation or 0.0
+
+    def validation_starts(self) -> None:
+        """Notes the beginning of a validation."""
+        self.validating = perf_counter()
+
+    def validation_ends(self) -> None:
+        """Adds the validation that has begun last."""
+        self.validation = (self.validation or 0.0) + perf_counter() - self.validating
 
     def seconds(self) -> dict[str, float]:
         """Seconds of the phases that the loop itself runs, and of the whole `step`."""
-        return {
+        optimise = self.updated - self.began - self.between
+        seconds = {
             "logp": self.prepared - self.explored,
-            "optimise": self.updated - self.began,
-            "step": self.updated - self.began + self.prepared - self.started,
+            "optimise": optimise,
+            "step": optimise + self.prepared - self.started,
         }
+        return seconds if self.validation is None else seconds | {"validate": self.validation}
 
 
 @dataclass(slots=True)

@@ -13,6 +13,8 @@ NO_TASK = [f"--{key}!" for key in OPTIONS if key.startswith("data.task")]
 
 MINE = """
 import grpo_lightning
+import torch
+from lightning.pytorch.callbacks import Callback
 
 class MaxRL(grpo_lightning.AdvantageEstimator):
     def __init__(self, power: float = 1.0):
@@ -23,6 +25,34 @@ class MaxRL(grpo_lightning.AdvantageEstimator):
 
 class NotOne:
     pass
+
+class Unpacks(MaxRL):
+    def __init__(self):
+        low, high = (1, 2, 3)
+
+class Refuses(MaxRL):
+    def __init__(self):
+        raise ValueError("not on Sundays")
+
+class Imports(MaxRL):
+    def __init__(self):
+        import nowhere_at_all
+
+class Calls(MaxRL):
+    def __init__(self):
+        torch.optim.SGD([torch.zeros(1)], lr=-1.0)
+
+class Chance(Callback):
+    @property
+    def state_key(self):
+        return int("three")
+
+    def state_dict(self):
+        return {}
+
+class Falls(torch.optim.SGD):
+    def __init__(self, parameters):
+        low, high = (1, 2, 3)
 
 number = 3
 """
@@ -197,6 +227,30 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "a module that stops": (["--model.advantage=stops.A"], ["stops.A", "stops.py, line 2", "ZeroDivisionError"]),
     "a module that refuses": (["--model.advantage=refuses.A"], ["refuses.A", "refuses.py, line 1", "not today"]),
+    # What the classes themselves raise: of one's own code with its place, of a library's without.
+    "a bug in a class": (
+        ["--model.advantage=mine.Unpacks"],
+        ["Unpacks: mine.py, line 18: ValueError: too many values"],
+    ),
+    "a class that refuses": (["--model.advantage=mine.Refuses"], ["Refuses: mine.py, line 22: ValueError: not on Sun"]),
+    "a class that imports": (
+        ["--model.advantage=mine.Imports"],
+        ["Imports: mine.py, line 26: ModuleNotFoundError: No"],
+    ),
+    "a class that calls": (["--model.advantage=mine.Calls"], ["Calls: mine.py, line 30: ValueError: Invalid learning"]),
+    "a callback with a bug": (
+        ["--trainer.callbacks=[mine.Chance]"],
+        ["trainer: mine.py, line 35: ValueError: invalid"],
+    ),
+    "an optimizer with a bug": (
+        ["--model.optimizer=mine.Falls"],
+        ["model.optimizer: mine.py, line 42: ValueError: too many values"],
+    ),
+    "an optimizer that refuses": (["--model.optimizer.lr=-1"], ["model.optimizer: Invalid learning rate: -1.0"]),
+    "a trainer that refuses": (
+        ["--trainer.devices=0", "--trainer.accelerator=cpu"],
+        ["error: trainer: `Trainer(devices="],
+    ),
     # Files.
     "no such file": (["--config=nowhere.yaml"], ["config=nowhere.yaml", "no such file"]),
     "no mapping": (["--config=text.yaml"], ["text.yaml", "just words"]),

@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 import pytest
+from helpers.all_tokenizers import ALL, STABLE, of
 from helpers.tiny import STOP_IDS, model_of, policy_of, prompts_of, requests_of
-from helpers.tokenizers import ALL, STABLE, of
 
 from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.native import NativeEngine

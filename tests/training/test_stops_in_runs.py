@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.all_tokenizers import STABLE
 from helpers.command import Grpo
 from helpers.fitting import Digits, fit, scalars
 from helpers.tiny import model_of, policy_of, prompts_of
-from helpers.tokenizers import STABLE
 
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling

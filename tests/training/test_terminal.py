@@ -1,9 +1,12 @@
 """What a run prints: one line per step or a bar, and a summary at its end."""
 
+import math
 import os
 import re
 import signal
 import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,20 @@ from helpers.command import Grpo
 from helpers.fitting import fit, scalars
 from lightning.pytorch.callbacks import EarlyStopping
 
+from grpo_lightning.inspect.inspector import Inspector
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training import pace as paces
+from grpo_lightning.training.board import Board
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.training.callbacks.completions import SampledCompletions
+from grpo_lightning.training.callbacks.layout import FirstLook
 from grpo_lightning.training.callbacks.lines import StepLines, line
 from grpo_lightning.training.callbacks.progress import StepProgressBar
 from grpo_lightning.training.callbacks.summary import RunSummary
+from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.pace import Pace, duration
+from grpo_lightning.types import Sample
 
 VALIDATES: dict[str, Any] = {"limit_val_batches": 1.0, "max_epochs": 3}
 
@@ -204,3 +215,87 @@ def test_the_bar_has_step_phase_reward_validation_and_the_time_left(tmp_path: Pa
         assert float(shown["reward/mean"]) == pytest.approx(seen["reward/mean"][update], abs=5e-3)
         assert float(shown["val/avg@2"]) == pytest.approx(seen["val/avg@2"][update - 1], abs=5e-3)
     assert "left" in second
+
+
+class NoDigits(Reward):
+    """Fails on every sample, or works."""
+
+    def __init__(self, fails: bool = True) -> None:
+        super().__init__()
+        self.fails = fails
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        if self.fails:
+            raise RuntimeError("no service")
+        return RewardResult([0.0] * len(samples))
+
+
+@pytest.mark.parametrize("bar", [False, True])
+def test_a_step_whose_rewards_all_fail_is_shown(bar: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shown = StepProgressBar() if bar else StepLines()
+    callbacks = [shown, FirstLook(), RunSummary(), SampledCompletions(every_n_steps=1), Inspector(every_n_steps=1)]
+    saving = StepCheckpoint(keep=1, monitor="reward/mean")
+    trainer = VALIDATES | {"enable_progress_bar": bar, "max_epochs": 2, "enable_checkpointing": True}
+    stopping = EarlyStopping("reward/mean", mode="max", patience=9, check_finite=False)
+    board = Board(tmp_path, name="", version="")
+    fit(
+        tmp_path,
+        [*callbacks, saving, stopping],
+        trainer=trainer | {"logger": board},
+        rewards=[NoDigits()],
+        max_failed_rewards=1.0,
+    )
+    lines = [text for text in lines_of(caplog) if text.startswith("step")]
+    assert all("no reward, length " in text for text in lines) and len(lines) == (0 if bar else 2)
+    assert all(math.isnan(value) for value in scalars(tmp_path)["reward/mean"].values())
+    assert summary_of(caplog)["done"].startswith("2 of 2 steps")
+
+
+@pytest.mark.parametrize("bar", [False, True])
+def test_a_loop_that_is_used_again_has_no_observer_of_the_run_before(bar: bool, tmp_path: Path) -> None:
+    class Stops(L.Callback):
+        def on_train_batch_start(self, *args: Any) -> None:
+            raise RuntimeError("stop")
+
+    loop = GRPOLoop(group_size=4, prompts_per_step=4)
+    for name, others in {"whole": [], "stopped": [Stops()]}.items():
+        shown = StepProgressBar() if bar else StepLines()
+        options = {"callbacks": [shown, *others, loop], "max_epochs": 1, "enable_progress_bar": bar}
+        with pytest.raises(RuntimeError, match="stop") if others else nullcontext():
+            fit(tmp_path / name, trainer=options)
+        assert loop.observers == [], name
+
+
+class Ends(L.Callback):
+    """Ends the run after its first step."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        trainer.should_stop = True
+
+
+@pytest.mark.parametrize("steps", [-1, None])
+def test_a_run_without_an_end_counts_its_steps_alone(
+    steps: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    limit = {"max_epochs": steps, "max_time": {"days": 9}}
+    fit(tmp_path / "lines", [StepLines(), RunSummary(), Ends()], trainer=VALIDATES | limit)
+    assert [text.partition(":")[0] for text in lines_of(caplog)] == ["before training", "step 1"]
+    assert summary_of(caplog)["done"].startswith("1 steps in ")
+    (sizes,) = [text for text in caplog.messages if " prompts x " in text]
+    assert sizes.startswith("any number of steps of 4 prompts x 4 completions")
+    look = Look()
+    fit(tmp_path / "bar", [StepProgressBar(), look, Ends()], trainer=limit | {"enable_progress_bar": True})
+    assert [before for before, _ in look.seen] == ["step 1 update: "]
+
+
+def test_lightnings_own_check_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = VALIDATES | {"num_sanity_val_steps": 1, "max_epochs": 1}
+    fit(tmp_path / "lines", [StepLines(), RunSummary()], trainer=trainer, loop={"validate_first": False})
+    (text,) = lines_of(caplog)
+    assert text.startswith("step 1/1: ") and "val avg@2" in text
+    assert summary_of(caplog)["validation"].endswith(" (after step 1)")
+    bar, look = StepProgressBar(), Look()
+    options = trainer | {"enable_progress_bar": True}
+    fit(tmp_path / "bar", [bar, look], trainer=options, loop={"validate_first": False})
+    (first,) = [after for before, after in look.seen if "update" in before]
+    assert "val/" not in first and "reward/mean" in first

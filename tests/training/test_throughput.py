@@ -12,6 +12,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.training.loop import follow
+from grpo_lightning.training.observer import Observer
+from grpo_lightning.training.step import Clock, Step
 from grpo_lightning.training.step_statistics import StepStatistics
 from grpo_lightning.training.throughput import PEAKS, Cost, Work, peak_of, peak_operations
 
@@ -158,6 +161,54 @@ def test_utilisation_is_logged_where_the_peak_is_known(tmp_path: Path, monkeypat
     monkeypatch.setattr("grpo_lightning.training.loop.peak_of", lambda device, dtype: 1e12)
     fit(tmp_path, trainer={"max_epochs": 1})
     assert 0 < clock_of(tmp_path)["perf/mfu"][0] < 1
+
+
+class Idles(L.Callback, Observer):
+    """Moves the clock on: 1 second per update, 10 per validation, 100 where the loop tells its observers.
+
+    Args:
+        now: The time.
+    """
+
+    def __init__(self, now: list[float]) -> None:
+        self.now = now
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        follow(trainer, self)
+
+    def prepared(self, step: Step) -> None:
+        self.now[0] += 100
+
+    def updated(self, step: Step) -> None:
+        self.now[0] += 100
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.now[0] += 1
+
+    def on_validation_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        self.now[0] += 0 if trainer.sanity_checking else 10
+
+
+@pytest.mark.parametrize(
+    ("interval", "times"), [(1.0, 1), (2, 2), (3, 1)], ids=["at the end", "in the middle and at the end", "in it alone"]
+)
+def test_a_validation_is_timed_as_one_wherever_it_stands(
+    interval: float, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    for module in ("loop", "step"):
+        monkeypatch.setattr(f"grpo_lightning.training.{module}.perf_counter", lambda: now[0])
+    monkeypatch.setattr("grpo_lightning.training.loop.Clock", lambda: Clock(now[0]))
+    trainer = {"max_epochs": 1, "limit_val_batches": 1, "val_check_interval": interval}
+    fit(tmp_path, [Idles(now)], loop={"mu": 2, "num_minibatches": 2}, trainer=trainer)
+    found = {name: values[0] for name, values in clock_of(tmp_path).items()}
+    wall = 4 + 10 * times + 200
+    assert found["time/optimise"] == 4 and found["time/step"] == 4
+    assert found["time/fraction_optimise"] * wall == pytest.approx(4)
+    assert found["time/fraction_validate"] * wall == pytest.approx(10 * times)
+    # Sampling and rewards are timed by clocks of their own.
+    rest = sum(found[f"time/fraction_{name}"] for name in ("explore", "reward"))
+    assert (found["time/fraction_other"] + rest) * wall == pytest.approx(200)
 
 
 def test_right_and_finished_needs_both(tmp_path: Path) -> None:

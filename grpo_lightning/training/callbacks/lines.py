@@ -7,10 +7,10 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 
-from grpo_lightning.training.callbacks.validations import Scores, headline, scores_of
-from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.training.callbacks.validations import Scores, headline, is_trial, scores_of
+from grpo_lightning.training.loop import follow, unfollow
 from grpo_lightning.training.observer import Observer
-from grpo_lightning.training.pace import Pace, duration
+from grpo_lightning.training.pace import Pace, counted, duration
 
 SHOWN = {"explore": "explore", "reward": "reward", "logp": "log-probs", "optimise": "update"}
 """The phases of a step whose seconds are shown, and what they are called."""
@@ -31,8 +31,16 @@ class StepLines(Callback, Observer):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Follows the loop of the run."""
-        if stage == "fit" and self not in (observers := GRPOLoop.find(trainer).observers):
-            observers.append(self)
+        if stage == "fit":
+            follow(trainer, self)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Leaves the loop, which another trainer may use."""
+        unfollow(trainer, self)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Leaves the loop: Lightning calls no `teardown` now."""
+        unfollow(trainer, self)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts the clock."""
@@ -41,7 +49,7 @@ class StepLines(Callback, Observer):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Notes a validation for the line of its step; one before the first step has a line of its own."""
-        scores = headline(scores_of(trainer))
+        scores = {} if is_trial(trainer) else headline(scores_of(trainer))
         if trainer.sanity_checking and scores:
             rank_zero_info(f"before training: {validation(scores)}")
         self._scores = {} if trainer.sanity_checking else scores
@@ -63,15 +71,20 @@ def line(step: int, pace: Pace, metrics: Mapping[str, float], scores: Scores) ->
         metrics: Of the step.
         scores: Of its validation; empty if there was none.
     """
-    total = "" if pace.total is None or pace.total < 0 else f"/{pace.total}"
     seconds = {name: metrics.get(f"time/{phase}", 0.0) for phase, name in SHOWN.items()}
     parts = [
-        f"reward {number(metrics['reward/mean'])}, length {metrics['rollout/length_mean']:.1f}",
+        f"{reward(metrics)}, length {metrics['rollout/length_mean']:.1f}",
         ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items() if value > 0.05 * sum(seconds.values())),
         validation(scores),
         "" if pace.left is None or pace.done == pace.total else f"{duration(pace.left)} left",
     ]
-    return f"step {step}{total}: " + "; ".join(part for part in parts if part)
+    return f"step {counted(step, pace.total)}: " + "; ".join(part for part in parts if part)
+
+
+def reward(metrics: Mapping[str, float]) -> str:
+    """`reward 0.91`; `no reward` where none of the step's completions has one."""
+    mean = metrics.get("reward/mean")
+    return "no reward" if mean is None else f"reward {number(mean)}"
 
 
 def validation(scores: Scores) -> str:

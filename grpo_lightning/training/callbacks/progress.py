@@ -10,11 +10,11 @@ import lightning as L
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
 
-from grpo_lightning.training.callbacks.validations import Scores, headline, scores_of
+from grpo_lightning.training.callbacks.validations import Scores, headline, is_trial, scores_of
 from grpo_lightning.training.internals import bars_of, bars_on_screen
-from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.training.loop import follow, unfollow
 from grpo_lightning.training.observer import Observer
-from grpo_lightning.training.pace import Pace, duration
+from grpo_lightning.training.pace import Pace, counted, duration
 
 
 class StepProgressBar(TQDMProgressBar, Observer):
@@ -40,8 +40,13 @@ class StepProgressBar(TQDMProgressBar, Observer):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Follows the loop of the run."""
         super().setup(trainer, pl_module, stage)
-        if stage == "fit" and self not in (observers := GRPOLoop.find(trainer).observers):
-            observers.append(self)
+        if stage == "fit":
+            follow(trainer, self)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Leaves the loop, which another trainer may use."""
+        super().teardown(trainer, pl_module, stage)
+        unfollow(trainer, self)
 
     def exploring(self, num_completions: int) -> None:
         """Begins the bar of an exploration."""
@@ -66,10 +71,8 @@ class StepProgressBar(TQDMProgressBar, Observer):
         bar.reset(total)
         bar.initial = 0
         trainer = self.trainer
-        step = (
-            "before training" if trainer.sanity_checking else f"step {trainer.current_epoch + 1}/{trainer.max_epochs}"
-        )
-        bar.set_description(f"{step} {phase}")
+        step = f"step {counted(trainer.current_epoch + 1, trainer.max_epochs)}"
+        bar.set_description(f"{'before training' if trainer.sanity_checking else step} {phase}")
 
     def _show_numbers(self) -> None:
         if not self.train_progress_bar.disable:
@@ -117,7 +120,7 @@ class StepProgressBar(TQDMProgressBar, Observer):
             super().on_validation_end(trainer, pl_module)
             return
         self.reset_dataloader_idx_tracker()
-        self._scores = headline(scores_of(trainer))
+        self._scores = {} if is_trial(trainer) else headline(scores_of(trainer))
         self._show_numbers()
 
     def on_train_batch_start(
@@ -128,7 +131,8 @@ class StepProgressBar(TQDMProgressBar, Observer):
             self._begin("update", int(self.total_train_batches))
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Ends the line of every bar, so that the next message has a line of its own."""
+        """Ends the line of every bar, so that the next message has a line of its own; leaves the loop."""
+        unfollow(trainer, self)
         for bar in bars_of(self):
             bar.close()
 

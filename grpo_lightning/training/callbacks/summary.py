@@ -13,8 +13,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.callbacks.completions import fast_dev_run
 from grpo_lightning.training.callbacks.lines import number
-from grpo_lightning.training.callbacks.validations import Scores, headline, scores_of
-from grpo_lightning.training.pace import duration
+from grpo_lightning.training.callbacks.validations import Scores, headline, is_trial, scores_of
+from grpo_lightning.training.pace import counted, duration
 
 
 class RunSummary(Callback):
@@ -43,7 +43,9 @@ class RunSummary(Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keeps the scores, with the number of steps done."""
-        scores = headline(scores_of(trainer))
+        scores = {} if is_trial(trainer) else headline(scores_of(trainer))
+        if not scores:
+            return
         self._last = 0 if trainer.sanity_checking else trainer.current_epoch + 1, scores
         self._first = self._first or self._last
 
@@ -68,7 +70,7 @@ class RunSummary(Callback):
         steps, total = trainer.current_epoch, trainer.max_epochs
         begun = f", from step {self._begun + 1}" if self._begun else ""
         rows = {
-            "done": f"{steps} of {total} steps{begun} in {duration(perf_counter() - self._started)}",
+            "done": f"{counted(steps, total, ' of ')} steps{begun} in {duration(perf_counter() - self._started)}",
             "validation": self._change(),
         }
         boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

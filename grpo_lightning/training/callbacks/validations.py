@@ -4,6 +4,8 @@ from typing import Any
 
 import lightning as L
 
+from grpo_lightning.training.loop import GRPOLoop
+
 Scores = dict[str, float]
 """The metrics of one validation, without `val/`."""
 
@@ -12,6 +14,11 @@ def scores_of(trainer: L.Trainer) -> Scores:
     """What the validation that has just ended found. Every rank must call it."""
     metrics: dict[str, Any] = trainer.callback_metrics
     return {name.removeprefix("val/"): float(metrics[name]) for name in sorted(metrics) if name.startswith("val/")}
+
+
+def is_trial(trainer: L.Trainer) -> bool:
+    """Whether Lightning only checks that validation works, by `trainer.num_sanity_val_steps`: it says nothing."""
+    return bool(trainer.sanity_checking) and not GRPOLoop.find(trainer).validates_now
 
 
 def headline(scores: Scores) -> Scores:
