@@ -501,6 +501,8 @@ def test_the_terms_shown_multiply(chromium: Browser, tmp_path: Path) -> None:
         chromium.click(".token", index)
         shown = chromium.texts("#card .terms span:last-child")[0].replace("−", "-").replace(" - -", " + ")
         left, right = shown.split(" = ")
+        current = "(({completion, t}) => completion.tokens.weight[t])(document.querySelector('.token.current'))"
+        assert float(left.split(" × ")[0]) == pytest.approx(chromium.evaluate(current), rel=0.0051)
         small += "e-" in right
         assert float(right) == pytest.approx(eval(left.replace("×", "*")), rel=0.02)
     assert small
