@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 BROKEN = "\ufffd"
 """Stands in a decoded text for bytes that are no character, or not yet: later tokens may change it."""
 
+FIRST_LOOK = "First look"
+"""The group of curves to read first in TensorBoard; an upper-case letter comes before all others."""
+
 
 class UsageError(ValueError):
     """A user's mistake. The message names the key, the value, what is allowed and the fix."""

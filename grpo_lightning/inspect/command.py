@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from grpo_lightning.inspect.output import check_out
 from grpo_lightning.types import UsageError, at_least
 
 PAGE = "inspect.html"
@@ -19,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
         "it needs no server and no network.",
     )
     made.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
-    made.add_argument("-o", "--out", type=Path, metavar="FILE", help=f"the page (default: RUN/{PAGE})")
+    made.add_argument("-o", "--out", type=Path, metavar="FILE", help=f"the page, .html (default: RUN/{PAGE})")
     made.add_argument("--compare", type=Path, metavar="RUN2", help="a second run, to see the same prompts side by side")
     made.add_argument(
         "--max_mb",
@@ -37,6 +38,7 @@ def main(args: Sequence[str] | None = None) -> int:
     out = given.out or given.run / PAGE
     try:
         at_least("max_mb", given.max_mb, 0)
+        check_out(out, PAGE)
         # tensorboard takes a second to import, which --help need not wait for.
         from grpo_lightning.inspect.page import write
 

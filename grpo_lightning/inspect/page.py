@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import html
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from grpo_lightning.inspect.record import FOLDER, StepRecord, files_of
+from grpo_lightning.inspect.markup import escaped
+from grpo_lightning.inspect.record import FOLDER, files_of, rows_of
 from grpo_lightning.inspect.scalars import Scalars, read_scalars, validation_names
 from grpo_lightning.types import UsageError
 
@@ -42,7 +42,7 @@ class RecordedStep:
     @property
     def size(self) -> int:
         """Its bytes in the page, about."""
-        return sum(len(line.encode()) for line in self.lines)
+        return sum(len(line.encode("utf-8", "backslashreplace")) for line in self.lines)
 
 
 @dataclass(slots=True)
@@ -53,6 +53,8 @@ class RunData:
     """Of its folder."""
     steps: list[RecordedStep]
     curves: dict[str, list[tuple[int, float]]]
+    metrics: dict[str, str]
+    """The scalar that each curve shows."""
     notes: list[str] = field(default_factory=list)
     """What could not be read or was left out, a sentence each."""
 
@@ -67,13 +69,14 @@ class RunData:
         steps, notes = [], []
         for file in files_of(folder):
             try:
-                lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-                record = StepRecord.from_lines(lines)
-                refuse_ragged(record)
-                steps.append(RecordedStep(record.step, record.update, lines))
-            except (ValueError, OSError) as error:
-                notes.append(f"{FOLDER}/{file.name} cannot be read and is left out: {error}")
-        return cls(folder.resolve().name, steps, curves_of(read_scalars(folder)), notes)
+                head, *groups = rows_of(file)
+            except ValueError as error:
+                notes.append(f"{FOLDER}/{file.name} cannot be read and is left out: {error}.")
+                continue
+            lines = [json.dumps(row, ensure_ascii=False) for row in (head, *groups)]
+            steps.append(RecordedStep(head["step"], head["update"], lines))
+        scalars = read_scalars(folder)
+        return cls(folder.resolve().name, steps, curves_of(scalars), metrics_of(scalars), notes)
 
     @property
     def size(self) -> int:
@@ -91,6 +94,11 @@ class RunData:
                 "the page small; --max_mb sets its size."
             )
         self.steps = kept
+        if (only := kept[-1:]) and only[0].size > max_bytes:
+            self.notes.append(
+                f"Step {only[0].step} of {self.name} alone has {only[0].size / 1e6:.3g} MB, more than --max_mb allows. "
+                "It is here all the same. Fewer inspect.num_groups or inspect.num_followed make a step smaller."
+            )
 
 
 def evenly(items: Sequence[Any], count: int) -> list[Any]:
@@ -117,17 +125,6 @@ def refuse_other_folders(folder: Path) -> None:
     )
 
 
-def refuse_ragged(record: StepRecord) -> None:
-    """Raises ValueError where a completion's arrays differ in length."""
-    for group in record.groups:
-        for completion in group.completions:
-            tokens = completion.tokens
-            arrays = [getattr(tokens, name) for name in tokens.__slots__ if name != "columns"]
-            lengths = {len(array) for array in [*arrays, *tokens.columns.values()] if array is not None}
-            if lengths != {len(tokens)}:
-                raise ValueError(f"the arrays of a completion have lengths {sorted(lengths)}")
-
-
 def curves_of(scalars: Scalars) -> dict[str, list[tuple[int, float]]]:
     """The page's curves of a run, those that it has and that are not always 0, with at most NUM_POINTS points each."""
     found = {name: next((scalars[key] for key in keys if key in scalars), []) for name, keys in CURVES.items()}
@@ -137,6 +134,13 @@ def curves_of(scalars: Scalars) -> dict[str, list[tuple[int, float]]]:
     ordered = {"reward": found["reward"], "validation": average, "length": found["length"], "KL": found["KL"]}
     ordered |= {"clipped": clipped, "entropy": found["entropy"]}
     return {name: thinned(points) for name, points in ordered.items() if any(value for _, value in points)}
+
+
+def metrics_of(scalars: Scalars) -> dict[str, str]:
+    """The names of the scalars that the page's curves show, by the curve's name."""
+    found = {name: next((key for key in keys if key in scalars), "") for name, keys in CURVES.items()}
+    found["clipped"] = "policy/clip_low + policy/clip_high"
+    return found | {"validation": next(iter(validation_names(scalars)), "")}
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -155,6 +159,7 @@ def build(runs: Sequence[RunData]) -> str:
                 "name": run.name,
                 "steps": [{"step": step.step, "update": step.update} for step in run.steps],
                 "curves": run.curves,
+                "metrics": run.metrics,
             }
             for run in runs
         ],
@@ -164,8 +169,8 @@ def build(runs: Sequence[RunData]) -> str:
     for index, run in enumerate(runs):
         data += [data_block(f"step-{index}-{step.step}", f"[{','.join(step.lines)}]") for step in run.steps]
     parts = {
-        "policy": policy_of(style, script),
-        "title": html.escape(" and ".join(run.name for run in runs)),
+        "policy": escaped(policy_of(style, script)),
+        "title": escaped(" and ".join(run.name for run in runs)),
         "style": style,
         "data": "\n".join(data),
         "script": script,
@@ -185,8 +190,10 @@ def joined_scripts() -> str:
 
 def data_block(name: str, text: str) -> str:
     """JSON in an element that no browser runs. No `<` is left in it, so nothing in it can end the element."""
-    escaped = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    return f'<script type="application/json" id="{name}">{escaped}</script>'
+    # A half of a pair of surrogates is no UTF-8: it becomes its escape.
+    whole = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    safe = whole.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return f'<script type="application/json" id="{escaped(name)}">{safe}</script>'
 
 
 def policy_of(style: str, script: str) -> str:

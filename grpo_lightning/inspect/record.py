@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_lightning.inspect.checking import bytes_of, check_objective, known_fields, parsed
 from grpo_lightning.types import UsageError
 
 Array = np.ndarray
@@ -183,18 +184,66 @@ class StepRecord:
 
     @classmethod
     def from_lines(cls, lines: list[str]) -> "StepRecord":
-        """The inverse of `lines`.
+        """The inverse of `lines`. Fields that are not known here are left out.
 
         Raises:
             ValueError: The lines are of another format, or broken.
         """
-        try:
-            head, *groups = map(json.loads, lines)
-            if head["format"] != FORMAT:
-                raise ValueError(f"format {head['format']}, expected {FORMAT}")
-            return cls(**head, groups=[_group(row) for row in groups])
-        except (KeyError, TypeError, IndexError) as error:
-            raise ValueError(f"no record of a step ({error!r})") from error
+        return cls.from_rows(checked_rows(lines))
+
+    @classmethod
+    def from_rows(cls, rows: list[dict[str, Any]]) -> "StepRecord":
+        """The record of rows that `checked_rows` has checked."""
+        head, *groups = rows
+        return cls(**head, groups=[_group(row) for row in groups])
+
+
+def checked_rows(lines: list[str]) -> list[dict[str, Any]]:
+    """The rows of a step's file as JSON, each field of the kind that it must be, and without unknown fields.
+
+    Raises:
+        ValueError: The lines are of another format, or broken.
+    """
+    head, *groups = map(parsed, lines)
+    written = head.get("format") if isinstance(head, dict) else None
+    if written != FORMAT:
+        raise ValueError(f"no record of a step: `format` of its first line is {written!r}, expected {FORMAT}")
+    try:
+        head = known_fields({"groups": [], **head}, StepRecord, "the step", {"groups": list[Any]})
+        check_objective(head["objective"])
+        return [{name: value for name, value in head.items() if name != "groups"}, *map(_checked_group, groups)]
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+
+
+def _checked_group(row: Any) -> dict[str, Any]:
+    group = known_fields(row, GroupRecord, "a group", {"completions": list[Any]})
+    group["completions"] = [_checked_completion(one) for one in group["completions"]]
+    return group
+
+
+def _checked_completion(row: Any) -> dict[str, Any]:
+    completion = known_fields(row, CompletionRecord, "a completion", {"tokens": dict[str, Any]})
+    packed = {f.name: str for f in fields(TokenRecord) if f.name not in ("pieces", "columns")}
+    special = packed | {"columns": dict[str, str]}
+    tokens = known_fields(completion["tokens"], TokenRecord, "a completion's tokens", special)
+    arrays = {name: text for name, text in tokens.items() if name in packed}
+    sizes = {name: _size(name, text) for name, text in (tokens.get("columns", {}) | arrays).items()}
+    for name, size in sizes.items():
+        if size != len(tokens["pieces"]):
+            raise ValueError(
+                f"`{name}` of a completion is of {size:g} tokens, its `pieces` are {len(tokens['pieces'])}"
+            )
+    for name, found in completion["segments"].items():
+        if any(not 0 <= end < len(tokens["pieces"]) for end, _ in found):
+            raise ValueError(f"a segment of {name} ends outside of its completion")
+    return completion | {"tokens": tokens}
+
+
+def _size(name: str, text: str) -> float:
+    """The tokens of a packed array."""
+    width = np.dtype(DTYPES.get(name, "<f4")).itemsize * (NUM_ALTERNATIVES if name.startswith("top_") else 1)
+    return len(bytes_of(text, name)) / width
 
 
 def path_of(run: Path | str, step: int) -> Path:
@@ -205,6 +254,24 @@ def path_of(run: Path | str, step: int) -> Path:
 def step_of(file: Path) -> int:
     """The exploration step of a file that `path_of` has named."""
     return int(file.stem.removeprefix("step-"))
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    """The rows of a step's file, checked.
+
+    Raises:
+        ValueError: It cannot be read, is of another format, broken, or of another step than its name says.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is no UTF-8 (byte {error.start})") from error
+    except OSError as error:
+        raise ValueError(f"it cannot be opened ({error.strerror})") from error
+    rows = checked_rows(text.removesuffix("\n").split("\n"))
+    if file.name != path_of("", rows[0]["step"]).name:
+        raise ValueError(f"its name is not that of its step, {path_of('', rows[0]['step']).name}")
+    return rows
 
 
 def files_of(run: Path | str) -> list[Path]:
@@ -228,9 +295,10 @@ def read(run: Path | str) -> list[StepRecord]:
     records = []
     for file in files:
         try:
-            records.append(StepRecord.from_lines(file.read_text(encoding="utf-8").removesuffix("\n").split("\n")))
+            rows = rows_of(file)
         except ValueError as error:
             raise UsageError(f"{file}: {error}; remove the file, the others can be read without it") from error
+        records.append(StepRecord.from_rows(rows))
     return records
 
 

@@ -9,6 +9,7 @@ configurations differ in, and links to the pages of `grpo inspect` that lie in t
 """
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -17,12 +18,17 @@ from pathlib import Path
 from grpo_lightning.inspect.arms import Arm, arms_of, read_runs
 from grpo_lightning.inspect.comparison import AXES, SUMMED, Metric
 from grpo_lightning.inspect.markup import counted
+from grpo_lightning.inspect.output import check_out
 from grpo_lightning.inspect.report_page import Report
 from grpo_lightning.inspect.scalars import validation_names
 from grpo_lightning.types import UsageError
 
+PAGE = "report.html"
+"""The page's name, unless another is given."""
 DEFAULTS = ("reward/mean", "rollout/length_mean", "policy/entropy", "policy/kl_ref", "time/step")
 """Behind the validation: what is shown unless metrics are given, where a run has logged it."""
+MOST_CLOSE = 5
+"""How many logged names are told where one is not found."""
 CLOCKS = {"epoch", "hp_metric"}
 """Logged by every run, and no metric."""
 
@@ -62,7 +68,12 @@ def parse_metrics(texts: Iterable[str], arms: Sequence[Arm]) -> list[Metric]:
         except ValueError as error:
             raise UsageError(str(error)) from error
         if metric.name not in every:
-            raise UsageError(f"--metrics {text}: no run has logged {metric.name}; logged are {_listed(every - CLOCKS)}")
+            close = difflib.get_close_matches(metric.name, sorted(every - CLOCKS), MOST_CLOSE, cutoff=0.4)
+            shared = [name for name in sorted(every - CLOCKS) if metric.name in name]
+            fit = list(dict.fromkeys([*shared, *close]))[:MOST_CLOSE] or default_metrics(arms)
+            raise UsageError(
+                f"--metrics {text}: no run has logged {metric.name}. Give a logged one, such as {', '.join(fit)}"
+            )
         metrics += [metric, Metric(metric.name, "mean")] if text == metric.name else [metric]
     return list(dict.fromkeys(metrics))
 
@@ -94,18 +105,6 @@ def with_base(arms: list[Arm], base: str | None) -> list[Arm]:
     return sorted(arms, key=lambda arm: arm.name != base)
 
 
-def check_out(out: Path) -> None:
-    """Finds before the runs are read what would fail after.
-
-    Raises:
-        UsageError: The file is none that a page can be written to.
-    """
-    if out.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"--out {out}: give the name of a page, such as {out.with_suffix('.html')}")
-    if out.is_dir():
-        raise UsageError(f"--out {out}: that is a folder. Give the name of a page, such as {out / 'report.html'}")
-
-
 def write(page: str, out: Path) -> None:
     """Writes the page whole or not at all.
 
@@ -127,7 +126,7 @@ def report(options: argparse.Namespace) -> str:
     Raises:
         UsageError: The folders, files or options do not fit.
     """
-    check_out(options.out)
+    check_out(options.out, PAGE)
     arms = with_base(arms_of(read_runs(options.runs)), options.base)
     for axis in options.x:
         check_axis(axis, arms)
@@ -149,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or one that holds runs")
-    parser.add_argument("-o", "--out", type=Path, default=Path("report.html"), help="the page; report.html by default")
+    parser.add_argument("-o", "--out", type=Path, default=Path(PAGE), help=f"the page; {PAGE} by default")
     parser.add_argument(
         "--metrics",
         nargs="+",

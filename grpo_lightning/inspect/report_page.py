@@ -227,8 +227,8 @@ def reading(arms: Sequence[Arm], axes: Sequence[str]) -> Iterator[str]:
     if len(arms) > 1:
         yield (
             "“±” is half the 95 % interval. A difference is taken seed by seed, so what two arms share, such as the "
-            "order of the questions, cancels. It is marked where its interval excludes 0. The dots beside it are the "
-            "seeds, the line is its interval, the grey line is 0."
+            "order of the questions, cancels. It is marked where its interval excludes 0. From "
+            f"{ENOUGH} seeds on, dots beside it are the seeds, the line is its interval, the grey line is 0."
         )
         yield (
             "Intervals do not know how many differences you look at: of twenty without effect one is marked on "

@@ -87,8 +87,7 @@ class Results:
             return found
         if of is None or of.n == 0:
             return f"{found}<td>{'' if arm == self.base else '–'}</td><td></td>"
-        half = of.half if of.n >= ENOUGH else math.nan
-        picture = strip(self._pairs(arm, index), of.mean, half, self._extent(index))
+        picture = strip(self._pairs(arm, index), of.mean, of.half, self._extent(index)) if of.n >= ENOUGH else ""
         text = number(with_interval(of, "+"))
         text = f"<mark>{text}</mark>" if of.excludes_zero else text
         return f'{found}<td>{text}</td><td class="a{arm_number}">{picture}</td>'

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from grpo_lightning.training.board import FIRST_LOOK
+from grpo_lightning.types import FIRST_LOOK
 
 Scalars = dict[str, list[tuple[int, float]]]
 """By name: (update, value), in the order of the updates."""

@@ -6,8 +6,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
 
-FIRST_LOOK = "First look"
-"""The name of the group; an upper-case letter comes before all others."""
+from grpo_lightning.types import FIRST_LOOK
 
 CURVES = {
     r"reward/mean": "1 reward",

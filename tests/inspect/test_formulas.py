@@ -102,9 +102,10 @@ class Unheard(Surrogate):
         return Objective().surrogate(2 * logp, old_logp, rollouts)
 
 
-def test_a_class_that_the_page_does_not_know_has_no_curve() -> None:
+@pytest.mark.parametrize("name", ["Unheard", "constructor"])
+def test_a_class_that_the_page_does_not_know_has_no_curve(name: str) -> None:
     record, _ = random_record(Objective())
-    record.objective["surrogate"] = {"class": "Unheard"}
+    record.objective["surrogate"] = {"class": name}
     rows = json.loads(json.dumps([json.loads(line) for line in record.lines()]))
     program = (ASSETS / "formulas.js").read_text() + f"\nconsole.log(isKnown({json.dumps(rows[0]['objective'])}));"
     assert NODE is not None

@@ -10,8 +10,9 @@ from helpers.inspecting import group_of, plain_tokens, step_of, write_records
 from helpers.paths import environment
 
 from grpo_lightning.inspect.command import main
-from grpo_lightning.inspect.page import CURVES, NUM_POINTS, SCRIPTS, RunData, curves_of
-from grpo_lightning.inspect.record import path_of
+from grpo_lightning.inspect.page import CURVES, NUM_POINTS, SCRIPTS, RecordedStep, RunData, build, curves_of
+from grpo_lightning.inspect.record import path_of, read
+from grpo_lightning.types import UsageError
 
 
 @pytest.fixture
@@ -104,6 +105,129 @@ def test_a_broken_file_is_told(run: Path, capsys: pytest.CaptureFixture[str], br
     assert main([str(run)]) == 0
     assert "step-000002.jsonl cannot be read and is left out" in capsys.readouterr().out
     assert [name for name in blocks(run / "inspect.html") if name != "page"] == ["step-0-1", "step-0-3"]
+
+
+BROKEN = {
+    "a step that is text": (
+        0,
+        '"step": 2',
+        '"step": "2\\"></script><meta http-equiv=refresh content=0;url=x>"',
+        "`step` of the step is",
+    ),
+    "a step of another file": (0, '"step": 2', '"step": 3', "its name is not that of its step, step-000003.jsonl"),
+    "a step that is true": (0, '"step": 2', '"step": true', "`step` of the step is true, not a whole number"),
+    "an update that is NaN": (0, '"update": 9', '"update": NaN', "NaN is no JSON"),
+    "an update beyond all numbers": (0, '"update": 9', '"update": 1e999', "`update` of the step is Infinity"),
+    "a mean that is NaN": (1, '"mean": 0.5', '"mean": NaN', "NaN is no JSON"),
+    "a mean that is text": (1, '"mean": 0.5', '"mean": "x"', '`mean` of a group is "x", not a finite number or null'),
+    "a mean beyond all numbers": (1, '"mean": 0.5', '"mean": 1e999', "`mean` of a group is Infinity"),
+    "no ids": (1, '"ids"', '"idz"', "a completion's tokens misses `ids`"),
+    "ids that are no base64": (1, '"ids": "', '"ids": "%', "`ids` of a completion's tokens is no base64"),
+    "pieces that are null": (
+        1,
+        '"pieces": ["a"',
+        '"pieces": [null',
+        "`pieces` of a completion's tokens has null, not a text",
+    ),
+    "pieces that are one text": (
+        1,
+        '"pieces": ["a", "b"]',
+        '"pieces": "ab"',
+        '`pieces` of a completion\'s tokens is "ab"',
+    ),
+    "no objective": (0, '"objective": {', '"objective": null, "was": {', "`objective` of the step is null"),
+    "a surrogate that is text": (
+        0,
+        '"surrogate": {',
+        '"surrogate": "Clipped", "was": {',
+        "`surrogate` of the objective is",
+    ),
+    "a vocabulary by words": (
+        1,
+        '"vocabulary": {}',
+        '"vocabulary": {"a": "b"}',
+        "`vocabulary` of a group is an object, not an object with whole numbers as keys",
+    ),
+    "a segment beyond the end": (
+        1,
+        '"segments": {}',
+        '"segments": {"prm": [[2, 1.0]]}',
+        "a segment of prm ends outside",
+    ),
+    "deep": (0, '"temperature": 1.0', '"temperature": ' + "[" * 100_000 + "]" * 100_000, "nested too deeply"),
+}
+"""What makes a file unreadable: (line, what is there, what then is, what the note says)."""
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_value_of_another_kind_leaves_the_file_out(run: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    line, old, new, message = BROKEN[name]
+    path = path_of(run, 2)
+    lines = path.read_text().splitlines()
+    assert old in lines[line]
+    lines[line] = lines[line].replace(old, new, 1)
+    path.write_text("\n".join(lines) + "\n")
+    assert main([str(run)]) == 0
+    out = capsys.readouterr().out
+    assert "inspect/step-000002.jsonl cannot be read and is left out: " in out and message in out
+    assert [name for name in blocks(run / "inspect.html") if name != "page"] == ["step-0-1", "step-0-3"]
+    with pytest.raises(UsageError, match="step-000002") as raised:
+        read(run)
+    assert message in str(raised.value)
+
+
+def test_a_folder_and_a_strange_name_among_the_records_are_left_out(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path_of(run, 9).mkdir()
+    path_of(run, 3).rename(path_of(run, 3).with_name("step-abc<script>.jsonl"))
+    assert main([str(run)]) == 0
+    out = capsys.readouterr().out
+    assert "step-000009.jsonl cannot be read and is left out: it cannot be opened" in out
+    assert "step-abc<script>.jsonl cannot be read and is left out: its name is not that of its step" in out
+
+
+def test_fields_of_a_later_version_are_dropped(run: Path) -> None:
+    path = path_of(run, 2)
+    head, group = map(json.loads, path.read_text().splitlines())
+    expected = [json.loads(json.dumps(head)), json.loads(json.dumps(group))]
+    completion = group["completions"][0]
+    for row in (head, group, completion, completion["tokens"]):
+        row["later"] = {"a": [1]}
+    path.write_text(f"{json.dumps(head)}\n{json.dumps(group)}\n")
+    assert main([str(run)]) == 0
+    assert blocks(run / "inspect.html")["step-0-2"] == expected
+    assert [record.step for record in read(run)] == [1, 2, 3]
+
+
+def test_half_a_pair_of_surrogates_stays(run: Path) -> None:
+    path = path_of(run, 2)
+    path.write_text(path.read_text().replace("What is", "\\ud800 What is", 1))
+    assert main([str(run)]) == 0
+    assert blocks(run / "inspect.html")["step-0-2"][1]["question"].startswith("\ud800 What is")
+
+
+@pytest.mark.parametrize("name", ["inspect/step-000002.jsonl", "config.yaml", "events.out.tfevents.0"])
+def test_no_file_of_a_run_is_overwritten(run: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    (run / name).touch()
+    before = (run / name).read_bytes()
+    assert main([str(run), "-o", str(run / name)]) == 2
+    assert (run / name).read_bytes() == before
+    error = capsys.readouterr().err
+    assert "--out" in error and "give the name of a page, such as" in error and ".html" in error
+    assert main([str(run), "-o", str(run)]) == 2
+    assert "that is a folder" in capsys.readouterr().err
+
+
+def test_one_step_that_is_too_large_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run), "--max_mb", "0.0001"]) == 0
+    out = capsys.readouterr().out
+    assert "Step 3 of run alone has 0.00" in out and "more than --max_mb allows" in out and "inspect.num_groups" in out
+
+
+def test_every_value_in_the_page_is_escaped(run: Path) -> None:
+    page = build([RunData('a"><b>', [RecordedStep('1"><b>', 0, ["{}"])], {}, {})])
+    assert "<b>" not in page and page.count("&quot;&gt;&lt;b&gt;") >= 2
 
 
 def test_it_starts_without_torch() -> None:

@@ -405,3 +405,144 @@ def test_numbers_at_the_edge(chromium: Browser, tmp_path: Path) -> None:
         )
         chromium.press("x")
     assert chromium.complaints() == []
+
+
+def answers_of(folder: Path) -> Path:
+    """The page of a run with a training group, and a validation prompt answered greedily and three times sampled."""
+    rng = np.random.default_rng(0)
+    completions = []
+    for index, right in enumerate((True, False, True, False)):
+        tokens = plain_tokens(["an ", "<|/answer>", " long", "word "] * 5, seed=index)
+        tokens.sampler_logp, tokens.old_logp = tokens.after_logp + rng.normal(0, 1e-6, 20).astype("f4"), None
+        tokens.entropy_after = np.full(20, 0.5, "f4")
+        tokens.top_after_ids, tokens.top_after_logp = np.full((20, 5), 3, "i4"), np.full((20, 5), -1.0, "f4")
+        completions.append(completion_of(tokens, right, greedy=index == 0))
+    followed = group_of([], kind="validation", roles=["followed"], completions=completions, update=None, mean=0.33)
+    moved = group_of([plain_tokens(["a", "b"])], roles=["moved"], question="pushed?")
+    worst = group_of([plain_tokens(["a", "b"])], roles=["worst", "moved"], question="worst?")
+    steps = [step_of([followed, moved, worst], step=step, update=step - 1) for step in (1, 2)]
+    write(write_records(folder, steps, {"val/avg@4": [0.5, 0.6], "reward/mean": [0.5, 0.6]}), folder / "page.html")
+    return folder / "page.html"
+
+
+def test_validation_answers_have_no_change(chromium: Browser, tmp_path: Path) -> None:
+    """They were drawn after the updates: what differs is rounding."""
+    chromium.open(answers_of(tmp_path), "#view=follow")
+    assert chromium.texts("#colours [aria-pressed=true]") == ["2probability"] and "colour" not in chromium.hash()
+    assert chromium.evaluate("document.querySelector('#colours [data-colour=delta]').disabled")
+    assert chromium.evaluate("document.querySelector('#colours [data-colour=entropy]').disabled") is False
+    assert "under the policy of its step" in chromium.texts("#histogram .about")[0]
+    chromium.click(".follow .token")
+    card = "\n".join(chromium.texts("#card"))
+    assert (
+        chromium.count("#card .moved") == 0 and "before" not in card and "probability" in card and "entropy0.5" in card
+    )
+    chromium.press("1")
+    assert "colour=delta" in chromium.hash()
+    assert chromium.texts("#histogram .empty") == ["Validation answers have no such number: they are not learned from."]
+    assert chromium.evaluate(
+        "drawn = [...document.querySelectorAll('.token')]; drawn.every((t) => !t.style.backgroundColor)"
+    )
+    chromium.press("2", "Escape", "Escape")
+    assert chromium.texts("#colours [aria-pressed=true]") == ["2probability"], "in Tokens a validation prompt is alike"
+    chromium.press("ArrowDown")
+    assert chromium.texts("#colours [aria-pressed=true]") == ["1Δ log p"]
+    assert chromium.complaints() == []
+
+
+def test_the_greedy_answer_is_counted_apart(chromium: Browser, tmp_path: Path) -> None:
+    chromium.open(answers_of(tmp_path), "#group=0")
+    counted = "greedy ✓, 1 of 3 sampled right"
+    assert f"sampled reward 0.33 ± 0.5{counted}" in chromium.texts(".head .facts")[0]
+    assert counted in chromium.texts("#groups li .fact")[0]
+    chromium.press("f")
+    assert chromium.texts(".follow .when span")[0] == counted
+
+
+def test_a_role_says_what_it_was_taken_for(chromium: Browser, tmp_path: Path) -> None:
+    chromium.open(answers_of(tmp_path))
+    assert chromium.texts("#groups .roles") == ["validation", "pushed", "worst, moved"]
+    titles = chromium.evaluate("[...document.querySelectorAll('#groups .roles')].map((one) => one.title)")
+    assert "pushed hardest" in titles[1] and "lowest mean reward" in titles[2] and "moved most" in titles[2]
+
+
+def test_tooltips_name_what_is_meant(chromium: Browser, tmp_path: Path) -> None:
+    chromium.open(answers_of(tmp_path))
+    assert "exploration step 2, update 1 (x in TensorBoard)" in chromium.evaluate(
+        "document.querySelector('.stepper b').closest('[title]').title"
+    )
+    assert chromium.evaluate("[...document.querySelectorAll('#curves figure')].map((one) => one.title)") == [
+        "reward/mean: from 0.5 to 0.6",
+        "val/avg@4: from 0.5 to 0.6",
+    ]
+    assert "Clipped" in chromium.evaluate("document.querySelector('.objective').title")
+
+
+def test_four_answers_fit_and_tokens_stay_whole(chromium: Browser, tmp_path: Path) -> None:
+    chromium.open(answers_of(tmp_path), "#view=follow")
+    edge = chromium.evaluate("document.querySelector('#middle').getBoundingClientRect().right")
+    answers = "[...document.querySelectorAll('.follow .row:first-child .completion')]"
+    boxes = f"{answers}.map((one) => one.getBoundingClientRect())"
+    assert chromium.evaluate(f"Math.max(...{boxes}.map((box) => box.right))") <= edge
+    assert len({*chromium.evaluate(f"{boxes}.map((box) => box.top)")}) == 1, "one row at 1366 pixels"
+    lines = "[...document.querySelectorAll('.token')].map((one) => [one.textContent, one.getClientRects().length])"
+    assert {count for text, count in chromium.evaluate(lines) if text == "<|/answer>"} == {1}
+
+
+def test_the_terms_shown_multiply(chromium: Browser, tmp_path: Path) -> None:
+    """Small weights have three figures too."""
+    record, _ = random_record(Objective(beta=0.04))
+    for completion in record.groups[0].completions:
+        completion.tokens.weight = completion.tokens.weight * np.float32(0.00123)
+    write(write_records(tmp_path, [record]), tmp_path / "page.html")
+    chromium.open(tmp_path / "page.html")
+    small = 0
+    for index in range(0, chromium.count(".token"), 4):
+        chromium.click(".token", index)
+        shown = chromium.texts("#card .terms span:last-child")[0].replace("−", "-").replace(" - -", " + ")
+        left, right = shown.split(" = ")
+        current = "(({completion, t}) => completion.tokens.weight[t])(document.querySelector('.token.current'))"
+        assert float(left.split(" × ")[0]) == pytest.approx(chromium.evaluate(current), rel=0.0051)
+        small += "e-" in right
+        assert float(right) == pytest.approx(eval(left.replace("×", "*")), rel=0.02)
+    assert small
+
+
+def test_probabilities_that_differ_look_different(chromium: Browser, tmp_path: Path) -> None:
+    tokens = plain_tokens(["a", "b"])
+    tokens.old_logp = np.log(np.float32([0.99612, 0.5]))
+    tokens.after_logp = np.log(np.float32([0.99609, 0.4]))
+    tokens.push = tokens.advantage = np.float32([1, 1])
+    write(write_records(tmp_path, [step_of([group_of([tokens])])]), tmp_path / "page.html")
+    chromium.open(tmp_path / "page.html")
+    chromium.click(".token", 0)
+    assert "Pushed up; it fell: 99.612 % → 99.609 %" in chromium.texts("#card .moved")[0]
+    assert chromium.count("#card .against") == 0
+    chromium.click(".token", 1)
+    assert "Pushed up, and yet it fell: 50.0 % → 40.0 %" in chromium.texts("#card .against")[0]
+
+
+def test_a_value_that_does_not_fit_is_told(chromium: Browser, tmp_path: Path) -> None:
+    record, _ = random_record(Objective())
+    tokens = record.groups[0].completions[0].tokens
+    tokens.surrogate = np.full_like(tokens.surrogate, np.inf)
+    write(write_records(tmp_path, [record]), tmp_path / "page.html")
+    chromium.open(tmp_path / "page.html")
+    chromium.click(".token")
+    assert "The recorded value does not fit the formula of Clipped" in "\n".join(chromium.texts("#card .about"))
+
+
+def test_a_part_that_fails_leaves_the_others(chromium: Browser, tmp_path: Path) -> None:
+    """Such as in a page that was changed after it was written."""
+    write(
+        write_records(tmp_path, [step_of([group_of([plain_tokens(["a"])])])], {"reward/mean": [0.1, 0.2]}),
+        tmp_path / "p.html",
+    )
+    html = (tmp_path / "p.html").read_text(encoding="utf-8")
+    (tmp_path / "p.html").write_text(html.replace('"question": "What is 2 + 3?"', '"question": 5'), encoding="utf-8")
+    chromium.open(tmp_path / "p.html")
+    notes = chromium.texts("#notes .problem")
+    assert [note.partition(" cannot be drawn")[0] for note in notes] == ["The groups", "The completions"]
+    assert chromium.texts(".stepper b") == ["10"] and chromium.count(".curve") == 1
+    chromium.press("3", "s", "ArrowLeft")
+    assert chromium.texts("#notes .problem") == notes and chromium.complaints() == []

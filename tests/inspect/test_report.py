@@ -154,7 +154,10 @@ def test_a_name_that_is_no_unicode(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--metrics", "val/nothing"], "--metrics val/nothing: no run has logged val/nothing; logged are rollout/"),
+        (
+            ["--metrics", "val/nothing"],
+            "--metrics val/nothing: no run has logged val/nothing. Give a logged one, such as val/",
+        ),
         (["--metrics", "val/avg@8:median"], "metric 'val/avg@8:median': give a scalar's name"),
         (["--base", "third"], "--base third: there is no such arm; there are: plain; twice"),
         (["-o", "out.txt"], "--out out.txt: give the name of a page, such as out.html"),
@@ -164,6 +167,25 @@ def test_a_name_that_is_no_unicode(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_mistakes(experiment: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main([str(experiment), *arguments]) == 2
     assert f"grpo: error: {message}" in capsys.readouterr().err
+
+
+def test_an_unknown_metric_gets_few_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logged = scalars([0.5, 0.6], name="val/pass@1") | {"val/avg@8": scalars([0.5, 0.6])["val/x"]}
+    logged |= {f"reward/part{number}": scalars([0.5, 0.6])["val/x"] for number in range(60)}
+    write(tmp_path / "run", logged)
+    run_ = tmp_path / "run"
+    assert report.main([str(run_), "--metrics", "reward/part1O"]) == 2
+    error = capsys.readouterr().err
+    assert "reward/part1," in error and error.count("reward/part") == 7
+    assert report.main([str(run_), "--metrics", "zzz"]) == 2
+    assert "such as val/avg@8" in capsys.readouterr().err
+
+
+def test_a_difference_without_an_interval_has_no_picture(tmp_path: Path) -> None:
+    for arm, beta in (("a", 0.0), ("b", 0.1)):
+        make(tmp_path / "two" / arm / "0", [0.5, 0.6 + beta], beta=beta)
+    page = run(tmp_path / "two", "--metrics", "val/avg@8:last")
+    assert 'class="strip"' not in page and "0.1" in text_of(page)
 
 
 def test_runs_without_a_common_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ function currentGroup() {
 
 // The scale of the colours: of the whole step, so that groups can be compared.
 function currentScale() {
-  const quantity = quantityOf(state.colour);
+  const quantity = colour();
   const key = `${quantity.id}-${stepInfo() && stepInfo().step}-${state.view === "tokens" ? "" : state.view}`;
   if (!scales.has(key) || state.view !== "tokens") {
     const step = currentStep();
@@ -50,13 +50,33 @@ function currentScale() {
 function drawContent() {
   drawnTokens = [];
   const drawn = { tokens: drawTokensView, follow: drawFollow, compare: drawCompare }[state.view] || drawTokensView;
-  byId("content").replaceChildren(...drawn());
+  byId("content").replaceChildren();
+  attempt("The completions", () => byId("content").replaceChildren(...drawn()));
   pinned = pinnedToken();
   hovered = sameToken(hovered);
   extreme = sameToken(extreme);
-  paint();
-  drawHistogram();
-  drawCard();
+  drawNumbersOfContent();
+}
+
+// What depends on the token, the brush and the colour alone.
+function drawNumbersOfContent() {
+  attempt("The colours", paint);
+  attempt("The distribution", drawHistogram);
+  attempt("The card", drawCard);
+  drawNotes();
+}
+
+// Draws a part of the page; what it cannot draw becomes a note, and the other parts are drawn.
+function attempt(part, draw) {
+  try {
+    draw();
+  } catch (error) {
+    note(`${part} cannot be drawn: ${error.message}. The record may be broken.`);
+  }
+}
+
+function note(text) {
+  if (!problems.includes(text)) problems.push(text);
   drawNotes();
 }
 
@@ -69,10 +89,10 @@ function drawAll() {
   document.body.dataset.view = state.view;
   readPalette();
   scales.clear();
-  drawBar();
-  drawCurves();
-  drawColours();
-  drawGroups();
+  attempt("The bar", drawBar);
+  attempt("The curves", drawCurves);
+  attempt("The choice of colours", drawColours);
+  attempt("The groups", drawGroups);
   drawContent();
 }
 
@@ -90,9 +110,7 @@ function change(changes) {
   writeLink(state);
   if (keys.every((key) => CONTENT_ONLY.includes(key))) {
     pinned = pinnedToken();
-    paint();
-    drawHistogram();
-    drawCard();
+    drawNumbersOfContent();
   } else drawAll();
   if (focused && byId(focused)) byId(focused).focus();
   const chosen = document.querySelector("#groups [aria-selected=true]");

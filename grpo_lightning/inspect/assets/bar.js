@@ -26,8 +26,8 @@ function drawBar() {
   const views = [["tokens", "Tokens"], ["follow", "Follow"], ...(page.runs[1] ? [["compare", "Compare"]] : [])];
   byId("bar").replaceChildren(
     h("b", { class: "run" }, name),
-    h("span", { class: "stepper" }, go(-1, "‹", "step before (←)"), h("span", {}, info ? [`step `, h("b", {}, String(info.step))] : "no step"), go(1, "›", "step after (→)"), info && h("span", { class: "fact" }, info.update < 0 ? "before the first update" : `update ${info.update}`)),
-    h("span", { class: "objective fact" }, step && step.objective ? nameOfObjective(step.objective) : ""),
+    h("span", { class: "stepper" }, go(-1, "‹", "step before (←)"), h("span", { title: info && `exploration step ${info.step}, update ${info.update} (x in TensorBoard)` }, info ? [`step `, h("b", {}, String(info.step))] : "no step"), go(1, "›", "step after (→)"), info && h("span", { class: "fact", title: `exploration step ${info.step}, update ${info.update} (x in TensorBoard)` }, info.update < 0 ? "before the first update" : `update ${info.update}`)),
+    h("span", { class: "objective fact", title: step && step.objective && `the objective: ${nameOfObjective(step.objective)}` }, step && step.objective ? nameOfObjective(step.objective) : ""),
     h("span", { class: "segmented views", role: "toolbar", "aria-label": "View" }, views.map(([id, label]) => h("button", { type: "button", "data-view": id, "aria-pressed": String(state.view === id), onclick: () => openView(id) }, label))),
     h("button", { type: "button", class: "icon", title: "dark, light (d)", "aria-label": "dark or light", onclick: toggleTheme }, "◐"),
     h("button", { type: "button", class: "icon", title: "keys (?)", "aria-label": "keys", onclick: showHelp }, "?"));

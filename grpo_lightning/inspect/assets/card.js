@@ -8,8 +8,16 @@ function cardToken() {
   return pinned || hovered;
 }
 
+const FACTS = {
+  "weight": "the token's factor in the objective: its share of the update",
+  "correction": "factor for the mismatch of sampler and policy; the weight includes it",
+  "sampler gap": "log π_old less the log-prob recorded when the token was drawn",
+  "push on log p": "derivative of the objective by the token's log-prob: above 0 the update asks for more of it",
+  "probability": "under the policy of its step",
+};
+
 function fact(name, ...value) {
-  return [h("dt", {}, name), h("dd", {}, value)];
+  return [h("dt", { title: FACTS[name] }, name), h("dd", {}, value)];
 }
 
 const sideName = (side) => (side > 0 ? "at the upper bound or target" : side < 0 ? "at the lower bound or target" : "free");
@@ -24,11 +32,16 @@ function drawNumbers(tokens, t) {
   if (at("update_logp") !== null && at("old_logp") !== null) add("ratio π_θ/π_old", Math.exp(at("update_logp") - at("old_logp")));
   if (tokens.clip && at("update_logp") !== null) add("clip", at("clip"), sideName(at("clip")));
   add("KL to π_ref", at("kl"));
+  if (!tokens.before_logp && at("after_logp") !== null) add("probability", at("after_logp"), probability(Math.exp(at("after_logp"))));
   add("entropy", at("entropy_before"), [number(at("entropy_before")), at("entropy_after") === null ? null : ` → ${number(at("entropy_after"))}`]);
+  if (at("entropy_before") === null) add("entropy", at("entropy_after"));
   if (at("sampler_logp") !== null && at("old_logp") !== null) add("sampler gap", at("old_logp") - at("sampler_logp"), number(at("old_logp") - at("sampler_logp"), true));
   add("push on log p", at("push"), number(at("push"), true));
   return h("dl", {}, facts.flat());
 }
+
+// A change of a log-prob that is worth a warning, in nats.
+const SENSIBLE = 0.01;
 
 // What the token's push asked for, and what it did.
 function drawVerdict(tokens, t) {
@@ -37,8 +50,9 @@ function drawVerdict(tokens, t) {
   const asked = tokens.push && isNumber(tokens.push[t]) && tokens.push[t] ? tokens.push[t] : tokens.advantage ? tokens.advantage[t] : 0;
   const moved = delta > 0 ? "rose" : delta < 0 ? "fell" : "stayed";
   let text = `It ${moved}`;
-  if (asked) text = asked * delta < 0 ? `Pushed ${asked > 0 ? "up" : "down"}, and yet it ${moved}` : `Pushed ${asked > 0 ? "up" : "down"}; it ${moved}`;
-  return h("p", { class: asked * delta < 0 ? "moved against" : "moved" }, h("b", { class: "delta" }, number(delta, true)), ` ${text}${tokens.before_logp && tokens.after_logp ? `: ${probability(Math.exp(tokens.before_logp[t]))} → ${probability(Math.exp(tokens.after_logp[t]))}` : ""}.`);
+  const against = asked * delta < 0 && Math.abs(delta) >= SENSIBLE;
+  if (asked) text = `Pushed ${asked > 0 ? "up" : "down"}${against ? ", and yet" : ";"} it ${moved}`;
+  return h("p", { class: against ? "moved against" : "moved" }, h("b", { class: "delta" }, number(delta, true)), ` ${text}${tokens.before_logp && tokens.after_logp ? `: ${probabilities(Math.exp(tokens.before_logp[t]), Math.exp(tokens.after_logp[t]))}` : ""}.`);
 }
 
 // The likeliest tokens before and after, and the token itself: [{id, before, after}], likeliest before first.
@@ -54,11 +68,12 @@ function alternativesOf(tokens, t) {
     }
   }
   const own = tokens.ids[t];
-  if (rows.size && tokens.before_logp) rows.set(own, { id: own, before: Math.exp(tokens.before_logp[t]), after: tokens.after_logp ? Math.exp(tokens.after_logp[t]) : undefined, ...rows.get(own) });
+  const before = tokens.before_logp ? Math.exp(tokens.before_logp[t]) : undefined;
+  if (rows.size) rows.set(own, { id: own, before, after: tokens.after_logp ? Math.exp(tokens.after_logp[t]) : undefined, ...rows.get(own) });
   return [...rows.values()].sort((a, b) => (b.before || 0) - (a.before || 0) || (b.after || 0) - (a.after || 0));
 }
 
-function drawAlternative(row, own, vocabulary, piece) {
+function drawAlternative(row, own, vocabulary, piece, columns) {
   const text = row.id === own && piece ? piece : vocabulary[row.id];
   const bar = (kind, value) => {
     const fillBar = h("i", { class: kind });
@@ -67,18 +82,19 @@ function drawAlternative(row, own, vocabulary, piece) {
   };
   return h("tr", { class: row.id === own ? "own" : null },
     h("th", { scope: "row" }, h("code", {}, text === undefined ? `#${row.id}` : shown(text))),
-    h("td", { class: "bars" }, bar("was", row.before), bar("is", row.after)),
-    h("td", {}, row.before === undefined ? "" : probability(row.before)),
-    h("td", {}, row.after === undefined ? "" : probability(row.after)));
+    h("td", { class: "bars" }, columns.map(({ kind, key }) => bar(kind, row[key]))),
+    columns.map(({ key }) => h("td", {}, row[key] === undefined ? "" : probability(row[key]))));
 }
 
 function drawAlternatives(completion, t) {
   const { tokens } = completion;
   const rows = alternativesOf(tokens, t);
   if (!rows.length) return null;
+  const isAnswer = completion.group.kind === "validation";
+  const columns = [{ kind: "was", key: "before", name: "before" }, { kind: "is", key: "after", name: isAnswer ? "prob." : "after" }].slice(isAnswer ? 1 : 0);
   return h("table", { class: "alternatives" },
-    h("thead", {}, h("tr", {}, h("th", { scope: "col", colspan: 2 }, "alternatives"), h("th", { scope: "col" }, "before"), h("th", { scope: "col" }, "after"))),
-    h("tbody", {}, rows.map((row) => drawAlternative(row, tokens.ids[t], completion.group.vocabulary, tokens.pieces[t]))));
+    h("thead", {}, h("tr", {}, h("th", { scope: "col", colspan: 2 }, "alternatives"), columns.map(({ name }) => h("th", { scope: "col" }, name)))),
+    h("tbody", {}, rows.map((row) => drawAlternative(row, tokens.ids[t], completion.group.vocabulary, tokens.pieces[t], columns))));
 }
 
 // weight × (surrogate − β·kl + bonus·H) in numbers.
@@ -105,10 +121,11 @@ function drawObjective(completion, t) {
   if (!tokens.update_logp || !tokens.advantage || Number.isNaN(tokens.update_logp[t])) {
     return h("p", { class: "empty" }, group.kind === "validation" ? "No objective: validation prompts are not learned from." : "No objective: no update took this token in.");
   }
-  const { picture, knows, hasShare } = drawLandscape(objective, tokens, t);
+  const { picture, knows, hasFormula, hasShare } = drawLandscape(objective, tokens, t);
   const settings = objective.surrogate || {};
   const notes = [];
-  if (!knows) notes.push(`No formula is known here for ${settings.class}: the line is its slope in the last update.`);
+  if (hasFormula && !knows) notes.push(`The recorded value does not fit the formula of ${settings.class}: the line is its slope in the last update.`);
+  else if (!knows) notes.push(`No formula is known here for ${settings.class}: the line is its slope in the last update.`);
   else if (isStopped(settings)) notes.push(settings.class === "CISPO" ? "Dashed: the slope that the gradient sees, which takes the factor as a constant." : "The rest of the completion stays as it was. Dashed: the slope that the gradient sees.");
   if (knows && hasShare) notes.push(`Shaded: the ${[objective.beta && "KL term", objective.entropy_bonus && "entropy bonus"].filter(Boolean).join(" and ")}.`);
   if (tokens.weight && tokens.weight[t] === 0) notes.push("Its weight is 0: it is left out.");

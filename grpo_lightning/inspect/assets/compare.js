@@ -19,7 +19,8 @@ function drawSide(run, group, empty) {
   const title = h("h2", {}, run.name, group && h("span", { class: "fact" }, ` step ${group.step.step}`));
   if (!group) return h("div", { class: "side" }, title, h("p", { class: "empty" }, empty));
   const facts = [];
-  if (isNumber(group.mean)) facts.push(`reward ${number(group.mean)} ± ${number(group.std)}`);
+  if (isNumber(group.mean)) facts.push(`${rewardName(group)} ${number(group.mean)} ± ${number(group.std)}`);
+  if (group.kind === "validation") facts.push(countRight(group));
   if (group.kind === "train") facts.push(`moved ${number(movement(group))} nats per token`);
   return h("div", { class: "side" }, title, h("p", { class: "fact" }, facts.join(", ")),
     h("div", { class: "completions" }, group.completions.map((completion) => drawCompletion(completion))));

@@ -82,9 +82,10 @@ function drawCompletion(completion, label) {
 function drawHead(group, note) {
   const facts = [];
   const ofStep = note === undefined;
-  if (ofStep && isNumber(group.mean)) facts.push(h("span", {}, "reward ", h("b", {}, number(group.mean)), ` ± ${number(group.std)}`));
-  if (ofStep && group.kind === "train") facts.push(h("span", {}, "moved ", h("b", {}, number(movement(group))), " nats per token"));
-  if (group.source) facts.push(h("span", {}, oneLine(group.source, 60)));
+  if (ofStep && isNumber(group.mean)) facts.push(h("span", { title: REWARD_ABOUT }, `${rewardName(group)} `, h("b", {}, number(group.mean)), ` ± ${number(group.std)}`));
+  if (ofStep && group.kind === "validation") facts.push(h("span", {}, countRight(group)));
+  if (ofStep && group.kind === "train") facts.push(h("span", { title: MOVED_ABOUT }, "moved ", h("b", {}, number(movement(group))), " nats per token"));
+  if (group.source) facts.push(h("span", { title: "where the question comes from: data set and row" }, oneLine(group.source, 60)));
   if (note) facts.push(h("span", {}, note));
   return h("div", { class: "head" },
     h("h1", { dir: "ltr" }, oneLine(group.question, 400)),
@@ -101,7 +102,7 @@ function drawTokensView() {
 
 // Colours the tokens that are drawn, and fades those outside of the brush.
 function paint() {
-  const quantity = quantityOf(state.colour);
+  const quantity = colour();
   const scale = currentScale();
   const brush = brushRange();
   for (const element of drawnTokens) {
@@ -117,9 +118,11 @@ function paint() {
 
 function drawColours() {
   const step = currentStep();
+  const kind = showsAnswers() ? "validation" : "train";
+  const groups = [...(step ? step.groups : []), state.view === "follow" ? followedPrompt() : null].filter((group) => group && group.kind === kind);
   const buttons = QUANTITIES.map((quantity) => {
-    const missing = quantity.kind !== "none" && step && !step.groups.some((group) => valuesOf(quantity, group.completions.slice(0, 1)).length);
-    return h("button", { type: "button", "data-colour": quantity.id, "aria-pressed": String(quantity.id === quantityOf(state.colour).id), disabled: missing, title: missing ? "not recorded at this step" : quantity.about, onclick: () => change({ colour: quantity.id, brush: "" }) },
+    const missing = quantity.kind !== "none" && step && !groups.some((group) => valuesOf(quantity, group.completions.slice(0, 1)).length);
+    return h("button", { type: "button", "data-colour": quantity.id, "aria-pressed": String(quantity.id === colour().id), disabled: missing, title: missing ? (kind === "validation" ? "validation answers have no such number" : "not recorded at this step") : aboutOf(quantity), onclick: () => chooseColour(quantity.id) },
       h("kbd", {}, quantity.key), quantity.name);
   });
   byId("colours").replaceChildren(h("div", { class: "segmented", role: "toolbar", "aria-label": "Colour tokens by" }, buttons));

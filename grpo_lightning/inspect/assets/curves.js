@@ -12,7 +12,7 @@ function valueAt(points, update) {
   return (before.length ? before[before.length - 1] : points[0])[1];
 }
 
-function drawCurve(name, points, others, steps, current) {
+function drawCurve(name, metric, points, others, steps, current) {
   const all = [...points, ...others].filter(([, value]) => Number.isFinite(value));
   const [xs, ys] = [0, 1].map((i) => all.map((point) => point[i]));
   const [first, last, low, high] = [Math.min(...xs, 0), Math.max(...xs, 1), Math.min(...ys), Math.max(...ys)];
@@ -34,14 +34,14 @@ function drawCurve(name, points, others, steps, current) {
     if (nearest) change({ step: nearest.step, token: "" });
   });
   const value = current ? valueAt(points, current.update) : points[points.length - 1][1];
-  return h("figure", { title: `${name}: from ${number(low)} to ${number(high)}` }, h("figcaption", {}, h("span", {}, name), h("b", {}, number(value))), picture);
+  return h("figure", { title: `${metric || name}: from ${number(low)} to ${number(high)}` }, h("figcaption", {}, h("span", {}, name), h("b", {}, number(value))), picture);
 }
 
 function drawCurves() {
   const [run, other] = page.runs;
   const current = stepInfo();
   const figures = Object.entries(run.curves).map(([name, points]) =>
-    drawCurve(name, points, (other && other.curves[name]) || [], run.steps, current));
+    drawCurve(name, run.metrics[name], points, (other && other.curves[name]) || [], run.steps, current));
   const empty = h("p", { class: "empty" }, "No curves: this folder has no event files.");
   byId("curves").replaceChildren(figures.length ? h("div", { class: "multiples" }, figures) : empty);
 }

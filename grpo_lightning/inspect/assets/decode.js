@@ -24,7 +24,7 @@ function unpackLater(object, name, text, key = name) {
 }
 
 // The packed tokens of a completion -> the same names with typed arrays, and what is derived from them.
-function decodeTokens(packed) {
+function decodeTokens(packed, kind) {
   const tokens = { pieces: packed.pieces, columns: {}, length: packed.pieces.length };
   for (const [name, value] of Object.entries(packed)) {
     if (name === "columns") Object.entries(value).forEach(([column, text]) => unpackLater(tokens.columns, column, text, ""));
@@ -33,14 +33,15 @@ function decodeTokens(packed) {
   if (tokens.ids.length !== tokens.length) throw new Error(`${tokens.length} pieces for ${tokens.ids.length} tokens`);
   tokens.drawn = [];
   for (let t = 0; t < tokens.length; t++) if (!tokens.given || !tokens.given[t]) tokens.drawn.push(t);
-  const before = ["old_logp", "update_logp", "sampler_logp"].find((name) => name in packed);
+  // Answers that are not learned from have no numbers before the updates: when they were drawn, these had been done.
+  const before = kind === "validation" ? null : ["old_logp", "update_logp", "sampler_logp"].find((name) => name in packed);
   if (before) unpackLater(tokens, "before_logp", packed[before], before);
   return tokens;
 }
 
 // A line of a record -> a group.
 function decodeGroup(row, index, step) {
-  const completions = row.completions.map((completion) => ({ ...completion, tokens: decodeTokens(completion.tokens) }));
+  const completions = row.completions.map((completion) => ({ ...completion, tokens: decodeTokens(completion.tokens, row.kind) }));
   const group = { ...row, completions, index, step };
   completions.forEach((completion, number) => Object.assign(completion, { group, number }));
   return group;

@@ -25,7 +25,7 @@ function number(value, signed = false) {
   if (size === Infinity) text = "∞";
   else if (size === 0) text = "0";
   else if (size >= 1000) text = size.toLocaleString("en", { maximumFractionDigits: 0 });
-  else if (size < 0.001) text = size.toExponential(1).replace("e-", "e−");
+  else if (size < 0.001) text = Number(size.toPrecision(3)).toExponential().replace("e-", "e−");
   else text = String(Number(size.toPrecision(3)));
   return (value < 0 ? "−" : signed && value > 0 ? "+" : "") + text;
 }
@@ -36,6 +36,13 @@ function probability(value) {
   const percent = 100 * value;
   if (percent < 0.01) return `${number(percent)} %`;
   return `${percent.toFixed(percent > 99.95 && percent < 100 ? 2 : percent >= 9.95 ? 1 : percent >= 0.0995 ? 2 : 3)} %`;
+}
+
+// Two probabilities that are not the same to read, with as many figures as tell them apart.
+function probabilities(before, after) {
+  let [from, to] = [probability(before), probability(after)];
+  for (let digits = 2; from === to && before !== after && digits < 9; digits++) [from, to] = [before, after].map((one) => `${(100 * one).toFixed(digits)} %`);
+  return from === to ? `${from}, as before` : `${from} → ${to}`;
 }
 
 const plural = (count, thing) => `${count.toLocaleString("en")} ${thing}${count === 1 ? "" : "s"}`;

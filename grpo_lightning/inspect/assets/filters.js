@@ -69,6 +69,6 @@ function drawFilters() {
     h("div", { class: "chips" }, buttons.slice(0, 4)),
     h("div", { class: "fields" }, buttons.slice(4),
       h("input", { id: "search", type: "search", placeholder: "/ search", title: "a regular expression, in completions and questions", "aria-label": "Search, a regular expression", value: state.search, onchange: (event) => change({ search: event.target.value }) }),
-      h("label", { class: "above" }, "|Δ| >", h("input", { id: "above", type: "number", min: 0, step: "any", value: state.above, "aria-label": "Smallest change of a log-prob", onchange: (event) => change({ above: event.target.value }) }))),
+      h("label", { class: "above" }, "|Δ| >", h("input", { id: "above", type: "number", min: 0, step: "any", value: state.above, title: "completions with a token whose log-prob moved by more nats than this", "aria-label": "Smallest change of a log-prob", onchange: (event) => change({ above: event.target.value }) }))),
     typeof pattern === "string" && h("p", { class: "problem", role: "alert" }, pattern));
 }

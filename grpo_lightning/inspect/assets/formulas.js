@@ -80,14 +80,14 @@ function klAt(settings, logp, ref, old) {
 // Whether there is a formula here for every part of the objective that is in force.
 function isKnown(objective) {
   const knows = (family, settings, inner) =>
-    Boolean(settings) && settings.class in family && (!settings[inner] || knows(family, settings[inner], inner));
+    Boolean(settings) && Object.hasOwn(family, settings.class) && (!settings[inner] || knows(family, settings[inner], inner));
   return knows(SURROGATES, objective.surrogate, "surrogate") && (!objective.beta || knows(KLS, objective.kl, "kl"));
 }
 
 // The objective of a token at logp, before its weight, and its parts.
 function objectiveAt(objective, token, logp) {
   const surrogate = surrogateAt(objective.surrogate, token, logp);
-  const hasRef = token.ref !== null && !Number.isNaN(token.ref) && objective.kl && objective.kl.class in KLS;
+  const hasRef = token.ref !== null && !Number.isNaN(token.ref) && objective.kl && Object.hasOwn(KLS, objective.kl.class);
   const kl = hasRef ? klAt(objective.kl, logp, token.ref, token.old) : 0;
   const bonus = objective.entropy_bonus ? objective.entropy_bonus * token.entropy : 0;
   return { surrogate, kl, total: surrogate - (objective.beta ? objective.beta * kl : 0) + bonus };

@@ -2,10 +2,21 @@
 
 const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : NaN);
 
+const MOVED_ABOUT = "mean |Δ log p| of the tokens over the step's updates, in nats per token";
+const REWARD_ABOUT = "mean and population standard deviation of the rewards, of answers drawn greedily none";
+
+// The roles in the records as they are meant: the first says why the group was taken, others in what it comes first.
+const ROLES = {
+  mixed: ["mixed", "the rewards spread most"], worst: ["worst", "lowest mean reward"], best: ["best", "highest mean reward"],
+  moved: ["moved", "it moved most of the groups that were measured"],
+  followed: ["followed", "a validation prompt, recorded at every recorded step"],
+};
+const PUSHED = ["pushed", "taken among the groups that were pushed hardest, since it moved more than others of these; in the records: moved"];
+
 const SORTS = {
   recorded: { name: "as recorded", value: (group) => -group.index },
   spread: { name: "reward spread", value: (group) => group.std, text: (value) => `σ ${number(value)}` },
-  movement: { name: "movement", value: movement, text: (value) => `|Δ| ${number(value)}` },
+  movement: { name: "movement", value: movement, text: (value) => `moved ${number(value)}`, about: MOVED_ABOUT },
   kl: { name: "KL", value: (group) => mean(valuesOf(quantityOf("kl"), group.completions)), text: (value) => `KL ${number(value)}` },
   length: { name: "length", value: (group) => mean(group.completions.map(({ tokens }) => tokens.drawn.length)), text: (value) => `${number(value)} tokens` },
 };
@@ -39,16 +50,30 @@ function verdictStrip(group) {
   return h("span", { class: "strip" }, signs);
 }
 
-const rolesOf = (group) => (group.kind === "validation" ? "validation" : group.roles.join(", "));
+function rolesOf(group) {
+  const named = group.roles.map((role, i) => (role === "moved" && !i ? PUSHED : Object.hasOwn(ROLES, role) ? ROLES[role] : [role, ""]));
+  const text = group.kind === "validation" ? "validation" : named.map(([name]) => name).join(", ");
+  return h("span", { class: "roles", title: named.map(([name, about]) => (about ? `${name}: ${about}` : name)).join("; ") }, text);
+}
+
+const rewardName = (group) => (group.kind === "validation" && group.completions.some((one) => !one.greedy) ? "sampled reward" : "reward");
+
+// How many of a group are right; the greedy answer, which its mean reward leaves out, is told apart.
+function countRight(group) {
+  const count = (some) => `${some.filter((one) => one.right).length} of ${some.length}`;
+  const [greedy, sampled] = [true, false].map((kind) => group.completions.filter((one) => one.greedy === kind));
+  const first = greedy.length === 1 ? `greedy ${verdictOf(greedy[0])[1]}` : `greedy ${count(greedy)} right`;
+  if (!greedy.length) return `${count(sampled)} right`;
+  return sampled.length ? `${first}, ${count(sampled)} sampled right` : first;
+}
 
 function drawGroup(group, chosen) {
   const sort = SORTS[state.sort] || SORTS.recorded;
-  const right = group.completions.filter((completion) => completion.right).length;
-  const plainFact = group.kind === "train" ? SORTS.movement.text(movement(group)) : `${right} of ${group.completions.length} right`;
-  const fact = sort.text ? sort.text(sort.value(group)) : plainFact;
+  const shownSort = sort.text && isNumber(sort.value(group)) ? sort : SORTS.movement;
+  const fact = group.kind === "validation" && shownSort === SORTS.movement ? countRight(group) : shownSort.text(shownSort.value(group));
   return h("li", { role: "option", "aria-selected": String(chosen), class: isLonely(group) ? "lonely" : null, "data-group": group.index, onclick: () => change({ group: group.index, token: "", view: state.view === "compare" ? "compare" : "tokens" }) },
-    h("div", { class: "facts" }, h("span", { class: "question" }, oneLine(group.question)), h("span", { class: "roles" }, rolesOf(group))),
-    h("div", { class: "facts" }, verdictStrip(group), h("span", { class: "fact" }, fact)));
+    h("div", { class: "facts" }, h("span", { class: "question" }, oneLine(group.question)), rolesOf(group)),
+    h("div", { class: "facts" }, verdictStrip(group), h("span", { class: "fact", title: group.kind === "validation" ? null : shownSort.about }, fact)));
 }
 
 function drawSort() {

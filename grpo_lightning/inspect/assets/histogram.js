@@ -75,7 +75,7 @@ function brush(range) {
 
 // None, the tenth of the tokens with the lowest values, the tenth with the highest, none.
 function nextBrush() {
-  const values = valuesOf(quantityOf(state.colour), completionsInView()).sort((a, b) => a - b);
+  const values = valuesOf(colour(), completionsInView()).sort((a, b) => a - b);
   if (!values.length) return;
   const range = brushRange();
   const [low, high] = [quantile(values, 0.1), quantile(values, 0.9)];
@@ -84,12 +84,12 @@ function nextBrush() {
 }
 
 function drawHistogram() {
-  const quantity = quantityOf(state.colour);
+  const quantity = colour();
   const completions = completionsInView();
   const [right, others] = [completions.filter((one) => one.right === true), completions.filter((one) => one.right !== true)].map((some) => valuesOf(quantity, some));
   const values = [...right, ...others];
   if (!values.length) {
-    byId("histogram").replaceChildren(h("h2", {}, quantity.name), h("p", { class: "empty" }, quantity.kind === "none" ? "Tokens without colours. Keys 1 to 9 colour them." : "This quantity was not recorded for these tokens."));
+    byId("histogram").replaceChildren(h("h2", {}, quantity.name), h("p", { class: "empty" }, quantity.kind === "none" ? "Tokens without colours. Keys 1 to 9 colour them." : showsAnswers() ? "Validation answers have no such number: they are not learned from." : "This quantity was not recorded for these tokens."));
     return;
   }
   const scale = currentScale();
@@ -114,5 +114,5 @@ function drawHistogram() {
   const fact = range ? `${selected.toLocaleString("en")} of ${plural(values.length, "token")}` : plural(values.length, "token");
   byId("histogram").replaceChildren(
     h("div", { class: "heading" }, h("h2", {}, quantity.name), h("span", { class: "fact" }, fact, range && h("button", { type: "button", class: "clear", title: "clear the selection", onclick: () => brush(null) }, "×"))),
-    h("p", { class: "about" }, quantity.about), picture);
+    h("p", { class: "about" }, aboutOf(quantity)), picture);
 }

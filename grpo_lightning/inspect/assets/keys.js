@@ -54,7 +54,7 @@ function moveCompletion(by) {
 let extreme = null;
 
 function moveExtreme(by) {
-  const { value } = quantityOf(state.colour);
+  const { value } = colour();
   const size = (element) => Math.abs(value(element.completion.tokens, element.t));
   const ranked = drawnTokens.filter((element) => isNumber(size(element))).sort((a, b) => size(b) - size(a));
   extreme = extreme === hovered && ranked.includes(extreme) ? neighbour(ranked, extreme, by) : ranked[0] || null;
@@ -105,7 +105,7 @@ const ACTIONS = {
   f: () => toggleView("follow"), c: () => toggleView("compare"), "[": () => movePrompt(-1), "]": () => movePrompt(1),
   d: toggleTheme, Escape: leave, "?": showHelp,
 };
-QUANTITIES.forEach(({ key, id }) => { ACTIONS[key] = () => change({ colour: id, brush: "" }); });
+QUANTITIES.forEach(({ key, id }) => { ACTIONS[key] = () => chooseColour(id); });
 
 function showHelp() {
   const rows = KEYS.map(([keys, what]) => [h("dt", {}, keys.split(" ").map((key) => (key === "…" ? " … " : h("kbd", {}, key)))), h("dd", {}, what)]);

@@ -33,7 +33,8 @@ function drawLandscape(objective, tokens, t) {
   const token = tokenOf(tokens, t);
   const marks = marksOf(tokens, t);
   const logp = tokens.update_logp[t];
-  const knows = isKnown(objective) && agrees(objective, token, tokens, t);
+  const hasFormula = isKnown(objective);
+  const knows = hasFormula && agrees(objective, token, tokens, t);
   const here = knows ? objectiveAt(objective, token, logp).total : tokens.surrogate ? tokens.surrogate[t] : 0;
   const slope = tokens.push && tokens.weight && tokens.weight[t] ? tokens.push[t] / tokens.weight[t] : NaN;
   const [from, to] = rangeOf(marks);
@@ -79,7 +80,7 @@ function drawLandscape(objective, tokens, t) {
     picture.append(svg("text", { class: "tick", x: x(p), y: LANDSCAPE.height - 5, "text-anchor": anchor }, state.near ? number(p) : String(p)));
   }
   marks.forEach((mark, lane) => drawLane(picture, mark, LANDSCAPE.height + 9 + lane * LANDSCAPE.lane, x, inside));
-  return { picture, knows, hasShare };
+  return { picture, knows, hasFormula, hasShare };
 }
 
 // A mark's own line below the curve: its name, its dot, its probability.

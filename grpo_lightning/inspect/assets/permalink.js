@@ -1,7 +1,7 @@
 // What is looked at, in the address: #step=20&group=3&token=1.14&colour=delta.
 
 const DEFAULTS = {
-  view: "tokens", step: null, group: 0, token: "", colour: "delta", sort: "recorded", show: "", search: "", above: "",
+  view: "tokens", step: null, group: 0, token: "", colour: "", sort: "recorded", show: "", search: "", above: "",
   brush: "", theme: "", near: "", prompt: "",
 };
 

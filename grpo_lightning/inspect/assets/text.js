@@ -11,11 +11,14 @@ function nameOf(code) {
   return code < 0x20 ? String.fromCodePoint(0x2400 + code) : `U+${code.toString(16).toUpperCase().padStart(4, "0")}`;
 }
 
+// Whether a line should not break within a text: a few signs and letters, such as `<|/answer>`.
+const isMark = (text) => text.length > 1 && text.length <= 24 && /[^\p{L}\p{N}]/u.test(text);
+
 // Nodes for a piece of text; with `spaces`, white space is marked too.
 function shown(text, spaces = true) {
   const nodes = [];
   let plain = "";
-  const flush = () => { if (plain) nodes.push(document.createTextNode(plain)); plain = ""; };
+  const flush = () => { if (plain) nodes.push(isMark(plain) && spaces ? h("span", { class: "whole" }, plain) : document.createTextNode(plain)); plain = ""; };
   for (const character of text) {
     const code = character.codePointAt(0);
     if (HIDDEN.some(([first, last]) => first <= code && code <= last)) {

@@ -6,8 +6,8 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from grpo_lightning.training.board import FIRST_LOOK
 from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.types import FIRST_LOOK
 
 Charts = dict[str, list[str]]
 """The metrics of each chart, by its title."""
