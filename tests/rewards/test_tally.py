@@ -164,5 +164,5 @@ def test_failures_in_validation_are_told_once(tmp_path: Path, caplog: pytest.Log
     trainer = {"max_epochs": 1, "limit_val_batches": 1.0}
     fit(tmp_path, rewards=[OneBadQuestion("echo:5")], trainer=trainer, max_failed_rewards=1.0)
     failures = [message for message in caplog.messages if "failed on" in message]
-    # 24 questions, each once greedily and val_samples=2 times.
-    assert sum("digits failed on 3 of 72 samples" in message for message in failures) == 1
+    # 24 questions, each once greedily and val_samples=2 times; before the first step, and after it.
+    assert sum("digits failed on 3 of 72 samples" in message for message in failures) == 2

@@ -90,9 +90,8 @@ def test_with_one_completion_the_greedy_answer_is_pass_at_1(best: float, drawn: 
 
     def answer(policy: Any, prompts: Any, count: int, greedy: bool) -> Any:
         text = "7" if (best if greedy else drawn) else "x"
-        return [
-            Answer(Completion([1], None, FinishReason.STOP), Sample(prompts[0], text, [1], FinishReason.STOP), greedy)
-        ]
+        sample = Sample(prompts[0], text, [1], FinishReason.STOP)
+        return [Answer(Completion([1], None, FinishReason.STOP), sample, greedy, version=0)]
 
     found.answer = answer  # type: ignore[method-assign]
     found.update(policy_of(), PromptBatch(prompts_of([3]), num_real=1))

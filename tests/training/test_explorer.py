@@ -20,6 +20,7 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training.explorer import Exploration, Explorer
 from grpo_lightning.training.step_statistics import StepStatistics
+from grpo_lightning.training.throughput import Work
 from grpo_lightning.types import Completion, UsageError
 
 
@@ -189,9 +190,9 @@ def test_a_run_syncs_once_per_version_and_wakes_once_per_phase(tmp_path: Path) -
     fit(tmp_path, engine=engine, loop=loop, trainer={"max_epochs": 2, "limit_val_batches": 1.0})
     step, validation = ["wake", "generate", "sleep"], ["wake", "sync", "generate", "sleep"]
     # Nothing is learned between a validation and the step after it.
-    assert runs(engine.calls) == ["wake", "sync", "generate", "sleep", *validation, *step, *validation, "close"]
-    # 24 questions, 5 in a batch: greedy, and drawn.
-    assert engine.calls.count("generate") == 2 * (1 + 2 * 5)
+    assert runs(engine.calls) == [*validation, *step, *validation, *step, *validation, "close"]
+    # Three validations of 24 questions, 5 in a batch: greedy, and drawn. Two steps.
+    assert engine.calls.count("generate") == 3 * 2 * 5 + 2
     gaps = scalars(tmp_path)["policy/logp_gap"]
     assert len(gaps) == 2
     assert max(gaps.values()) < 1e-5
@@ -297,7 +298,7 @@ def test_parts_that_were_filtered_keep_their_samples() -> None:
 
 def test_a_rank_without_completions_reports_a_step() -> None:
     nothing = explore(Watched(), policy_of(), count=0)
-    statistics = StepStatistics.from_exploration(nothing, 4, {"explore": 1.0})
+    statistics = StepStatistics.from_exploration(nothing, 4, {"explore": 1.0}, Work())
     assert statistics.maxima["rollout/length_max"] == 0
 
 

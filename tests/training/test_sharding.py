@@ -106,7 +106,7 @@ def assert_close(found: dict[str, dict[int, float]], expected: dict[str, dict[in
 
 def test_two_ranks_log_what_one_logs(runs: Path) -> None:
     one, two = scalars(runs / "one"), scalars(runs / "two")
-    assert len(one["optim/grad_norm"]) == 4 * 4 and len(one["val/reward"]) == 2
+    assert len(one["optim/grad_norm"]) == 4 * 4 and len(one["val/reward"]) == 3
     assert max(one["policy/kl_ref"].values()) > 1e-5
     assert_close(two, one, 1e-5)
 
@@ -139,7 +139,11 @@ def test_a_checkpoint_is_that_of_one_process_and_goes_on_there(runs: Path) -> No
 
 
 def test_lightnings_own_strategy_gives_the_same_and_resumes(runs: Path) -> None:
-    assert_close(scalars(runs / "lightnings"), scalars(runs / "two"), 0.0)
+    found, expected = scalars(runs / "lightnings"), scalars(runs / "two")
+    # It ended once before, and the last step of a run is recorded.
+    for name in [name for name in found if name.startswith("update/")]:
+        found[name] = {update: found[name][update] for update in expected[name]}
+    assert_close(found, expected, 0.0)
 
 
 def test_a_learned_reward_learns_on_two_ranks_what_it_learns_on_one(runs: Path) -> None:
