@@ -19,10 +19,10 @@ demo: $(INSTALLED) ## make a tiny policy, train it with GRPO on a CPU, print wha
 real: $(SMOLLM2_INSTALLED) ## get a real language model, train it on sums in words, print what it learned (ten minutes)
 	$(BIN)/python tools/real.py
 
-fast: $(INSTALLED) ## run the tests without whole runs and processes (a minute)
+fast: $(INSTALLED) ## run the tests without whole runs and processes (a minute and a half)
 	$(TEST) -m 'not slow and not whole'
 
-test: $(INSTALLED) ## run the tests (ten minutes); JOBS=2 is the number of processes
+test: $(INSTALLED) ## run the tests (twenty minutes); JOBS=2 is the number of processes
 	$(TEST)
 
 # Installs nothing: a GPU's machine has its own torch. PYTHON=... chooses another interpreter than that of $(VENV).

@@ -16,7 +16,7 @@ from grpo_lightning.maths.kl import K1, K2, K3, ImportanceWeighted, KLEstimator
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.surrogates import Surrogate
 
-pytestmark = needs_node
+pytestmark = [needs_node, pytest.mark.whole]
 SURROGATES: dict[str, Any] = {cls.__name__: lambda cls=cls: make(cls) for cls in members(Surrogate)} | VARIANTS
 KLS: dict[str, Any] = {cls.__name__: lambda cls=cls: make(cls) for cls in members(KLEstimator)}
 KLS |= {f"ImportanceWeighted {cls.__name__}": lambda cls=cls: ImportanceWeighted(cls()) for cls in (K1, K2, K3)}

@@ -15,7 +15,7 @@ from grpo_lightning.inspect.page import write
 from grpo_lightning.inspect.record import path_of
 from grpo_lightning.maths.objective import Objective
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.whole]
 HOSTILE = {
     "script": "<script>window.broken = 1</script>",
     "end of a script": "</script><script>window.broken = 1</script>",
