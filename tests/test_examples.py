@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.fitting import Digits, Gradients, fit, relative, scalars
+from helpers.fitting import Digits, Gradients, KeepsSamples, fit, relative, scalars
 from helpers.loading import load_example
 from helpers.paths import ROOT
 from helpers.tiny import SPECIAL, policy_of, prompts_of
@@ -87,21 +87,9 @@ def test_one_step_has_the_gradients_of_fit(tmp_path: Path, monkeypatch: pytest.M
         assert relative(actual, expected) <= 1e-7
 
 
-class Texts(Digits):
-    """Notes the samples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.samples: list[Sample] = []
-
-    def score(self, samples: Sequence[Sample]) -> RewardResult:
-        self.samples += samples
-        return super().score(samples)
-
-
 def test_one_step_scores_texts_without_the_stop_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the stop token is no special token, so that decoding would keep it."""
-    example, policy, reference, reward = load_example("one_step"), policy_of(scale=0.05), FrozenCopy(), Texts()
+    example, policy, reference, reward = load_example("one_step"), policy_of(scale=0.05), FrozenCopy(), KeepsSamples()
     monkeypatch.setattr(example, "SAMPLING", Sampling(max_new_tokens=4))
     policy.model.generation_config.eos_token_id = [*range(len(SPECIAL), len(SPECIAL) + 8)]
     reference.refresh(policy)

@@ -184,17 +184,22 @@ def _decimals(step: float) -> int:
     return max(0, -math.floor(math.log10(step) + 1e-9))
 
 
+def _step(found: Sequence[float]) -> float:
+    """The distance of neighbouring ticks, which decides their decimals; of a lone one its size."""
+    return found[1] - found[0] if len(found) > 1 else abs(found[0]) or 1.0
+
+
 def _axes(x: Scale, y: Scale, axis: XAxis) -> Iterator[str]:
     bottom = HEIGHT - BOTTOM
     found = ticks(y.low, y.high, 5)
-    step = found[1] - found[0] if len(found) > 1 else abs(found[0]) or 1.0
+    step = _step(found)
     for value in found:
         yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value)}" y2="{y(value)}"/>'
         yield f'<text class="tick" x="{LEFT - 8}" y="{y(value)}" dy="0.35em" text-anchor="end">'
         yield f"{tick_label(value, step)}</text>"
     yield f'<line class="base" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>'
     found = ticks(x.low, x.high, 6, axis.whole)
-    step = found[1] - found[0] if len(found) > 1 else abs(found[0]) or 1.0
+    step = _step(found)
     for value in found:
         yield f'<line class="base" x1="{x(value)}" x2="{x(value)}" y1="{bottom}" y2="{bottom + 4}"/>'
         yield f'<text class="tick" x="{x(value)}" y="{bottom + 16}" text-anchor="middle">'

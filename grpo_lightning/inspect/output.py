@@ -1,4 +1,4 @@
-"""Where a page may be written: never over a run's own files."""
+"""Where a page may be written, never over a run's own files; and writing it."""
 
 from pathlib import Path
 
@@ -22,3 +22,17 @@ def check_out(out: Path, default: str) -> None:
     if out.suffix.lower() not in ENDINGS:
         example = out.with_suffix(".html") if out.name else Path(default)
         raise UsageError(f"--out {out}: give the name of a page, such as {example}")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a text file so that a reader sees the old one or all of the new one.
+
+    That of `training.disk` does the same, but its floor imports torch.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lightning.inspect.markup import escaped
+from grpo_lightning.inspect.output import write_whole
 from grpo_lightning.inspect.record import FOLDER, files_of, rows_of
 from grpo_lightning.inspect.scalars import Scalars, read_scalars, validation_names
 from grpo_lightning.types import UsageError
@@ -230,14 +231,3 @@ def write(run: Path, out: Path, compare: Path | None = None, max_mb: float = 25.
     except OSError as error:
         raise UsageError(f"{out}: cannot be written: {error.strerror}; give a file elsewhere with -o") from error
     return [note for one in runs for note in one.notes]
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a text file so that a reader sees the old one or all of the new one."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from grpo_lightning.inspect.arms import Arm, arms_of, read_runs
 from grpo_lightning.inspect.comparison import AXES, SUMMED, Metric
 from grpo_lightning.inspect.markup import counted
-from grpo_lightning.inspect.output import check_out
+from grpo_lightning.inspect.output import check_out, write_whole
 from grpo_lightning.inspect.report_page import Report
 from grpo_lightning.inspect.scalars import validation_names
 from grpo_lightning.types import UsageError
@@ -111,11 +111,9 @@ def write(page: str, out: Path) -> None:
     Raises:
         UsageError: The disk refuses.
     """
-    partial = out.with_name(out.name + ".partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(page, encoding="utf-8", newline="\n")
-        os.replace(partial, out)
+        write_whole(out, page)
     except OSError as error:
         raise UsageError(f"--out {out}: it cannot be written ({error.strerror}). Give another with -o") from error
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from helpers.tiny import SPECIAL, VOCABULARY, tokenizer
+from helpers.tiny import SPECIAL, VOCABULARY, tokenizer, with_special
 
 LETTERS = "aab<>/ .'é\n€😀"
 """Few, so that strings come again and overlap; of one to four bytes."""
@@ -21,15 +21,7 @@ def of(tokens: Sequence[str], decoder: Any, **kwargs: Any) -> PreTrainedTokenize
     backend = Tokenizer(WordLevel({name: index for index, name in enumerate(names)}, unk_token="<unk>"))
     if decoder is not None:
         backend.decoder = decoder
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token="<pad>",
-        unk_token="<unk>",
-        bos_token="<bos>",
-        eos_token="<end>",
-        additional_special_tokens=["<eos>", "<sep>"],
-        **{"clean_up_tokenization_spaces": False} | kwargs,
-    )
+    return with_special(backend, **kwargs)
 
 
 def visible_bytes() -> dict[int, str]:

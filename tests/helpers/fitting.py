@@ -44,6 +44,18 @@ class Digits(Reward):
         return RewardResult(values, ["ok"] * len(values), [sample.text for sample in samples])
 
 
+class KeepsSamples(Digits):
+    """Keeps the samples that it scored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples: list[Sample] = []
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        self.samples += samples
+        return super().score(samples)
+
+
 @dataclass
 class Gradients(L.Callback):
     """The gradient of every parameter at every optimizer update, as the optimizer sees it, whole if it is sharded."""

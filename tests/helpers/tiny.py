@@ -37,6 +37,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
     backend = Tokenizer(WordLevel({token: i for i, token in enumerate([*SPECIAL, *characters])}, unk_token="<unk>"))
     backend.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
+    return with_special(backend)
+
+
+def with_special(backend: Tokenizer, **kwargs: Any) -> PreTrainedTokenizerFast:
+    """The backend as a tokenizer of transformers that knows what the tokens of SPECIAL are for."""
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token="<pad>",
@@ -44,7 +49,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
         bos_token="<bos>",
         eos_token="<end>",
         additional_special_tokens=["<eos>", "<sep>"],
-        clean_up_tokenization_spaces=False,
+        **{"clean_up_tokenization_spaces": False} | kwargs,
     )
 
 

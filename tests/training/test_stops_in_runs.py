@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.all_tokenizers import STABLE
 from helpers.command import Grpo
-from helpers.fitting import Digits, fit, scalars
+from helpers.fitting import Digits, KeepsSamples, fit, scalars
 from helpers.tiny import model_of, policy_of, prompts_of
 
 from grpo_lightning.engines.native import NativeEngine
@@ -20,7 +20,6 @@ from grpo_lightning.engines.transformers import TransformersEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.process.reward import ProcessReward
 from grpo_lightning.rewards.process.scorers import ArithmeticSegments
-from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.sandbox.pool import Outcome
 from grpo_lightning.training.explorer import Exploration, Explorer
@@ -106,21 +105,9 @@ class Halves:
     def close(self) -> None: ...
 
 
-class Watched(Digits):
-    """Keeps the samples that it scored."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.samples: list[Sample] = []
-
-    def score(self, samples: Sequence[Sample]) -> RewardResult:
-        self.samples += samples
-        return super().score(samples)
-
-
 def test_a_fit_learns_from_what_the_strings_leave(tmp_path: Path) -> None:
     stop = ["1", "ab", "c", "Z", "7", "e", "K"]
-    rewards = {name: Watched() for name in ("whole", "stopped")}
+    rewards = {name: KeepsSamples() for name in ("whole", "stopped")}
     for name, strings in (("whole", []), ("stopped", stop)):
         fit(tmp_path / name, sampling=Sampling(max_new_tokens=12, stop=strings), rewards=[rewards[name]])
     first, step = rewards["whole"].samples[:16], rewards["stopped"].samples[:16]
