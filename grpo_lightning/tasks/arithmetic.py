@@ -29,9 +29,10 @@ class Arithmetic(Task):
         seed: Seed of the shuffle, which is the same on every machine and Python version.
         words: Ask in words, for a model that knows English: `What is forty-seven plus eighty-five?`. Gold answers stay
             in digits.
+        sentence: Ask in a sentence with digits and spaces, for a model that knows English: `What is 47 + 85?`.
 
     Raises:
-        UsageError: A value is out of range, or there are fewer expressions than `num_train + 2 * num_val`.
+        UsageError: A value is out of range, `words` and `sentence` are both set, or there are fewer expressions than `num_train + 2 * num_val`.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Arithmetic(Task):
         num_val: int = 500,
         seed: int = 0,
         words: bool = False,
+        sentence: bool = False,
     ) -> None:
         _check_range("max_digits", max_digits, 1, 9)
         _check_range("num_terms", num_terms, 2, 8)
@@ -56,7 +58,10 @@ class Arithmetic(Task):
         self.num_train = num_train
         self.num_val = num_val
         self.seed = seed
+        if words and sentence:
+            raise UsageError("task.words=true and task.sentence=true: a question is in words or in digits, set one")
         self.words = words
+        self.sentence = sentence
         total = num_train + 2 * num_val
         if total > self.num_expressions:
             raise UsageError(
@@ -88,19 +93,20 @@ class Arithmetic(Task):
     def _question(self, index: int, source: str) -> Question:
         """The expression with this index, whose digits encode numbers and operators."""
         index, number = divmod(index, 10**self.max_digits)
-        expression, spoken, total, product = str(number), in_words(number), 0, number
+        expression, spaced, spoken, total, product = str(number), str(number), in_words(number), 0, number
         for _ in range(self.num_terms - 1):
             index, which = divmod(index, len(self.operators))
             index, number = divmod(index, 10**self.max_digits)
             operator = self.operators[which]
             expression += f"{operator}{number}"
+            spaced += f" {operator} {number}"
             spoken += f" {SPOKEN[operator]} {in_words(number)}"
             if operator == "*":
                 product *= number
             else:
                 total += product
                 product = number if operator == "+" else -number
-        text = f"What is {spoken}?" if self.words else f"{expression}="
+        text = f"What is {spoken if self.words else spaced}?" if self.words or self.sentence else f"{expression}="
         return Question(text, str(total + product), source, {"expression": expression})
 
 

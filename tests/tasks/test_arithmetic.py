@@ -45,6 +45,21 @@ def test_splits_are_disjoint_and_exhaust_the_expressions():
     assert set(rows) == {f"{a}{o}{b}=" for a in range(10) for b in range(10) for o in "+-"}
 
 
+def test_in_a_sentence_the_same_sums_are_asked():
+    digits = Arithmetic(operators=["+", "-", "*"], num_terms=3)
+    sentences = Arithmetic(operators=["+", "-", "*"], num_terms=3, sentence=True)
+    for split in SPLITS:
+        for asked, same in zip(sentences.questions(split), digits.questions(split), strict=True):
+            assert (asked.answer, asked.metadata) == (same.answer, same.metadata)
+            assert asked.text.removeprefix("What is ").replace(" ", "").replace("?", "=") == same.text
+    assert texts(Arithmetic(sentence=True), "val")[:2] == ["What is 68 + 88?", "What is 62 + 4?"]
+
+
+def test_words_and_digits_exclude_each_other():
+    with pytest.raises(UsageError, match="set one"):
+        Arithmetic(words=True, sentence=True)
+
+
 def test_in_words_the_same_sums_are_asked():
     digits = Arithmetic(operators=["+", "-", "*"], num_terms=3)
     words = Arithmetic(operators=["+", "-", "*"], num_terms=3, words=True)
