@@ -29,11 +29,17 @@ class RolloutEngine(ABC):
 
     An engine with weights of its own copies them in `sync`, and finds whole weights only there."""
 
+    gathers_weights: ClassVar[bool] = False
+    """Whether its `sync` assembles sharded weights itself, with `named_weights`: then no rank holds all of them."""
+
     logp_tolerance: ClassVar[Mapping[torch.dtype, float]] = LOGP_TOLERANCE
     """Largest gap per token in nats between its log-probs and the policy's that rounding explains.
 
     By the type that the policy computes in. Beyond it the engine does not draw from this policy: with shared weights
     the run warns, with weights of its own it stops."""
+
+    gap_causes: ClassVar[str] = ""
+    """What is likely wrong where the gap is beyond the tolerance: a sentence for the message."""
 
     policy: Policy | None = None
     """The policy of the last `sync`."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -106,7 +106,7 @@ class Explorer:
                 yield
             return
         if not self.engine.has(policy):
-            with policy.gathered():
+            with nullcontext() if self.engine.gathers_weights else policy.gathered():
                 self.engine.sync(policy)
         yield
 

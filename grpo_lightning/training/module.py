@@ -345,7 +345,8 @@ class GRPOModule(L.LightningModule):
             "See policy/logp_gap"
         )
         if not engine.shares_weights:
-            raise UsageError(f"model.engine={type(engine).__name__}: {found}, or use model.engine=NativeEngine")
+            causes = f". {engine.gap_causes}" if engine.gap_causes else ""
+            raise UsageError(f"model.engine={type(engine).__name__}: {found}, or use model.engine=NativeEngine{causes}")
         rank_zero_warn(found)
 
     def on_validation_start(self) -> None:

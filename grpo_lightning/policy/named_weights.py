@@ -1,0 +1,44 @@
+"""The policy's weights as a checkpoint names them, one after another: what an engine with weights of its own reads."""
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
+
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.sharding import assembled
+
+_LAYER = re.compile(r"(.*?\.\d+)\.")
+
+
+@torch.no_grad()
+def named_weights(policy: Policy, tied_head: bool = True) -> Iterator[tuple[str, Tensor]]:
+    """Name and whole tensor of every weight and saved buffer, layer after layer, without gradient.
+
+    Sharded weights are assembled one at a time: every rank must read to the end. An architecture whose weights
+    transformers stores in other shapes than its checkpoints has one layer assembled at a time.
+
+    Args:
+        policy: Of whatever strategy, in whatever precision.
+        tied_head: Whether a head that is the embedding's tensor is named, too.
+    """
+    model = policy.model
+    state = model.state_dict(keep_vars=True)
+    if not tied_head:
+        once = {id(weight): name for name, weight in reversed(state.items())}
+        state = {name: weight for name, weight in state.items() if once[id(weight)] == name}
+    nothing: dict[str, Tensor] = {}
+    # Without conversions it returns what it was given.
+    converts = revert_weight_conversion(model, nothing) is not nothing
+    for _, names in groupby(state, key=_layer_of if converts else None):
+        part = {name: assembled(state[name].detach()) for name in names}
+        yield from (revert_weight_conversion(model, part) if converts else part).items()
+
+
+def _layer_of(name: str) -> str:
+    """The beginning of a weight's name that the other weights of its layer have, too; else empty."""
+    found = _LAYER.match(name)
+    return found[1] if found else ""
