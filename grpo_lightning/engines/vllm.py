@@ -216,12 +216,13 @@ class VLLMEngine(RolloutEngine):
 
     def _run(self, calls: Sequence["Call"], sampling: Sampling, completions: "_Completions") -> None:
         """Lets vLLM draw until every completion has ended."""
-        from vllm import SamplingParams, TokensPrompt
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
-        piecewise = bool(completions.stops.strings)
-        params = [
-            SamplingParams(
+        piecewise, engine = bool(completions.stops.strings), self._llm.llm_engine
+        for index, call in enumerate(calls):
+            params = SamplingParams(
                 n=len(call.rows),
                 seed=call.seed,
                 max_tokens=sampling.max_new_tokens,
@@ -238,16 +239,12 @@ class VLLMEngine(RolloutEngine):
                 skip_clone=True,
                 output_kind=RequestOutputKind.DELTA if piecewise else RequestOutputKind.FINAL_ONLY,
             )
-            for call in calls
-        ]
-        prompts = [TokensPrompt(prompt_token_ids=call.token_ids) for call in calls]
-        names = self._llm.enqueue(prompts, params, use_tqdm=False)
-        named, engine = dict(zip(names, calls, strict=True)), self._llm.llm_engine
+            engine.add_request(str(index), tokens_input(call.token_ids), params)
         while engine.has_unfinished_requests():
             for output in engine.step():
+                rows = calls[int(output.request_id)].rows
                 for one in output.outputs:
-                    rows = named[output.request_id].rows[one.index]
-                    if completions.add(rows, one.token_ids, one.logprobs.logprobs, one.finish_reason):
+                    if completions.add(rows[one.index], one.token_ids, one.logprobs.logprobs, one.finish_reason):
                         engine.abort_request([output.request_id])
 
     def close(self) -> None:
@@ -258,6 +255,7 @@ class VLLMEngine(RolloutEngine):
         with GUEST.at_home(self._device):
             self._llm.llm_engine.engine_core.shutdown()
             self._llm = None
+            # What refers to itself would keep the weights.
             gc.collect()
             if GUEST.owns_group:
                 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
