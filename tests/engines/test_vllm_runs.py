@@ -1,0 +1,143 @@
+"""Whole runs with VLLMEngine: on a stand-in for vLLM, and with `-m vllm` on vLLM itself."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import vllm_stand_in
+from helpers.command import Grpo, arguments
+from helpers.fitting import fit, scalars
+from helpers.paths import environment
+from helpers.tiny import policy_of
+from torch import Tensor
+
+from grpo_lightning.engines import vllm as module
+from grpo_lightning.engines.vllm import VLLMEngine
+from grpo_lightning.policy.named_weights import named_weights
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.types import UsageError
+
+pytestmark = pytest.mark.timeout(600)
+
+SIZES = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+ENGINE = ["--model.engine=VLLMEngine", "--model.engine.max_cache_gib=0.06"]
+OPTIONS = [
+    *ENGINE,
+    '--model.rewards=[{"class_path": "FormatReward", "init_args": {"pattern": ".*[a-m]+.*"}}]',
+    "--model.sampling.max_new_tokens=8",
+    "--model.optimizer=torch.optim.AdamW",
+    "--model.optimizer.lr=0.003",
+    "--loop.group_size=4",
+    "--loop.prompts_per_step=3",
+    "--trainer.max_epochs=4",
+    "--trainer.check_val_every_n_epoch=2",
+]
+
+
+@pytest.fixture(params=["stand-in", pytest.param("vllm", marks=pytest.mark.vllm)])
+def vllm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the engine finds as `vllm`."""
+    if request.param == "stand-in":
+        vllm_stand_in.install(monkeypatch)
+    elif find_spec("vllm") is None:
+        pytest.skip("no vLLM here: make test-vllm")
+    return str(request.param)
+
+
+@pytest.fixture
+def policy_folder(tmp_path: Path) -> Path:
+    """A tiny policy with a tied head; what `grpo` leaves at this name is replaced."""
+    policy_of("qwen2", scale=0.05, tie_word_embeddings=True, **SIZES).save_pretrained(tmp_path / "tied")
+    return tmp_path / "tied"
+
+
+@pytest.fixture
+def engine(vllm: str) -> Iterator[VLLMEngine]:
+    engine = VLLMEngine(max_cache_gib=0.06)
+    yield engine
+    engine.close()
+
+
+def read(folder: Path) -> Policy:
+    policy = Policy(str(folder))
+    policy.load()
+    return policy
+
+
+def rounded(folder: Path | str) -> dict[str, dict[int, float]]:
+    """A run's scalars to five digits, but for the gap, which is rounding alone."""
+    found = scalars(folder)
+    gaps = found.pop("policy/logp_gap")
+    assert max(gaps.values()) < 1e-4
+    return {name: {at: float(f"{value:.4g}") for at, value in curve.items()} for name, curve in found.items()}
+
+
+def test_a_run_and_its_exact_resume(vllm: str, grpo: Grpo, policy_folder: Path) -> None:
+    options = [*OPTIONS, f"--model.policy.path={policy_folder}"]
+    assert grpo("fit", *options, "--trainer.default_root_dir=whole")[0] == 0
+    assert grpo("fit", *options, "--trainer.default_root_dir=half", "--trainer.max_epochs=2")[0] == 0
+    code, _, err = grpo("fit", *options, "--trainer.default_root_dir=half", "--ckpt_path=last")
+    assert code == 0, err
+    whole, resumed = (read_weights(folder) for folder in ("whole", "half"))
+    assert whole.keys() == resumed.keys()
+    assert [name for name, weight in whole.items() if not weight.equal(resumed[name])] == []
+    assert rounded("whole")["reward/mean"] == rounded("half")["reward/mean"]
+
+
+def read_weights(folder: str) -> dict[str, Tensor]:
+    (file,) = Path(folder).rglob("last.ckpt")
+    weights: dict[str, Tensor] = torch.load(file, weights_only=False)["state_dict"]
+    return weights
+
+
+def test_weights_that_do_not_arrive_end_the_run_and_likely_causes_are_named(
+    engine: VLLMEngine, tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_head(policy: Policy, tied_head: bool) -> Iterator[tuple[str, Tensor]]:
+        yield from ((name, weight) for name, weight in named_weights(policy, tied_head) if name != "lm_head.weight")
+
+    monkeypatch.setattr(module, "named_weights", without_head)
+    with pytest.raises(UsageError, match=r"VLLMEngine: the sampler's .* differ by up to .* Likely causes: vLLM comp"):
+        fit(tmp_path / "run", engine=engine, policy=read(policy_folder))
+
+
+@pytest.mark.parametrize("vllm", ["stand-in"], indirect=True)
+def test_the_end_of_a_run_ends_vllm(
+    engine: VLLMEngine, tmp_path: Path, policy_folder: Path
+) -> None:
+    fit(tmp_path / "run", engine=engine, policy=read(policy_folder), trainer={"max_epochs": 1})
+    assert engine._llm is None
+    assert not torch.distributed.is_initialized()
+
+
+def finish(options: list[str], folder: Path) -> None:
+    """Fits in a process of its own, or in several."""
+    done = subprocess.run(
+        [sys.executable, "-m", "grpo_lightning", *arguments("fit", *OPTIONS, *options)],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment(OMP_WAIT_POLICY="PASSIVE", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1"),
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("vllm", ["vllm"], indirect=True)
+def test_two_ranks_with_unequal_numbers_of_prompts_learn_what_one_learns(
+    vllm: str, grpo: Grpo, policy_folder: Path, tmp_path: Path
+) -> None:
+    # Three prompts per step: two on one rank, one on the other.
+    options = [f"--model.policy.path={policy_folder}", "--trainer.max_epochs=2"]
+    assert grpo("fit", *OPTIONS, *options, "--trainer.default_root_dir=one")[0] == 0
+    expected = rounded("one")["reward/mean"]
+    for strategy in ("ddp", "fsdp2"):
+        more: list[Any] = ["--trainer.devices=2", f"--trainer.strategy={strategy}"]
+        finish([*options, *more, f"--trainer.default_root_dir={strategy}"], tmp_path)
+        assert rounded(tmp_path / strategy)["reward/mean"] == expected

@@ -1,0 +1,89 @@
+"""An engine with weights of its own gets them as a checkpoint names them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.tiny import policy_of
+from safetensors.torch import load_file
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from grpo_lightning.policy.named_weights import named_weights
+from grpo_lightning.policy.policy import Policy
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 16}
+
+
+def checkpoint(policy: Policy, folder: Path) -> dict[str, Tensor]:
+    """The weights as transformers saves them."""
+    policy.model.save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
+
+
+def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    assert [name for name, weight in actual.items() if not weight.equal(expected[name])] == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "overrides"),
+    [
+        ("llama", {}),
+        ("qwen2", {"tie_word_embeddings": True}),
+        ("gpt2", {}),
+        # transformers holds all experts in one tensor; a checkpoint has three per expert.
+        ("qwen3_moe", EXPERTS),
+    ],
+)
+def test_names_and_tensors_are_those_of_a_checkpoint(tmp_path: Path, shape: str, overrides: dict[str, Any]) -> None:
+    policy = policy_of(shape, **overrides)
+    assert_equal(dict(named_weights(policy, tied_head=False)), checkpoint(policy, tmp_path))
+
+
+def test_a_tied_head_is_named_where_it_is_asked_for(tmp_path: Path) -> None:
+    policy = policy_of("qwen2", tie_word_embeddings=True)
+    expected = checkpoint(policy, tmp_path)
+    expected["lm_head.weight"] = expected["model.embed_tokens.weight"]
+    assert_equal(dict(named_weights(policy, tied_head=True)), expected)
+
+
+def test_they_have_no_gradient_and_are_the_policys_own() -> None:
+    policy = policy_of()
+    own = {weight.data_ptr() for weight in policy.parameters()}
+    for _, weight in named_weights(policy):
+        assert not weight.requires_grad and weight.data_ptr() in own
+
+
+def test_sharded_weights_are_assembled_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = dict(named_weights(policy_of()))
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        policy, assembled = policy_of(), []
+        policy.shard(init_device_mesh("cpu", (1,)))
+        full_tensor = DTensor.full_tensor
+
+        def noted(self: DTensor, **kwargs: Any) -> Tensor:
+            assembled.append(self)
+            return full_tensor(self, **kwargs)
+
+        monkeypatch.setattr(DTensor, "full_tensor", noted)
+        for count, (name, weight) in enumerate(named_weights(policy), start=1):
+            assert len(assembled) == count
+            assert weight.equal(whole[name]) and not isinstance(weight, DTensor)
+        assert count == len(whole)
+        assert all(isinstance(parameter, DTensor) for parameter in policy.parameters())
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_sharded_experts_are_assembled_layer_by_layer(tmp_path: Path) -> None:
+    expected = checkpoint(policy_of("qwen3_moe", **EXPERTS), tmp_path)
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        policy = policy_of("qwen3_moe", **EXPERTS)
+        policy.shard(init_device_mesh("cpu", (1,)))
+        assert_equal(dict(named_weights(policy, tied_head=False)), expected)
+    finally:
+        distributed.destroy_process_group()
