@@ -48,6 +48,7 @@ NOT_RUN = {
     r".*gsm8k_qwen2.5_0.5b.yaml.*": "needs a GPU and GSM8K; small in tests/test_gsm8k.py",
     r"(?!grpo plan).*--trainer.devices.*": "starts processes; in tests/training/test_sharding.py",
     r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report| export|)": "a name, no command",
+    r".*(vllm|VLLMEngine).*": "needs vLLM; in tests/engines/test_vllm_runs.py",
     r"python tools/screenshots.py.*": "needs Chromium; small in tests/tools/test_screenshots.py",
 }
 """What is not run, and why."""

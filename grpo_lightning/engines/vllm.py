@@ -287,7 +287,12 @@ def calls_of(requests: Sequence[Request], sampling: Sampling, key: RandomKey, to
     calls: list[Call] = []
     for row, (request, seed) in enumerate(zip(requests, seeds_of(requests, key), strict=True)):
         last = calls[-1] if calls and together else None
-        if last and last.seed is not None and seed == last.seed + len(last.rows) and last.token_ids == request.token_ids:
+        if (
+            last
+            and last.seed is not None
+            and seed == last.seed + len(last.rows)
+            and last.token_ids == request.token_ids
+        ):
             last.rows.append([row])
         else:
             calls.append(Call(request.token_ids, seed, [[row]]))

@@ -366,7 +366,7 @@ def test_it_computes_in_the_policys_type(engine: VLLMEngine, policy: Policy) -> 
 
 def test_without_vllm_the_way_to_it_is_named(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(UsageError, match=r"needs vLLM: pip install 'grpo-lightning\[vllm\]'.* NativeEngine"):
+    with pytest.raises(UsageError, match=r"needs vLLM: pip install 'grpo-lightning\[vllm\]'.*=NativeEngine"):
         VLLMEngine().check(policy, Sampling())
 
 
@@ -400,7 +400,10 @@ def test_a_sample_beyond_the_stride_has_a_seed_of_its_own() -> None:
 
 def test_a_group_is_one_request_of_vllm() -> None:
     requests = Request.from_prompts(PROMPTS[:2], 3)
-    assert [call.rows for call in calls_of(requests, Sampling(), RandomKey(), True)] == [[[0], [1], [2]], [[3], [4], [5]]]
+    assert [call.rows for call in calls_of(requests, Sampling(), RandomKey(), True)] == [
+        [[0], [1], [2]],
+        [[3], [4], [5]],
+    ]
     assert len(calls_of(requests, Sampling(), RandomKey(), False)) == 6
     # A second turn: each completion of the group has its own text.
     turns = [Request([*r.token_ids, 7 + r.sample], r.prompt_id, r.sample, position=1) for r in requests]
@@ -413,6 +416,7 @@ def test_a_group_is_one_request_of_vllm() -> None:
 @pytest.mark.parametrize("vllm", ["vllm"], indirect=True)
 def test_twenty_syncs_take_no_memory(engine: VLLMEngine, tmp_path: Path) -> None:
     policy = saved(tmp_path, "qwen2", tie_word_embeddings=True, intermediate_size=2048)
+
     def used() -> int:
         """MiB of this process in memory."""
         fields = Path("/proc/self/statm").read_text().split()

@@ -107,9 +107,7 @@ def test_weights_that_do_not_arrive_end_the_run_and_likely_causes_are_named(
 
 
 @pytest.mark.parametrize("vllm", ["stand-in"], indirect=True)
-def test_the_end_of_a_run_ends_vllm(
-    engine: VLLMEngine, tmp_path: Path, policy_folder: Path
-) -> None:
+def test_the_end_of_a_run_ends_vllm(engine: VLLMEngine, tmp_path: Path, policy_folder: Path) -> None:
     fit(tmp_path / "run", engine=engine, policy=read(policy_folder), trainer={"max_epochs": 1})
     assert engine._llm is None
     assert not torch.distributed.is_initialized()
