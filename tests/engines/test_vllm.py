@@ -388,7 +388,7 @@ def test_seeds_of_a_group_follow_one_another_and_groups_are_apart() -> None:
     assert len(set(seeds)) == len(seeds)
     # A CPU's generator looks at the lower half only.
     assert len({seed % 2**32 for seed in seeds}) == len(seeds)
-    assert 0 <= min(seeds) and max(seeds) < 2**60
+    assert min(seeds) >= 0 and max(seeds) < 2**60
     assert not set(seeds) & set(seeds_of(requests, RandomKey(3, 5)))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -139,7 +139,7 @@ class Engine:
 class LLM:
     """vLLM's entrance."""
 
-    started: list["LLM"] = []
+    started: ClassVar[list["LLM"]] = []
     """Every one that was made in the test."""
 
     def __init__(self, model: str, dtype: str, max_model_len: int, load_format: str, **settings: Any) -> None:
