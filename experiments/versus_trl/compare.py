@@ -22,6 +22,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+README = HERE / "README.md"
 sys.path += [str(HERE), str(ROOT / "tools")]
 
 import memory_limit  # noqa: E402
@@ -226,9 +227,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     races = races_of(options)
     results = {race: {side: Outcome() for side in SIDES} for race in races}
-    readme = HERE / "README.md"
     if options.write:
-        inserted(readme.read_text(encoding="utf-8"), "")  # raises now, not after the measurement
+        inserted(README.read_text(encoding="utf-8"), "")  # raises now, not after the measurement
     failure = ""
     if options.dry_run:
         for race in races:
@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if failure:
         sys.exit(failure)
     if options.write and not options.dry_run:
-        readme.write_text(inserted(readme.read_text(encoding="utf-8"), tables), encoding="utf-8")
+        README.write_text(inserted(README.read_text(encoding="utf-8"), tables), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def make_endless(model: Path, folder: Path) -> None:
     tokenizer.add_tokens([f"<|unused {index}|>" for index in range(missing)])
     tokenizer.add_special_tokens({"eos_token": "<|never drawn|>"})
     tokenizer.save_pretrained(folder)
-    config.eos_token_id = tokenizer.eos_token_id
+    config.eos_token_id = None  # transformers wants one of the vocabulary here
     config.save_pretrained(folder)
     GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id).save_pretrained(folder)
 
@@ -152,17 +152,28 @@ def english_prompts(count: int, length: int, tokenizer: Any) -> list[str]:
     """
     generator = random.Random(0)
     words = ENGLISH.read_text(encoding="utf-8").split()
-    prompts = []
-    while len(prompts) < count:
-        chosen: list[str] = []
-        while (found := len(tokenizer.encode(" ".join(chosen)))) < length:
-            # A word takes two tokens at most, or a few more: then the last one is left out again.
-            chosen += generator.choices(words, k=max(1, (length - found) // 3))
-            if len(tokenizer.encode(" ".join(chosen))) > length:
-                chosen.pop()
-        if found == length:
-            prompts.append(" ".join(chosen))
-    return prompts
+    prompts: list[str] = []
+    for _ in range(100 * count):
+        if len(prompts) == count:
+            return prompts
+        if (prompt := english_prompt(generator, words, length, tokenizer)) is not None:
+            prompts.append(prompt)
+    raise ValueError(f"no words of {ENGLISH.name} make {length} tokens of this tokenizer: give more --prompt-tokens")
+
+
+def english_prompt(generator: random.Random, words: list[str], length: int, tokenizer: Any) -> str | None:
+    """Words of exactly `length` tokens together; None if these could not be continued to that."""
+    chosen: list[str] = []
+    failures = found = 0
+    while found < length and failures < 50:
+        # A few words at once, as long as they surely fit.
+        more = [*chosen, *generator.choices(words, k=max(1, (length - found) // 10))]
+        tokens = len(tokenizer.encode(" ".join(more)))
+        if tokens <= length:
+            chosen, found = more, tokens
+        else:
+            failures += 1
+    return " ".join(chosen) if found == length else None
 
 
 def even_fraction(text: str) -> float:

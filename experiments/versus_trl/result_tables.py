@@ -66,7 +66,7 @@ def memory_cell(outcome: Outcome) -> str:
 
 
 def where_time_goes(results: Results) -> str:
-    """A row per race: seconds of grpo_lightning's phases, and how much of the machine's arithmetic two of them reach."""
+    """A row per race: seconds of our phases, and what fraction of the rate of matrix products two of them reach."""
     heads = ["prompt + new tokens", *(f"{phase}, s" for phase in PHASES), "other, s", "matrix products, GFLOP/s"]
     heads += ["sampling reaches", "forward and backward reach"]
     rows = []

@@ -1,5 +1,6 @@
 """One side of the comparison, in a process of its own: `sides.py ours|trl FOLDER SIZES` writes FOLDER/<side>.json."""
 
+import itertools
 import json
 import statistics
 import sys
@@ -180,7 +181,7 @@ def run_trl(folder: Path, race: Race) -> dict[str, Any]:
         train_dataset=datasets.Dataset.from_list([{"prompt": row["question"]} for row in rows]),
         callbacks=[Stopwatch()],
     ).train()
-    return {"ends": ends, "tokens": [after - before for before, after in zip(seen, seen[1:], strict=False)]}
+    return {"ends": ends, "tokens": [after - before for before, after in itertools.pairwise(seen)]}
 
 
 def main() -> None:
@@ -190,7 +191,7 @@ def main() -> None:
     import torch
 
     ends = found.pop("ends")
-    found["seconds"] = [b - a for a, b in zip(ends[race.warm_up - 1 :], ends[race.warm_up :], strict=False)]
+    found["seconds"] = [b - a for a, b in itertools.pairwise(ends[race.warm_up - 1 :])]
     (folder / f"{side}.json").write_text(json.dumps(found | {"threads": torch.get_num_threads()}))
 
 
