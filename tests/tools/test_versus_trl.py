@@ -239,7 +239,7 @@ def test_a_side_that_passed_other_tokens_is_refused(
 
 def test_a_side_that_fails_says_why(parts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ended_with(parts, tmp_path, monkeypatch, returncode=1)
-    with pytest.raises(parts.compare.Failure, match="TRL failed at 5 [+] 3 tokens:\nwhy"):
+    with pytest.raises(parts.compare.Failure, match=r"TRL failed at 5 \+ 3 tokens:\nwhy"):
         parts.compare.run_side("trl", tmp_path, race_of(parts), GIB, parts.result_tables.Outcome(), exact=True)
 
 
