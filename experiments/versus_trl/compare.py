@@ -203,7 +203,7 @@ def report(options: argparse.Namespace, results: dict[Race, dict[str, Outcome]])
     threads = {
         outcome.details["threads"] for sides in results.values() for outcome in sides.values() if outcome.details
     }
-    made = [datetime.date.today().isoformat(), f"{' or '.join(map(str, sorted(threads)))} threads"] if threads else []
+    made = [datetime.date.today().isoformat(), f"threads: {' or '.join(map(str, sorted(threads)))}"] if threads else []
     versions = ", ".join(f"{name} {version_of(name)}" for name in PACKAGES) if threads else ""
     sizes = (
         f"{options.prompts} prompts x {options.group_size} completions; `--steps {options.steps} --rounds "
