@@ -71,34 +71,42 @@ class Guest:
 
     @contextmanager
     def _own_group(self) -> Iterator[None]:
-        """The library's default process group, where it made one; Lightning and metrics would take it for theirs."""
+        """The library's default process group, where it made one; Lightning and metrics would use it."""
         if distributed.is_initialized():
             yield
             return
         if self._group is not None:
-            distributed_c10d._update_default_pg(self._group)
+            _set_default_group(self._group)
         try:
             yield
         finally:
-            self._group = distributed_c10d.GroupMember.WORLD
+            self._group = distributed.group.WORLD
             if self._group is not None:
-                distributed_c10d._update_default_pg(None)
+                _set_default_group(None)
 
     @contextmanager
     def _torch(self) -> Iterator[None]:
         """Functions of torch that the library replaces with its own, and the number of threads."""
-        before = {place: getattr(*place) for place in REPLACED}
+        before = {name: getattr(*name) for name in REPLACED}
         threads = torch.get_num_threads()
-        for place, function in self._functions.items():
-            setattr(*place, function)
+        for name, function in self._functions.items():
+            setattr(*name, function)
         try:
             yield
         finally:
-            self._functions = {place: getattr(*place) for place in REPLACED}
-            for place, function in before.items():
-                setattr(*place, function)
+            self._functions = {name: getattr(*name) for name in REPLACED}
+            for name, function in before.items():
+                setattr(*name, function)
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
+
+
+def _set_default_group(group: Any) -> None:
+    """Makes `group` the default process group; None is as before `init_process_group`, but the group lives on.
+
+    torch has no public function for it (torch 2.13).
+    """
+    distributed_c10d._update_default_pg(group)
 
 
 @contextmanager

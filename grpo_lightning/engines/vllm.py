@@ -265,12 +265,12 @@ class VLLMEngine(RolloutEngine):
 
 @dataclass(slots=True)
 class Call:
-    """One request to vLLM, for some of ours."""
+    """One request to vLLM. It stands for a group's requests, or for one."""
 
     token_ids: list[int]
     seed: int | None
     rows: list[list[int]]
-    """For each of the request's completions the indices of our requests that it is for."""
+    """For each of the request's completions the indices of the requests that it is for."""
 
 
 def calls_of(requests: Sequence[Request], sampling: Sampling, key: RandomKey, together: bool) -> list[Call]:
