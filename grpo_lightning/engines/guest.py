@@ -42,11 +42,6 @@ class Guest:
         self._group: Any = None
         self._functions: dict[tuple[Any, str], Any] = {}
 
-    @property
-    def owns_group(self) -> bool:
-        """Whether the library made the default process group; there was none before. Asked inside `at_home`."""
-        return self._group is not None
-
     @contextmanager
     def at_home(self, device: torch.device, **environment: str) -> Iterator[None]:
         """The library may do as it likes inside.
@@ -83,6 +78,21 @@ class Guest:
             self._group = distributed.group.WORLD
             if self._group is not None:
                 _set_default_group(None)
+
+    @contextmanager
+    def leaving(self) -> Iterator[None]:
+        """Inside `at_home`, for the library's end: a default process group that is not its own is out of its sight.
+
+        vLLM destroys whatever default group there is.
+        """
+        others = distributed.group.WORLD if self._group is None else None
+        if others is not None:
+            _set_default_group(None)
+        try:
+            yield
+        finally:
+            if others is not None:
+                _set_default_group(others)
 
     @contextmanager
     def _torch(self) -> Iterator[None]:

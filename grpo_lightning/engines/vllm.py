@@ -252,15 +252,11 @@ class VLLMEngine(RolloutEngine):
         super().close()
         if self._llm is None:
             return
-        with GUEST.at_home(self._device):
+        with GUEST.at_home(self._device), GUEST.leaving():
             self._llm.llm_engine.engine_core.shutdown()
             self._llm = None
             # What refers to itself would keep the weights.
             gc.collect()
-            if GUEST.owns_group:
-                from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-
-                cleanup_dist_env_and_memory()
 
 
 @dataclass(slots=True)

@@ -239,6 +239,23 @@ def test_the_process_is_left_as_it_was_found(engine: VLLMEngine, policy: Policy)
     assert state_of_the_process() == before
 
 
+def test_a_process_group_of_the_runs_own_outlives_it(engine: VLLMEngine, policy: Policy, tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        group = torch.distributed.group.WORLD
+        expected = tokens(draw(engine, policy))
+        engine.close()
+        assert torch.distributed.group.WORLD is group
+        # It still works, and so do groups that are made after it.
+        torch.distributed.barrier()
+        torch.distributed.new_group([0])
+        assert tokens(draw(engine, policy)) == expected
+        engine.close()
+        assert torch.distributed.group.WORLD is group
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize("surroundings", ["inference", "autocast", "bfloat16"])
 def test_what_surrounds_it_does_not_matter(engine: VLLMEngine, policy: Policy, surroundings: str) -> None:
     expected = tokens(draw(engine, policy))
