@@ -52,7 +52,16 @@ class Guest:
         """
         cuda = device.type == "cuda"
         with ExitStack() as stack:
-            for kept in (_environment, _generators, _signals, _hook, _matmul_precision, self._own_group, self._torch):
+            for kept in (
+                _environment,
+                _generators,
+                _signals,
+                _hook,
+                _output,
+                _matmul_precision,
+                self._own_group,
+                self._torch,
+            ):
                 stack.enter_context(kept())
             stack.enter_context(torch.random.fork_rng([device] if cuda else []))
             stack.enter_context(torch.autocast(device.type, enabled=False))
@@ -163,6 +172,20 @@ def _hook() -> Iterator[None]:
         yield
     finally:
         sys.excepthook = before
+
+
+@contextmanager
+def _output() -> Iterator[None]:
+    """vLLM wants a file behind sys.stdout, which a notebook's need not have."""
+    before = sys.stdout
+    try:
+        before.fileno()
+    except (AttributeError, OSError, ValueError):
+        sys.stdout = sys.__stdout__
+    try:
+        yield
+    finally:
+        sys.stdout = before
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """VLLMEngine on a stand-in for vLLM, and with `-m vllm` on vLLM itself: both keep the same contract."""
 
+import io
 import os
 import random
 import signal
@@ -254,6 +255,15 @@ def test_a_process_group_of_the_runs_own_outlives_it(engine: VLLMEngine, policy:
         assert torch.distributed.group.WORLD is group
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_it_starts_where_the_output_is_no_file(
+    engine: VLLMEngine, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", notebook)
+    draw(engine, policy)
+    assert sys.stdout is notebook
 
 
 @pytest.mark.parametrize("surroundings", ["inference", "autocast", "bfloat16"])

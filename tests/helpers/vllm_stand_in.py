@@ -192,6 +192,7 @@ def generator_of(seed: int | None, index: int) -> torch.Generator | None:
 
 def behave_badly() -> None:
     """Does to the process what vLLM does to it."""
+    os.fstat(sys.stdout.fileno())  # a notebook's has none
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
