@@ -33,7 +33,7 @@ OPTIONS = [
     "--model.optimizer=torch.optim.AdamW",
     "--model.optimizer.lr=0.003",
     "--loop.group_size=4",
-    "--loop.prompts_per_step=3",
+    "--loop.prompts_per_step=4",
     "--trainer.max_epochs=4",
     "--trainer.check_val_every_n_epoch=2",
 ]
@@ -127,15 +127,17 @@ def finish(options: list[str], folder: Path) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("vllm", ["vllm"], indirect=True)
-def test_two_ranks_with_unequal_numbers_of_prompts_learn_what_one_learns(
+def test_two_ranks_learn_what_one_learns_and_validate_unequal_numbers_of_prompts(
     vllm: str, grpo: Grpo, policy_folder: Path, tmp_path: Path
 ) -> None:
-    # Three prompts per step: two on one rank, one on the other.
-    options = [f"--model.policy.path={policy_folder}", "--trainer.max_epochs=2"]
+    # Seven questions in two batches: one rank has four of them, the other three.
+    options = [f"--model.policy.path={policy_folder}", "--trainer.max_epochs=2", "--data.val_limit=7"]
     code, _, err = grpo("fit", *OPTIONS, *options, "--trainer.default_root_dir=one")
     assert code == 0, err
-    expected = rounded("one")["reward/mean"]
+    expected = rounded("one")
     for strategy in ("ddp", "fsdp2"):
         more: list[Any] = ["--trainer.devices=2", f"--trainer.strategy={strategy}"]
         finish([*options, *more, f"--trainer.default_root_dir={strategy}"], tmp_path)
-        assert rounded(tmp_path / strategy)["reward/mean"] == expected
+        found = rounded(tmp_path / strategy)
+        for name in ("reward/mean", "policy/entropy", "val/avg@2"):
+            assert found[name] == expected[name], (strategy, name)
