@@ -130,7 +130,7 @@ def finish(options: list[str], folder: Path) -> None:
 def test_two_ranks_learn_what_one_learns_and_validate_unequal_numbers_of_prompts(
     vllm: str, grpo: Grpo, policy_folder: Path, tmp_path: Path
 ) -> None:
-    # Seven questions in two batches: one rank has four of them, the other three.
+    # Seven questions: one rank has four of them, the other three.
     options = [f"--model.policy.path={policy_folder}", "--trainer.max_epochs=2", "--data.val_limit=7"]
     code, _, err = grpo("fit", *OPTIONS, *options, "--trainer.default_root_dir=one")
     assert code == 0, err
