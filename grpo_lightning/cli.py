@@ -49,6 +49,7 @@ from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.optimizer_options import refuse_metric
 from grpo_lightning.training.plan import Planner, PlanningTrainer
 from grpo_lightning.training.precision import validate_precision
+from grpo_lightning.training.stale import StaleSource as StaleSource  # its name is known in YAML
 from grpo_lightning.types import UsageError
 
 FAMILIES = (maths, tasks, rewards, policy, engines)
@@ -116,6 +117,7 @@ class GRPOCLI(LightningCLI):
                     "surrogate": {"class_path": "Clipped"},
                     "kl": {"class_path": "K3"},
                     "weighting": {"class_path": "SequenceMean"},
+                    "correction": {"class_path": "NoCorrection"},
                 },
             }
         )

@@ -16,6 +16,8 @@ class PolicySnapshot(nn.Module, ABC):
 
     is_policy: bool = False
     """Whether it equals the policy right after `refresh`: as π_old it then makes the first ratios 1."""
+    is_proximal: bool = False
+    """Whether it is π_old of rollouts of an earlier policy too. If not, that is what their sampler recorded."""
 
     @property
     def exists(self) -> bool:
@@ -47,6 +49,17 @@ class RecordedLogp(PolicySnapshot):
     def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
         """[N] float32 log-probs of the policy as it is: call it before the first update."""
         return policy(rollouts).logp
+
+
+class Proximal(RecordedLogp):
+    """π_old as the policy at the start of the step, whichever policy drew the rollouts: decoupled PPO.
+
+    Of rollouts of an earlier policy μ, the clip then bounds π_θ/π_old, how far the step goes. How far μ is from π_old is
+    left to `objective.correction`; without one nothing corrects it (arXiv 2110.00641; AReaL, arXiv 2505.24298). Fresh
+    rollouts are treated as by `RecordedLogp`, and cost as little: with one update per step there is no further pass.
+    """
+
+    is_proximal = True
 
 
 class FrozenCopy(PolicySnapshot):

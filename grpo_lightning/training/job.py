@@ -73,7 +73,8 @@ def job_of(
         recomputes=policy.gradient_checkpointing,
         dropout=policy.dropout,
         entropy_gradient=module.objective.entropy_bonus > 0,
-        frozen_copies=sum(isinstance(one, FrozenCopy) for one in (module.old_policy, module.reference)),
+        frozen_copies=sum(isinstance(one, FrozenCopy) for one in (module.old_policy, module.reference))
+        + loop.source.num_copies,
         spread=spread,
         device=device,
         process=process,

@@ -20,6 +20,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning import ranks
 from grpo_lightning.engines.trial import compute_dtype
+from grpo_lightning.maths import mismatch
 from grpo_lightning.maths.group_filters import TOTAL
 from grpo_lightning.maths.stopping import FixedPasses, Passes, StopRule
 from grpo_lightning.training import disk
@@ -147,6 +148,8 @@ class GRPOLoop(Callback):
                 f"loop.dynamic_sampling.filter.reward={self.dynamic_sampling.filter.reward}: give one of "
                 f"{', '.join(rewards)}, or `{TOTAL}` for their weighted sum"
             )
+        if self.source.is_late:
+            refuse_for_late_rollouts(module)
 
     def validate_trainer(self, trainer: Any, module: GRPOModule) -> None:
         """Raises UsageError for a trainer that cuts passes short, or a callback that watches what is not logged."""
@@ -169,7 +172,7 @@ class GRPOLoop(Callback):
 
     def metrics(self, module: GRPOModule, validates: bool) -> list[str]:
         """The names of all metrics that the run logs, except those of single rewards and their statuses."""
-        names = [*STEP, *UPDATE]
+        names = [*STEP, *UPDATE, *mismatch.METRICS]
         names += ["optim/updates", *(f"optim/stopped_by/{name}" for name in self.stop.names)] if self.stop.names else []
         names += ["rollout/wasted"] if self.dynamic_sampling else []
         names += ["policy/kl_ref"] if module.reference is not None else []
@@ -296,11 +299,8 @@ class GRPOLoop(Callback):
     def _agree_on_version(self, exploration: Exploration, module: GRPOModule) -> None:
         """Makes the oldest version of all ranks that of each, since the ranks must take the same path."""
         exploration.policy_version = min(ranks.gather(exploration.policy_version))
-        if exploration.policy_version != module.policy.version and not module.sampling.unfiltered:
-            raise UsageError(
-                "model.sampling: set top_k=0, top_p=1 and min_p=0 with a loop.source whose rollouts are of an earlier "
-                "policy; their recorded log-probs are log π_old, which a filter changes"
-            )
+        if exploration.policy_version != module.policy.version:
+            refuse_for_late_rollouts(module)
 
     def _preparation(self, module: GRPOModule) -> Preparation:
         return Preparation(
@@ -427,6 +427,23 @@ class _MinibatchLoader:
 
     def __iter__(self) -> Iterator[Minibatch]:
         yield from self.loop.current_step.stream(self.module.policy, self.loop.mu)
+
+
+def refuse_for_late_rollouts(module: GRPOModule) -> None:
+    """Raises UsageError for options that do not go with rollouts of an earlier policy."""
+    if module.old_policy.is_proximal:
+        return
+    if not module.sampling.unfiltered:
+        raise UsageError(
+            "model.sampling: set top_k=0, top_p=1 and min_p=0 with a loop.source whose rollouts are of an earlier "
+            "policy; their recorded log-probs are log π_old, which a filter changes"
+        )
+    if module.objective.correction.reads_sampler:
+        raise UsageError(
+            f"model.objective.correction={type(module.objective.correction).__name__}: set model.old_policy=Proximal "
+            "with a loop.source whose rollouts are of an earlier policy, or correction=NoCorrection; else their "
+            "recorded log-probs are log π_old, and every factor is 1"
+        )
 
 
 def device_name(device: torch.device) -> str:

@@ -98,7 +98,7 @@ class Job:
     """Whether the dropout of the model is kept: attention with dropout has no fused kernel on a CPU."""
     entropy_gradient: bool = False
     frozen_copies: int = 0
-    """Frozen policies of the same size: the reference, an old policy with weights."""
+    """Frozen policies of the same size: the reference, an old policy with weights, earlier ones to sample from."""
     trained: int | None = None
     """Trained parameters, where an adapter leaves the rest as it is; None trains all."""
     spread: Spread = field(default_factory=Spread.single)

@@ -27,6 +27,7 @@ from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.maths.advantages import AdvantageEstimator, GroupStd
 from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.kl_penalty import KLPenalty
+from grpo_lightning.maths.mismatch import Mismatch
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy import sharding
 from grpo_lightning.policy.policy import Policy
@@ -102,6 +103,7 @@ class GRPOModule(L.LightningModule):
             raise UsageError("sampling.temperature=0: training needs completions that differ; give more than 0")
         self._validation = val_sampling or ValidationSampling()
         self.objective = objective or Objective()
+        refuse_filtered_correction(self.objective, self.sampling)
         self.explorer = Explorer(engine or NativeEngine(), Scorer(rewards, max_failed_rewards, correct))
         self.advantage = advantage or GroupStd()
         self.reward_kl = reward_kl
@@ -239,7 +241,7 @@ class GRPOModule(L.LightningModule):
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         rate = optimizer.param_groups[0]["lr"]
-        total, gap = self._backward(minibatch)
+        total, gap, mismatch = self._backward(minibatch)
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.grad_clip or math.inf)
         # The one time that the update waits for a GPU: whatever is decided and logged is decided from copies.
         diagnostics, (grad_norm, logp_gap, bad_updates) = total.on_host(sharding.assembled(norm), gap, self.bad_updates)
@@ -263,6 +265,8 @@ class GRPOModule(L.LightningModule):
         metrics["optim/lr"] = torch.tensor(rate)
         if bad_updates + is_bad:  # no curve that is 0 throughout
             metrics["optim/bad_updates"] = bad_updates + is_bad
+        if mismatch is not None:
+            metrics |= mismatch.metrics()
         if comparable:
             self.log("policy/logp_gap", logp_gap, on_step=False, on_epoch=True, batch_size=1)
         metrics["time/update"] = torch.tensor(time.perf_counter() - started)
@@ -289,13 +293,16 @@ class GRPOModule(L.LightningModule):
                 + culprits(self.policy, minibatch)
             )
 
-    def _backward(self, minibatch: Minibatch) -> tuple[Diagnostics, Tensor]:
+    def _backward(self, minibatch: Minibatch) -> tuple[Diagnostics, Tensor, Mismatch | None]:
         """Adds up the gradients of all packs; ranks sync on the last. What is returned is of all ranks.
 
         Returns:
-            The diagnostics, and the largest difference to the sampler's log-probs; -inf where it recorded none.
+            The diagnostics, the largest difference to the sampler's log-probs (-inf where it recorded none), and how
+            far it is from the policy, where it may be.
         """
         parts: list[Diagnostics] = []
+        mismatches: list[Mismatch] = []
+        differs = self._sampler_differs(minibatch)
         gaps = [torch.full((), -math.inf, device=self.device)]
         for index, pack in enumerate(minibatch.packs, start=1):
             with self._gradient_sync(index == len(minibatch.packs)):
@@ -309,12 +316,28 @@ class GRPOModule(L.LightningModule):
                 # π_θ is π_old here: the passes to come compare with this one.
                 pack.old_logp = scored.logp.detach()
             parts.append(diagnostics)
+            if differs:
+                logp = scored.logp.detach()
+                mismatches.append(Mismatch.from_pack(pack, logp, self.objective.factor(pack.old_logp, pack)))
             if pack.sampler_logp is not None:
                 gap = (scored.logp.detach() - pack.sampler_logp).abs().max()
                 # No sampler drew the token of an idle pack, which has no weight.
                 gaps.append(torch.where(pack.weight.any(), gap, gaps[0]))
         reduce = self.trainer.strategy.reduce
-        return functools.reduce(operator.add, parts).reduce(reduce), reduce(torch.stack(gaps).max(), reduce_op="max")
+        mismatch = functools.reduce(operator.add, mismatches).reduce(reduce) if mismatches else None
+        gap = reduce(torch.stack(gaps).max(), reduce_op="max")
+        return functools.reduce(operator.add, parts).reduce(reduce), gap, mismatch
+
+    def _sampler_differs(self, minibatch: Minibatch) -> bool:
+        """Whether this is a step's first update, and its sampler may be another policy than π_θ: as all ranks see it.
+
+        A filter makes it one on purpose; that is no mismatch.
+        """
+        exploration, engine = minibatch.step.exploration, self.explorer.engine
+        if minibatch.step.passes.updates or not exploration.sampler_is_policy:
+            return False
+        rounds = compute_dtype(self.policy) not in (torch.float32, torch.float64)
+        return self.objective.correction.reads_sampler or not minibatch.on_policy or rounds or not engine.shares_weights
 
     @contextmanager
     def _gradient_sync(self, sync: bool) -> Iterator[None]:
@@ -393,3 +416,12 @@ class GRPOModule(L.LightningModule):
         self._placed.close()
         self.explorer.engine.close()
         self.explorer.scorer.close()
+
+
+def refuse_filtered_correction(objective: Objective, sampling: Sampling) -> None:
+    """Raises UsageError for a correction of samplers that leave tokens out on purpose."""
+    if objective.correction.reads_sampler and not sampling.unfiltered:
+        raise UsageError(
+            f"model.objective.correction={type(objective.correction).__name__}: set model.sampling.top_k=0, top_p=1 and "
+            "min_p=0; a filter changes the recorded log-probs, and the factors would undo it"
+        )
