@@ -54,9 +54,9 @@ class RecordedLogp(PolicySnapshot):
 class Proximal(RecordedLogp):
     """π_old as the policy at the start of the step, whichever policy drew the rollouts: decoupled PPO.
 
-    Of rollouts of an earlier policy μ, the clip then bounds π_θ/π_old, how far the step goes. How far μ is from π_old is
-    left to `objective.correction`; without one nothing corrects it (arXiv 2110.00641; AReaL, arXiv 2505.24298). Fresh
-    rollouts are treated as by `RecordedLogp`, and cost as little: with one update per step there is no further pass.
+    Of rollouts of an earlier policy μ, the clip then bounds π_θ/π_old, how far the step goes. How far μ is from π_old
+    is left to `objective.correction`; without one nothing corrects it (arXiv 2110.00641; AReaL, arXiv 2505.24298).
+    Fresh rollouts are treated as by `RecordedLogp`. With one update per step there is no further pass for either.
     """
 
     is_proximal = True

@@ -422,6 +422,6 @@ def refuse_filtered_correction(objective: Objective, sampling: Sampling) -> None
     """Raises UsageError for a correction of samplers that leave tokens out on purpose."""
     if objective.correction.reads_sampler and not sampling.unfiltered:
         raise UsageError(
-            f"model.objective.correction={type(objective.correction).__name__}: set model.sampling.top_k=0, top_p=1 and "
-            "min_p=0; a filter changes the recorded log-probs, and the factors would undo it"
+            f"model.objective.correction={type(objective.correction).__name__}: set model.sampling.top_k=0, top_p=1 "
+            "and min_p=0; a filter changes the recorded log-probs, and the factors would undo it"
         )

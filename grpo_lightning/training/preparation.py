@@ -151,9 +151,9 @@ class Preparation:
     ) -> int:
         """log π_old of every token, where something reads it.
 
-        Rollouts of an earlier version bring it along: it is what their sampler recorded. For fresh ones, and where π_old
-        is proximal, the first update finds π_θ at π_old. So it need not be known there; the update notes it for the
-        others.
+        Rollouts of an earlier version bring it along: it is what their sampler recorded. For fresh ones, and where
+        π_old is proximal, the first update finds π_θ at π_old. So it need not be known there; the update notes it for
+        the others.
 
         Returns:
             The number of minibatches for whose first update it stays unknown: 1 or 0.
