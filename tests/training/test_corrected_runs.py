@@ -283,9 +283,14 @@ def test_a_failed_exploration_leaves_the_policy_its_own_weights() -> None:
     before = {name: value.clone() for name, value in policy.state_dict().items()}
     zeros = {name: torch.zeros_like(value) for name, value in policy.trained_state_dict().items()}
     earlier = EarlierWeights(step=0, version=-5, weights=zeros)
-    with pytest.raises(RuntimeError, match="no completions today"), earlier.put_into(policy):
-        assert policy.version == -5
-        assert not policy.state_dict()["model.lm_head.weight"].any()
-        raise RuntimeError("no completions today")
+
+    def explore() -> None:
+        with earlier.put_into(policy):
+            assert policy.version == -5
+            assert not policy.state_dict()["model.lm_head.weight"].any()
+            raise RuntimeError("no completions today")
+
+    with pytest.raises(RuntimeError, match="no completions today"):
+        explore()
     assert policy.version == 0
     assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
