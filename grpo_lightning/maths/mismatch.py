@@ -22,8 +22,8 @@ CHANGED = 0.01
 
 MEASURES = ("kl", "gap", "corrected", "masked", "ess")
 
-METRICS = tuple(f"mismatch/{name}{by}" for name in MEASURES for by in ("", *(f"/{length}" for length in CLASSES)))
-"""The names of all that may be logged."""
+METRICS = tuple(f"mismatch/{name}" for name in MEASURES)
+"""The names of what is logged of all completions together; those of a class of length have its name behind."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,8 @@ class Mismatch:
         if rollouts.sampler_logp is None:
             return cls(*(torch.zeros(len(CLASSES), device=logp.device) for _ in fields(cls)))
         row = segments(rollouts.lengths, len(logp))
-        class_of_row = torch.bucketize(rollouts.lengths, torch.tensor(LONGEST, device=logp.device))
+        # Bounds in a tensor would have to be uploaded.
+        class_of_row = torch.stack([rollouts.lengths > longest for longest in LONGEST]).sum(0)
         class_of_token = class_of_row[row]
         counts = rollouts.weight != 0
         row_counts = segment_sum(counts.float(), row, len(rollouts)) > 0
