@@ -52,6 +52,8 @@ class Facts:
     """Exploration steps done."""
     last_update: int
     """Number under which the last of them is logged, from 0. What came later is not of these weights."""
+    is_adapter: bool = False
+    """Whether the folder has an adapter alone, which needs the model it was trained beside."""
 
 
 def model_card(facts: Facts) -> str:
@@ -59,13 +61,15 @@ def model_card(facts: Facts) -> str:
     config, base = facts.config, str(facts.config["model"]["policy"]["path"])
     rewards = [option(reward, "class_path").rpartition(".")[2] for reward in config["model"].get("rewards") or []]
     sections = [
-        head(base),
+        head(base, facts.is_adapter),
         f"# {plain(facts.run.resolve().name)}",
         f"{code(base)} after {facts.step} exploration steps of GRPO: {facts.num_parameters:,} parameters, "
         f"{facts.dtype}. Rewards: {', '.join(map(code, rewards))}. Checkpoint: {code(facts.checkpoint.name)}.",
         "## Use",
         fenced(usage(config), "python"),
-        "Temperature and filters of sampling are those of the training, in `generation_config.json`.",
+        f"This is an adapter: PEFT must be installed, and {code(base)} is read with it."
+        if facts.is_adapter
+        else "Temperature and filters of sampling are those of the training, in `generation_config.json`.",
         "## Validation",
         validation(facts),
         "## Training",
@@ -78,9 +82,10 @@ def model_card(facts: Facts) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def head(base: str) -> str:
+def head(base: str, is_adapter: bool = False) -> str:
     """The head that hubs read. It has a `base_model` only where the path may be one of a hub."""
-    facts: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    library = "peft" if is_adapter else "transformers"
+    facts: dict[str, Any] = {"library_name": library, "pipeline_tag": "text-generation"}
     facts["tags"] = ["grpo", "grpo-lightning"]
     if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not Path(base).exists():
         facts["base_model"] = base

@@ -1,13 +1,16 @@
 """Adapters: a few trained tensors beside weights that stay as they are."""
 
+import copy
 import hashlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from grpo_lightning.policy.pretrained import first_line
@@ -24,8 +27,8 @@ class LoRA:
     """Trains two thin matrices beside each linear layer, while the weights stay as they are (LoRA, arXiv 2106.09685).
 
     A layer computes W x + s B A x (eq. 3) with A of [rank, in], B of [out, rank] and s = alpha / rank. B starts at 0, so
-    the first policy is the model itself. Optimizer state, gradients, checkpoints and the reference then take about a
-    hundredth of the memory. Learning rates are about ten times those of all weights: 1e-5 to 3e-4.
+    the first policy is the model itself. Gradients, optimizer state and checkpoints shrink to a hundredth or so, and the
+    reference costs nothing. Learning rates are about ten times those of all weights: 1e-5 to 3e-4.
 
     It is made by PEFT (`pip install 'grpo-lightning[peft]'`). The matrices are float32 whatever the type of the weights.
     A subclass that overrides `config` trains what else PEFT adds to layers.
@@ -43,7 +46,7 @@ class LoRA:
 
     def __init__(
         self,
-        rank: int = 16,
+        rank: int = 8,
         alpha: float = 32.0,
         target_modules: list[str] | str = "all-linear",
         dora: bool = False,
@@ -92,10 +95,11 @@ class LoRA:
 
         device = torch.get_default_device()
         if device.type != "cuda":
+            # On a CPU, bitsandbytes packs weights for decoding in a way that has no right gradient.
             raise UsageError(
                 f"model.policy.adapter.quantise={self.quantise}: the weights are read onto a {device.type} device, and "
-                "4 bits need a CUDA GPU and a strategy other than fsdp2. Use trainer.accelerator=gpu with "
-                "trainer.strategy=auto or ddp, or leave quantise out"
+                "weights of 4 bits can be trained beside on a CUDA GPU alone. Use trainer.accelerator=gpu, or leave "
+                "quantise out"
             )
         config = BitsAndBytesConfig(
             load_in_4bit=True,
@@ -163,6 +167,40 @@ def adapted_layers(model: PreTrainedModel) -> list[Any]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+
+
+@torch.no_grad()
+def merge(model: PreTrainedModel) -> None:
+    """Adds what the adapter computes to the weights, and takes the adapter away. Do it in float32: bfloat16 rounds."""
+    adapted = {id(layer) for layer in adapted_layers(model)}
+    layers: list[Any] = [(name, module) for name, module in model.named_modules() if id(module) in adapted]
+    for name, layer in layers:
+        layer.merge(safe_merge=True)
+        model.set_submodule(name, layer.get_base_layer())
+    del model.peft_config
+
+
+def save(model: PreTrainedModel, folder: Path, base: str) -> None:
+    """Writes the adapter alone, as PEFT and transformers read it.
+
+    Args:
+        model: It has the adapter; its other weights are not read.
+        folder: There, or made.
+        base: Path of the model without the adapter: a folder, or an id of the Hugging Face hub.
+    """
+    from peft import get_peft_model_state_dict
+
+    found = get_peft_model_state_dict(model, save_embedding_layers=False)
+    tensors = {f"base_model.model.{name}": value.contiguous() for name, value in found.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config: Any = copy.copy(model.peft_config["default"])
+    config.inference_mode = True
+    # The id of the hub stays: other machines have the model under it.
+    config.base_model_name_or_path = (
+        str(Path(base).expanduser().resolve()) if Path(base).expanduser().is_dir() else base
+    )
+    config.save_pretrained(str(folder))
 
 
 def fingerprint(model: PreTrainedModel) -> str:

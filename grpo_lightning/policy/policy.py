@@ -26,6 +26,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import pretrained, sharding, shared_prefix
 from grpo_lightning.policy.adapter import LoRA, fingerprint, switched_off
+from grpo_lightning.policy.adapter import save as save_adapter
 from grpo_lightning.policy.padded_rows import PaddedRows
 from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.policy.shared_prefix import SharedPrefix
@@ -210,6 +211,11 @@ class Policy(nn.Module):
 
     def shard(self, mesh: DeviceMesh) -> None:
         """Shards the weights over the ranks of `mesh`; `forward` gathers them layer by layer."""
+        if self.adapter is not None and self.adapter.quantise is not None:
+            raise UsageError(
+                f"model.policy.adapter.quantise={self.adapter.quantise}: weights of 4 bits cannot be sharded. Use "
+                "trainer.strategy=ddp, or leave quantise out"
+            )
         layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
         sharding.shard(self, layers, mesh)
 
@@ -428,8 +434,11 @@ class Policy(nn.Module):
         return {name: value.detach() for name, value in self.state_dict(keep_vars=True).items() if value.requires_grad}
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes weights and tokenizer in the format of transformers."""
-        self.model.save_pretrained(folder)
+        """Writes weights and tokenizer in the format of transformers; of an adapter, its tensors alone."""
+        if self.adapter is None:
+            self.model.save_pretrained(folder)
+        else:
+            save_adapter(self.model, Path(folder), self.path)
         self.tokenizer.save_pretrained(folder)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.adapters import adapted, move
 from helpers.tiny import model_of, policy_of, requests_of, rollouts_of, tokenizer
 from peft import LoraConfig, get_peft_model
 
@@ -22,24 +23,26 @@ ROLLOUTS = rollouts_of([4, 9, 1, 6], prompt_lengths=[3, 1])
 KINDS = {"lora": {}, "dora": {"dora": True}, "rslora": {"rslora": True}, "some": {"rank": 2, "alpha": 3.0}}
 
 
-def adapted(shape: str = "llama", moved: float = 0.1, dtype: torch.dtype = torch.float32, **lora: Any) -> Policy:
-    """A policy with an adapter whose every tensor has moved."""
-    torch.manual_seed(3)
-    policy = Policy.from_model(model_of(shape).to(dtype), tokenizer(), LoRA(**{"rank": 4, "alpha": 8.0} | lora))
-    move(policy, moved)
-    return policy
-
-
-def move(policy: Policy, size: float = 0.1) -> None:
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for value in policy.trained_state_dict().values():
-            value.add_(size * torch.randn(value.shape, generator=generator))
-
-
 @torch.no_grad()
 def logp(policy: Policy) -> torch.Tensor:
     return policy(ROLLOUTS).logp
+
+
+def one_by_one(model: torch.nn.Module) -> None:
+    """A backward per completion, with nothing of this package."""
+    start = 0
+    prompts = ROLLOUTS.prompt_token_ids.split(ROLLOUTS.prompt_lengths.tolist())
+    for row, length in enumerate(ROLLOUTS.lengths.tolist()):
+        prompt, completion = prompts[int(ROLLOUTS.group[row])], ROLLOUTS.token_ids[start : start + length]
+        logits = model(input_ids=torch.cat([prompt, completion])[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
+        logits.log_softmax(-1).gather(-1, completion[:, None]).sum().backward()
+        start += length
+
+
+def relative(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    """|found - expected| / |expected| over all tensors together."""
+    off = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(found, expected, strict=True))
+    return (off / sum(float(b.double().square().sum()) for b in expected)) ** 0.5
 
 
 # PEFT asks by a name that transformers has renamed.
@@ -54,21 +57,21 @@ def test_the_gradient_is_that_of_pefts_own_model_in_a_plain_loop(kind: str) -> N
         {f"base_model.{name}": value for name, value in policy.state_dict().items()}, strict=False
     )
     assert not missing.unexpected_keys
-    policy(ROLLOUTS).logp.sum().backward()
-    start = 0
-    prompts = ROLLOUTS.prompt_token_ids.split(ROLLOUTS.prompt_lengths.tolist())
-    for row, length in enumerate(ROLLOUTS.lengths.tolist()):
-        prompt, completion = prompts[int(ROLLOUTS.group[row])], ROLLOUTS.token_ids[start : start + length]
-        logits = plain(input_ids=torch.cat([prompt, completion])[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
-        logits.log_softmax(-1).gather(-1, completion[:, None]).sum().backward()
-        start += length
-    expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
-    found = {f"base_model.{name}": p.grad for name, p in policy.named_parameters() if p.grad is not None}
-    assert found.keys() == expected.keys() and len(found) == (21 if kind == "dora" else 14) * 2
-    largest = max(float(value.abs().max()) for value in expected.values())
-    assert largest > 0.1
-    for name, value in expected.items():
-        assert float((found[name] - value).abs().max()) < 1e-6 * max(1.0, largest), name
+    trained = [
+        {name: p for name, p in policy.named_parameters(prefix="base_model") if p.requires_grad},
+        {name: p for name, p in plain.named_parameters() if p.requires_grad},
+    ]
+    assert trained[0].keys() == trained[1].keys() and len(trained[0]) == (21 if kind == "dora" else 14) * 2
+    optimizers = [torch.optim.SGD(parameters.values(), lr=1e-4) for parameters in trained]
+    for _ in range(3):
+        policy(ROLLOUTS).logp.sum().backward()
+        one_by_one(plain)
+        gradients = [[p.grad.clone() for p in parameters.values()] for parameters in trained]
+        assert relative(*gradients) < 1e-6
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert relative(*([p.detach() for p in parameters.values()] for parameters in trained)) < 1e-6
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -225,3 +228,10 @@ def test_four_bits_on_a_cpu_are_refused_in_a_sentence(tmp_path: Path) -> None:
 def test_the_fingerprint_tells_weights_apart_and_not_their_type() -> None:
     model = model_of("llama")
     assert fingerprint(model) == fingerprint(copy.deepcopy(model).bfloat16()) != fingerprint(model_of("llama", seed=1))
+
+
+def test_weights_of_four_bits_are_not_sharded() -> None:
+    policy = policy_of()
+    policy.adapter = LoRA(quantise="nf4")
+    with pytest.raises(UsageError, match="cannot be sharded"):
+        policy.shard(None)  # type: ignore[arg-type]
