@@ -133,8 +133,8 @@ def adapter_of(policy: Mapping[str, Any]) -> LoRA | None:
         adapter: LoRA = getattr(import_module(module), name)(**(options.get("init_args") or {}))
     except (ImportError, AttributeError, TypeError) as error:
         raise UsageError(
-            f"model.policy.adapter={options['class_path']}: it cannot be made here ({first_line(error)}). Run this where "
-            "the run was started"
+            f"model.policy.adapter={options['class_path']}: it cannot be made here ({first_line(error)}). Run this "
+            "where the run was started"
         ) from error
     return adapter
 

@@ -15,8 +15,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         "grpo export",
         description="Writes the policy of a run as a folder that transformers and vLLM read without this package: "
-        "weights, tokenizer, generation config and a model card. Its log-probs are those of the run, bit for bit; those of an "
-        "adapter that is merged into the weights differ by rounding.",
+        "weights, tokenizer, generation config and a model card. Its log-probs are those of the run, bit for bit; "
+        "where an adapter is merged into the weights, they differ by rounding.",
     )
     made.add_argument("run", type=Path, metavar="RUN", help="the run's folder, its trainer.default_root_dir")
     made.add_argument("-o", "--out", type=Path, required=True, help="the folder to make")

@@ -26,12 +26,12 @@ INSTALL = {"peft": "pip install 'grpo-lightning[peft]'", "bitsandbytes": "pip in
 class LoRA:
     """Trains two thin matrices beside each linear layer, while the weights stay as they are (LoRA, arXiv 2106.09685).
 
-    A layer computes W x + s B A x (eq. 3) with A of [rank, in], B of [out, rank] and s = alpha / rank. B starts at 0, so
-    the first policy is the model itself. Gradients, optimizer state and checkpoints shrink to a hundredth or so, and the
-    reference costs nothing. Learning rates are about ten times those of all weights: 1e-5 to 3e-4.
+    A layer computes W x + s B A x (eq. 3) with A of [rank, in], B of [out, rank] and s = alpha / rank. B starts at 0:
+    the first policy is the model itself. Gradients, optimizer state and checkpoints shrink to a hundredth or so, and
+    the reference costs nothing. Learning rates are about ten times those of all weights: 1e-5 to 3e-4.
 
-    It is made by PEFT (`pip install 'grpo-lightning[peft]'`). The matrices are float32 whatever the type of the weights.
-    A subclass that overrides `config` trains what else PEFT adds to layers.
+    PEFT makes it (`pip install 'grpo-lightning[peft]'`). The matrices are float32 whatever the type of the weights. A
+    subclass that overrides `config` trains what else PEFT adds to layers.
 
     Args:
         rank: Rows of A and columns of B.

@@ -145,8 +145,8 @@ class GRPOLoop(Callback):
             )
         if self.steps_per_iteration and isinstance(module.reference, AdapterOff):
             raise UsageError(
-                f"loop.steps_per_iteration={self.steps_per_iteration}: the model without its adapter, AdapterOff, stays "
-                "as it is. Set model.reference=FrozenCopy, or loop.steps_per_iteration=null"
+                f"loop.steps_per_iteration={self.steps_per_iteration}: the model without its adapter, AdapterOff, "
+                "stays as it is. Set model.reference=FrozenCopy, or loop.steps_per_iteration=null"
             )
         rewards = [reward.name for reward in module.explorer.scorer.rewards]
         if self.dynamic_sampling and self.dynamic_sampling.filter.reward not in (None, TOTAL, *rewards):

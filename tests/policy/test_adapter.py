@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.adapters import adapted, move
 from helpers.tiny import model_of, policy_of, requests_of, rollouts_of, tokenizer
-from peft import LoraConfig, get_peft_model
+from peft import get_peft_model
 
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
@@ -221,7 +221,7 @@ def test_a_missing_package_is_named_with_the_command(
 def test_four_bits_on_a_cpu_are_refused_in_a_sentence(tmp_path: Path) -> None:
     policy_of().save_pretrained(tmp_path)
     policy = Policy(str(tmp_path), adapter=LoRA(quantise="nf4"))
-    with pytest.raises(UsageError, match="quantise=nf4: .* CUDA GPU"):
+    with pytest.raises(UsageError, match=r"quantise=nf4: .* CUDA GPU"):
         policy.load()
 
 
