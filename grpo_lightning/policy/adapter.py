@@ -130,10 +130,11 @@ class LoRA:
                 f"names of layers of {type(model).__name__}"
             ) from error
         self._refuse_tied(model)
-        for parameter in model.parameters():
-            if parameter.requires_grad and parameter.dtype != torch.float32:
-                # bfloat16 would round most updates away.
-                parameter.data = parameter.data.float()
+        for module in model.modules():
+            for name, parameter in [*module.named_parameters(recurse=False)]:
+                if parameter.requires_grad and parameter.dtype != torch.float32:
+                    # bfloat16 would round most updates away.
+                    setattr(module, name, torch.nn.Parameter(parameter.detach().float()))
 
     def _refuse_tied(self, model: PreTrainedModel) -> None:
         """Raises UsageError for an adapter on one of two layers that share their weights."""

@@ -140,8 +140,7 @@ class Twin:
         if not dropout:
             remove_dropout(self.model)
         if adapter is not None:
-            with self.mode:
-                adapter.add(self.model)
+            self._adapt(adapter)
         if recomputes:
             recompute_activations(self.model)
         self.policy = Policy("", gradient_checkpointing=recomputes)
@@ -167,6 +166,15 @@ class Twin:
             if attention == "eager":
                 raise
             return self._model(config, dtype, "eager", trust_remote_code)
+
+    def _adapt(self, adapter: LoRA) -> None:
+        """Adds the adapter, and takes the numbers out of it: PEFT cannot move tensors that have none."""
+        adapter.add(self.model)
+        with self.mode:
+            for module in self.model.modules():
+                for name, parameter in [*module.named_parameters(recurse=False)]:
+                    if parameter.requires_grad:
+                        setattr(module, name, torch.nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype)))
 
     def _wrap(self) -> None:
         """Tells transformer and head apart, and makes tensors that the transformer creates itself fake too."""
