@@ -49,17 +49,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four steps in one process and in two; and two steps in two, continued in various ways."""
     folder = tmp_path_factory.mktemp("adapters")
     prepare(folder)
-    finish(
-        {
-            "one": MOVING,
-            "two": [*MOVING, *FSDP2],
-            "cut": [*MOVING, *FSDP2, HALF],
-            "off": OFF,
-            "off2": [*OFF, *FSDP2],
-        },
-        folder,
-        of=[],
-    )
+    finish({"one": MOVING, "two": [*MOVING, *FSDP2], "cut": [*MOVING, *FSDP2, HALF]}, folder, of=[])
+    finish({"off": OFF, "off2": [*OFF, *FSDP2]}, folder, of=[])
     last = f"--ckpt_path={folder / 'cut' / 'checkpoints' / 'last.ckpt'}"
     finish({"resumed": [*MOVING, *FSDP2, last], "ddp": [*MOVING, *DDP, last], "alone": [*MOVING, last]}, folder, of=[])
     return folder

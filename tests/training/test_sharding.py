@@ -69,7 +69,7 @@ def finish(runs: dict[str, list[str]], folder: Path, of: list[str] = OPTIONS) ->
     }
     try:
         for name, process in processes.items():
-            _, errors = process.communicate(timeout=200)
+            _, errors = process.communicate(timeout=400)
             assert process.returncode == 0, f"{name}: {errors[-3000:]}"
     finally:
         for process in processes.values():
