@@ -36,15 +36,15 @@ class TrainedCopy(nn.Module):
     @contextmanager
     def in_place_in(self, policy: Policy) -> Iterator[None]:
         """A context in which `policy` computes with these tensors, in eval mode; afterwards it has its own again."""
-        was_training = policy.training
+        was_training = policy.model.training
         own = {name: value.clone() for name, value in policy.trained_state_dict().items()}
-        policy.eval()
+        policy.model.eval()
         try:
             self._write(self.state_dict(), policy)
             yield
         finally:
             self._write(own, policy)
-            policy.train(was_training)
+            policy.model.train(was_training)
 
     @torch.no_grad()
     def _write(self, values: dict[str, torch.Tensor], policy: Policy) -> None:
