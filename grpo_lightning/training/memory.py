@@ -177,7 +177,7 @@ class Estimate:
         return model
 
     @property
-    def quantised(self) -> dict[int, torch.nn.Parameter]:
+    def quantised(self) -> dict[int, Tensor]:
         """The weights that are kept in 4 bits, by their ids: those of linear layers, the head excepted."""
         if self.job.adapter is None or self.job.adapter.quantise is None:
             return {}
