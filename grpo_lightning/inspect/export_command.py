@@ -48,7 +48,7 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"grpo: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     if given.kind == "adapter":
-        print(f"{given.out}: read it with AutoModelForCausalLM.from_pretrained where PEFT is installed")
+        print(f"{given.out}: an adapter; its README.md shows how PEFT reads it")
     else:
         print(f"{given.out}: read it with AutoModelForCausalLM.from_pretrained, or serve it with `vllm serve`")
     return 0

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from grpo_lightning.policy.pretrained import first_line
+from grpo_lightning.policy.pretrained import first_line, location
 from grpo_lightning.types import UsageError, at_least
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def merge(model: PreTrainedModel) -> None:
 
 
 def save(model: PreTrainedModel, folder: Path, base: str) -> None:
-    """Writes the adapter alone, as PEFT and transformers read it.
+    """Writes the adapter alone, as PEFT reads it.
 
     Args:
         model: It has the adapter; its other weights are not read.
@@ -197,10 +197,7 @@ def save(model: PreTrainedModel, folder: Path, base: str) -> None:
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config: Any = copy.copy(model.peft_config["default"])
     config.inference_mode = True
-    # The id of the hub stays: other machines have the model under it.
-    config.base_model_name_or_path = (
-        str(Path(base).expanduser().resolve()) if Path(base).expanduser().is_dir() else base
-    )
+    config.base_model_name_or_path = location(base)
     config.save_pretrained(str(folder))
 
 

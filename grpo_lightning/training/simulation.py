@@ -169,7 +169,8 @@ class Twin:
 
     def _adapt(self, adapter: LoRA) -> None:
         """Adds the adapter, and takes the numbers out of it: PEFT cannot move tensors that have none."""
-        adapter.add(self.model)
+        with torch.no_grad():
+            adapter.add(self.model)
         with self.mode:
             for module in self.model.modules():
                 for name, parameter in [*module.named_parameters(recurse=False)]:

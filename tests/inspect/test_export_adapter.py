@@ -10,12 +10,16 @@ import yaml
 from helpers.command import Grpo
 from helpers.tiny import policy_of, rollouts_of
 from peft import PeftModel
-from test_export import ALONE, LAST, LEARNS, export, weights_in
+from test_export import LAST, LEARNS, export, weights_in
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.policy import Policy
 
+AFTERWARDS = """
+import sys, torch
+torch.save(model.eval()(input_ids=torch.arange(6, 30)[None]).logits.log_softmax(-1), sys.argv[1])
+"""
 IDS = torch.arange(6, 30)[None]
 # PEFT asks by a name that transformers has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
@@ -40,18 +44,20 @@ def logp(model: torch.nn.Module) -> torch.Tensor:
     return model(input_ids=IDS).logits.log_softmax(-1)
 
 
-def test_the_adapter_is_one_that_peft_and_transformers_read(trained: Policy, tmp_path: Path) -> None:
+def test_the_adapter_is_one_that_peft_reads(trained: Policy, tmp_path: Path) -> None:
     assert export("run", "--out", "out", "--as", "adapter") == 0
     names = {path.name for path in Path("out").iterdir()}
     assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "README.md"} <= names
     assert not any(name.startswith("model") for name in names)
     base = AutoModelForCausalLM.from_pretrained("policy")
     assert logp(PeftModel.from_pretrained(base, "out").eval()).equal(logp(trained.model))
-    # In a process without this package, and where the relative path of the base would be wrong.
-    command = [sys.executable, "-c", ALONE, str(tmp_path / "out"), str(tmp_path / "logp.pt")]
+    # The use in the card, where the relative path of the base would be wrong.
+    card = Path("out", "README.md").read_text()
+    code = card.split("```python\n")[1].split("\n```")[0].replace('question = "..."', 'question = "12"')
+    code = code.replace('folder = "."', f"folder = {str(tmp_path / 'out')!r}") + AFTERWARDS
+    command = [sys.executable, "-c", code, str(tmp_path / "logp.pt")]
     subprocess.run(command, check=True, cwd="/", env={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
     assert torch.load("logp.pt", weights_only=True).equal(logp(trained.model))
-    card = Path("out", "README.md").read_text()
     assert yaml.safe_load(card.split("---\n", 2)[1])["library_name"] == "peft" and "This is an adapter" in card
     count = sum(value.numel() for value in trained.trained_state_dict().values())
     assert f"{count:,} parameters, float32" in card
