@@ -84,8 +84,10 @@ from grpo_lightning.maths.weightings import SequenceMean as SequenceMean
 from grpo_lightning.maths.weightings import TokenMean as TokenMean
 from grpo_lightning.maths.weightings import TokenWeighting as TokenWeighting
 from grpo_lightning.maths.weightings import Unweighted as Unweighted
+from grpo_lightning.policy.adapter import LoRA as LoRA
 from grpo_lightning.policy.policy import Policy as Policy
 from grpo_lightning.policy.policy import TokenLogp as TokenLogp
+from grpo_lightning.policy.snapshots import AdapterOff as AdapterOff
 from grpo_lightning.policy.snapshots import FrozenCopy as FrozenCopy
 from grpo_lightning.policy.snapshots import MovingAverage as MovingAverage
 from grpo_lightning.policy.snapshots import PolicySnapshot as PolicySnapshot

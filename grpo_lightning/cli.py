@@ -108,7 +108,6 @@ class GRPOCLI(LightningCLI):
                 "model.engine": {"class_path": "NativeEngine"},
                 "model.advantage": {"class_path": "GroupStd"},
                 "model.old_policy": {"class_path": "RecordedLogp"},
-                "model.reference": {"class_path": "FrozenCopy"},
                 "model.sampling": {},
                 "model.val_sampling": {},
                 "loop.stop": {"class_path": "FixedPasses"},

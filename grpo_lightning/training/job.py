@@ -79,6 +79,7 @@ def job_of(
         device=device,
         process=process,
         trust_remote_code=policy.trust_remote_code,
+        adapter=policy.adapter,
     )
 
 

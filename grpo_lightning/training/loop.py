@@ -23,6 +23,8 @@ from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.maths import mismatch
 from grpo_lightning.maths.group_filters import TOTAL
 from grpo_lightning.maths.stopping import FixedPasses, Passes, StopRule
+from grpo_lightning.policy.adapter import num_elements
+from grpo_lightning.policy.snapshots import AdapterOff
 from grpo_lightning.training import disk
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
@@ -142,6 +144,11 @@ class GRPOLoop(Callback):
                 f"loop.group_size={self.group_size}: give 2 or more; {type(module.advantage).__name__} compares the "
                 "completions of one prompt"
             )
+        if self.steps_per_iteration and isinstance(module.reference, AdapterOff):
+            raise UsageError(
+                f"loop.steps_per_iteration={self.steps_per_iteration}: the model without its adapter, AdapterOff, "
+                "stays as it is. Set model.reference=FrozenCopy, or loop.steps_per_iteration=null"
+            )
         rewards = [reward.name for reward in module.explorer.scorer.rewards]
         if self.dynamic_sampling and self.dynamic_sampling.filter.reward not in (None, TOTAL, *rewards):
             raise UsageError(
@@ -219,7 +226,7 @@ class GRPOLoop(Callback):
         module = _module(pl_module)
         size = f"at most {self.max_tokens} tokens" if self.max_tokens else "the whole minibatch"
         trained, everything = (
-            sum(p.numel() for p in module.policy.parameters() if p.requires_grad or everything)
+            sum(num_elements(p) for p in module.policy.parameters() if p.requires_grad or everything)
             for everything in (False, True)
         )
         steps = trainer.max_epochs if has_end(trainer.max_epochs) else "any number of"

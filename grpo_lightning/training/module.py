@@ -31,17 +31,18 @@ from grpo_lightning.maths.mismatch import Mismatch
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy import sharding
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.snapshots import FrozenCopy, PolicySnapshot, RecordedLogp
+from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, PolicySnapshot, RecordedLogp
+from grpo_lightning.policy.trained_copy import TrainedCopy
 from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training import internals
 from grpo_lightning.training.data import PromptBatch, PromptDataModule
 from grpo_lightning.training.evaluation import Evaluation
 from grpo_lightning.training.explorer import Explorer
-from grpo_lightning.training.optimizer_options import OptimizerOptions
+from grpo_lightning.training.optimizer_options import OptimizerOptions, warn_of_small_rate
 from grpo_lightning.training.post_mortem import culprits
 from grpo_lightning.training.precision import validate_precision, warn_of_rounded_updates
-from grpo_lightning.training.restoring import fit_snapshots, refuse_other_model
+from grpo_lightning.training.restoring import fit_snapshots, refuse_other_base, refuse_other_model
 from grpo_lightning.training.step import Minibatch
 from grpo_lightning.types import UsageError, at_least
 
@@ -58,7 +59,8 @@ class GRPOModule(L.LightningModule):
         objective: The surrogate, the KL term and how tokens are averaged.
         reward_kl: A KL penalty in the reward, beside that of the objective or instead of it.
         old_policy: π_old, the denominator of the ratio.
-        reference: π_ref of the KL terms. It exists only with an `objective.beta` above 0 or a `reward_kl`.
+        reference: π_ref of the KL terms. It exists only with an `objective.beta` above 0 or a `reward_kl`. None is a
+            `FrozenCopy`, or `AdapterOff` of a policy with an adapter.
         optimizer: The optimizer, given the parameters.
         lr_scheduler: The learning-rate schedule, stepped once per optimizer update. None keeps the rate.
         grad_clip: Largest norm of the gradient; 0 does not clip.
@@ -109,7 +111,17 @@ class GRPOModule(L.LightningModule):
         self.reward_kl = reward_kl
         self.old_policy = old_policy or RecordedLogp()
         needs_reference = self.objective.beta > 0 or reward_kl is not None
-        self.reference = (reference or FrozenCopy()) if needs_reference else None
+        usual = FrozenCopy if policy.adapter is None else AdapterOff
+        self.reference = (reference or usual()) if needs_reference else None
+        for key, snapshot in (("reference", reference), ("old_policy", old_policy)):
+            if isinstance(snapshot, AdapterOff) and (policy.adapter is None or key == "old_policy"):
+                raise UsageError(
+                    f"model.{key}=AdapterOff: it is the model without its adapter. "
+                    + ("Use FrozenCopy, or set model.policy.adapter" if key == "reference" else "Use RecordedLogp")
+                )
+        if policy.adapter is not None:
+            # A checkpoint has the trained tensors; what else is missing, `refuse_other_model` finds.
+            self.strict_loading = False
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         if not grad_clip >= 0:
@@ -169,8 +181,8 @@ class GRPOModule(L.LightningModule):
             if snapshot is not None and not snapshot.exists:
                 snapshot.refresh(self.policy)
         if mesh is not None:
-            for policy in [module for module in self.modules() if isinstance(module, Policy)]:
-                policy.shard(mesh)
+            for weights in [module for module in self.modules() if isinstance(module, (Policy, TrainedCopy))]:
+                weights.shard(mesh)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimizer of the trained parameters, and its schedule."""
@@ -188,6 +200,8 @@ class GRPOModule(L.LightningModule):
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         warn_of_rounded_updates(self.policy, optimizer.optimizer)
+        if self.policy.adapter is not None:
+            warn_of_small_rate(optimizer.optimizer)
 
     def on_train_start(self) -> None:
         """Brings the schedule to where the run is."""
@@ -201,18 +215,27 @@ class GRPOModule(L.LightningModule):
             self.explorer.engine.version = None
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The weights of policy and reference, and those of π_old unless the next step replaces them."""
+        """The weights of policy and reference, and those of π_old unless the next step replaces them.
+
+        Of a policy with an adapter, the trained tensors alone.
+        """
         state = super().state_dict(*args, **kwargs)
+        prefix = kwargs.get("prefix", "")
         if self.old_policy.is_policy:
-            prefix = kwargs.get("prefix", "")
             for name in [name for name in state if name.startswith(f"{prefix}old_policy.")]:
+                del state[name]
+        if self.policy.adapter is not None:
+            trained = {f"{prefix}policy.{name}" for name in self.policy.trained_state_dict()}
+            for name in [name for name in state if name.startswith(f"{prefix}policy.") and name not in trained]:
                 del state[name]
         return state
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the policy's version and what the rewards have learned."""
+        """Adds the policy's version, what the rewards have learned and which weights an adapter was trained on."""
         checkpoint["policy_version"] = self.policy.version
         checkpoint["rewards"] = self.explorer.scorer.state_dict()
+        if self.policy.adapter is not None:
+            checkpoint["base"] = self.policy.base
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Lets a checkpoint be read with another `beta`, `reference`, `old_policy` or schedule, but no other model.
@@ -224,6 +247,7 @@ class GRPOModule(L.LightningModule):
         self.policy.version += 1
         if state := checkpoint.get("state_dict", {}):
             refuse_other_model(state, self.state_dict(), self.trainer.ckpt_path, self.policy.path)
+            refuse_other_base(checkpoint, self.policy.base, self.trainer.ckpt_path, self.policy.path)
             fit_snapshots(state, {"reference": self.reference, "old_policy": self.old_policy})
         if self.trainer.state.fn == TrainerFn.FITTING:
             # Lightning would load a schedule's state into whatever schedule there is now.
