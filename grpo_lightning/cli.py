@@ -225,8 +225,8 @@ class GRPOCLI(LightningCLI):
             if self.trainer.state.status == TrainerStatus.INTERRUPTED:
                 sys.exit(EXIT_CODE)
             raise
-        if checkpoint is not None and checkpoint.interrupts.pressed:
-            sys.exit(EXIT_CODE)
+        if checkpoint is not None and checkpoint.interrupts.exit_code is not None:
+            sys.exit(checkpoint.interrupts.exit_code)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """The trainer, with the logger, callbacks and checkpoint files of this package."""

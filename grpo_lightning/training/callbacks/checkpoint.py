@@ -19,8 +19,8 @@ from grpo_lightning.types import UsageError, at_least
 class StepCheckpoint(ModelCheckpoint):
     """Saves the run as `last.ckpt` at the end of exploration steps, where it resumes from exactly.
 
-    Checkpoints are in `checkpoints/` of `trainer.default_root_dir`, whatever the logger. After SIGTERM or Ctrl-C the
-    running step ends, is saved, and the run stops. A second Ctrl-C stops at once.
+    Checkpoints are in `checkpoints/` of `trainer.default_root_dir`, whatever the logger. After SIGTERM, SIGUSR1
+    or Ctrl-C the running step ends, is saved, and the run stops. A second Ctrl-C stops at once.
 
     Args:
         every_n_steps: Exploration steps between two checkpoints. The last step of the run is always saved.
@@ -126,16 +126,15 @@ class StepCheckpoint(ModelCheckpoint):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Saves the step, and ends the run if it was asked to."""
         step = trainer.current_epoch + 1
-        stops = trainer.strategy.reduce_boolean_decision(self.interrupts.asked, all=False)
+        stops = self.interrupts.agree(lambda one: trainer.strategy.reduce_boolean_decision(one, all=False))
         if stops:
             trainer.should_stop = True
             trainer.fit_loop.min_epochs = None
-            self.interrupts.pressed = trainer.strategy.reduce_boolean_decision(self.interrupts.pressed, all=False)
         due = step % self.every_n_steps == 0 or step == trainer.max_epochs or trainer.should_stop
         if due and not internals.skips_saving(self, trainer):
             self._save(trainer)
         if stops:
-            rank_zero_info(f"{'Ctrl-C' if self.interrupts.pressed else 'SIGTERM'}: {self.saved}")
+            rank_zero_info(f"{self.interrupts.name}: {self.saved}")
 
     def _save(self, trainer: L.Trainer) -> None:
         """Saves. Lightning itself writes `last.ckpt` only together with one of those that are kept."""
