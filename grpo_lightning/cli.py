@@ -49,6 +49,7 @@ from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.optimizer_options import refuse_metric
 from grpo_lightning.training.plan import Planner, PlanningTrainer
 from grpo_lightning.training.precision import validate_precision
+from grpo_lightning.training.strategy import refuse_fsdp1
 from grpo_lightning.types import UsageError
 
 FAMILIES = (maths, tasks, rewards, policy, engines)
@@ -142,6 +143,7 @@ class GRPOCLI(LightningCLI):
                 "validation"
             )
         validate_precision(trainer.precision)
+        refuse_fsdp1(trainer.strategy)
 
     def instantiate_classes(self) -> None:
         """Makes the classes of the configuration; what one of them refuses is the user's mistake."""

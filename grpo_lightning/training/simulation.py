@@ -21,6 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import shared_prefix
+from grpo_lightning.policy.offloading import InMainMemory
 from grpo_lightning.policy.policy import Policy, recompute_activations, remove_dropout, trunk_of
 from grpo_lightning.training.internals import FAKE_TENSOR_LOGGER, FakeTensorMode, TorchDispatchMode, tree_leaves
 
@@ -104,6 +105,22 @@ class LiveBytes(TorchDispatchMode):
         self.peaks.append(self.live)
 
 
+class Nowhere(InMainMemory):
+    """Keeps the shapes of what would be in main memory, which is not the device's."""
+
+    def is_elsewhere(self, tensor: Tensor) -> bool:
+        """True: the twin has a single device."""
+        return True
+
+    def take(self, tensor: Tensor) -> Any:
+        """Shape and type."""
+        return tensor.shape, tensor.dtype
+
+    def give_back(self, device: torch.device, copy: Any) -> Tensor:
+        """A tensor without numbers, as any of the twin."""
+        return torch.empty(copy[0], dtype=copy[1], device=device)
+
+
 class Twin:
     """A policy of the same shape without numbers, of a few layers or all.
 
@@ -116,6 +133,7 @@ class Twin:
         dropout: Whether the model keeps its dropout.
         autocast: The type that arithmetic is done in, or None for that of the weights.
         trust_remote_code: Run Python code shipped with the model.
+        offloads: Whether activations are kept in main memory, and that is not the device's.
     """
 
     def __init__(
@@ -128,6 +146,7 @@ class Twin:
         dropout: bool,
         autocast: torch.dtype | None,
         trust_remote_code: bool = False,
+        offloads: bool = False,
     ) -> None:
         # flash_attention_2 cannot be loaded without a GPU; it holds what sdpa's fused kernels hold.
         implementation = shared_prefix.ATTENTION if shares_prefix or attention.startswith("flash") else attention
@@ -142,6 +161,8 @@ class Twin:
         self.policy.config = self.model.config
         self.policy.model = self.model
         self.policy.shares_prefix = shares_prefix
+        if offloads:
+            self.policy.kept = Nowhere
         self._live = LiveBytes()
         self._wrap()
 

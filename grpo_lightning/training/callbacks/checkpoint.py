@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from grpo_lightning import ranks
 from grpo_lightning.training import internals
 from grpo_lightning.training.callbacks.interrupts import Interrupts
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO as AtomicCheckpointIO
@@ -90,6 +91,7 @@ class StepCheckpoint(ModelCheckpoint):
             # A run that continues finds its own checkpoints there; those of another run are refused.
             warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
             super().setup(trainer, pl_module, stage)
+        refuse_other_starts(trainer.ckpt_path is not None)
 
     def _find_last_checkpoints(self, trainer: L.Trainer) -> set[str]:
         """Lightning looks for `last` before `setup`."""
@@ -200,6 +202,17 @@ class StepCheckpoint(ModelCheckpoint):
 def checkpoints_of(trainer: L.Trainer) -> Path:
     """The folder of a run's checkpoints."""
     return Path(trainer.default_root_dir) / "checkpoints"
+
+
+def refuse_other_starts(continues: bool) -> None:
+    """Raises UsageError if `--ckpt_path last` found a checkpoint on some ranks alone. Every rank must call it."""
+    everyone = ranks.gather(continues)
+    if len({*everyone}) > 1:
+        without = everyone.index(False)
+        raise UsageError(
+            f"ckpt_path=last: rank {everyone.index(True)} finds last.ckpt and rank {without} does not. Put "
+            "trainer.default_root_dir on a disk that all nodes share"
+        )
 
 
 def refuse_overwriting(checkpoints: Path) -> None:
