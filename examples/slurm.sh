@@ -25,13 +25,13 @@ mkdir -p "$run"
 started=$run/started
 touch "$started"
 
-# Of one rank per GPU; when one fails, `grpo` itself ends the others and prints why.
+# A preemption sends SIGTERM; srun passes signals on to all ranks.
+trap 'kill -USR1 $!' TERM USR1
+# One rank per GPU; when one fails, `grpo` itself ends the others and prints why.
 srun --kill-on-bad-exit=0 grpo fit "$@" \
     --trainer.num_nodes "$SLURM_NNODES" --trainer.devices "$SLURM_NTASKS_PER_NODE" \
     --trainer.default_root_dir "$run" --ckpt_path last &
 step=$!
-# A preemption sends SIGTERM; srun passes signals on to all ranks.
-trap 'kill -USR1 "$step"' TERM USR1
 wait "$step"
 code=$?
 while kill -0 "$step" 2>/dev/null; do

@@ -62,7 +62,7 @@ def nodes(folder: Path, runs: dict[str, Sequence[str]]) -> dict[str, list[tuple[
             started[name] = [start(folder, name, node, port, *options) for node in (0, 1)]
         found: dict[str, list[tuple[int, str]]] = {}
         for name, both in started.items():
-            consoles = [process.communicate(timeout=300)[0] for process in both]
+            consoles = [process.communicate(timeout=500)[0] for process in both]
             found[name] = [(process.returncode, text) for process, text in zip(both, consoles, strict=True)]
         return found
     finally:
