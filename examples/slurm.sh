@@ -24,9 +24,10 @@ run=${RUN:-runs/$SLURM_JOB_ID}
 mkdir -p "$run"
 started=$run/started
 touch "$started"
+told=
 
 # A preemption sends SIGTERM; srun passes signals on to all ranks.
-trap 'kill -USR1 $!' TERM USR1
+trap 'told=yes; kill -USR1 $!' TERM USR1
 # One rank per GPU; when one fails, `grpo` itself ends the others and prints why.
 srun --kill-on-bad-exit=0 grpo fit "$@" \
     --trainer.num_nodes "$SLURM_NNODES" --trainer.devices "$SLURM_NTASKS_PER_NODE" \
@@ -34,7 +35,8 @@ srun --kill-on-bad-exit=0 grpo fit "$@" \
 step=$!
 wait "$step"
 code=$?
-while kill -0 "$step" 2>/dev/null; do
+while [ -n "$told" ]; do # a signal ends a wait before its time
+    told=
     wait "$step"
     code=$?
 done

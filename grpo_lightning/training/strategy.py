@@ -94,8 +94,8 @@ def refuse_fsdp1(strategy: Any) -> None:
     is_class = name.rpartition(".")[2] == FSDPStrategy.__name__
     if is_class or (name.startswith("fsdp") and name != "fsdp2"):
         raise UsageError(
-            f"trainer.strategy={name}: FSDP1 lays the weights of a layer into one flat tensor, which cannot be clipped by "
-            "a norm or saved for other strategies here. Use --trainer.strategy fsdp2, which shards the same"
+            f"trainer.strategy={name}: FSDP1 lays the weights of a layer into one flat tensor, which cannot be clipped "
+            "by a norm or saved for other strategies here. Use --trainer.strategy fsdp2, which shards the same"
         )
 
 

@@ -105,6 +105,8 @@ class Signals(L.Callback):
         self.number = signal.Signals[name]
         self.step, self.rank = step, rank
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         if (trainer.current_epoch + 1, trainer.global_rank, batch_idx) == (self.step, self.rank, 0):
             os.kill(os.getpid(), self.number)
