@@ -9,7 +9,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from grpo_lightning.engines.kv_memory import GIB
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.training.memory import CUDA_CONTEXT, Estimate, Job, MemoryTable, Spread, amount
+from grpo_lightning.training.memory import CUDA_CONTEXT, Estimate, Job, Spread, amount
 from grpo_lightning.training.plan import within
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -123,37 +123,46 @@ class Plan:
     gpus: int
     setup: Setup | None
     """None if none fits."""
-    table: MemoryTable
+    peak: float
+    """Bytes; if none fits, the least that any setup would hold beside its activations."""
+    phase: str = ""
 
     def __str__(self) -> str:
         if self.setup is None:
-            return f"| {self.size} | {self.gpus} | does not fit | | {amount(self.table.peak)}, {self.table.phase} |"
+            return f"| {self.size} | {self.gpus} | does not fit | more than {amount(self.peak)} | |"
         how = ", ".join(f"`{key.split('.')[-1]}: {value}`" for key, value in self.setup.options.items())
         caution = " (rounds small updates)" if self.setup.dtype == torch.bfloat16 else ""
-        return f"| {self.size} | {self.gpus} | {how}{caution} | {amount(self.table.peak)} | {self.table.phase} |"
+        return f"| {self.size} | {self.gpus} | {how}{caution} | {amount(self.peak)} | {self.phase} |"
+
+
+def least(estimate: Estimate) -> float:
+    """Bytes of weights, gradients and optimizer state, whatever a pass holds; it costs nothing to find."""
+    shards, whole = estimate.job.spread.shards, estimate.weights
+    kept = estimate.job.process + (whole + estimate.optimizer[0]) / shards
+    gathered = whole - whole / shards  # while completions are sampled
+    return kept + max(gathered, estimate.gradients / shards)
+
+
+def plan_of(size: str, gpus: int) -> Plan:
+    """The simplest setup that fits."""
+    smallest = float("inf")
+    for setup in SETUPS:
+        if setup.sharded and gpus == 1:
+            continue
+        job = replace(job_of(size), **setup.fields(gpus), prompts_per_step=max(1, PROMPTS // gpus))
+        estimate = Estimate(job)
+        smallest = min(smallest, least(estimate))
+        if least(estimate) > MEMORY_GIB * GIB:
+            continue
+        _, table = within(estimate, MEMORY_GIB * GIB)
+        if table.peak <= MEMORY_GIB * GIB:
+            return Plan(size, gpus, setup, table.peak, table.phase)
+    return Plan(size, gpus, None, smallest)
 
 
 def plans(sizes: tuple[str, ...] = tuple(SIZES)) -> Iterator[Plan]:
     """The simplest setup that fits, for each size and number of GPUs."""
-    for size in sizes:
-        job, estimates = job_of(size), dict[Setup, Estimate]()
-        for gpus in GPUS:
-            found: Plan | None = None
-            for setup in SETUPS:
-                if setup.sharded and gpus == 1:
-                    continue
-                # What passes hold does not depend on the number of GPUs.
-                fields = setup.fields(gpus)
-                known = estimates.setdefault(setup, Estimate(job).changed(**fields))
-                rows = {"prompts_per_step": max(1, PROMPTS // gpus)}
-                _, table = within(known.changed(spread=fields["spread"]).changed(**rows), MEMORY_GIB * GIB)
-                fits = table.peak <= MEMORY_GIB * GIB
-                if fits or found is None or table.peak < found.table.peak:
-                    found = Plan(size, gpus, setup if fits else None, table)
-                if fits:
-                    break
-            assert found is not None
-            yield found
+    return (plan_of(size, gpus) for size in sizes for gpus in GPUS)
 
 
 HEAD = """| model | GPUs | the simplest setup that fits | peak per GPU | phase of the peak |

@@ -99,7 +99,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_two_nodes(folder: Path, command: Grpo) -> None:
     """One run is well; in the other a node is killed, the other node ends and tells why, and the job goes on."""
-    killed = ["--trainer.callbacks+=helpers.failing.Dies", "--trainer.callbacks.step=2", "--trainer.strategy=ddp"]
+    killed = ["--trainer.callbacks+=helpers.failing.Signals", "--trainer.callbacks.name=SIGKILL"]
+    killed += ["--trainer.callbacks.step=2", "--trainer.callbacks.rank=1", "--trainer.strategy=ddp"]
     found = nodes(folder, {"fsdp2": ["--trainer.strategy=fsdp2"], "ddp": killed})
     code, _, errors = command("fit", *OPTIONS, "--trainer.default_root_dir=one")
     assert code == 0, errors

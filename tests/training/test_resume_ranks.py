@@ -57,7 +57,8 @@ def test_one_four_two_one(tmp_path: Path, command: Grpo, monkeypatch: pytest.Mon
     rows = (f'{{"question": "{"1" * row}", "answer": "{row}"}}\n' for row in range(1, 10))
     (tmp_path / "rows.jsonl").write_text("".join(rows))
     monkeypatch.chdir(tmp_path)
-    options = [option for option in OPTIONS if "Shares" not in option and "max_epochs" not in option]
+    for_four = ["--loop.prompts_per_step=8"]  # every rank takes one for each of two updates
+    options = [option for option in OPTIONS if "Shares" not in option and "max_epochs" not in option] + for_four
 
     def alone(name: str, steps: int, *more: str) -> None:
         where = [f"--trainer.default_root_dir={name}", f"--trainer.max_epochs={steps}"]
@@ -67,7 +68,7 @@ def test_one_four_two_one(tmp_path: Path, command: Grpo, monkeypatch: pytest.Mon
     alone("whole", 4)
     alone("moved", 1)
     four = ["--trainer.devices=4", "--trainer.strategy=fsdp2", "--trainer.max_epochs=2", LAST]
-    finish({"moved": four}, tmp_path)
-    finish({"moved": [*TWO, "--trainer.strategy=ddp", "--trainer.max_epochs=3", LAST]}, tmp_path)
+    finish({"moved": [*for_four, *four]}, tmp_path)
+    finish({"moved": [*for_four, *TWO, "--trainer.strategy=ddp", "--trainer.max_epochs=3", LAST]}, tmp_path)
     alone("moved", 4, LAST)
     assert_close(scalars(tmp_path / "moved"), scalars(tmp_path / "whole"), 1e-5)
