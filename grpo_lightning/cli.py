@@ -353,6 +353,8 @@ def quieten() -> None:
     # An advertisement; devices, which a line of the loop names; and an end that the summary tells.
     noise = re.compile(r"litlogger|^(GPU|TPU|HPU) available:|^`Trainer.fit` stopped|batches will be used")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda r: not noise.search(r.getMessage()))
+    # Under SLURM, of its own requeueing, which that of the job script replaces.
+    logging.getLogger("lightning.pytorch.trainer.connectors.signal_connector").setLevel(logging.WARNING)
     transformers.utils.logging.disable_progress_bar()
     keep_messages_off_bars()
 
