@@ -51,6 +51,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = {
+    "runs/smollm2": "tools/get_smollm2.py",
     "runs/tiny_policy": "tools/make_tiny_policy.py",
     "runs/weak_policy": "tools/make_tiny_policy.py --updates 400",
     "runs/tiny_reward_model": "tools/make_reward_model.py",

@@ -1,204 +1,250 @@
-"""Seconds a GRPO step takes here and in TRL's GRPOTrainer: the same model, prompts, reward, sizes and machine.
+"""Seconds and memory that a GRPO step takes here and in TRL's GRPOTrainer: the same model, prompts, reward and machine.
 
-    pip install -e '.[bench]' -c constraints.txt
     python experiments/versus_trl/compare.py
+    python experiments/versus_trl/compare.py --model runs/smollm2 --write
 
-Each side runs in a process of its own, in turns, and is timed from the end of its third step to the end of its last,
-with whatever it does between steps. Nothing else should run on the machine meanwhile.
+Without `--model` it is a small Llama with random weights. Each side runs in a process of its own, in turns, and is
+timed from the end of its last step of warm-up to the end of its last step, with whatever it does between steps. A
+process that takes more memory than `--memory-limit` is killed, and its row says so. Nothing else should run on the
+machine meanwhile. `--write` puts the tables of a real model into README.md.
 """
 
 import argparse
+import datetime
+import importlib.metadata
 import json
 import os
-import random
-import statistics
-import subprocess
+import shlex
 import sys
 import tempfile
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
-WARM_UP = 3
-VOCABULARY = 512
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+README = HERE / "README.md"
+sys.path += [str(HERE), str(ROOT / "tools")]
+
+import memory_limit  # noqa: E402
+from race import (  # noqa: E402
+    Race,
+    english_prompts,
+    make_endless,
+    make_model,
+    model_folder,
+    prompts_file,
+    random_prompts,
+    write_prompts,
+)
+from result_tables import SIDES, Outcome, comparison, where_time_goes  # noqa: E402
+from run_experiment import inserted  # noqa: E402
+
+SMALL = {"prompt_tokens": [32], "new_tokens": 64, "prompts": 32, "warm_up": 3, "steps": 10, "rounds": 2}
+REAL = {"prompt_tokens": [63, 490], "new_tokens": 32, "prompts": 4, "warm_up": 1, "steps": 3, "rounds": 1}
+"""Default sizes, of the small model and of a real one."""
+MAX_TOKENS = {False: 16384, True: 2304}
+"""Default `--max-tokens`, by whether the model is a real one."""
+PACKAGES = ("torch", "transformers", "lightning", "trl")
 
 
-def make_model(folder: Path) -> None:
-    """A Llama of one million random parameters and a tokenizer of one token a word, w0 to w511."""
-    import torch
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import WhitespaceSplit
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    torch.manual_seed(0)
-    backend = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
-    backend.pre_tokenizer = WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="w0", eos_token="w1", padding_side="left")
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=5,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-    )
-    model = LlamaForCausalLM(config)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    print(f"model: {sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters")
+class Failure(RuntimeError):
+    """A side that did not run to its end, or did something else than it was to do."""
 
 
-def make_prompts(folder: Path, count: int, length: int) -> None:
-    """Random prompts of one length."""
-    generator = random.Random(0)
-    with (folder / "prompts.jsonl").open("w") as file:
-        for _ in range(count):
-            words = " ".join(f"w{generator.randrange(2, VOCABULARY)}" for _ in range(length))
-            file.write(json.dumps({"question": words, "answer": "w7"}) + "\n")
-
-
-def even_share(text: str) -> float:
-    """The reward: the share of even words."""
-    numbers = [int(word[1:]) for word in text.split() if word[1:].isdigit()]
-    return sum(number % 2 == 0 for number in numbers) / max(1, len(numbers))
-
-
-def time_ours(folder: Path, options: argparse.Namespace) -> list[float]:
-    """Times at which steps end in grpo_lightning."""
-    import lightning as L
-    import torch
-
-    from grpo_lightning.engines.sampling import Sampling
-    from grpo_lightning.policy.policy import Policy
-    from grpo_lightning.rewards.base import Reward
-    from grpo_lightning.rewards.results import RewardResult
-    from grpo_lightning.tasks.tables import JsonPrompts
-    from grpo_lightning.training.data import PromptDataModule
-    from grpo_lightning.training.loop import GRPOLoop
-    from grpo_lightning.training.module import GRPOModule
-
-    class EvenShare(Reward):
-        """The share of even words."""
-
-        def score(self, samples):
-            return RewardResult([even_share(sample.text) for sample in samples], ["ok"] * len(samples))
-
-    ends: list[float] = []
-
-    class Clock(L.Callback):
-        """Notes when a step ends."""
-
-        def on_train_epoch_end(self, *args):
-            ends.append(time.perf_counter())
-
-    module = GRPOModule(
-        Policy(str(folder)),
-        [EvenShare()],
-        sampling=Sampling(max_new_tokens=options.new_tokens),
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-6, weight_decay=0.0),
-    )
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=WARM_UP + options.steps,
-        log_every_n_steps=1,
-        limit_val_batches=0,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        default_root_dir=folder / "ours",
-        callbacks=[GRPOLoop(group_size=options.group_size, prompts_per_step=options.prompts), Clock()],
-    )
-    trainer.fit(module, datamodule=PromptDataModule(JsonPrompts(train=str(folder / "prompts.jsonl"))))
-    return ends
-
-
-def time_trl(folder: Path, options: argparse.Namespace) -> list[float]:
-    """Times at which steps end in TRL, with its defaults where they do not make it slower on a CPU."""
-    import datasets
-    from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
-    ends: list[float] = []
-
-    class Clock(TrainerCallback):
-        """Notes when a step ends."""
-
-        def on_step_end(self, *args, **kwargs):
-            ends.append(time.perf_counter())
-
-    config = GRPOConfig(
-        output_dir=str(folder / "trl"),
-        max_steps=WARM_UP + options.steps,
-        per_device_train_batch_size=options.prompts * options.group_size,
-        num_generations=options.group_size,
-        max_completion_length=options.new_tokens,
-        beta=0.0,
-        num_iterations=1,
-        learning_rate=1e-6,
-        bf16=False,
-        gradient_checkpointing=False,
-        logging_steps=1,
-        report_to="tensorboard",
-        save_strategy="no",
-        use_cpu=True,
-        disable_tqdm=True,
-    )
-    rows = [json.loads(line) for line in (folder / "prompts.jsonl").open()]
-    GRPOTrainer(
-        model=str(folder),
-        reward_funcs=lambda completions, **kwargs: [even_share(text) for text in completions],
-        args=config,
-        train_dataset=datasets.Dataset.from_list([{"prompt": row["question"]} for row in rows]),
-        callbacks=[Clock()],
-    ).train()
-    return ends
-
-
-def main() -> None:
-    """Runs both sides in turns and prints the comparison."""
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options, with the defaults that belong to the model."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--prompts", type=int, default=32, help="prompts a step")
-    parser.add_argument("--group-size", type=int, default=8, help="completions a prompt")
-    parser.add_argument("--new-tokens", type=int, default=64, help="longest completion")
-    parser.add_argument("--prompt-length", type=int, default=32, help="tokens of a prompt")
-    parser.add_argument("--steps", type=int, default=10, help="steps timed, after three to warm up")
-    parser.add_argument("--rounds", type=int, default=2, help="runs of each side")
-    parser.add_argument("--side", choices=["ours", "trl"], help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.side:
-        ends = {"ours": time_ours, "trl": time_trl}[options.side](options.folder, options)
-        timed = [b - a for a, b in zip(ends[WARM_UP - 1 :], ends[WARM_UP:], strict=False)]
-        (options.folder / f"{options.side}.json").write_text(json.dumps(timed))
-        return
+    add = parser.add_argument
+    add("--model", type=Path, help="folder of a causal LM; its end-of-text token is taken away (default: a small one)")
+    add("--prompt-tokens", type=int, nargs="+", help="tokens of a prompt, a row of the tables for each (32; 63 490)")
+    add("--new-tokens", type=int, help="tokens of the longest completion, of every one with --model (64; 32)")
+    add("--prompts", type=int, help="prompts per step (32; 4)")
+    add("--group-size", type=int, default=8, help="completions per prompt (%(default)s)")
+    add("--warm-up", type=int, help="steps that are not timed, 1 or more (3; 1)")
+    add("--steps", type=int, help="steps timed (10; 3)")
+    add("--rounds", type=int, help="runs of each side (2; 1)")
+    add("--max-tokens", type=int, help="grpo_lightning's tokens in one forward and backward (16384; 2304)")
+    add("--trl-rows", type=int, help="TRL's completions in one forward and backward (all of a step)")
+    add("--memory-limit", type=float, default=20.0, help="GiB that a side may take (%(default)s)")
+    add("--only", choices=list(SIDES), help="run one side; the other has dashes")
+    add("--write", action="store_true", help="put the tables into README.md; with --model")
+    add("--dry-run", action="store_true", help="print the command lines and empty tables; nothing is run or written")
+    options = parser.parse_args(arguments)
+    for name, value in (REAL if options.model else SMALL).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    rows = options.prompts * options.group_size
+    options.max_tokens = MAX_TOKENS[bool(options.model)] if options.max_tokens is None else options.max_tokens
+    options.trl_rows = rows if options.trl_rows is None else options.trl_rows
+    sizes = ("new_tokens", "prompts", "warm_up", "steps", "rounds", "trl_rows")
+    for name, value in [(name, getattr(options, name)) for name in sizes] + [
+        ("prompt_tokens", min(options.prompt_tokens))
+    ]:
+        if value < 1:
+            parser.error(f"--{name.replace('_', '-')} {value}: give 1 or more")
+    if options.group_size < 2:
+        parser.error(
+            f"--group-size {options.group_size}: give 2 or more, since the completions of a prompt are compared"
+        )
+    if rows % options.trl_rows or options.trl_rows % options.group_size:
+        parser.error(
+            f"--trl-rows {options.trl_rows}: give a multiple of --group-size={options.group_size} that divides the "
+            f"{rows} completions of a step"
+        )
+    if options.write and not options.model:
+        parser.error("--write: README.md has marks for the tables of a real model alone; give --model")
+    if options.model and not options.dry_run and not (options.model / "config.json").is_file():
+        parser.error(
+            f"--model {options.model}: there is no config.json; give a model's folder, or make one with "
+            "`python tools/get_smollm2.py --out runs/smollm2`"
+        )
+    return options
 
+
+def races_of(options: argparse.Namespace) -> list[Race]:
+    """One for each length of prompts."""
+    return [
+        Race(
+            prompt_tokens=length,
+            new_tokens=options.new_tokens,
+            prompts=options.prompts,
+            group_size=options.group_size,
+            warm_up=options.warm_up,
+            steps=options.steps,
+            max_tokens=options.max_tokens,
+            trl_rows=options.trl_rows,
+        )
+        for length in dict.fromkeys(options.prompt_tokens)
+    ]
+
+
+def prepare(options: argparse.Namespace, races: Sequence[Race], folder: Path) -> None:
+    """Makes the model and the prompts that both sides read."""
+    count = 4 * options.prompts
+    if options.model is None:
+        make_model(model_folder(folder))
+        for race in races:
+            write_prompts(prompts_file(folder, race), random_prompts(count, race.prompt_tokens))
+        return
+    from transformers import AutoTokenizer
+
+    make_endless(options.model, model_folder(folder))
+    tokenizer = AutoTokenizer.from_pretrained(model_folder(folder))
+    for race in races:
+        write_prompts(prompts_file(folder, race), english_prompts(count, race.prompt_tokens, tokenizer))
+
+
+def command_of(side: str, folder: Path, race: Race) -> list[str]:
+    """The process of one side."""
+    return [sys.executable, str(HERE / "sides.py"), side, str(folder), race.to_json()]
+
+
+def run_side(side: str, folder: Path, race: Race, limit: float, outcome: Outcome, exact: bool) -> None:
+    """Runs one side once, and adds what it did to `outcome`.
+
+    Args:
+        side: One of SIDES.
+        folder: With model and prompts.
+        race: The sizes.
+        limit: Bytes of memory.
+        outcome: Of the earlier rounds.
+        exact: Whether every prompt and completion has the number of tokens that it was to have.
+
+    Raises:
+        Failure: The process failed, or had another number of tokens.
+    """
     environment = os.environ | {
         "OMP_WAIT_POLICY": "PASSIVE",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    seconds: dict[str, list[float]] = {"ours": [], "trl": []}
+    log = folder / f"{side}.log"
+    ended = memory_limit.run(command_of(side, folder, race), limit, environment, log)
+    outcome.peak = max(outcome.peak, ended.peak)
+    outcome.exceeded |= ended.exceeded
+    if ended.exceeded:
+        return
+    if ended.returncode:
+        raise Failure(f"{SIDES[side]} failed at {race.name} tokens:\n{log.read_text(errors='replace')[-4000:]}")
+    outcome.details = json.loads((folder / f"{side}.json").read_text())
+    outcome.seconds += outcome.details["seconds"]
+    if exact and {*outcome.details["tokens"]} != {race.tokens}:
+        raise Failure(
+            f"{SIDES[side]} had {outcome.details['tokens']} tokens per step, not {race.tokens}: the two sides would "
+            "not do the same"
+        )
+
+
+def measure(options: argparse.Namespace, races: Sequence[Race], results: dict[Race, dict[str, Outcome]]) -> None:
+    """Runs the sides in turns; fills in `results` as they end."""
+    limit = options.memory_limit * memory_limit.GIB
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_model(folder)
-        make_prompts(folder, 4 * options.prompts, options.prompt_length)
-        for _ in range(options.rounds):
-            for side in seconds:
-                command = [sys.executable, __file__, *sys.argv[1:], "--side", side, "--folder", str(folder)]
-                done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-                if done.returncode:
-                    sys.exit(f"{side} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-                seconds[side] += json.loads((folder / f"{side}.json").read_text())
-    medians = {side: statistics.median(values) for side, values in seconds.items()}
-    for side, values in seconds.items():
-        print(f"{side:>5}: {medians[side]:.3f} s a step (fastest {min(values):.3f}, slowest {max(values):.3f})")
-    print(f"ours does {medians['trl'] / medians['ours']:.2f}x the steps of TRL in the same time")
+        prepare(options, races, folder)
+        for race in races:
+            for _ in range(options.rounds):
+                for side, outcome in results[race].items():
+                    if options.only not in (None, side) or outcome.exceeded:
+                        continue
+                    run_side(side, folder, race, limit, outcome, exact=options.model is not None)
+                    print(line_of(side, race, outcome), flush=True)
+
+
+def line_of(side: str, race: Race, outcome: Outcome) -> str:
+    """What a side has done so far."""
+    if outcome.exceeded:
+        return f"{race.name} tokens, {SIDES[side]}: killed at {outcome.peak / memory_limit.GIB:.1f} GiB"
+    seconds = ", ".join(f"{value:.2f}" for value in outcome.seconds)
+    return f"{race.name} tokens, {SIDES[side]}: {seconds} s; {outcome.peak / memory_limit.GIB:.1f} GiB"
+
+
+def report(options: argparse.Namespace, results: dict[Race, dict[str, Outcome]]) -> str:
+    """Both tables, and how they were made."""
+    threads = {
+        outcome.details["threads"] for sides in results.values() for outcome in sides.values() if outcome.details
+    }
+    made = [datetime.date.today().isoformat(), f"threads: {' or '.join(map(str, sorted(threads)))}"] if threads else []
+    versions = ", ".join(f"{name} {version_of(name)}" for name in PACKAGES) if threads else ""
+    sizes = (
+        f"{options.prompts} prompts x {options.group_size} completions; `--steps {options.steps} --rounds "
+        f"{options.rounds} --max-tokens {options.max_tokens} --trl-rows {options.trl_rows}`, at most "
+        f"{options.memory_limit:g} GiB"
+    )
+    note = "; ".join(filter(None, [*made, versions, sizes]))
+    return f"{comparison(results)}\n\n{where_time_goes(results)}\n\n{note}."
+
+
+def version_of(package: str) -> str:
+    """The version installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    options = parse(arguments)
+    races = races_of(options)
+    results = {race: {side: Outcome() for side in SIDES} for race in races}
+    if options.write:
+        inserted(README.read_text(encoding="utf-8"), "")  # raises now, not after the measurement
+    failure = ""
+    if options.dry_run:
+        for race in races:
+            for side in [side for side in SIDES if options.only in (None, side)]:
+                print(shlex.join(command_of(side, Path("FOLDER"), race)))
+    else:
+        try:
+            measure(options, races, results)
+        except Failure as error:
+            failure = str(error)
+    tables = report(options, results)
+    print(f"\n{tables}")
+    if failure:
+        sys.exit(failure)
+    if options.write and not options.dry_run:
+        README.write_text(inserted(README.read_text(encoding="utf-8"), tables), encoding="utf-8")
 
 
 if __name__ == "__main__":

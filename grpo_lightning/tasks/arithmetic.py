@@ -32,7 +32,8 @@ class Arithmetic(Task):
         sentence: Ask in a sentence with digits and spaces, for a model that knows English: `What is 47 + 85?`.
 
     Raises:
-        UsageError: A value is out of range, `words` and `sentence` are both set, or there are fewer expressions than `num_train + 2 * num_val`.
+        UsageError: A value is out of range, `words` and `sentence` are both set, or there are fewer expressions than
+            `num_train + 2 * num_val`.
     """
 
     def __init__(
