@@ -110,7 +110,7 @@ def test_sigterm_suspends_the_run(tmp_path: Path) -> None:
     assert job.returncode == 75 and cluster.requeued == 1, output
 
 
-@pytest.mark.timeout(1400)
+@pytest.mark.timeout(600)
 def test_a_job_is_suspended_and_goes_on(tmp_path: Path) -> None:
     policy_of(scale=0.05).save_pretrained(tmp_path / "policy")
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "{n}", "answer": "{n}"}}\n' for n in range(8)))
@@ -120,7 +120,7 @@ def test_a_job_is_suspended_and_goes_on(tmp_path: Path) -> None:
     for start, (code, step) in enumerate([(75, 1), (0, 2)]):
         port = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False).port  # free until rank 0 takes it
         job = cluster.start(*options, MASTER_PORT=str(port), SLURM_RESTART_COUNT=str(start))
-        output, _ = job.communicate(timeout=1200)
+        output, _ = job.communicate(timeout=300)
         assert job.returncode == code, output
         assert len(scalars(tmp_path / FOLDER)["optim/lr"]) == step
         assert cluster.requeued == 1, output

@@ -24,7 +24,7 @@ from grpo_lightning.training.fellow_nodes import FellowNodes, Meeting
 from grpo_lightning.training.fellow_ranks import FellowRanks
 from grpo_lightning.types import UsageError
 
-pytestmark = pytest.mark.timeout(1400)  # a dozen processes, on a machine that may have two cores
+pytestmark = pytest.mark.timeout(600)  # a dozen processes, on a machine that may have two cores
 
 OPTIONS = [
     "--trainer.max_epochs=3",
@@ -73,7 +73,7 @@ def nodes(folder: Path, runs: dict[str, Sequence[str]]) -> dict[str, list[tuple[
             started[name] = [start(folder, name, node, port, *options) for node in (0, 1)]
         found: dict[str, list[tuple[int, str]]] = {}
         for name, both in started.items():
-            consoles = [process.communicate(timeout=1200)[0] for process in both]
+            consoles = [process.communicate(timeout=300)[0] for process in both]
             found[name] = [(process.returncode, text) for process, text in zip(both, consoles, strict=True)]
         return found
     finally:

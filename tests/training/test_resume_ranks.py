@@ -9,7 +9,7 @@ from helpers.fitting import scalars
 from helpers.tiny import policy_of
 from test_sharding import FSDP2, OPTIONS, TWO, assert_close, finish
 
-pytestmark = pytest.mark.timeout(1500)  # four processes at once, on a machine that may have two cores
+pytestmark = pytest.mark.timeout(600)  # four processes at once, on a machine that may have two cores
 
 LAST = "--ckpt_path=last"
 MORE = ["--model.old_policy=FrozenCopy", "--checkpoint.keep=3"]

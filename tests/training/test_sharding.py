@@ -24,7 +24,7 @@ from grpo_lightning.policy.sharding import data_mesh
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
 from grpo_lightning.types import RandomKey, UsageError
 
-pytestmark = pytest.mark.timeout(1500)  # a dozen processes, on a machine that may have two cores
+pytestmark = pytest.mark.timeout(600)  # a dozen processes, on a machine that may have two cores
 
 OPTIONS = [
     "--trainer.max_epochs=4",
@@ -71,7 +71,7 @@ def finish(runs: dict[str, list[str]], folder: Path) -> None:
     }
     try:
         for name, process in processes.items():
-            _, errors = process.communicate(timeout=1400)
+            _, errors = process.communicate(timeout=200)
             assert process.returncode == 0, f"{name}: {errors[-3000:]}"
     finally:
         for process in processes.values():
