@@ -101,7 +101,10 @@ class FellowRanks:
         if external:
             self._forget_an_earlier_start()
         self._watch = threading.Thread(target=self._look, name="fellow-ranks", daemon=True)
-        self.nodes = None if meeting is None else FellowNodes(meeting, self._end_for)
+        self.nodes: FellowNodes | None = None
+        """Those on other machines; their thread may end this process as soon as it runs."""
+        if meeting is not None:
+            self.nodes = FellowNodes(meeting, self._end_for)
         self._watch.start()
 
     @property
