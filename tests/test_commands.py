@@ -46,7 +46,13 @@ NOT_RUN = {
     r"python tools/plot_objective.py.*": "minutes; small in tests/tools/test_plot_objective.py",
     r"python tools/plot_sick_runs.py.*": "minutes; small in tests/tools/test_plot_sick_runs.py",
     r".*gsm8k_qwen2.5_0.5b.yaml.*": "needs a GPU and GSM8K; small in tests/test_gsm8k.py",
+    r"torchrun .*": "starts processes; this very line in tests/training/test_nodes.py",
     r"(?!grpo plan).*--trainer.devices.*": "starts processes; in tests/training/test_sharding.py",
+    r"(?!grpo plan).*--trainer.strategy.*": "needs several devices; in tests/training/test_sharding.py",
+    r"sbatch .*": "needs SLURM; the script runs in tests/test_slurm_script.py",
+    r"python tools/plan_sizes.py.*": "half a minute; its table is tested in tests/tools/test_plan_sizes.py",
+    r".*--model.policy.compile true": "minutes of a C++ compiler; in tests/policy/test_policy.py and tests/gpu",
+    r".*bitsandbytes.*": "needs a package of one's own; in tests/training/test_eight_bits.py, where it is there",
     r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report| export|)": "a name, no command",
     r"python tools/screenshots.py.*": "needs Chromium; small in tests/tools/test_screenshots.py",
 }

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import pretrained, sharding, shared_prefix
 from grpo_lightning.policy.adapter import LoRA, fingerprint, switched_off
 from grpo_lightning.policy.adapter import save as save_adapter
+from grpo_lightning.policy.offloading import InMainMemory
 from grpo_lightning.policy.padded_rows import PaddedRows
 from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.policy.shared_prefix import SharedPrefix
@@ -72,6 +73,8 @@ class Policy(nn.Module):
         share_prefix: Pass a group's prompt through the model once instead of once per completion, where the
             architecture allows it (full attention everywhere). It changes only speed and memory.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
+        offload_activations: Keep activations in main memory until the backward pass. With `gradient_checkpointing` only
+            the inputs of the layers are moved.
         compile: Compile the transformer with `torch.compile`.
         trust_remote_code: Run Python code shipped with the model. Leave it off for models whose code you have not read.
         adapter: What is trained in place of the weights, which then stay as they are. None trains the weights.
@@ -95,6 +98,7 @@ class Policy(nn.Module):
         dropout: bool = False,
         share_prefix: bool = True,
         gradient_checkpointing: bool = False,
+        offload_activations: bool = False,
         compile: bool = False,
         trust_remote_code: bool = False,
         adapter: LoRA | None = None,
@@ -107,6 +111,9 @@ class Policy(nn.Module):
         self.dropout = dropout
         self.share_prefix = share_prefix
         self.gradient_checkpointing = gradient_checkpointing
+        self.offload_activations = offload_activations
+        self.kept: Callable[[], AbstractContextManager[Any]] = InMainMemory if offload_activations else nullcontext
+        """Makes the context of a forward pass, which decides where activations are kept."""
         self.compile_model = compile
         self.trust_remote_code = trust_remote_code
         self.shares_prefix = False
@@ -291,7 +298,8 @@ class Policy(nn.Module):
         layout = SharedPrefix if self.shares_prefix and several else PaddedRows
         if not isinstance(rollouts.layout, layout):
             rollouts.layout = layout.from_rollouts(rollouts)
-        hidden = self._hidden(rollouts, rollouts.layout)
+        with self.kept():
+            hidden = self._hidden(rollouts, rollouts.layout)
         return self._score(hidden, rollouts.token_ids, rollouts.temperature, entropy_gradient, num_top)
 
     def _hidden(self, rollouts: Rollouts, layout: SharedPrefix | PaddedRows) -> Tensor:

@@ -98,6 +98,8 @@ class Job:
     shares_prefix: bool = True
     recomputes: bool = False
     """Gradient checkpointing."""
+    offloads: bool = False
+    """Whether activations are kept in main memory, and that is not the device's."""
     dropout: bool = False
     """Whether the dropout of the model is kept: attention with dropout has no fused kernel on a CPU."""
     entropy_gradient: bool = False
@@ -349,6 +351,7 @@ class Estimate:
             job.autocast,
             job.trust_remote_code,
             job.adapter,
+            job.offloads,
         )
 
     @cached_property
@@ -373,6 +376,7 @@ UNTOUCHED = {
     "validated_prompts": ("model", "optimizer", "pack", "scored", "updated", "_twins"),
     "max_tokens": ("model", "optimizer", "explored", "_twins"),
     "recomputes": ("model", "optimizer", "explored", "scored", "pack"),
+    "offloads": ("model", "optimizer", "explored", "scored", "pack"),
 }
 """The parts of an estimate that stay when a field of the job changes."""
 
@@ -548,6 +552,8 @@ def remedies(estimate: Estimate, phase: str | None = None, devices: int = 1) -> 
         f"loop.max_tokens={pack // 2}": {"max_tokens": pack // 2},
         "model.policy.gradient_checkpointing=true": {"recomputes": True},
     }
+    if job.device != "cpu":
+        computing["model.policy.offload_activations=true"] = {"offloads": True}
     keeping: dict[str, dict[str, Any]] = {
         "trainer.precision=bf16-mixed": {"precision": "bf16-mixed"},
         f"model.policy.dtype=bfloat16{rounds}": {"dtype": torch.bfloat16},

@@ -22,6 +22,7 @@ from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import shared_prefix
 from grpo_lightning.policy.adapter import LoRA
+from grpo_lightning.policy.offloading import InMainMemory
 from grpo_lightning.policy.policy import Policy, recompute_activations, remove_dropout, trunk_of
 from grpo_lightning.training.internals import FAKE_TENSOR_LOGGER, FakeTensorMode, TorchDispatchMode, tree_leaves
 
@@ -105,6 +106,23 @@ class LiveBytes(TorchDispatchMode):
         self.peaks.append(self.live)
 
 
+class Nowhere(InMainMemory):
+    """Keeps the shapes of what would be in main memory, which is not the device's."""
+
+    def is_elsewhere(self, tensor: Tensor) -> bool:
+        """True: the twin has a single device."""
+        return True
+
+    def take(self, tensor: Tensor) -> Any:
+        """The shape, and an empty tensor that knows the type."""
+        return tensor.new_empty(0), tensor.shape
+
+    def give_back(self, device: torch.device, copy: Any) -> Tensor:
+        """A tensor without numbers, as any of the twin."""
+        empty, shape = copy
+        return empty.new_empty(shape)
+
+
 class Twin:
     """A policy of the same shape without numbers, of a few layers or all.
 
@@ -118,6 +136,7 @@ class Twin:
         autocast: The type that arithmetic is done in, or None for that of the weights.
         trust_remote_code: Run Python code shipped with the model.
         adapter: What is trained in place of the weights.
+        offloads: Whether activations are kept in main memory, and that is not the device's.
     """
 
     def __init__(
@@ -131,6 +150,7 @@ class Twin:
         autocast: torch.dtype | None,
         trust_remote_code: bool = False,
         adapter: LoRA | None = None,
+        offloads: bool = False,
     ) -> None:
         # flash_attention_2 cannot be loaded without a GPU; it holds what sdpa's fused kernels hold.
         implementation = shared_prefix.ATTENTION if shares_prefix or attention.startswith("flash") else attention
@@ -147,6 +167,8 @@ class Twin:
         self.policy.config = self.model.config
         self.policy.model = self.model
         self.policy.shares_prefix = shares_prefix
+        if offloads:
+            self.policy.kept = Nowhere
         self._live = LiveBytes()
         self._wrap()
 

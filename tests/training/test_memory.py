@@ -303,3 +303,14 @@ def test_longer_completions_in_validation_need_a_larger_cache() -> None:
 def test_the_same_sampling_in_validation_changes_nothing() -> None:
     job = job_with(validated_prompts=6, val_samples=4)
     assert str(MemoryTable.from_job(replace(job, val_sampling=replace(job.sampling)))) == str(MemoryTable.from_job(job))
+
+
+def test_activations_in_main_memory_leave_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of recomputed layers only the inputs are left, and those go."""
+    monkeypatch.setattr("grpo_lightning.policy.offloading.SMALL", 1)
+    job = job_with(device="cuda", recomputes=True, config=model_of("llama", num_hidden_layers=8).config)
+    stays = Estimate(job)
+    goes = stays.changed(offloads=True)
+    assert goes.updated.total < stays.updated.total
+    keys = [remedy.key for remedy in remedies(stays, phase="updating")]
+    assert "model.policy.offload_activations=true" in keys
