@@ -25,6 +25,13 @@ from grpo_lightning.maths.advantages import LeaveOneOut as LeaveOneOut
 from grpo_lightning.maths.advantages import NoBaseline as NoBaseline
 from grpo_lightning.maths.advantages import PerRewardStd as PerRewardStd
 from grpo_lightning.maths.advantages import Sign as Sign
+from grpo_lightning.maths.corrections import Correction as Correction
+from grpo_lightning.maths.corrections import GeometricMask as GeometricMask
+from grpo_lightning.maths.corrections import NoCorrection as NoCorrection
+from grpo_lightning.maths.corrections import ProbabilityGap as ProbabilityGap
+from grpo_lightning.maths.corrections import RatioMask as RatioMask
+from grpo_lightning.maths.corrections import SequenceMask as SequenceMask
+from grpo_lightning.maths.corrections import TruncatedRatio as TruncatedRatio
 from grpo_lightning.maths.diagnostics import Diagnostics as Diagnostics
 from grpo_lightning.maths.group_filters import GroupFilter as GroupFilter
 from grpo_lightning.maths.group_filters import HasSpread as HasSpread
@@ -39,6 +46,7 @@ from grpo_lightning.maths.masks import TopEntropy as TopEntropy
 from grpo_lightning.maths.masks import Truncated as Truncated
 from grpo_lightning.maths.metrics import majority_at_k as majority_at_k
 from grpo_lightning.maths.metrics import pass_at_k as pass_at_k
+from grpo_lightning.maths.mismatch import Mismatch as Mismatch
 from grpo_lightning.maths.objective import Objective as Objective
 from grpo_lightning.maths.objective import Terms as Terms
 from grpo_lightning.maths.prefix_tree import PrefixTree as PrefixTree
@@ -77,11 +85,14 @@ from grpo_lightning.maths.weightings import SequenceMean as SequenceMean
 from grpo_lightning.maths.weightings import TokenMean as TokenMean
 from grpo_lightning.maths.weightings import TokenWeighting as TokenWeighting
 from grpo_lightning.maths.weightings import Unweighted as Unweighted
+from grpo_lightning.policy.adapter import LoRA as LoRA
 from grpo_lightning.policy.policy import Policy as Policy
 from grpo_lightning.policy.policy import TokenLogp as TokenLogp
+from grpo_lightning.policy.snapshots import AdapterOff as AdapterOff
 from grpo_lightning.policy.snapshots import FrozenCopy as FrozenCopy
 from grpo_lightning.policy.snapshots import MovingAverage as MovingAverage
 from grpo_lightning.policy.snapshots import PolicySnapshot as PolicySnapshot
+from grpo_lightning.policy.snapshots import Proximal as Proximal
 from grpo_lightning.policy.snapshots import RecordedLogp as RecordedLogp
 from grpo_lightning.rewards.base import Reward as Reward
 from grpo_lightning.rewards.base import RewardFailure as RewardFailure
@@ -147,6 +158,7 @@ from grpo_lightning.training.observer import Observer as Observer
 from grpo_lightning.training.source import RolloutSource as RolloutSource
 from grpo_lightning.training.source import SourceInputs as SourceInputs
 from grpo_lightning.training.source import Synchronous as Synchronous
+from grpo_lightning.training.stale import StaleSource as StaleSource
 from grpo_lightning.training.step import Minibatch as Minibatch
 from grpo_lightning.training.step import Step as Step
 from grpo_lightning.training.strategy import FSDP2Strategy as FSDP2Strategy

@@ -49,6 +49,8 @@ from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.optimizer_options import refuse_metric
 from grpo_lightning.training.plan import Planner, PlanningTrainer
 from grpo_lightning.training.precision import validate_precision
+from grpo_lightning.training.stale import StaleSource as StaleSource  # its name is known in YAML
+from grpo_lightning.training.strategy import refuse_fsdp1
 from grpo_lightning.types import UsageError
 
 FAMILIES = (maths, tasks, rewards, policy, engines)
@@ -107,7 +109,6 @@ class GRPOCLI(LightningCLI):
                 "model.engine": {"class_path": "NativeEngine"},
                 "model.advantage": {"class_path": "GroupStd"},
                 "model.old_policy": {"class_path": "RecordedLogp"},
-                "model.reference": {"class_path": "FrozenCopy"},
                 "model.sampling": {},
                 "model.val_sampling": {},
                 "loop.stop": {"class_path": "FixedPasses"},
@@ -116,6 +117,7 @@ class GRPOCLI(LightningCLI):
                     "surrogate": {"class_path": "Clipped"},
                     "kl": {"class_path": "K3"},
                     "weighting": {"class_path": "SequenceMean"},
+                    "correction": {"class_path": "NoCorrection"},
                 },
             }
         )
@@ -142,6 +144,7 @@ class GRPOCLI(LightningCLI):
                 "validation"
             )
         validate_precision(trainer.precision)
+        refuse_fsdp1(trainer.strategy)
 
     def instantiate_classes(self) -> None:
         """Makes the classes of the configuration; what one of them refuses is the user's mistake."""
@@ -225,8 +228,8 @@ class GRPOCLI(LightningCLI):
             if self.trainer.state.status == TrainerStatus.INTERRUPTED:
                 sys.exit(EXIT_CODE)
             raise
-        if checkpoint is not None and checkpoint.interrupts.pressed:
-            sys.exit(EXIT_CODE)
+        if checkpoint is not None and checkpoint.interrupts.exit_code is not None:
+            sys.exit(checkpoint.interrupts.exit_code)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """The trainer, with the logger, callbacks and checkpoint files of this package."""
@@ -351,6 +354,8 @@ def quieten() -> None:
     # An advertisement; devices, which a line of the loop names; and an end that the summary tells.
     noise = re.compile(r"litlogger|^(GPU|TPU|HPU) available:|^`Trainer.fit` stopped|batches will be used")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda r: not noise.search(r.getMessage()))
+    # Under SLURM, of its own requeueing, which that of the job script replaces.
+    logging.getLogger("lightning.pytorch.trainer.connectors.signal_connector").setLevel(logging.WARNING)
     transformers.utils.logging.disable_progress_bar()
     keep_messages_off_bars()
 

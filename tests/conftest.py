@@ -2,6 +2,7 @@
 
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 from helpers import tiny
 from helpers.command import Grpo, arguments
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from grpo_lightning.cli import run
 from grpo_lightning.policy.policy import Policy
@@ -68,6 +71,14 @@ def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved") / "policy"
     tiny.policy_of().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """A world of one rank."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
 
 
 @pytest.fixture

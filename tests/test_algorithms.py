@@ -13,6 +13,7 @@ from helpers.fitting import scalars
 from test_configs import CONFIGS, QUICKSTART, Built
 
 from grpo_lightning.maths.advantages import AdvantageEstimator
+from grpo_lightning.maths.corrections import Correction
 from grpo_lightning.maths.group_filters import GroupFilter
 from grpo_lightning.maths.kl import KLEstimator
 from grpo_lightning.maths.masks import TokenMask
@@ -20,6 +21,7 @@ from grpo_lightning.maths.stopping import StopRule
 from grpo_lightning.maths.surrogates import Surrogate
 from grpo_lightning.maths.weightings import TokenWeighting
 from grpo_lightning.policy.snapshots import PolicySnapshot
+from grpo_lightning.training.source import RolloutSource
 
 ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
 EXTENDING = CONFIGS.parent / "docs" / "extending.md"
@@ -38,9 +40,11 @@ FAMILIES = {
     "model.objective.kl": KLEstimator,
     "model.objective.weighting": TokenWeighting,
     "model.objective.masks": TokenMask,
+    "model.objective.correction": Correction,
     "model.old_policy": PolicySnapshot,
     "model.reference": PolicySnapshot,
     "loop.stop": StopRule,
+    "loop.source": RolloutSource,
     "loop.dynamic_sampling.filter": GroupFilter,
 }
 REQUIRED = {"FixedLength": ".length=12", "FirstOf": ".rules=[KLAbove]"}

@@ -11,14 +11,18 @@ from helpers.tiny import policy_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpo_lightning.inspect.inspector import Inspector
+from grpo_lightning.maths.corrections import TruncatedRatio
+from grpo_lightning.maths.mismatch import CLASSES
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.stopping import KLAbove
+from grpo_lightning.policy.snapshots import Proximal
 from grpo_lightning.rewards.learned.reward import LearnedReward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.board import Board
 from grpo_lightning.training.callbacks.completions import SampledCompletions
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.training.stale import StaleSource
 from grpo_lightning.types import Sample, Status
 
 METRICS = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -35,9 +39,12 @@ NAMES, STATUSES = map(names_in, METRICS.split("\n## Statuses of the rewards\n"))
 
 
 def pattern(name: str) -> re.Pattern[str]:
-    """What a documented name stands for: `<name>` for any reward, `<status>` for any status, `@k` for any number."""
+    """What a documented name stands for: `<name>` is any reward, `<status>` any status, `@k` any number."""
     name = (
-        name.replace("<status>", f"({'|'.join(STATUSES)})").replace("<name>", "[a-z_]+").replace("<rule>", "[A-Za-z]+")
+        name.replace("<status>", f"({'|'.join(STATUSES)})")
+        .replace("<name>", "[a-z_]+")
+        .replace("<rule>", "[A-Za-z]+")
+        .replace("<length>", f"({'|'.join(CLASSES)})")
     )
     return re.compile(name.replace("@k", r"@\d+"))
 
@@ -77,11 +84,12 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     )
     rewards = [HalfDigits(), learned]
     trainer["logger"] = Board(folder, name="", version="")
-    loop = {"mu": 2, "stop": KLAbove(1e-9), "dynamic_sampling": DynamicSampling()}
+    loop = {"mu": 2, "stop": KLAbove(1e-9), "dynamic_sampling": DynamicSampling(), "source": StaleSource(1)}
+    objective = Objective(beta=0.1, correction=TruncatedRatio())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("grpo_lightning.training.loop.peak_of", lambda device, dtype: 1e12)
         callbacks = [SampledCompletions(), Inspector(), OneBadUpdate()]
-        fit(folder, callbacks, loop, objective=Objective(beta=0.1), rewards=rewards, trainer=trainer)
+        fit(folder, callbacks, loop, trainer, objective=objective, old_policy=Proximal(), rewards=rewards)
     events = EventAccumulator(str(folder))
     events.Reload()
     tags = events.Tags()

@@ -14,6 +14,7 @@ from helpers.paths import environment
 import grpo_lightning
 from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.maths.advantages import AdvantageEstimator
+from grpo_lightning.maths.corrections import Correction
 from grpo_lightning.maths.group_filters import GroupFilter
 from grpo_lightning.maths.kl import KLEstimator
 from grpo_lightning.maths.masks import TokenMask
@@ -28,7 +29,7 @@ from grpo_lightning.rewards.process.splitters import Splitter
 from grpo_lightning.tasks.base import Task
 from grpo_lightning.training.source import RolloutSource
 
-FAMILIES = [AdvantageEstimator, GroupFilter, KLEstimator, PolicySnapshot, Reward, RewardLoss, RolloutEngine]
+FAMILIES = [AdvantageEstimator, Correction, GroupFilter, KLEstimator, PolicySnapshot, Reward, RewardLoss, RolloutEngine]
 FAMILIES += [RolloutSource, SegmentScorer, Splitter, StopRule, Surrogate, Task, TokenMask, TokenWeighting]
 
 

@@ -39,8 +39,8 @@ A refusal reads like this:
 
 What is not there, for any architecture:
 
-- **Adapters** (LoRA, PEFT): no option makes one; all weights are trained. A folder that holds only an adapter is
-  refused: merge it into its base first (`merge_and_unload` of PEFT).
+- **Folders that hold only an adapter** of PEFT: merge it into its base first (`merge_and_unload` of PEFT). A run makes
+  an adapter of its own with `model.policy.adapter`; see [adapters.md](adapters.md).
 - **The router's auxiliary loss** of mixture-of-experts models: the objective alone is trained, and nothing balances the
   experts.
 

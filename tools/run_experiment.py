@@ -179,6 +179,7 @@ def shortest(path: Path) -> str:
 def prepare_worker(root: Path) -> None:
     """Imports once what every run needs."""
     os.chdir(root)
+    sys.path.insert(0, str(root))  # as the command does: classes by FILE.CLASS
     sys.argv = ["grpo"]  # what its messages call themselves
     import torch
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import lightning as L
 import torch
 
-from grpo_lightning import GRPOModule, Policy, Prompt, Rollouts, Sampling
+from grpo_lightning import GRPOModule, Policy, Prompt, Question, Rollouts, Sampling
 
 HERE = Path(__file__).parent
 OPENING = 8
@@ -55,7 +55,7 @@ class SpeaksEnglish(L.Callback):
         """Writes greedy answers."""
         module = module_of(pl_module)
         prompts = [
-            Prompt(number, instruction, chat(module.policy, instruction), answer="")
+            Prompt(number, instruction, chat(module.policy, instruction), Question(instruction, answer=""))
             for number, instruction in enumerate(self.instructions)
         ]
         sampling = Sampling(max_new_tokens=48, temperature=0.0)

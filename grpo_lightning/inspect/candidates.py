@@ -31,7 +31,7 @@ class Candidates:
         self.choice = Choice.from_groups([group for groups in everyone for group in groups], num_groups)
         self.rollouts = exploration.rollouts.select(rows_of(exploration, self.choice.prompt_ids))
         self.before = measure(self.rollouts)
-        is_fresh = exploration.policy_version == module.policy.version
+        is_fresh = exploration.policy_version == module.policy.version or module.old_policy.is_proximal
         is_known = is_fresh and module.old_policy.is_policy
         self.old_logp = self.before.logp if is_known else None if is_fresh else self.rollouts.sampler_logp
 

@@ -4,20 +4,24 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from grpo_lightning.inspect.model_card import Facts, model_card
 from grpo_lightning.policy import pretrained
+from grpo_lightning.policy.adapter import LoRA, fingerprint, merge
+from grpo_lightning.policy.adapter import save as save_adapter
 from grpo_lightning.policy.policy import stop_ids_of
+from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.training import disk, internals
 from grpo_lightning.training.checkpoint_files import read_checkpoint
-from grpo_lightning.training.restoring import refuse_other_model
+from grpo_lightning.training.restoring import refuse_other_base, refuse_other_model
 from grpo_lightning.types import UsageError
 
 PREFIX = "policy.model."
@@ -26,7 +30,7 @@ FILTERS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """The options of sampling that transformers and vLLM have under the same names, with the defaults of `Sampling`."""
 
 
-def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | None = None) -> None:
+def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | None = None, kind: str = "model") -> None:
     """Writes the policy of a checkpoint as a folder, with tokenizer, generation config and model card.
 
     The folder appears whole or not at all. Checkpoints of every strategy serve, for they hold whole weights.
@@ -36,6 +40,8 @@ def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | No
         out: The folder to make. It must not exist, or be empty.
         checkpoint: None takes the run's `checkpoints/last.ckpt`.
         dtype: Type of the weights. None keeps the trained one, and with it the log-probs, bit for bit.
+        kind: `model` writes a whole model, into whose weights an adapter is merged: that changes log-probs by rounding.
+            `adapter` writes the adapter alone, for PEFT.
 
     Raises:
         UsageError: No run or no checkpoint is there, they do not fit together, or `out` holds something.
@@ -46,18 +52,31 @@ def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | No
     path = checkpoint or run / "checkpoints" / "last.ckpt"
     if not path.exists():
         raise UsageError(f"{run}: there is no checkpoint {path}. Let a step of the run end, or give --ckpt_path")
-    saved = read_checkpoint(path, mmap=True)
     policy, sampling = config["model"]["policy"], config["model"].get("sampling") or {}
-    model = with_weights(policy, saved["state_dict"], path)
+    adapter = adapter_of(policy)
+    if kind == "adapter" and adapter is None:
+        raise UsageError(f"--as=adapter: {run} has trained all weights, and has no adapter. Give --as model")
+    saved = read_checkpoint(path, mmap=True)
     tokenizer = read(AutoTokenizer, policy)
-    set_generation(model, tokenizer, sampling)
+    if kind == "adapter":
+        assert adapter is not None
+        model = with_adapter(policy, adapter, saved["state_dict"], path)
+    else:
+        model = (
+            with_weights(policy, saved["state_dict"], path) if adapter is None else merged(policy, adapter, saved, path)
+        )
+        set_generation(model, tokenizer, sampling)
     if dtype is not None:
         model.to(getattr(torch, dtype))
-    count, kind = sum(p.numel() for p in model.parameters()), str(model.dtype).removeprefix("torch.")
+    exported = [p for p in model.parameters() if p.requires_grad or kind == "model"]
+    count, type_ = sum(p.numel() for p in exported), str(exported[0].dtype).removeprefix("torch.")
     last_update = internals.standing_of(saved).update
-    card = model_card(Facts(run, path, config, count, kind, saved["epoch"] + 1, last_update))
+    card = model_card(Facts(run, path, config, count, type_, saved["epoch"] + 1, last_update, kind == "adapter"))
     with whole_folder(out) as folder:
-        model.save_pretrained(folder)
+        if kind == "adapter":
+            save_adapter(model, folder, str(policy["path"]))
+        else:
+            model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(card, encoding="utf-8")
 
@@ -99,6 +118,73 @@ def with_weights(policy: Mapping[str, Any], saved: Mapping[str, Tensor], checkpo
     refuse_other_model(trained, own, checkpoint, str(policy["path"]))
     model.load_state_dict({name.removeprefix(PREFIX): value for name, value in trained.items()})
     return model
+
+
+def adapter_of(policy: Mapping[str, Any]) -> LoRA | None:
+    """The adapter of the run's policy.
+
+    Raises:
+        UsageError: Its class is not found.
+    """
+    if not (options := policy.get("adapter")):
+        return None
+    module, _, name = str(options["class_path"]).rpartition(".")
+    try:
+        adapter: LoRA = getattr(import_module(module), name)(**(options.get("init_args") or {}))
+    except (ImportError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"model.policy.adapter={options['class_path']}: it cannot be made here ({first_line(error)}). Run this "
+            "where the run was started"
+        ) from error
+    return adapter
+
+
+def with_adapter(
+    policy: Mapping[str, Any], adapter: LoRA, saved: Mapping[str, Tensor], checkpoint: Path
+) -> PreTrainedModel:
+    """The model of `policy.path` without its weights, with the adapter of a checkpoint; the rest as `with_weights`."""
+    trust = bool(policy.get("trust_remote_code", False))
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(read(AutoConfig, policy), trust_remote_code=trust)
+        adapter.add(model)
+    _load_adapter(model, policy, saved, checkpoint)
+    return model
+
+
+def merged(policy: Mapping[str, Any], adapter: LoRA, checkpoint: Mapping[str, Any], path: Path) -> PreTrainedModel:
+    """The model of `policy.path` with the adapter of a checkpoint added to its weights.
+
+    Args:
+        policy: Arguments of the run's policy.
+        adapter: That of the policy.
+        checkpoint: What is in the checkpoint.
+        path: Where it is, for messages.
+
+    Raises:
+        UsageError: The weights were in 4 bits, to which nothing can be added.
+    """
+    if adapter.quantise is not None:
+        raise UsageError(
+            f"--as=model: the adapter was trained beside weights in {adapter.quantise}, and cannot be added to them. "
+            "Give --as adapter"
+        )
+    dtype = getattr(torch, policy.get("dtype", "float32"))
+    model: PreTrainedModel = read(AutoModelForCausalLM, policy, dtype=dtype)
+    refuse_other_base(checkpoint, fingerprint(model), path, str(policy["path"]))
+    model.float()
+    adapter.add(model)
+    _load_adapter(model, policy, checkpoint["state_dict"], path)
+    merge(model)
+    return model.to(dtype)
+
+
+def _load_adapter(
+    model: PreTrainedModel, policy: Mapping[str, Any], saved: Mapping[str, Tensor], checkpoint: Path
+) -> None:
+    trained = {name: value for name, value in saved.items() if name.startswith(PREFIX)}
+    own = {f"{PREFIX}{name}": value for name, value in model.named_parameters() if value.requires_grad}
+    refuse_other_model(trained, own, checkpoint, str(policy["path"]))
+    model.load_state_dict({n.removeprefix(PREFIX): value for n, value in trained.items()}, strict=False, assign=True)
 
 
 def read(auto_class: Any, policy: Mapping[str, Any], **kwargs: Any) -> Any:

@@ -122,7 +122,7 @@ class Inspector(Callback, Observer):
         if self._candidates is None:
             return
         with self._looking():
-            self._metrics = Movement.from_step(step, self._module.policy).metrics()
+            self._metrics = Movement.from_step(step, self._module.policy, self._module.objective).metrics()
             loop = GRPOLoop.find(self._trainer)
             self._groups = self._candidates.records(self._first_update, loop.num_minibatches)
         self._candidates = None

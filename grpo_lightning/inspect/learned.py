@@ -28,6 +28,8 @@ class Learned:
     """float32 value of the surrogate."""
     kl: Tensor
     """float32 estimate of KL(π_θ || π_ref); 0 without a reference."""
+    correction: Tensor | None
+    """float32 factor of the weight for the mismatch of sampler and policy; None without a correction."""
     push: Tensor
     """float32 derivative of the objective by log π_θ."""
     clip: Tensor
@@ -66,8 +68,10 @@ def _look(pack: Rollouts, index: int, objective: Objective, update: int) -> Lear
     with torch.enable_grad():
         leaf = logp.clone().requires_grad_()
         terms = objective.terms(leaf, entropy, one)
-        (push,) = torch.autograd.grad((one.weight * terms.total).sum(), leaf)
-    pushes = (one.weight != 0) & (one.advantage != 0)
+        old_logp = logp if one.old_logp is None else one.old_logp
+        weight = objective.corrected_weight(old_logp, one)
+        (push,) = torch.autograd.grad((weight * terms.total).sum(), leaf)
+    pushes = (weight != 0) & (one.advantage != 0)
     clip = terms.surrogate.clipped_high.to(torch.int8) - terms.surrogate.clipped_low.to(torch.int8)
     return Learned(
         update,
@@ -76,6 +80,7 @@ def _look(pack: Rollouts, index: int, objective: Objective, update: int) -> Lear
         entropy,
         surrogate=terms.surrogate.value.detach(),
         kl=terms.kl.detach(),
+        correction=objective.factor(old_logp, one),
         push=push,
         clip=torch.where(pushes, clip, 0),
     )

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from grpo_lightning.inspect.scalars import read_scalars
+from grpo_lightning.policy.pretrained import location
 
 LIBRARIES = ("grpo-lightning", "torch", "transformers", "lightning")
 OPTIONS = (
@@ -25,11 +26,11 @@ OPTIONS = (
 """Those that the card names beside the whole configuration."""
 
 USAGE = """\
-from transformers import AutoModelForCausalLM, AutoTokenizer
+{imports}from transformers import AutoModelForCausalLM, AutoTokenizer
 
 folder = "."  # where this file is
-tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
-question = "..."
+tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained({folder})
+{adapter}question = "..."
 {prompt}
 inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens={special})
 output = model.generate(**inputs, {arguments})
@@ -52,6 +53,8 @@ class Facts:
     """Exploration steps done."""
     last_update: int
     """Number under which the last of them is logged, from 0. What came later is not of these weights."""
+    is_adapter: bool = False
+    """Whether the folder has an adapter alone, which needs the model it was trained beside."""
 
 
 def model_card(facts: Facts) -> str:
@@ -59,13 +62,15 @@ def model_card(facts: Facts) -> str:
     config, base = facts.config, str(facts.config["model"]["policy"]["path"])
     rewards = [option(reward, "class_path").rpartition(".")[2] for reward in config["model"].get("rewards") or []]
     sections = [
-        head(base),
+        head(base, facts.is_adapter),
         f"# {plain(facts.run.resolve().name)}",
         f"{code(base)} after {facts.step} exploration steps of GRPO: {facts.num_parameters:,} parameters, "
         f"{facts.dtype}. Rewards: {', '.join(map(code, rewards))}. Checkpoint: {code(facts.checkpoint.name)}.",
         "## Use",
-        fenced(usage(config), "python"),
-        "Temperature and filters of sampling are those of the training, in `generation_config.json`.",
+        fenced(usage(config, facts.is_adapter), "python"),
+        f"This is an adapter: PEFT must be installed, and {code(base)} is read with it."
+        if facts.is_adapter
+        else "Temperature and filters of sampling are those of the training, in `generation_config.json`.",
         "## Validation",
         validation(facts),
         "## Training",
@@ -78,16 +83,17 @@ def model_card(facts: Facts) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def head(base: str) -> str:
+def head(base: str, is_adapter: bool = False) -> str:
     """The head that hubs read. It has a `base_model` only where the path may be one of a hub."""
-    facts: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    library = "peft" if is_adapter else "transformers"
+    facts: dict[str, Any] = {"library_name": library, "pipeline_tag": "text-generation"}
     facts["tags"] = ["grpo", "grpo-lightning"]
     if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not Path(base).exists():
         facts["base_model"] = base
     return f"---\n{yaml.safe_dump(facts, sort_keys=False)}---"
 
 
-def usage(config: Mapping[str, Any]) -> str:
+def usage(config: Mapping[str, Any], is_adapter: bool = False) -> str:
     """Python that asks a question as in training."""
     data, sampling = config["data"], config["model"].get("sampling") or {}
     chat, prefix = bool(data.get("chat")), data.get("answer_prefix") or ""
@@ -104,7 +110,15 @@ def usage(config: Mapping[str, Any]) -> str:
     lines += [f"prompt += {prefix!r}"] if prefix else []
     arguments = [f"max_new_tokens={sampling.get('max_new_tokens', 256)}"]
     arguments += [f"stop_strings={sampling['stop']!r}", "tokenizer=tokenizer"] if sampling.get("stop") else []
-    return USAGE.format(prompt="\n".join(lines), special=not chat, arguments=", ".join(arguments))
+    return USAGE.format(
+        prompt="\n".join(lines),
+        special=not chat,
+        arguments=", ".join(arguments),
+        imports="from peft import PeftModel\n" if is_adapter else "",
+        folder=repr(location(str(config["model"]["policy"]["path"]))) if is_adapter else "folder",
+        # transformers itself would leave out the norms of DoRA.
+        adapter="model = PeftModel.from_pretrained(model, folder)\n" if is_adapter else "",
+    )
 
 
 def validation(facts: Facts) -> str:

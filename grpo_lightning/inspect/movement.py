@@ -8,6 +8,7 @@ from torch import Tensor
 
 from grpo_lightning import ranks
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
+from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.results import Scores
 from grpo_lightning.training.step import Step
@@ -34,7 +35,7 @@ class Movement:
     num_wrong: float = 0.0
 
     @classmethod
-    def from_step(cls, step: Step, policy: Policy) -> "Movement":
+    def from_step(cls, step: Step, policy: Policy, objective: Objective) -> "Movement":
         """The movement on all ranks together; a forward per pack.
 
         Every rank must call it, in eval mode and without gradients.
@@ -42,6 +43,7 @@ class Movement:
         Args:
             step: Its updates have been made, its packs are still there.
             policy: π_θ after the updates.
+            objective: That of the updates.
         """
         total = torch.zeros(6, dtype=torch.float64)
         for pack in (pack for packs in step.packs for pack in packs):
@@ -51,8 +53,8 @@ class Movement:
                 continue  # nothing was learned from it, or it is idle
             assert pack.old_logp is not None
             value = pack.spread(_right(step.exploration.scores, pack.row.tolist()).to(after.device))
-            push = pack.weight * pack.advantage
-            total += _sums(push, after - pack.old_logp, value, pack.weight != 0).cpu()
+            weight = objective.corrected_weight(pack.old_logp, pack)
+            total += _sums(weight * pack.advantage, after - pack.old_logp, value, weight != 0).cpu()
         everyone = ranks.gather(total)
         return cls(*sum(everyone[1:], everyone[0]).tolist())
 

@@ -106,10 +106,13 @@ class Recorder:
                 "ref_logp": seen.ref_logp,
                 "surrogate": learned.surrogate,
                 "kl": None if seen.ref_logp is None else learned.kl,
+                "correction": learned.correction,
                 "push": learned.push,
                 "clip": learned.clip,
                 "entropy_update": learned.entropy,
             }
+            if learned.correction is not None:
+                numbers["weight"] = own.weight * learned.correction
         elif not self.learns_from_all and not bool((own.weight * own.advantage).any()):
             # No update looked at it, since it adds nothing.
             none = torch.zeros_like(own.weight)

@@ -65,6 +65,7 @@ class Diagnostics:
     def from_update(
         cls,
         rollouts: Rollouts,
+        weight: Tensor,
         surrogate: SurrogateResult,
         objective: Tensor,
         entropy: Tensor,
@@ -75,13 +76,14 @@ class Diagnostics:
 
         Args:
             rollouts: Its tokens.
+            weight: [N] what each token counts in J, corrected.
             surrogate: Their values and bounds.
             objective: J.
             entropy: [N].
             kl_ref: [N] estimate of KL(π_θ || π_ref).
             change: [N] log(π_θ/π_old).
         """
-        counts = rollouts.weight != 0
+        counts = weight != 0
         pushing = counts & (rollouts.advantage != 0)
         ratio = change.exp()
 

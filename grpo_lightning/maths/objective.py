@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from grpo_lightning.maths.corrections import Correction, NoCorrection
 from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.kl import K3, KLEstimator
 from grpo_lightning.maths.masks import TokenMask
@@ -31,12 +32,15 @@ class Terms:
 class Objective:
     """J = sum_t weight_t * (surrogate_t - beta * kl_t + entropy_bonus * H_t), to be maximised (DeepSeekMath Eq. 3).
 
+    A correction multiplies the weights by a factor for each token.
+
     Args:
         surrogate: The per-token objective from log π_θ, log π_old and Â.
         kl: Estimator of D_KL[π_θ || π_ref].
         beta: β, its coefficient. 0 means no KL term.
         weighting: How tokens are averaged.
         masks: Tokens to leave out.
+        correction: A factor in the weight where sampler and policy differ: the engine rounds, or has older weights.
         entropy_bonus: Coefficient of the entropy of π_θ at each token, against collapse to few answers. 0 means no such
             term.
     """
@@ -47,6 +51,7 @@ class Objective:
     weighting: TokenWeighting = field(default_factory=SequenceMean)
     masks: list[TokenMask] = field(default_factory=list)
     entropy_bonus: float = 0.0
+    correction: Correction = field(default_factory=NoCorrection)
 
     def __post_init__(self) -> None:
         """Checks the coefficients."""
@@ -66,6 +71,18 @@ class Objective:
         for mask in self.masks:
             weight = torch.where(mask(rollouts), weight, 0.0)
         return weight
+
+    def factor(self, old_logp: Tensor, rollouts: Rollouts) -> Tensor | None:
+        """[N] what the correction multiplies the weight by, from [N] log π_old; None: 1 throughout."""
+        if not self.correction.reads_sampler:
+            return None
+        assert rollouts.sampler_logp is not None
+        return self.correction(log_ratio(old_logp.detach(), rollouts.sampler_logp), rollouts)
+
+    def corrected_weight(self, old_logp: Tensor, rollouts: Rollouts) -> Tensor:
+        """[N] what each token counts in J: `Rollouts.weight` times the factor of the correction."""
+        factor = self.factor(old_logp, rollouts)
+        return rollouts.weight if factor is None else rollouts.weight * factor
 
     def terms(self, logp: Tensor, entropy: Tensor, rollouts: Rollouts) -> Terms:
         """What each token adds to J, before its weight; arguments as in `__call__`."""
@@ -93,8 +110,9 @@ class Objective:
         current = logp.detach()
         old_logp = current if rollouts.old_logp is None else rollouts.old_logp
         terms = self.terms(logp, entropy, rollouts)
-        objective = (rollouts.weight * terms.total).sum()
+        weight = self.corrected_weight(old_logp, rollouts)
+        objective = (weight * terms.total).sum()
 
         return objective, Diagnostics.from_update(
-            rollouts, terms.surrogate, objective, entropy, terms.kl, log_ratio(current, old_logp)
+            rollouts, weight, terms.surrogate, objective, entropy, terms.kl, log_ratio(current, old_logp)
         )

@@ -74,9 +74,9 @@ class Rollouts:
     | `position` | [N] int64 | index of a drawn token in its completion's drawn and given tokens | explorer | policy |
     | `row` | [B] int64 | index of the completion in the exploration step | explorer, `select` keeps it | messages |
     | `truncated` | [B] bool | whether it was cut off at `max_new_tokens` | explorer | mask `Truncated` |
-    | `sampler_logp` | [N] float32 | log-prob when drawn, filters included; None: unknown | explorer | checks |
+    | `sampler_logp` | [N] float32 | log-prob when drawn, filters included; None: unknown | explorer | corrections |
     | `advantage` | [N] float32 | Â, in units of the advantage estimator | preparation | surrogates |
-    | `weight` | [N] float32 | factor in the objective, fixed before the passes | preparation | objective |
+    | `weight` | [N] float32 | factor in the objective before its correction | preparation | objective |
     | `old_logp` | [N] float32 | log π_old; None: π_old is π_θ, the ratio is 1 | preparation | surrogates, KL |
     | `ref_logp` | [N] float32 | log π_ref; None: no reference | preparation | KL |
     | `columns` | name -> [N] float32 | what one method needs | preparation, from `Surrogate.prepare` | that method |

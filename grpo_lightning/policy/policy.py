@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import pretrained, sharding, shared_prefix
+from grpo_lightning.policy.adapter import LoRA, fingerprint, switched_off
+from grpo_lightning.policy.adapter import save as save_adapter
+from grpo_lightning.policy.offloading import InMainMemory
 from grpo_lightning.policy.padded_rows import PaddedRows
 from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.policy.shared_prefix import SharedPrefix
@@ -70,8 +73,11 @@ class Policy(nn.Module):
         share_prefix: Pass a group's prompt through the model once instead of once per completion, where the
             architecture allows it (full attention everywhere). It changes only speed and memory.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
+        offload_activations: Keep activations in main memory until the backward pass. With `gradient_checkpointing` only
+            the inputs of the layers are moved.
         compile: Compile the transformer with `torch.compile`.
         trust_remote_code: Run Python code shipped with the model. Leave it off for models whose code you have not read.
+        adapter: What is trained in place of the weights, which then stay as they are. None trains the weights.
     """
 
     model: PreTrainedModel
@@ -81,6 +87,8 @@ class Policy(nn.Module):
     """Goes up by 1 at every optimizer update, and whenever weights are read into the policy.
 
     While it stays the same, so do the weights: rollouts that were drawn at this version are on policy."""
+    base: str
+    """The fingerprint of the weights beneath an adapter, known after `load`; empty without an adapter."""
 
     def __init__(
         self,
@@ -90,28 +98,38 @@ class Policy(nn.Module):
         dropout: bool = False,
         share_prefix: bool = True,
         gradient_checkpointing: bool = False,
+        offload_activations: bool = False,
         compile: bool = False,
         trust_remote_code: bool = False,
+        adapter: LoRA | None = None,
     ) -> None:
         super().__init__()
         self.path = path
+        self.adapter = adapter
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.attention = attention
         self.dropout = dropout
         self.share_prefix = share_prefix
         self.gradient_checkpointing = gradient_checkpointing
+        self.offload_activations = offload_activations
+        self.kept: Callable[[], AbstractContextManager[Any]] = InMainMemory if offload_activations else nullcontext
+        """Makes the context of a forward pass, which decides where activations are kept."""
         self.compile_model = compile
         self.trust_remote_code = trust_remote_code
         self.shares_prefix = False
         self.version = 0
+        self.base = ""
         self.register_load_state_dict_post_hook(_count_version)
 
     @classmethod
-    def from_model(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> "Policy":
+    def from_model(
+        cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, adapter: LoRA | None = None
+    ) -> "Policy":
         """A policy around a model that is loaded already."""
-        policy = cls(path=str(model.name_or_path))
+        policy = cls(path=str(model.name_or_path), adapter=adapter)
         policy.tokenizer = tokenizer
         policy.config = model.config
+        policy._adapt(model)
         policy.model = model.eval()
         look_for_no_padding(policy.model)
         policy.shares_prefix = policy._try_shared_prefix()
@@ -130,6 +148,8 @@ class Policy(nn.Module):
     def check(self) -> None:
         """Raises UsageError for what `path` lacks, before any weight is read."""
         _ = self.config, self.tokenizer
+        if self.adapter is not None:
+            self.adapter.check()
         pretrained.check_weights(self.path, "model.policy.path")
 
     def load(self) -> None:
@@ -139,6 +159,7 @@ class Policy(nn.Module):
         model = self._read_weights()
         if not self.dropout:
             remove_dropout(model)
+        self._adapt(model)
         if self.gradient_checkpointing:
             recompute_activations(model)
         freeze_all_but_text(model)
@@ -155,18 +176,25 @@ class Policy(nn.Module):
             # Tried in any case: it also sets an attention that avoids slow kernels.
             self.shares_prefix = self._try_shared_prefix() and self.share_prefix
 
+    def _adapt(self, model: PreTrainedModel) -> None:
+        """Adds the adapter, if there is one."""
+        if self.adapter is not None:
+            self.base = fingerprint(model)
+            self.adapter.add(model)
+
     def _read_weights(self) -> PreTrainedModel:
         """The model with `sdpa` attention, or `eager` if it has none: both work with weights of any type."""
+        how: dict[str, Any] = {"dtype": self.dtype} | (self.adapter.reading(self.dtype) if self.adapter else {})
         try:
             return self._from_pretrained(
                 AutoModelForCausalLM,
-                dtype=self.dtype,
                 attn_implementation="eager" if self.attention == "eager" else "sdpa",
+                **how,
             )
         except UsageError as error:
             if self.attention == "eager" or "attention" not in str(error):
                 raise
-            model = self._from_pretrained(AutoModelForCausalLM, dtype=self.dtype, attn_implementation="eager")
+            model = self._from_pretrained(AutoModelForCausalLM, attn_implementation="eager", **how)
             rank_zero_info(f"policy.attention: {type(model).__name__} has no sdpa attention, so eager is used")
             return model
 
@@ -190,6 +218,11 @@ class Policy(nn.Module):
 
     def shard(self, mesh: DeviceMesh) -> None:
         """Shards the weights over the ranks of `mesh`; `forward` gathers them layer by layer."""
+        if self.adapter is not None and self.adapter.quantise is not None:
+            raise UsageError(
+                f"model.policy.adapter.quantise={self.adapter.quantise}: weights of 4 bits cannot be sharded. Use "
+                "trainer.strategy=ddp, or leave quantise out"
+            )
         layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
         sharding.shard(self, layers, mesh)
 
@@ -199,6 +232,10 @@ class Policy(nn.Module):
         Every rank must enter it; inside, each may call them as often as it likes. Without sharding nothing happens.
         """
         return sharding.gathered(self)
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """A context in which `forward` is that of the model without its adapter, bit for bit."""
+        return switched_off(self.model)
 
     @property
     def device(self) -> torch.device:
@@ -261,7 +298,8 @@ class Policy(nn.Module):
         layout = SharedPrefix if self.shares_prefix and several else PaddedRows
         if not isinstance(rollouts.layout, layout):
             rollouts.layout = layout.from_rollouts(rollouts)
-        hidden = self._hidden(rollouts, rollouts.layout)
+        with self.kept():
+            hidden = self._hidden(rollouts, rollouts.layout)
         return self._score(hidden, rollouts.token_ids, rollouts.temperature, entropy_gradient, num_top)
 
     def _hidden(self, rollouts: Rollouts, layout: SharedPrefix | PaddedRows) -> Tensor:
@@ -404,8 +442,11 @@ class Policy(nn.Module):
         return {name: value.detach() for name, value in self.state_dict(keep_vars=True).items() if value.requires_grad}
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes weights and tokenizer in the format of transformers."""
-        self.model.save_pretrained(folder)
+        """Writes weights and tokenizer in the format of transformers; of an adapter, its tensors alone."""
+        if self.adapter is None:
+            self.model.save_pretrained(folder)
+        else:
+            save_adapter(self.model, Path(folder), self.path)
         self.tokenizer.save_pretrained(folder)
 
 

@@ -68,6 +68,12 @@ def source(path: str, key: str) -> str:
     return path
 
 
+def location(path: str) -> str:
+    """Where other programs find the model at `path`: a folder whole from the root, or the hub id as it is."""
+    folder = Path(path).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else path
+
+
 MADE_BY = {"tiny_policy": "tools/make_tiny_policy.py", "tiny_reward_model": "tools/make_reward_model.py"}
 """What the tools make, and which does."""
 

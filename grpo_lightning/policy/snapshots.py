@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.trained_copy import TrainedCopy
 from grpo_lightning.types import UsageError
 
 
@@ -16,6 +17,8 @@ class PolicySnapshot(nn.Module, ABC):
 
     is_policy: bool = False
     """Whether it equals the policy right after `refresh`: as π_old it then makes the first ratios 1."""
+    is_proximal: bool = False
+    """Whether it is π_old of rollouts of an earlier policy too. If not, that is what their sampler recorded."""
 
     @property
     def exists(self) -> bool:
@@ -49,20 +52,36 @@ class RecordedLogp(PolicySnapshot):
         return policy(rollouts).logp
 
 
+class Proximal(RecordedLogp):
+    """π_old as the policy at the start of the step, whichever policy drew the rollouts: decoupled PPO.
+
+    Of rollouts of an earlier policy μ, the clip then bounds π_θ/π_old, how far the step goes. How far μ is from π_old
+    is left to `objective.correction`; without one nothing corrects it (arXiv 2110.00641; AReaL, arXiv 2505.24298).
+    Fresh rollouts are treated as by `RecordedLogp`. With one update per step there is no further pass for either.
+    """
+
+    is_proximal = True
+
+
 class FrozenCopy(PolicySnapshot):
     """A frozen copy of the weights: a reference that stays, or is replaced at the start of every iteration.
 
-    The usual π_ref; it costs the memory of the weights once more.
+    The usual π_ref; it costs the memory of the weights once more. Of a policy with an adapter it copies the trained
+    tensors alone.
     """
 
     is_policy = True
+    policy: Policy | TrainedCopy
 
     def refresh(self, policy: Policy) -> None:
         """Copies the policy's weights."""
-        if not hasattr(self, "policy"):
+        if hasattr(self, "policy"):
+            whole = isinstance(self.policy, Policy)
+            self.policy.load_state_dict(policy.state_dict() if whole else policy.trained_state_dict())
+        elif policy.adapter is None:
             self.policy = copy.deepcopy(policy).requires_grad_(False).eval()
         else:
-            self.policy.load_state_dict(policy.state_dict())
+            self.policy = TrainedCopy(policy)
 
     def train(self, mode: bool = True) -> "FrozenCopy":
         """Stays in eval mode, even if the module that holds it is in training: a snapshot has no dropout."""
@@ -71,14 +90,18 @@ class FrozenCopy(PolicySnapshot):
     @torch.no_grad()
     def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
         """[N] float32 log-probs of the copy."""
-        return self.policy(rollouts).logp
+        if isinstance(self.policy, Policy):
+            return self.policy(rollouts).logp
+        with self.policy.in_place_in(policy):
+            return policy(rollouts).logp
 
 
 class MovingAverage(FrozenCopy):
     """A reference that follows the policy: π_ref <- alpha π_θ + (1 - alpha) π_ref (TR-DPO, arXiv 2404.09656).
 
     Lets the policy move far in the long run while the KL term still restrains each stretch. It is updated whenever a
-    `FrozenCopy` would be refreshed: every `loop.steps_per_iteration` steps.
+    `FrozenCopy` would be refreshed: every `loop.steps_per_iteration` steps. Of a policy with an adapter it averages the
+    trained tensors: the average of two LoRA is then not that of the weights they stand for.
 
     Args:
         alpha: Weight of the policy in the average; 1 is a plain refresh.
@@ -101,4 +124,21 @@ class MovingAverage(FrozenCopy):
         # If sharded weights are currently gathered, `parameters()` yields whole tensors; `state_dict()` yields shards.
         mine, its = self.policy.state_dict(), policy.state_dict()
         for name, _ in policy.named_parameters():
-            mine[name].mul_(1 - self.alpha).add_(its[name], alpha=self.alpha)
+            if name in mine:
+                mine[name].mul_(1 - self.alpha).add_(its[name], alpha=self.alpha)
+
+
+class AdapterOff(PolicySnapshot):
+    """The policy with its adapter switched off: the base model, without a second copy of anything.
+
+    The choice for π_ref of a policy with an adapter. It never moves: where the reference is to follow the policy, use
+    `FrozenCopy` or `MovingAverage`.
+    """
+
+    def refresh(self, policy: Policy) -> None:
+        """Does nothing: the base model stays as it is."""
+
+    def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
+        """[N] float32 log-probs of the base model."""
+        with policy.without_adapter():
+            return policy(rollouts).logp

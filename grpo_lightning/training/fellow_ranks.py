@@ -2,6 +2,7 @@
 
 A rank that fails writes so into a file that the other ranks of the machine know. They may be in a collective that
 would wait for half an hour. So a thread in each of them watches that file and the processes, and ends its rank.
+The ranks of other machines are told by `fellow_nodes`.
 """
 
 import contextlib
@@ -27,6 +28,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from grpo_lightning.training.disk import write_whole
+from grpo_lightning.training.fellow_nodes import FellowNodes, Meeting
 from grpo_lightning.training.internals import adopt_ranks
 from grpo_lightning.types import UsageError
 
@@ -34,6 +36,8 @@ VARIABLE = "GRPO_FELLOW_RANKS"
 """In the environment of ranks that Lightning starts: the process that started them, and the folder."""
 INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended."""
+SUSPENDED = 75
+"""Exit code of a run that SIGUSR1 has ended: to be continued. EX_TEMPFAIL of sysexits.h."""
 LOOK = 0.25
 """Seconds between two looks at the file."""
 GRACE = 3.0
@@ -72,9 +76,17 @@ class FellowRanks:
         rank: Index of this process among those of the machine.
         parent: The process that started this rank and prints for all; None if this one does.
         external: Whether something else, such as torchrun, has started all ranks. Then the one that fails prints.
+        meeting: Where the ranks of several nodes meet; None if all are on this machine.
     """
 
-    def __init__(self, folder: Path, rank: int = 0, parent: int | None = None, external: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rank: int = 0,
+        parent: int | None = None,
+        external: bool = False,
+        meeting: Meeting | None = None,
+    ) -> None:
         self.folder = folder
         self.rank = rank
         self.parent = parent
@@ -89,6 +101,10 @@ class FellowRanks:
         if external:
             self._forget_an_earlier_start()
         self._watch = threading.Thread(target=self._look, name="fellow-ranks", daemon=True)
+        self.nodes: FellowNodes | None = None
+        """Those on other machines; their thread may end this process as soon as it runs."""
+        if meeting is not None:
+            self.nodes = FellowNodes(meeting, self._end_for)
         self._watch.start()
 
     @property
@@ -119,6 +135,8 @@ class FellowRanks:
         try:
             with self._file.open("x", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(words)))
+            if self.nodes is not None:
+                self.nodes.tell(text, code)
         except FileExistsError:
             known = self.first()
             if known is None or (known.process, known.final) != (words.process, False):
@@ -153,7 +171,9 @@ class FellowRanks:
             print(text, file=sys.stderr)
             return code
         if is_of_a_lost_rank(sys.exception()):
-            self._wait_for_words(2 * GRACE)
+            if self.nodes is not None:
+                self.nodes.haste()
+            self._wait_for_words(2 * GRACE if self.nodes is None else self.nodes.patience)
         words = self.claim(text, code, final=True)
         if words.process != os.getpid() and not words.final:
             self._wait_for_words(GRACE, final=True)
@@ -167,7 +187,7 @@ class FellowRanks:
         words = self.first()
         if self.parent is not None and words is not None and words.process == os.getpid():
             self.fail(words.text, words.code)
-        elif code in (None, 0, 128 + signal.SIGTERM, INTERRUPTED):
+        elif code in (None, 0, 128 + signal.SIGTERM, INTERRUPTED, SUSPENDED):
             with contextlib.suppress(OSError):  # the process that started all ranks may have ended first
                 self.folder.joinpath(f"left-{os.getpid()}").touch()
         elif self.parent is not None:
@@ -189,6 +209,8 @@ class FellowRanks:
 
     def close(self) -> None:
         """Ends the watch."""
+        if self.nodes is not None:
+            self.nodes.close()
         self._over.set()
         self._watch.join()
         self._clean_up()
@@ -237,7 +259,17 @@ class FellowRanks:
         with self._adopting:
             self.children += adopt_ranks()
 
+    def _end_for(self, text: str, code: int) -> None:
+        """Ends this rank for what has happened on another node."""
+        words = self.claim(text, code, final=True)
+        if words.process == os.getpid() and not self._leaving:
+            raise_in(self._thread, FellowFailed)
+            self._over.wait(GRACE)
+        self._end(self.fail(text, code))
+
     def _end(self, code: int) -> None:
+        if self.nodes is not None:
+            self.nodes.close()
         self._clean_up()
         end_process(code)
 
@@ -317,10 +349,10 @@ def _folder_and_role() -> tuple[Path, dict[str, Any]]:
     slurm = [os.environ[key] for key in ("SLURM_JOB_ID", "SLURM_STEP_ID") if key in os.environ]
     if torchrun or (len(slurm) == 2 and int(os.environ.get("SLURM_NTASKS", 1)) > 1):
         names = [*(torchrun and [str(os.getppid())]), *torchrun, *slurm]
-        names += [os.environ.get(key, "") for key in ("SLURM_RESTART_COUNT", "MASTER_PORT")]
+        names += [os.environ.get(key, "") for key in ("SLURM_RESTART_COUNT", "SLURM_NODEID", "MASTER_PORT")]
         shared = Path(tempfile.gettempdir(), "grpo-" + re.sub(r"[^\w]+", "-", "-".join(names)))
         shared.mkdir(mode=0o700, exist_ok=True)
-        return shared, {"rank": rank, "external": True}
+        return shared, {"rank": rank, "external": True, "meeting": Meeting.from_environment()}
     if parent and rank > 0 and not Path("/proc", parent).exists() and Path("/proc").exists():
         end_process(1)  # the process that started this rank is gone already
     return Path(tempfile.mkdtemp(prefix="grpo-")), {}

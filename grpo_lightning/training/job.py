@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 
 from grpo_lightning.engines.kv_memory import GIB, free_bytes
 from grpo_lightning.policy.shared_prefix import ATTENTION
@@ -71,13 +71,16 @@ def job_of(
         attention=attention,
         shares_prefix=shares,
         recomputes=policy.gradient_checkpointing,
+        offloads=policy.offload_activations and device != "cpu",
         dropout=policy.dropout,
         entropy_gradient=module.objective.entropy_bonus > 0,
-        frozen_copies=sum(isinstance(one, FrozenCopy) for one in (module.old_policy, module.reference)),
+        frozen_copies=sum(isinstance(one, FrozenCopy) for one in (module.old_policy, module.reference))
+        + loop.source.num_copies,
         spread=spread,
         device=device,
         process=process,
         trust_remote_code=policy.trust_remote_code,
+        adapter=policy.adapter,
     )
 
 
@@ -90,7 +93,7 @@ def with_free_memory(job: Job, device: torch.device) -> Job:
 
 def spread_of(strategy: type[Strategy], world_size: int) -> Spread:
     """How a strategy spreads weights over `world_size` devices."""
-    if issubclass(strategy, (ModelParallelStrategy, FSDPStrategy)):
+    if issubclass(strategy, ModelParallelStrategy):
         return Spread.sharded(world_size)
     return Spread.replicated(world_size) if issubclass(strategy, DDPStrategy) else Spread.single()
 

@@ -20,8 +20,11 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning import ranks
 from grpo_lightning.engines.trial import compute_dtype
+from grpo_lightning.maths import mismatch
 from grpo_lightning.maths.group_filters import TOTAL
 from grpo_lightning.maths.stopping import FixedPasses, Passes, StopRule
+from grpo_lightning.policy.adapter import num_elements
+from grpo_lightning.policy.snapshots import AdapterOff
 from grpo_lightning.training import disk
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
@@ -141,12 +144,19 @@ class GRPOLoop(Callback):
                 f"loop.group_size={self.group_size}: give 2 or more; {type(module.advantage).__name__} compares the "
                 "completions of one prompt"
             )
+        if self.steps_per_iteration and isinstance(module.reference, AdapterOff):
+            raise UsageError(
+                f"loop.steps_per_iteration={self.steps_per_iteration}: the model without its adapter, AdapterOff, "
+                "stays as it is. Set model.reference=FrozenCopy, or loop.steps_per_iteration=null"
+            )
         rewards = [reward.name for reward in module.explorer.scorer.rewards]
         if self.dynamic_sampling and self.dynamic_sampling.filter.reward not in (None, TOTAL, *rewards):
             raise UsageError(
                 f"loop.dynamic_sampling.filter.reward={self.dynamic_sampling.filter.reward}: give one of "
                 f"{', '.join(rewards)}, or `{TOTAL}` for their weighted sum"
             )
+        if self.source.is_late:
+            refuse_for_late_rollouts(module)
 
     def validate_trainer(self, trainer: Any, module: GRPOModule) -> None:
         """Raises UsageError for a trainer that cuts passes short, or a callback that watches what is not logged."""
@@ -169,7 +179,7 @@ class GRPOLoop(Callback):
 
     def metrics(self, module: GRPOModule, validates: bool) -> list[str]:
         """The names of all metrics that the run logs, except those of single rewards and their statuses."""
-        names = [*STEP, *UPDATE]
+        names = [*STEP, *UPDATE, *mismatch.METRICS]
         names += ["optim/updates", *(f"optim/stopped_by/{name}" for name in self.stop.names)] if self.stop.names else []
         names += ["rollout/wasted"] if self.dynamic_sampling else []
         names += ["policy/kl_ref"] if module.reference is not None else []
@@ -216,7 +226,7 @@ class GRPOLoop(Callback):
         module = _module(pl_module)
         size = f"at most {self.max_tokens} tokens" if self.max_tokens else "the whole minibatch"
         trained, everything = (
-            sum(p.numel() for p in module.policy.parameters() if p.requires_grad or everything)
+            sum(num_elements(p) for p in module.policy.parameters() if p.requires_grad or everything)
             for everything in (False, True)
         )
         steps = trainer.max_epochs if has_end(trainer.max_epochs) else "any number of"
@@ -296,11 +306,8 @@ class GRPOLoop(Callback):
     def _agree_on_version(self, exploration: Exploration, module: GRPOModule) -> None:
         """Makes the oldest version of all ranks that of each, since the ranks must take the same path."""
         exploration.policy_version = min(ranks.gather(exploration.policy_version))
-        if exploration.policy_version != module.policy.version and not module.sampling.unfiltered:
-            raise UsageError(
-                "model.sampling: set top_k=0, top_p=1 and min_p=0 with a loop.source whose rollouts are of an earlier "
-                "policy; their recorded log-probs are log π_old, which a filter changes"
-            )
+        if exploration.policy_version != module.policy.version:
+            refuse_for_late_rollouts(module)
 
     def _preparation(self, module: GRPOModule) -> Preparation:
         return Preparation(
@@ -427,6 +434,23 @@ class _MinibatchLoader:
 
     def __iter__(self) -> Iterator[Minibatch]:
         yield from self.loop.current_step.stream(self.module.policy, self.loop.mu)
+
+
+def refuse_for_late_rollouts(module: GRPOModule) -> None:
+    """Raises UsageError for options that do not go with rollouts of an earlier policy."""
+    if module.old_policy.is_proximal:
+        return
+    if not module.sampling.unfiltered:
+        raise UsageError(
+            "model.sampling: set top_k=0, top_p=1 and min_p=0 with a loop.source whose rollouts are of an earlier "
+            "policy; their recorded log-probs are log π_old, which a filter changes"
+        )
+    if module.objective.correction.reads_sampler:
+        raise UsageError(
+            f"model.objective.correction={type(module.objective.correction).__name__}: set model.old_policy=Proximal "
+            "with a loop.source whose rollouts are of an earlier policy, or correction=NoCorrection; else their "
+            "recorded log-probs are log π_old, and every factor is 1"
+        )
 
 
 def device_name(device: torch.device) -> str:

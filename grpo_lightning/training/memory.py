@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from grpo_lightning.engines.kv_memory import cache_bytes_per_token, rows_at_once
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.training.simulation import (
     DEPTHS,
     Held,
@@ -29,6 +30,9 @@ PHASES = ("exploring", "log-probs", "updating")
 
 CUDA_CONTEXT = 600 * 2**20
 """Bytes of a GPU that CUDA, its libraries and kernels take before the first tensor, as the tools of NVIDIA report."""
+
+FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes per weight in nf4: 4 bits, a scale of 8 bits per 64 weights, and one of 32 bits per 256 scales (QLoRA)."""
 
 BYTES_PER_TOKEN = {"cpu": 190, "cuda": 100}
 """Bytes per completion token in `Rollouts`, in the packs and, on a CPU, in lists of ids and log-probs."""
@@ -94,13 +98,15 @@ class Job:
     shares_prefix: bool = True
     recomputes: bool = False
     """Gradient checkpointing."""
+    offloads: bool = False
+    """Whether activations are kept in main memory, and that is not the device's."""
     dropout: bool = False
     """Whether the dropout of the model is kept: attention with dropout has no fused kernel on a CPU."""
     entropy_gradient: bool = False
     frozen_copies: int = 0
-    """Frozen policies of the same size: the reference, an old policy with weights."""
-    trained: int | None = None
-    """Trained parameters, where an adapter leaves the rest as it is; None trains all."""
+    """Frozen policies of the same size: the reference, an old policy with weights, earlier ones to sample from."""
+    adapter: LoRA | None = None
+    """What is trained in place of the weights; None trains all."""
     spread: Spread = field(default_factory=Spread.single)
     device: str = "cpu"
     process: int = 0
@@ -111,6 +117,11 @@ class Job:
     def weight_dtype(self) -> torch.dtype:
         """Type of the weights once the trainer has converted them."""
         return torch.float64 if self.precision == "64-true" else self.dtype
+
+    @property
+    def trained_dtype(self) -> torch.dtype:
+        """Type of what is trained: an adapter is float32 whatever the weights."""
+        return self.weight_dtype if self.adapter is None or self.precision == "64-true" else torch.float32
 
     @property
     def autocast(self) -> torch.dtype | None:
@@ -158,11 +169,23 @@ class Estimate:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The whole model without numbers."""
+        """The whole model without numbers, with its adapter."""
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 self.job.config, dtype=self.job.weight_dtype, trust_remote_code=self.job.trust_remote_code
             )
+            if self.job.adapter is not None:
+                self.job.adapter.add(model)
+        return model
+
+    @property
+    def quantised(self) -> dict[int, Tensor]:
+        """The weights that are kept in 4 bits, by their ids: those of linear layers, the head excepted."""
+        if self.job.adapter is None or self.job.adapter.quantise is None:
+            return {}
+        head = self.model.get_output_embeddings()
+        linear = [module for module in self.model.modules() if isinstance(module, torch.nn.Linear)]
+        return {id(one.weight): one.weight for one in linear if one is not head and not one.weight.requires_grad}
 
     @cached_property
     def num_parameters(self) -> int:
@@ -172,27 +195,49 @@ class Estimate:
     @property
     def num_trained(self) -> int:
         """Parameters that have a gradient."""
-        return self.num_parameters if self.job.trained is None else self.job.trained
+        return self.num_parameters if self.job.adapter is None else sum(map(torch.numel, self._trained))
 
     @property
-    def weights(self) -> int:
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    @property
+    def weights(self) -> float:
         """Bytes of one copy of the policy's parameters and buffers, whole."""
-        return sum(map(nbytes, [*self.model.parameters(), *self.model.buffers()]))
+        small, everything = self.quantised, [*self.model.parameters(), *self.model.buffers()]
+        return sum(tensor.numel() * FOUR_BITS if id(tensor) in small else nbytes(tensor) for tensor in everything)
+
+    @property
+    def copied(self) -> float:
+        """Bytes of a frozen copy of the policy: of an adapter, the trained tensors alone."""
+        return self.weights if self.job.adapter is None else self.gradients
+
+    @property
+    def dequantised(self) -> float:
+        """Bytes of the largest weight of 4 bits in the type of the products, as a layer makes it for itself."""
+        return max(map(nbytes, self.quantised.values()), default=0)
+
+    @property
+    def described(self) -> str:
+        """How many parameters of which type, and how many of them are trained."""
+        kind = "nf4" if self.quantised else name_of(self.job.weight_dtype)
+        text = f"{millions(self.num_parameters)} {kind}"
+        return text if self.job.adapter is None else f"{text}, {millions(self.num_trained)} trained"
 
     @property
     def gradients(self) -> int:
         """Bytes of the gradients of the trained parameters, whole."""
-        return self.num_trained * self.job.weight_dtype.itemsize
+        return self.num_trained * self.job.trained_dtype.itemsize
 
     @cached_property
     def optimizer(self) -> tuple[float, float]:
         """Bytes of the optimizer state, and of what it holds besides during an update, whole."""
-        state, first, others = optimizer_bytes(self.job.optimizer, self.job.weight_dtype, self.job.device)
-        largest = min(max(map(nbytes, self.model.parameters())), self.gradients)
+        state, first, others = optimizer_bytes(self.job.optimizer, self.job.trained_dtype, self.job.device)
+        largest = min(max(map(nbytes, self._trained)), self.gradients)
         return state * self.gradients, first * largest + others * (self.gradients - largest)
 
     @property
-    def gathered(self) -> int:
+    def gathered(self) -> float:
         """Bytes of sharded weights that are whole during a forward: those outside of layers, and two layers."""
         if self.job.spread.shards == 1:
             return 0
@@ -305,6 +350,8 @@ class Estimate:
             job.dropout,
             job.autocast,
             job.trust_remote_code,
+            job.adapter,
+            job.offloads,
         )
 
     @cached_property
@@ -329,6 +376,7 @@ UNTOUCHED = {
     "validated_prompts": ("model", "optimizer", "pack", "scored", "updated", "_twins"),
     "max_tokens": ("model", "optimizer", "explored", "_twins"),
     "recomputes": ("model", "optimizer", "explored", "scored", "pack"),
+    "offloads": ("model", "optimizer", "explored", "scored", "pack"),
 }
 """The parts of an estimate that stay when a field of the job changes."""
 
@@ -409,20 +457,22 @@ class MemoryTable:
         """The rows from the bytes of each thing."""
         e, job, shards = estimate, estimate.job, estimate.job.spread.shards
         state, stepping = e.optimizer
-        weights, gradients, copies = e.weights / shards, e.gradients / shards, job.frozen_copies * e.weights / shards
+        weights, gradients, copies = e.weights / shards, e.gradients / shards, job.frozen_copies * e.copied / shards
         exchanged = gradients if job.spread.copies_gradients else 0
         # In a backward pass the gradients of gathered weights are whole as well.
-        gathered = (e.weights - weights if shards > 1 else 0, e.gathered, 2 * e.gathered)
+        whole = e.gathered if job.adapter is None else min(e.gathered, e.gradients)
+        gathered = (e.weights - weights if shards > 1 else 0, e.gathered, e.gathered + whole)
         # The update comes when the pack's activations are gone.
         updated = e.updated if e.updated.total > stepping / shards else Held(activations=stepping / shards)
         kept = "" if state else "keeps nothing"
         rows = (
             Row("process", (job.process,) * 3, "Python and libraries" if job.device == "cpu" else "CUDA context"),
-            Row("weights", (weights,) * 3, f"{millions(e.num_parameters)} {name_of(job.weight_dtype)}"),
+            Row("weights", (weights,) * 3, e.described),
             Row("gradients", (0, 0, gradients + exchanged), "and a copy to exchange" if exchanged else ""),
             Row("optimizer", (state * 1.0 / shards,) * 3, kept or f"{state / e.gradients:.2g} x the gradients"),
             Row("frozen copies", (copies,) * 3, f"{job.frozen_copies} of the policy"),
             Row("gathered weights", gathered, f"of {shards} shards"),
+            Row("dequantised weight", (e.dequantised,) * 3, "of the layer that computes"),
             Row("key-value cache", (e.cache, 0, 0), f"{e.rows_at_once} rows x {e.largest.tokens} tokens"),
             Row(
                 "activations",
@@ -497,13 +547,16 @@ def remedies(estimate: Estimate, phase: str | None = None, devices: int = 1) -> 
     pack = estimate.pack.num_tokens + len(estimate.pack.prompt_token_ids)
     half = max(1, estimate.rows_at_once // 2)
     prompts = min(job.validated_prompts, half)
+    rounds = " (AdamW then rounds small updates away)" if job.adapter is None else ""
     computing: dict[str, dict[str, Any]] = {
         f"loop.max_tokens={pack // 2}": {"max_tokens": pack // 2},
         "model.policy.gradient_checkpointing=true": {"recomputes": True},
     }
+    if job.device != "cpu":
+        computing["model.policy.offload_activations=true"] = {"offloads": True}
     keeping: dict[str, dict[str, Any]] = {
         "trainer.precision=bf16-mixed": {"precision": "bf16-mixed"},
-        "model.policy.dtype=bfloat16 (AdamW then rounds small updates away)": {"dtype": torch.bfloat16},
+        f"model.policy.dtype=bfloat16{rounds}": {"dtype": torch.bfloat16},
     }
     if devices > 1 and job.spread.shards == 1:
         keeping["trainer.strategy=fsdp2"] = {"spread": Spread.sharded(devices)}

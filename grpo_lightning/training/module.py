@@ -27,20 +27,22 @@ from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.maths.advantages import AdvantageEstimator, GroupStd
 from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.kl_penalty import KLPenalty
+from grpo_lightning.maths.mismatch import Mismatch
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy import sharding
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.snapshots import FrozenCopy, PolicySnapshot, RecordedLogp
+from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, PolicySnapshot, RecordedLogp
+from grpo_lightning.policy.trained_copy import TrainedCopy
 from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training import internals
 from grpo_lightning.training.data import PromptBatch, PromptDataModule
 from grpo_lightning.training.evaluation import Evaluation
 from grpo_lightning.training.explorer import Explorer
-from grpo_lightning.training.optimizer_options import OptimizerOptions
+from grpo_lightning.training.optimizer_options import OptimizerOptions, warn_of_small_rate
 from grpo_lightning.training.post_mortem import culprits
 from grpo_lightning.training.precision import validate_precision, warn_of_rounded_updates
-from grpo_lightning.training.restoring import fit_snapshots, refuse_other_model
+from grpo_lightning.training.restoring import fit_snapshots, refuse_other_base, refuse_other_model
 from grpo_lightning.training.step import Minibatch
 from grpo_lightning.types import UsageError, at_least
 
@@ -57,7 +59,8 @@ class GRPOModule(L.LightningModule):
         objective: The surrogate, the KL term and how tokens are averaged.
         reward_kl: A KL penalty in the reward, beside that of the objective or instead of it.
         old_policy: π_old, the denominator of the ratio.
-        reference: π_ref of the KL terms. It exists only with an `objective.beta` above 0 or a `reward_kl`.
+        reference: π_ref of the KL terms. It exists only with an `objective.beta` above 0 or a `reward_kl`. None is a
+            `FrozenCopy`, or `AdapterOff` of a policy with an adapter.
         optimizer: The optimizer, given the parameters.
         lr_scheduler: The learning-rate schedule, stepped once per optimizer update. None keeps the rate.
         grad_clip: Largest norm of the gradient; 0 does not clip.
@@ -102,12 +105,23 @@ class GRPOModule(L.LightningModule):
             raise UsageError("sampling.temperature=0: training needs completions that differ; give more than 0")
         self._validation = val_sampling or ValidationSampling()
         self.objective = objective or Objective()
+        refuse_filtered_correction(self.objective, self.sampling)
         self.explorer = Explorer(engine or NativeEngine(), Scorer(rewards, max_failed_rewards, correct))
         self.advantage = advantage or GroupStd()
         self.reward_kl = reward_kl
         self.old_policy = old_policy or RecordedLogp()
         needs_reference = self.objective.beta > 0 or reward_kl is not None
-        self.reference = (reference or FrozenCopy()) if needs_reference else None
+        usual = FrozenCopy if policy.adapter is None else AdapterOff
+        self.reference = (reference or usual()) if needs_reference else None
+        for key, snapshot in (("reference", reference), ("old_policy", old_policy)):
+            if isinstance(snapshot, AdapterOff) and (policy.adapter is None or key == "old_policy"):
+                raise UsageError(
+                    f"model.{key}=AdapterOff: it is the model without its adapter. "
+                    + ("Use FrozenCopy, or set model.policy.adapter" if key == "reference" else "Use RecordedLogp")
+                )
+        if policy.adapter is not None:
+            # A checkpoint has the trained tensors; what else is missing, `refuse_other_model` finds.
+            self.strict_loading = False
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         if not grad_clip >= 0:
@@ -167,8 +181,8 @@ class GRPOModule(L.LightningModule):
             if snapshot is not None and not snapshot.exists:
                 snapshot.refresh(self.policy)
         if mesh is not None:
-            for policy in [module for module in self.modules() if isinstance(module, Policy)]:
-                policy.shard(mesh)
+            for weights in [module for module in self.modules() if isinstance(module, (Policy, TrainedCopy))]:
+                weights.shard(mesh)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimizer of the trained parameters, and its schedule."""
@@ -186,6 +200,8 @@ class GRPOModule(L.LightningModule):
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         warn_of_rounded_updates(self.policy, optimizer.optimizer)
+        if self.policy.adapter is not None:
+            warn_of_small_rate(optimizer.optimizer)
 
     def on_train_start(self) -> None:
         """Brings the schedule to where the run is."""
@@ -199,18 +215,27 @@ class GRPOModule(L.LightningModule):
             self.explorer.engine.version = None
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The weights of policy and reference, and those of π_old unless the next step replaces them."""
+        """The weights of policy and reference, and those of π_old unless the next step replaces them.
+
+        Of a policy with an adapter, the trained tensors alone.
+        """
         state = super().state_dict(*args, **kwargs)
+        prefix = kwargs.get("prefix", "")
         if self.old_policy.is_policy:
-            prefix = kwargs.get("prefix", "")
             for name in [name for name in state if name.startswith(f"{prefix}old_policy.")]:
+                del state[name]
+        if self.policy.adapter is not None:
+            trained = {f"{prefix}policy.{name}" for name in self.policy.trained_state_dict()}
+            for name in [name for name in state if name.startswith(f"{prefix}policy.") and name not in trained]:
                 del state[name]
         return state
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the policy's version and what the rewards have learned."""
+        """Adds the policy's version, what the rewards have learned and which weights an adapter was trained on."""
         checkpoint["policy_version"] = self.policy.version
         checkpoint["rewards"] = self.explorer.scorer.state_dict()
+        if self.policy.adapter is not None:
+            checkpoint["base"] = self.policy.base
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Lets a checkpoint be read with another `beta`, `reference`, `old_policy` or schedule, but no other model.
@@ -222,6 +247,7 @@ class GRPOModule(L.LightningModule):
         self.policy.version += 1
         if state := checkpoint.get("state_dict", {}):
             refuse_other_model(state, self.state_dict(), self.trainer.ckpt_path, self.policy.path)
+            refuse_other_base(checkpoint, self.policy.base, self.trainer.ckpt_path, self.policy.path)
             fit_snapshots(state, {"reference": self.reference, "old_policy": self.old_policy})
         if self.trainer.state.fn == TrainerFn.FITTING:
             # Lightning would load a schedule's state into whatever schedule there is now.
@@ -239,7 +265,7 @@ class GRPOModule(L.LightningModule):
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         rate = optimizer.param_groups[0]["lr"]
-        total, gap = self._backward(minibatch)
+        total, gap, mismatch = self._backward(minibatch)
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.grad_clip or math.inf)
         # The one time that the update waits for a GPU: whatever is decided and logged is decided from copies.
         diagnostics, (grad_norm, logp_gap, bad_updates) = total.on_host(sharding.assembled(norm), gap, self.bad_updates)
@@ -263,6 +289,8 @@ class GRPOModule(L.LightningModule):
         metrics["optim/lr"] = torch.tensor(rate)
         if bad_updates + is_bad:  # no curve that is 0 throughout
             metrics["optim/bad_updates"] = bad_updates + is_bad
+        if mismatch is not None:
+            metrics |= mismatch.metrics()
         if comparable:
             self.log("policy/logp_gap", logp_gap, on_step=False, on_epoch=True, batch_size=1)
         metrics["time/update"] = torch.tensor(time.perf_counter() - started)
@@ -289,13 +317,16 @@ class GRPOModule(L.LightningModule):
                 + culprits(self.policy, minibatch)
             )
 
-    def _backward(self, minibatch: Minibatch) -> tuple[Diagnostics, Tensor]:
+    def _backward(self, minibatch: Minibatch) -> tuple[Diagnostics, Tensor, Mismatch | None]:
         """Adds up the gradients of all packs; ranks sync on the last. What is returned is of all ranks.
 
         Returns:
-            The diagnostics, and the largest difference to the sampler's log-probs; -inf where it recorded none.
+            The diagnostics, the largest difference to the sampler's log-probs (-inf where it recorded none), and how
+            far it is from the policy, where it may be.
         """
         parts: list[Diagnostics] = []
+        mismatches: list[Mismatch] = []
+        differs = self._sampler_differs(minibatch)
         gaps = [torch.full((), -math.inf, device=self.device)]
         for index, pack in enumerate(minibatch.packs, start=1):
             with self._gradient_sync(index == len(minibatch.packs)):
@@ -309,12 +340,28 @@ class GRPOModule(L.LightningModule):
                 # π_θ is π_old here: the passes to come compare with this one.
                 pack.old_logp = scored.logp.detach()
             parts.append(diagnostics)
+            if differs:
+                logp = scored.logp.detach()
+                mismatches.append(Mismatch.from_pack(pack, logp, self.objective.factor(pack.old_logp, pack)))
             if pack.sampler_logp is not None:
                 gap = (scored.logp.detach() - pack.sampler_logp).abs().max()
                 # No sampler drew the token of an idle pack, which has no weight.
                 gaps.append(torch.where(pack.weight.any(), gap, gaps[0]))
         reduce = self.trainer.strategy.reduce
-        return functools.reduce(operator.add, parts).reduce(reduce), reduce(torch.stack(gaps).max(), reduce_op="max")
+        mismatch = functools.reduce(operator.add, mismatches).reduce(reduce) if mismatches else None
+        gap = reduce(torch.stack(gaps).max(), reduce_op="max")
+        return functools.reduce(operator.add, parts).reduce(reduce), gap, mismatch
+
+    def _sampler_differs(self, minibatch: Minibatch) -> bool:
+        """Whether this is a step's first update, and its sampler may be another policy than π_θ: as all ranks see it.
+
+        A filter makes it one on purpose; that is no mismatch.
+        """
+        exploration, engine = minibatch.step.exploration, self.explorer.engine
+        if minibatch.step.passes.updates or not exploration.sampler_is_policy:
+            return False
+        rounds = compute_dtype(self.policy) not in (torch.float32, torch.float64)
+        return self.objective.correction.reads_sampler or not minibatch.on_policy or rounds or not engine.shares_weights
 
     @contextmanager
     def _gradient_sync(self, sync: bool) -> Iterator[None]:
@@ -394,3 +441,12 @@ class GRPOModule(L.LightningModule):
         self._placed.close()
         self.explorer.engine.close()
         self.explorer.scorer.close()
+
+
+def refuse_filtered_correction(objective: Objective, sampling: Sampling) -> None:
+    """Raises UsageError for a correction of samplers that leave tokens out on purpose."""
+    if objective.correction.reads_sampler and not sampling.unfiltered:
+        raise UsageError(
+            f"model.objective.correction={type(objective.correction).__name__}: set model.sampling.top_k=0, top_p=1 "
+            "and min_p=0; a filter changes the recorded log-probs, and the factors would undo it"
+        )

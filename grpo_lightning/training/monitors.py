@@ -58,7 +58,7 @@ UPDATE = [
 ]
 """What every optimizer update logs."""
 
-GROUPS = ("reward", "rollout", "policy", "optim", "time", "perf", "val", "update")
+GROUPS = ("reward", "rollout", "policy", "mismatch", "optim", "time", "perf", "val", "update")
 """The prefixes of the names above, of validation and of the inspector."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -98,6 +98,20 @@ class OptimizerOptions:
         rank_zero_info(
             f"the learning-rate schedule goes on from update {num_updates} as if these options had been given from the "
             f"first, with a learning rate of {float(self.optimizer.param_groups[0]['lr']):g}"
+        )
+
+
+SMALL_RATE = 1e-5
+"""Below it learning rates are those of all weights: an adapter takes about ten times as much."""
+
+
+def warn_of_small_rate(optimizer: Optimizer) -> None:
+    """Warns of a learning rate with which an adapter hardly learns."""
+    rate = max(float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups)
+    if 0 < rate < SMALL_RATE:
+        rank_zero_warn(
+            f"model.optimizer.lr={rate:g} is one for training all weights: with model.policy.adapter little would be "
+            "learned. Give about ten times as much, between 1e-5 and 3e-4"
         )
 
 

@@ -72,18 +72,13 @@ class Planner:
         )
         print(f"{model.policy.path}: longest prompt {tokens} tokens ({source})")
         has = memory_gib * GIB if memory_gib else device_bytes(device, num_devices)
-        estimate = Estimate(job)
         try:
-            table = MemoryTable.from_estimate(estimate)
+            estimate, table = within(Estimate(job), has)
         except Exception as error:
             raise UsageError(
                 f"model.policy.path={model.policy.path}: the memory of {model.policy.config.model_type} cannot be "
                 f"planned ({first_line(error)})"
             ) from error
-        if has and job.bounds_cache and job.max_cache is None and table.sums[0] > has:
-            room = has - table.sums[0] + table["key-value cache"][0]
-            estimate = estimate.changed(max_cache=max(0, room * (CUDA_FRACTION if device == "cuda" else CPU_FRACTION)))
-            table = MemoryTable.from_estimate(estimate)
         print(table)
         peak = f"the peak is {amount(table.peak)}, {table.phase}"
         if has is None:
@@ -146,6 +141,17 @@ class PlanningTrainer(L.Trainer):
     """The trainer of Lightning, with the subcommand that makes none."""
 
     plan = Planner.plan
+
+
+def within(estimate: Estimate, has: float | None) -> tuple[Estimate, MemoryTable]:
+    """The estimate on a device of `has` bytes, of which an engine takes no more than is free, and its table."""
+    job, table = estimate.job, MemoryTable.from_estimate(estimate)
+    if has and job.bounds_cache and job.max_cache is None and table.sums[0] > has:
+        room = has - table.sums[0] + table["key-value cache"][0]
+        fraction = CUDA_FRACTION if job.device == "cuda" else CPU_FRACTION
+        estimate = estimate.changed(max_cache=max(0, room * fraction))
+        table = MemoryTable.from_estimate(estimate)
+    return estimate, table
 
 
 def precision_of(precision: Any) -> str:

@@ -34,7 +34,7 @@ class Preparation:
         policy: π_θ.
         objective: Its surrogate, masks and weighting are used.
         advantage: Â from the rewards.
-        old_policy: π_old, for rollouts that π_θ has drawn.
+        old_policy: π_old, for rollouts that π_θ has drawn; if it is proximal, for all.
         reference: π_ref; None computes no log-probs of it.
         reward_kl: A KL penalty in the reward; it needs a reference.
         max_tokens: Tokens in one forward; 0 sets no limit.
@@ -80,8 +80,10 @@ class Preparation:
             version: `Policy.version` of the weights that drew the rollouts.
 
         Raises:
-            UsageError: The rollouts are of an earlier version, and nothing recorded their log-probs.
+            UsageError: Nothing recorded the rollouts' log-probs, and they are of an earlier version, or a correction
+                needs them.
         """
+        self._refuse_unknown_sampler(rollouts)
         idle = idle_pack(rollouts.temperature).to(self.device)
         self._add_entropy_rank(rollouts, idle)
         # A KL penalty in the reward needs log-probs first.
@@ -105,6 +107,14 @@ class Preparation:
                 pack.old_logp = None
             found.append(packs + [idle] * (most(len(packs)) - len(packs)))
         return found
+
+    def _refuse_unknown_sampler(self, rollouts: Rollouts) -> None:
+        correction = self.objective.correction
+        if correction.reads_sampler and rollouts.sampler_logp is None and len(rollouts):
+            raise UsageError(
+                f"model.objective.correction={type(correction).__name__}: the engine recorded no log-probs to compare "
+                "with; use an engine that does, or NoCorrection"
+            )
 
     def _add_entropy_rank(self, rollouts: Rollouts, idle: Rollouts) -> None:
         """Every token's rank by entropy among those of all ranks, where a mask reads it."""
@@ -141,13 +151,14 @@ class Preparation:
     ) -> int:
         """log π_old of every token, where something reads it.
 
-        Rollouts of an earlier version bring it along: it is what their sampler recorded. For fresh ones the first
-        update finds π_θ at π_old, so it need not be known there; the update notes it for the others.
+        Rollouts of an earlier version bring it along: it is what their sampler recorded. For fresh ones, and where
+        π_old is proximal, the first update finds π_θ at π_old. So it need not be known there; the update notes it for
+        the others.
 
         Returns:
             The number of minibatches for whose first update it stays unknown: 1 or 0.
         """
-        if not fresh:
+        if not (fresh or self.old_policy.is_proximal):
             if rollouts.sampler_logp is None and len(rollouts):
                 raise UsageError(
                     "the rollouts are of an earlier policy, and their engine recorded no log-probs: use an engine that "

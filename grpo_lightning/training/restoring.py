@@ -23,11 +23,34 @@ def refuse_other_model(saved: Mapping[str, Any], own: Mapping[str, Any], checkpo
     names = shapes[0] | shapes[1]
     differ = [name for name in names if shapes[0].get(name) != shapes[1].get(name)]
     if differ:
+        adapted = ["an adapter" if any(".lora_" in name for name in names) else "all weights" for names in shapes]
+        if adapted[0] != adapted[1]:
+            raise UsageError(
+                f"ckpt_path={checkpoint}: it is of a run that trained {adapted[1]}, and this one trains {adapted[0]}. "
+                "Give model.policy.adapter as that run had it; to train further in another way, make a folder of it "
+                "with `grpo export` and give that as model.policy.path"
+            )
         here, there = (str(list(by_name[differ[0]])) if differ[0] in by_name else "missing" for by_name in shapes)
         raise UsageError(
             f"ckpt_path={checkpoint}: it is of another model than policy.path={path}: "
             f"{differ[0].removeprefix('policy.model.')} is {there} in the checkpoint and {here} in the model "
             f"({len(differ)} of {len(names)} weights differ)"
+        )
+
+
+def refuse_other_base(checkpoint: Mapping[str, Any], base: str, where: Any, path: str) -> None:
+    """Raises UsageError for a checkpoint whose adapter was trained on other weights than these.
+
+    Args:
+        checkpoint: With an adapter it has trained tensors only.
+        base: The fingerprint of the weights beneath the adapter here; empty without an adapter.
+        where: Where the checkpoint is.
+        path: Where the policy's weights are.
+    """
+    if base and checkpoint.get("base") not in (None, base):
+        raise UsageError(
+            f"ckpt_path={where}: its adapter was trained on other weights than those of policy.path={path}. Give the "
+            "model and the quantise that the run was started with"
         )
 
 

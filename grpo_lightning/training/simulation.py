@@ -21,6 +21,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import shared_prefix
+from grpo_lightning.policy.adapter import LoRA
+from grpo_lightning.policy.offloading import InMainMemory
 from grpo_lightning.policy.policy import Policy, recompute_activations, remove_dropout, trunk_of
 from grpo_lightning.training.internals import FAKE_TENSOR_LOGGER, FakeTensorMode, TorchDispatchMode, tree_leaves
 
@@ -104,6 +106,23 @@ class LiveBytes(TorchDispatchMode):
         self.peaks.append(self.live)
 
 
+class Nowhere(InMainMemory):
+    """Keeps the shapes of what would be in main memory, which is not the device's."""
+
+    def is_elsewhere(self, tensor: Tensor) -> bool:
+        """True: the twin has a single device."""
+        return True
+
+    def take(self, tensor: Tensor) -> Any:
+        """The shape, and an empty tensor that knows the type."""
+        return tensor.new_empty(0), tensor.shape
+
+    def give_back(self, device: torch.device, copy: Any) -> Tensor:
+        """A tensor without numbers, as any of the twin."""
+        empty, shape = copy
+        return empty.new_empty(shape)
+
+
 class Twin:
     """A policy of the same shape without numbers, of a few layers or all.
 
@@ -116,6 +135,8 @@ class Twin:
         dropout: Whether the model keeps its dropout.
         autocast: The type that arithmetic is done in, or None for that of the weights.
         trust_remote_code: Run Python code shipped with the model.
+        adapter: What is trained in place of the weights.
+        offloads: Whether activations are kept in main memory, and that is not the device's.
     """
 
     def __init__(
@@ -128,6 +149,8 @@ class Twin:
         dropout: bool,
         autocast: torch.dtype | None,
         trust_remote_code: bool = False,
+        adapter: LoRA | None = None,
+        offloads: bool = False,
     ) -> None:
         # flash_attention_2 cannot be loaded without a GPU; it holds what sdpa's fused kernels hold.
         implementation = shared_prefix.ATTENTION if shares_prefix or attention.startswith("flash") else attention
@@ -136,12 +159,16 @@ class Twin:
         self.model = self._model(config, dtype, implementation, trust_remote_code)
         if not dropout:
             remove_dropout(self.model)
+        if adapter is not None:
+            self._adapt(adapter)
         if recomputes:
             recompute_activations(self.model)
         self.policy = Policy("", gradient_checkpointing=recomputes)
         self.policy.config = self.model.config
         self.policy.model = self.model
         self.policy.shares_prefix = shares_prefix
+        if offloads:
+            self.policy.kept = Nowhere
         self._live = LiveBytes()
         self._wrap()
 
@@ -161,6 +188,16 @@ class Twin:
             if attention == "eager":
                 raise
             return self._model(config, dtype, "eager", trust_remote_code)
+
+    def _adapt(self, adapter: LoRA) -> None:
+        """Adds the adapter, and takes the numbers out of it: PEFT cannot move tensors that have none."""
+        with torch.no_grad():
+            adapter.add(self.model)
+        with self.mode:
+            for module in self.model.modules():
+                for name, parameter in [*module.named_parameters(recurse=False)]:
+                    if parameter.requires_grad:
+                        setattr(module, name, torch.nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype)))
 
     def _wrap(self) -> None:
         """Tells transformer and head apart, and makes tensors that the transformer creates itself fake too."""
@@ -193,7 +230,7 @@ class Twin:
         self.model.train(gradients)
         with self.mode:
             for parameter in self.model.parameters():
-                parameter.grad = torch.zeros_like(parameter) if gradients else None
+                parameter.grad = torch.zeros_like(parameter) if gradients and parameter.requires_grad else None
         grads = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         self._live = LiveBytes([*self.model.parameters(), *self.model.buffers(), *grads])
         autocast: AbstractContextManager[Any] = (

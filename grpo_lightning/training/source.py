@@ -44,11 +44,15 @@ class SourceInputs:
 class RolloutSource(ABC):
     """Where the rollouts of a step come from. Derive from it to overlap sampling with training, or to read rollouts.
 
-    The rollouts may be of an earlier policy: they say so in `Exploration.policy_version`, and must then have
-    `sampler_logp`, which becomes log π_old.
+    The rollouts may be of an earlier policy: they say so in `Exploration.policy_version`. They must then have
+    `sampler_logp`, which becomes log π_old unless `model.old_policy` is `Proximal`.
     """
 
     inputs: SourceInputs
+    is_late: bool = False
+    """Whether it is certain, before the run, that rollouts will be of an earlier policy."""
+    num_copies: int = 0
+    """Copies of the trained weights that it keeps on each device."""
 
     def setup(self, inputs: SourceInputs) -> None:
         """Connects the source to the run, before its first step and before `load_state_dict`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.policy.adapter import num_elements
 from grpo_lightning.policy.policy import Policy
 
 PEAKS = {
@@ -92,7 +93,7 @@ def weights(module: torch.nn.Module | None) -> list[torch.nn.Parameter]:
 
 def operations(parameters: Iterable[torch.nn.Parameter]) -> float:
     """Floating-point operations of these weights for a token's forward and backward."""
-    return float(sum((6 if p.requires_grad else 4) * p.numel() for p in parameters))
+    return float(sum((6 if p.requires_grad else 4) * num_elements(p) for p in parameters))
 
 
 @dataclass(frozen=True, slots=True)

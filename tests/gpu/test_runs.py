@@ -70,6 +70,17 @@ def test_a_run_on_a_gpu(name: str, folder: Path, command: Grpo) -> None:
     assert "optim/bad_updates" not in logged
 
 
+def test_activations_wait_in_main_memory(folder: Path, command: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is moved there and back is the same, bit for bit."""
+    monkeypatch.setattr("grpo_lightning.policy.offloading.SMALL", 1)
+    for name in ("false", "true"):
+        options = ["--trainer.deterministic=true", f"--model.policy.offload_activations={name}"]
+        code, _, error = command("fit", *GPU, *LEARNING, *options, f"--trainer.default_root_dir={name}")
+        assert code == 0, error
+    stayed, moved = (weights(folder / name / "checkpoints" / "last.ckpt") for name in ("false", "true"))
+    assert all(torch.equal(moved[name], value) for name, value in stayed.items())
+
+
 def test_a_run_goes_on_where_it_stopped(folder: Path, command: Grpo) -> None:
     last = "--ckpt_path=last"
     whole, half = "--trainer.default_root_dir=whole", "--trainer.default_root_dir=half"

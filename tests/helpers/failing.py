@@ -90,3 +90,23 @@ class Dies(L.Callback):
     def on_save_checkpoint(self, trainer: L.Trainer, *args: Any) -> None:
         if trainer.current_epoch + 1 == self.step and trainer.global_rank == trainer.world_size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Signals(L.Callback):
+    """Sends a signal to one rank in a step, before its first update.
+
+    Args:
+        name: Such as SIGUSR1.
+        step: Which, counted from 1.
+        rank: To which rank.
+    """
+
+    def __init__(self, name: str, step: int, rank: int = 0) -> None:
+        self.number = signal.Signals[name]
+        self.step, self.rank = step, rank
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if (trainer.current_epoch + 1, trainer.global_rank, batch_idx) == (self.step, self.rank, 0):
+            os.kill(os.getpid(), self.number)

@@ -26,6 +26,7 @@ from grpo_lightning.maths.advantages import (
     LeaveOneOut,
     PerRewardStd,
 )
+from grpo_lightning.maths.corrections import TruncatedRatio
 from grpo_lightning.maths.kl import K2, K3, ImportanceWeighted, KLEstimator
 from grpo_lightning.maths.kl_penalty import KLPenalty
 from grpo_lightning.maths.masks import TokenMask, TopEntropy, Truncated
@@ -45,11 +46,12 @@ from grpo_lightning.maths.weightings import (
     Unweighted,
 )
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, PolicySnapshot
+from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, PolicySnapshot, Proximal
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult, Segment
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.training.stale import StaleSource
 from grpo_lightning.training.step import Minibatch
 from grpo_lightning.types import Sample
 from helpers.fitting import Digits, Gradients, fit, scalars
@@ -201,6 +203,8 @@ def runs(folder: Path, max_tokens: int, **trainer: Any) -> dict[str, Any]:
     run("sampling", [groups], 3, {"dynamic_sampling": DynamicSampling(max_rounds=3)}, rewards=[Vowels()])
     found["groups"] = groups.steps
     run("stop", [], 2, {"mu": 4, "stop": KLAbove(0.09)})
+    corrected = Objective(correction=TruncatedRatio(1.02))
+    run("stale", [], 4, {"source": StaleSource(2)}, objective=corrected, old_policy=Proximal())
     for precision, dtype, shares in product(("32-true", "bf16-mixed"), (torch.float32, torch.bfloat16), (True, False)):
         if (precision, dtype) == ("bf16-mixed", torch.bfloat16):
             continue

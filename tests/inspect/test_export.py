@@ -155,6 +155,7 @@ MISTAKES = {
     "a file there": (["run", "--out", "rows.jsonl"], ["--out=rows.jsonl", "already"]),
     "no configuration": (["edited", "--out", "out"], ["edited/config.yaml", "no configuration"]),
     "the model is gone": (["moved", "--out", "out"], ["policy.path=./gone", "no such folder"]),
+    "no adapter": (["run", "--out", "out", "--as", "adapter"], ["--as=adapter", "run has trained all weights"]),
     "another model": (["other", "--out", "out"], ["policy.path=other_policy", "another model"]),
 }
 

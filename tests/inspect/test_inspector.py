@@ -24,6 +24,7 @@ import grpo_lightning
 from grpo_lightning.inspect import read
 from grpo_lightning.inspect.inspector import Inspector
 from grpo_lightning.inspect.record import CompletionRecord, GroupRecord, StepRecord, files_of
+from grpo_lightning.maths.corrections import RatioMask
 from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.kl import ImportanceWeighted, KLEstimator
 from grpo_lightning.maths.kl_penalty import KLPenalty
@@ -36,13 +37,14 @@ from grpo_lightning.maths.surrogates import Clipped, Surrogate
 from grpo_lightning.maths.target_probability import TargetProbability
 from grpo_lightning.maths.weightings import TokenWeighting, Unweighted
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.snapshots import FrozenCopy
+from grpo_lightning.policy.snapshots import FrozenCopy, Proximal
 from grpo_lightning.rewards.results import RewardResult, Segment
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.source import Synchronous
+from grpo_lightning.training.stale import StaleSource
 from grpo_lightning.types import Sample, UsageError
 
 ALL = 1000
@@ -125,6 +127,22 @@ def test_terms_with_masks_and_an_entropy_bonus(mask: Callable[[], TokenMask], tm
 
 def test_terms_with_a_penalty_in_the_reward(tmp_path: Path) -> None:
     check_terms_of(tmp_path, Objective(kl=ImportanceWeighted(), beta=0.1), reward_kl=KLPenalty(0.2))
+
+
+def test_terms_of_stale_rollouts_with_a_correction(tmp_path: Path) -> None:
+    loop = LEARNING["loop"] | {"source": StaleSource(1)}
+    objective = Objective(correction=RatioMask(0.97, 1.03), beta=0.05)
+    records = check_terms_of(tmp_path, objective, loop=loop, old_policy=Proximal())
+    tokens = [one.tokens for one in completions(trained(records[1]))]
+    factors = np.concatenate([one.correction for one in tokens if one.correction is not None])
+    assert 0 < (factors == 0).mean() < 1 and (factors[factors != 0] != 1).any()
+    for one in tokens:
+        if one.correction is not None:
+            assert one.old_logp is not None and one.sampler_logp is not None and one.weight is not None
+            ratio = np.exp(one.old_logp - one.sampler_logp)
+            expected = np.where((ratio < 0.97) | (ratio > 1.03), 0, ratio)
+            np.testing.assert_allclose(one.correction, expected, rtol=1e-5)
+            assert ((one.weight == 0) == (expected == 0)).all()
 
 
 class Halves(Digits):

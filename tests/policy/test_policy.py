@@ -24,6 +24,7 @@ from transformers import LlamaModel
 
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import policy as policy_module
+from grpo_lightning.policy.offloading import InMainMemory
 from grpo_lightning.policy.policy import Policy, remove_dropout
 from grpo_lightning.types import UsageError
 
@@ -167,6 +168,39 @@ def test_gradient_checkpointing_gives_the_same_gradient(tmp_path, shape, first_l
     checkpointed.get_submodule(first_layer).register_forward_pre_hook(lambda *_: runs.append(1))
     assert_same_gradient(gradient_of(checkpointed, rollouts), gradient_of(plain, rollouts), tolerance=1e-6)
     assert len(runs) == 2  # Forward, and again in the backward pass.
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_activations_in_main_memory_give_the_same_gradient(tmp_path, monkeypatch, recomputes):
+    rollouts, path = rollouts_of(LENGTHS, PROMPT_LENGTHS), save(tmp_path, "llama")
+    plain = load(path, gradient_checkpointing=recomputes).train()
+    policy = load(path, gradient_checkpointing=recomputes, offload_activations=True).train()
+    moved = []
+
+    class Moves(InMainMemory):
+        """Takes the CPU for a device."""
+
+        def is_elsewhere(self, tensor):
+            return True
+
+        def take(self, tensor):
+            moved.append(tensor.numel())
+            return super().take(tensor)
+
+    monkeypatch.setattr("grpo_lightning.policy.offloading.SMALL", 1)
+    policy.kept = Moves
+    expected = gradient_of(plain, rollouts)
+    assert_same_gradient(gradient_of(policy, rollouts), expected, tolerance=0)
+    weights = {parameter.numel() for parameter in policy.parameters() if parameter.ndim > 1}
+    # With recomputed layers little more than their inputs is moved; and never a weight.
+    assert 0 < len(moved) < (12 if recomputes else 150) and not weights & {*moved}
+
+
+def test_on_a_cpu_no_activation_is_moved(tmp_path, monkeypatch):
+    monkeypatch.setattr("grpo_lightning.policy.offloading.SMALL", 1)
+    monkeypatch.setattr(InMainMemory, "take", lambda *_: pytest.fail("moved"))
+    policy = load(save(tmp_path, "llama"), offload_activations=True).train()
+    gradient_of(policy, rollouts_of(LENGTHS, PROMPT_LENGTHS))
 
 
 @pytest.mark.parametrize("name", ["resid_pdrop", "embd_pdrop", "attn_pdrop"])

@@ -1,7 +1,10 @@
+import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from helpers.loading import load_tool
 from helpers.paths import ROOT
@@ -204,6 +207,19 @@ def test_runs_in_processes_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
     logs = {seed: (tmp_path / f"runs/e/one/{seed}/log.txt").read_text() for seed in (0, 7)}
     assert all("step 2/2: reward " in log and "2 of 2 steps in " in log for log in logs.values())
     assert "| one | 2 |" in (tmp_path / "runs/e/results.md").read_text()
+
+
+def test_classes_of_an_experiment_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By FILE.CLASS from the root, as `grpo` finds them."""
+    for name in ("path", "argv"):
+        monkeypatch.setattr(sys, name, [*getattr(sys, name)])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiments" / "own").mkdir(parents=True)
+    (tmp_path / "experiments" / "own" / "part_of_a_test.py").write_text("class Part:\n    pass\n")
+    threads = torch.get_num_threads()
+    tool.prepare_worker(tmp_path)
+    torch.set_num_threads(threads)
+    assert importlib.util.find_spec("experiments.own.part_of_a_test")
 
 
 def test_a_run_that_fails_says_why_and_the_others_count(root: Path, capfd: pytest.CaptureFixture[str]):

@@ -16,6 +16,7 @@ from helpers.tiny import policy_of, requests_of
 
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.maths.corrections import GeometricMask, ProbabilityGap
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.sequence_surrogates import SequenceClipped
 from grpo_lightning.maths.stopping import AllSettled, KLAbove, ObjectivePlateau
@@ -100,6 +101,8 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "Clipped, shared prefix": lambda: {"objective": Objective(beta=0.1)},
     "GSPO, stops by KL": lambda: {"objective": Objective(SequenceClipped()), "stop": KLAbove(1e3)},
     "targets, stops when settled": lambda: {"objective": Objective(TargetProbability()), "stop": AllSettled(1.0)},
+    "a correction of tokens": lambda: {"objective": Objective(correction=ProbabilityGap())},
+    "a correction of completions": lambda: {"objective": Objective(correction=GeometricMask())},
     "entropy bonus, stops at a plateau": lambda: {
         "objective": Objective(entropy_bonus=0.1),
         "stop": ObjectivePlateau(9),

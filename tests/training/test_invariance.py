@@ -105,6 +105,12 @@ def test_a_stop_rule_stops_at_the_same_update(found: Found, way: str) -> None:
     assert largest_difference(found[way]["stop"], found["whole"]["stop"]) < 1e-5
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_stale_rollouts_and_their_corrections_are_the_same(found: Found, way: str) -> None:
+    assert len(found["whole"]["stale"]) == 8
+    assert largest_difference(found[way]["stale"], found["whole"]["stale"]) < 1e-6
+
+
 @pytest.mark.parametrize("way", ["whole", *WAYS])
 @pytest.mark.parametrize("shares", [True, False], ids=["shared prefix", "rows"])
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.policy import Policy, recompute_activations, remove_dropout
 from grpo_lightning.training.memory import Estimate, Job, MemoryTable, Spread, optimizer_bytes, remedies
 from grpo_lightning.training.simulation import Held, LiveBytes, Twin, most
@@ -67,11 +68,42 @@ def test_types_of_weights_and_cache() -> None:
     assert mixed["key-value cache"][0] == CACHE // 2 * 16 * 30
 
 
+ADAPTER = 2 * 4 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 48))
+"""Rank 4 beside queries, output, keys, values and MLP of two layers."""
+
+
 def test_only_trained_parameters_have_gradients_and_optimizer_state() -> None:
-    table = MemoryTable.from_job(job_with(trained=1000))
-    assert table["gradients"][2] == 4000
-    assert table["optimizer"][0] == 8000
-    assert table["weights"][0] == 4 * PARAMETERS + BUFFERS
+    table = MemoryTable.from_job(job_with(adapter=LoRA(rank=4), frozen_copies=1))
+    assert table["gradients"][2] == 4 * ADAPTER
+    assert table["optimizer"][0] == 8 * ADAPTER
+    assert table["frozen copies"][0] == 4 * ADAPTER
+    assert table["weights"][0] == 4 * (PARAMETERS + ADAPTER) + BUFFERS
+    assert "trained" in str(table)
+
+
+def test_an_adapter_is_float32_beside_weights_of_other_types() -> None:
+    table = MemoryTable.from_job(job_with(adapter=LoRA(rank=4), dtype=torch.bfloat16))
+    assert table["weights"][0] == 2 * PARAMETERS + 4 * ADAPTER + BUFFERS
+    assert table["gradients"][2] == 4 * ADAPTER
+    assert table["key-value cache"][0] == CACHE // 2 * 16 * 30
+    four = MemoryTable.from_job(job_with(adapter=LoRA(rank=4, quantise="nf4"), dtype=torch.bfloat16))
+    linear = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48)
+    # 4 bits, 8 bits per 64 weights and 32 bits per 64 x 256; embedding, head and norms stay.
+    expected = linear * (1 / 2 + 1 / 64 + 4 / 16384) + 2 * (PARAMETERS - linear) + 4 * ADAPTER + BUFFERS
+    assert four["weights"][0] == pytest.approx(expected)
+    assert four["dequantised weight"] == (2 * 32 * 48,) * 3
+
+
+def test_a_twin_with_an_adapter_holds_less_in_an_update() -> None:
+    adapter, pack = LoRA(rank=4), Estimate(job_with()).pack
+    twins = [
+        Twin(model_of("llama").config, torch.float32, "sdpa", True, False, False, None, adapter=one)
+        for one in (None, adapter)
+    ]
+    trained = [sum(p.numel() for p in twin.model.parameters() if p.requires_grad) for twin in twins]
+    assert trained == [PARAMETERS, ADAPTER]
+    held = [most(*twin.update(pack)).total for twin in twins]
+    assert 0 < held[1] < 1.5 * held[0]
 
 
 def test_sharded_weights_are_whole_while_exploring() -> None:
@@ -271,3 +303,14 @@ def test_longer_completions_in_validation_need_a_larger_cache() -> None:
 def test_the_same_sampling_in_validation_changes_nothing() -> None:
     job = job_with(validated_prompts=6, val_samples=4)
     assert str(MemoryTable.from_job(replace(job, val_sampling=replace(job.sampling)))) == str(MemoryTable.from_job(job))
+
+
+def test_activations_in_main_memory_leave_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of recomputed layers only the inputs are left, and those go."""
+    monkeypatch.setattr("grpo_lightning.policy.offloading.SMALL", 1)
+    job = job_with(device="cuda", recomputes=True, config=model_of("llama", num_hidden_layers=8).config)
+    stays = Estimate(job)
+    goes = stays.changed(offloads=True)
+    assert goes.updated.total < stays.updated.total
+    keys = [remedy.key for remedy in remedies(stays, phase="updating")]
+    assert "model.policy.offload_activations=true" in keys

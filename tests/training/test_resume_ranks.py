@@ -1,4 +1,4 @@
-"""A run goes on with other devices, another strategy and other options at once: 1 -> 2 -> 1 ranks."""
+"""A run goes on with other devices, another strategy and other options at once: 1 -> 2 -> 1, and 1 -> 4 -> 2 -> 1."""
 
 from pathlib import Path
 
@@ -49,3 +49,30 @@ def test_one_two_one(tmp_path: Path, command: Grpo, monkeypatch: pytest.MonkeyPa
         # Those kept by the number of the step stay; of the others the best by val/reward, once it was measured.
         kept = sorted(path.name for path in (tmp_path / name / "checkpoints").iterdir())
         assert kept == ["last.ckpt", "step-1.ckpt", "step-2.ckpt", "step-4.ckpt"]
+
+
+def test_one_four_two_one(tmp_path: Path, command: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sharded over four, copied on two, and alone: the numbers are those of a run that was alone all the time."""
+    policy_of(scale=0.05).save_pretrained(tmp_path / "policy")
+    rows = (f'{{"question": "{"1" * row}", "answer": "{row}"}}\n' for row in range(1, 10))
+    (tmp_path / "rows.jsonl").write_text("".join(rows))
+    monkeypatch.chdir(tmp_path)
+    for_four = ["--loop.prompts_per_step=8"]  # every rank takes one for each of two updates
+    options = [option for option in OPTIONS if "Shares" not in option and "max_epochs" not in option] + for_four
+
+    def alone(name: str, steps: int, *more: str) -> None:
+        where = [f"--trainer.default_root_dir={name}", f"--trainer.max_epochs={steps}"]
+        code, _, errors = command("fit", *options, *where, *more)
+        assert code == 0, errors
+
+    alone("whole", 4)
+    alone("moved", 1)
+    four = ["--trainer.devices=4", "--trainer.strategy=fsdp2", "--trainer.max_epochs=2", LAST]
+    finish({"moved": [*for_four, *four]}, tmp_path)
+    finish({"moved": [*for_four, *TWO, "--trainer.strategy=ddp", "--trainer.max_epochs=3", LAST]}, tmp_path)
+    alone("moved", 4, LAST)
+    # Left out is what is recorded in the last step of each start.
+    moved, whole = (
+        {n: v for n, v in scalars(tmp_path / run).items() if n[:7] != "update/"} for run in ("moved", "whole")
+    )
+    assert_close(moved, whole, 1e-5)

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,8 +12,7 @@ from helpers.command import Grpo, arguments
 from helpers.fitting import scalars
 from helpers.paths import environment
 from helpers.tiny import policy_of, requests_of, rollouts_of
-from torch import distributed
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from grpo_lightning.engines.native import NativeEngine
@@ -55,12 +53,12 @@ LIGHTNINGS = [
 HALF = "--trainer.max_epochs=2"
 
 
-def finish(runs: dict[str, list[str]], folder: Path) -> None:
-    """Fits each run in its folder, all at the same time."""
+def finish(runs: dict[str, list[str]], folder: Path, of: list[str] = OPTIONS) -> None:
+    """Fits each run in its folder, all at the same time, with the options `of` and its own."""
     command = [sys.executable, "-m", "grpo_lightning"]
     processes = {
         name: subprocess.Popen(
-            [*command, *arguments("fit", f"--trainer.default_root_dir={name}", *OPTIONS, *options)],
+            [*command, *arguments("fit", f"--trainer.default_root_dir={name}", *of, *options)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -71,7 +69,7 @@ def finish(runs: dict[str, list[str]], folder: Path) -> None:
     }
     try:
         for name, process in processes.items():
-            _, errors = process.communicate(timeout=200)
+            _, errors = process.communicate(timeout=400)
             assert process.returncode == 0, f"{name}: {errors[-3000:]}"
     finally:
         for process in processes.values():
@@ -176,14 +174,6 @@ def test_tensor_parallelism_is_refused() -> None:
     mesh = {"tensor_parallel": SimpleNamespace(size=lambda: 2)}
     with pytest.raises(UsageError, match=r"tensor_parallel_size=2.*fsdp2"):
         data_mesh(cast(DeviceMesh, mesh))
-
-
-@pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    """A world of one rank."""
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    distributed.destroy_process_group()
 
 
 def is_sharded(policy: Policy) -> bool:

@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from grpo_lightning import ranks
 from grpo_lightning.training import internals
 from grpo_lightning.training.callbacks.interrupts import Interrupts
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO as AtomicCheckpointIO
@@ -19,8 +20,8 @@ from grpo_lightning.types import UsageError, at_least
 class StepCheckpoint(ModelCheckpoint):
     """Saves the run as `last.ckpt` at the end of exploration steps, where it resumes from exactly.
 
-    Checkpoints are in `checkpoints/` of `trainer.default_root_dir`, whatever the logger. After SIGTERM or Ctrl-C the
-    running step ends, is saved, and the run stops. A second Ctrl-C stops at once.
+    Checkpoints are in `checkpoints/` of `trainer.default_root_dir`, whatever the logger. After SIGTERM, SIGUSR1
+    or Ctrl-C the running step ends, is saved, and the run stops. A second Ctrl-C stops at once.
 
     Args:
         every_n_steps: Exploration steps between two checkpoints. The last step of the run is always saved.
@@ -90,6 +91,7 @@ class StepCheckpoint(ModelCheckpoint):
             # A run that continues finds its own checkpoints there; those of another run are refused.
             warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
             super().setup(trainer, pl_module, stage)
+        refuse_other_starts(trainer.ckpt_path is not None)
 
     def _find_last_checkpoints(self, trainer: L.Trainer) -> set[str]:
         """Lightning looks for `last` before `setup`."""
@@ -126,16 +128,15 @@ class StepCheckpoint(ModelCheckpoint):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Saves the step, and ends the run if it was asked to."""
         step = trainer.current_epoch + 1
-        stops = trainer.strategy.reduce_boolean_decision(self.interrupts.asked, all=False)
+        stops = self.interrupts.agree(lambda one: trainer.strategy.reduce_boolean_decision(one, all=False))
         if stops:
             trainer.should_stop = True
             trainer.fit_loop.min_epochs = None
-            self.interrupts.pressed = trainer.strategy.reduce_boolean_decision(self.interrupts.pressed, all=False)
         due = step % self.every_n_steps == 0 or step == trainer.max_epochs or trainer.should_stop
         if due and not internals.skips_saving(self, trainer):
             self._save(trainer)
         if stops:
-            rank_zero_info(f"{'Ctrl-C' if self.interrupts.pressed else 'SIGTERM'}: {self.saved}")
+            rank_zero_info(f"{self.interrupts.name}: {self.saved}")
 
     def _save(self, trainer: L.Trainer) -> None:
         """Saves. Lightning itself writes `last.ckpt` only together with one of those that are kept."""
@@ -201,6 +202,17 @@ class StepCheckpoint(ModelCheckpoint):
 def checkpoints_of(trainer: L.Trainer) -> Path:
     """The folder of a run's checkpoints."""
     return Path(trainer.default_root_dir) / "checkpoints"
+
+
+def refuse_other_starts(continues: bool) -> None:
+    """Raises UsageError if `--ckpt_path last` found a checkpoint on some ranks alone. Every rank must call it."""
+    everyone = ranks.gather(continues)
+    if len({*everyone}) > 1:
+        without = everyone.index(False)
+        raise UsageError(
+            f"ckpt_path=last: rank {everyone.index(True)} finds last.ckpt and rank {without} does not. Put "
+            "trainer.default_root_dir on a disk that all nodes share"
+        )
 
 
 def refuse_overwriting(checkpoints: Path) -> None:

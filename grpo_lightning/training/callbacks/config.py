@@ -71,7 +71,16 @@ def differences(earlier: str, later: str) -> list[str]:
 
 
 ALGORITHM = ("advantage", "reward_kl", "old_policy", "reference", "sampling", "lr_scheduler", "grad_clip")
-SIZES = ("group_size", "prompts_per_step", "mu", "num_minibatches", "steps_per_iteration", "stop", "dynamic_sampling")
+SIZES = (
+    "group_size",
+    "prompts_per_step",
+    "mu",
+    "num_minibatches",
+    "steps_per_iteration",
+    "stop",
+    "dynamic_sampling",
+    "source",
+)
 """Keys under `model` and `loop` that decide the result."""
 
 

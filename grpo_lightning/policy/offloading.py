@@ -1,0 +1,43 @@
+"""Activations kept in main memory between the forward and the backward pass."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+SMALL = 2**16
+"""Elements; what has fewer stays on the device."""
+
+
+class InMainMemory(saved_tensors_hooks):
+    """Moves what the backward pass needs to main memory, and back when it needs it. Values do not change.
+
+    Weights stay where they are: under FSDP2 they are gathered again. On a CPU nothing moves.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(self._pack, self._unpack)
+
+    def _pack(self, tensor: Tensor) -> Any:
+        owner = tensor if tensor._base is None else tensor._base
+        if tensor.numel() < SMALL or isinstance(owner, nn.Parameter) or not self.is_elsewhere(tensor):
+            return tensor
+        return tensor.device, self.take(tensor)
+
+    def _unpack(self, packed: Any) -> Tensor:
+        return packed if isinstance(packed, Tensor) else self.give_back(*packed)
+
+    def is_elsewhere(self, tensor: Tensor) -> bool:
+        """Whether the tensor is on a device with memory of its own."""
+        return tensor.device.type != "cpu"
+
+    def take(self, tensor: Tensor) -> Any:
+        """A copy in main memory."""
+        pinned = tensor.device.type == "cuda"
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, layout=tensor.layout, pin_memory=pinned)
+        return copy.copy_(tensor)
+
+    def give_back(self, device: torch.device, copy: Any) -> Tensor:
+        """The tensor on its device again."""
+        return copy.to(device, non_blocking=device.type == "cuda")

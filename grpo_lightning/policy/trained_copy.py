@@ -1,0 +1,53 @@
+"""A copy of a policy's trained tensors alone, for snapshots of a policy whose other weights are frozen."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from grpo_lightning.policy import sharding
+from grpo_lightning.policy.policy import Policy
+
+
+class TrainedCopy(nn.Module):
+    """The trained tensors of a policy as they are now, under the names that they have in it.
+
+    Args:
+        policy: Its adapter is copied.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        for name, value in policy.trained_state_dict().items():
+            *path, leaf = name.split(".")
+            module: nn.Module = self
+            for part in path:
+                if part not in dict(module.named_children()):
+                    module.add_module(part, nn.Module())
+                module = module.get_submodule(part)
+            module.register_parameter(leaf, nn.Parameter(value.clone(), requires_grad=False))
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Shards the tensors over the ranks of `mesh`, as those of the policy are."""
+        sharding.shard(self, [], mesh)
+
+    @contextmanager
+    def in_place_in(self, policy: Policy) -> Iterator[None]:
+        """A context in which `policy` computes with these tensors, in eval mode; afterwards it has its own again."""
+        was_training = policy.model.training
+        own = {name: value.clone() for name, value in policy.trained_state_dict().items()}
+        policy.model.eval()
+        try:
+            self._write(self.state_dict(), policy)
+            yield
+        finally:
+            self._write(own, policy)
+            policy.model.train(was_training)
+
+    @torch.no_grad()
+    def _write(self, values: dict[str, torch.Tensor], policy: Policy) -> None:
+        # Asked for anew: it drops what was gathered of sharded tensors, so that the next forward reads these.
+        for name, value in policy.trained_state_dict().items():
+            value.copy_(values[name])

@@ -1,0 +1,316 @@
+"""Corrections and the mismatch against numbers by hand and an independent float64 loop."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from helpers.contracts import make, members
+from helpers.fitting import relative
+from helpers.tiny import gradients, policy_of, rollouts_of
+from torch import Tensor
+
+from grpo_lightning.maths.corrections import (
+    Correction,
+    GeometricMask,
+    NoCorrection,
+    ProbabilityGap,
+    RatioMask,
+    SequenceMask,
+    TruncatedRatio,
+)
+from grpo_lightning.maths.mismatch import CLASSES, METRICS, Mismatch
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.surrogates import Clipped, Reinforce
+from grpo_lightning.types import UsageError
+
+Loop = Callable[[list[float], list[float], float], list[float]]
+"""The factors of a completion from its ratios, the sampler's probabilities and Â, in plain Python."""
+
+MASKS_AND_LOOPS: dict[str, tuple[Correction, Loop]] = {
+    "none": (NoCorrection(), lambda r, mu, a: [1.0 for _ in r]),
+    "truncated": (TruncatedRatio(1.5), lambda r, mu, a: [min(one, 1.5) for one in r]),
+    "ratio mask": (RatioMask(0.6, 2.0), lambda r, mu, a: [one if 0.6 <= one <= 2 else 0.0 for one in r]),
+    "sequence mask": (
+        SequenceMask(0.2, 3.0),
+        lambda r, mu, a: [math.prod(r) if 0.2 <= math.prod(r) <= 3 else 0.0 for _ in r],
+    ),
+    "geometric mask": (
+        GeometricMask(0.8, 1.2),
+        lambda r, mu, a: [float(0.8 <= math.prod(r) ** (1 / len(r)) <= 1.2) for _ in r],
+    ),
+    "probability gap": (
+        ProbabilityGap(0.1),
+        lambda r, mu, a: [
+            0.0 if (a > 0 and one * m - m > 0.1) or (a < 0 and one * m - m < -0.1) else one
+            for one, m in zip(r, mu, strict=True)
+        ],
+    ),
+}
+
+
+def far_rollouts(seed: int = 0) -> Rollouts:
+    """Completions of 1 to 40 tokens whose sampler is up to half a nat from π_old at a token."""
+    rollouts = rollouts_of([1, 7, 40, 3, 2, 18, 5, 1], prompt_lengths=[3, 2], seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    assert rollouts.old_logp is not None
+    rollouts.sampler_logp = (rollouts.old_logp - 0.3 * torch.randn(rollouts.num_tokens, generator=generator)).clamp(
+        max=-1e-3
+    )
+    return rollouts
+
+
+def factor_of(correction: Correction, rollouts: Rollouts) -> Tensor:
+    assert rollouts.old_logp is not None
+    factor = Objective(correction=correction).factor(rollouts.old_logp, rollouts)
+    return torch.ones(rollouts.num_tokens) if factor is None else factor
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", MASKS_AND_LOOPS)
+def test_factors_are_those_of_a_loop_in_float64(name: str, seed: int) -> None:
+    correction, loop = MASKS_AND_LOOPS[name]
+    rollouts = far_rollouts(seed)
+    expected: list[float] = []
+    start = 0
+    for length in rollouts.lengths.tolist():
+        own = slice(start, start + length)
+        old, sampler = rollouts.old_logp[own].tolist(), rollouts.sampler_logp[own].tolist()
+        ratios = [math.exp(a) / math.exp(b) for a, b in zip(old, sampler, strict=True)]
+        expected += loop(ratios, [math.exp(b) for b in sampler], float(rollouts.advantage[start]))
+        start += length
+    factor = factor_of(correction, rollouts)
+    assert factor.dtype == torch.float32 and not factor.requires_grad
+    assert factor.tolist() == pytest.approx(expected, rel=1e-5)
+    if correction.reads_sampler:
+        # The bounds are not there for show, and do not hide everything.
+        at_bound = (factor == 0) | (factor == 1.5)
+        assert 0 < int(at_bound.sum()) < rollouts.num_tokens
+
+
+def test_every_correction_has_a_loop() -> None:
+    assert {type(correction) for correction, _ in MASKS_AND_LOOPS.values()} == {*members(Correction)}
+
+
+def by_hand(correction: Correction, advantage: float = 1.0) -> list[float]:
+    """The factors of a completion of three tokens and one of a single token."""
+    rollouts = rollouts_of([3, 1])
+    rollouts.sampler_logp = torch.tensor([0.1, 0.5, 0.8, 0.02]).log()
+    rollouts.old_logp = torch.tensor([0.4, 0.25, 0.8, 0.12]).log()
+    rollouts.advantage = torch.full((4,), advantage)
+    return factor_of(correction, rollouts).tolist()
+
+
+def test_factors_by_hand() -> None:
+    # Ratios 4, 1/2, 1 and 6; of the completions 2 and 6; their geometric means 2^(1/3) = 1.26 and 6.
+    assert by_hand(NoCorrection()) == [1, 1, 1, 1]
+    assert by_hand(TruncatedRatio()) == pytest.approx([2, 0.5, 1, 2])
+    assert by_hand(TruncatedRatio(5)) == pytest.approx([4, 0.5, 1, 5])
+    assert by_hand(RatioMask(0.4)) == pytest.approx([4, 0.5, 1, 0])
+    assert by_hand(RatioMask(0.6, 6.1)) == pytest.approx([4, 0, 1, 6])
+    assert by_hand(SequenceMask()) == pytest.approx([2, 2, 2, 0])
+    assert by_hand(SequenceMask(low=0.9, high=1.9)) == [0, 0, 0, 0]
+    assert by_hand(GeometricMask(high=1.3)) == [1, 1, 1, 0]
+    assert by_hand(GeometricMask()) == [0, 0, 0, 0]
+    # Gaps 0.3, -0.25, 0 and 0.1: a good token must not have risen too far, a bad one not fallen.
+    assert by_hand(ProbabilityGap()) == pytest.approx([0, 0.5, 1, 6])
+    assert by_hand(ProbabilityGap(), advantage=-1) == pytest.approx([4, 0, 1, 6])
+    assert by_hand(ProbabilityGap(0.05)) == pytest.approx([0, 0.5, 1, 0])
+
+
+@pytest.mark.parametrize("cls", members(Correction), ids=lambda cls: cls.__name__)
+def test_without_mismatch_every_factor_is_one(cls: type) -> None:
+    rollouts = rollouts_of([5, 1, 9])
+    rollouts.sampler_logp = rollouts.old_logp
+    assert factor_of(make(cls), rollouts).tolist() == [1.0] * 15
+
+
+@pytest.mark.parametrize("cls", members(Correction), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(("old", "sampler"), [(0.0, -1e4), (-1e4, 0.0), (-1e4, -1e4)])
+def test_factors_stay_finite_at_absurd_log_ratios(cls: type, old: float, sampler: float) -> None:
+    rollouts = rollouts_of([60, 1])
+    rollouts.old_logp, rollouts.sampler_logp = torch.full((61,), old), torch.full((61,), sampler)
+    factor = factor_of(make(cls), rollouts)
+    assert factor.isfinite().all() and (factor >= 0).all()
+
+
+@pytest.mark.parametrize("cls", members(Correction), ids=lambda cls: cls.__name__)
+def test_a_factor_depends_on_its_own_completion_alone(cls: type) -> None:
+    rollouts = far_rollouts()
+    factor = factor_of(make(cls), rollouts)
+    for row, expected in enumerate(factor.split(rollouts.lengths.tolist())):
+        assert factor_of(make(cls), rollouts.select(torch.tensor([row]))).tolist() == pytest.approx(expected.tolist())
+
+
+def test_the_objective_multiplies_the_weight_by_the_factor() -> None:
+    rollouts = far_rollouts()
+    logp = (rollouts.old_logp + 0.01).requires_grad_()
+    plain, corrected = (
+        Objective(Reinforce(), beta=0.1),
+        Objective(Reinforce(), beta=0.1, correction=RatioMask(0.8, 1.2)),
+    )
+    value, diagnostics = corrected(logp, torch.zeros_like(logp), rollouts)
+    (gradient,) = torch.autograd.grad(value, logp)
+    factor = factor_of(RatioMask(0.8, 1.2), rollouts)
+    (expected,) = torch.autograd.grad((rollouts.weight * factor * plain.terms(logp, logp, rollouts).total).sum(), logp)
+    assert torch.equal(gradient, expected)
+    # What is masked counts nowhere.
+    assert float(diagnostics.tokens) == int((factor != 0).sum()) < rollouts.num_tokens
+
+
+def test_no_correction_changes_no_bit_and_reads_no_sampler() -> None:
+    rollouts = far_rollouts()
+    logp = rollouts.old_logp + 0.01
+    value, _ = Objective()(logp, torch.zeros_like(logp), rollouts)
+    assert torch.equal(value, (rollouts.weight * Clipped()(logp, rollouts.old_logp, rollouts).value).sum())
+    rollouts.sampler_logp = None
+    assert torch.equal(Objective()(logp, torch.zeros_like(logp), rollouts)[0], value)
+
+
+def test_where_pi_old_is_the_policy_the_factor_comes_from_its_own_log_probs() -> None:
+    rollouts = far_rollouts()
+    known = rollouts.old_logp
+    objective = Objective(correction=TruncatedRatio(1.2))
+    expected = objective(known, torch.zeros_like(known), rollouts)[0]
+    rollouts.old_logp = None
+    logp = known.clone().requires_grad_()
+    value = objective(logp, torch.zeros_like(known), rollouts)[0]
+    assert torch.equal(value, expected)
+    # The factor has no gradient of its own: that of the ratio alone is left.
+    (gradient,) = torch.autograd.grad(value, logp)
+    factor = torch.minimum((known - rollouts.sampler_logp).exp(), torch.tensor(1.2))
+    torch.testing.assert_close(gradient, rollouts.weight * factor * rollouts.advantage)
+
+
+@pytest.mark.parametrize("cls", members(Correction), ids=lambda cls: cls.__name__)
+def test_packing_order_and_padding_do_not_change_the_gradient(cls: type) -> None:
+    policy, rollouts = policy_of(scale=0.05), rollouts_of([5, 1, 9, 3, 7, 2], prompt_lengths=[4, 2])
+    with torch.no_grad():
+        rollouts.old_logp = policy(rollouts).logp + 0.01
+    # Mean log-ratios of the completions below and above a hundredth, which `GeometricMask` looks for.
+    shift = rollouts.spread(torch.tensor([0.005, 0.3, -0.004, 0.002, -0.3, 0.0]))
+    rollouts.sampler_logp = rollouts.old_logp + shift + 0.001 * torch.sin(7.0 * rollouts.token_ids)
+    objective = Objective(beta=0.1, correction=make(cls))
+
+    def gradient(packs: list[Rollouts]) -> dict[str, Tensor]:
+        policy.zero_grad()
+        for pack in packs:
+            scored = policy(pack)
+            objective(scored.logp, scored.entropy, pack)[0].backward()
+        return dict(gradients(policy))
+
+    whole = gradient([rollouts])
+    assert relative(gradient([rollouts.select(torch.tensor([4, 0, 5, 2, 1, 3]))]), whole) < 1e-6
+    # Alone, a row has no padding at all.
+    alone = [rollouts.select(torch.tensor([row])) for row in range(6)]
+    assert relative(gradient(alone), whole) < 1e-6
+    if objective.correction.reads_sampler:
+        objective.correction = NoCorrection()
+        assert relative(gradient([rollouts]), whole) > 1e-3
+
+
+MISTAKES: list[tuple[Callable[[], object], str]] = [
+    (lambda: TruncatedRatio(0.5), "cap=0.5"),
+    (lambda: TruncatedRatio(math.nan), "cap=nan"),
+    (lambda: RatioMask(low=1.1), "low=1.1"),
+    (lambda: RatioMask(low=-0.1), "low=-0.1"),
+    (lambda: RatioMask(high=0.9), "high=0.9"),
+    (lambda: SequenceMask(high=math.inf), "high=inf"),
+    (lambda: GeometricMask(low=1.01, high=1.02), "low=1.01"),
+    (lambda: ProbabilityGap(0.0), "threshold=0.0"),
+    (lambda: ProbabilityGap(1.5), "threshold=1.5"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "says"), MISTAKES, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_mistake_is_refused_by_key_and_value(mistake: Callable[[], object], says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        mistake()
+    assert says in str(caught.value)
+
+
+# The mismatch
+
+
+def expected_mismatch(
+    rollouts: Rollouts, factor: Tensor, longest: float = math.inf, over: float = 0
+) -> dict[str, float]:
+    """The measures of the completions with `over` < length <= `longest`, in plain Python."""
+    kl, gaps, corrected, masked, wholes = [], [], [], [], []
+    start = 0
+    for length in rollouts.lengths.tolist():
+        own = range(start, start + length)
+        start += length
+        if not over < length <= longest:
+            continue
+        logs = [float(rollouts.old_logp[t]) - float(rollouts.sampler_logp[t]) for t in own]
+        counting = [log for t, log in zip(own, logs, strict=True) if rollouts.weight[t] != 0]
+        kl += [math.exp(log) - 1 - log for log in counting]
+        gaps += [abs(log) for log in counting]
+        factors = [float(factor[t]) for t in own if rollouts.weight[t] != 0]
+        corrected += [abs(one - 1) > 0.01 for one in factors]
+        masked += [one == 0 for one in factors]
+        wholes += [math.exp(sum(logs))] if counting else []
+    mean = sum(wholes) / len(wholes)
+    return {
+        "kl": sum(kl) / len(kl),
+        "gap": max(gaps),
+        "corrected": sum(corrected) / len(corrected),
+        "masked": sum(masked) / len(masked),
+        "ess": mean**2 / (sum(one**2 for one in wholes) / len(wholes)),
+    }
+
+
+def test_the_mismatch_is_that_of_a_loop_by_length_and_pack() -> None:
+    rollouts = far_rollouts()
+    rollouts.weight[3], rollouts.weight[-1] = 0.0, 0.0  # a token of the second completion, and the whole last one
+    objective = Objective(correction=RatioMask(0.8, 1.2))
+
+    def mismatch(rows: list[int]) -> Mismatch:
+        pack = rollouts.select(torch.tensor(rows))
+        return Mismatch.from_pack(pack, pack.old_logp, objective.factor(pack.old_logp, pack))
+
+    found = (mismatch([0, 3, 5]) + mismatch([7, 1, 2]) + mismatch([4, 6])).metrics()
+    factor = objective.factor(rollouts.old_logp, rollouts)
+    lengths = {"": {}, "/16": {"longest": 16}, "/64": {"longest": 64, "over": 16}}
+    assert found.keys() == {f"{name}{by}" for name in METRICS for by in lengths}
+    for by, bounds in lengths.items():
+        for name, value in expected_mismatch(rollouts, factor, **bounds).items():
+            assert float(found[f"mismatch/{name}{by}"]) == pytest.approx(value, rel=1e-4), (name, by)
+    assert 0 < float(found["mismatch/masked"]) < float(found["mismatch/corrected"]) < 1
+    assert float(found["mismatch/ess"]) < 0.9
+
+
+def test_the_mismatch_of_equal_policies_is_none() -> None:
+    rollouts = rollouts_of([5, 1, 9])
+    rollouts.old_logp = rollouts.sampler_logp
+    found = Mismatch.from_pack(rollouts, rollouts.sampler_logp, None).metrics()
+    values = {name: float(value) for name, value in found.items() if name.count("/") == 1}
+    expected = {"kl": 0, "gap": 0, "corrected": 0, "masked": 0, "ess": pytest.approx(1)}
+    assert values == {f"mismatch/{name}": value for name, value in expected.items()}
+
+
+def test_without_recorded_log_probs_there_is_nothing_to_log() -> None:
+    rollouts = rollouts_of([5, 1])
+    rollouts.sampler_logp = None
+    assert Mismatch.from_pack(rollouts, rollouts.old_logp, None).metrics() == {}
+
+
+def test_the_mismatch_of_ranks_is_that_of_all() -> None:
+    rollouts = far_rollouts()
+    half = Mismatch.from_pack(rollouts, rollouts.old_logp, None)
+
+    def of_two_alike(values: Tensor, reduce_op: str) -> Tensor:
+        return {"sum": 2 * values, "max": values}[reduce_op]
+
+    both = half.reduce(of_two_alike)
+    assert float(both.tokens.sum()) == 2 * rollouts.num_tokens
+    for name, value in half.metrics().items():
+        assert float(both.metrics()[name]) == pytest.approx(float(value), rel=1e-5)
+
+
+def test_the_longest_class_has_no_end() -> None:
+    rollouts = rollouts_of([16385])
+    found = Mismatch.from_pack(rollouts, rollouts.old_logp, None).metrics()
+    assert f"mismatch/kl/{CLASSES[-1]}" in found and CLASSES[-1] == "longer"

@@ -1,0 +1,237 @@
+"""LoRA beside a policy: against PEFT's own model, against the base model, and what is refused."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.adapters import adapted, move
+from helpers.tiny import model_of, policy_of, requests_of, rollouts_of, tokenizer
+from peft import get_peft_model
+
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.policy import adapter as adapters
+from grpo_lightning.policy.adapter import LoRA, adapted_layers, fingerprint
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, MovingAverage
+from grpo_lightning.policy.trained_copy import TrainedCopy
+from grpo_lightning.types import RandomKey, UsageError
+
+ROLLOUTS = rollouts_of([4, 9, 1, 6], prompt_lengths=[3, 1])
+KINDS = {"lora": {}, "dora": {"dora": True}, "rslora": {"rslora": True}, "some": {"rank": 2, "alpha": 3.0}}
+
+
+@torch.no_grad()
+def logp(policy: Policy) -> torch.Tensor:
+    return policy(ROLLOUTS).logp
+
+
+def one_by_one(model: torch.nn.Module) -> None:
+    """A backward per completion, with nothing of this package."""
+    start = 0
+    prompts = ROLLOUTS.prompt_token_ids.split(ROLLOUTS.prompt_lengths.tolist())
+    for row, length in enumerate(ROLLOUTS.lengths.tolist()):
+        prompt, completion = prompts[int(ROLLOUTS.group[row])], ROLLOUTS.token_ids[start : start + length]
+        logits = model(input_ids=torch.cat([prompt, completion])[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
+        logits.log_softmax(-1).gather(-1, completion[:, None]).sum().backward()
+        start += length
+
+
+def relative(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    """|found - expected| / |expected| over all tensors together."""
+    off = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(found, expected, strict=True))
+    return (off / sum(float(b.double().square().sum()) for b in expected)) ** 0.5
+
+
+# PEFT asks by a name that transformers has renamed.
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient_is_that_of_pefts_own_model_in_a_plain_loop(kind: str) -> None:
+    lora = LoRA(**{"rank": 4, "alpha": 8.0} | KINDS[kind])
+    policy = Policy.from_model(model_of("llama"), tokenizer(), lora)
+    move(policy)
+    plain = get_peft_model(model_of("llama"), lora.config())
+    missing = plain.load_state_dict(
+        {f"base_model.{name}": value for name, value in policy.state_dict().items()}, strict=False
+    )
+    assert not missing.unexpected_keys
+    trained = [
+        {name: p for name, p in policy.named_parameters(prefix="base_model") if p.requires_grad},
+        {name: p for name, p in plain.named_parameters() if p.requires_grad},
+    ]
+    assert trained[0].keys() == trained[1].keys() and len(trained[0]) == (21 if kind == "dora" else 14) * 2
+    optimizers = [torch.optim.SGD(parameters.values(), lr=1e-4) for parameters in trained]
+    for _ in range(3):
+        policy(ROLLOUTS).logp.sum().backward()
+        one_by_one(plain)
+        gradients = [[p.grad.clone() for p in parameters.values()] for parameters in trained]
+        assert relative(*gradients) < 1e-6
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert relative(*([p.detach() for p in parameters.values()] for parameters in trained)) < 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_switched_off_it_is_the_base_model_bit_for_bit(shape: str, kind: str, dtype: torch.dtype) -> None:
+    base = Policy.from_model(model_of(shape).to(dtype), tokenizer())
+    policy = adapted(shape, dtype=dtype, **KINDS[kind])
+    trained = policy.trained_state_dict().keys()
+    assert float((logp(policy) - logp(base)).abs().max()) > 1e-3
+    assert AdapterOff()(policy, ROLLOUTS).detach().equal(logp(base))
+    before = logp(policy)
+    with policy.without_adapter():
+        assert logp(policy).equal(logp(base))
+    assert logp(policy).equal(before)
+    assert policy.trained_state_dict().keys() == trained
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_before_training_it_is_the_base_model(shape: str, kind: str) -> None:
+    policy = adapted(shape, moved=0.0, **KINDS[kind])
+    assert torch.allclose(logp(policy), logp(policy_of(shape)), atol=1e-6)
+
+
+def test_the_matrices_are_float32_whatever_the_weights(shape: str) -> None:
+    policy = adapted(shape, dtype=torch.bfloat16)
+    assert {value.dtype for value in policy.trained_state_dict().values()} == {torch.float32}
+    assert policy.model.dtype == torch.bfloat16
+    policy(ROLLOUTS).logp.sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in policy.parameters() if p.requires_grad)
+
+
+def test_every_linear_layer_but_the_head_has_one(shape: str) -> None:
+    policy = adapted(shape)
+    assert len(adapted_layers(policy.model)) == 2 * (4 if shape == "gpt2" else 7)
+    assert not hasattr(policy.model.get_output_embeddings(), "lora_A")
+    assert all(".lora_" in name for name in policy.trained_state_dict())
+
+
+def test_some_layers_by_their_names() -> None:
+    policy = adapted(target_modules=["q_proj", "v_proj"])
+    assert len(adapted_layers(policy.model)) == 4
+    assert len(adapted_layers(adapted(target_modules=r".*layers\.1\..*_proj").model)) == 7
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_the_engine_draws_from_the_policy_with_its_adapter(shape: str, kind: str) -> None:
+    policy, engine = adapted(shape, **KINDS[kind]), NativeEngine()
+    engine.check(policy, Sampling(max_new_tokens=8))
+    engine.sync(policy)
+    requests = requests_of([3, 5], 2)
+    found = engine.generate(requests, Sampling(max_new_tokens=8), RandomKey())
+    for request, completion in zip(requests, found, strict=True):
+        ids = torch.tensor([[*request.token_ids, *completion.token_ids]])
+        with torch.no_grad():
+            logits = policy.model(input_ids=ids, use_cache=False).logits[0, len(request.token_ids) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(-1, ids[0, len(request.token_ids) :, None]).squeeze(-1)
+        assert torch.allclose(torch.tensor(completion.logp), expected, atol=1e-5)
+
+
+def test_recomputed_activations_give_the_same_gradient(tmp_path: Path) -> None:
+    policy_of().save_pretrained(tmp_path)
+    found = []
+    for recomputes in (False, True):
+        torch.manual_seed(0)
+        policy = Policy(str(tmp_path), gradient_checkpointing=recomputes, adapter=LoRA(rank=4))
+        policy.load()
+        move(policy)
+        policy.train()(ROLLOUTS).logp.sum().backward()
+        found.append([p.grad for p in policy.parameters() if p.requires_grad])
+    assert len(found[0]) == 28
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*found, strict=True))
+
+
+def test_a_frozen_copy_holds_the_trained_tensors_alone() -> None:
+    policy, snapshot = adapted(), FrozenCopy()
+    before = logp(policy)
+    snapshot.refresh(policy)
+    assert isinstance(snapshot.policy, TrainedCopy) and snapshot.exists
+    assert snapshot.policy.state_dict().keys() == policy.trained_state_dict().keys()
+    assert not any(p.requires_grad for p in snapshot.parameters())
+    move(policy)
+    now = logp(policy)
+    policy.train()
+    assert snapshot(policy, ROLLOUTS).equal(before)
+    assert policy.training and all(module.training for module in policy.modules())
+    assert logp(policy).equal(now) and not now.equal(before)
+    snapshot.refresh(policy)
+    move(policy)
+    assert snapshot(policy, ROLLOUTS).equal(now)
+
+
+def test_a_moving_average_goes_part_of_the_way() -> None:
+    policy, average = adapted(), MovingAverage(alpha=0.25)
+    average.refresh(policy)
+    before = {name: value.clone() for name, value in policy.trained_state_dict().items()}
+    with torch.no_grad():
+        for value in policy.trained_state_dict().values():
+            value.mul_(1.2)
+    average.refresh(policy)
+    # 0.25 * 1.2 + 0.75
+    assert all(torch.allclose(value, 1.05 * before[name]) for name, value in average.policy.state_dict().items())
+
+
+def test_the_policy_has_its_own_tensors_again_when_the_copy_fails() -> None:
+    policy, snapshot = adapted(), FrozenCopy()
+    snapshot.refresh(policy)
+    move(policy)
+    now = logp(policy)
+    with pytest.raises(TypeError):
+        snapshot(policy, None)  # type: ignore[arg-type]
+    assert logp(policy).equal(now)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"rank": 0}, "adapter.rank=0"),
+        ({"alpha": 0.0}, "adapter.alpha=0.0"),
+        ({"target_modules": ["q_prj"]}, r"target_modules=\['q_prj'\].*all-linear"),
+    ],
+)
+def test_mistakes(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        adapted(**options)
+
+
+def test_an_adapter_on_tied_embeddings_is_refused() -> None:
+    model = model_of("llama", tie_word_embeddings=True)
+    with pytest.raises(UsageError, match="share their weights"):
+        Policy.from_model(model, tokenizer(), LoRA(target_modules=["embed_tokens"]))
+    # As all-linear leaves them out, they stay tied.
+    policy = Policy.from_model(model_of("llama", tie_word_embeddings=True), tokenizer(), LoRA())
+    assert policy.model.get_input_embeddings().weight is policy.model.get_output_embeddings().weight
+
+
+@pytest.mark.parametrize("package", ["peft", "bitsandbytes"])
+def test_a_missing_package_is_named_with_the_command(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy_of().save_pretrained(tmp_path)
+    monkeypatch.setattr(adapters, "find_spec", lambda name: None if name == package else object())
+    policy = Policy(str(tmp_path), adapter=LoRA(quantise="nf4"))
+    with pytest.raises(UsageError, match=rf"{package}, which is not installed. pip install 'grpo-lightning\["):
+        policy.check()
+
+
+def test_four_bits_on_a_cpu_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    policy_of().save_pretrained(tmp_path)
+    policy = Policy(str(tmp_path), adapter=LoRA(quantise="nf4"))
+    with pytest.raises(UsageError, match=r"quantise=nf4: .* CUDA GPU"):
+        policy.load()
+
+
+def test_the_fingerprint_tells_weights_apart_and_not_their_type() -> None:
+    model = model_of("llama")
+    assert fingerprint(model) == fingerprint(copy.deepcopy(model).bfloat16()) != fingerprint(model_of("llama", seed=1))
+
+
+def test_weights_of_four_bits_are_not_sharded() -> None:
+    policy = policy_of()
+    policy.adapter = LoRA(quantise="nf4")
+    with pytest.raises(UsageError, match="cannot be sharded"):
+        policy.shard(None)  # type: ignore[arg-type]

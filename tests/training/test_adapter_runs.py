@@ -1,0 +1,185 @@
+"""Runs with an adapter: what they train, what their checkpoints hold, and how they go on."""
+
+import random
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.command import Grpo
+from helpers.fitting import fit, scalars
+from helpers.tiny import model_of, policy_of, tokenizer
+from test_resume import OPTIONS, STEPS, command
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.policy.adapter import LoRA
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, MovingAverage
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.types import UsageError
+
+SAVING = {"enable_checkpointing": True}
+
+
+def adapted(seed: int = 0, **lora: Any) -> Policy:
+    return Policy.from_model(model_of("llama", seed, 0.05), tokenizer(), LoRA(**{"rank": 4} | lora))
+
+
+def saved(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.0)
+
+
+def test_only_the_adapter_is_trained_and_saved(tmp_path: Path) -> None:
+    module = fit(
+        tmp_path,
+        [StepCheckpoint()],
+        policy=adapted(),
+        objective=Objective(beta=0.1),
+        optimizer=adamw,
+        trainer=SAVING,
+    )
+    assert isinstance(module.reference, AdapterOff) and not module.reference.exists
+    trained = module.policy.trained_state_dict()
+    assert saved(tmp_path).keys() == {f"policy.{name}" for name in trained} | {"bad_updates", "bad_updates_in_a_row"}
+    assert all(saved(tmp_path)[f"policy.{name}"].equal(value) for name, value in trained.items())
+    base = model_of("llama", 0, 0.05).state_dict()
+    own = {name.replace(".base_layer", ""): value for name, value in module.policy.model.state_dict().items()}
+    assert all(own[name].equal(value) for name, value in base.items())
+    found = scalars(tmp_path)
+    # The sampler draws from the policy with its adapter, and the reference is the model without it.
+    assert max(found["policy/logp_gap"].values()) < 1e-5
+    assert found["policy/kl_ref"][0] == 0 and found["policy/kl_ref"][2] > 1e-4
+
+
+@pytest.mark.parametrize("reference", [None, FrozenCopy, MovingAverage], ids=["off", "frozen", "average"])
+def test_a_run_that_is_cut_goes_on_bit_for_bit(reference: Any, tmp_path: Path) -> None:
+    def go(folder: str, steps: int, path: str | None = None) -> None:
+        torch.manual_seed(len(folder))  # what the matrices start with does not matter to a run that goes on
+        fit(
+            tmp_path / folder,
+            [StepCheckpoint()],
+            policy=adapted(dora=reference is MovingAverage),
+            objective=Objective(beta=0.1),
+            reference=reference and reference(),
+            old_policy=FrozenCopy(),
+            optimizer=adamw,
+            loop={"mu": 2, "steps_per_iteration": 2 if reference else None},
+            trainer=SAVING | {"max_epochs": steps},
+            ckpt_path=path,
+        )
+
+    go("abc", 4)
+    go("cut", 2)
+    go("cut", 4, "last")
+    whole, cut = saved(tmp_path / "abc"), saved(tmp_path / "cut")
+    assert whole.keys() == cut.keys()
+    assert any(name.startswith("reference.") for name in whole) == (reference is not None)
+    assert not any("base_layer" in name or "embed" in name for name in whole)
+    assert all(cut[name].equal(value) for name, value in whole.items())
+    assert scalars(tmp_path / "abc") == scalars(tmp_path / "cut")
+
+
+def test_sigkills_at_random_moments_change_nothing(tmp_path: Path) -> None:
+    policy_of("qwen2").save_pretrained(tmp_path / "policy")
+    (tmp_path / "options.yaml").write_text(OPTIONS)
+    options = ["--model.policy.adapter=LoRA", "--model.policy.adapter.rank=4", "--model.reference=MovingAverage"]
+    started = time.monotonic()
+    subprocess.run(command(tmp_path / "unbroken", *options), check=True, capture_output=True, timeout=200)
+    duration = time.monotonic() - started
+    moments = random.Random(0)
+    on = command(tmp_path / "killed", *options, "--ckpt_path", "last")
+    for _ in range(3):
+        process = subprocess.Popen(on, stderr=subprocess.PIPE, text=True)
+        try:
+            process.communicate(timeout=duration * moments.uniform(0.5, 1.0))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+    last = subprocess.run(on, capture_output=True, text=True, timeout=200)
+    finished = f"has done {STEPS} steps already" in last.stderr
+    assert last.returncode == (2 if finished else 0), last.stderr[-2000:]
+    unbroken, killed = saved(tmp_path / "unbroken"), saved(tmp_path / "killed")
+    assert unbroken.keys() == killed.keys() and any("lora_B" in name and value.any() for name, value in killed.items())
+    assert all(unbroken[name].equal(killed[name]) for name in unbroken)
+    assert scalars(tmp_path / "killed") == scalars(tmp_path / "unbroken")
+
+
+def test_a_checkpoint_of_135_million_weights_is_below_two_percent() -> None:
+    config = LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+        whole = sum(parameter.numel() for parameter in model.parameters())
+        LoRA().add(model)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    # 8 (in + out) of seven layers: queries, keys, values, output, and three of the MLP.
+    assert trained == 30 * 8 * (2 * (576 + 576) + 2 * (576 + 192) + 3 * (576 + 1536))
+    # Both come with two moments of the optimizer per number.
+    assert whole == 134_515_008 and trained / whole < 0.02
+
+
+ONE = ["--model.policy.adapter=LoRA", "--model.optimizer=torch.optim.AdamW", "--model.optimizer.lr=0.0001"]
+KL = "--model.objective.beta=0.1"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--model.reference=AdapterOff", KL], "model.reference=AdapterOff: .*model.policy.adapter"),
+        ([*ONE, "--model.old_policy=AdapterOff"], "model.old_policy=AdapterOff: .*RecordedLogp"),
+        ([*ONE, KL, "--loop.steps_per_iteration=2"], "loop.steps_per_iteration=2: .*model.reference=FrozenCopy"),
+        ([*ONE, "--model.policy.adapter.quantise=nf5"], "quantise"),
+        ([*ONE, "--model.policy.adapter.dropout=0.1"], "dropout"),
+        ([*ONE, "--model.policy.adapter.target_modules=[q_prj]"], r"target_modules=\['q_prj'\]"),
+    ],
+)
+def test_mistakes_on_the_command_line(options: list[str], says: str, grpo: Grpo) -> None:
+    code, _, errors = grpo("fit", *options)
+    assert code == 2 and "Traceback" not in errors
+    assert re.search(says, " ".join(errors.split())), errors
+
+
+def test_a_learning_rate_for_all_weights_is_warned_of(grpo: Grpo, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.warns(UserWarning, match=r"model.optimizer.lr=1e-06 is one for training all weights"):
+        assert grpo("fit", "--model.policy.adapter=LoRA")[0] == 0
+    # That of a schedule which starts from little is the one it rises to; and no warning is an error here.
+    rising = ["--model.lr_scheduler=torch.optim.lr_scheduler.LinearLR", "--model.lr_scheduler.start_factor=0.001"]
+    assert grpo("fit", *ONE, *rising, "--trainer.default_root_dir=rising")[0] == 0
+
+
+def test_a_checkpoint_of_another_kind_of_run_is_refused(grpo: Grpo) -> None:
+    assert grpo("fit", *ONE)[0] == 0
+    assert grpo("fit", "--trainer.default_root_dir=all")[0] == 0
+    for run, options, says in (
+        ("run", [], "of a run that trained an adapter, and this one trains all weights"),
+        ("all", ONE, "of a run that trained all weights, and this one trains an adapter"),
+        (
+            "run",
+            [*ONE, "--model.policy.adapter.rank=3"],
+            "lora_A.default.weight is [8, 32] in the checkpoint and [3, 32]",
+        ),
+    ):
+        last = f"--ckpt_path={run}/checkpoints/last.ckpt"
+        code, _, errors = grpo("fit", *options, last, "--trainer.default_root_dir=new", "--trainer.max_epochs=2")
+        assert code == 2 and says in errors, errors
+    # Another model of the same shapes: the checkpoint does not have its weights.
+    policy_of(seed=1).save_pretrained("policy")
+    code, _, errors = grpo("fit", *ONE, "--ckpt_path=last", "--trainer.max_epochs=2")
+    assert code == 2 and "its adapter was trained on other weights than those of policy.path=policy" in errors, errors
+
+
+def test_another_base_is_refused_in_python_too(tmp_path: Path) -> None:
+    fit(tmp_path, [StepCheckpoint()], policy=adapted(), trainer=SAVING | {"max_epochs": 1})
+    with pytest.raises(UsageError, match="other weights"):
+        fit(tmp_path, [StepCheckpoint()], policy=adapted(seed=1), trainer=SAVING, ckpt_path="last")

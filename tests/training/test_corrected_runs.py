@@ -1,0 +1,296 @@
+"""Corrections in whole runs: with an exact engine, with one that rounds, and with rollouts of an earlier policy."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from helpers.command import Grpo
+from helpers.contracts import members
+from helpers.fitting import Gradients, fit, relative, scalars
+from helpers.tiny import policy_of
+from torch import Tensor
+
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.scripted import ScriptedEngine
+from grpo_lightning.maths.corrections import Correction, NoCorrection, RatioMask, TruncatedRatio
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.snapshots import FrozenCopy, Proximal
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.training.source import Synchronous
+from grpo_lightning.training.stale import EarlierWeights, StaleSource
+from grpo_lightning.training.step import Minibatch
+from grpo_lightning.types import UsageError
+
+CORRECTING = [cls for cls in members(Correction) if cls is not NoCorrection]
+
+
+@pytest.mark.parametrize("cls", CORRECTING, ids=lambda cls: cls.__name__)
+def test_with_an_exact_engine_every_factor_is_one(cls: type, grpo: Grpo) -> None:
+    found = {}
+    for name in ("NoCorrection", cls.__name__):
+        code, _, errors = grpo(
+            "fit",
+            f"--model.objective.correction={name}",
+            f"--trainer.default_root_dir={name}",
+            "--trainer.limit_val_batches=0",
+            "--model.rewards=[RandomReward]",
+            "--loop.group_size=8",
+            "--model.sampling.max_new_tokens=12",
+        )
+        assert code == 0, errors
+        found[name] = scalars(name)
+    corrected, plain = found[cls.__name__], found["NoCorrection"]
+    (gap,) = corrected["mismatch/gap"].values()
+    assert gap < 1e-5
+    for name, expected in (("kl", 0), ("corrected", 0), ("masked", 0), ("ess", 1)):
+        assert corrected[f"mismatch/{name}"] == {0: pytest.approx(expected, abs=1e-6)}
+    assert corrected["optim/grad_norm"][0] == pytest.approx(plain["optim/grad_norm"][0], rel=1e-5)
+    assert plain["optim/grad_norm"][0] > 0
+    # The engine is exact: without a correction there is nothing to watch.
+    assert not [name for name in plain if name.startswith("mismatch/")]
+
+
+class Packs(L.Callback):
+    """The packs of every update, after it."""
+
+    def __init__(self) -> None:
+        self.updates: list[Minibatch] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Minibatch, batch_idx: int) -> None:
+        self.updates.append(batch)
+
+
+def expected_objective(minibatch: Minibatch, cap: float) -> float:
+    """Σ weight min(π_θ/μ, cap) Â of an update that finds π_θ at π_old, in float64."""
+    total = 0.0
+    for pack in minibatch.packs:
+        columns = (pack.scored.logp, pack.sampler_logp, pack.weight, pack.advantage)
+        for logp, sampler, weight, advantage in zip(*(column.tolist() for column in columns), strict=True):
+            total += weight * min(math.exp(logp) / math.exp(sampler), cap) * advantage
+    return total
+
+
+def test_sampling_in_bfloat16_is_corrected(tmp_path: Path) -> None:
+    packs, gradients = Packs(), {}
+    for name, correction in (("plain", NoCorrection()), ("cap", TruncatedRatio(1.0)), ("mask", RatioMask(0.99, 1.01))):
+        gradients[name] = Gradients()
+        fit(
+            tmp_path / name,
+            [gradients[name], *([packs] if name == "cap" else [])],
+            trainer={"max_epochs": 1, "precision": "bf16-mixed"},
+            policy=policy_of(),
+            objective=Objective(correction=correction),
+        )
+    seen = {name: {key: value[0] for key, value in scalars(tmp_path / name).items()} for name in gradients}
+    # bfloat16 rounds, so the mismatch is measured without a correction too; it is the same of all three.
+    for name in ("kl", "gap", "ess"):
+        assert len({found[f"mismatch/{name}"] for found in seen.values()}) == 1
+    assert seen["plain"]["mismatch/kl"] > 1e-6 and seen["plain"]["mismatch/corrected"] == 0
+    assert 0 < seen["cap"]["mismatch/corrected"] < 1 and seen["cap"]["mismatch/masked"] == 0
+    assert 0 < seen["mask"]["mismatch/masked"] < 1
+    # A masked token is none of those that were corrected only.
+    assert seen["mask"]["mismatch/masked"] == seen["mask"]["mismatch/corrected"]
+    assert seen["cap"]["policy/objective"] == pytest.approx(expected_objective(packs.updates[0], 1.0), abs=1e-6)
+    assert abs(seen["cap"]["policy/objective"] - seen["plain"]["policy/objective"]) > 1e-5
+    for name in ("cap", "mask"):
+        assert relative(gradients[name].updates[0], gradients["plain"].updates[0]) > 1e-3
+
+
+class Weights(L.Callback):
+    """The policy's log-probs of the step's completions under the policies of all steps so far, before its updates."""
+
+    def __init__(self) -> None:
+        self.policies: list[Policy] = []
+        self.logp: list[list[Tensor]] = []
+        self.batches: list[Minibatch] = []
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Minibatch, batch_idx: int) -> None:
+        copy = FrozenCopy()
+        copy.refresh(pl_module.policy)
+        self.policies.append(copy.policy)
+        rollouts = batch.step.exploration.rollouts
+        with torch.no_grad():
+            self.logp.append([policy(rollouts).logp for policy in self.policies])
+        self.batches.append(batch)
+
+
+def test_rollouts_are_exactly_as_old_as_the_lag(tmp_path: Path) -> None:
+    weights = Weights()
+    module = fit(tmp_path, [weights], {"source": StaleSource(2)}, {"max_epochs": 5}, old_policy=Proximal())
+    seen = scalars(tmp_path)
+    assert list(seen["rollout/lag"].values()) == [0, 1, 2, 2, 2]
+    for step, (logp, batch) in enumerate(zip(weights.logp, weights.batches, strict=True)):
+        exploration = batch.step.exploration
+        assert exploration.policy_version == max(0, step - 2)
+        gaps = [float((one - exploration.rollouts.sampler_logp).abs().max()) for one in logp]
+        # It is that policy to rounding, and none of the others.
+        assert gaps[max(0, step - 2)] < 1e-5
+        assert all(gap > 1e-3 for number, gap in enumerate(gaps) if number != max(0, step - 2))
+        if step:
+            assert seen["mismatch/gap"][step] == pytest.approx(gaps[-1], rel=1e-4)
+            assert seen["mismatch/kl"][step] > 1e-6
+    assert 0 not in seen["mismatch/gap"]  # the first step is on policy, with an exact engine
+    assert module.policy.version == 5
+
+
+def test_the_policy_is_its_own_again_after_the_exploration(tmp_path: Path) -> None:
+    class Before(L.Callback):
+        """The weights after each update and before the next."""
+
+        def __init__(self) -> None:
+            self.ended: list[dict[str, Tensor]] = []
+            self.begun: list[dict[str, Tensor]] = []
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            self.begun.append({name: p.detach().clone() for name, p in pl_module.policy.named_parameters()})
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            self.ended.append({name: p.detach().clone() for name, p in pl_module.policy.named_parameters()})
+
+    seen = Before()
+    fit(tmp_path, [seen], {"source": StaleSource(1)}, {"max_epochs": 4})
+    for ended, begun in zip(seen.ended[:-1], seen.begun[1:], strict=True):
+        assert all(torch.equal(ended[name], begun[name]) for name in begun)
+    assert not torch.equal(seen.begun[0]["model.lm_head.weight"], seen.begun[1]["model.lm_head.weight"])
+
+
+def test_without_a_lag_it_is_the_source_that_there_was(tmp_path: Path) -> None:
+    for name, source in (("stale", StaleSource(0)), ("plain", Synchronous())):
+        fit(tmp_path / name, loop={"source": source, "mu": 2})
+    stale, plain = scalars(tmp_path / "stale"), scalars(tmp_path / "plain")
+    assert set(stale.pop("rollout/lag").values()) == {0}
+    assert stale == plain
+
+
+@pytest.mark.parametrize("old_policy", ["sampler", "proximal"])
+def test_what_pi_old_of_stale_rollouts_is(tmp_path: Path, old_policy: str) -> None:
+    packs = Packs()
+    chosen = {"old_policy": Proximal()} if old_policy == "proximal" else {}
+    fit(tmp_path, [packs], {"source": StaleSource(2), "num_minibatches": 2}, {"max_epochs": 3}, **chosen)
+    seen, last = scalars(tmp_path), packs.updates[-2:]
+    for update, minibatch in enumerate(last, start=4):
+        ratio = torch.cat([(pack.scored.logp - pack.sampler_logp).exp() for pack in minibatch.packs])
+        if old_policy == "sampler":
+            assert all(torch.equal(pack.old_logp, pack.sampler_logp) for pack in minibatch.packs)
+            assert seen["policy/ratio_mean"][update] == pytest.approx(float(ratio.mean()), rel=1e-5)
+        else:
+            assert seen["policy/ratio_max"][update] != pytest.approx(float(ratio.max()), rel=1e-4)
+    if old_policy == "proximal":
+        # π_θ is π_old in the first update of a step, and no longer in the second.
+        assert [seen["policy/ratio_max"][update] for update in (0, 2, 4)] == [1, 1, 1]
+        assert seen["policy/ratio_max"][5] != 1
+
+
+def test_the_objective_of_stale_rollouts_is_that_of_a_loop(tmp_path: Path) -> None:
+    packs = Packs()
+    objective = Objective(correction=TruncatedRatio(1.01))
+    fit(tmp_path, [packs], {"source": StaleSource(2)}, {"max_epochs": 4}, objective=objective, old_policy=Proximal())
+    seen = scalars(tmp_path)["policy/objective"]
+    for update, minibatch in enumerate(packs.updates):
+        assert seen[update] == pytest.approx(expected_objective(minibatch, 1.01), abs=1e-6)
+    assert abs(seen[3]) > 1e-4  # without a correction it is 0: advantages cancel
+
+
+def test_one_update_per_step_needs_no_further_pass(tmp_path: Path) -> None:
+    counts = []
+    for chosen in ({}, {"old_policy": Proximal(), "objective": Objective(correction=TruncatedRatio())}):
+        forwards: list[int] = []
+
+        class Counting(L.Callback):
+            """Counts forwards over rollouts."""
+
+            def on_fit_start(self, trainer: Any, pl_module: GRPOModule) -> None:
+                pl_module.policy.register_forward_hook(lambda *_: forwards.append(1))  # noqa: B023
+
+        fit(tmp_path / str(len(counts)), [Counting()], {"source": StaleSource(1)}, **chosen)
+        counts.append(len(forwards))
+    assert counts == [3, 3]
+
+
+@pytest.mark.parametrize("lag", [1, 3])
+def test_a_resumed_run_has_the_old_weights(tmp_path: Path, lag: int) -> None:
+    saving = {"enable_checkpointing": True}
+
+    def run(name: str, steps: int, **more: Any) -> None:
+        fit(
+            tmp_path / name,
+            [StepCheckpoint()],
+            {"source": StaleSource(lag)},
+            {"max_epochs": steps} | saving,
+            objective=Objective(correction=TruncatedRatio()),
+            old_policy=Proximal(),
+            **more,
+        )
+
+    run("whole", 5)
+    run("cut", 2)
+    run("cut", 5, ckpt_path=tmp_path / "cut" / "checkpoints" / "last.ckpt")
+    whole = scalars(tmp_path / "whole")
+    assert scalars(tmp_path / "cut") == whole
+    assert whole["rollout/lag"][4] == lag and whole["mismatch/kl"][4] > 1e-6
+
+
+def test_a_run_goes_on_with_another_lag(tmp_path: Path) -> None:
+    saving = {"enable_checkpointing": True}
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    lags = []
+    for steps, source in ((3, StaleSource(3)), (5, StaleSource(1)), (7, Synchronous()), (9, StaleSource(1))):
+        more = {"ckpt_path": last} if last.exists() else {}
+        fit(tmp_path, [StepCheckpoint()], {"source": source}, {"max_epochs": steps} | saving, **more)
+        lags = list(scalars(tmp_path)["rollout/lag"].values())
+    assert lags == [0, 1, 2, 1, 1, 0, 1]  # of seven steps: two had no lag to log
+
+
+# What is refused
+
+
+def test_a_correction_needs_recorded_log_probs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"correction=TruncatedRatio: the engine recorded no log-probs"):
+        fit(tmp_path, objective=Objective(correction=TruncatedRatio()), engine=ScriptedEngine(lambda *_: "abc"))
+
+
+def test_a_correction_refuses_filters(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"correction=TruncatedRatio: set model\.sampling\.top_k=0"):
+        fit(tmp_path, objective=Objective(correction=TruncatedRatio()), sampling=Sampling(max_new_tokens=6, top_p=0.9))
+
+
+def test_a_correction_that_would_do_nothing_is_refused_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"correction=RatioMask: set model\.old_policy=Proximal"):
+        fit(tmp_path, loop={"source": StaleSource(1)}, objective=Objective(correction=RatioMask()))
+    assert not scalars(tmp_path)
+
+
+def test_filters_are_refused_before_the_run_where_they_would_change_pi_old(tmp_path: Path) -> None:
+    sampling = Sampling(max_new_tokens=6, top_k=5)
+    with pytest.raises(UsageError, match=r"model\.sampling: set top_k=0, top_p=1 and min_p=0"):
+        fit(tmp_path, loop={"source": StaleSource(1)}, sampling=sampling)
+    # A proximal π_old is the policy's own.
+    fit(tmp_path, loop={"source": StaleSource(1)}, sampling=sampling, old_policy=Proximal())
+
+
+def test_a_negative_lag_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"loop\.source\.lag=-1: give 0 or more"):
+        StaleSource(-1)
+
+
+def test_a_failed_exploration_leaves_the_policy_its_own_weights() -> None:
+    policy = policy_of()
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    zeros = {name: torch.zeros_like(value) for name, value in policy.trained_state_dict().items()}
+    earlier = EarlierWeights(step=0, version=-5, weights=zeros)
+
+    def explore() -> None:
+        with earlier.put_into(policy):
+            assert policy.version == -5
+            assert not policy.state_dict()["model.lm_head.weight"].any()
+            raise RuntimeError("no completions today")
+
+    with pytest.raises(RuntimeError, match="no completions today"):
+        explore()
+    assert policy.version == 0
+    assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
