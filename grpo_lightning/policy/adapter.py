@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from grpo_lightning.policy import sharding
 from grpo_lightning.policy.pretrained import first_line, location
 from grpo_lightning.types import UsageError, at_least
 
@@ -179,6 +180,27 @@ def merge(model: PreTrainedModel) -> None:
         layer.merge(safe_merge=True)
         model.set_submodule(name, layer.get_base_layer())
     del model.peft_config
+
+
+def plus_adapter(weight: torch.Tensor, layer: Any) -> torch.Tensor:
+    """W + s B A, for an engine that has weights of its own.
+
+    Args:
+        weight: [out, in] W, whole. GPT-2's layers have it transposed.
+        layer: Of `adapted_layers`; its matrices may be sharded, so every rank must call this.
+
+    Raises:
+        UsageError: It computes something else, as with DoRA or weights of 4 bits.
+    """
+    if getattr(layer, "lora_variant", True) or not weight.is_floating_point():
+        raise UsageError(
+            "model.policy.adapter: this engine has weights of its own, and takes LoRA without dora and quantise. "
+            "Use model.engine=NativeEngine, or leave them out"
+        )
+    (name,) = layer.lora_A
+    added = sharding.assembled(layer.lora_B[name].weight) @ sharding.assembled(layer.lora_A[name].weight)
+    added = (added.T if layer.fan_in_fan_out else added) * layer.scaling[name]
+    return (weight.float() + added).to(weight.dtype)
 
 
 def save(model: PreTrainedModel, folder: Path, base: str) -> None:

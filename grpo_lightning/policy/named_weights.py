@@ -3,11 +3,13 @@
 import re
 from collections.abc import Iterator
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
+from grpo_lightning.policy.adapter import adapted_layers, plus_adapter
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.sharding import assembled
 
@@ -19,14 +21,25 @@ def named_weights(policy: Policy, tied_head: bool = True) -> Iterator[tuple[str,
     """Name and whole tensor of every weight and saved buffer, layer after layer, without gradient.
 
     Sharded weights are assembled one at a time: every rank must read to the end. An architecture whose weights
-    transformers stores in other shapes than its checkpoints has one layer assembled at a time.
+    transformers stores in other shapes than its checkpoints has one layer assembled at a time. What an adapter computes
+    is added to the weight of its layer.
 
     Args:
         policy: Of whatever strategy, in whatever precision.
         tied_head: Whether a head that is the embedding's tensor is named, too.
+
+    Raises:
+        UsageError: The adapter cannot be added to weights.
     """
     model = policy.model
     state = model.state_dict(keep_vars=True)
+    adapted: dict[str, Any] = {}
+    if policy.adapter is not None:
+        layers = {id(layer) for layer in adapted_layers(model)}
+        for path, module in model.named_modules():
+            if id(module) in layers:
+                adapted[f"{path}.weight"] = module
+                state = _without_adapter(state, path)
     if not tied_head:
         once = {id(weight): name for name, weight in reversed(state.items())}
         state = {name: weight for name, weight in state.items() if once[id(weight)] == name}
@@ -34,8 +47,21 @@ def named_weights(policy: Policy, tied_head: bool = True) -> Iterator[tuple[str,
     # Without conversions it returns what it was given.
     converts = revert_weight_conversion(model, nothing) is not nothing
     for _, names in groupby(state, key=_layer_of if converts else None):
-        part = {name: assembled(state[name].detach()) for name in names}
+        part = {}
+        for name in names:
+            weight = assembled(state[name].detach())
+            part[name] = plus_adapter(weight, adapted[name]) if name in adapted else weight
         yield from (revert_weight_conversion(model, part) if converts else part).items()
+
+
+def _without_adapter(state: dict[str, Tensor], path: str) -> dict[str, Tensor]:
+    """The state with the names that the layer at `path` had before its adapter was added."""
+    inside, base = f"{path}.", f"{path}.base_layer."
+    return {
+        name.replace(base, inside, 1): weight
+        for name, weight in state.items()
+        if name.startswith(base) or not name.startswith(inside)
+    }
 
 
 def _layer_of(name: str) -> str:

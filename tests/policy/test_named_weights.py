@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from helpers.adapters import adapted
 from helpers.tiny import policy_of
 from safetensors.torch import load_file
 from torch import Tensor, distributed
@@ -12,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from grpo_lightning.policy.named_weights import named_weights
 from grpo_lightning.policy.policy import Policy
+from grpo_lightning.types import UsageError
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 16}
 
@@ -54,6 +57,26 @@ def test_they_have_no_gradient_and_are_the_policys_own() -> None:
     own = {weight.data_ptr() for weight in policy.parameters()}
     for _, weight in named_weights(policy):
         assert not weight.requires_grad and weight.data_ptr() in own
+
+
+@pytest.mark.parametrize("shape", ["llama", "gpt2"])
+def test_an_adapter_is_added_to_the_weights(shape: str) -> None:
+    policy = adapted(shape, rslora=True)
+    merged = policy_of(shape)
+    weights = dict(named_weights(policy, tied_head=False))
+    merged.model.load_state_dict(weights, strict=False)
+    assert weights.keys() == dict(named_weights(merged, tied_head=False)).keys()
+    prompt = torch.arange(1, 9)[None]
+    with torch.no_grad():
+        found, expected = (one.model(input_ids=prompt).logits for one in (policy, merged))
+    assert (found - expected).abs().max() < 1e-5
+    with policy.without_adapter(), torch.no_grad():
+        assert (policy.model(input_ids=prompt).logits - expected).abs().max() > 1e-3
+
+
+def test_dora_cannot_be_added() -> None:
+    with pytest.raises(UsageError, match="NativeEngine"):
+        dict(named_weights(adapted(dora=True)))
 
 
 def test_sharded_weights_are_assembled_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
