@@ -154,7 +154,7 @@ class LoRA:
 @contextmanager
 def switched_off(model: PreTrainedModel) -> Iterator[None]:
     """A context in which `model` computes what it did before its adapter was added, bit for bit."""
-    layers = adapted_layers(model)
+    layers = adapted_layers(model).values()
     for layer in layers:
         layer.enable_adapters(False)
     try:
@@ -164,19 +164,17 @@ def switched_off(model: PreTrainedModel) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def adapted_layers(model: PreTrainedModel) -> list[Any]:
-    """The layers of PEFT in `model`."""
+def adapted_layers(model: PreTrainedModel) -> dict[str, Any]:
+    """The layers of PEFT in `model`, by their names in it."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    return [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    return {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
 
 
 @torch.no_grad()
 def merge(model: PreTrainedModel) -> None:
     """Adds what the adapter computes to the weights, and takes the adapter away. Do it in float32: bfloat16 rounds."""
-    adapted = {id(layer) for layer in adapted_layers(model)}
-    layers: list[Any] = [(name, module) for name, module in model.named_modules() if id(module) in adapted]
-    for name, layer in layers:
+    for name, layer in adapted_layers(model).items():
         layer.merge(safe_merge=True)
         model.set_submodule(name, layer.get_base_layer())
     del model.peft_config

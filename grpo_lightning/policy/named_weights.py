@@ -1,7 +1,7 @@
 """The policy's weights as a checkpoint names them, one after another: what an engine with weights of its own reads."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -12,6 +12,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from grpo_lightning.policy.adapter import adapted_layers, plus_adapter
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.sharding import assembled
+
+BASE = "base_layer."
+"""How PEFT begins the names of the weights beneath an adapter."""
 
 _LAYER = re.compile(r"(.*?\.\d+)\.")
 
@@ -35,11 +38,9 @@ def named_weights(policy: Policy, tied_head: bool = True) -> Iterator[tuple[str,
     state = model.state_dict(keep_vars=True)
     adapted: dict[str, Any] = {}
     if policy.adapter is not None:
-        layers = {id(layer) for layer in adapted_layers(model)}
-        for path, module in model.named_modules():
-            if id(module) in layers:
-                adapted[f"{path}.weight"] = module
-                state = _without_adapter(state, path)
+        layers = adapted_layers(model)
+        adapted = {f"{path}.weight": layer for path, layer in layers.items()}
+        state = _without_adapter(state, layers)
     if not tied_head:
         once = {id(weight): name for name, weight in reversed(state.items())}
         state = {name: weight for name, weight in state.items() if once[id(weight)] == name}
@@ -54,14 +55,12 @@ def named_weights(policy: Policy, tied_head: bool = True) -> Iterator[tuple[str,
         yield from (revert_weight_conversion(model, part) if converts else part).items()
 
 
-def _without_adapter(state: dict[str, Tensor], path: str) -> dict[str, Tensor]:
-    """The state with the names that the layer at `path` had before its adapter was added."""
-    inside, base = f"{path}.", f"{path}.base_layer."
-    return {
-        name.replace(base, inside, 1): weight
-        for name, weight in state.items()
-        if name.startswith(base) or not name.startswith(inside)
+def _without_adapter(state: Mapping[str, Tensor], layers: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The state with the names that the layers had before the adapter was added."""
+    added = {
+        f"{path}.{name}" for path, layer in layers.items() for name in layer.state_dict() if not name.startswith(BASE)
     }
+    return {name.replace(f".{BASE}", "."): weight for name, weight in state.items() if name not in added}
 
 
 def _layer_of(name: str) -> str:

@@ -6,11 +6,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.sharding import assembled, sharded_like
+from grpo_lightning.policy.sharding import assembled
+from grpo_lightning.policy.trained_copy import copied, trained_tensors
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.source import Synchronous
@@ -32,23 +32,18 @@ class EarlierWeights:
     @classmethod
     def of(cls, policy: Policy, step: int) -> "EarlierWeights":
         """A copy of the weights as they are now."""
-        return cls(step, policy.version, {name: value.clone() for name, value in policy.trained_state_dict().items()})
+        return cls(step, policy.version, copied(policy))
 
     @contextmanager
     def put_into(self, policy: Policy) -> Iterator[None]:
         """The policy has these weights and their version inside, and its own again afterwards, bit for bit."""
-        own = EarlierWeights.of(policy, self.step)
-        try:
-            self._copy_to(policy)
-            yield
-        finally:
-            own._copy_to(policy)
-
-    def _copy_to(self, policy: Policy) -> None:
-        with torch.no_grad():
-            for name, value in policy.trained_state_dict().items():
-                value.copy_(sharded_like(self.weights[name], value))
-        policy.version = self.version
+        version = policy.version
+        with trained_tensors(policy, self.weights):
+            policy.version = self.version
+            try:
+                yield
+            finally:
+                policy.version = version
 
     def state_dict(self) -> dict[str, Any]:
         """Whole weights on the CPU, the same on every rank."""

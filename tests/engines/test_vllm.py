@@ -6,8 +6,6 @@ import random
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +23,6 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, FinishReason, Prompt, RandomKey, Request, UsageError
 
 PROMPTS = prompts_of([4, 1, 9, 4, 6])
-SIZES = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
-"""vLLM's attention on a CPU wants heads of 32."""
-
-
-@pytest.fixture(params=["stand-in", pytest.param("vllm", marks=pytest.mark.vllm)])
-def vllm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the engine finds as `vllm`."""
-    if request.param == "stand-in":
-        vllm_stand_in.install(monkeypatch)
-    elif find_spec("vllm") is None:
-        pytest.skip("no vLLM here: make test-vllm")
-    return str(request.param)
-
-
-@pytest.fixture
-def engine(vllm: str) -> Iterator[VLLMEngine]:
-    engine = VLLMEngine(max_cache_gib=0.06)
-    yield engine
-    engine.close()
 
 
 @pytest.fixture
@@ -54,7 +33,7 @@ def policy(tmp_path: Path) -> Policy:
 
 def saved(folder: Path, shape: str, **overrides: Any) -> Policy:
     """A tiny policy in a folder, where vLLM finds its config."""
-    policy_of(shape, **SIZES, **overrides).save_pretrained(folder / shape)
+    policy_of(shape, **vllm_stand_in.SIZES, **overrides).save_pretrained(folder / shape)
     policy = Policy(str(folder / shape))
     policy.load()
     return policy

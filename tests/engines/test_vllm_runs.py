@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from grpo_lightning.types import UsageError
 
 pytestmark = pytest.mark.timeout(600)
 
-SIZES = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 ENGINE = ["--model.engine=VLLMEngine", "--model.engine.max_cache_gib=0.06"]
 OPTIONS = [
     *ENGINE,
@@ -39,28 +37,11 @@ OPTIONS = [
 ]
 
 
-@pytest.fixture(params=["stand-in", pytest.param("vllm", marks=pytest.mark.vllm)])
-def vllm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the engine finds as `vllm`."""
-    if request.param == "stand-in":
-        vllm_stand_in.install(monkeypatch)
-    elif find_spec("vllm") is None:
-        pytest.skip("no vLLM here: make test-vllm")
-    return str(request.param)
-
-
 @pytest.fixture
 def policy_folder(tmp_path: Path) -> Path:
     """A tiny policy with a tied head; what `grpo` leaves at this name is replaced."""
-    policy_of("qwen2", scale=0.05, tie_word_embeddings=True, **SIZES).save_pretrained(tmp_path / "tied")
+    policy_of("qwen2", scale=0.05, tie_word_embeddings=True, **vllm_stand_in.SIZES).save_pretrained(tmp_path / "tied")
     return tmp_path / "tied"
-
-
-@pytest.fixture
-def engine(vllm: str) -> Iterator[VLLMEngine]:
-    engine = VLLMEngine(max_cache_gib=0.06)
-    yield engine
-    engine.close()
 
 
 def read(folder: Path) -> Policy:

@@ -20,6 +20,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_lightning.engines.sampling import Sampling, draw
 
+SIZES = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+"""Of a tiny policy: vLLM's attention on a CPU wants heads of 32."""
+
 
 class RequestOutputKind(Enum):
     DELTA = 1

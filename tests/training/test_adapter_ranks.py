@@ -6,16 +6,13 @@ import pytest
 import torch
 from helpers.adapters import adapted
 from helpers.fitting import scalars
-from helpers.tiny import policy_of, requests_of, rollouts_of
+from helpers.tiny import policy_of, rollouts_of
 from test_sharding import FSDP2, OPTIONS, TWO, assert_close, finish, is_sharded
 from torch.distributed.device_mesh import DeviceMesh
 
-from grpo_lightning.engines.native import NativeEngine
-from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy
 from grpo_lightning.policy.trained_copy import TrainedCopy
-from grpo_lightning.types import RandomKey
 
 pytestmark = pytest.mark.timeout(900)  # a dozen processes, on a machine that may have two cores
 
@@ -124,16 +121,3 @@ def move_any(policy: Policy) -> None:
     with torch.no_grad():
         for value in policy.trained_state_dict().values():
             value.mul_(1.3)
-
-
-def test_the_engine_samples_the_same_from_a_sharded_policy(mesh: DeviceMesh) -> None:
-    found = []
-    for sharded in (False, True):
-        policy, engine = adapted(), NativeEngine()
-        if sharded:
-            policy.shard(mesh)
-        engine.sync(policy)
-        with policy.gathered():
-            found.append(engine.generate(requests_of([3, 5], 2), Sampling(max_new_tokens=6), RandomKey()))
-    assert [c.token_ids for c in found[0]] == [c.token_ids for c in found[1]]
-    assert found[0][0].logp == pytest.approx(found[1][0].logp, abs=1e-6)

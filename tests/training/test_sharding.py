@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from helpers.adapters import adapted
 from helpers.command import Grpo, arguments
 from helpers.fitting import scalars
 from helpers.paths import environment
@@ -216,16 +218,18 @@ def test_an_engine_that_fails_leaves_the_policy_sharded(mesh: DeviceMesh) -> Non
     assert any("fsdp" in hook.__module__ for hook in hooks.values())
 
 
-def test_the_engine_samples_the_same_from_a_sharded_policy(mesh: DeviceMesh) -> None:
+@pytest.mark.parametrize("make", [policy_of, adapted])
+def test_the_engine_samples_the_same_from_a_sharded_policy(mesh: DeviceMesh, make: Callable[[], Policy]) -> None:
     found = []
     for sharded in (False, True):
-        policy, engine = policy_of(), NativeEngine()
+        policy, engine = make(), NativeEngine()
         if sharded:
             policy.shard(mesh)
         engine.sync(policy)
         with policy.gathered():
             found.append(engine.generate(requests_of([3, 5], 2), Sampling(max_new_tokens=6), RandomKey()))
     assert [c.token_ids for c in found[0]] == [c.token_ids for c in found[1]]
+    assert found[0][0].logp == pytest.approx(found[1][0].logp, abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", [FrozenCopy, lambda: MovingAverage(0.25)], ids=["FrozenCopy", "MovingAverage"])
