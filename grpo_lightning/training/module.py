@@ -23,7 +23,6 @@ from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.engines.stop_strings import StopStrings
-from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.maths.advantages import AdvantageEstimator, GroupStd
 from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.kl_penalty import KLPenalty
@@ -360,7 +359,7 @@ class GRPOModule(L.LightningModule):
         exploration, engine = minibatch.step.exploration, self.explorer.engine
         if minibatch.step.passes.updates or not exploration.sampler_is_policy:
             return False
-        rounds = compute_dtype(self.policy) not in (torch.float32, torch.float64)
+        rounds = engine.product_dtype(self.policy) not in (torch.float32, torch.float64)
         return self.objective.correction.reads_sampler or not minibatch.on_policy or rounds or not engine.shares_weights
 
     @contextmanager
@@ -383,7 +382,7 @@ class GRPOModule(L.LightningModule):
             UsageError: If it is beyond the tolerance of an engine with weights of its own.
         """
         engine = self.explorer.engine
-        tolerance = engine.logp_tolerance[compute_dtype(self.policy)]
+        tolerance = engine.logp_tolerance[engine.product_dtype(self.policy)]
         if gap <= tolerance:
             return
         found = (
