@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +55,7 @@ class LinearCopies:
                 del layer.__dict__["forward"]
 
 
-def linear_layers(model: PreTrainedModel) -> list[nn.Module]:
+def linear_layers(model: PreTrainedModel) -> list[Any]:
     """The linear layers of the transformer and its head."""
     layers = [*trunk_of(model).modules(), model.get_output_embeddings()]
     return [layer for layer in layers if type(layer) in (nn.Linear, Conv1D)]
@@ -62,14 +63,14 @@ def linear_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 def numbers_in_copies(model: PreTrainedModel) -> int:
     """Elements of the weights that are copied."""
-    return sum(layer.weight.numel() for layer in linear_layers(model))  # type: ignore[union-attr, operator]
+    return sum(layer.weight.numel() for layer in linear_layers(model))
 
 
 @torch.no_grad()
-def _forward(layer: nn.Module, dtype: torch.dtype) -> Forward | None:
+def _forward(layer: Any, dtype: torch.dtype) -> Forward | None:
     """What computes as `layer` does, from a copy of its weights; None if a copy would be no better."""
     # Conv1D is a linear layer whose weight is transposed.
-    weight, bias = layer.weight.detach(), layer.bias  # type: ignore[union-attr]
+    weight, bias = layer.weight.detach(), layer.bias
     same_type = weight.dtype == dtype
     weight = (weight.t() if isinstance(layer, Conv1D) else weight).to(dtype)
     bias = None if bias is None else bias.detach().to(dtype)
