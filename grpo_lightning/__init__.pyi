@@ -9,6 +9,13 @@ from grpo_lightning.engines.scripted import ScriptedEngine as ScriptedEngine
 from grpo_lightning.engines.stop_strings import StopStrings as StopStrings
 from grpo_lightning.engines.transformers import TransformersEngine as TransformersEngine
 from grpo_lightning.engines.vllm import VLLMEngine as VLLMEngine
+from grpo_lightning.environments.dialogue import Dialogue as Dialogue
+from grpo_lightning.environments.tool_calls import BadCall as BadCall
+from grpo_lightning.environments.tool_calls import HermesJson as HermesJson
+from grpo_lightning.environments.tool_calls import LlamaJson as LlamaJson
+from grpo_lightning.environments.tool_calls import PlainTag as PlainTag
+from grpo_lightning.environments.tool_calls import ToolCall as ToolCall
+from grpo_lightning.environments.tool_calls import ToolFormat as ToolFormat
 from grpo_lightning.inspect.comparison import Metric as Metric
 from grpo_lightning.inspect.comparison import compare as compare
 from grpo_lightning.inspect.estimates import Estimate as Estimate
