@@ -11,7 +11,7 @@ from grpo_lightning.engines.stop_strings import StopStrings, text_up_to
 from grpo_lightning.environments.base import Environment, Message
 from grpo_lightning.environments.dialogue import PLAIN, Dialogue
 from grpo_lightning.environments.remote import Remote
-from grpo_lightning.environments.tool_calls import ToolCall, ToolFormat, for_tokenizer
+from grpo_lightning.environments.tool_calls import ToolFormat
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.sandbox.instances import Call, Instances
 from grpo_lightning.sandbox.pool import LoadError, Outcome
@@ -159,7 +159,7 @@ class Conversations:
         if self._spoken is None or self._spoken[0] is not tokenizer:
             tools = list(self.environment.tools)
             variables = {} if self.chat else {"chat_template": PLAIN}
-            calls = for_tokenizer(tokenizer) if tools else None
+            calls = ToolFormat.for_tokenizer(tokenizer) if tools else None
             self._spoken = tokenizer, Dialogue(tokenizer, tools, variables), calls
         return self._spoken[1:]
 
@@ -204,7 +204,7 @@ class Conversations:
             found = []
             if calls is not None:
                 found = calls.find(dialogue.turn(talk.drawn_ids)["content"], self.environment.tools)
-                message["tool_calls"] = [as_json(call) for call in found]
+                message["tool_calls"] = [call._asdict() for call in found]
             talk.conversation.num_calls += len(found)
             steps.append(Call(talk.key, "step", [message], self.limits.seconds * max(1, len(found))))
         for talk, outcome in zip(answered, self._instances.call(steps), strict=True):
@@ -310,11 +310,6 @@ class _Talk:
             self.conversation.messages = [*self.conversation.messages, {"role": "assistant", "content": self.text}]
         prompt = replace(self.prompt, text=self.prompt_text, token_ids=self.prompt_ids)
         return Sample(prompt, self.text, self.token_ids, self.reason, self.stop_string, self.conversation)
-
-
-def as_json(call: Any) -> dict[str, Any]:
-    """A call as an environment reads it."""
-    return asdict(call) if isinstance(call, ToolCall) else {"error": call.error}
 
 
 def seed_of(key: RandomKey, request: Request) -> int:

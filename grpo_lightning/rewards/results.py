@@ -46,6 +46,16 @@ class RewardResult:
         )
 
 
+    def rows(self, rows: Sequence[int]) -> "RewardResult":
+        """The scores of some samples, in that order."""
+        return RewardResult(
+            value=[self.value[row] for row in rows],
+            status=[self.status[row] for row in rows],
+            answer=self.answer and [self.answer[row] for row in rows],
+            segments=self.segments and [self.segments[row] for row in rows],
+        )
+
+
 @dataclass(slots=True)
 class Scores:
     """The scores of B samples by every reward of the list."""
