@@ -157,6 +157,7 @@ class GRPOCLI(LightningCLI):
         """Reads data and weights."""
         # Mistakes in the data, the folder of the model or that of the run show before anything is written.
         stage, trainer = str(self.subcommand), self.trainer
+        self.model.explorer.conversations = self.datamodule.conversations
         self._validate_checkpoint(stage)
         if stage == "fit":
             folder, path = checkpoints_of(trainer), self.config_init[stage].ckpt_path

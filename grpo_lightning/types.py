@@ -145,9 +145,10 @@ class Completion:
 
 @dataclass(slots=True)
 class Piece:
-    """Part of a conversation that keeps its history as it was: all of it, unless a chat template rewrites earlier turns.
+    """Part of a conversation that keeps its history as it was: all of it, unless a chat template rewrites it.
 
-    What the policy drew in an earlier piece is given in a later one."""
+    What the policy drew in an earlier piece is given in a later one.
+    """
 
     token_ids: list[int]
     """[T] from the first token of the prompt to the last drawn one."""

@@ -45,8 +45,8 @@ class Environment(ABC):
         """Answers a turn of the policy.
 
         Args:
-            message: Its `role` is `assistant`, its `content` what the policy wrote. With `tools`, `tool_calls` is a list
-                of the calls in it: each has `name` and `arguments`, or an `error` for one that cannot be read.
+            message: Its `role` is `assistant`, its `content` what the policy wrote. With `tools`, `tool_calls` is the
+                list of calls in it: each has `name` and `arguments`, or an `error` for one that cannot be read.
         """
 
     def outcome(self) -> float | None:

@@ -34,8 +34,8 @@ from grpo_lightning.types import (
 class Limits:
     """Limits of a conversation with an environment.
 
-    A conversation that reaches one of the first two ends there, and its completion is truncated. `sampling.max_new_tokens`
-    is the limit of a turn.
+    A conversation that reaches one of the first two ends there, and its completion is truncated. The limit of a turn is
+    `sampling.max_new_tokens`.
 
     Args:
         max_turns: Most turns of the policy.
@@ -176,7 +176,7 @@ class Conversations:
         for talk, outcome in zip(everyone, outcomes, strict=True):
             if talk.check(outcome):
                 messages = [*first, *outcome.value]
-                talk.begin(messages, dialogue.start(messages), dialogue.render(messages))
+                talk.begin(messages, dialogue.start(messages), dialogue.tokenizer)
 
     def _check_room(self, talk: "_Talk", policy: Policy, sampling: Sampling) -> None:
         """Cuts the conversation off where no other turn fits."""
@@ -258,10 +258,10 @@ class _Talk:
             self.has_ended = True
         return outcome.status == Status.OK
 
-    def begin(self, messages: list[Message], ids: list[int], text: str) -> None:
+    def begin(self, messages: list[Message], ids: list[int], tokenizer: Any) -> None:
         """Notes the prompt, which is this conversation's own."""
         self.conversation.messages = messages
-        self.prompt_ids, self.prompt_text = ids, text
+        self.prompt_ids, self.prompt_text = ids, str(tokenizer.decode(ids))
         self.ids, self.drawn = list(ids), [False] * len(ids)
 
     def next_request(self) -> Request:

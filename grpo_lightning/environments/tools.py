@@ -1,4 +1,4 @@
-"""A plain class as an environment: its public methods are tools. The protocol is that of TRL's `environment_factory`."""
+"""A plain class as an environment, as TRL's `environment_factory` has it: its public methods are tools."""
 
 import asyncio
 import importlib

@@ -45,7 +45,6 @@ class RewardResult:
             segments=list(chain.from_iterable(segments)) if any(part.segments for part in parts) else None,
         )
 
-
     def rows(self, rows: Sequence[int]) -> "RewardResult":
         """The scores of some samples, in that order."""
         return RewardResult(

@@ -105,7 +105,7 @@ class Instances:
     def call(self, calls: Sequence[Call]) -> list[Outcome]:
         """The outcome of each call, in order: `ok`, `error`, `timeout`, `memory`, `crash` or `too_long`.
 
-        An instance ends with a call whose outcome is neither `ok` nor `error`; calls of one that has ended give `crash`.
+        An instance ends with a call whose outcome is neither `ok` nor `error`. Calls of one that has ended give `crash`.
         """
         done: dict[int, Outcome] = {}
         waiting, busy = deque(range(len(calls))), dict[int, int]()
@@ -252,7 +252,11 @@ class _Origin:
         """A new instance."""
         own, other = socket.socketpair()
         with other:
-            return _Instance(self.ask({"start": seed}, other), own)
+            try:
+                return _Instance(self.ask({"start": seed}, other), own)
+            except BaseException:
+                own.close()
+                raise
 
     def close(self) -> None:
         """Ends the process, and every instance with it."""

@@ -144,7 +144,9 @@ class Explorer:
         environment the completion is the last turn; `Sample.conversation` has all of it.
         """
         if self.conversations is not None:
-            return self._converse(self.conversations, policy, prompts, group_size, sampling, RandomKey(seed, step), progress)
+            return self._converse(
+                self.conversations, policy, prompts, group_size, sampling, RandomKey(seed, step), progress
+            )
         requests = Request.from_prompts(prompts, group_size)
         with self.awake(), self._synced(policy):
             if not requests:
@@ -179,7 +181,9 @@ class Explorer:
         """As `sample`, of conversations. Ranks need not have equally many turns: weights are gathered around all."""
         with self.awake(), self._synced(policy):
             samples = conversations.run(self.engine, policy, prompts, group_size, sampling, key, progress)
-        return [Completion(sample.written, None, sample.finish_reason, sample.stop_string) for sample in samples], samples
+        return [
+            Completion(sample.written, None, sample.finish_reason, sample.stop_string) for sample in samples
+        ], samples
 
     def explore(
         self,

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 worker: Any = importlib.import_module("main")
 del sys.path[0]
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class Origin:
@@ -100,7 +100,8 @@ class Origin:
             return pid
         with contextlib.suppress(BaseException):
             os.setsid()
-            adopt_orphans()
+            ask_kernel(PR_SET_PDEATHSIG, signal.SIGKILL)  # when this process ends
+            ask_kernel(PR_SET_CHILD_SUBREAPER, 1)
             self.control.close()
             os.environ["TMPDIR"] = tempfile.tempdir = folder
             random.seed(seed)
@@ -142,15 +143,18 @@ def children() -> list[int]:
     return [int(pid) for pid in file.read_text().split()] if file.exists() else []
 
 
-def adopt_orphans() -> None:
-    """Makes this process the parent of descendants whose own parent ends, so that they are found."""
+def ask_kernel(option: int, value: int) -> None:
+    """Sets an option of this process, where the system knows it.
+
+    A subreaper becomes the parent of descendants whose own parent ends, so that they are found.
+    """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def main() -> None:
     """Serves until the socket ends."""
-    adopt_orphans()
+    ask_kernel(PR_SET_CHILD_SUBREAPER, 1)
     os.dup2(2, 1)  # what an object prints is no answer
     Origin(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])).run()
 
