@@ -22,6 +22,10 @@ from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.types import UsageError
 
 
+LETTERS = list("abcdefghijklmnopqrstuvwxyzABCDEFGHIJ")
+"""Each ends a turn: the tiny policy seldom draws a stop token."""
+
+
 class Explorations(L.Callback):
     """Keeps every exploration."""
 
@@ -56,23 +60,29 @@ def test_an_environment_of_one_turn_is_the_task_path_bit_for_bit(tmp_path: Path)
 def test_a_game_is_played_over_several_turns(tmp_path: Path, advantage: Any) -> None:
     kept, completions = Explorations(), SampledCompletions(every_n_steps=1)
     data = PromptDataModule(Guess(), val_batch_size=5, limits=Limits(max_turns=3))
-    options = {"rewards": [EnvironmentReward(), Digits(weight=0.1)], "sampling": Sampling(max_new_tokens=4)}
+    options = {"rewards": [EnvironmentReward(), Digits(weight=0.1)], "sampling": Sampling(max_new_tokens=6, stop=LETTERS)}
     fit(tmp_path, [kept, completions], trainer={"limit_val_batches": 1.0}, data=data, advantage=advantage, **options)
     turns = [len(sample.conversation.ends) for one in kept.seen for sample in one.samples]
     assert max(turns) > 1
     for one in kept.seen:
         rollouts = one.rollouts
-        drawn = [sample.token_ids for sample in one.samples]
-        assert [ids.tolist() for ids in rollouts.token_ids.split(rollouts.lengths.tolist())] == drawn
+        drawn: dict[int, list[int]] = {}
+        for row, ids in zip(rollouts.row.tolist(), rollouts.token_ids.split(rollouts.lengths.tolist()), strict=True):
+            drawn[row] = drawn.get(row, []) + ids.tolist()
+        assert drawn == {row: sample.token_ids for row, sample in enumerate(one.samples)}
         assert rollouts.sampler_logp is not None and rollouts.context_ids is not None
         for row, sample in enumerate(one.samples):
             talk = sample.conversation
             assert one.scores.results["environment_reward"].value[row] == pytest.approx(sum(talk.rewards))
-            assert [m["content"] for m in talk.messages[2::2]] == ["h" if r < 1 else "l" for r in ()] or True
+            assert [message["role"] for message in talk.messages[:3]] == ["user", "assistant", "user"][: len(talk.messages)]
     logged = scalars(tmp_path)
     assert set(logged["policy/logp_gap"].values()) and max(logged["policy/logp_gap"].values()) < 1e-4
     assert logged["rollout/turns"][2] == pytest.approx(sum(turns[-16:]) / 16)
     assert logged["rollout/environment_failed"][2] == 0
+    # Turns that end with the stop token that the template does not write are rewritten: a branch each.
+    branches = [max(0, len(sample.conversation.pieces) - 1) for one in kept.seen for sample in one.samples]
+    assert sum(branches) > 0
+    assert logged["rollout/branches"][2] == pytest.approx(sum(branches[-16:]) / 16)
     lines = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
     assert lines[0]["messages"][0] == {"role": "user", "content": "guess"}
 
@@ -89,7 +99,7 @@ def test_a_failure_costs_its_completions_and_is_counted(tmp_path: Path, way: str
         loop={"prompts_per_step": 12},
         data=data,
         rewards=[EnvironmentReward()],
-        sampling=Sampling(max_new_tokens=3),
+        sampling=Sampling(max_new_tokens=8, stop=LETTERS),
     )
     for one in kept.seen:
         failed = [sample.prompt.question.answer in "12" and sample.failed for sample in one.samples]
