@@ -85,7 +85,7 @@ class ToolFormat(ABC):
 
 
 class HermesJson(ToolFormat):
-    """`<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>`: Qwen 2.5 and 3. Thoughts make no call."""
+    """`<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>`: Qwen 2.5, Qwen 3. Not in thoughts."""
 
     opening, closing, key = "<tool_call>", "</tool_call>", "arguments"
 
@@ -127,7 +127,7 @@ class PlainTag(ToolFormat):
         """One line per tool: a call, and what the tool does."""
         lines = ["The tools:"]
         for function in (tool["function"] for tool in tools):
-            words = [function["name"]][: len(tools) - 1] + [*function["parameters"]["properties"]]
+            words = [function["name"]] * (len(tools) > 1) + [*function["parameters"]["properties"]]
             lines.append(f"<tool>{' '.join(words)}</tool> {function['description']}")
         return "\n".join(lines)
 
