@@ -3,6 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from grpo_lightning.types import UsageError
@@ -58,17 +59,15 @@ class ToolFormat(ABC):
     def find(self, text: str, tools: Tools) -> list[ToolCall | BadCall]:
         """The calls in a turn, in order. No text raises an exception."""
         found: list[ToolCall | BadCall] = []
-        for body in self._bodies(text):
+        for index, body in enumerate(islice(self._bodies(text), self.max_calls + 1)):
             try:
-                if len(found) == self.max_calls:
+                if index == self.max_calls:
                     raise ValueError(f"a turn may make {self.max_calls} calls; the others were not made")
                 if body is None or len(body) > MAX_CHARACTERS:
                     raise ValueError(f"the call has no end within {MAX_CHARACTERS} characters")
                 found.append(self._call(body, {tool["function"]["name"]: tool["function"] for tool in tools}))
             except ValueError as error:
                 found.append(BadCall(f"Error: {error}."))
-                if len(found) > self.max_calls:
-                    break
         return found
 
     @abstractmethod

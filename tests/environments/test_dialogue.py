@@ -7,6 +7,7 @@ import pytest
 from helpers.chats import END, TEMPLATES, byte_fallback, byte_level, chat_tokenizer, spelled
 from helpers.paths import ROOT
 from make_tiny_policy import make_tokenizer
+from tokenizers import decoders
 from transformers import AutoTokenizer
 from transformers.utils import get_json_schema
 
@@ -246,7 +247,7 @@ def test_a_plain_text_has_the_beginning_that_the_tokenizer_writes() -> None:
 def test_a_template_that_refuses_everything_is_the_users_mistake(template: str) -> None:
     tokenizer = byte_level("chatml")
     tokenizer.chat_template = template
-    with pytest.raises(UsageError, match=r"the chat template of the model refuses .* the roles user .*give it another"):
+    with pytest.raises(UsageError, match=r"template of the model refuses messages of user \(.*\): change them, or"):
         Dialogue(tokenizer)
 
 
@@ -260,6 +261,26 @@ def test_a_role_that_is_left_out_is_the_users() -> None:
     given = dialogue.follow([{"role": "system", "content": "S"}, user("Q")], tokenizer.encode("A"), [tool("42")])
     assert given is not None and decoded(tokenizer, given) == "<|im_end|>[42]"
     assert decoded(tokenizer, dialogue.start([{"role": "system", "content": "S"}, user("Q")])) == "[S][Q]"
+
+
+def test_a_tokenizer_that_leaves_out_the_first_space() -> None:
+    tokenizer = byte_fallback("gemma")
+    backend = tokenizer.backend_tokenizer
+    backend.decoder = decoders.Sequence([backend.decoder, decoders.Strip(" ", 1, 0)])
+    assert tokenizer.decode(tokenizer.encode(" 42", add_special_tokens=False)) == "42"
+    tokenizer.chat_template = (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}{{ ' ' + m.content | trim }}<end_of_turn>"
+        "{% else %}[INST] {{ m.content }} [/INST]{% endif %}{% endfor %}"
+    )
+    dialogue, messages = Dialogue(tokenizer), [user("Q")]
+    for answer, is_branch in ((" 42", False), ("42", True), ("  42", True)):
+        drawn = tokenizer.encode(answer, add_special_tokens=False)
+        given = dialogue.follow(messages, drawn, [user("R")])
+        assert (given is None) == is_branch
+        if given is not None:
+            assert tokenizer.decode(dialogue.start(messages) + drawn + given) == (
+                "<bos>[INST] Q [/INST] 42<end_of_turn>[INST] R [/INST]"
+            )
 
 
 def test_the_real_smollm2() -> None:
