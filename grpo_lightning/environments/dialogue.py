@@ -63,7 +63,7 @@ class Dialogue:
 
     def start(self, messages: Sequence[Message]) -> list[int]:
         """The ids of a conversation up to the policy's next turn, its header included."""
-        return self._encode(self._rendered(messages), add_special_tokens="chat_template" in self._template)
+        return self._encode(self._rendered(messages), add_special_tokens=not self.tokenizer.chat_template)
 
     def follow(
         self, messages: Sequence[Message], drawn_ids: Sequence[int], new_messages: Sequence[Message]

@@ -215,6 +215,17 @@ def test_a_character_cut_in_two_stays_cut() -> None:
     assert decoded(tokenizer, drawn + given).startswith("\ufffd<|im_end|>\n<|im_start|>user\n?")
 
 
+def test_half_a_character_that_takes_another_with_it_is_a_branch() -> None:
+    tokenizer = byte_fallback("chatml")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content + '€' if m.role == 'assistant' else m.content }}{% endfor %}"
+    )
+    dialogue, whole = Dialogue(tokenizer), tokenizer.encode("€", add_special_tokens=False)
+    assert len(whole) == 3 and dialogue.follow([user("Q")], whole, []) == whole
+    assert decoded(tokenizer, whole[:1] + whole) == "\ufffd" * 4
+    assert dialogue.follow([user("Q")], whole[:1], []) is None
+
+
 def test_without_a_chat_template_the_text_is_plain() -> None:
     tokenizer = make_tokenizer()
     dialogue = Dialogue(tokenizer)

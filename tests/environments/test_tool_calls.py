@@ -221,13 +221,18 @@ def test_a_call_without_an_end() -> None:
     assert isinstance(found[0], BadCall) and found[1:] == [GOOD]
 
 
-@pytest.mark.parametrize("max_calls", [0, 1, 3])
+@pytest.mark.parametrize("max_calls", [1, 3])
 def test_calls_beyond_the_limit_are_one_error(max_calls: int) -> None:
     for form, text in ((HermesJson(max_calls), hermes(GOOD_JSON)), (PlainTag(max_calls), "<tool>add 12 30</tool>")):
         assert form.find(text * max_calls, TOOLS) == [GOOD] * max_calls
         *calls, beyond = form.find(text * 50_000, TOOLS)
         assert calls == [GOOD] * max_calls
         assert beyond == BadCall(f"Error: a turn may make {max_calls} calls; the others were not made.")
+
+
+def test_no_calls_at_all_are_the_users_mistake() -> None:
+    with pytest.raises(UsageError, match="max_calls=0 of PlainTag: give 1 or more"):
+        PlainTag(0)
 
 
 def test_bad_calls_count_too() -> None:
