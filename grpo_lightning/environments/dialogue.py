@@ -17,9 +17,8 @@ after each of the policy's turns. So a single question is the same prompt as wit
 MARK = "\U000f0000"
 """A private character. It stands around special tokens that others than the template and the policy wrote."""
 
-
-Message = dict[str, str]
-"""A message as transformers has it: `role` (`system`, `user`, `assistant`, `tool`) and `content`; perhaps `name`."""
+Message = dict[str, Any]
+"""As transformers has it: `role` (`system`, `user`, `assistant` or `tool`), `content`, and what else templates read."""
 
 
 class Dialogue:
@@ -52,20 +51,19 @@ class Dialogue:
         special = {id: str(token) for id, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special_ids = special.keys()
         self._special = "|".join(map(re.escape, sorted(special.values(), key=len, reverse=True))) or "(?!)"
-        self._refused: set[str] = set()
-        self._joins = False
-        question = Message(role="user", content="0")
-        shown = self._rendered([question])
+        self._middle = tokenizer.encode("a", add_special_tokens=False)
+        self._joins, self._refused = False, frozenset[str]()
+        question = [Message(role="user", content="0")]
+        shown = self._rendered(question)
         self._joins = not self._takes("user", "user")
-        for role, before in (("system", ()), ("tool", ("user", "assistant"))):
-            if not self._takes(*before, role, *() if before else ("user",)):
-                self._refused.add(role)
-        self.shows_tools = bool(tools) and shown != Dialogue(tokenizer, (), variables)._rendered([question])
-        """Whether the template describes the tools. If not, `ToolFormat.describe` belongs into the system message."""
+        uses = {"system": ("system", "user"), "tool": ("user", "assistant", "tool")}
+        self._refused = frozenset(role for role, roles in uses.items() if not self._takes(*roles))
+        self.shows_tools = bool(tools) and shown != Dialogue(tokenizer, (), variables)._rendered(question)
+        """Whether the template shows the tools. If not, the system message should: `ToolFormat.describe`."""
 
     def start(self, messages: Sequence[Message]) -> list[int]:
         """The ids of a conversation up to the policy's next turn, its header included."""
-        return self._encode(self._rendered(messages), add_special_tokens="chat_template" in self._template)
+        return self._encode(self._rendered(messages), add_special_tokens=not self.tokenizer.chat_template)
 
     def follow(
         self, messages: Sequence[Message], drawn_ids: Sequence[int], new_messages: Sequence[Message]
@@ -87,7 +85,7 @@ class Dialogue:
         if not whole.startswith(before):
             return None
         given = self._encode(whole[len(before) :])
-        # Not so where a character was cut in two, or a token spells a space only after others.
+        # Not so where a character was cut in two, and its first half takes part of what follows with it.
         joined = self._decode([*drawn_ids, *given]) == drawn + self._decode(given)
         return given if joined else None
 
@@ -100,9 +98,7 @@ class Dialogue:
         """The text up to the policy's next turn, with marks."""
         turns: list[Message] = []
         for message in messages:
-            turn = dict(message)
-            if turn["role"] in self._refused:
-                turn["role"] = "user"
+            turn = message | {"role": "user"} if message["role"] in self._refused else dict(message)
             if turn["role"] != "assistant":
                 turn["content"] = re.sub(self._special, rf"{MARK}\g<0>{MARK}", turn["content"])
             if self._joins and turns and turns[-1]["role"] == turn["role"] == "user":
@@ -113,10 +109,10 @@ class Dialogue:
         try:
             return str(render(turns, add_generation_prompt=True, tokenize=False, **self._template))
         except Exception as error:  # A template is a program, and raises what it likes.
+            roles = ", ".join(message["role"] for message in messages)
             raise UsageError(
-                f"the chat template of the model refuses a conversation with the roles "
-                f"{', '.join(message['role'] for message in messages)} ({first_line(error)}); give it another one, in "
-                "chat_template.jinja of the model's folder"
+                f"the chat template of the model refuses messages of {roles} ({first_line(error)}): change them, or "
+                "chat_template.jinja in the model's folder"
             ) from error
 
     def _takes(self, *roles: str) -> bool:
@@ -130,11 +126,14 @@ class Dialogue:
 
     def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """The ids of a text, in which marked special tokens are plain text."""
-        plain, *others = re.split(f"{MARK}({self._special}){MARK}", text)
-        ids = list(self.tokenizer.encode(plain, add_special_tokens=add_special_tokens))
-        for index, piece in enumerate(others):
-            ids += self.tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=index % 2 == 0)
+        ids: list[int] = []
+        for index, piece in enumerate(re.split(f"{MARK}({self._special}){MARK}", text)):
+            begins = add_special_tokens and index == 0
+            ids += self.tokenizer.encode(piece, add_special_tokens=begins, split_special_tokens=index % 2 == 1)
         return ids
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode([*ids], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        """The text of ids in the middle of others: at the beginning some tokenizers leave out a space."""
+        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        before, whole = (self.tokenizer.decode(part, **options) for part in (self._middle, [*self._middle, *ids]))
+        return str(whole[len(before) :])

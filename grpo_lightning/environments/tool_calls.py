@@ -3,12 +3,13 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import UsageError, at_least
 
 MAX_CHARACTERS, MAX_BRACKETS = 10_000, 200
-"""Of a call that is read. The second bounds how deep it is nested."""
+"""The largest call that is read. The brackets bound how deep it is nested."""
 
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 """Python's types, and what JSON schemas call them."""
@@ -41,11 +42,12 @@ class ToolFormat(ABC):
     """The stop string that ends a turn with its call. Empty: the policy ends its turn itself."""
 
     def __init__(self, max_calls: int = 4) -> None:
+        at_least("max_calls", max_calls, 1, type(self).__name__)
         self.max_calls = max_calls
 
     @staticmethod
     def for_tokenizer(tokenizer: Any) -> "ToolFormat":
-        """The format of the chat template; `PlainTag` where the template, or its absence, has none."""
+        """The format of the chat template; `PlainTag` where the template knows no tools, or is missing."""
         template = str(tokenizer.chat_template or "")
         if "<tool_call>" in template and '"arguments"' in template:
             return HermesJson()
@@ -58,17 +60,15 @@ class ToolFormat(ABC):
     def find(self, text: str, tools: Tools) -> list[ToolCall | BadCall]:
         """The calls in a turn, in order. No text raises an exception."""
         found: list[ToolCall | BadCall] = []
-        for body in self._bodies(text):
+        for index, body in enumerate(islice(self.bodies(text), self.max_calls + 1)):
             try:
-                if len(found) == self.max_calls:
+                if index == self.max_calls:
                     raise ValueError(f"a turn may make {self.max_calls} calls; the others were not made")
                 if body is None or len(body) > MAX_CHARACTERS:
                     raise ValueError(f"the call has no end within {MAX_CHARACTERS} characters")
-                found.append(self._call(body, {tool["function"]["name"]: tool["function"] for tool in tools}))
+                found.append(self.read(body, {tool["function"]["name"]: tool["function"] for tool in tools}))
             except ValueError as error:
                 found.append(BadCall(f"Error: {error}."))
-                if len(found) > self.max_calls:
-                    break
         return found
 
     @abstractmethod
@@ -76,16 +76,16 @@ class ToolFormat(ABC):
         """The tools and the form of a call, for the system message where the chat template does not show them."""
 
     @abstractmethod
-    def _bodies(self, text: str) -> Iterable[str | None]:
+    def bodies(self, text: str) -> Iterable[str | None]:
         """The text of each call, None for one without an end."""
 
     @abstractmethod
-    def _call(self, body: str, functions: Mapping[str, Any]) -> ToolCall:
+    def read(self, body: str, functions: Mapping[str, Any]) -> ToolCall:
         """The call with this text; ValueError says what is wrong with it."""
 
 
 class HermesJson(ToolFormat):
-    """`<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>`: Qwen 2.5 and 3. Thoughts make no call."""
+    """`<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>`: Qwen 2.5, Qwen 3. Not in thoughts."""
 
     opening, closing, key = "<tool_call>", "</tool_call>", "arguments"
 
@@ -95,11 +95,13 @@ class HermesJson(ToolFormat):
         lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
         return "\n".join([f"To call a tool, write {form}. The tools:", *lines])
 
-    def _bodies(self, text: str) -> Iterable[str | None]:
+    def bodies(self, text: str) -> Iterable[str | None]:
+        """What stands between the tags, after the thoughts."""
         return _between(self.opening, self.closing, text.rpartition("</think>")[2])
 
-    def _call(self, body: str, functions: Mapping[str, Any]) -> ToolCall:
-        call = _read(body)
+    def read(self, body: str, functions: Mapping[str, Any]) -> ToolCall:
+        """An object of two keys."""
+        call = read_json(body)
         if not isinstance(call, dict) or call.keys() != {"name", self.key}:
             raise ValueError(f'a call is an object with the keys "name" and "{self.key}" alone')
         return _checked(call["name"], call[self.key], functions)
@@ -110,7 +112,8 @@ class LlamaJson(HermesJson):
 
     opening, closing, key = "", "", "parameters"
 
-    def _bodies(self, text: str) -> Iterable[str | None]:
+    def bodies(self, text: str) -> Iterable[str | None]:
+        """The whole turn, if it is meant as a call."""
         body = text.strip().removeprefix("<|python_tag|>")
         return [body] if body != text.strip() or (body.startswith("{") and '"name"' in body) else []
 
@@ -127,19 +130,21 @@ class PlainTag(ToolFormat):
         """One line per tool: a call, and what the tool does."""
         lines = ["The tools:"]
         for function in (tool["function"] for tool in tools):
-            words = [function["name"]][: len(tools) - 1] + [*function["parameters"]["properties"]]
+            words = [function["name"]] * (len(tools) > 1) + [*function["parameters"]["properties"]]
             lines.append(f"<tool>{' '.join(words)}</tool> {function['description']}")
         return "\n".join(lines)
 
-    def _bodies(self, text: str) -> Iterable[str | None]:
+    def bodies(self, text: str) -> Iterable[str | None]:
+        """What stands between the tags."""
         return _between("<tool>", "</tool>", text)
 
-    def _call(self, body: str, functions: Mapping[str, Any]) -> ToolCall:
+    def read(self, body: str, functions: Mapping[str, Any]) -> ToolCall:
+        """Words: texts as they are, other values as JSON."""
         name, rest = (*functions, body) if len(functions) == 1 else (*body.split(maxsplit=1), "", "")[:2]
         schemas = functions[name]["parameters"]["properties"] if name in functions else {}
         keys = [*schemas] or [""]
         pairs = zip(keys, map(str.strip, rest.split(maxsplit=len(keys) - 1)), strict=False)
-        arguments = {key: word if _fits(word, schemas.get(key, {})) else _read(word) for key, word in pairs}
+        arguments = {key: word if _fits(word, schemas.get(key, {})) else read_json(word) for key, word in pairs}
         return _checked(name, arguments, functions)
 
 
@@ -149,7 +154,7 @@ def _between(opening: str, closing: str, text: str) -> Iterable[str | None]:
     return (body if closed else None for body, closed, _ in parts)
 
 
-def _read(text: str) -> Any:
+def read_json(text: str) -> Any:
     """The value of JSON. ValueError where it is none, has a key twice, is not finite, or is no text in UTF-8."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -187,7 +192,7 @@ def _checked(name: Any, arguments: Any, functions: Mapping[str, Any]) -> ToolCal
 
 
 def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether a value fits the schema of a type hint, but for the items of a tuple and the values of a dict."""
+    """Whether a value fits the schema of a type hint. What a tuple or a dict holds is not looked at."""
     kind = TYPES.get(type(value), "null")
     kinds = schema.get("type", kind)
     kinds = [kinds] if isinstance(kinds, str) else kinds
