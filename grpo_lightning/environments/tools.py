@@ -43,7 +43,7 @@ class ToolEnvironment(Environment):
         if not callable(getattr(self._class(), "reset", None)):
             raise UsageError(f"environment={tools}: the class has no method `reset`, which begins a conversation")
         try:
-            self.tools = [get_json_schema(MethodType(method, None)) for method in methods.values()]
+            self.tools = [get_json_schema(MethodType(method, self)) for method in methods.values()]
         except Exception as error:  # of transformers, of several kinds
             raise UsageError(
                 f"environment={tools}: every tool needs type hints and a docstring with `Args:` ({error})"

@@ -105,7 +105,8 @@ class Instances:
     def call(self, calls: Sequence[Call]) -> list[Outcome]:
         """The outcome of each call, in order: `ok`, `error`, `timeout`, `memory`, `crash` or `too_long`.
 
-        An instance ends with a call whose outcome is neither `ok` nor `error`. Calls of one that has ended give `crash`.
+        An instance ends with a call whose outcome is neither `ok` nor `error`. Calls of one that has ended give
+        `crash`.
         """
         done: dict[int, Outcome] = {}
         waiting, busy = deque(range(len(calls))), dict[int, int]()

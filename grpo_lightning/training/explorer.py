@@ -181,9 +181,11 @@ class Explorer:
         """As `sample`, of conversations. Ranks need not have equally many turns: weights are gathered around all."""
         with self.awake(), self._synced(policy):
             samples = conversations.run(self.engine, policy, prompts, group_size, sampling, key, progress)
-        return [
-            Completion(sample.written, None, sample.finish_reason, sample.stop_string) for sample in samples
-        ], samples
+        turns = [
+            Completion(sample.token_ids[sample.first :], None, sample.finish_reason, sample.stop_string)
+            for sample in samples
+        ]
+        return turns, samples
 
     def explore(
         self,

@@ -94,3 +94,44 @@ class CounterEnv:
 
     def get_reward(self) -> float:
         return float(self.counter)
+
+
+class AsyncEnv(CounterEnv):
+    """The same with methods that are awaited."""
+
+    async def reset(self, question: str) -> None:
+        self.counter = 0
+
+    async def increment(self, step: int) -> int:
+        """
+        Increment the internal counter.
+
+        Args:
+            step: Value to add to the counter.
+        """
+        self.counter += step
+        return self.counter
+
+    async def get_reward(self) -> float:
+        return float(self.counter)
+
+
+class LongEnv(CounterEnv):
+    """Adds a long text to the question."""
+
+    def reset(self, **kwargs: Any) -> str:
+        return "0" * 200
+
+
+class NoReset:
+    """Lacks `reset`."""
+
+
+class NoHints:
+    """Has a tool without type hints."""
+
+    def reset(self) -> None:
+        """Does nothing."""
+
+    def tool(self, x):  # type: ignore[no-untyped-def]
+        return x

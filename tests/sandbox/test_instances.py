@@ -202,9 +202,7 @@ instances.call([Call(0, "hang")])
 
 def test_nothing_is_left_when_the_parent_is_killed() -> None:
     tests = Path(__file__).parents[1]
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=environment(tests)
-    )
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=environment(tests))
     assert parent.stdout is not None
     *pids, path = parent.stdout.readline().split()
     parent.kill()

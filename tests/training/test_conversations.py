@@ -10,7 +10,6 @@ import pytest
 import torch
 from helpers.fitting import Digits, Echo, Gradients, fit, scalars
 from helpers.guessing import Guess, Once
-from helpers.tiny import policy_of
 
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.environments.running import Limits
@@ -20,7 +19,6 @@ from grpo_lightning.training.callbacks.completions import SampledCompletions
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.types import UsageError
-
 
 LETTERS = list("abcdefghijklmnopqrstuvwxyzABCDEFGHIJ")
 """Each ends a turn: the tiny policy seldom draws a stop token."""
@@ -39,7 +37,9 @@ class Explorations(L.Callback):
 def same(a: dict[str, dict[int, float]], b: dict[str, dict[int, float]]) -> bool:
     return all(
         a[name].keys() == b[name].keys()
-        and all(x == y or (math.isnan(x) and math.isnan(y)) for x, y in zip(a[name].values(), b[name].values()))
+        and all(
+            x == y or (math.isnan(x) and math.isnan(y)) for x, y in zip(a[name].values(), b[name].values(), strict=True)
+        )
         for name in a
     )
 
@@ -60,7 +60,10 @@ def test_an_environment_of_one_turn_is_the_task_path_bit_for_bit(tmp_path: Path)
 def test_a_game_is_played_over_several_turns(tmp_path: Path, advantage: Any) -> None:
     kept, completions = Explorations(), SampledCompletions(every_n_steps=1)
     data = PromptDataModule(Guess(), val_batch_size=5, limits=Limits(max_turns=3))
-    options = {"rewards": [EnvironmentReward(), Digits(weight=0.1)], "sampling": Sampling(max_new_tokens=6, stop=LETTERS)}
+    options = {
+        "rewards": [EnvironmentReward(), Digits(weight=0.1)],
+        "sampling": Sampling(max_new_tokens=6, stop=LETTERS),
+    }
     fit(tmp_path, [kept, completions], trainer={"limit_val_batches": 1.0}, data=data, advantage=advantage, **options)
     turns = [len(sample.conversation.ends) for one in kept.seen for sample in one.samples]
     assert max(turns) > 1
@@ -74,7 +77,9 @@ def test_a_game_is_played_over_several_turns(tmp_path: Path, advantage: Any) -> 
         for row, sample in enumerate(one.samples):
             talk = sample.conversation
             assert one.scores.results["environment_reward"].value[row] == pytest.approx(sum(talk.rewards))
-            assert [message["role"] for message in talk.messages[:3]] == ["user", "assistant", "user"][: len(talk.messages)]
+            assert [message["role"] for message in talk.messages[:3]] == ["user", "assistant", "user"][
+                : len(talk.messages)
+            ]
     logged = scalars(tmp_path)
     assert set(logged["policy/logp_gap"].values()) and max(logged["policy/logp_gap"].values()) < 1e-4
     assert logged["rollout/turns"][2] == pytest.approx(sum(turns[-16:]) / 16)
@@ -111,7 +116,7 @@ def test_a_failure_costs_its_completions_and_is_counted(tmp_path: Path, way: str
 
 
 def test_an_answer_prefix_does_not_go_with_turns() -> None:
-    with pytest.raises(UsageError, match="data.answer_prefix='<think>': with an environment"):
+    with pytest.raises(UsageError, match=r"data\.answer_prefix='<think>': with an environment"):
         PromptDataModule(Echo(), environment=Once(), answer_prefix="<think>")
 
 
