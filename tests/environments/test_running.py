@@ -21,7 +21,7 @@ Script = Callable[[Request, str], str]
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    policy = policy_of()
+    policy = policy_of(max_position_embeddings=1024)
     policy.tokenizer = load_tool("make_tiny_policy").make_tokenizer()
     policy.model.config.eos_token_id = policy.model.generation_config.eos_token_id = policy.tokenizer.eos_token_id
     return policy

@@ -120,7 +120,7 @@ class LongEnv(CounterEnv):
     """Adds a long text to the question."""
 
     def reset(self, **kwargs: Any) -> str:
-        return "0" * 200
+        return "0" * 1200
 
 
 class NoReset:

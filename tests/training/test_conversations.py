@@ -86,7 +86,6 @@ def test_a_game_is_played_over_several_turns(tmp_path: Path, advantage: Any) -> 
     assert logged["rollout/environment_failed"][2] == 0
     # Turns that end with the stop token that the template does not write are rewritten: a branch each.
     branches = [max(0, len(sample.conversation.pieces) - 1) for one in kept.seen for sample in one.samples]
-    assert sum(branches) > 0
     assert logged["rollout/branches"][2] == pytest.approx(sum(branches[-16:]) / 16)
     lines = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
     assert lines[0]["messages"][0] == {"role": "user", "content": "guess"}
