@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import _shutdown as join_threads  # type: ignore[attr-defined]
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 from unittest import mock
 
 from helpers.paths import environment
@@ -103,7 +103,7 @@ def programs(runs: dict[str, list[str]], folder: Path, **options: Any) -> Iterat
 class _Rank(subprocess.Popen[Any]):
     """A rank that Lightning starts: a child of this process that has waited for its arguments since before the run."""
 
-    waiting: list[tuple[int, int]] = []
+    waiting: ClassVar[list[tuple[int, int]]] = []
     """Process and the end to write to of each that waits."""
 
     @classmethod
