@@ -177,7 +177,7 @@ class GRPOCLI(LightningCLI):
             self.model.load(trainer.strategy.precision_plugin)
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
-        """The parser of a subcommand: without the arguments, whose making takes a while, where another one is called."""
+        """The parser of a subcommand; without arguments, which take a while to add, where another one is called."""
         if self._called != [subcommand] and {*self._called} & {*self.subcommands()}:
             return self.init_parser(**kwargs)
         return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
