@@ -2,9 +2,9 @@
 
     python tools/bench.py
 
-The two ways of a pair take turns in one process, so that what else the machine does falls on both. A ratio is the median
-of those of all rounds. Nothing is asserted: numbers are printed, whatever they are. A pair that this version lacks is
-left out.
+The two ways of a pair take turns in one process, so that what else the machine does falls on both. A ratio is the
+median of those of all rounds. Nothing is asserted: numbers are printed, whatever they are. A pair that this version
+lacks is left out.
 """
 
 import argparse

@@ -7,6 +7,19 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+BANDWIDTHS = {
+    "B200": 8.0e12,
+    "H200": 4.8e12,
+    "H100 PCIe": 2.0e12,
+    "H100 NVL": 3.9e12,
+    "H100": 3.35e12,
+    "A100-SXM4-80GB": 2.039e12,
+    "A100-SXM4-40GB": 1.555e12,
+    "A100": 1.935e12,
+    "L40S": 0.864e12,
+    "RTX 4090": 1.008e12,
+}
+"""Bytes per second of a GPU's memory, from NVIDIA's data sheets; by a part of its name, the first that fits."""
 SECONDS = 1.0
 """How long each measurement is repeated."""
 CACHES = 2**28

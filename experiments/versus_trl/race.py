@@ -86,8 +86,13 @@ def model_folder(folder: Path) -> Path:
     return folder / "model"
 
 
-def make_model(folder: Path) -> None:
-    """A Llama of one million random parameters and a tokenizer of one token per word, w0 to w511."""
+def make_model(folder: Path, config: Any = None) -> None:
+    """A Llama with random weights and a tokenizer of one token per word: w0, w1 and so on.
+
+    Args:
+        folder: Where both go.
+        config: Of the model; None makes one million parameters and 512 words.
+    """
     import torch
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -97,10 +102,11 @@ def make_model(folder: Path) -> None:
 
     disable_progress_bar()
     torch.manual_seed(0)
-    backend = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    words = VOCABULARY if config is None else config.vocab_size
+    backend = Tokenizer(WordLevel({f"w{i}": i for i in range(words)}, unk_token="w0"))
     backend.pre_tokenizer = WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="w0", eos_token="w1", padding_side="left")
-    config = LlamaConfig(
+    config = config or LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=128,
         intermediate_size=384,

@@ -3,6 +3,7 @@
 import json
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def record_of(model: str, race: Race, sides: Mapping[str, Outcome], note: str) -
         }
         for side, outcome in sides.items()
     }
-    sizes = f"{race.prompts} x {race.group_size}, {race.name}"
+    sizes = f"{race.prompts} x {race.group_size}, {replace(race, precision='fp32').name}"
     return {
         "model": model,
         "regime": race.regime,

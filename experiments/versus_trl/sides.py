@@ -56,7 +56,7 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
             return RewardResult([even_fraction(sample.text) for sample in samples], ["ok"] * len(samples))
 
     policy = Policy(str(model_folder(folder)))
-    timer = Timer()
+    timer = Timer(torch.cuda.synchronize) if race.accelerator == "cuda" else Timer()
     tokens: list[int] = []
     packs: list[int] = []
     updates: list[float] = []
@@ -109,12 +109,13 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
             Stopwatch(),
         ],
     )
+    drawing = new_engine()
     module = GRPOModule(
         policy,
         [EvenFraction()],
         sampling=Sampling(max_new_tokens=race.new_tokens),
         optimizer=optimizer,
-        engine=new_engine(),
+        engine=drawing,
     )
     with marking_policies() if race.lognormal else nullcontext():
         trainer.fit(module, datamodule=PromptDataModule(JsonPrompts(train=str(prompts_file(folder, race)))))
@@ -133,17 +134,18 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
             "sampling": statistics.median(sampling[timed]),
             "forward and backward": statistics.median(updates[timed]),
         },
-        "prefill": prefill_seconds(module, race, folder) if prefill else 0.0,
+        "prefill": prefill_seconds(policy, drawing, race, folder) if prefill else 0.0,
         "peak_gpu": torch.cuda.max_memory_allocated() if race.accelerator == "cuda" else 0,
         "products_per_second": product_rate(device=race.accelerator, dtype=DTYPES[race.precision]),
     }
 
 
-def prefill_seconds(module: Any, race: Race, folder: Path, times: int = 3) -> float:
+def prefill_seconds(policy: Any, engine: Any, race: Race, folder: Path, times: int = 3) -> float:
     """Seconds of sampling one token per completion of a step: reading the prompts, and one draw.
 
     Args:
-        module: Whose policy and engine do it.
+        policy: What reads.
+        engine: What samples.
         race: The sizes.
         folder: With the prompts.
         times: How often; the middle one counts.
@@ -153,7 +155,6 @@ def prefill_seconds(module: Any, race: Race, folder: Path, times: int = 3) -> fl
     from grpo_lightning.engines.sampling import Sampling
     from grpo_lightning.types import RandomKey, Request
 
-    policy, engine = module.policy, module.engine
     lines = prompts_file(folder, race).read_text(encoding="utf-8").splitlines()[: race.prompts]
     prompts = [policy.tokenizer(json.loads(line)["question"])["input_ids"] for line in lines]
     requests = [
@@ -210,7 +211,7 @@ def run_trl(folder: Path, race: Race, vllm: bool = False) -> dict[str, Any]:
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    timer = Timer()
+    timer = Timer(torch.cuda.synchronize) if race.accelerator == "cuda" else Timer()
     seen: list[int] = [0]
 
     class Stopwatch(TrainerCallback):

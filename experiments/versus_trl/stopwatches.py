@@ -10,9 +10,14 @@ PHASES = ("sampling", "reward", "log-probs", "forward and backward", "optimizer"
 
 
 class Timer:
-    """Adds up seconds by phase, step by step."""
+    """Adds up seconds by phase, step by step.
 
-    def __init__(self) -> None:
+    Args:
+        wait: Called before the clock is read: waits for the device.
+    """
+
+    def __init__(self, wait: Callable[[], object] = lambda: None) -> None:
+        self.wait = wait
         self.steps: list[Counter[str]] = []
         self.ends: list[float] = []
         self._now: Counter[str] = Counter()
@@ -23,6 +28,7 @@ class Timer:
 
     def end(self) -> None:
         """Ends the step."""
+        self.wait()
         self.ends.append(time.perf_counter())
         self.steps.append(self._now)
         self._now = Counter()
@@ -37,10 +43,12 @@ class Timer:
         """
 
         def timed(*args: Any, **kwargs: Any) -> Any:
+            self.wait()
             before, started = self._inside(but), time.perf_counter()
             try:
                 return function(*args, **kwargs)
             finally:
+                self.wait()
                 self.add(phase, time.perf_counter() - started - (self._inside(but) - before))
 
         return timed
@@ -51,8 +59,17 @@ class Timer:
     def watch(self, optimizer: Any) -> Any:
         """Times the updates of an optimizer, which is returned."""
         started: list[float] = []
-        optimizer.register_step_pre_hook(lambda *args: started.append(time.perf_counter()))
-        optimizer.register_step_post_hook(lambda *args: self.add("optimizer", time.perf_counter() - started.pop()))
+
+        def begins(*args: Any) -> None:
+            self.wait()
+            started.append(time.perf_counter())
+
+        def ends(*args: Any) -> None:
+            self.wait()
+            self.add("optimizer", time.perf_counter() - started.pop())
+
+        optimizer.register_step_pre_hook(begins)
+        optimizer.register_step_post_hook(ends)
         return optimizer
 
     def medians(self, phases: Sequence[str], warm_up: int) -> dict[str, float]:
