@@ -120,7 +120,7 @@ def details_of(config: PreTrainedConfig, race: Race, seconds: float) -> dict[str
 
 
 def run_step(race: Race, folder: Path) -> dict[str, Any]:
-    """Runs our side in a process of its own, twice: with all tokens, and with one, which is reading the prompts."""
+    """Runs our side in a process of its own, which times the reading of the prompts at the end."""
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -183,7 +183,7 @@ def tables_of(records: Sequence[Mapping[str, Any]]) -> str:
         "reading, GB/s",
         "copying, GB/s",
     ]
-    rate_heads += ["weights in products of few rows, GB/s", "measured"]
+    rate_heads += ["weights in decoding's products, GB/s", "measured"]
     return f"{table([*heads, 'reached'], phases)}\n\n{table(rate_heads, rates)}"
 
 

@@ -1,8 +1,6 @@
 """experiments/roofline: counts of a step against numbers worked out by hand, the rates, the table and the plot."""
 
-import importlib
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.experiment import imported
 from helpers.paths import ROOT
 from helpers.tiny import policy_of, rollouts_of
 from transformers import AutoConfig, LlamaConfig
@@ -17,19 +16,12 @@ from transformers import AutoConfig, LlamaConfig
 from grpo_lightning.training.throughput import Cost
 
 FOLDER = ROOT / "experiments" / "roofline"
-NAMES = ("counts", "curves", "machine", "roofline")
 
 
 @pytest.fixture(scope="module")
 def parts() -> Iterator[SimpleNamespace]:
-    """The experiment's modules, and those of versus_trl that it stands on."""
-    before = set(sys.modules)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [str(FOLDER), str(FOLDER.parent / "versus_trl"), str(ROOT / "tools"), *sys.path])
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES})
-    for name in set(sys.modules) - before:
-        if "experiments" in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+    with imported("versus_trl", "roofline") as modules:
+        yield modules
 
 
 def model_of(parts: SimpleNamespace, **changes: Any) -> Any:
@@ -179,6 +171,46 @@ def test_weights_of_products(parts: SimpleNamespace) -> None:
     shapes = parts.roofline.weight_shapes(config)
     assert shapes[:7] == [(32, 32), (16, 32), (16, 32), (32, 32), (48, 32), (48, 32), (32, 48)]
     assert (len(shapes), shapes[-1]) == (2 * 7 + 1, (64, 32))
+
+
+@pytest.mark.whole
+def test_tiny_curves_give_a_table_and_a_plot(
+    parts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = parts.curves.Point(prompts=2, group_size=2, prompt_tokens=4, new_tokens=4, hidden=32, layers=1)
+    monkeypatch.setattr(parts.curves, "Point", lambda: tiny)
+    (tmp_path / "performance.md").write_text("<!-- curves -->\n<!-- /curves -->\n")
+    parts.curves.main(["--rounds", "1", "--scale", "32", "--out", str(tmp_path)])
+    rows = [line.strip("| ").split(" | ") for line in (tmp_path / "performance.md").read_text().splitlines()]
+    firsts = [row[0] for row in rows if len(row) == 7 and row[0] not in ("", "---", "what grows")]
+    assert firsts[0].startswith("group_size") and firsts[-1] == "μ" and len(firsts) == 7
+    assert (tmp_path / "performance.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_points_are_measured_in_turns_after_one_round_to_warm_up(
+    parts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[int] = []
+
+    class Counting:
+        def __init__(self, point: int) -> None:
+            self.point, self.sampling, self.update = point, [], []
+
+        def run(self) -> None:
+            order.append(self.point)
+            self.sampling.append(float(len(order)))
+            self.update.append(2.0 * len(order))
+
+    monkeypatch.setattr(parts.curves, "Bench", Counting)
+    found = parts.curves.measure([7, 8, 7], rounds=3)
+    assert order == [7, 8] * 4
+    # Rounds 3, 5 and 7 of the first, 4, 6 and 8 of the second.
+    assert found == {7: (5.0, 10.0), 8: (6.0, 12.0)}
+
+
+def test_the_page_has_the_marks(parts: SimpleNamespace) -> None:
+    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert "new tables" in parts.roofline.between(text, "curves", "new tables")
 
 
 @pytest.mark.whole

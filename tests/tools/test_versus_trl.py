@@ -1,6 +1,5 @@
 """experiments/versus_trl without TRL: sizes, prompts, the limit on memory, the tables, and our side of a small race."""
 
-import importlib
 import json
 import os
 import sys
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.experiment import imported
 from helpers.paths import ROOT
 from helpers.tiny import policy_of, tokenizer
 
@@ -17,30 +17,14 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.training.throughput import Cost
 
 FOLDER = ROOT / "experiments" / "versus_trl"
-NAMES = (
-    "compare",
-    "counts",
-    "forced_lengths",
-    "machine",
-    "memory_limit",
-    "race",
-    "regimes",
-    "result_tables",
-    "sides",
-    "stopwatches",
-)
 GIB = 2**30
 SIZES = {"prompts": 2, "group_size": 4, "warm_up": 1, "steps": 3, "max_tokens": 100, "trl_rows": 8}
 
 
 @pytest.fixture(scope="module")
 def parts() -> Iterator[SimpleNamespace]:
-    """The experiment's modules, which find each other as those of a script do."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [str(FOLDER), str(FOLDER.parent / "roofline"), *sys.path])
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES})
-    for name in NAMES:
-        del sys.modules[name]
+    with imported("versus_trl", "roofline") as modules:
+        yield modules
 
 
 def race_of(parts: SimpleNamespace, prompt_tokens: int = 5, new_tokens: int = 3) -> Any:
