@@ -207,6 +207,7 @@ def plot(found: Sequence[Curve], seconds: dict[Point, tuple[float, float]], out:
     """A panel per curve: sampling and update over what grows, both axes logarithmic."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FormatStrFormatter, LogLocator
 
     shown = [curve for curve in found if curve.name != "prompt, rows"]
     rows_curve = next(curve for curve in found if curve.name == "prompt, rows")
@@ -224,6 +225,8 @@ def plot(found: Sequence[Curve], seconds: dict[Point, tuple[float, float]], out:
         panel.set(xscale="log", yscale="log", xlabel=curve.label)
         panel.set_xticks(x, [f"{value:g}" for value in x])
         panel.minorticks_off()
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_formatter(FormatStrFormatter("%g"))
         panel.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel("processor seconds per step")
     figure.axes[3].set_ylabel("processor seconds per step")

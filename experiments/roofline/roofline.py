@@ -4,8 +4,9 @@
     python experiments/roofline/roofline.py --model runs/smollm2 --prompts 2 --new-tokens 128 --write
 
 Without `--model` it is the small Llama of experiments/versus_trl, whose process of our side runs the step. The rates of
-the machine are measured in this process afterwards, with the same threads. Nothing else should run meanwhile. `--write`
-adds the result to results.json, and makes the table of README.md and the plot from all that is there.
+the machine are measured in this process afterwards, with the same threads. Nothing else should run meanwhile; where
+other programs do, `--cpu` takes one thread and its processor seconds. `--write` adds the result to results.json, and
+makes the table of README.md and the plot from all that is there.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ ROOT = HERE.parents[1]
 VERSUS = HERE.parent / "versus_trl"
 sys.path += [str(HERE), str(VERSUS), str(ROOT)]
 
+import machine  # noqa: E402
 import torch  # noqa: E402
 from compare import prepare  # noqa: E402
 from counts import Demand, Model, Sizes, total  # noqa: E402
@@ -49,21 +52,21 @@ class Phase:
     seconds: float
     """Measured."""
 
-    def limit(self, machine: Machine, writes: bool) -> float:
+    def limit(self, rates: Machine, writes: bool) -> float:
         """The least seconds it can take.
 
         Args:
-            machine: Its rates.
+            rates: Of the machine.
             writes: Whether its bytes are written as well as read.
         """
-        bandwidth = machine.copying if writes else machine.reading
-        return sum(demand.seconds(machine.products, bandwidth) for demand in self.demands)
+        bandwidth = rates.copying if writes else rates.reading
+        return sum(demand.seconds(rates.products, bandwidth) for demand in self.demands)
 
-    def row(self, machine: Machine) -> dict[str, Any]:
+    def row(self, rates: Machine) -> dict[str, Any]:
         """What the table has of it."""
         writes = self.name == "optimizer"
-        demand, limit = total(self.demands), self.limit(machine, writes)
-        operations = demand.operations / machine.products
+        demand, limit = total(self.demands), self.limit(rates, writes)
+        operations = demand.operations / rates.products
         return {
             "phase": self.name,
             "operations": demand.operations,
@@ -119,12 +122,15 @@ def details_of(config: PreTrainedConfig, race: Race, seconds: float) -> dict[str
     }
 
 
-def run_step(race: Race, folder: Path) -> dict[str, Any]:
+def run_step(race: Race, folder: Path, cpu: bool) -> dict[str, Any]:
     """Runs our side in a process of its own, which times the reading of the prompts at the end."""
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     command = [sys.executable, str(VERSUS / "sides.py"), "ours", str(folder), race.to_json(), "--prefill"]
+    if cpu:
+        command.append("--cpu")
+        environment |= {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"the step failed:\n{done.stderr[-4000:]}")
@@ -137,19 +143,28 @@ def measure(options: argparse.Namespace, race: Race) -> dict[str, Any]:
         folder = Path(name)
         prepare(argparse.Namespace(model=options.model, regime=[]), [race], folder)
         config = AutoConfig.from_pretrained(model_folder(folder))
-        found = run_step(race, folder)
+        found = run_step(race, folder, options.cpu)
     model = Model.from_config(config)
     torch.set_num_threads(found["threads"])
+    clock = "of the processor" if options.cpu else "of the wall clock"
+    machine.now = time.process_time if options.cpu else time.perf_counter
     dtype = DTYPES[race.precision]
-    machine = Machine.measure(dtype, model.weights * dtype.itemsize, options.seconds)
+    rates = Machine.measure(dtype, model.weights * dtype.itemsize, options.seconds)
     return {
         "model": f"{model.parameters / 1e6:.0f}M",
         "sizes": f"{race.prompts} x {race.group_size}, {race.name}",
-        "phases": [phase.row(machine) for phase in phases_of(model, race, found)],
+        "phases": [phase.row(rates) for phase in phases_of(model, race, found)],
         "rest": found["phases"]["forward and backward"] - sum(found["parts"].values()),
         "step": sorted(found["seconds"])[len(found["seconds"]) // 2],
-        "machine": vars(machine) | details_of(config, race, options.seconds),
-        "note": f"{datetime.date.today().isoformat()}, threads: {found['threads']}, torch {torch.__version__}",
+        "machine": vars(rates) | details_of(config, race, options.seconds),
+        "note": ", ".join(
+            [
+                datetime.date.today().isoformat(),
+                f"threads: {found['threads']}",
+                f"seconds {clock}",
+                f"torch {torch.__version__}",
+            ]
+        ),
     }
 
 
@@ -166,12 +181,12 @@ def tables_of(records: Sequence[Mapping[str, Any]]) -> str:
             label = ""
         limit, step = sum(row["limit"] for row in record["phases"]), record["step"]
         phases.append(["", "whole step", "", "", f"{limit:.3f}", "", f"{step:.3f}", percent(limit, step)])
-        machine = record["machine"]
+        found = record["machine"]
         names = ("products", "update", "head", "reading", "copying", "decoding")
         rates.append(
             [
                 f"{record['model']}; {record['sizes']}",
-                *(f"{machine[name] / GIGA:.1f}" for name in names),
+                *(f"{found[name] / GIGA:.1f}" for name in names),
                 record["note"],
             ]
         )
@@ -246,6 +261,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--precision", choices=list(DTYPES), default="fp32", help="of the products (%(default)s)")
     add("--steps", type=int, default=3, help="steps timed, after one to warm up (%(default)s)")
     add("--seconds", type=float, default=1.0, help="of each measurement of the machine (%(default)s)")
+    add("--cpu", action="store_true", help="one thread and its processor seconds: where other programs run")
     add("--write", action="store_true", help="put the result into README.md and the plot")
     options = parser.parse_args(arguments)
     real = options.model is not None
