@@ -236,7 +236,6 @@ def test_a_tiny_step_gives_a_table_and_a_plot(
             "optimizer",
         ]
         assert all(row["seconds"] > 0 and row["limit"] > 0 for row in record["phases"])
-        assert sum(row["seconds"] for row in record["phases"]) <= 1.5 * record["step"]
     text = readme.read_text()
     assert text.count("whole step") == 2 and text.endswith("<!-- /results -->\nEnd.\n")
     assert (tmp_path / "r.png").read_bytes()[:4] == b"\x89PNG"
