@@ -70,6 +70,16 @@ def copy_rate(size: int = CACHES, seconds: float = SECONDS, device: str = "cpu")
     return 8 * len(source) / fastest(lambda: target.copy_(source), seconds, device)
 
 
+def update_rate(size: int = CACHES, seconds: float = SECONDS, device: str = "cpu") -> float:
+    """Bytes per second, read and written together, of adding `size` bytes to as many in place.
+
+    Faster than copying where a processor reads what it is about to write: here that is read anyway.
+    """
+    change = torch.ones(max(1, size // 4), device=device)
+    target = torch.zeros_like(change)
+    return 12 * len(change) / fastest(lambda: target.add_(change), seconds, device)
+
+
 def thin_rate(
     rows: int,
     shapes: Sequence[tuple[int, int]],
@@ -106,6 +116,8 @@ class Machine:
     """Bytes per second, of a working set as large as the one in question."""
     copying: float
     """Bytes per second, read and written together, of what fits into no cache."""
+    updating: float
+    """The same, where what is written was read before."""
 
     @classmethod
     def measure(cls, dtype: torch.dtype, working_set: int, seconds: float = SECONDS, device: str = "cpu") -> "Machine":
@@ -117,9 +129,10 @@ class Machine:
             seconds: Of each measurement.
             device: Of torch.
         """
-        size = 2048 if seconds >= SECONDS else 256
+        size, many = (2048, CACHES) if seconds >= SECONDS else (256, 2**20)
         return cls(
             products=product_rate(size, size, size, dtype, seconds, device),
             reading=read_rate(working_set, seconds, device),
-            copying=copy_rate(CACHES if seconds >= SECONDS else 2**20, seconds, device),
+            copying=copy_rate(many, seconds, device),
+            updating=update_rate(many, seconds, device),
         )

@@ -57,9 +57,9 @@ class Phase:
 
         Args:
             rates: Of the machine.
-            writes: Whether its bytes are written as well as read.
+            writes: Whether its bytes are written in place as well as read.
         """
-        bandwidth = rates.copying if writes else rates.reading
+        bandwidth = rates.updating if writes else rates.reading
         return sum(demand.seconds(rates.products, bandwidth) for demand in self.demands)
 
     def row(self, rates: Machine) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def tables_of(records: Sequence[Mapping[str, Any]]) -> str:
         limit, step = sum(row["limit"] for row in record["phases"]), record["step"]
         phases.append(["", "whole step", "", "", f"{limit:.3f}", "", f"{step:.3f}", percent(limit, step)])
         found = record["machine"]
-        names = ("products", "update", "head", "reading", "copying", "decoding")
+        names = ("products", "update", "head", "reading", "copying", "updating", "decoding")
         rates.append(
             [
                 f"{record['model']}; {record['sizes']}",
@@ -197,6 +197,7 @@ def tables_of(records: Sequence[Mapping[str, Any]]) -> str:
         "at the head's",
         "reading, GB/s",
         "copying, GB/s",
+        "updating in place, GB/s",
     ]
     rate_heads += ["weights in decoding's products, GB/s", "measured"]
     return f"{table([*heads, 'reached'], phases)}\n\n{table(rate_heads, rates)}"

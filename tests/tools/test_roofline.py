@@ -137,7 +137,7 @@ def test_qwen_on_an_h100(parts: SimpleNamespace) -> None:
 
 def test_a_limit_is_what_binds_at_each_position(parts: SimpleNamespace) -> None:
     demands = (parts.counts.Demand(10.0, 1.0), parts.counts.Demand(10.0, 8.0))
-    rates = parts.machine.Machine(products=5.0, reading=2.0, copying=1.0)
+    rates = parts.machine.Machine(products=5.0, reading=2.0, copying=3.0, updating=1.0)
     phase = parts.roofline.Phase("decoding", demands, 12.0)
     assert phase.limit(rates, writes=False) == 2.0 + 4.0
     assert phase.limit(rates, writes=True) == 2.0 + 8.0
@@ -155,6 +155,7 @@ def test_rates_are_rates(parts: SimpleNamespace) -> None:
         machine.product_rate(4, 8, 16, torch.bfloat16, seconds=0.0),
         machine.read_rate(2**12, 0.0),
         machine.copy_rate(2**12, 0.0),
+        machine.update_rate(2**12, 0.0),
         machine.thin_rate(3, [(8, 4), (4, 8)], seconds=0.0),
     ]
     assert all(rate > 0 for rate in found)
