@@ -152,10 +152,11 @@ class GRPOModule(L.LightningModule):
         trainer, scorer = self.trainer, self.explorer.scorer
         data = getattr(trainer, "datamodule", None)
         if isinstance(data, PromptDataModule):
+            self.explorer.conversations = data.conversations
             validates = trainer.limit_val_batches != 0
             data.load(stage, self.policy, self.sampling, scorer, validates, self.val_sampling)
         device, rank = trainer.strategy.root_device, trainer.global_rank
-        scorer.setup(Run(device, self.policy.tokenizer, self.sampling.max_new_tokens, rank))
+        scorer.setup(Run(device, self.policy.tokenizer, self.explorer.longest(self.sampling), rank))
 
     def load(self, precision: Precision) -> None:
         """Reads the weights, and checks that the engine can decode them; the second call does nothing."""
@@ -436,11 +437,10 @@ class GRPOModule(L.LightningModule):
     on_test_end = on_predict_end = on_validation_end
 
     def teardown(self, stage: str) -> None:
-        """Closes the engine and the rewards."""
+        """Closes the engine, the rewards and the environment."""
         self._awake.close()
         self._placed.close()
-        self.explorer.engine.close()
-        self.explorer.scorer.close()
+        self.explorer.close()
 
 
 def refuse_filtered_correction(objective: Objective, sampling: Sampling) -> None:
