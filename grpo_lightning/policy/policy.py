@@ -121,6 +121,8 @@ class Policy(nn.Module):
         self.compile_model = compile
         self.trust_remote_code = trust_remote_code
         self.fused = fused
+        self.logits_at_once: int | None = None
+        """Elements of the blocks that fused log-probs are computed in; None: as many as suit the device."""
         self.shares_prefix = False
         self.version = 0
         self.base = ""
@@ -379,8 +381,10 @@ class Policy(nn.Module):
         head = self.model.get_output_embeddings()
         if self.fused and not self._soft_caps and takes(head):
             scale = self._logit_scale / temperature
-            logp, entropy, top_ids, top_logp = token_logp(hidden, head, token_ids, scale, entropy_gradient, num_top)
-            return TokenLogp(logp.float(), entropy.float(), *((top_ids, top_logp.float()) if num_top else ()))
+            logp, entropy, *top = token_logp(
+                hidden, head, token_ids, scale, entropy_gradient, num_top, self.logits_at_once
+            )
+            return TokenLogp(logp.float(), entropy.float(), *((top[0], top[1].float()) if num_top else ()))
 
         def score(hidden: Tensor, token_ids: Tensor) -> tuple[Tensor, ...]:
             logp = (self.logits(hidden) / temperature).log_softmax(-1)

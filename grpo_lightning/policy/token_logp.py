@@ -23,14 +23,16 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-BLOCK_ELEMENTS = {"cpu": 2**21, "cuda": 2**25}
-"""Logits worked on at once: 8 MiB of float32, which a CPU's cache holds; a GPU needs work enough for its launches."""
-
 KEPT_ELEMENTS = 2**27
 """Logits kept for the backward pass: 512 MiB of float32."""
 
 MAX_ROWS = 4096
 """Tokens worked on at once, so that a block is never narrow."""
+
+
+def logits_at_once(device: str) -> int:
+    """Elements of a block: on a CPU 8 MiB of float32, which its cache holds; a GPU needs more work per launch."""
+    return 2**21 if device == "cpu" else 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class Head:
     """Whether there will be a backward pass."""
     entropy_gradient: bool
     """Whether the entropy has a gradient."""
+    block: int
+    """Elements of a block."""
 
     @property
     def exact(self) -> torch.dtype:
@@ -74,14 +78,12 @@ class Block:
         return index.clamp(0, self.columns.stop - self.columns.start - 1)[:, None], inside
 
 
-def blocks(num_tokens: int, vocabulary: int, device: str) -> Iterator[list[Block]]:
-    """The blocks of `MAX_ROWS` tokens after another, each list over the whole vocabulary."""
+def blocks(num_tokens: int, vocabulary: int, elements: int) -> Iterator[list[Block]]:
+    """The blocks of each `MAX_ROWS` tokens over the whole vocabulary."""
     for first in range(0, num_tokens, MAX_ROWS):
         rows = slice(first, min(first + MAX_ROWS, num_tokens))
-        width = max(1, BLOCK_ELEMENTS["cpu" if device == "cpu" else "cuda"] // (rows.stop - first))
-        yield [
-            Block(rows, slice(start, min(start + width, vocabulary))) for start in range(0, vocabulary, width)
-        ]
+        width = max(1, elements // (rows.stop - first))
+        yield [Block(rows, slice(start, min(start + width, vocabulary))) for start in range(0, vocabulary, width)]
 
 
 class _TokenLogp(torch.autograd.Function):
@@ -100,7 +102,7 @@ class _TokenLogp(torch.autograd.Function):
         ctx.kept = {}
         room = KEPT_ELEMENTS if head.keeps else 0
         with torch.autocast(hidden.device.type, enabled=False):
-            for several in blocks(len(states), len(weight), hidden.device.type):
+            for several in blocks(len(states), len(weight), head.block):
                 rows = several[0].rows
                 chosen = logp[rows].zero_()
                 sums = logp.new_empty(3, len(several), len(chosen))
@@ -160,7 +162,7 @@ class _TokenLogp(torch.autograd.Function):
             hidden_gradient = torch.zeros_like(hidden, dtype=head.exact) if for_hidden else None
             weight_gradient = torch.empty_like(weight) if for_weight else None
             bias_gradient = torch.zeros_like(bias) if for_bias else None
-            for several in blocks(len(states), len(weight), device):
+            for several in blocks(len(states), len(weight), head.block):
                 rows = several[0].rows
                 for block in several:
                     part = weight[block.columns]
@@ -221,6 +223,7 @@ def token_logp(
     scale: float = 1.0,
     entropy_gradient: bool = False,
     num_top: int = 0,
+    block: int | None = None,
 ) -> tuple[Tensor, ...]:
     """[N, hidden] states, [N] ids -> [N] log-probs and entropies, [N, K] ids and log-probs of the likeliest tokens.
 
@@ -233,10 +236,13 @@ def token_logp(
         token_ids: The tokens.
         scale: Factor of the logits, such as 1 / temperature.
         entropy_gradient: Whether the entropy has a gradient.
-        num_top: K. Call it without gradients if it is not 0.
+        num_top: K, how many.
+        block: Logits worked on at once; None: `logits_at_once` of the device.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype
     trained = any(tensor.requires_grad for tensor in (hidden, head.weight, head.bias) if tensor is not None)
-    how = Head(scale, dtype, num_top, keeps=trained and torch.is_grad_enabled(), entropy_gradient=entropy_gradient)
+    how = Head(
+        scale, dtype, num_top, trained and torch.is_grad_enabled(), entropy_gradient, block or logits_at_once(device)
+    )
     return _TokenLogp.apply(hidden, head.weight, head.bias, token_ids, how)  # type: ignore[no-any-return]
