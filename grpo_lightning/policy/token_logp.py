@@ -1,7 +1,7 @@
 """Log-probs and entropies of drawn tokens in one pass over the vocabulary, with a backward pass of its own.
 
-The vocabulary's head is applied block by block of the vocabulary. What a block gives is summed while it is in the cache:
-its largest logit m, s = sum exp(l - m) and u = sum (l - m) exp(l - m). With all blocks rescaled to one m,
+The head is applied to one block of the vocabulary after the other. Each block is summed while it is in the cache: its
+largest logit m, s = sum exp(l - m) and u = sum (l - m) exp(l - m). With all blocks rescaled to one m,
 
     log p_i = l_i - m - log s        H = log s - u / s
 
@@ -93,7 +93,7 @@ class _TokenLogp(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, token_ids: Tensor, head: Head
     ) -> tuple[Tensor, ...]:
-        """[N, hidden], [V, hidden], [V], [N] -> [N] log-probs, [N] entropies, and where asked for [N, K] ids and log-probs."""
+        """[N, hidden], [V, hidden], [V], [N] -> [N] log-probs and entropies, [N, K] ids and log-probs."""
         ctx.set_materialize_grads(False)
         states = hidden.detach().to(head.dtype)
         logp, entropy, lse = (states.new_empty(len(states), dtype=head.exact) for _ in range(3))

@@ -18,7 +18,7 @@ LARGEST_KEPT = 32 * 2**20
 def keep_freed() -> bool:
     """Lets the process keep freed memory for its next tensors; whether that was possible.
 
-    Does nothing without glibc, and where the environment sets `MALLOC_...` or `GLIBC_TUNABLES`: that is the user's word.
+    Does nothing without glibc, and where the environment has `MALLOC_...` or `GLIBC_TUNABLES`: these go before.
     """
     if any(name == "GLIBC_TUNABLES" or name.startswith("MALLOC_") for name in os.environ):
         return False
