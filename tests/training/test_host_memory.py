@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from helpers.paths import ROOT
 
 from grpo_lightning.training import host_memory
-from helpers.paths import ROOT
 
 PROGRAM = """
 import resource, sys
