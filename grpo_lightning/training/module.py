@@ -34,7 +34,7 @@ from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, PolicySnapsh
 from grpo_lightning.policy.trained_copy import TrainedCopy
 from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.training import internals
+from grpo_lightning.training import host_memory, internals
 from grpo_lightning.training.data import PromptBatch, PromptDataModule
 from grpo_lightning.training.evaluation import Evaluation
 from grpo_lightning.training.explorer import Explorer
@@ -148,6 +148,8 @@ class GRPOModule(L.LightningModule):
         """Lets the data read its questions, and the rewards what they need of the run."""
         validate_precision(self.trainer.precision)
         self._awake.close()  # an interrupted validation had no end
+        if self.trainer.strategy.root_device.type == "cpu":
+            host_memory.keep_freed()
         trainer, scorer = self.trainer, self.explorer.scorer
         data = getattr(trainer, "datamodule", None)
         if isinstance(data, PromptDataModule):
@@ -453,6 +455,7 @@ class GRPOModule(L.LightningModule):
         self._awake.close()
         self._placed.close()
         self.explorer.close()
+        host_memory.give_back()
 
 
 def refuse_filtered_correction(objective: Objective, sampling: Sampling) -> None:
