@@ -245,4 +245,4 @@ def token_logp(
     how = Head(
         scale, dtype, num_top, trained and torch.is_grad_enabled(), entropy_gradient, block or logits_at_once(device)
     )
-    return _TokenLogp.apply(hidden, head.weight, head.bias, token_ids, how)  # type: ignore[no-any-return]
+    return _TokenLogp.apply(hidden, head.weight, head.bias, token_ids, how)

@@ -24,7 +24,7 @@ def keep_freed() -> bool:
         return False
     with suppress(AttributeError, OSError, TypeError):
         libc = ctypes.CDLL(None)
-        return bool(libc.mallopt(MMAP_THRESHOLD, LARGEST_KEPT) and libc.mallopt(TRIM_THRESHOLD, 2**31 - 1))
+        return bool(libc.mallopt(MMAP_THRESHOLD, LARGEST_KEPT) and libc.mallopt(TRIM_THRESHOLD, -1))  # -1 is no limit
     return False
 
 
