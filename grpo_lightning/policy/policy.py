@@ -24,7 +24,7 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.policy import pretrained, sharding, shared_prefix
+from grpo_lightning.policy import pretrained, products, sharding, shared_prefix
 from grpo_lightning.policy.adapter import LoRA, fingerprint, switched_off
 from grpo_lightning.policy.adapter import save as save_adapter
 from grpo_lightning.policy.offloading import InMainMemory
@@ -79,6 +79,8 @@ class Policy(nn.Module):
         compile: Compile the transformer with `torch.compile`.
         trust_remote_code: Run Python code shipped with the model. Leave it off for models whose code you have not read.
         adapter: What is trained in place of the weights, which then stay as they are. None trains the weights.
+        products: What multiplies float32 matrices on a CPU: `torch` leaves it to the library that torch was built with,
+            `onednn` is about twice as fast on AMD's processors. It changes only speed and rounding.
         fused: Compute log-probs and entropies in one pass over the vocabulary with a backward of its own, where the
             head is a plain linear layer. It changes only speed, memory and rounding.
     """
@@ -105,6 +107,7 @@ class Policy(nn.Module):
         compile: bool = False,
         trust_remote_code: bool = False,
         adapter: LoRA | None = None,
+        products: Literal["torch", "onednn"] = "torch",
         fused: bool = True,
     ) -> None:
         super().__init__()
@@ -120,6 +123,7 @@ class Policy(nn.Module):
         """Makes the context of a forward pass, which decides where activations are kept."""
         self.compile_model = compile
         self.trust_remote_code = trust_remote_code
+        self.products = products
         self.fused = fused
         self.logits_at_once: int | None = None
         """Elements of the blocks that fused log-probs are computed in; None: as many as suit the device."""
@@ -155,6 +159,8 @@ class Policy(nn.Module):
     def check(self) -> None:
         """Raises UsageError for what `path` lacks, before any weight is read."""
         _ = self.config, self.tokenizer
+        if self.products == "onednn":
+            products.check()
         if self.adapter is not None:
             self.adapter.check()
         pretrained.check_weights(self.path, "model.policy.path")
@@ -167,6 +173,8 @@ class Policy(nn.Module):
         if not self.dropout:
             remove_dropout(model)
         self._adapt(model)
+        if self.products == "onednn":
+            products.use_onednn(model)
         if self.gradient_checkpointing:
             recompute_activations(model)
         freeze_all_but_text(model)

@@ -23,6 +23,9 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
+from grpo_lightning.policy import products
+from grpo_lightning.policy.products import OneDNNLinear, product
+
 KEPT_ELEMENTS = 2**27
 """Logits kept for the backward pass: 512 MiB of float32."""
 
@@ -51,6 +54,8 @@ class Head:
     """Whether the entropy has a gradient."""
     block: int
     """Elements of a block."""
+    onednn: bool = False
+    """Whether oneDNN multiplies."""
 
     @property
     def exact(self) -> torch.dtype:
@@ -60,8 +65,18 @@ class Head:
     def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """[N, hidden], [W, hidden] -> [N, W] scaled logits, a tensor of their own."""
         bias = None if bias is None else bias.to(self.dtype)
-        logits = F.linear(hidden, weight.to(self.dtype), bias).to(self.exact)
+        multiply = product if self.onednn else F.linear
+        logits = multiply(hidden, weight.to(self.dtype), bias).to(self.exact)
         return logits if self.scale == 1 else logits.mul_(self.scale)
+
+    def add_product(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+        """Adds left times right to `total`, which may be of a wider type."""
+        if self.onednn:
+            total.add_(product(left, right.t()))
+        elif total.dtype == left.dtype:
+            total.addmm_(left, right)
+        else:
+            total.add_(left @ right)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +194,14 @@ class _TokenLogp(torch.autograd.Function):
                         dl.scatter_add_(1, own, -torch.where(inside[:, None], g, 0))
                     dl = dl.to(head.dtype)
                     if hidden_gradient is not None:
-                        _add_product(hidden_gradient[rows], dl, part.to(head.dtype))
+                        head.add_product(hidden_gradient[rows], dl, part.to(head.dtype))
                     if weight_gradient is not None:
                         of_part = weight_gradient[block.columns]
-                        if rows.start == 0 and of_part.dtype == head.dtype:
+                        if rows.start == 0 and of_part.dtype == head.dtype and not head.onednn:
                             torch.mm(dl.t(), scaled[rows], out=of_part)
                         else:
                             of_part.zero_() if rows.start == 0 else None
-                            _add_product(of_part, dl.t(), scaled[rows])
+                            head.add_product(of_part, dl.t(), scaled[rows])
                     if bias_gradient is not None:
                         bias_gradient[block.columns] += dl.t().to(head.exact) @ factor[rows]
                     del logits, dl
@@ -199,18 +214,10 @@ def _part(bias: Tensor | None, block: Block) -> Tensor | None:
     return None if bias is None else bias[block.columns]
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds a matrix product to `total`, which may be of a wider type."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        total.add_(left @ right)
-
-
 def takes(head: nn.Module) -> bool:
     """Whether `token_logp` can stand for a call of `head`: a linear layer on which nothing else hangs."""
     return (
-        type(head) is nn.Linear
+        type(head) in (nn.Linear, OneDNNLinear)
         and not (head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks)
         and not isinstance(head.weight, DTensor)
     )
@@ -243,6 +250,12 @@ def token_logp(
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype
     trained = any(tensor.requires_grad for tensor in (hidden, head.weight, head.bias) if tensor is not None)
     how = Head(
-        scale, dtype, num_top, trained and torch.is_grad_enabled(), entropy_gradient, block or logits_at_once(device)
+        scale=scale,
+        dtype=dtype,
+        num_top=num_top,
+        keeps=trained and torch.is_grad_enabled(),
+        entropy_gradient=entropy_gradient,
+        block=block or logits_at_once(device),
+        onednn=type(head) is OneDNNLinear and products.takes(hidden, head.weight),
     )
     return _TokenLogp.apply(hidden, head.weight, head.bias, token_ids, how)
