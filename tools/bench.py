@@ -8,6 +8,7 @@ lacks is left out.
 """
 
 import argparse
+import copy
 import inspect
 import statistics
 import sys
@@ -28,14 +29,13 @@ from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.products import use_onednn
 from grpo_lightning.types import RandomKey, Request
 
 SWITCHES = {"fused": "the log-probs of drawn tokens, and what else is fused"}
 """Attributes of `Policy` that make an update faster and change nothing else."""
 OPTIONS = {
     "packed": "weights packed for few rows",
-    "pack_weights": "weights packed for few rows",
-    "refill": "ended rows refilled from waiting prompts",
 }
 """Arguments of `NativeEngine` that make decoding faster and change nothing else."""
 
@@ -187,6 +187,9 @@ def pairs_of(policy: Policy, sizes: Sizes) -> Iterator[Pair]:
     for name in filter(lambda name: hasattr(policy, name), SWITCHES):
         fast, plain = (switched(policy, name, value, learning(policy, sizes)) for value in (True, False))
         yield Pair(f"update: {SWITCHES[name]}", name, "plain", fast, plain)
+    by_onednn = copy.deepcopy(policy)
+    use_onednn(by_onednn.model)
+    yield Pair("update: products", "oneDNN", "torch", learning(by_onednn, sizes), learning(policy, sizes))
     half = learning(policy, sizes, precision=lambda: torch.autocast("cpu", dtype=torch.bfloat16))
     yield Pair("update", "bfloat16", "float32", half, learning(policy, sizes))
 

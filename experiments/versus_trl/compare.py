@@ -81,6 +81,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--max-tokens", type=int, help="grpo_lightning's tokens in one forward and backward (16384; 2304)")
     add("--trl-rows", type=int, help="TRL's completions in one forward and backward (all of a step)")
     add("--memory-limit", type=float, default=20.0, help="GiB that a side may take (%(default)s)")
+    add("--plain", action="store_true", help="grpo_lightning with torch's own products instead of oneDNN's")
     add("--only", choices=list(SIDES), help="run one side; the other has dashes")
     add("--write", action="store_true", help="put the tables into README.md; with --model")
     add("--dry-run", action="store_true", help="print the command lines and empty tables; nothing is run or written")
@@ -148,6 +149,7 @@ def races_of(options: argparse.Namespace) -> list[Race]:
         Race(
             precision=precision,
             trl_weights=options.trl_weights,
+            fast=not options.plain,
             prompt_tokens=length,
             new_tokens=options.new_tokens,
             prompts=options.prompts,
@@ -176,6 +178,7 @@ def regime_race(options: argparse.Namespace, name: str, sizes: dict[str, Any], p
         regime=name,
         precision=precision,
         trl_weights=options.trl_weights,
+        fast=not options.plain,
     )
 
 

@@ -44,6 +44,8 @@ class Race:
     """`cpu` or `cuda`."""
     trl_weights: str = "float32"
     """Type of TRL's weights."""
+    fast: bool = True
+    """Whether grpo_lightning multiplies by oneDNN on a CPU: `policy.products=onednn`, `engine.packed=true`."""
 
     @property
     def rows(self) -> int:

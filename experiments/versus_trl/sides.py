@@ -55,7 +55,8 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
         def score(self, samples):
             return RewardResult([even_fraction(sample.text) for sample in samples], ["ok"] * len(samples))
 
-    policy = Policy(str(model_folder(folder)))
+    fast = race.fast and race.accelerator == "cpu"
+    policy = Policy(str(model_folder(folder)), products="onednn" if fast else "torch")
     timer = Timer(torch.cuda.synchronize) if race.accelerator == "cuda" else Timer()
     tokens: list[int] = []
     packs: list[int] = []
@@ -92,7 +93,7 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
             from grpo_lightning.engines.vllm import VLLMEngine
 
             return VLLMEngine()
-        return forcing_engine(race.lengths) if race.lognormal else NativeEngine()
+        return forcing_engine(race.lengths, packed=fast) if race.lognormal else NativeEngine(packed=fast)
 
     trainer = L.Trainer(
         accelerator={"cuda": "gpu"}.get(race.accelerator, race.accelerator),
