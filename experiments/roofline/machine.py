@@ -53,7 +53,7 @@ def product_rate(
     seconds: float = SECONDS,
     device: str = "cpu",
 ) -> float:
-    """Operations per second of [rows, inner] @ [inner, columns], with torch's threads: by torch or by oneDNN, if faster."""
+    """Operations per second of [rows, inner] @ [inner, columns] with torch's threads; torch or oneDNN, the faster."""
     a = torch.rand(rows, inner, dtype=dtype, device=device)
     b = torch.rand(inner, columns, dtype=dtype, device=device)
     ways: list[Callable[[], object]] = [lambda: a @ b]

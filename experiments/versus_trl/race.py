@@ -45,7 +45,7 @@ class Race:
     trl_weights: str = "float32"
     """Type of TRL's weights."""
     fast: bool = True
-    """Whether grpo_lightning multiplies by oneDNN on a CPU: `policy.products=onednn`, `engine.packed=true`."""
+    """Whether grpo_lightning multiplies by oneDNN on a CPU: `policy.products=auto`, `engine.packed=true`."""
 
     @property
     def rows(self) -> int:

@@ -56,7 +56,7 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
             return RewardResult([even_fraction(sample.text) for sample in samples], ["ok"] * len(samples))
 
     fast = race.fast and race.accelerator == "cpu"
-    policy = Policy(str(model_folder(folder)), products="onednn" if fast else "torch")
+    policy = Policy(str(model_folder(folder)), products="auto" if fast else "torch")
     timer = Timer(torch.cuda.synchronize) if race.accelerator == "cuda" else Timer()
     tokens: list[int] = []
     packs: list[int] = []

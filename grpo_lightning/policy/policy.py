@@ -80,7 +80,8 @@ class Policy(nn.Module):
         trust_remote_code: Run Python code shipped with the model. Leave it off for models whose code you have not read.
         adapter: What is trained in place of the weights, which then stay as they are. None trains the weights.
         products: What multiplies float32 matrices on a CPU: `torch` leaves it to the library that torch was built with,
-            `onednn` is about twice as fast on AMD's processors. It changes only speed and rounding.
+            `onednn` is about twice as fast on AMD's processors, and `auto` takes it there. It changes only speed and
+            rounding.
         fused: Compute log-probs and entropies in one pass over the vocabulary with a backward of its own, where the
             head is a plain linear layer. It changes only speed, memory and rounding.
     """
@@ -107,7 +108,7 @@ class Policy(nn.Module):
         compile: bool = False,
         trust_remote_code: bool = False,
         adapter: LoRA | None = None,
-        products: Literal["torch", "onednn"] = "torch",
+        products: Literal["torch", "onednn", "auto"] = "torch",
         fused: bool = True,
     ) -> None:
         super().__init__()
@@ -159,8 +160,7 @@ class Policy(nn.Module):
     def check(self) -> None:
         """Raises UsageError for what `path` lacks, before any weight is read."""
         _ = self.config, self.tokenizer
-        if self.products == "onednn":
-            products.check()
+        products.by_onednn(self.products)
         if self.adapter is not None:
             self.adapter.check()
         pretrained.check_weights(self.path, "model.policy.path")
@@ -173,7 +173,7 @@ class Policy(nn.Module):
         if not self.dropout:
             remove_dropout(model)
         self._adapt(model)
-        if self.products == "onednn":
+        if products.by_onednn(self.products):
             products.use_onednn(model)
         if self.gradient_checkpointing:
             recompute_activations(model)

@@ -4,6 +4,9 @@ torch leaves them to the library that it was built with, mostly MKL. On AMD's pr
 speed. In bfloat16 torch takes oneDNN by itself.
 """
 
+import platform
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,10 +61,23 @@ def takes(hidden: Tensor, weight: Tensor) -> bool:
     )
 
 
-def check() -> None:
-    """Raises UsageError where torch was built without oneDNN."""
-    if not torch.backends.mkldnn.is_available():
+def by_onednn(products: str) -> bool:
+    """Whether oneDNN is to multiply: asked for, or with `auto` on a processor of AMD.
+
+    Raises:
+        UsageError: It is asked for, and torch was built without it.
+    """
+    available = torch.backends.mkldnn.is_available()
+    if products == "onednn" and not available:
         raise UsageError("model.policy.products=onednn: this torch was built without oneDNN; use products=torch")
+    return products == "onednn" or (products == "auto" and available and "AuthenticAMD" in processor())
+
+
+def processor() -> str:
+    """What names the maker of this machine's processor; empty if nothing does."""
+    with suppress(OSError):
+        return Path("/proc/cpuinfo").read_text(errors="replace")
+    return platform.processor()
 
 
 def use_onednn(model: nn.Module) -> None:

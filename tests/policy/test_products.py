@@ -109,10 +109,26 @@ def test_a_policy_that_is_read_has_them(tmp_path_factory: pytest.TempPathFactory
     assert not any(type(layer) is OneDNNLinear for layer in plain.model.modules())
 
 
+@pytest.mark.parametrize(
+    ("key", "maker", "expected"),
+    [
+        ("auto", "vendor_id: AuthenticAMD", True),
+        ("auto", "GenuineIntel", False),
+        ("onednn", "", True),
+        ("torch", "AuthenticAMD", False),
+    ],
+)
+def test_auto_is_onednn_on_amd(monkeypatch: pytest.MonkeyPatch, key: str, maker: str, expected: bool) -> None:
+    monkeypatch.setattr(products, "processor", lambda: maker)
+    assert products.by_onednn(key) is expected
+
+
 def test_a_torch_without_onednn_is_a_mistake_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(products, "processor", lambda: "AuthenticAMD")
+    assert not products.by_onednn("auto")
     with pytest.raises(UsageError, match=r"policy\.products=onednn.*products=torch"):
-        products.check()
+        products.by_onednn("onednn")
 
 
 def close(actual: Tensor | None, expected: Tensor | None) -> None:
