@@ -25,6 +25,9 @@ from grpo_lightning.types import Completion, RandomKey, Request, UsageError
 CONNECTIONS = 512
 """Requests of one rank that wait for answers at once."""
 
+THREADS = "grpo-vllm"
+"""How the names of the threads begin that wait for answers."""
+
 GENERATE = "/inference/v1/generate"
 
 SETTINGS = "/server_info?config_format=json"
@@ -253,7 +256,7 @@ def _run(calls: Sequence[Call], servers: Sequence[Server], sampling: Sampling, c
         except Exception as error:
             answers.put((index, error))
 
-    pool = ThreadPoolExecutor(min(len(calls), CONNECTIONS))
+    pool = ThreadPoolExecutor(min(len(calls), CONNECTIONS), THREADS)
     try:
         for index in range(len(calls)):
             pool.submit(listen, index)

@@ -11,8 +11,8 @@ from grpo_lightning.engines.vllm_http import Server, ServerError
 from grpo_lightning.engines.weight_transfer import free_port
 from helpers.paths import environment
 
-OPTIONS = "--tokens-only --dtype float32 --logprobs-mode processed_logprobs --enforce-eager --host 127.0.0.1".split()
-OPTIONS += ["--kv-cache-memory-bytes", str(2**26)]
+OPTIONS = ["--tokens-only", "--dtype", "float32", "--logprobs-mode", "processed_logprobs", "--enforce-eager"]
+OPTIONS += ["--host", "127.0.0.1", "--kv-cache-memory-bytes", str(2**26)]
 
 
 @contextmanager
@@ -22,7 +22,9 @@ def serving(model: str, log: Path) -> Iterator[str]:
     settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     # On a CPU vLLM compiles only how it counts likelier tokens.
     settings |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", model, "--port", str(port), *OPTIONS]
+    # What `vllm serve MODEL` runs. The command itself fails in the CPU build, which looks for a package called vllm.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)]
+    command += OPTIONS
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment(**settings), cwd=log.parent)
         try:

@@ -29,7 +29,7 @@ class StandIn:
         config = AutoConfig.from_pretrained(model)
         # On a CPU vLLM holds the head apart from the embedding that it is tied to.
         config.tie_word_embeddings = False
-        self.model = AutoModelForCausalLM.from_pretrained(model, config=config).eval()
+        self.model = AutoModelForCausalLM.from_config(config).eval()
         longest = settings.get("max_model_len", config.max_position_embeddings)
         self.engine = Engine(self.model, longest)
         self.config: dict[str, Any] = {
