@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from queue import SimpleQueue
@@ -284,7 +284,7 @@ def _run(calls: Sequence[Call], servers: Sequence[Server], sampling: Sampling, c
         pool.shutdown(cancel_futures=True)
 
 
-def _pieces(server: Server, body: Mapping[str, Any]) -> Iterator[Any]:
+def _pieces(server: Server, body: Mapping[str, Any]) -> Generator[Any, None, None]:
     """The answer to a request, in pieces if it is to be streamed."""
     if body["stream"]:
         yield from server.events(GENERATE, body)
