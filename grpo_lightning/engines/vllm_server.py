@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
+from safetensors import SafetensorError
 
 from grpo_lightning import ranks
 from grpo_lightning.engines.base import Progress, RolloutEngine
@@ -157,7 +158,7 @@ class VLLMServerEngine(RolloutEngine):
             pushed = f"{secrets.token_hex(4)}-{policy.version}"
             try:
                 self._push(weights, pushed)
-            except (ServerError, OSError) as error:
+            except (RuntimeError, OSError, SafetensorError) as error:
                 problem = str(error)
         # Sharded weights are assembled by all ranks together, whatever happened.
         for _ in weights:
@@ -241,6 +242,8 @@ def _run(calls: Sequence[Call], servers: Sequence[Server], sampling: Sampling, c
     """Indices of the calls that need no further answer."""
 
     def listen(index: int) -> None:
+        if index in over:
+            return
         call, server = calls[index], servers[index]
         body = {
             "token_ids": call.token_ids,

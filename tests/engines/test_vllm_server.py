@@ -1,5 +1,6 @@
 """VLLMServerEngine on stand-ins for `vllm serve`, and with `-m vllm` on a real one: both keep the same contract."""
 
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from helpers import vllm_serve, vllm_server_stand_in, vllm_stand_in
-from helpers.command import Grpo
+from helpers.command import Grpo, arguments
 from helpers.fitting import fit, scalars
+from helpers.paths import environment
 from helpers.tiny import STOP_IDS, policy_of, prompts_of, teacher_forced
 from helpers.vllm_server_stand_in import StandIn
 
@@ -197,8 +199,8 @@ def test_progress_adds_up_to_the_number_of_completions(engine: VLLMServerEngine,
         told.clear()
 
 
-def test_a_run_learns_from_servers(urls: list[str], grpo: Grpo, folder: str) -> None:
-    options = [
+def options_of(urls: Sequence[str], folder: str) -> list[str]:
+    return [
         "--model.engine=VLLMServerEngine",
         f"--model.engine.urls=[{','.join(urls)}]",
         f"--model.policy.path={folder}",
@@ -208,16 +210,42 @@ def test_a_run_learns_from_servers(urls: list[str], grpo: Grpo, folder: str) -> 
         "--loop.group_size=4",
         "--loop.prompts_per_step=4",
     ]
-    for more in (["whole", "4"], ["half", "2"], ["half", "4", "--ckpt_path=last"]):
-        root, steps, *resume = more
-        code, _, err = grpo(
-            "fit", *options, f"--trainer.default_root_dir={root}", f"--trainer.max_epochs={steps}", *resume
-        )
+
+
+def test_a_run_learns_from_servers(urls: list[str], grpo: Grpo, folder: str) -> None:
+    options = options_of(urls, folder)
+    for root, steps, *resume in (["whole", "4"], ["half", "2"], ["half", "4", "--ckpt_path=last"]):
+        more = [f"--trainer.default_root_dir={root}", f"--trainer.max_epochs={steps}", *resume]
+        code, _, err = grpo("fit", *options, *more)
         assert code == 0, err
     whole, half = scalars("whole"), scalars("half")
     assert max(whole["policy/logp_gap"].values()) < 1e-4
     assert whole["reward/mean"] == pytest.approx(half["reward/mean"], abs=1e-5)
     assert len(set(whole["policy/entropy"].values())) == 4
+
+
+def test_two_sharded_ranks_learn_from_servers_what_one_learns(
+    servers: list[StandIn], grpo: Grpo, folder: str, tmp_path: Path
+) -> None:
+    options = [*options_of([server.url for server in servers], folder), "--trainer.max_epochs=2"]
+    code, _, err = grpo("fit", *options, "--trainer.default_root_dir=one")
+    assert code == 0, err
+    pushes = [len(server.bodies) for server in servers]
+    more = ["--trainer.devices=2", "--trainer.strategy=fsdp2", f"--trainer.default_root_dir={tmp_path / 'two'}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "grpo_lightning", *arguments("fit", *options, *more)],
+        capture_output=True,
+        text=True,
+        env=environment(OMP_WAIT_POLICY="PASSIVE", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1"),
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, two = scalars("one"), scalars(tmp_path / "two")
+    assert max(two["policy/logp_gap"].values()) < 1e-4
+    for name in ("reward/mean", "policy/entropy", "val/avg@2"):
+        assert two[name] == pytest.approx(one[name], rel=1e-4)
+    # Two ranks bring the weights as often as one.
+    assert [len(server.bodies) for server in servers] == [2 * count for count in pushes]
 
 
 def test_a_group_stays_on_one_server_and_all_servers_draw(servers: list[StandIn], policy: Policy) -> None:
