@@ -13,6 +13,18 @@ from grpo_lightning.engines.vllm_server import VLLMServerEngine as VLLMServerEng
 from grpo_lightning.engines.weight_transfer import NCCL as NCCL
 from grpo_lightning.engines.weight_transfer import SharedFolder as SharedFolder
 from grpo_lightning.engines.weight_transfer import WeightTransfer as WeightTransfer
+from grpo_lightning.environments.base import Environment as Environment
+from grpo_lightning.environments.base import Turn as Turn
+from grpo_lightning.environments.dialogue import Dialogue as Dialogue
+from grpo_lightning.environments.running import Conversations as Conversations
+from grpo_lightning.environments.running import Limits as Limits
+from grpo_lightning.environments.tool_calls import BadCall as BadCall
+from grpo_lightning.environments.tool_calls import HermesJson as HermesJson
+from grpo_lightning.environments.tool_calls import LlamaJson as LlamaJson
+from grpo_lightning.environments.tool_calls import PlainTag as PlainTag
+from grpo_lightning.environments.tool_calls import ToolCall as ToolCall
+from grpo_lightning.environments.tool_calls import ToolFormat as ToolFormat
+from grpo_lightning.environments.tools import ToolEnvironment as ToolEnvironment
 from grpo_lightning.inspect.comparison import Metric as Metric
 from grpo_lightning.inspect.comparison import compare as compare
 from grpo_lightning.inspect.estimates import Estimate as Estimate
@@ -104,6 +116,7 @@ from grpo_lightning.rewards.base import Run as Run
 from grpo_lightning.rewards.classifier import SequenceClassifier as SequenceClassifier
 from grpo_lightning.rewards.control import LastNumber as LastNumber
 from grpo_lightning.rewards.control import RandomReward as RandomReward
+from grpo_lightning.rewards.environment import EnvironmentReward as EnvironmentReward
 from grpo_lightning.rewards.format import FormatReward as FormatReward
 from grpo_lightning.rewards.function import FunctionReward as FunctionReward
 from grpo_lightning.rewards.gate import Gated as Gated
@@ -167,7 +180,9 @@ from grpo_lightning.training.step import Minibatch as Minibatch
 from grpo_lightning.training.step import Step as Step
 from grpo_lightning.training.strategy import FSDP2Strategy as FSDP2Strategy
 from grpo_lightning.types import Completion as Completion
+from grpo_lightning.types import Conversation as Conversation
 from grpo_lightning.types import FinishReason as FinishReason
+from grpo_lightning.types import Piece as Piece
 from grpo_lightning.types import Prompt as Prompt
 from grpo_lightning.types import Question as Question
 from grpo_lightning.types import RandomKey as RandomKey

@@ -20,7 +20,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info
 
-from grpo_lightning import engines, maths, policy, rewards, tasks
+from grpo_lightning import engines, environments, maths, policy, rewards, tasks
 from grpo_lightning.command.imports import refusal
 from grpo_lightning.command.mistakes import refused_argument
 from grpo_lightning.command.overview import COMMANDS
@@ -53,7 +53,7 @@ from grpo_lightning.training.stale import StaleSource as StaleSource  # its name
 from grpo_lightning.training.strategy import refuse_fsdp1
 from grpo_lightning.types import UsageError
 
-FAMILIES = (maths, tasks, rewards, policy, engines)
+FAMILIES = (maths, tasks, rewards, policy, engines, environments)
 """The folders of the families. A class in any of their files is known by its short name in YAML."""
 
 REPLACED_BY = {
@@ -157,6 +157,7 @@ class GRPOCLI(LightningCLI):
         """Reads data and weights."""
         # Mistakes in the data, the folder of the model or that of the run show before anything is written.
         stage, trainer = str(self.subcommand), self.trainer
+        self.model.explorer.conversations = self.datamodule.conversations
         self._validate_checkpoint(stage)
         if stage == "fit":
             folder, path = checkpoints_of(trainer), self.config_init[stage].ckpt_path

@@ -144,6 +144,50 @@ class Completion:
 
 
 @dataclass(slots=True)
+class Piece:
+    """Part of a conversation that keeps its history as it was: all of it, unless a chat template rewrites it.
+
+    What the policy drew in an earlier piece is given in a later one.
+    """
+
+    token_ids: list[int]
+    """[T] from the first token of the prompt to the last drawn one."""
+    drawn: list[bool]
+    """[T] whether the policy drew the token; at least one is."""
+    logp: list[float] | None
+    """[R] of the drawn tokens, as in `Completion`."""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """A conversation of the policy with an environment, which ends one way or another."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    """All of it, the prompt's messages first, as the environment and the chat template have them."""
+    pieces: list[Piece] = field(default_factory=list)
+    """In order. Each is a completion of its own; there is one, unless the chat template rewrites earlier turns."""
+    ends: list[int] = field(default_factory=list)
+    """[turns] index of the last token of each turn of the policy, among all that it drew."""
+    rewards: list[float] = field(default_factory=list)
+    """[turns] what the environment gave for each turn."""
+    outcome: float | None = None
+    """What it gave for the conversation as a whole; None if it gives nothing of the kind."""
+    status: str = Status.OK
+    """How the environment failed, which leaves the completion out of its group: a `Status`."""
+    error: str = ""
+    """The failure in words."""
+    num_calls: int = 0
+    """Calls of tools, failed ones included."""
+    num_failed_calls: int = 0
+    """Calls that cannot be read, or of which the tool raised: the policy was told."""
+
+    @property
+    def num_given(self) -> int:
+        """Tokens that others wrote after the first drawn one."""
+        return sum(sum(not own for own in piece.drawn[piece.drawn.index(True) :]) for piece in self.pieces)
+
+
+@dataclass(slots=True)
 class Sample:
     """A prompt and one of its completions, as a reward sees them."""
 
@@ -157,11 +201,24 @@ class Sample:
     finish_reason: FinishReason
     stop_string: str = ""
     """As in `Completion`."""
+    conversation: Conversation | None = None
+    """The turns, where there is an environment. `text` is then that of the last turn, `token_ids` are drawn in all."""
+
+    @property
+    def first(self) -> int:
+        """Index of the first of `token_ids` that `text` is of: 0, but for a conversation of several turns."""
+        ends = self.conversation.ends if self.conversation else []
+        return ends[-2] + 1 if len(ends) > 1 else 0
 
     @property
     def written(self) -> list[int]:
         """The ids that `text` is of: all but the stop token."""
-        return _without_stop_token(self.token_ids, self.finish_reason, self.stop_string)
+        return _without_stop_token(self.token_ids[self.first :], self.finish_reason, self.stop_string)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the environment failed, so that nothing can be learned from it."""
+        return self.conversation is not None and self.conversation.status != Status.OK
 
     @property
     def turn(self) -> str:
@@ -175,7 +232,7 @@ class Sample:
 
     @property
     def truncated(self) -> bool:
-        """Whether the completion was cut off at `max_new_tokens`."""
+        """Whether the completion was cut off at `max_new_tokens`, or the conversation at one of its limits."""
         return self.finish_reason is FinishReason.LENGTH
 
 

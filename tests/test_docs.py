@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import lightning as L
 import pytest
-from helpers.fitting import Digits, fit
+from helpers.fitting import Digits, Echo, fit
+from helpers.guessing import Once
 from helpers.paths import ROOT
 from helpers.tiny import policy_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -20,6 +21,7 @@ from grpo_lightning.rewards.learned.reward import LearnedReward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.board import Board
 from grpo_lightning.training.callbacks.completions import SampledCompletions
+from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.stale import StaleSource
@@ -89,7 +91,8 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("grpo_lightning.training.loop.peak_of", lambda device, dtype: 1e12)
         callbacks = [SampledCompletions(), Inspector(), OneBadUpdate()]
-        fit(folder, callbacks, loop, trainer, objective=objective, old_policy=Proximal(), rewards=rewards)
+        data = PromptDataModule(Echo(), val_batch_size=5, environment=Once())
+        fit(folder, callbacks, loop, trainer, data=data, objective=objective, old_policy=Proximal(), rewards=rewards)
     events = EventAccumulator(str(folder))
     events.Reload()
     tags = events.Tags()

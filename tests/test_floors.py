@@ -18,6 +18,7 @@ FLOORS = [
     "policy",
     "rewards",
     "engines",
+    "environments",
     "training",
     "inspect",
     "command",

@@ -54,7 +54,8 @@ class Followed:
     @property
     def prompts(self) -> list[Prompt]:
         """The prompts of all ranks; their ids are those of validation."""
-        questions = self.data.questions.get("val", [])
+        # Of conversations it would have to know every piece.
+        questions = self.data.questions.get("val", []) if self.data.conversations is None else []
         return [self.data.prompt(questions[row], id=row) for row in range(min(self.num_prompts, len(questions)))]
 
     def records(self, measure: Measure) -> list[GroupRecord]:

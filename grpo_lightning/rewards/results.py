@@ -45,6 +45,15 @@ class RewardResult:
             segments=list(chain.from_iterable(segments)) if any(part.segments for part in parts) else None,
         )
 
+    def rows(self, rows: Sequence[int]) -> "RewardResult":
+        """The scores of some samples, in that order."""
+        return RewardResult(
+            value=[self.value[row] for row in rows],
+            status=[self.status[row] for row in rows],
+            answer=self.answer and [self.answer[row] for row in rows],
+            segments=self.segments and [self.segments[row] for row in rows],
+        )
+
 
 @dataclass(slots=True)
 class Scores:

@@ -1,6 +1,7 @@
 """The weighted list of rewards: R(q, o) = sum_k weight_k * reward_k."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -79,7 +80,7 @@ class Scorer:
         total = [0.0] * len(samples)
         results = {}
         for reward in self.rewards:
-            result = results[reward.name] = reward(samples) if samples else RewardResult([], [])
+            result = results[reward.name] = scored_by(reward, samples)
             if reward.weight != 0:
                 total = [sum_ + reward.weight * value for sum_, value in zip(total, result.value, strict=True)]
         learned_from = [reward.name for reward in self.rewards if reward.weight != 0]
@@ -116,6 +117,23 @@ class Scorer:
     def report(self) -> None:
         """Reports the failures of a validation or a prediction. Every rank must call it."""
         report(self.rewards)
+
+
+def scored_by(reward: Reward, samples: Sequence[Sample]) -> RewardResult:
+    """The result of one reward; where an environment failed there is nothing to score, which counts as its failure."""
+    failed = [sample for sample in samples if sample.failed]
+    whole = [sample for sample in samples if not sample.failed]
+    result = reward(whole) if whole else RewardResult([], [])
+    if not failed:
+        return result
+    statuses = [sample.conversation.status for sample in failed if sample.conversation]
+    for sample in failed:
+        assert sample.conversation is not None
+        reward.tally.explain(sample, sample.conversation.status, sample.conversation.error)
+    reward.tally.add(failed, [math.nan] * len(failed), statuses)
+    both = RewardResult.concat([result, RewardResult([math.nan] * len(failed), statuses)])
+    order = {id(sample): row for row, sample in enumerate([*whole, *failed])}
+    return both.rows([order[id(sample)] for sample in samples])
 
 
 def report(rewards: Sequence[Reward]) -> dict[int, Tally]:

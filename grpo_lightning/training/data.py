@@ -9,8 +9,12 @@ import lightning as L
 import torch
 
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.environments.base import Environment
+from grpo_lightning.environments.running import Conversations, Limits
+from grpo_lightning.environments.tools import ToolEnvironment
 from grpo_lightning.policy.chat import chat_text
 from grpo_lightning.policy.policy import Policy
+from grpo_lightning.rewards.environment import EnvironmentReward
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.tasks.base import Split, Task
 from grpo_lightning.training.step import Minibatch
@@ -51,6 +55,10 @@ class PromptDataModule(L.LightningDataModule):
         val_limit: Validate on the first `val_limit` validation questions; None takes all. Test and predict take all.
         val_batch_size: Questions validated at once.
         seed: Seed of the order of the training questions.
+        environment: What answers the policy, so that a completion has several turns: an `Environment`, or the import
+            path of a class whose methods are tools, such as `my_tools.Calculator`. By default it is the task, if that
+            is an `Environment` too; else there is one turn.
+        limits: Of a conversation with the environment.
     """
 
     def __init__(
@@ -65,6 +73,8 @@ class PromptDataModule(L.LightningDataModule):
         val_limit: int | None = None,
         val_batch_size: int = 64,
         seed: int = 0,
+        environment: Environment | str | None = None,
+        limits: Limits | None = None,
     ) -> None:
         super().__init__()
         if template_file is not None:
@@ -94,6 +104,16 @@ class PromptDataModule(L.LightningDataModule):
         self.val_limit = val_limit
         self.val_batch_size = val_batch_size
         self.seed = seed
+        if isinstance(environment, str):
+            environment = ToolEnvironment(environment)
+        elif environment is None and isinstance(task, Environment):
+            environment = task
+        if environment is not None and answer_prefix:
+            raise UsageError(
+                f"data.answer_prefix={answer_prefix!r}: with an environment there are several turns; leave it empty"
+            )
+        self.conversations = None if environment is None else Conversations(environment, limits, system, chat)
+        """What holds the conversations with the environment; None where there is none."""
         self.train_loader: Iterable[Minibatch] | None = None
         """What `fit` trains on; the loop sets it."""
         self._policy: Policy | None = None
@@ -125,6 +145,10 @@ class PromptDataModule(L.LightningDataModule):
             UsageError: A question does not fit, or a split lacks questions.
         """
         self._policy = policy
+        if self.conversations is not None:
+            self.conversations.load(policy.tokenizer)
+        elif named := [reward.name for reward in scorer.rewards if isinstance(reward, EnvironmentReward)]:
+            raise UsageError(f"the reward {named[0]} is that of an environment: set data.environment, or leave it out")
         splits: dict[str, list[Split]] = {"validate": ["val"], "test": ["test"], "predict": ["predict"]}
         splits["fit"] = ["train", "val"] if validates else ["train"]
         missing = [split for split in splits[stage] if split not in self.questions]
@@ -177,9 +201,9 @@ class PromptDataModule(L.LightningDataModule):
         return kept
 
     def render(self, question: Question) -> str:
-        """The text that the model sees."""
+        """The text that the model sees; with an environment, that of the question alone."""
         text = self.template.replace(QUESTION, question.text)
-        if not self.chat:
+        if not self.chat or self.conversations is not None:
             return text + self.answer_prefix
         return chat_text(
             self.policy.tokenizer,
@@ -198,7 +222,7 @@ class PromptDataModule(L.LightningDataModule):
         """The question as a prompt; `id` keys its random numbers."""
         text = self.render(question)
         token_ids = self.encode(text)
-        if not token_ids:
+        if not token_ids and self.conversations is None:
             raise UsageError(f"{question.source}: the prompt {text!r} has no tokens")
         return Prompt(id, text, token_ids, question, self.answer_prefix)
 

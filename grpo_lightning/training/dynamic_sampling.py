@@ -33,14 +33,15 @@ class DynamicSampling:
 
     def passing(self, exploration: Exploration) -> list[int]:
         """The ids of the prompts, of all ranks, whose groups pass. Every rank must call it."""
-        group = exploration.rollouts.group
-        reward = self._looked_at(exploration.scores)
-        passes = self.filter(reward, group, len(exploration.rollouts.prompt_lengths))
-        mine = [exploration.samples[row].prompt.id for row in range(len(group)) if passes[group[row]]]
+        rollouts = exploration.rollouts
+        reward = self._looked_at(exploration.scores)[rollouts.row]
+        passes = self.filter(reward, rollouts.group, len(rollouts.prompt_lengths))
+        ids = exploration.prompt_ids
+        mine = [id for id, group in zip(ids, rollouts.group.tolist(), strict=True) if passes[group]]
         return [id for ids in ranks.gather(mine) for id in ids]
 
     def _looked_at(self, scores: Scores) -> Tensor:
-        """[B] float64, the reward that the filter looks at; NaN where the sample is not learned from."""
+        """[samples] float64, the reward that the filter looks at; NaN where the sample is not learned from."""
         total = torch.tensor(scores.total, dtype=torch.float64)
         name = (scores.learned_from or [TOTAL])[0] if self.filter.reward is None else self.filter.reward
         if name == TOTAL:

@@ -12,12 +12,13 @@ from torch import Tensor
 from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import StopStrings, text_up_to
+from grpo_lightning.environments.running import Conversations
 from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.results import Scores, Segment
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.types import Completion, Prompt, RandomKey, Request, Sample
+from grpo_lightning.types import Completion, Piece, Prompt, RandomKey, Request, Sample, UsageError
 
 
 @dataclass(slots=True)
@@ -27,7 +28,9 @@ class Exploration:
     samples: list[Sample]
     scores: Scores
     rollouts: Rollouts
-    """The completions that are learned from; `Rollouts.row` is an index into `samples`."""
+    """The completions that are learned from; `Rollouts.row` is an index into `samples`.
+
+    A conversation whose history a chat template rewrites has several, one whose environment failed none."""
     seconds: dict[str, float]
     """Seconds spent in `explore` (sampling) and in `reward`."""
     policy_version: int
@@ -74,10 +77,25 @@ class Explorer:
         scorer: Scores them.
     """
 
+    conversations: Conversations | None = None
+    """What makes a completion of several turns; None: there is one turn, and no environment."""
+
     def __init__(self, engine: RolloutEngine, scorer: Scorer) -> None:
         self.engine = engine
         self.scorer = scorer
         self._awake = False
+
+    def longest(self, sampling: Sampling) -> int:
+        """The most tokens that a completion can have, drawn ones."""
+        turns = 1 if self.conversations is None else self.conversations.limits.max_turns
+        return turns * sampling.max_new_tokens
+
+    def close(self) -> None:
+        """Closes the engine, the rewards and the environment. May be called twice."""
+        self.engine.close()
+        self.scorer.close()
+        if self.conversations is not None:
+            self.conversations.close()
 
     @contextmanager
     def awake(self) -> Iterator[None]:
@@ -122,8 +140,13 @@ class Explorer:
     ) -> tuple[list[Completion], list[Sample]]:
         """`group_size` completions of each prompt, as the engine and as the rewards see them.
 
-        Every rank must call it, even without prompts: sharded weights are gathered for it.
+        Every rank must call it, even without prompts: sharded weights are gathered for it. Of a conversation with an
+        environment the completion is the last turn; `Sample.conversation` has all of it.
         """
+        if self.conversations is not None:
+            return self._converse(
+                self.conversations, policy, prompts, group_size, sampling, RandomKey(seed, step), progress
+            )
         requests = Request.from_prompts(prompts, group_size)
         with self.awake(), self._synced(policy):
             if not requests:
@@ -145,6 +168,25 @@ class Explorer:
         ]
         return completions, samples
 
+    def _converse(
+        self,
+        conversations: Conversations,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        key: RandomKey,
+        progress: Progress | None,
+    ) -> tuple[list[Completion], list[Sample]]:
+        """As `sample`, of conversations. Ranks need not have equally many turns: weights are gathered around all."""
+        with self.awake(), self._synced(policy):
+            samples = conversations.run(self.engine, policy, prompts, group_size, sampling, key, progress)
+        turns = [
+            Completion(sample.token_ids[sample.first :], None, sample.finish_reason, sample.stop_string)
+            for sample in samples
+        ]
+        return turns, samples
+
     def explore(
         self,
         policy: Policy,
@@ -162,14 +204,17 @@ class Explorer:
         scores = self.scorer(samples)
         scored = time.perf_counter()
 
-        rollouts = Rollouts.from_lists(
-            prompts=[prompt.token_ids for prompt in prompts],
-            group=[row // group_size for row in range(len(completions))],
-            completions=[completion.token_ids for completion in completions],
-        )
+        if self.conversations is None:
+            rollouts = Rollouts.from_lists(
+                prompts=[prompt.token_ids for prompt in prompts],
+                group=[row // group_size for row in range(len(completions))],
+                completions=[completion.token_ids for completion in completions],
+            )
+            rollouts.sampler_logp = sampler_logp(completions)
+        else:
+            rollouts = of_conversations(samples, group_size)
         rollouts.temperature = sampling.temperature
-        rollouts.truncated = torch.tensor([sample.truncated for sample in samples], dtype=torch.bool)
-        rollouts.sampler_logp = sampler_logp(completions)
+        rollouts.truncated = torch.tensor([sample.truncated for sample in samples], dtype=torch.bool)[rollouts.row]
         return Exploration(
             samples=samples,
             scores=scores,
@@ -190,22 +235,86 @@ class Explorer:
             weight=torch.tensor([weight for weight, _ in counting], dtype=torch.float64),
             group=rollouts.group.cpu(),
             lengths=rollouts.lengths.cpu(),
-            segments=[segment_rewards(result.segments, rows) for _, result in counting],
+            segments=[segment_rewards(result.segments, rows, rollouts.lengths.tolist()) for _, result in counting],
         )
 
 
-def sampler_logp(completions: Sequence[Completion]) -> Tensor | None:
+def of_conversations(samples: Sequence[Sample], group_size: int) -> Rollouts:
+    """The pieces of conversations as completions, without those whose environment failed.
+
+    A group's prompt is what all of its pieces begin with; what only some begin with is given in these.
+
+    Args:
+        samples: The conversations, group after group.
+        group_size: Conversations per prompt.
+    """
+    pieces = [
+        (row, piece)
+        for row, sample in enumerate(samples)
+        if sample.conversation and not sample.failed
+        for piece in sample.conversation.pieces
+    ]
+    by_group: dict[int, list[Piece]] = {}
+    for row, piece in pieces:
+        by_group.setdefault(row // group_size, []).append(piece)
+    prompts = {group: common_prompt(own) for group, own in by_group.items()}
+    index = {group: number for number, group in enumerate(prompts)}
+    starts = [len(prompts[row // group_size]) for row, _ in pieces]
+    rollouts = Rollouts.from_lists(
+        prompts=list(prompts.values()),
+        group=[index[row // group_size] for row, _ in pieces],
+        completions=[piece.token_ids[start:] for start, (_, piece) in zip(starts, pieces, strict=True)],
+        drawn=[piece.drawn[start:] for start, (_, piece) in zip(starts, pieces, strict=True)],
+    )
+    rollouts.row = torch.tensor([row for row, _ in pieces], dtype=torch.int64)
+    rollouts.sampler_logp = sampler_logp([piece for _, piece in pieces])
+    return rollouts
+
+
+def common_prompt(pieces: Sequence[Piece]) -> list[int]:
+    """The tokens that all pieces begin with, before any of them was drawn.
+
+    Raises:
+        UsageError: There are none.
+    """
+    first, *others = (piece.token_ids[: piece.drawn.index(True)] for piece in pieces)
+    length = len(first)
+    for ids in others:
+        agree = (own == other for own, other in zip(first[:length], ids, strict=False))
+        length = next((at for at, same in enumerate(agree) if not same), min(length, len(ids)))
+    if not length:
+        raise UsageError(
+            "data.environment: conversations about one question begin with different tokens; let them begin with the "
+            "same message, or with data.system"
+        )
+    return first[:length]
+
+
+def sampler_logp(completions: Sequence[Completion | Piece]) -> Tensor | None:
     """[N] float32 log-probs that the engine recorded; None if it knows none, or there are no completions."""
     recorded = [completion.logp for completion in completions if completion.logp is not None]
     assert len(recorded) in (0, len(completions)), "an engine records the log-probs of all completions or of none"
     return torch.tensor([p for logp in recorded for p in logp], dtype=torch.float32) if recorded else None
 
 
-def segment_rewards(scores: list[list[Segment]] | None, rows: Sequence[int]) -> SegmentRewards | None:
-    """The segments of the completions `rows`; `SegmentRewards.row` is an index into `rows`."""
+def segment_rewards(
+    scores: list[list[Segment]] | None, rows: Sequence[int], lengths: Sequence[int]
+) -> SegmentRewards | None:
+    """The segments of the completions `rows`; `SegmentRewards.row` is an index into `rows`.
+
+    Args:
+        scores: By sample.
+        rows: The sample of each completion. Several of one sample are its pieces, end to end. A segment of a later
+            piece counts at the end of an earlier one: it follows from that.
+        lengths: Drawn tokens of each completion.
+    """
     if scores is None:
         return None
-    segments = [(index, segment) for index, row in enumerate(rows) for segment in scores[row]]
+    segments, first = [], dict.fromkeys(rows, 0)
+    for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        ends = [(min(segment.end - first[row], length - 1), segment.value) for segment in scores[row]]
+        segments += [(index, Segment(end, value)) for end, value in ends if end >= 0]
+        first[row] += length
     return SegmentRewards(
         row=torch.tensor([index for index, _ in segments], dtype=torch.int64),
         end=torch.tensor([segment.end for _, segment in segments], dtype=torch.int64),

@@ -32,6 +32,7 @@ from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.internals import BEFORE_TRAINING
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.monitors import (
+    CONVERSATION,
     STEP,
     UPDATE,
     is_own,
@@ -182,6 +183,7 @@ class GRPOLoop(Callback):
         names = [*STEP, *UPDATE, *mismatch.METRICS]
         names += ["optim/updates", *(f"optim/stopped_by/{name}" for name in self.stop.names)] if self.stop.names else []
         names += ["rollout/wasted"] if self.dynamic_sampling else []
+        names += CONVERSATION if module.explorer.conversations is not None else []
         names += ["policy/kl_ref"] if module.reference is not None else []
         names += self.source.metric_names(self.dynamic_sampling)
         return names + (
@@ -318,7 +320,7 @@ class GRPOLoop(Callback):
             module.reference,
             module.reward_kl,
             self.max_tokens,
-            module.sampling.max_new_tokens,
+            module.explorer.longest(module.sampling),
             module.device,
         )
 

@@ -23,7 +23,6 @@ from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.engines.stop_strings import StopStrings
-from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.maths.advantages import AdvantageEstimator, GroupStd
 from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.kl_penalty import KLPenalty
@@ -152,10 +151,11 @@ class GRPOModule(L.LightningModule):
         trainer, scorer = self.trainer, self.explorer.scorer
         data = getattr(trainer, "datamodule", None)
         if isinstance(data, PromptDataModule):
+            self.explorer.conversations = data.conversations
             validates = trainer.limit_val_batches != 0
             data.load(stage, self.policy, self.sampling, scorer, validates, self.val_sampling)
         device, rank = trainer.strategy.root_device, trainer.global_rank
-        scorer.setup(Run(device, self.policy.tokenizer, self.sampling.max_new_tokens, rank))
+        scorer.setup(Run(device, self.policy.tokenizer, self.explorer.longest(self.sampling), rank))
 
     def load(self, precision: Precision) -> None:
         """Reads the weights, and checks that the engine can decode them; the second call does nothing."""
@@ -360,7 +360,7 @@ class GRPOModule(L.LightningModule):
         exploration, engine = minibatch.step.exploration, self.explorer.engine
         if minibatch.step.passes.updates or not exploration.sampler_is_policy:
             return False
-        rounds = compute_dtype(self.policy) not in (torch.float32, torch.float64)
+        rounds = engine.product_dtype(self.policy) not in (torch.float32, torch.float64)
         return self.objective.correction.reads_sampler or not minibatch.on_policy or rounds or not engine.shares_weights
 
     @contextmanager
@@ -383,7 +383,7 @@ class GRPOModule(L.LightningModule):
             UsageError: If it is beyond the tolerance of an engine with weights of its own.
         """
         engine = self.explorer.engine
-        tolerance = engine.logp_tolerance[compute_dtype(self.policy)]
+        tolerance = engine.logp_tolerance[engine.product_dtype(self.policy)]
         if gap <= tolerance:
             return
         found = (
@@ -436,11 +436,10 @@ class GRPOModule(L.LightningModule):
     on_test_end = on_predict_end = on_validation_end
 
     def teardown(self, stage: str) -> None:
-        """Closes the engine and the rewards."""
+        """Closes the engine, the rewards and the environment."""
         self._awake.close()
         self._placed.close()
-        self.explorer.engine.close()
-        self.explorer.scorer.close()
+        self.explorer.close()
 
 
 def refuse_filtered_correction(objective: Objective, sampling: Sampling) -> None:

@@ -42,6 +42,16 @@ STEP = [
 ]
 """What every exploration step logs."""
 
+CONVERSATION = [
+    "rollout/turns",
+    "rollout/given",
+    "rollout/calls",
+    "rollout/failed_calls",
+    "rollout/branches",
+    "rollout/environment_failed",
+]
+"""What every exploration step with an environment logs besides."""
+
 UPDATE = [
     "policy/objective",
     "policy/entropy",

@@ -16,6 +16,7 @@ def record(sample: Sample, scores: Scores, row: int) -> dict[str, Any]:
         row: The index of the completion in `scores`.
     """
     parts = scores.describe(row)
+    talk = sample.conversation
     return {
         "source": sample.prompt.question.source,
         "question": sample.prompt.question.text,
@@ -26,6 +27,7 @@ def record(sample: Sample, scores: Scores, row: int) -> dict[str, Any]:
         "reward": none_if_nan(scores.total[row]),
         "scores": {name: none_if_nan(value) for name, (value, _) in parts.items()},
         "statuses": {name: status for name, (_, status) in parts.items()},
+        **({} if talk is None else {"messages": talk.messages, "environment": talk.error or talk.status}),
     }
 
 

@@ -105,7 +105,7 @@ class Synchronous(RolloutSource):
         self.inputs.explorer.scorer.stop_if_broken()
         exploration = Exploration.concat(rounds)
         chosen = {*(kept + others)[:wanted]}
-        rows = [row for row, sample in enumerate(exploration.samples) if sample.prompt.id in chosen]
+        rows = [row for row, id in enumerate(exploration.prompt_ids) if id in chosen]
         exploration.rollouts = exploration.rollouts.select(torch.tensor(rows, dtype=torch.int64))
         if dynamic:
             fraction = len(kept) / (len(kept) + len(others))

@@ -14,6 +14,7 @@ from grpo_lightning import ranks
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.throughput import Work
+from grpo_lightning.types import Conversation, Status
 
 
 @dataclass
@@ -54,6 +55,8 @@ class StepStatistics:
         for sample in samples:
             step.add("rollout/length_mean", len(sample.token_ids))
             step.add("rollout/truncated", sample.truncated)
+            if sample.conversation is not None:
+                step.add_conversation(sample.conversation)
         for sample, value in zip(samples, scores.main.value, strict=True):
             if not math.isnan(value):
                 right = value > RIGHT_ABOVE
@@ -75,6 +78,15 @@ class StepStatistics:
             if group:
                 self.add(f"{name}/mean", sum(group), len(group))
                 self.add(f"{name}/std", statistics.pstdev(group))
+
+    def add_conversation(self, talk: Conversation) -> None:
+        """Adds what a conversation with an environment consists of."""
+        self.add("rollout/turns", len(talk.ends))
+        self.add("rollout/given", talk.num_given)
+        self.add("rollout/calls", talk.num_calls)
+        self.add("rollout/failed_calls", talk.num_failed_calls)
+        self.add("rollout/branches", max(0, len(talk.pieces) - 1))
+        self.add("rollout/environment_failed", talk.status != Status.OK)
 
     def gather(self) -> "StepStatistics":
         """The statistics of all ranks together. Every rank must call it."""

@@ -91,6 +91,7 @@ def fit(
     trainer: dict[str, Any] | None = None,
     ckpt_path: str | Path | None = None,
     optimizer: Callable[[Any], torch.optim.Optimizer] = sgd,
+    data: PromptDataModule | None = None,
     **module: Any,
 ) -> GRPOModule:
     """Fits a tiny Llama, whose weights are about as large as a new model's, for 3 steps of 4 x 4 completions."""
@@ -115,7 +116,7 @@ def fit(
         "plugins": [AtomicCheckpointIO()],
     }
     fitting = L.Trainer(**options | {"callbacks": [*callbacks, GRPOLoop(**sizes)]} | (trainer or {}))
-    fitting.fit(grpo, datamodule=PromptDataModule(Echo(), val_batch_size=5), ckpt_path=ckpt_path)
+    fitting.fit(grpo, datamodule=data or PromptDataModule(Echo(), val_batch_size=5), ckpt_path=ckpt_path)
     return grpo
 
 

@@ -314,3 +314,20 @@ def test_activations_in_main_memory_leave_a_gpu(monkeypatch: pytest.MonkeyPatch)
     assert goes.updated.total < stays.updated.total
     keys = [remedy.key for remedy in remedies(stays, phase="updating")]
     assert "model.policy.offload_activations=true" in keys
+
+
+@pytest.mark.parametrize(
+    ("changes", "bytes_per_number"),
+    [
+        ({}, 0),
+        ({"packs": True}, 4),
+        ({"packs": True, "precision": "bf16-mixed"}, 2),
+        ({"copied_dtype": torch.bfloat16}, 2),
+    ],
+)
+def test_copies_for_decoding_are_held_while_exploring(changes: dict[str, Any], bytes_per_number: int) -> None:
+    estimate = Estimate(job_with(**changes))
+    linear = [module for module in estimate.model.modules() if isinstance(module, torch.nn.Linear)]
+    expected = bytes_per_number * sum(module.weight.numel() for module in linear)
+    assert estimate.linear_copies == expected
+    assert MemoryTable.from_estimate(estimate)["copies for decoding"] == (expected, 0, 0)

@@ -114,7 +114,7 @@ class ProcessReward(Reward):
     def _ends(self, sample: Sample, ends: Sequence[int]) -> list[tuple[int, int]]:
         """For each segment the index of the character after it, and that of its last token."""
         kept = [*ends[: self.max_segments - 1], ends[-1]] if len(ends) > self.max_segments else list(ends)
-        tokens = last_tokens(self.tokenizer, sample.written, sample.text, kept[:-1])
+        tokens = [sample.first + token for token in last_tokens(self.tokenizer, sample.written, sample.text, kept[:-1])]
         tokens.append(len(sample.token_ids) - 1)
         later = [*tokens[1:], math.inf]
         return [(end, token) for end, token, next_ in zip(kept, tokens, later, strict=True) if token < next_]

@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from grpo_lightning.training.explorer import Exploration
+from grpo_lightning.types import Sample
 
 BEFORE = r"(<answer>|boxed\{|####|answer is:?)\s*"
 """What stands before a final answer."""
@@ -36,9 +37,18 @@ def _group(exploration: Exploration, rows: Sequence[int]) -> str:
         sample = exploration.samples[row]
         each = [f"{value:.2f} {status}" for value, status in scores.describe(row).values()]
         facts = [f"{scores.total[row]:.2f}", str(sample.finish_reason), *each]
-        lines.append([*map(solid, facts), completion(sample.text, answers[row])])
+        lines.append([*map(solid, facts), whole(sample, answers[row])])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"**prompt**\n\n> {escape(first.prompt.text)}\n\n**gold** {escape(first.answer)}\n\n{table}"
+
+
+def whole(sample: Sample, answer: str | None) -> str:
+    """A completion; of a conversation with several turns every message from the first turn on, with its role."""
+    messages = sample.conversation.messages if sample.conversation else []
+    first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+    if len(messages) - first < 2:
+        return completion(sample.text, answer)
+    return "<br>".join(f"<em>{escape(one['role'])}</em> {escape(one['content'])}" for one in messages[first:])
 
 
 def completion(text: str, answer: str | None) -> str:

@@ -1,0 +1,57 @@
+"""The Environment family: what answers the policy, turn by turn."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_lightning.types import Question
+
+Message = dict[str, Any]
+"""A message of a conversation, as transformers has it: `{"role": "user", "content": "Guess!"}`."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """What an environment answers to a turn of the policy."""
+
+    messages: list[Message] = field(default_factory=list)
+    """New messages, each with `role` and `content`. If there are none, or the conversation is done, it ends."""
+    reward: float = 0.0
+    """The reward of the turn."""
+    done: bool = False
+    """Whether the conversation ends with this turn."""
+    num_failed_calls: int = 0
+    """Calls of tools in this turn that failed."""
+
+
+class Environment(ABC):
+    """Holds a conversation with the policy: a game, a user, tools. Each completion gets an instance of its own.
+
+    Instances live in processes of their own, which begin as copies of one that `__init__` has made. So `__init__` takes
+    options, and `reset` sets up what one conversation needs. There `random` is seeded with the seed of the run, the
+    step, the prompt and the sample: a resumed run sees the same environment.
+    """
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    """JSON schemas of tools that the policy may call, as `transformers.utils.get_json_schema` makes them."""
+
+    @abstractmethod
+    def reset(self, question: Question) -> list[Message]:
+        """Begins a conversation about `question`, whose text is in the prompt template. Returns its first messages."""
+
+    @abstractmethod
+    def step(self, message: Message) -> Turn:
+        """Answers a turn of the policy.
+
+        Args:
+            message: Its `role` is `assistant`, its `content` what the policy wrote. With `tools`, `tool_calls` is the
+                list of calls in it: each has `name` and `arguments`, or an `error` for one that cannot be read.
+        """
+
+    def outcome(self) -> float | None:
+        """The reward of the whole conversation, asked once at its end; None leaves it to the turns."""
+        return None
+
+    def close(self) -> None:
+        """Releases what the instance holds. Its process ends afterwards."""

@@ -1,0 +1,204 @@
+"""Calls of tools in what a policy wrote. The text is untrusted: it is read strictly, and a bad call gets an answer."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from grpo_lightning.types import UsageError, at_least
+
+MAX_CHARACTERS, MAX_BRACKETS = 10_000, 200
+"""The largest call that is read. The brackets bound how deep it is nested."""
+
+TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+"""Python's types, and what JSON schemas call them."""
+
+Tools = Sequence[Mapping[str, Any]]
+"""JSON schemas, as `transformers.utils.get_json_schema` makes them."""
+
+
+class ToolCall(NamedTuple):
+    """A call that fits the schema of its tool."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class BadCall(NamedTuple):
+    """A call that cannot be made. `error` tells the policy why: it is the tool's answer."""
+
+    error: str
+
+
+class ToolFormat(ABC):
+    """How a policy writes calls of tools.
+
+    Args:
+        max_calls: Calls in one turn. What comes after them is one bad call.
+    """
+
+    stop = ""
+    """The stop string that ends a turn with its call. Empty: the policy ends its turn itself."""
+
+    def __init__(self, max_calls: int = 4) -> None:
+        at_least("max_calls", max_calls, 1, type(self).__name__)
+        self.max_calls = max_calls
+
+    @staticmethod
+    def for_tokenizer(tokenizer: Any) -> "ToolFormat":
+        """The format of the chat template; `PlainTag` where the template knows no tools, or is missing."""
+        template = str(tokenizer.chat_template or "")
+        if "<tool_call>" in template and '"arguments"' in template:
+            return HermesJson()
+        if "ipython" in template and '"parameters"' in template:
+            return LlamaJson()
+        if "tools" in template or "tool_call" in template:
+            raise UsageError("the chat template writes calls of tools in a form of its own: give a ToolFormat for it")
+        return PlainTag()
+
+    def find(self, text: str, tools: Tools) -> list[ToolCall | BadCall]:
+        """The calls in a turn, in order. No text raises an exception."""
+        found: list[ToolCall | BadCall] = []
+        for index, body in enumerate(islice(self.bodies(text), self.max_calls + 1)):
+            try:
+                if index == self.max_calls:
+                    raise ValueError(f"a turn may make {self.max_calls} calls; the others were not made")
+                if body is None or len(body) > MAX_CHARACTERS:
+                    raise ValueError(f"the call has no end within {MAX_CHARACTERS} characters")
+                found.append(self.read(body, {tool["function"]["name"]: tool["function"] for tool in tools}))
+            except ValueError as error:
+                found.append(BadCall(f"Error: {error}."))
+        return found
+
+    @abstractmethod
+    def describe(self, tools: Tools) -> str:
+        """The tools and the form of a call, for the system message where the chat template does not show them."""
+
+    @abstractmethod
+    def bodies(self, text: str) -> Iterable[str | None]:
+        """The text of each call, None for one without an end."""
+
+    @abstractmethod
+    def read(self, body: str, functions: Mapping[str, Any]) -> ToolCall:
+        """The call with this text; ValueError says what is wrong with it."""
+
+
+class HermesJson(ToolFormat):
+    """`<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>`: Qwen 2.5, Qwen 3. Not in thoughts."""
+
+    opening, closing, key = "<tool_call>", "</tool_call>", "arguments"
+
+    def describe(self, tools: Tools) -> str:
+        """One line of JSON per tool."""
+        form = f'{self.opening}{{"name": NAME, "{self.key}": {{ARGUMENT: VALUE}}}}{self.closing}'
+        lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
+        return "\n".join([f"To call a tool, write {form}. The tools:", *lines])
+
+    def bodies(self, text: str) -> Iterable[str | None]:
+        """What stands between the tags, after the thoughts."""
+        return _between(self.opening, self.closing, text.rpartition("</think>")[2])
+
+    def read(self, body: str, functions: Mapping[str, Any]) -> ToolCall:
+        """An object of two keys."""
+        call = read_json(body)
+        if not isinstance(call, dict) or call.keys() != {"name", self.key}:
+            raise ValueError(f'a call is an object with the keys "name" and "{self.key}" alone')
+        return _checked(call["name"], call[self.key], functions)
+
+
+class LlamaJson(HermesJson):
+    """`{"name": "add", "parameters": {"a": 1, "b": 2}}` as the whole turn, perhaps after `<|python_tag|>`: Llama 3."""
+
+    opening, closing, key = "", "", "parameters"
+
+    def bodies(self, text: str) -> Iterable[str | None]:
+        """The whole turn, if it is meant as a call."""
+        body = text.strip().removeprefix("<|python_tag|>")
+        return [body] if body != text.strip() or (body.startswith("{") and '"name"' in body) else []
+
+
+class PlainTag(ToolFormat):
+    """`<tool>add 1 2</tool>`, for small models. Where there is one tool, its name is left out: `<tool>1 2</tool>`.
+
+    Arguments come in the order of the schema, with a space between them. The last one is the rest of the text.
+    """
+
+    stop = "</tool>"
+
+    def describe(self, tools: Tools) -> str:
+        """One line per tool: a call, and what the tool does."""
+        lines = ["The tools:"]
+        for function in (tool["function"] for tool in tools):
+            words = [function["name"]] * (len(tools) > 1) + [*function["parameters"]["properties"]]
+            lines.append(f"<tool>{' '.join(words)}</tool> {function['description']}")
+        return "\n".join(lines)
+
+    def bodies(self, text: str) -> Iterable[str | None]:
+        """What stands between the tags."""
+        return _between("<tool>", "</tool>", text)
+
+    def read(self, body: str, functions: Mapping[str, Any]) -> ToolCall:
+        """Words: texts as they are, other values as JSON."""
+        name, rest = (*functions, body) if len(functions) == 1 else (*body.split(maxsplit=1), "", "")[:2]
+        schemas = functions[name]["parameters"]["properties"] if name in functions else {}
+        keys = [*schemas] or [""]
+        pairs = zip(keys, map(str.strip, rest.split(maxsplit=len(keys) - 1)), strict=False)
+        arguments = {key: word if _fits(word, schemas.get(key, {})) else read_json(word) for key, word in pairs}
+        return _checked(name, arguments, functions)
+
+
+def _between(opening: str, closing: str, text: str) -> Iterable[str | None]:
+    """What stands between two tags, each time; None where the second is missing. Linear in the text."""
+    parts = (part.partition(closing) for part in text.split(opening)[1:])
+    return (body if closed else None for body, closed, _ in parts)
+
+
+def read_json(text: str) -> Any:
+    """The value of JSON. ValueError where it is none, has a key twice, is not finite, or is no text in UTF-8."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("a key occurs twice")
+        return dict(pairs)
+
+    if text.count("[") + text.count("{") > MAX_BRACKETS:
+        raise ValueError(f"the call has more than {MAX_BRACKETS} brackets")
+    try:
+        value = json.loads(text, object_pairs_hook=once)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError as error:
+        raise ValueError(f"the call is not valid JSON ({str(error)[:100]})") from error
+    return value
+
+
+def _checked(name: Any, arguments: Any, functions: Mapping[str, Any]) -> ToolCall:
+    """The call, if it fits the schema of its tool; ValueError otherwise."""
+    if not isinstance(name, str) or name not in functions:
+        raise ValueError(f"there is no tool {repr(name)[:60]}; the tools are {', '.join(functions)}")
+    if not isinstance(arguments, dict):
+        raise ValueError(f"the arguments of {name} are not an object")
+    schemas = functions[name]["parameters"]["properties"]
+    for key in functions[name]["parameters"].get("required", []):
+        if key not in arguments:
+            raise ValueError(f"{name} lacks the argument {key}")
+    for key, value in arguments.items():
+        if key not in schemas:
+            raise ValueError(f"{name} has no argument {repr(key)[:60]}")
+        if not _fits(value, schemas[key]):
+            allowed = {part: value for part, value in schemas[key].items() if part != "description"}
+            raise ValueError(f"{key}={repr(value)[:60]} of {name} does not fit {json.dumps(allowed)}")
+    return ToolCall(name, arguments)
+
+
+def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
+    """Whether a value fits the schema of a type hint. What a tuple or a dict holds is not looked at."""
+    kind = TYPES.get(type(value), "null")
+    kinds = schema.get("type", kind)
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    return (value is None and schema.get("nullable", False)) or (
+        (kind in kinds or (kind == "integer" and "number" in kinds))
+        and value in schema.get("enum", [value])
+        and ("anyOf" not in schema or any(_fits(value, one) for one in schema["anyOf"]))
+        and (kind != "array" or all(_fits(one, schema.get("items", {})) for one in value))
+    )

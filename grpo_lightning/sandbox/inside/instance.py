@@ -1,0 +1,163 @@
+"""A process that copies itself: each copy holds an object of its own, and answers calls of its methods.
+
+`python instance.py DESCRIPTOR MEMORY_MB` answers JSON lines on the socket DESCRIPTOR, each by a line
+`{"status", "value" or "error"}`:
+
+- `{"load": PICKLE, "path": SYS_PATH}` makes the object, from a pickle in base64.
+- `{"start": SEED}`, which brings a socket along, starts a copy that answers there. The value is its process id.
+- `{"end": [PID, ...]}` kills copies, and every process that they have started.
+
+A copy answers `{"call": METHOD, "arguments": [...]}`. Its random numbers begin at SEED; its temporary files are in a
+folder of its own, which is removed with it. When the socket DESCRIPTOR ends, everything ends.
+"""
+
+import array
+import base64
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+worker: Any = importlib.import_module("main")
+del sys.path[0]
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class Origin:
+    """The process that copies itself.
+
+    Args:
+        control: Where requests come from.
+        memory_mb: Memory of each copy in MiB, in addition to what the object's imports need.
+    """
+
+    def __init__(self, control: socket.socket, memory_mb: int) -> None:
+        self.control = control
+        self.memory_mb = memory_mb
+        self.object: Any = None
+        self.folder = tempfile.mkdtemp(prefix="grpo-")
+        self.folders: dict[int, str] = {}
+        """The folder of each copy, by its process id."""
+
+    def run(self) -> None:
+        """Answers requests until the socket ends; then nothing is left."""
+        try:
+            while (request := self.receive()) is not None:
+                line, channel = request
+                reply = worker.answer(lambda line=line, channel=channel: self.handle(json.loads(line), channel))
+                self.control.sendall(reply.encode() + b"\n")
+        except ConnectionError:
+            pass
+        finally:
+            self.end([*self.folders])
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def receive(self) -> tuple[bytes, socket.socket | None] | None:
+        """The next line, and the socket that came with it; None at the end."""
+        line, channel = b"", None
+        while not line.endswith(b"\n"):
+            data, ancillary, *_ = self.control.recvmsg(1 << 16, socket.CMSG_SPACE(array.array("i").itemsize))
+            for *_, descriptor in ancillary:
+                channel = socket.socket(fileno=array.array("i", descriptor)[0])
+            if not data:
+                return None
+            line += data
+        return line, channel
+
+    def handle(self, request: dict[str, Any], channel: socket.socket | None) -> Any:
+        """What a request is answered with."""
+        if "load" in request:
+            sys.path[:] = [*request["path"], os.getcwd()]
+            self.object = pickle.loads(base64.b64decode(request["load"]))
+            gc.freeze()  # so that copies go on sharing memory
+            return None
+        if "start" in request:
+            assert channel is not None
+            return self.start(request["start"], channel)
+        self.end(request["end"])
+        return None
+
+    def start(self, seed: int, channel: socket.socket) -> int:
+        """The process id of a new copy."""
+        folder = tempfile.mkdtemp(dir=self.folder)
+        pid = os.fork()
+        if pid:
+            channel.close()
+            self.folders[pid] = folder
+            return pid
+        with contextlib.suppress(BaseException):
+            os.setsid()
+            ask_kernel(PR_SET_PDEATHSIG, signal.SIGKILL)  # when this process ends
+            ask_kernel(PR_SET_CHILD_SUBREAPER, 1)
+            self.control.close()
+            os.environ["TMPDIR"] = tempfile.tempdir = folder
+            random.seed(seed)
+            if numpy := sys.modules.get("numpy"):
+                numpy.random.seed(seed % 2**32)
+            worker.limit_memory(self.memory_mb)
+            serve(self.object, channel)
+        os._exit(0)
+
+    def end(self, pids: list[int]) -> None:
+        """Kills copies, and what they have started, even if it left their process group."""
+        for pid in pids:
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            shutil.rmtree(self.folders.pop(pid), ignore_errors=True)
+        # Orphans of a copy that has ended become children of this process.
+        while strays := {*children()} - self.folders.keys():
+            for pid in strays:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def serve(object: Any, channel: socket.socket) -> None:
+    """Answers calls of the object's methods until the socket ends."""
+    with channel.makefile(encoding="utf-8") as requests:
+        for line in requests:
+            request = json.loads(line)
+            reply = worker.answer(
+                lambda request=request: worker.awaited(getattr(object, request["call"])(*request["arguments"]))
+            )
+            channel.sendall(reply.encode() + b"\n")
+
+
+def children() -> list[int]:
+    """The process ids of this process's children, where the system tells."""
+    file = Path(f"/proc/self/task/{os.getpid()}/children")
+    return [int(pid) for pid in file.read_text().split()] if file.exists() else []
+
+
+def ask_kernel(option: int, value: int) -> None:
+    """Sets an option of this process, where the system knows it.
+
+    A subreaper becomes the parent of descendants whose own parent ends, so that they are found.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def main() -> None:
+    """Serves until the socket ends."""
+    ask_kernel(PR_SET_CHILD_SUBREAPER, 1)
+    os.dup2(2, 1)  # what an object prints is no answer
+    Origin(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])).run()
+
+
+if __name__ == "__main__":
+    main()

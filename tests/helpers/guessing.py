@@ -1,0 +1,137 @@
+"""Environments to test with: a game, a single turn, tools as TRL has them, and some that misbehave."""
+
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+from grpo_lightning.environments.base import Environment, Message, Turn
+from grpo_lightning.tasks.base import Task
+from grpo_lightning.types import Question
+
+
+class Guess(Environment, Task):
+    """Guess a digit: the answer is `h`igher or `l`ower, and every turn that comes closer is worth something.
+
+    Args:
+        fail: The questions that misbehave, and how: `{"3": "hang"}`.
+        shout: Megabytes of an answer that is too long.
+    """
+
+    def __init__(self, fail: dict[str, str] | None = None, shout: int = 5) -> None:
+        self.fail = fail or {}
+        self.shout = shout
+
+    def questions(self, split: str) -> list[Question]:
+        return [Question("guess", answer=str(row % 10), source=f"guess:{row}") for row in range(24)]
+
+    def reset(self, question: Question) -> list[Message]:
+        self.target = int(question.answer)
+        if self.fail.get(question.answer) == "reset":
+            raise ValueError("no such game")
+        return [{"role": "user", "content": question.text}]
+
+    def step(self, message: Message) -> Turn:
+        match self.fail.get(str(self.target)):
+            case "raise":
+                raise KeyError("no such thing")
+            case "hang":
+                while True:
+                    pass
+            case "shout":
+                return Turn([{"role": "user", "content": "x" * self.shout * 2**20}])
+            case "fork":
+                subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+            case "die":
+                os._exit(1)
+            case "nonsense":
+                return Turn([{"text": "higher"}])
+            case "sleep":
+                time.sleep(0.01)
+        digits = [int(character) for character in message["content"] if character.isdigit()]
+        if not digits:
+            return Turn([{"role": "user", "content": "digit"}], reward=-0.1)
+        away = abs(digits[-1] - self.target)
+        hint = "h" if digits[-1] < self.target else "l"
+        return Turn([{"role": "user", "content": hint}], reward=1 - away / 10, done=not away)
+
+
+class Once(Environment):
+    """One turn about the question of the task, and no reward."""
+
+    def reset(self, question: Question) -> list[Message]:
+        return [{"role": "user", "content": question.text}]
+
+    def step(self, message: Message) -> Turn:
+        return Turn()
+
+
+class CounterEnv:
+    """As in TRL's documentation: a class of its own, which knows nothing of this package."""
+
+    def __init__(self) -> None:
+        self.counter = 0
+
+    def reset(self, **kwargs: Any) -> str | None:
+        self.counter = 0
+        return f" Start at {self.counter}."
+
+    def increment(self, step: int) -> int:
+        """
+        Increment the internal counter.
+
+        Args:
+            step: Value to add to the counter.
+
+        Returns:
+            The updated counter value.
+        """
+        if step < 0:
+            raise ValueError("only up")
+        self.counter += step
+        return self.counter
+
+    def get_reward(self) -> float:
+        return float(self.counter)
+
+
+class AsyncEnv(CounterEnv):
+    """The same with methods that are awaited."""
+
+    async def reset(self, question: str) -> None:
+        self.counter = 0
+
+    async def increment(self, step: int) -> int:
+        """
+        Increment the internal counter.
+
+        Args:
+            step: Value to add to the counter.
+        """
+        self.counter += step
+        return self.counter
+
+    async def get_reward(self) -> float:
+        return float(self.counter)
+
+
+class LongEnv(CounterEnv):
+    """Adds a long text to the question."""
+
+    def reset(self, **kwargs: Any) -> str:
+        return "0" * 1200
+
+
+class NoReset:
+    """Lacks `reset`."""
+
+
+class NoHints:
+    """Has a tool without type hints."""
+
+    def reset(self) -> None:
+        """Does nothing."""
+
+    def tool(self, x):  # type: ignore[no-untyped-def]
+        return x

@@ -1,0 +1,213 @@
+"""Objects in processes of their own: they keep their state, cost only themselves, and leave nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers.paths import environment
+from sandbox.test_pool import exists
+
+from grpo_lightning.sandbox.instances import Call, Instances
+from grpo_lightning.sandbox.pool import LoadError
+from grpo_lightning.types import UsageError
+
+
+class Counter:
+    """Counts, and misbehaves when told to."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.count = start
+
+    def add(self, number: int = 1) -> int:
+        self.count += number
+        return self.count
+
+    def draw(self) -> float:
+        import random
+
+        return random.random()
+
+    def fail(self) -> None:
+        raise KeyError("no such thing")
+
+    def hang(self) -> None:
+        while True:
+            pass
+
+    def die(self) -> None:
+        os._exit(3)
+
+    def leave(self) -> None:
+        sys.exit(1)
+
+    def answer(self, size: int) -> str:
+        return "x" * size
+
+    def hog(self, megabytes: int) -> int:
+        return len(bytearray(megabytes * 2**20))
+
+    def chatter(self) -> int:
+        print("noise")
+        os.write(1, b'{"status": "ok", "value": 666}\n')
+        return self.add()
+
+    def file(self) -> str:
+        import tempfile
+
+        handle, path = tempfile.mkstemp()
+        os.close(handle)
+        return path
+
+    def child(self, leaves_group: bool) -> int:
+        code = "import time; time.sleep(600)"
+        return subprocess.Popen([sys.executable, "-c", code], start_new_session=leaves_group).pid
+
+    async def later(self) -> str:
+        return "awaited"
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.fixture
+def instances():
+    instances = Instances(Counter(10), num_workers=2, timeout=1.0, memory_limit_mb=256, max_answer_bytes=1000)
+    yield instances
+    instances.close()
+
+
+def values(instances: Instances, *calls: Call) -> list[object]:
+    return [outcome.value if outcome.status == "ok" else outcome.status for outcome in instances.call(calls)]
+
+
+def test_each_has_a_state_of_its_own(instances: Instances) -> None:
+    instances.start(dict.fromkeys(range(5), 0))
+    assert values(instances, *(Call(key, "add", [key]) for key in range(5))) == [10, 11, 12, 13, 14]
+    assert values(instances, Call(4, "add", [1]), Call(0, "add", [5])) == [15, 15]
+    instances.end([4])
+    instances.start({4: 0})
+    assert values(instances, Call(4, "add")) == [11]
+
+
+def test_random_numbers_depend_on_the_seed_alone(instances: Instances) -> None:
+    instances.start({0: 7, 1: 7, 2: 8})
+    first, same, other = values(instances, *(Call(key, "draw") for key in range(3)))
+    assert first == same != other
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "status"),
+    [
+        ("fail", [], "error"),
+        ("leave", [], "error"),
+        ("hang", [], "timeout"),
+        ("die", [], "crash"),
+        ("hog", [2000], "memory"),
+        ("answer", [5_000_000], "too_long"),
+        ("nothing", [], "error"),
+    ],
+)
+def test_a_failure_costs_only_the_instance(
+    instances: Instances, method: str, arguments: list[object], status: str
+) -> None:
+    instances.start(dict.fromkeys(range(3), 0))
+    assert values(instances, Call(0, "add"), Call(1, method, arguments), Call(2, "add")) == [11, status, 11]
+    after = 11 if status == "error" else "crash"
+    assert values(instances, Call(0, "add"), Call(1, "add"), Call(2, "add")) == [12, after, 12]
+    instances.end([0, 1, 2])
+
+
+def test_an_error_is_in_words(instances: Instances) -> None:
+    instances.start({0: 0})
+    (outcome,) = instances.call([Call(0, "fail")])
+    assert outcome.error == "KeyError: 'no such thing'"
+
+
+def test_what_it_prints_is_no_answer_and_async_is_awaited(instances: Instances) -> None:
+    instances.start({0: 0})
+    assert values(instances, Call(0, "chatter")) == [11]
+    assert values(instances, Call(0, "later")) == ["awaited"]
+
+
+def test_a_call_may_have_a_time_of_its_own(instances: Instances) -> None:
+    instances.start({0: 0})
+    started = time.monotonic()
+    assert values(instances, Call(0, "hang", seconds=0.1)) == ["timeout"]
+    assert time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize("leaves_group", [False, True])
+@pytest.mark.parametrize("way", ["end", "hang", "close"])
+def test_processes_and_files_end_with_it(instances: Instances, leaves_group: bool, way: str) -> None:
+    instances.start({0: 0, 1: 0})
+    (path,) = values(instances, Call(0, "file"))
+    (child,) = values(instances, Call(0, "child", [leaves_group]))
+    (own,) = values(instances, Call(0, "pid"))
+    assert isinstance(path, str) and isinstance(child, int) and isinstance(own, int)
+    assert exists(child) and Path(path).exists()
+    if way == "end":
+        instances.end([0])
+    elif way == "hang":
+        assert values(instances, Call(0, "hang", seconds=0.1)) == ["timeout"]
+    else:
+        instances.close()
+    assert not exists(child) and not exists(own) and not Path(path).exists()
+    if way != "close":
+        assert values(instances, Call(1, "add")) == [11]
+
+
+def test_a_child_of_one_that_lives_is_left_alone(instances: Instances) -> None:
+    instances.start({0: 0, 1: 0})
+    (child,) = values(instances, Call(0, "child", [True]))
+    instances.end([1])
+    assert isinstance(child, int) and exists(child)
+
+
+def test_after_the_first_process_is_lost_it_begins_anew(instances: Instances) -> None:
+    instances.start({0: 0})
+    os.kill(instances._origins[0].process.pid, signal.SIGKILL)
+    instances.start({1: 0})
+    assert values(instances, Call(1, "add")) == ["crash"]
+    instances.end([0])
+    instances.start({1: 0})
+    assert values(instances, Call(1, "add")) == [11]
+
+
+def test_an_object_that_cannot_be_made_is_refused() -> None:
+    with pytest.raises(LoadError, match="pickle"):
+        Instances(lambda: None).load()
+
+
+def test_a_limit_must_be_positive() -> None:
+    with pytest.raises(UsageError, match="max_answer_bytes=0: give a number above 0"):
+        Instances(Counter(), max_answer_bytes=0)
+
+
+PARENT = """
+import sys, time
+from grpo_lightning.sandbox.instances import Call, Instances
+from sandbox.test_instances import Counter
+instances = Instances(Counter(), timeout=600)
+instances.start({0: 0, 1: 0})
+pids = [o.value for o in instances.call([Call(0, "pid"), Call(1, "pid")])]
+path = instances.call([Call(0, "file")])[0].value
+print(*pids, path, flush=True)
+instances.call([Call(0, "hang")])
+"""
+
+
+def test_nothing_is_left_when_the_parent_is_killed() -> None:
+    tests = Path(__file__).parents[1]
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=environment(tests))
+    assert parent.stdout is not None
+    *pids, path = parent.stdout.readline().split()
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 60
+    while any(exists(int(pid)) for pid in pids) or Path(path).parent.parent.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
