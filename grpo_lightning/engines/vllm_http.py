@@ -54,7 +54,7 @@ class Server:
         if parts is None or parts.scheme not in ("http", "https") or not self._host or parts.query:
             raise UsageError(f"model.engine.urls: {url!r} is no address; give one such as http://node1:8000")
         self._secure = parts.scheme == "https"
-        self._open: set[HTTPConnection] = set()
+        self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
 
     def get(self, path: str) -> Any:
@@ -84,34 +84,37 @@ class Server:
     def hang_up(self) -> None:
         """Ends all requests that other threads wait for: they raise ServerError."""
         with self._lock:
-            connections = list(self._open)
-        for connection in connections:
-            with suppress(OSError, AttributeError):  # not connected yet, or closed meanwhile
-                connection.sock.shutdown(socket.SHUT_RDWR)
+            for connection in self._open:
+                with suppress(OSError):  # the server was faster
+                    connection.shutdown(socket.SHUT_RDWR)
 
     @contextmanager
     def _answer(self, method: str, path: str, body: Any) -> Iterator[HTTPResponse]:
         kind = HTTPSConnection if self._secure else HTTPConnection
         connection = kind(self._host, self._port, timeout=self.timeout)
-        with self._lock:
-            self._open.add(connection)
+        opened: socket.socket | None = None
         try:
             connection.connect()
-            _keep_alive(connection.sock)
+            # http.client lets go of it where the server closes the connection after the answer.
+            opened = connection.sock
+            with self._lock:
+                self._open.add(opened)
+            _keep_alive(opened)
             data = None if body is None else json.dumps(body).encode()
             connection.request(method, self._path + path, data, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            if answer.status != 200:
-                raise ServerError(f"{self.url}{path}: {answer.status} {_reason(answer.read())}", answer.status)
-            yield answer
+            with connection.getresponse() as answer:
+                if answer.status != 200:
+                    raise ServerError(f"{self.url}{path}: {answer.status} {_reason(answer.read())}", answer.status)
+                yield answer
         except TimeoutError as error:
             raise ServerError(f"{self.url}{path}: no answer within {self.timeout:g} s") from error
         except (OSError, HTTPException, json.JSONDecodeError) as error:
             raise ServerError(f"{self.url}{path}: no answer ({first_line(error)})") from error
         finally:
-            connection.close()
+            # Before it is closed: `hang_up` must not meet another connection with its number.
             with self._lock:
-                self._open.discard(connection)
+                self._open.discard(opened)
+            connection.close()
 
 
 def everywhere(servers: Sequence[Server], ask: Callable[[Server], T]) -> list[T]:

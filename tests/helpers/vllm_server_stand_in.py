@@ -202,6 +202,8 @@ class Handler(BaseHTTPRequestHandler):
 
 class HTTP(ThreadingHTTPServer):
     daemon_threads = True
+    # With fewer the kernel resets connections where many come at once.
+    request_queue_size = 128
 
     def handle_error(self, *args: Any) -> None:
         pass  # a client that hung up
