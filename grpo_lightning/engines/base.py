@@ -42,6 +42,9 @@ class RolloutEngine(ABC):
     gap_causes: ClassVar[str] = ""
     """What is likely wrong where the gap is beyond the tolerance: a sentence for the message."""
 
+    dtype: torch.dtype | None = None
+    """The type of its matrix products; None: the type that the policy computes in."""
+
     policy: Policy | None = None
     """The policy of the last `sync`."""
 
@@ -54,7 +57,7 @@ class RolloutEngine(ABC):
 
     def product_dtype(self, policy: Policy) -> torch.dtype:
         """The type of its matrix products. One that rounds makes a mismatch, which the run reports."""
-        return compute_dtype(policy)
+        return self.dtype or compute_dtype(policy)
 
     def sync(self, policy: Policy) -> None:
         """Makes `policy`, as it is now, the one to draw from. Called once per `Policy.version`, on every rank.

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from grpo_lightning.policy.policy import Policy, trunk_of
+from grpo_lightning.policy.products import OneDNNLinear
 
 ROWS = 16
 """Rows that a layout is made for. Others work too: oneDNN chooses the same layout from 2 rows to thousands."""
@@ -58,7 +59,7 @@ class LinearCopies:
 def linear_layers(model: PreTrainedModel) -> list[Any]:
     """The linear layers of the transformer and its head."""
     layers = [*trunk_of(model).modules(), model.get_output_embeddings()]
-    return [layer for layer in layers if type(layer) in (nn.Linear, Conv1D)]
+    return [layer for layer in layers if type(layer) in (nn.Linear, OneDNNLinear, Conv1D)]
 
 
 def numbers_in_copies(model: PreTrainedModel) -> int:

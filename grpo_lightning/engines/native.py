@@ -71,10 +71,6 @@ class NativeEngine(RolloutEngine):
         self.dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
         self._copies: LinearCopies | None = None
 
-    def product_dtype(self, policy: Policy) -> torch.dtype:
-        """As `RolloutEngine.product_dtype`."""
-        return self.dtype or trial.compute_dtype(policy)
-
     def sync(self, policy: Policy) -> None:
         """As `RolloutEngine.sync`; copies the linear layers, if it decodes with copies."""
         self._copies = None  # Not two at a time.

@@ -75,6 +75,7 @@ def job_of(
         shares_prefix=shares,
         recomputes=policy.gradient_checkpointing,
         offloads=policy.offload_activations and device != "cpu",
+        fused=policy.fused,
         dropout=policy.dropout,
         entropy_gradient=module.objective.entropy_bonus > 0,
         frozen_copies=sum(isinstance(one, FrozenCopy) for one in (module.old_policy, module.reference))

@@ -105,6 +105,8 @@ class Job:
     """Gradient checkpointing."""
     offloads: bool = False
     """Whether activations are kept in main memory, and that is not the device's."""
+    fused: bool = True
+    """Whether log-probs are computed in one pass over the vocabulary."""
     dropout: bool = False
     """Whether the dropout of the model is kept: attention with dropout has no fused kernel on a CPU."""
     entropy_gradient: bool = False
@@ -363,6 +365,8 @@ class Estimate:
             job.trust_remote_code,
             job.adapter,
             job.offloads,
+            job.fused,
+            job.device,
         )
 
     @cached_property

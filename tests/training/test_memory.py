@@ -236,11 +236,18 @@ def test_the_head_of_a_large_vocabulary_is_bounded(monkeypatch: pytest.MonkeyPat
         num_attention_heads=4,
         num_key_value_heads=2,
     )
-    whole = Estimate(job_with(config=config)).updated.logits
+    plain, fused = job_with(config=config, fused=False), job_with(config=config)
+    whole = Estimate(plain).updated.logits
     # 320 tokens x 5,000 float32: logits, their log-softmax, and in the backward pass its gradient at least.
     assert whole >= 3 * 320 * 5000 * 4
     monkeypatch.setattr("grpo_lightning.policy.policy.HEAD_ELEMENTS", 5000 * 16)
-    assert Estimate(job_with(config=config)).updated.logits < whole / 2
+    assert Estimate(plain).updated.logits < whole / 2
+    # The logits themselves, kept for the backward pass, and two tensors of a block.
+    monkeypatch.setattr("grpo_lightning.training.simulation.logits_at_once", lambda device: 5000 * 16)
+    kept = Estimate(fused).updated.logits
+    assert 320 * 5000 * 4 <= kept <= 1.3 * (320 + 2 * 16) * 5000 * 4
+    monkeypatch.setattr("grpo_lightning.policy.token_logp.KEPT_ELEMENTS", 0)
+    assert Estimate(fused).updated.logits < kept / 3
 
 
 def test_more_tokens_in_a_pack_hold_more() -> None:
