@@ -3,6 +3,7 @@
 import shutil
 import socket
 import tempfile
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -73,6 +74,8 @@ class SharedFolder(WeightTransfer):
             self._own = tempfile.mkdtemp(prefix="grpo-weights-", dir=self.folder or _memory())
             # Servers may run as somebody else.
             Path(self._own).chmod(0o755)
+            # Also after an error.
+            self._remove = weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)
         files = []
         try:
             for index, part in enumerate(parts(weights, int(self.part_gib * 2**30))):
@@ -88,7 +91,7 @@ class SharedFolder(WeightTransfer):
     def close(self) -> None:
         """Removes its folder."""
         if self._own is not None:
-            shutil.rmtree(self._own, ignore_errors=True)
+            self._remove()
             self._own = None
 
 
