@@ -35,7 +35,7 @@ test-gpu: ## run the tests that need a GPU, with what is installed; see docs/gpu
 	$(if $(filter command,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON))) -m pytest tests/gpu -rs
 
 # In an environment of its own, $(VLLM): vLLM's CPU build brings half a gigabyte along.
-test-vllm: $(VLLM_INSTALLED) ## run the tests of VLLMEngine on vLLM's CPU build, in .venv-vllm
+test-vllm: $(VLLM_INSTALLED) ## run the tests of the vLLM engines on vLLM's CPU build, in .venv-vllm
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -rfEs -n $(JOBS) --dist loadfile -m vllm tests/engines
 
 lint: $(INSTALLED) ## check format, style and types
