@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_lightning.environments.base import Environment, Message, Turn
 from grpo_lightning.tasks.base import Task
-from grpo_lightning.types import Question
+from grpo_lightning.types import Question, Request
 
 
 class Guess(Environment, Task):
@@ -135,3 +135,17 @@ class NoHints:
 
     def tool(self, x):  # type: ignore[no-untyped-def]
         return x
+
+
+REWRITES = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{{ (m.content if loop.last else m.content.split('</think>')[-1]) + eos_token }}"
+    "{% else %}{{ m.content + ':' }}{% endif %}{% endfor %}"
+)
+"""A chat template that drops the thinking of every turn but the last, as Qwen3's does."""
+
+
+def thinking(request: Request, text: str) -> str:
+    """A script for `ScriptedEngine` that thinks in its first turn, and guesses two digits that depend on the sample."""
+    first = "h" not in text and "l:" not in text
+    return f"<think>{request.sample}</think>{request.sample}" if first else str(9 - request.sample)
