@@ -1,9 +1,11 @@
 """Environments to test with: a game, a single turn, tools as TRL has them, and some that misbehave."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from grpo_lightning.environments.base import Environment, Message, Turn
@@ -45,6 +47,8 @@ class Guess(Environment, Task):
                 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
             case "die":
                 os._exit(1)
+            case "kill":
+                kill_the_run()
             case "nonsense":
                 return Turn([{"text": "higher"}])
             case "sleep":
@@ -55,6 +59,14 @@ class Guess(Environment, Task):
         away = abs(digits[-1] - self.target)
         hint = "h" if digits[-1] < self.target else "l"
         return Turn([{"role": "user", "content": hint}], reward=1 - away / 10, done=not away)
+
+
+def kill_the_run() -> None:
+    """Kills the process that trains, by SIGKILL, unless the file KILLED exists already."""
+    if not Path(os.environ["KILLED"]).exists():
+        Path(os.environ["KILLED"]).touch()
+        parent = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]
+        os.kill(int(parent), signal.SIGKILL)
 
 
 class Once(Environment):

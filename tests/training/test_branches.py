@@ -6,13 +6,10 @@ from typing import Any
 import pytest
 import torch
 from helpers.contracts import members
-from helpers.guessing import REWRITES, Guess, thinking
-from helpers.loading import load_tool
+from helpers.games import explore, player
+from helpers.guessing import REWRITES
 from helpers.tiny import policy_of
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.environments.running import Conversations, Limits
 from grpo_lightning.maths.advantages import AdvantageEstimator, GroupMean
 from grpo_lightning.maths.kl_penalty import KLPenalty
 from grpo_lightning.maths.objective import Objective
@@ -21,34 +18,15 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.weightings import FixedLength, SequenceMean, TokenWeighting
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, RecordedLogp
-from grpo_lightning.rewards.environment import EnvironmentReward
-from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training.explorer import Exploration, Explorer
 from grpo_lightning.training.preparation import Preparation
-from grpo_lightning.types import Prompt, Question
 
 PLAIN = REWRITES.replace("m.content if loop.last else m.content.split('</think>')[-1]", "m.content")
-TURNS = 2
 
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    policy = policy_of(vocab_size=128)
-    policy.tokenizer = load_tool("make_tiny_policy").make_tokenizer()
-    policy.model.config.eos_token_id = policy.model.generation_config.eos_token_id = policy.tokenizer.eos_token_id
-    return policy
-
-
-def explore(policy: Policy, template: str) -> tuple[Explorer, Exploration]:
-    """Two games of three samples each, of two turns, or of one that is right at once."""
-    policy.tokenizer.chat_template = template
-    explorer = Explorer(ScriptedEngine(thinking), Scorer([EnvironmentReward()]))
-    explorer.conversations = Conversations(Guess(), Limits(max_turns=TURNS), chat=True)
-    prompts = [Prompt(7 + row, "guess", [9], Question("guess", answer)) for row, answer in enumerate("15")]
-    try:
-        return explorer, explorer.explore(policy, prompts, 3, Sampling(max_new_tokens=60), seed=1, step=2)
-    finally:
-        explorer.close()
+    return player()
 
 
 @pytest.fixture(scope="module")

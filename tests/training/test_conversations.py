@@ -107,8 +107,10 @@ def test_every_turn_that_is_rewritten_makes_a_branch_and_is_learned_from(tmp_pat
         whole = one.rollouts.whole_lengths
         assert whole.tolist() == [len(sample.token_ids) for sample in one.samples]
         # One advantage per conversation, and 1 / (B |o_i|) with the length of all of its pieces.
-        for advantage, weight in zip(*(v.split(whole.tolist()) for v in (one.rollouts.advantage, one.rollouts.weight))):
-            assert (advantage == advantage[0]).all() and float(weight.sum()) == pytest.approx(1 / len(whole))
+        for own in one.rollouts.advantage.split(whole.tolist()):
+            assert (own == own[0]).all()
+        for own in one.rollouts.weight.split(whole.tolist()):
+            assert float(own.sum()) == pytest.approx(1 / len(whole))
 
 
 @pytest.mark.parametrize("way", ["raise", "hang", "shout", "die", "reset", "nonsense"])
