@@ -44,6 +44,7 @@ function decodeGroup(row, index, step) {
   const completions = row.completions.map((completion) => ({ ...completion, tokens: decodeTokens(completion.tokens, row.kind) }));
   const group = { ...row, completions, index, step };
   completions.forEach((completion, number) => Object.assign(completion, { group, number }));
+  countTurns(completions);
   return group;
 }
 
