@@ -26,7 +26,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def talk(
     *turns: tuple[str, list[str], float | None], piece: int = 0, num_pieces: int = 1, seed: int = 0, **more: object
 ) -> CompletionRecord:
-    """A completion whose turns have a role, pieces of text and a reward each; `more` sets fields of its conversation."""
+    """A completion whose turns have a role, pieces of text and a reward; `more` sets fields of its conversation."""
     tokens = plain_tokens([piece for _, pieces, _ in turns for piece in pieces], seed)
     given = np.array([role != OWN for role, pieces, _ in turns for _ in pieces])
     tokens.given = given.astype(np.int8)

@@ -1,24 +1,10 @@
 // The turns of a conversation with an environment: who wrote what, and what it was worth.
 
-const POLICY = "assistant";
-
 // The turns of a completion: [{role, reward, first, end}]; one without a role where there is no environment.
 function turnsOf({ conversation, tokens }) {
   if (!conversation || !conversation.turns.length) return [{ first: 0, end: tokens.length - 1 }];
   const { turns } = conversation;
   return turns.map((turn, index) => ({ ...turn, first: index ? turns[index - 1].end + 1 : 0 }));
-}
-
-// Counts conversations: a completion that begins one has the next number, its branches have the same.
-function countTurns(completions) {
-  let talk = -1;
-  let turns = 0;
-  for (const completion of completions) {
-    const { conversation } = completion;
-    if (!conversation || !conversation.piece) [talk, turns] = [talk + 1, 0];
-    Object.assign(completion, { talk, turnsBefore: turns });
-    if (conversation) turns += conversation.turns.filter(({ role }) => role === POLICY).length;
-  }
 }
 
 // Completions without the branches of others: what is counted.
