@@ -13,6 +13,9 @@ from grpo_lightning.engines.vllm_server import VLLMServerEngine as VLLMServerEng
 from grpo_lightning.engines.weight_transfer import NCCL as NCCL
 from grpo_lightning.engines.weight_transfer import SharedFolder as SharedFolder
 from grpo_lightning.engines.weight_transfer import WeightTransfer as WeightTransfer
+from grpo_lightning.environments.adapters.openenv import OpenEnv as OpenEnv
+from grpo_lightning.environments.adapters.skyrl_gym import SkyRLGym as SkyRLGym
+from grpo_lightning.environments.adapters.textarena import TextArena as TextArena
 from grpo_lightning.environments.base import Environment as Environment
 from grpo_lightning.environments.base import Turn as Turn
 from grpo_lightning.environments.dialogue import Dialogue as Dialogue
