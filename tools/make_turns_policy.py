@@ -2,7 +2,8 @@
 
 `calculator`: it calls the tool `Calculator` in one answer of two, often with a wrong digit, and copies what it
 reads, often with a wrong digit. It has seen no sum that it could learn to add from: without the tool its answers are
-random numbers. `guess`: it plays `GuessNumber`, and guesses any number, whatever the answers were.
+random numbers. `guess`: it plays `GuessNumber`. Every second guess is any number, the others are any number that the
+answers allow.
 
     python tools/make_turns_policy.py --task calculator --out runs/calculator_policy
     python tools/make_turns_policy.py --task guess --out runs/guess_policy
@@ -34,7 +35,7 @@ WORDS = ["<tool>", "</tool>", "higher", "lower"]
 DIGITS, NUM_QUESTIONS = 5, 8000
 SIZES: dict[Task, dict[str, int]] = {
     "calculator": {"hidden": 128, "layers": 2, "updates": 800},
-    "guess": {"hidden": 64, "layers": 2, "updates": 200},
+    "guess": {"hidden": 64, "layers": 2, "updates": 400},
 }
 
 
@@ -85,10 +86,10 @@ def slipped(text: str, rng: random.Random) -> str:
 
 
 def guesses(game: GuessNumber, question: Question, rng: random.Random) -> list[Part]:
-    """A game played at random."""
+    """A game in which every second guess forgets the answers, and the others obey them."""
     parts = [(game.reset(question)[0]["content"], False)]
     while True:
-        guess = str(rng.randint(1, game.highest))
+        guess = str(rng.randint(1, game.highest) if rng.random() < 0.5 else rng.randint(game.low, game.high))
         parts.append((guess + EOS, True))
         turn = game.step({"role": "assistant", "content": guess})
         if turn.done:
@@ -107,7 +108,7 @@ def example(parts: Sequence[Part], tokenizer: PreTrainedTokenizerFast) -> Exampl
 
 
 def make(
-    out: Path, task: Task, seed: int = 0, updates: int = 0, hidden: int = 0, layers: int = 0, highest: int = 31
+    out: Path, task: Task, seed: int = 0, updates: int = 0, hidden: int = 0, layers: int = 0, highest: int = 15
 ) -> None:
     """Makes the policy, saves it in `out` and prints one line about it. The arguments are the command's."""
     start, cpu_start = time.perf_counter(), time.process_time()
@@ -147,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--hidden", type=int, default=0, help="width of the model, a multiple of 64; 0: the task's")
     parser.add_argument("--layers", type=int, default=0, help="depth of the model; 0: the task's")
-    parser.add_argument("--highest", type=int, default=31, help="the numbers to guess are 1 to this")
+    parser.add_argument("--highest", type=int, default=15, help="the numbers to guess are 1 to this")
     options = parser.parse_args(arguments)
     if options.hidden < 0 or options.hidden % 64:
         parser.error(f"--hidden {options.hidden}: give a multiple of 64")

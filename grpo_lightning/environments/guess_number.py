@@ -29,8 +29,8 @@ class GuessNumber(Environment, Task):
 
     def __init__(
         self,
-        highest: int = 31,
-        num_guesses: int = 5,
+        highest: int = 15,
+        num_guesses: int = 4,
         turn_reward: Literal["none", "contradiction", "information"] = "none",
     ) -> None:
         if not 2 <= highest <= 999:

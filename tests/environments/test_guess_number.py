@@ -22,30 +22,30 @@ def test_every_split_has_every_number_once() -> None:
 
 
 def test_it_answers_higher_and_lower_until_the_number_is_found() -> None:
-    turns = play(GuessNumber(), 20, "16", " 24 ", "20")
+    turns = play(GuessNumber(31, 5), 20, "16", " 24 ", "20")
     assert [turn.messages[0]["content"] for turn in turns] == ["higher", "lower", "found"]
     assert [(turn.reward, turn.done) for turn in turns] == [(0, False), (0, False), (1, True)]
 
 
 def test_the_last_guess_ends_the_game() -> None:
-    turns = play(GuessNumber(num_guesses=2), 20, "16", "21")
+    turns = play(GuessNumber(31, num_guesses=2), 20, "16", "21")
     assert [(turn.reward, turn.done) for turn in turns] == [(0, False), (0, True)]
 
 
 @pytest.mark.parametrize("text", ["", "0", "32", "-3", "1e1", "two", "1 2", "²", "٣", "9" * 5000])
 def test_what_is_no_number_counts_as_a_guess(text: str) -> None:
-    (turn,) = play(GuessNumber(turn_reward="contradiction"), 1, text)
+    (turn,) = play(GuessNumber(31, 5, "contradiction"), 1, text)
     assert turn.messages[0]["content"] == "a number from 1 to 31"
     assert turn.reward == -1 / 5 and not turn.done
 
 
 def test_contradictions_cost() -> None:
-    turns = play(GuessNumber(turn_reward="contradiction"), 20, "16", "16", "17", "5", "20")
+    turns = play(GuessNumber(31, 5, "contradiction"), 20, "16", "16", "17", "5", "20")
     assert [turn.reward for turn in turns] == [0, -0.2, 0, -0.2, 1]
 
 
 def test_information_of_the_answers() -> None:
-    turns = play(GuessNumber(8, turn_reward="information"), 5, "4", "3", "6", "5")
+    turns = play(GuessNumber(8, 5, turn_reward="information"), 5, "4", "3", "6", "5")
     bits = [math.log2(8 / 4), 0, math.log2(4 / 1), 0]  # 5 to 8 are left; nothing new; 5 alone; found
     assert [turn.reward for turn in turns] == pytest.approx([bit / 3 for bit in bits[:3]] + [1])
     for number in range(1, 9):
@@ -56,9 +56,9 @@ def test_information_of_the_answers() -> None:
 
 def test_halving_finds_every_number() -> None:
     game = GuessNumber()
-    for number in range(1, 32):
+    for number in range(1, 16):
         game.reset(game.questions("val")[number - 1])
-        low, high, turn = 1, 31, Turn()
+        low, high, turn = 1, 15, Turn()
         while not turn.done:
             guess = (low + high) // 2
             turn = game.step({"role": "assistant", "content": str(guess)})

@@ -1,4 +1,5 @@
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,8 @@ def test_the_tokens_of_a_talk_are_those_of_a_run():
 
 
 @pytest.mark.parametrize(("task", "config"), [("calculator", "tools_calculator"), ("guess", "guess_number")])
-def test_its_configuration_runs(task: str, config: str, tmp_path: Path):
+def test_its_configuration_runs(task: str, config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["grpo"])
     disable_progress_bar()
     tool.make(tmp_path / "policy", task, updates=80, hidden=64, layers=1)
     options = {
