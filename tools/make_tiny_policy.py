@@ -157,11 +157,14 @@ def learn(model: LlamaForCausalLM, updates: int, examples: Callable[[int], list[
     """
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=updates, pct_start=0.15)
+    padding = model.config.pad_token_id
+    assert padding is not None
     model.train()
     for update in range(updates):
-        ids, labels = zip(*((torch.tensor(ids), torch.tensor(own)) for ids, own in examples(update)), strict=True)
+        batch = examples(update)
+        ids, labels = ([torch.tensor(pair[which]) for pair in batch] for which in (0, 1))
         loss = model(
-            input_ids=pad_sequence(ids, batch_first=True, padding_value=model.config.pad_token_id),
+            input_ids=pad_sequence(ids, batch_first=True, padding_value=padding),
             labels=pad_sequence(labels, batch_first=True, padding_value=-100),
             use_cache=False,
         ).loss

@@ -99,7 +99,8 @@ def guesses(game: GuessNumber, question: Question, rng: random.Random) -> list[P
 
 def example(parts: Sequence[Part], tokenizer: PreTrainedTokenizerFast) -> Example:
     """The ids of a conversation, with what the policy writes as labels."""
-    ids, labels = [], []
+    ids: list[int] = []
+    labels: list[int] = []
     for text, own in parts:
         written = tokenizer.encode(text)
         ids += written
