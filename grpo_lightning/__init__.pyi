@@ -19,6 +19,7 @@ from grpo_lightning.environments.adapters.textarena import TextArena as TextAren
 from grpo_lightning.environments.base import Environment as Environment
 from grpo_lightning.environments.base import Turn as Turn
 from grpo_lightning.environments.dialogue import Dialogue as Dialogue
+from grpo_lightning.environments.guess_number import GuessNumber as GuessNumber
 from grpo_lightning.environments.running import Conversations as Conversations
 from grpo_lightning.environments.running import Limits as Limits
 from grpo_lightning.environments.tool_calls import BadCall as BadCall
@@ -152,6 +153,7 @@ from grpo_lightning.sandbox.pool import Outcome as Outcome
 from grpo_lightning.sandbox.pool import WorkerPool as WorkerPool
 from grpo_lightning.tasks.arithmetic import Arithmetic as Arithmetic
 from grpo_lightning.tasks.base import Task as Task
+from grpo_lightning.tasks.calculator import Calculator as Calculator
 from grpo_lightning.tasks.reasoning_gym import ReasoningGym as ReasoningGym
 from grpo_lightning.tasks.tables import HubPrompts as HubPrompts
 from grpo_lightning.tasks.tables import JsonPrompts as JsonPrompts
