@@ -205,6 +205,7 @@ def test_only_drawn_tokens_have_weight_length_logits_and_metrics(monkeypatch: py
     # 1 / (B |o_i|): the weights of a completion sum to 1 / B.
     assert [float(own.sum()) for own in rollouts.weight.split(rollouts.lengths.tolist())] == pytest.approx([1 / 7] * 7)
     heads = []
+    policy.fused = False
     logits = Policy.logits
     monkeypatch.setattr(Policy, "logits", lambda self, hidden: heads.append(len(hidden)) or logits(self, hidden))
     (seen,) = found(policy, [rollouts], objective)[3]
