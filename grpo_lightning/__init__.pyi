@@ -9,6 +9,13 @@ from grpo_lightning.engines.scripted import ScriptedEngine as ScriptedEngine
 from grpo_lightning.engines.stop_strings import StopStrings as StopStrings
 from grpo_lightning.engines.transformers import TransformersEngine as TransformersEngine
 from grpo_lightning.engines.vllm import VLLMEngine as VLLMEngine
+from grpo_lightning.engines.vllm_server import VLLMServerEngine as VLLMServerEngine
+from grpo_lightning.engines.weight_transfer import NCCL as NCCL
+from grpo_lightning.engines.weight_transfer import SharedFolder as SharedFolder
+from grpo_lightning.engines.weight_transfer import WeightTransfer as WeightTransfer
+from grpo_lightning.environments.adapters.openenv import OpenEnv as OpenEnv
+from grpo_lightning.environments.adapters.skyrl_gym import SkyRLGym as SkyRLGym
+from grpo_lightning.environments.adapters.textarena import TextArena as TextArena
 from grpo_lightning.environments.base import Environment as Environment
 from grpo_lightning.environments.base import Turn as Turn
 from grpo_lightning.environments.dialogue import Dialogue as Dialogue

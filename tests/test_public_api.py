@@ -13,6 +13,8 @@ from helpers.paths import environment
 
 import grpo_lightning
 from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.weight_transfer import WeightTransfer
+from grpo_lightning.environments.base import Environment
 from grpo_lightning.environments.tool_calls import ToolFormat
 from grpo_lightning.maths.advantages import AdvantageEstimator
 from grpo_lightning.maths.corrections import Correction
@@ -30,8 +32,9 @@ from grpo_lightning.rewards.process.splitters import Splitter
 from grpo_lightning.tasks.base import Task
 from grpo_lightning.training.source import RolloutSource
 
-FAMILIES = [AdvantageEstimator, Correction, GroupFilter, KLEstimator, PolicySnapshot, Reward, RewardLoss, RolloutEngine]
-FAMILIES += [RolloutSource, SegmentScorer, Splitter, StopRule, Surrogate, Task, TokenMask, TokenWeighting, ToolFormat]
+FAMILIES = [AdvantageEstimator, Correction, Environment, GroupFilter, KLEstimator, PolicySnapshot, Reward, RewardLoss]
+FAMILIES += [RolloutEngine, RolloutSource, SegmentScorer, Splitter, StopRule, Surrogate, Task, TokenMask]
+FAMILIES += [TokenWeighting, ToolFormat, WeightTransfer]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)

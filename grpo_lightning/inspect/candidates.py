@@ -78,20 +78,24 @@ class Candidates:
         return {id: value for groups in ranks.gather(mine) for id, value in groups.items()}
 
     def _group(
-        self, roles: list[str], rows: list[Row], learned: dict[int, Learned], recorder: Recorder, first_update: int
+        self,
+        roles: list[str],
+        rows: list[Row],
+        learned: dict[int, list[Learned]],
+        recorder: Recorder,
+        first_update: int,
     ) -> GroupRecord:
         exploration = self.step.exploration
-        indices = [int(row.rollouts.row) for row in rows]
-        completions = [
-            completion_record(
-                exploration.samples[index],
-                exploration.scores,
-                index,
-                recorder.record(row, learned.get(index)),
-                row.drawn.tolist(),
+        completions, updates = [], []
+        for row in rows:
+            index = int(row.rollouts.row)
+            seen = next((one for one in learned.get(index, []) if one.is_of(row.rollouts)), None)
+            updates += [] if seen is None else [first_update + seen.update]
+            sample, tokens = exploration.samples[index], recorder.record(row, seen)
+            completions.append(
+                completion_record(
+                    sample, exploration.scores, index, tokens, row.drawn.tolist(), piece=row.number_among(rows)
+                )
             )
-            for index, row in zip(indices, rows, strict=True)
-        ]
-        updates = [first_update + learned[index].update for index in indices if index in learned]
-        prompt = exploration.samples[indices[0]].prompt
+        prompt = rows[0].prompt(exploration.samples[int(rows[0].rollouts.row)], recorder.tokenizer)
         return group_record(TRAIN, roles, prompt, max(updates, default=None), completions, recorder.tokenizer)

@@ -2,15 +2,17 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from grpo_lightning import ranks
 from grpo_lightning.inspect.groups import VALIDATION, completion_record, group_record
 from grpo_lightning.inspect.measuring import Measure
-from grpo_lightning.inspect.record import CompletionRecord, GroupRecord
+from grpo_lightning.inspect.record import CompletionRecord, GroupRecord, TokenRecord
 from grpo_lightning.inspect.tokens import Row
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.evaluation import Answer
-from grpo_lightning.training.explorer import sampler_logp
+from grpo_lightning.training.explorer import of_conversations, sampler_logp
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import Prompt
 
@@ -54,8 +56,7 @@ class Followed:
     @property
     def prompts(self) -> list[Prompt]:
         """The prompts of all ranks; their ids are those of validation."""
-        # Of conversations it would have to know every piece.
-        questions = self.data.questions.get("val", []) if self.data.conversations is None else []
+        questions = self.data.questions.get("val", [])
         return [self.data.prompt(questions[row], id=row) for row in range(min(self.num_prompts, len(questions)))]
 
     def records(self, measure: Measure) -> list[GroupRecord]:
@@ -87,34 +88,54 @@ class Followed:
 
     def _groups(self, prompts: list[Prompt], answers: list[Answer], measure: Measure) -> list[GroupRecord]:
         """The groups of this rank."""
-        module = self.module
+        module, tokenizer = self.module, self.module.policy.tokenizer
+        rollouts = self._rollouts(prompts, answers)
+        rollouts.temperature = self.temperature
+        if not module.evaluation.sampling.unfiltered:
+            rollouts.sampler_logp = None
+        after = measure(rollouts)
+        ref_logp = None if module.reference is None else measure.logp(rollouts, module.reference)
+        scores = module.explorer.scorer([answer.sample for answer in answers])
+        rows = [*Row.all_of(rollouts)]
+        found: dict[int, list[CompletionRecord]] = {prompt.id: [] for prompt in prompts}
+        for number, answer in enumerate(answers):
+            own = [row for row in rows if int(row.rollouts.row) == number]
+            records = [
+                (
+                    row.record(
+                        tokenizer,
+                        sampler_logp=None if answer.greedy else row.rollouts.sampler_logp,
+                        after_logp=after.logp[row.tokens],
+                        ref_logp=None if ref_logp is None else ref_logp[row.tokens],
+                        entropy_after=after.entropy[row.tokens],
+                        top_after_ids=None if after.top_ids is None else after.top_ids[row.tokens],
+                        top_after_logp=None if after.top_logp is None else after.top_logp[row.tokens],
+                    ),
+                    row.drawn.tolist(),
+                )
+                for row in own
+            ]
+            # One whose environment failed has nothing to measure, and is shown all the same.
+            for piece, (tokens, drawn) in enumerate(records or [(TokenRecord(np.zeros(0, np.int32), []), [])]):
+                found[answer.sample.prompt.id].append(
+                    completion_record(answer.sample, scores, number, tokens, drawn, answer.greedy, piece)
+                )
+        samples = [answers[int(row.rollouts.row)].sample for row in rows]
+        shown = {sample.prompt.id: row.prompt(sample, tokenizer) for row, sample in zip(rows, samples, strict=True)}
+        return [
+            group_record(VALIDATION, [FOLLOWED], shown.get(prompt.id, prompt), None, found[prompt.id], tokenizer)
+            for prompt in prompts
+        ]
+
+    def _rollouts(self, prompts: list[Prompt], answers: list[Answer]) -> Rollouts:
+        """The answers; `Rollouts.row` is an index into them. Of a conversation every piece."""
+        if self.data.conversations is not None:
+            return of_conversations([answer.sample for answer in answers], 1 + self.num_samples)
         index = {prompt.id: i for i, prompt in enumerate(prompts)}
         rollouts = Rollouts.from_lists(
             prompts=[prompt.token_ids for prompt in prompts],
             group=[index[answer.sample.prompt.id] for answer in answers],
             completions=[answer.completion.token_ids for answer in answers],
         )
-        rollouts.temperature = self.temperature
-        if module.evaluation.sampling.unfiltered:
-            rollouts.sampler_logp = sampler_logp([answer.completion for answer in answers])
-        after = measure(rollouts)
-        ref_logp = None if module.reference is None else measure.logp(rollouts, module.reference)
-        scores = module.explorer.scorer([answer.sample for answer in answers])
-        found: dict[int, list[CompletionRecord]] = {prompt.id: [] for prompt in prompts}
-        for number, (answer, row) in enumerate(zip(answers, Row.all_of(rollouts), strict=True)):
-            tokens = row.record(
-                module.policy.tokenizer,
-                sampler_logp=None if answer.greedy else row.rollouts.sampler_logp,
-                after_logp=after.logp[row.tokens],
-                ref_logp=None if ref_logp is None else ref_logp[row.tokens],
-                entropy_after=after.entropy[row.tokens],
-                top_after_ids=None if after.top_ids is None else after.top_ids[row.tokens],
-                top_after_logp=None if after.top_logp is None else after.top_logp[row.tokens],
-            )
-            found[answer.sample.prompt.id].append(
-                completion_record(answer.sample, scores, number, tokens, row.drawn.tolist(), answer.greedy)
-            )
-        return [
-            group_record(VALIDATION, [FOLLOWED], prompt, None, found[prompt.id], module.policy.tokenizer)
-            for prompt in prompts
-        ]
+        rollouts.sampler_logp = sampler_logp([answer.completion for answer in answers])
+        return rollouts

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from grpo_lightning.inspect.choosing import mean_and_std
 from grpo_lightning.inspect.pieces import vocabulary_of
 from grpo_lightning.inspect.record import CompletionRecord, GroupRecord, TokenRecord
+from grpo_lightning.inspect.turns import ConversationRecord, first_drawn
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
 from grpo_lightning.rewards.results import Scores
 from grpo_lightning.training.records import none_if_nan
@@ -17,7 +18,13 @@ TRAIN, VALIDATION = "train", "validation"
 
 
 def completion_record(
-    sample: Sample, scores: Scores, row: int, tokens: TokenRecord, drawn: Sequence[int], greedy: bool = False
+    sample: Sample,
+    scores: Scores,
+    row: int,
+    tokens: TokenRecord,
+    drawn: Sequence[int],
+    greedy: bool = False,
+    piece: int = 0,
 ) -> CompletionRecord:
     """A completion.
 
@@ -28,8 +35,10 @@ def completion_record(
         tokens: Its tokens.
         drawn: [n] the index of each drawn token in `tokens`.
         greedy: Whether it was drawn greedily.
+        piece: Which piece of its conversation it is, where there is one.
     """
-    parts, main = scores.describe(row), scores.main
+    parts, main, talk = scores.describe(row), scores.main, sample.conversation
+    first = first_drawn(talk, piece) if talk else 0
     segments = {name: result.segments[row] for name, result in scores.results.items() if result.segments}
     return CompletionRecord(
         text=sample.text,
@@ -40,11 +49,16 @@ def completion_record(
         statuses={name: str(status) for name, (_, status) in parts.items()},
         answer=main.answer[row] if main.answer else None,
         segments={
-            name: [(drawn[segment.end], none_if_nan(segment.value)) for segment in found]
+            name: [
+                (drawn[segment.end - first], none_if_nan(segment.value))
+                for segment in found
+                if 0 <= segment.end - first < len(drawn)
+            ]
             for name, found in segments.items()
         },
         tokens=tokens,
         greedy=greedy,
+        conversation=ConversationRecord.from_piece(talk, piece, tokens.drawn.tolist()) if talk else None,
     )
 
 
@@ -67,6 +81,8 @@ def group_record(
         tokenizer: That of the policy.
     """
     drawn = [one for one in completions if not one.greedy] or completions
+    if kind == VALIDATION:  # In training a branch is a completion of its group, here it is a part of an answer.
+        drawn = [one for one in drawn if one.conversation is None or not one.conversation.piece]
     rewards = [one.reward for one in drawn if one.reward is not None]
     mean, std = mean_and_std(rewards)
     ids: set[int] = set()

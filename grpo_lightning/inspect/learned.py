@@ -35,9 +35,16 @@ class Learned:
     clip: Tensor
     """int8: -1 at the lower bound or target, 1 at the upper, 0 between, or where nothing pushes."""
 
+    def is_of(self, rollouts: Rollouts) -> bool:
+        """Whether it is of this completion, among the pieces of one conversation."""
+        pairs = [(getattr(self.rollouts, name), getattr(rollouts, name)) for name in ("token_ids", "context_ids")]
+        return all(own is other if own is None or other is None else torch.equal(own, other) for own, other in pairs)
 
-def learned_from(step: Step, rows: Collection[int], objective: Objective, num_minibatches: int) -> dict[int, Learned]:
-    """What the step's updates saw of the completions `rows`, by their index in the exploration.
+
+def learned_from(
+    step: Step, rows: Collection[int], objective: Objective, num_minibatches: int
+) -> dict[int, list[Learned]]:
+    """What the step's updates saw of the completions `rows`, by their index in the exploration, piece by piece.
 
     An update that was refused by a stop rule, or skipped as not finite, counts: its objective is logged.
     Completions that no update saw are missing: they have no advantage, or a stop rule came before them.
@@ -48,7 +55,7 @@ def learned_from(step: Step, rows: Collection[int], objective: Objective, num_mi
         objective: That of the run.
         num_minibatches: Updates of one pass.
     """
-    found: dict[int, Learned] = {}
+    found: dict[int, list[Learned]] = {}
     last = len(step.passes.updates) - 1
     for minibatch, packs in enumerate(step.packs):
         update = last - (last - minibatch) % num_minibatches
@@ -56,7 +63,7 @@ def learned_from(step: Step, rows: Collection[int], objective: Objective, num_mi
             if pack.scored is not None:
                 for index, row in enumerate(pack.row.tolist()):
                     if row in rows:
-                        found[row] = _look(pack, index, objective, update)
+                        found.setdefault(row, []).append(_look(pack, index, objective, update))
     return found
 
 

@@ -17,7 +17,7 @@ from grpo_lightning.types import UsageError
 
 SCRIPTS = [
     *("decode", "formulas", "dom", "text", "scale", "quantities", "permalink", "curves", "filters", "groups"),
-    *("completions", "histogram", "landscape", "card", "follow", "compare", "keys", "bar", "app"),
+    *("turns", "completions", "histogram", "landscape", "card", "follow", "compare", "keys", "bar", "app"),
 ]
 """The scripts in assets/, in the order in which they are joined."""
 NUM_POINTS = 300

@@ -9,13 +9,15 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from grpo_lightning.inspect.checking import bytes_of, check_objective, known_fields, parsed
+from grpo_lightning.inspect.turns import ConversationRecord, TurnRecord
 from grpo_lightning.types import UsageError
 
 Array = np.ndarray
@@ -90,6 +92,11 @@ class TokenRecord:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def drawn(self) -> Array:
+        """[T] bool, whether the policy drew the token."""
+        return np.ones(len(self), bool) if self.given is None else self.given == 0
+
     def terms(self, beta: float, entropy_bonus: float) -> Array:
         """[T] float64 terms of the objective: weight * (surrogate - beta * kl + entropy_bonus * entropy); 0 if given.
 
@@ -125,6 +132,8 @@ class CompletionRecord:
     """By reward: index of each segment's last token, and its value; None where it failed."""
     tokens: TokenRecord
     greedy: bool = False
+    conversation: ConversationRecord | None = None
+    """The turns, where there is an environment. A conversation has a completion per piece; None without environment."""
 
 
 @dataclass(slots=True)
@@ -223,7 +232,8 @@ def _checked_group(row: Any) -> dict[str, Any]:
 
 
 def _checked_completion(row: Any) -> dict[str, Any]:
-    completion = known_fields(row, CompletionRecord, "a completion", {"tokens": dict[str, Any]})
+    special: dict[str, Any] = {"tokens": dict[str, Any], "conversation": dict[str, Any] | None}
+    completion = known_fields(row, CompletionRecord, "a completion", special)
     packed = {f.name: str for f in fields(TokenRecord) if f.name not in ("pieces", "columns")}
     special = packed | {"columns": dict[str, str]}
     tokens = known_fields(completion["tokens"], TokenRecord, "a completion's tokens", special)
@@ -237,7 +247,18 @@ def _checked_completion(row: Any) -> dict[str, Any]:
     for name, found in completion["segments"].items():
         if any(not 0 <= end < len(tokens["pieces"]) for end, _ in found):
             raise ValueError(f"a segment of {name} ends outside of its completion")
+    if completion.get("conversation") is not None:
+        completion["conversation"] = _checked_conversation(completion["conversation"], len(tokens["pieces"]))
     return completion | {"tokens": tokens}
+
+
+def _checked_conversation(row: Any, num_tokens: int) -> dict[str, Any]:
+    conversation = known_fields(row, ConversationRecord, "a conversation", {"turns": list[Any]})
+    turns = [known_fields(turn, TurnRecord, "a turn") for turn in conversation.get("turns", [])]
+    ends = [-1, *(turn["end"] for turn in turns)]
+    if (turns and ends[-1] != num_tokens - 1) or any(later <= earlier for earlier, later in pairwise(ends)):
+        raise ValueError("the turns of a conversation do not follow each other to the end of its tokens")
+    return conversation | {"turns": turns}
 
 
 def _size(name: str, text: str) -> float:
@@ -336,6 +357,10 @@ def _packed(group: GroupRecord) -> dict[str, Any]:
                 tokens[name] = {key: _pack(key, column) for key, column in value.items()}
             elif name != "pieces":
                 tokens[name] = _pack(name, value)
+        if completion.conversation is None:
+            del packed["conversation"]
+        else:
+            packed["conversation"] = asdict(completion.conversation)
         row["completions"].append(packed | {"tokens": {n: value for n, value in tokens.items() if value is not None}})
     return row
 
@@ -348,9 +373,17 @@ def _group(row: dict[str, Any]) -> GroupRecord:
         arrays: dict[str, Any] = {n: _unpack(n, text) for n, text in tokens.items() if n not in ("pieces", "columns")}
         segments = {name: [(int(end), value) for end, value in found] for name, found in packed["segments"].items()}
         record = TokenRecord(**arrays, pieces=tokens["pieces"], columns=columns)
-        completions.append(CompletionRecord(**packed | {"tokens": record, "segments": segments}))
+        talk = _conversation(packed.get("conversation"))
+        completions.append(CompletionRecord(**packed | {"tokens": record, "segments": segments, "conversation": talk}))
     vocabulary = {int(id): piece for id, piece in row["vocabulary"].items()}
     return GroupRecord(**row | {"completions": completions, "vocabulary": vocabulary})
+
+
+def _conversation(row: dict[str, Any] | None) -> ConversationRecord | None:
+    if row is None:
+        return None
+    closing = [(role, text) for role, text in row.get("closing", [])]
+    return ConversationRecord(**row | {"turns": [TurnRecord(**turn) for turn in row["turns"]], "closing": closing})
 
 
 def describe(part: Any, above: Sequence[int] = ()) -> Any:

@@ -1,7 +1,7 @@
 """The tokens of one completion as they are recorded, drawn and given ones in their order."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -9,10 +9,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from grpo_lightning.inspect.learned import Learned
-from grpo_lightning.inspect.pieces import pieces_of
+from grpo_lightning.inspect.pieces import decode, pieces_of
 from grpo_lightning.inspect.record import TokenRecord
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import TokenLogp
+from grpo_lightning.types import Prompt, Sample
 
 
 @dataclass(slots=True)
@@ -36,6 +37,17 @@ class Row:
             one, start, end = rollouts.select(torch.tensor([index])), end, end + length
             ids = one.token_ids if one.context_ids is None else torch.cat([one.token_ids, one.context_ids])
             yield cls(one, slice(start, end), ids[one.sizes.order].tolist(), one.sizes.drawn.numpy())
+
+    def number_among(self, rows: Sequence["Row"]) -> int:
+        """Which of the completions of its sample it is: the piece of a conversation, 0 without one."""
+        own = [row for row in rows if int(row.rollouts.row) == int(self.rollouts.row)]
+        return next(number for number, row in enumerate(own) if row is self)
+
+    def prompt(self, sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Prompt:
+        """The prompt of its group: what all of its conversations begin with."""
+        ids = self.rollouts.prompt_token_ids.tolist()
+        own = sample.prompt
+        return own if len(ids) == len(own.token_ids) else replace(own, token_ids=ids, text=decode(tokenizer, ids))
 
     def record(self, tokenizer: PreTrainedTokenizerBase, **numbers: Tensor | None) -> TokenRecord:
         """The tokens as they are recorded.

@@ -148,7 +148,7 @@ function drawCard() {
   const given = tokens.given && tokens.given[t];
   byId("card").replaceChildren(
     h("div", { class: "heading" }, h("h2", {}, h("code", {}, shown(tokens.pieces[t].length > 60 ? `${tokens.pieces[t].slice(0, 60)}…` : tokens.pieces[t]))),
-      h("span", { class: "fact" }, `token ${t + 1} of ${tokens.length}, ${completion.greedy ? "greedy" : `#${completion.number + 1}`}, id ${tokens.ids[t]}`)),
+      h("span", { class: "fact" }, `token ${t + 1} of ${tokens.length}, ${labelOf(completion)}, id ${tokens.ids[t]}`)),
     ...(given ? [h("p", { class: "empty" }, "Given: the policy did not draw this token, so no formula sees it.")]
       : [drawVerdict(tokens, t) || "", drawObjective(completion, t), drawAlternatives(completion, t) || "", drawNumbers(tokens, t)]));
 }

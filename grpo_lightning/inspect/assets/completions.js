@@ -44,7 +44,8 @@ function drawText(completion) {
   const hits = found(tokens);
   const ends = segmentEnds(completion);
   const body = h("div", { class: open ? "text" : "text folded", dir: "ltr" });
-  for (let t = 0; t < length; t++) body.append(tokenElement(completion, t, hits), ...(ends.get(t) || []).map(segmentMark));
+  const tokensOf = (first, last) => Array.from({ length: last - first + 1 }, (_, i) => [tokenElement(completion, first + i, hits), (ends.get(first + i) || []).map(segmentMark)]);
+  fill(body, {}, [drawTurns(completion, length, tokensOf)]);
   if (!tokens.length) body.append(h("span", { class: "empty" }, "no tokens"));
   const rest = tokens.length - length;
   const toggle = () => { if (open) unfolded.delete(completion); else unfolded.add(completion); drawContent(); };
@@ -70,11 +71,11 @@ function drawCompletion(completion, label) {
   const [text, fold] = drawText(completion);
   return h("article", { class: `completion ${kind}${faded ? " other" : ""}`, "data-completion": completion.number },
     h("header", {},
-      h("span", { class: "index" }, label || (completion.greedy ? "greedy" : `#${completion.number + 1}`)),
+      h("span", { class: "index" }, label || labelOf(completion)), branchOf(completion),
       h("span", { class: `verdict ${kind}` }, `${sign} ${word}`),
       h("span", { class: "reward", title: "weighted sum of the rewards" }, completion.reward === null ? "failed" : number(completion.reward))),
     text, fold,
-    h("footer", {}, drawScores(completion), h("span", { class: completion.finish_reason === "length" ? "finish cut" : "finish" }, reason), h("span", {}, plural(tokens.drawn.length, "token")), completion.answer !== null && h("span", { class: "answer" }, "answer ", h("q", {}, oneLine(completion.answer, 40)))));
+    h("footer", {}, drawScores(completion), drawOutcome(completion), h("span", { class: completion.finish_reason === "length" ? "finish cut" : "finish" }, reason), h("span", {}, plural(tokens.drawn.length, "token")), completion.answer !== null && h("span", { class: "answer" }, "answer ", h("q", {}, oneLine(completion.answer, 40)))));
 }
 
 // The head of a group: question, gold answer, mean reward, and the prompt as the model saw it. A note stands instead of
@@ -97,7 +98,7 @@ function drawTokensView() {
   const group = currentGroup();
   if (!group) return [h("p", { class: "empty large" }, currentStep() ? "No group to show: change the filters, or go to another step." : "No step to show.")];
   if (!group.completions.length) return [drawHead(group), h("p", { class: "empty large" }, "This group has no completions.")];
-  return [drawHead(group), h("div", { class: "completions" }, group.completions.map((completion) => drawCompletion(completion)))];
+  return [drawHead(group), h("div", { class: group.completions.some(({ conversation }) => conversation) ? "completions talks" : "completions" }, group.completions.map((completion) => drawCompletion(completion)))];
 }
 
 // Colours the tokens that are drawn, and fades those outside of the brush.

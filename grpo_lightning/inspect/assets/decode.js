@@ -39,11 +39,27 @@ function decodeTokens(packed, kind) {
   return tokens;
 }
 
+// Who wrote a turn that was drawn.
+const POLICY = "assistant";
+
+// Counts conversations: a completion that begins one has the next number, its branches have the same.
+function countTurns(completions) {
+  let talk = -1;
+  let turns = 0;
+  for (const completion of completions) {
+    const { conversation } = completion;
+    if (!conversation || !conversation.piece) [talk, turns] = [talk + 1, 0];
+    Object.assign(completion, { talk, turnsBefore: turns });
+    if (conversation) turns += conversation.turns.filter(({ role }) => role === POLICY).length;
+  }
+}
+
 // A line of a record -> a group.
 function decodeGroup(row, index, step) {
   const completions = row.completions.map((completion) => ({ ...completion, tokens: decodeTokens(completion.tokens, row.kind) }));
   const group = { ...row, completions, index, step };
   completions.forEach((completion, number) => Object.assign(completion, { group, number }));
+  countTurns(completions);
   return group;
 }
 

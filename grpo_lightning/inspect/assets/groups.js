@@ -43,7 +43,7 @@ function listedGroups(step) {
 const verdictOf = ({ right }) => (right === true ? ["right", "✓", "right"] : right === false ? ["wrong", "✗", "wrong"] : ["failed", "?", "not judged"]);
 
 function verdictStrip(group) {
-  const signs = group.completions.map((completion) => {
+  const signs = withoutBranches(group.completions).map((completion) => {
     const [kind, sign, word] = verdictOf(completion);
     return h("i", { class: `${kind}${isFiltered() && !matches(completion) ? " other" : ""}`, title: word }, sign);
   });
@@ -61,7 +61,7 @@ const rewardName = (group) => (group.kind === "validation" && group.completions.
 // How many of a group are right; the greedy answer, which its mean reward leaves out, is told apart.
 function countRight(group) {
   const count = (some) => `${some.filter((one) => one.right).length} of ${some.length}`;
-  const [greedy, sampled] = [true, false].map((kind) => group.completions.filter((one) => one.greedy === kind));
+  const [greedy, sampled] = [true, false].map((kind) => withoutBranches(group.completions).filter((one) => one.greedy === kind));
   const first = greedy.length === 1 ? `greedy ${verdictOf(greedy[0])[1]}` : `greedy ${count(greedy)} right`;
   if (!greedy.length) return `${count(sampled)} right`;
   return sampled.length ? `${first}, ${count(sampled)} sampled right` : first;

@@ -1,0 +1,1 @@
+"""Environments of other libraries, each behind an extra."""

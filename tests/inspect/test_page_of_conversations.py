@@ -1,0 +1,182 @@
+"""The page of conversations: turns, rewards, branches, and what an environment wrote is text."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.chromium import Browser, browser, needs_chromium
+from helpers.inspecting import completion_of, group_of, plain_tokens, step_of, write_records
+
+from grpo_lightning.inspect.page import write
+from grpo_lightning.inspect.record import CompletionRecord
+from grpo_lightning.inspect.turns import ConversationRecord, TurnRecord
+
+pytestmark = [needs_chromium, pytest.mark.whole]
+OWN, USER, CALCULATE = "assistant", "user", "tool calculate"
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as made:
+        yield made
+
+
+def talk(
+    *turns: tuple[str, list[str], float | None], piece: int = 0, num_pieces: int = 1, seed: int = 0, **more: object
+) -> CompletionRecord:
+    """A completion whose turns have a role, pieces of text and a reward; `more` sets fields of its conversation."""
+    tokens = plain_tokens([piece for _, pieces, _ in turns for piece in pieces], seed)
+    given = np.array([role != OWN for role, pieces, _ in turns for _ in pieces])
+    tokens.given = given.astype(np.int8)
+    for name in ("old_logp", "after_logp"):
+        values = getattr(tokens, name)
+        values[given] = np.nan
+    ends = np.cumsum([len(pieces) for _, pieces, _ in turns]) - 1
+    records = [TurnRecord(role, int(end), reward) for (role, _, reward), end in zip(turns, ends, strict=True)]
+    record = ConversationRecord(piece, num_pieces, records, **more)  # type: ignore[arg-type]
+    return completion_of(tokens, right=bool(more.get("outcome")), conversation=record)
+
+
+def tools() -> list[CompletionRecord]:
+    """A conversation with a calculator, one with a branch, one whose environment failed, and one of a single turn."""
+    call = (OWN, ["I ", "ask: ", "<tool>", "2+3", "</tool>"], 0.0)
+    return [
+        talk(
+            call,
+            (CALCULATE, ["\n", "5", "\n"], None),
+            (OWN, ["It ", "is ", "5", "<eos>"], 1.0),
+            outcome=1.0,
+            num_calls=2,
+            num_failed_calls=1,
+            closing=[(USER, "Well done!")],
+        ),
+        talk((OWN, ["4", "<eos>"], 0.5), piece=0, num_pieces=2, seed=1),
+        talk(
+            ("history", ["guess ", "4 ", "higher"], None), (OWN, ["5", "<eos>"], -0.25), piece=1, num_pieces=2, seed=2
+        ),
+        completion_of(plain_tokens([]), None, conversation=ConversationRecord(0, 0, error="timeout after 10 s")),
+        talk((OWN, ["5", "<eos>"], 0.0), seed=3),
+    ]
+
+
+def page_of(folder: Path, completions: list[CompletionRecord], **more: object) -> Path:
+    write(write_records(folder, [step_of([group_of([], completions=completions, **more)])]), folder / "page.html")
+    return folder / "page.html"
+
+
+def test_turns_stand_under_who_wrote_them(chromium: Browser, tmp_path: Path) -> None:
+    chromium.open(page_of(tmp_path, tools()))
+    first = ".completion:first-child "
+    assert chromium.texts(first + ".who") == ["turn 10", CALCULATE, "turn 2+1", "user, not read"]
+    assert chromium.texts(first + ".turn.own .token") == [
+        "I ",
+        "ask: ",
+        "<tool>",
+        "2+3",
+        "</tool>",
+        "It ",
+        "is ",
+        "5",
+        "<eos>",
+    ]
+    assert chromium.texts(first + ".turn.other .token") == ["\n", "5", "\n"]
+    assert chromium.texts(first + ".unread .message") == ["Well done!"]
+    footer = chromium.texts(first + "footer")[0]
+    assert "2 calls, 1 failed" in footer and "outcome 1" in footer and "9 tokens" in footer
+    assert chromium.texts(".completion:last-child .who") == ["turn 1"], "a reward of 0 everywhere is none"
+    assert chromium.complaints() == []
+
+
+def test_given_tokens_have_no_number_and_no_colour(chromium: Browser, tmp_path: Path) -> None:
+    chromium.open(page_of(tmp_path, tools()))
+    for key in "123456780":
+        chromium.press(key)
+        assert chromium.evaluate(
+            "[...document.querySelectorAll('.token.given')].every((t) => !t.style.backgroundColor)"
+        )
+    chromium.press("1")
+    assert chromium.evaluate(
+        "[...document.querySelectorAll('.token:not(.given)')].every((t) => t.style.backgroundColor)"
+    )
+    chromium.click(".token.given", 1)
+    assert "the policy did not draw this token" in chromium.texts("#card .empty")[0]
+    assert "NaN" not in chromium.evaluate("document.body.innerText")
+    assert chromium.complaints() == []
+
+
+def test_branches_belong_to_their_conversation(chromium: Browser, tmp_path: Path) -> None:
+    chromium.open(page_of(tmp_path, tools()))
+    assert chromium.texts(".completion .index") == ["#1", "#2", "#2", "#3", "#4"]
+    assert chromium.texts(".branch") == ["part 1 of 2", "part 2 of 2"]
+    assert chromium.texts(".completion:nth-child(3) .who") == ["history, as it is now", "turn 2−0.25"]
+    assert len(chromium.texts("#groups .strip i")) == 4, "a branch is no conversation of its own"
+    assert "environment: timeout after 10 s" in chromium.texts(".completion:nth-child(4) footer")[0]
+    chromium.click(".completion:nth-child(3) .token", 3)
+    assert "#2, id" in chromium.texts("#card .heading .fact")[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>window.broken = 1</script>",
+        '</script><img src="x" onerror="window.broken = 1">',
+        "{{script}} ${window.broken = 1} __proto__",
+        "constructor",
+    ],
+)
+def test_what_an_environment_wrote_is_text(chromium: Browser, tmp_path: Path, text: str) -> None:
+    """In its answers, in the names of its tools, in its roles, and in its errors."""
+    said = talk(
+        (OWN, ["a"], 0.0),
+        (f"tool {text}", [text], None),
+        (OWN, ["b"], 0.0),
+        (text, [text], None),
+        (OWN, ["c"], 0.0),
+        closing=[(text, text)],
+        error=text,
+    )
+    chromium.open(page_of(tmp_path, [said]))
+    assert chromium.texts(".token.given") == [text, text] and chromium.texts(".message") == [text]
+    assert chromium.texts(".who")[1] == f"tool {text}" and chromium.texts(".who")[3] == text
+    assert chromium.texts(".who")[5] == f"{text}, not read"
+    assert chromium.evaluate("window.broken") is None
+    assert chromium.count("script:not([type])") == 1 and chromium.count("img, a, iframe") == 0
+    assert chromium.complaints() == []
+
+
+def test_long_conversations_fold(chromium: Browser, tmp_path: Path) -> None:
+    said = talk(*[(OWN, ["guess "] * 20, 0.1), (USER, ["higher "] * 20, None)] * 40, closing=[(USER, "the end")])
+    chromium.open(page_of(tmp_path, [said]))
+    assert chromium.count(".token") < 300 and chromium.count(".unread") == 0
+    chromium.press("e")
+    assert chromium.count(".token") == 1600 and chromium.texts(".who")[-2:] == ["user", "user, not read"]
+
+
+def test_follow_and_compare_show_turns(chromium: Browser, tmp_path: Path) -> None:
+    train = group_of([], completions=tools())
+    followed = group_of(
+        [], kind="validation", roles=["followed"], question="followed?", completions=tools(), update=None
+    )
+    for name in ("one", "two"):
+        write_records(tmp_path / name, [step_of([train, followed], step=step) for step in (1, 2)])
+    write(tmp_path / "one", tmp_path / "page.html", tmp_path / "two")
+    chromium.open(tmp_path / "page.html")
+    chromium.press("c")
+    assert chromium.count(".side:first-child .who") == chromium.count(".side:last-child .who") == 8
+    chromium.press("f")
+    assert chromium.count(".follow .row:first-child .who") == 8
+    assert chromium.complaints() == []
+
+
+def test_records_without_conversations_have_no_turns(chromium: Browser, tmp_path: Path) -> None:
+    """Those of runs without an environment, and old ones."""
+    path = page_of(tmp_path, [completion_of(plain_tokens(["a", "b"]))])
+    assert (
+        "conversation"
+        not in json.loads((tmp_path / "inspect" / "step-000010.jsonl").read_text().splitlines()[1])["completions"][0]
+    )
+    chromium.open(path)
+    assert chromium.count(".turn, .who, .talks") == 0 and chromium.texts(".token") == ["a", "b"]
+    assert chromium.complaints() == []
