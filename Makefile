@@ -10,7 +10,7 @@ JOBS ?= 2
 # Idle OpenMP threads sleep: spinning, they would take the cores from the other processes.
 TEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -rfEs -n $(JOBS) --dist loadfile
 
-.PHONY: help demo real fast test test-gpu test-vllm lint docs
+.PHONY: help demo real bench fast test test-gpu test-vllm lint docs
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1: /'
@@ -20,6 +20,9 @@ demo: $(INSTALLED) ## make a tiny policy, train it with GRPO on a CPU, print wha
 
 real: $(SMOLLM2_INSTALLED) ## get a real language model, train it on sums in words, print what it learned (twelve minutes)
 	$(BIN)/python tools/real.py
+
+bench: $(INSTALLED) ## print what the fast ways gain over the plain ones, in one run (two minutes)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python tools/bench.py
 
 fast: $(INSTALLED) ## run the tests without whole runs and processes (a minute and a half)
 	$(TEST) -m 'not slow and not whole'
@@ -32,7 +35,7 @@ test-gpu: ## run the tests that need a GPU, with what is installed; see docs/gpu
 	$(if $(filter command,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON))) -m pytest tests/gpu -rs
 
 # In an environment of its own, $(VLLM): vLLM's CPU build brings half a gigabyte along.
-test-vllm: $(VLLM_INSTALLED) ## run the tests of VLLMEngine on vLLM's CPU build, in .venv-vllm
+test-vllm: $(VLLM_INSTALLED) ## run the tests of the vLLM engines on vLLM's CPU build, in .venv-vllm
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -rfEs -n $(JOBS) --dist loadfile -m vllm tests/engines
 
 lint: $(INSTALLED) ## check format, style and types

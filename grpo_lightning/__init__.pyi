@@ -9,12 +9,17 @@ from grpo_lightning.engines.scripted import ScriptedEngine as ScriptedEngine
 from grpo_lightning.engines.stop_strings import StopStrings as StopStrings
 from grpo_lightning.engines.transformers import TransformersEngine as TransformersEngine
 from grpo_lightning.engines.vllm import VLLMEngine as VLLMEngine
+from grpo_lightning.engines.vllm_server import VLLMServerEngine as VLLMServerEngine
+from grpo_lightning.engines.weight_transfer import NCCL as NCCL
+from grpo_lightning.engines.weight_transfer import SharedFolder as SharedFolder
+from grpo_lightning.engines.weight_transfer import WeightTransfer as WeightTransfer
 from grpo_lightning.environments.adapters.openenv import OpenEnv as OpenEnv
 from grpo_lightning.environments.adapters.skyrl_gym import SkyRLGym as SkyRLGym
 from grpo_lightning.environments.adapters.textarena import TextArena as TextArena
 from grpo_lightning.environments.base import Environment as Environment
 from grpo_lightning.environments.base import Turn as Turn
 from grpo_lightning.environments.dialogue import Dialogue as Dialogue
+from grpo_lightning.environments.guess_number import GuessNumber as GuessNumber
 from grpo_lightning.environments.running import Conversations as Conversations
 from grpo_lightning.environments.running import Limits as Limits
 from grpo_lightning.environments.tool_calls import BadCall as BadCall
@@ -148,6 +153,7 @@ from grpo_lightning.sandbox.pool import Outcome as Outcome
 from grpo_lightning.sandbox.pool import WorkerPool as WorkerPool
 from grpo_lightning.tasks.arithmetic import Arithmetic as Arithmetic
 from grpo_lightning.tasks.base import Task as Task
+from grpo_lightning.tasks.calculator import Calculator as Calculator
 from grpo_lightning.tasks.reasoning_gym import ReasoningGym as ReasoningGym
 from grpo_lightning.tasks.tables import HubPrompts as HubPrompts
 from grpo_lightning.tasks.tables import JsonPrompts as JsonPrompts

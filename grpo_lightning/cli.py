@@ -75,6 +75,7 @@ class GRPOCLI(LightningCLI):
     """LightningCLI with the loop, checkpoints, logging and messages of grpo_lightning."""
 
     def __init__(self, args: Sequence[str] | None = None) -> None:
+        self._called = (sys.argv[1:] if args is None else [*args])[:1]
         super().__init__(
             GRPOModule,
             PromptDataModule,
@@ -175,6 +176,12 @@ class GRPOCLI(LightningCLI):
         # Lightning starts its loggers, which write, before it asks for the weights.
         with trainer.strategy.tensor_init_context(), trainer.strategy.precision_plugin.module_init_context():
             self.model.load(trainer.strategy.precision_plugin)
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        """The parser of a subcommand; without arguments, which take a while to add, where another one is called."""
+        if self._called != [subcommand] and {*self._called} & {*self.subcommands()}:
+            return self.init_parser(**kwargs)
+        return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
 
     def _validate_checkpoint(self, stage: str) -> None:
         """Refuses a checkpoint that is missing, of another program, or without steps left to do.

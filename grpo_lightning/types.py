@@ -165,7 +165,7 @@ class Conversation:
     messages: list[dict[str, Any]] = field(default_factory=list)
     """All of it, the prompt's messages first, as the environment and the chat template have them."""
     pieces: list[Piece] = field(default_factory=list)
-    """In order. Each is a completion of its own; there is one, unless the chat template rewrites earlier turns."""
+    """In order, together one completion. There is one piece, unless the chat template rewrites earlier turns."""
     ends: list[int] = field(default_factory=list)
     """[turns] index of the last token of each turn of the policy, among all that it drew."""
     rewards: list[float] = field(default_factory=list)

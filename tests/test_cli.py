@@ -1,8 +1,6 @@
 """The command line as its users meet it: what they get wrong ends with one message and exit code 2, nothing written."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import yaml
 from helpers.command import OPTIONS, Grpo, arguments
 from helpers.fitting import scalars
 from helpers.paths import ROOT
+from helpers.programs import programs
 from helpers.tiny import CONTEXT
 
 from grpo_lightning.cli import run
@@ -297,13 +296,12 @@ def test_a_reward_that_always_fails_stops_the_run_with_exit_code_1(grpo: Grpo) -
 
 @pytest.mark.parametrize("options", [["--model.policy.path=./nowhere"], ["--model.grad_clp=1"]], ids=["value", "key"])
 def test_the_program_itself(options: list[str], folder: Path) -> None:
-    command = [sys.executable, "-m", "grpo_lightning", *arguments("fit", *options)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 2
-    assert ended.stdout == ""
-    lines = ended.stderr.splitlines()
+    with programs({"run": arguments("fit", *options)}, folder, anew="nowhere" in options[0]) as started:
+        assert started["run"].wait(120) == 2
+    assert started["run"].output == ""
+    lines = started["run"].errors.splitlines()
     assert ("error: " in lines[-1] and "nowhere" in lines[-1]) or "--model.grad_clp" in lines[-1]
-    assert len(lines) < 15 and "Traceback" not in ended.stderr
+    assert len(lines) < 15 and not any("Traceback" in line for line in lines)
     assert not (folder / "run").exists()
 
 

@@ -13,6 +13,7 @@ from helpers.paths import environment
 
 import grpo_lightning
 from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.weight_transfer import WeightTransfer
 from grpo_lightning.environments.base import Environment
 from grpo_lightning.environments.tool_calls import ToolFormat
 from grpo_lightning.maths.advantages import AdvantageEstimator
@@ -32,18 +33,8 @@ from grpo_lightning.tasks.base import Task
 from grpo_lightning.training.source import RolloutSource
 
 FAMILIES = [AdvantageEstimator, Correction, Environment, GroupFilter, KLEstimator, PolicySnapshot, Reward, RewardLoss]
-FAMILIES += [
-    RolloutEngine,
-    RolloutSource,
-    SegmentScorer,
-    Splitter,
-    StopRule,
-    Surrogate,
-    Task,
-    TokenMask,
-    TokenWeighting,
-    ToolFormat,
-]
+FAMILIES += [RolloutEngine, RolloutSource, SegmentScorer, Splitter, StopRule, Surrogate, Task, TokenMask]
+FAMILIES += [TokenWeighting, ToolFormat, WeightTransfer]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)

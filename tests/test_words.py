@@ -37,7 +37,7 @@ OWN = {
     r"(max|min|current|every_n|n|on_train|on_validation|fit|save_on_train)_epochs?(_\w+)?": "a name of Lightning's",
     r"Lightning(\.|'s)? epochs?|the epoch early|`epoch`|\"epoch\"": "Lightning's epochs, where it is about Lightning",
     r"epoch(?=\})": "a name of Lightning's",
-    r"one\.logprobs\.logprobs|logprobs(?==0)": "a name of vLLM's",
+    r"one\.logprobs\.logprobs|\"logprobs?\"": "a name of vLLM's",
 }
 """What may stay, and why."""
 

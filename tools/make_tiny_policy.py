@@ -12,7 +12,7 @@ import argparse
 import random
 import string
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -34,15 +34,18 @@ LEARNING_RATE = 3e-3
 MAX_NEW_TOKENS = 128
 Mistakes = Literal["answer", "columns"]
 
+Example = tuple[list[int], list[int]]
+"""Ids, and the labels: -100 where there is nothing to learn."""
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per printable ASCII character, plus the tags (which decoding keeps), padding and end."""
+
+def make_tokenizer(words: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """One token per printable ASCII character, plus the tags (which decoding keeps), further words, padding and end."""
     characters = string.digits + string.ascii_letters + string.punctuation + " \n"
-    vocabulary = {token: i for i, token in enumerate([PAD, EOS, *TAGS, *characters])}
+    vocabulary = {token: i for i, token in enumerate([PAD, EOS, *TAGS, *characters, *words])}
     backend = Tokenizer(WordLevel(vocabulary, unk_token="?"))
     backend.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
-    backend.add_tokens(TAGS)
+    backend.add_tokens([*TAGS, *words])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=PAD,
@@ -128,10 +131,8 @@ def train(
         rng: Draws questions and wrong digits.
         mistakes: Where the wrong digits are.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=updates, pct_start=0.15)
-    model.train()
-    for update in range(updates):
+
+    def examples(update: int) -> list[Example]:
         fraction = wrong if update >= 0.7 * updates else 0.0
         batch = rng.choices(questions, k=BATCH)
         prompts = tokenizer([question.text for question in batch])["input_ids"]
@@ -141,10 +142,29 @@ def train(
                 for question in batch
             ]
         )["input_ids"]
-        ids = [torch.tensor(p + s) for p, s in zip(prompts, solutions, strict=True)]
-        labels = [torch.tensor([-100] * len(p) + s) for p, s in zip(prompts, solutions, strict=True)]
+        return [(p + s, [-100] * len(p) + s) for p, s in zip(prompts, solutions, strict=True)]
+
+    learn(model, updates, examples)
+
+
+def learn(model: LlamaForCausalLM, updates: int, examples: Callable[[int], list[Example]]) -> None:
+    """Supervised training in place.
+
+    Args:
+        model: Its padding token is in its configuration.
+        updates: Of the weights.
+        examples: The batch of an update.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=updates, pct_start=0.15)
+    padding = model.config.pad_token_id
+    assert padding is not None
+    model.train()
+    for update in range(updates):
+        batch = examples(update)
+        ids, labels = ([torch.tensor(pair[which]) for pair in batch] for which in (0, 1))
         loss = model(
-            input_ids=pad_sequence(ids, batch_first=True, padding_value=tokenizer.pad_token_id),
+            input_ids=pad_sequence(ids, batch_first=True, padding_value=padding),
             labels=pad_sequence(labels, batch_first=True, padding_value=-100),
             use_cache=False,
         ).loss

@@ -57,6 +57,7 @@ RECIPES = {
     "runs/tiny_reward_model": "tools/make_reward_model.py",
     "runs/slipping_policy": "tools/make_tiny_policy.py --digits 3 --mistakes columns --wrong 0.4 --updates 1000",
     "runs/plus_minus_policy": "tools/make_tiny_policy.py --operators + - --updates 1200",
+    "runs/guess_policy": "tools/make_turns_policy.py --task guess",
     "runs/plus_reward_model": "tools/make_reward_model.py --policy runs/plus_minus_policy",
 }
 """How to make what experiments start from, in this order; `--out` is added."""

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from forced_lengths import lognormal_lengths
+
 VOCABULARY = 512
 """Words of the small model: w0 to w511."""
 ENGLISH = Path(__file__).resolve().parents[1] / "keeps_speaking_english" / "english.txt"
@@ -32,21 +34,39 @@ class Race:
     """Tokens in one forward and backward of grpo_lightning, prompts counted once per group."""
     trl_rows: int
     """Completions in one forward and backward of TRL."""
+    regime: str = ""
+    """Name of the regime that the sizes belong to; empty for sizes of one's own."""
+    precision: str = "fp32"
+    """`fp32`, or `bf16`: weights in float32, products in bfloat16."""
+    lognormal: bool = False
+    """Whether completions have lengths of `forced_lengths` instead of `new_tokens`."""
+    accelerator: str = "cpu"
+    """`cpu` or `cuda`."""
+    trl_weights: str = "float32"
+    """Type of TRL's weights."""
+    fast: bool = True
+    """Whether grpo_lightning multiplies by oneDNN on a CPU: `policy.products=auto`, `engine.packed=true`."""
 
     @property
     def rows(self) -> int:
         """Completions per step."""
         return self.prompts * self.group_size
 
-    @property
-    def tokens(self) -> int:
-        """Tokens per step if every completion is as long as it can be: of completions, each with its own prompt."""
-        return self.rows * (self.prompt_tokens + self.new_tokens)
+    def lengths(self, step: int) -> list[int]:
+        """Tokens of each completion of a step, if every one ends where it should."""
+        if self.lognormal:
+            return lognormal_lengths(step, self.rows, self.new_tokens)
+        return [self.new_tokens] * self.rows
+
+    def tokens(self, step: int) -> int:
+        """Tokens of such a step: of completions, each with its own prompt."""
+        return self.rows * self.prompt_tokens + sum(self.lengths(step))
 
     @property
     def name(self) -> str:
         """The tokens of a prompt and of a completion, as in the tables."""
-        return f"{self.prompt_tokens} + {self.new_tokens}"
+        precision = "" if self.precision == "fp32" else f", {self.precision}"
+        return f"{self.prompt_tokens} + {'up to ' if self.lognormal else ''}{self.new_tokens}{precision}"
 
     def to_json(self) -> str:
         """The sizes, for another process."""
@@ -60,7 +80,7 @@ class Race:
 
 def prompts_file(folder: Path, race: Race) -> Path:
     """The prompts of a race, with JSON lines of `question` and `answer`."""
-    return folder / f"prompts_{race.prompt_tokens}.jsonl"
+    return folder / f"prompts_{race.prompts}_{race.prompt_tokens}.jsonl"
 
 
 def model_folder(folder: Path) -> Path:
@@ -68,8 +88,13 @@ def model_folder(folder: Path) -> Path:
     return folder / "model"
 
 
-def make_model(folder: Path) -> None:
-    """A Llama of one million random parameters and a tokenizer of one token per word, w0 to w511."""
+def make_model(folder: Path, config: Any = None) -> None:
+    """A Llama with random weights and a tokenizer of one token per word: w0, w1 and so on.
+
+    Args:
+        folder: Where both go.
+        config: Of the model; None makes one million parameters and 512 words.
+    """
     import torch
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -79,10 +104,11 @@ def make_model(folder: Path) -> None:
 
     disable_progress_bar()
     torch.manual_seed(0)
-    backend = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    words = VOCABULARY if config is None else config.vocab_size
+    backend = Tokenizer(WordLevel({f"w{i}": i for i in range(words)}, unk_token="w0"))
     backend.pre_tokenizer = WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="w0", eos_token="w1", padding_side="left")
-    config = LlamaConfig(
+    config = config or LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=128,
         intermediate_size=384,
@@ -137,9 +163,12 @@ def write_prompts(path: Path, prompts: list[str]) -> None:
 
 
 def random_prompts(count: int, length: int) -> list[str]:
-    """Prompts of `length` random words of the small model."""
+    """Prompts of `length` random words of the small model, one token each.
+
+    Not of those that begin with w1, its end-of-text token: its tokenizer finds that inside of them.
+    """
     generator = random.Random(0)
-    return [" ".join(f"w{generator.randrange(2, VOCABULARY)}" for _ in range(length)) for _ in range(count)]
+    return [" ".join(f"w{generator.randrange(200, VOCABULARY)}" for _ in range(length)) for _ in range(count)]
 
 
 def english_prompts(count: int, length: int, tokenizer: Any) -> list[str]:

@@ -7,11 +7,11 @@ from typing import Any
 
 from memory_limit import GIB
 from race import Race
+from stopwatches import PHASES
 
 OURS, TRL = "ours", "trl"
 SIDES = {OURS: "grpo_lightning", TRL: "TRL"}
 """By the name of the side, that in the tables."""
-PHASES = ("sampling", "reward", "log-probs", "forward and backward", "optimizer")
 NONE = "–"
 
 

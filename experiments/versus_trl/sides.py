@@ -1,23 +1,43 @@
-"""One side of the comparison, in a process of its own: `sides.py ours|trl FOLDER SIZES` writes FOLDER/<side>.json."""
+"""One side of the comparison, in a process of its own: `sides.py SIDE FOLDER SIZES` writes FOLDER/SIDE.json."""
 
 import itertools
 import json
 import statistics
 import sys
 import time
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "roofline"))
+
+import machine
+from counts import Model, Sizes, total
+from forced_lengths import forcing_engine, marking_policies, stopping
 from race import Race, even_fraction, model_folder, prompts_file
+from stopwatches import PHASES, Parts, Timer, watch_trl
 
 LEARNING_RATE = 1e-6
+METRICS = {"sampling": "explore", "reward": "reward", "log-probs": "logp", "forward and backward": "optimise"}
+"""Our own metrics by phase, below `time/`."""
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+"""Type of the products by precision."""
 
 
-def run_ours(folder: Path, race: Race) -> dict[str, Any]:
-    """Steps in grpo_lightning: their ends, phases and arithmetic."""
+def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = False) -> dict[str, Any]:
+    """Steps in grpo_lightning: their ends, phases and arithmetic.
+
+    Args:
+        folder: With model and prompts.
+        race: The sizes.
+        engine: `native` or `vllm`.
+        prefill: Whether to time the reading of a step's prompts by itself, after the last step.
+    """
     import lightning as L
     import torch
 
+    from grpo_lightning.engines.native import NativeEngine
     from grpo_lightning.engines.sampling import Sampling
     from grpo_lightning.policy.policy import Policy
     from grpo_lightning.rewards.base import Reward
@@ -35,12 +55,12 @@ def run_ours(folder: Path, race: Race) -> dict[str, Any]:
         def score(self, samples):
             return RewardResult([even_fraction(sample.text) for sample in samples], ["ok"] * len(samples))
 
-    policy = Policy(str(model_folder(folder)))
-    ends: list[float] = []
+    fast = race.fast and race.accelerator == "cpu"
+    policy = Policy(str(model_folder(folder)), products="auto" if fast else "torch")
+    timer = Timer(torch.cuda.synchronize) if race.accelerator == "cuda" else Timer()
     tokens: list[int] = []
-    phases: list[dict[str, float]] = []
+    packs: list[int] = []
     updates: list[float] = []
-    optimizing: list[float] = []
 
     class Stopwatch(L.Callback, Observer):
         """Notes when a step ends, what it has learned from, and how long its phases took."""
@@ -48,25 +68,37 @@ def run_ours(folder: Path, race: Race) -> dict[str, Any]:
         def on_fit_start(self, trainer, pl_module):
             follow(trainer, self)
 
+        def on_train_start(self, trainer, pl_module):
+            if race.accelerator == "cpu":
+                Parts(policy, timer)
+
         def updated(self, step):
             samples = step.exploration.samples
             tokens.append(sum(len(one.prompt.token_ids) + len(one.token_ids) for one in samples))
+            packs.append(sum(map(len, step.packs)))
             updates.append(Work.of_updates(step.packs, len(step.passes.updates), policy, peak=1.0).operations)
 
         def reported(self, metrics):
-            phases.append({name: metrics[f"time/{name}"] for name in ("explore", "reward", "logp", "optimise")})
+            for phase, name in METRICS.items():
+                timer.add(phase, metrics[f"time/{name}"])
 
         def on_train_epoch_end(self, *args):
-            ends.append(time.perf_counter())
+            timer.end()
 
     def optimizer(parameters):
-        adamw = torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0, fused=True)
-        adamw.register_step_pre_hook(lambda *args: optimizing.append(-time.perf_counter()))
-        adamw.register_step_post_hook(lambda *args: optimizing.append(time.perf_counter() + optimizing.pop()))
-        return adamw
+        return timer.watch(torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0, fused=True))
+
+    def new_engine():
+        if engine == "vllm":
+            from grpo_lightning.engines.vllm import VLLMEngine
+
+            return VLLMEngine()
+        return forcing_engine(race.lengths, packed=fast) if race.lognormal else NativeEngine(packed=fast)
 
     trainer = L.Trainer(
-        accelerator="cpu",
+        accelerator={"cuda": "gpu"}.get(race.accelerator, race.accelerator),
+        devices=1,
+        precision={"fp32": "32-true", "bf16": "bf16-mixed"}[race.precision],
         max_epochs=race.warm_up + race.steps,
         log_every_n_steps=1,
         limit_val_batches=0,
@@ -78,80 +110,116 @@ def run_ours(folder: Path, race: Race) -> dict[str, Any]:
             Stopwatch(),
         ],
     )
+    drawing = new_engine()
     module = GRPOModule(
-        policy, [EvenFraction()], sampling=Sampling(max_new_tokens=race.new_tokens), optimizer=optimizer
+        policy,
+        [EvenFraction()],
+        sampling=Sampling(max_new_tokens=race.new_tokens),
+        optimizer=optimizer,
+        engine=drawing,
     )
-    trainer.fit(module, datamodule=PromptDataModule(JsonPrompts(train=str(prompts_file(folder, race)))))
+    with marking_policies() if race.lognormal else nullcontext():
+        trainer.fit(module, datamodule=PromptDataModule(JsonPrompts(train=str(prompts_file(folder, race)))))
     cost = Cost.from_policy(policy)
     timed = slice(race.warm_up, None)
-    middle = {name: statistics.median(phase[name] for phase in phases[timed]) for name in phases[0]}
-    optimizer_seconds = statistics.median(optimizing[timed])
+    phases = timer.medians(PHASES, race.warm_up)
+    phases["forward and backward"] -= phases["optimizer"]
+    sampling = [sampling_operations(cost, race, step) if cost else 0.0 for step in range(len(timer.steps))]
     return {
-        "ends": ends,
+        "ends": timer.ends,
         "tokens": tokens,
-        "phases": {
-            "sampling": middle["explore"],
-            "reward": middle["reward"],
-            "log-probs": middle["logp"],
-            "forward and backward": middle["optimise"] - optimizer_seconds,
-            "optimizer": optimizer_seconds,
-        },
+        "phases": phases,
+        "parts": timer.medians(("trunk", "head"), race.warm_up),
+        "packs": statistics.median(packs[timed]),
         "operations": {
-            "sampling": sampling_operations(cost, race) if cost else 0.0,
+            "sampling": statistics.median(sampling[timed]),
             "forward and backward": statistics.median(updates[timed]),
         },
-        "products_per_second": product_rate(),
+        "prefill": prefill_seconds(policy, drawing, race, folder) if prefill else 0.0,
+        "peak_gpu": torch.cuda.max_memory_allocated() if race.accelerator == "cuda" else 0,
+        "products_per_second": product_rate(device=race.accelerator, dtype=DTYPES[race.precision]),
     }
 
 
-def sampling_operations(cost: Any, race: Race) -> float:
+def prefill_seconds(policy: Any, engine: Any, race: Race, folder: Path, times: int = 3) -> float:
+    """Seconds of sampling one token per completion of a step: reading the prompts, and one draw.
+
+    Args:
+        policy: What reads.
+        engine: What samples.
+        race: The sizes.
+        folder: With the prompts.
+        times: How often; the middle one counts.
+    """
+    import torch
+
+    from grpo_lightning.engines.sampling import Sampling
+    from grpo_lightning.types import RandomKey, Request
+
+    lines = prompts_file(folder, race).read_text(encoding="utf-8").splitlines()[: race.prompts]
+    prompts = [policy.tokenizer(json.loads(line)["question"])["input_ids"] for line in lines]
+    requests = [
+        Request(ids, index, sample, 0) for index, ids in enumerate(prompts) for sample in range(race.group_size)
+    ]
+    seconds = []
+    with torch.autocast(race.accelerator, torch.bfloat16, enabled=race.precision == "bf16"):
+        engine.wake()
+        engine.sync(policy)
+        for _ in range(times):
+            started = time.perf_counter()
+            engine.generate(requests, Sampling(max_new_tokens=1), RandomKey(0, 0))
+            seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+def sampling_operations(cost: Any, race: Race, step: int = 0) -> float:
     """Floating-point operations of drawing a step's completions: forwards alone, each prompt once per group.
 
     Args:
         cost: `Cost` of the policy, which counts forward and backward: three times the forward.
-        race: The sizes; every completion has its full length.
+        race: The sizes.
+        step: Number of the step, which decides about lengths that were drawn.
     """
-    prompt, drawn = race.prompt_tokens, race.new_tokens
-    # The last token drawn is not passed; the first is drawn from the prompt's logits, which the group shares.
-    passed = range(drawn - 1)
-    tokens = race.prompts * prompt + race.rows * len(passed)
-    heads = race.prompts + race.rows * len(passed)
-    pairs = race.prompts * prompt**2 + race.rows * sum(prompt + index + 1 for index in passed)
-    return (cost.token * tokens + cost.drawn * heads + cost.pair * pairs) / 3
+    sizes = Sizes(race.prompt_tokens, race.group_size, tuple(race.lengths(step)))
+    model = Model(cost=cost, parameters=0, weights=0, cache=0, vocabulary=0)
+    return (model.prefill(sizes) + total(model.decoding(sizes))).operations
 
 
-def product_rate(size: int = 2048, seconds: float = 2.0) -> float:
-    """Floating-point operations per second of the fastest product of two float32 matrices, with torch's threads.
+def product_rate(size: int = 2048, seconds: float = 2.0, device: str = "cpu", dtype: str = "float32") -> float:
+    """Floating-point operations per second of the fastest product of two matrices, with torch's threads.
 
     Args:
         size: Rows and columns.
         seconds: How long to repeat it.
+        device: Of torch.
+        dtype: Name of their type.
     """
     import torch
 
-    a, b, out = (torch.rand(size, size) for _ in range(3))
-    begun, fastest = time.perf_counter(), float("inf")
-    while time.perf_counter() - begun < seconds:
-        started = time.perf_counter()
-        torch.mm(a, b, out=out)
-        fastest = min(fastest, time.perf_counter() - started)
-    return 2 * size**3 / fastest
+    return machine.product_rate(size, size, size, getattr(torch, dtype), seconds, device)
 
 
-def run_trl(folder: Path, race: Race) -> dict[str, Any]:
-    """Steps in TRL: their ends. It has its defaults where they do not make it slower on a CPU."""
+def run_trl(folder: Path, race: Race, vllm: bool = False) -> dict[str, Any]:
+    """Steps in TRL: their ends and phases. It has its defaults where they do not make it slower.
+
+    Args:
+        folder: With model and prompts.
+        race: The sizes.
+        vllm: Whether vLLM draws the completions, in the same process.
+    """
     import datasets
+    import torch
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    ends: list[float] = []
+    timer = Timer(torch.cuda.synchronize) if race.accelerator == "cuda" else Timer()
     seen: list[int] = [0]
 
     class Stopwatch(TrainerCallback):
         """Notes when a step ends, and the tokens that it had."""
 
         def on_step_end(self, args, state, control, **kwargs):
-            ends.append(time.perf_counter())
+            timer.end()
             seen.append(int(state.num_input_tokens_seen))
 
     config = GRPOConfig(
@@ -165,29 +233,54 @@ def run_trl(folder: Path, race: Race) -> dict[str, Any]:
         beta=0.0,
         num_iterations=1,
         learning_rate=LEARNING_RATE,
-        bf16=False,
+        bf16=race.precision == "bf16",
+        model_init_kwargs={"dtype": race.trl_weights},
+        use_vllm=vllm,
+        vllm_mode="colocate",
         gradient_checkpointing=False,
         logging_steps=1,
         report_to="tensorboard",
         save_strategy="no",
-        use_cpu=True,
+        use_cpu=race.accelerator == "cpu",
         disable_tqdm=True,
     )
     rows = [json.loads(line) for line in prompts_file(folder, race).open(encoding="utf-8")]
-    GRPOTrainer(
+    trainer = GRPOTrainer(
         model=str(model_folder(folder)),
         reward_funcs=lambda completions, **kwargs: [even_fraction(text) for text in completions],
         args=config,
         train_dataset=datasets.Dataset.from_list([{"prompt": row["question"]} for row in rows]),
         callbacks=[Stopwatch()],
-    ).train()
-    return {"ends": ends, "tokens": [after - before for before, after in itertools.pairwise(seen)]}
+    )
+    if race.lognormal:
+        stopping(trainer, race.lengths)
+    watch_trl(trainer, timer)
+    trainer.train()
+    return {
+        "ends": timer.ends,
+        "tokens": [after - before for before, after in itertools.pairwise(seen)],
+        "phases": timer.medians(PHASES, race.warm_up),
+        "peak_gpu": torch.cuda.max_memory_allocated() if race.accelerator == "cuda" else 0,
+    }
+
+
+RUNS = {
+    "ours": run_ours,
+    "trl": run_trl,
+    "ours-vllm": partial(run_ours, engine="vllm"),
+    "trl-vllm": partial(run_trl, vllm=True),
+}
+"""By the name of the side."""
 
 
 def main() -> None:
     """Runs a side and writes what it measured."""
     side, folder, race = sys.argv[1], Path(sys.argv[2]), Race.from_json(sys.argv[3])
-    found = {"ours": run_ours, "trl": run_trl}[side](folder, race)
+    if "--cpu" in sys.argv[4:]:
+        # Before anything is imported that keeps the clock: every phase is then in processor seconds.
+        time.perf_counter = time.process_time
+    options = {"prefill": True} if "--prefill" in sys.argv[4:] else {}
+    found = RUNS[side](folder, race, **options)
     import torch
 
     ends = found.pop("ends")

@@ -38,7 +38,7 @@ def readable(text: str) -> str:
     text = re.sub(r"<([\w.]+) object at 0x[0-9a-f]+>", r"\1", text)
     text = re.sub(r"\{'class_path': '([\w.]+)'(?:, 'init_args': (\{[^{}]*\}))?\}", given_class, text)
     text = re.sub(r"(?<=default: )\{.*?\}", lambda found: as_yaml(found[0]), text)
-    text = re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z]\w*)", "", text)
+    text = re.sub(r"(?<![`.])\b(?:[a-z_]\w*\.)+(?=[A-Z]\w*)", "", text)  # bar where a docstring shows a path
     while (shorter := re.sub(r"\b(Union|Optional)\[([^][]*(?:\[[^][]*\][^][]*)*)\]", alternatives, text)) != text:
         text = shorter
     return text.replace(", known subclasses: ", "; there are: ")

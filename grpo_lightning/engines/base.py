@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, RandomKey, Request
 
@@ -41,6 +42,9 @@ class RolloutEngine(ABC):
     gap_causes: ClassVar[str] = ""
     """What is likely wrong where the gap is beyond the tolerance: a sentence for the message."""
 
+    dtype: torch.dtype | None = None
+    """The type of its matrix products; None: the type that the policy computes in."""
+
     policy: Policy | None = None
     """The policy of the last `sync`."""
 
@@ -50,6 +54,10 @@ class RolloutEngine(ABC):
     def has(self, policy: Policy) -> bool:
         """Whether it draws from `policy` as it is now, so that no `sync` is needed."""
         return self.policy is policy and self.version == policy.version
+
+    def product_dtype(self, policy: Policy) -> torch.dtype:
+        """The type of its matrix products. One that rounds makes a mismatch, which the run reports."""
+        return self.dtype or compute_dtype(policy)
 
     def sync(self, policy: Policy) -> None:
         """Makes `policy`, as it is now, the one to draw from. Called once per `Policy.version`, on every rank.

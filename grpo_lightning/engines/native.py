@@ -1,9 +1,10 @@
 """The default engine: a decode loop over the policy's own weights."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from operator import itemgetter
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface
 import grpo_lightning.engines.trial as trial
 from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.kv_memory import GIB, cache_bytes_per_token, free_bytes, row_bytes, rows_at_once
+from grpo_lightning.engines.linear_copies import LinearCopies
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.engines.slab import SlabLayer, attention, mask
@@ -31,8 +33,9 @@ AttentionMaskInterface.register(ATTENTION, mask)
 class NativeEngine(RolloutEngine):
     """Decodes with the policy's own weights, whole or sharded; its log-probs equal the policy's (1e-6 in float32).
 
-    The default: nothing is copied and nothing merged. Equal prompts are read once, their keys and values copied to each
-    completion, and finished rows are compacted away. A model that it cannot decode exactly is refused before the run.
+    The default: nothing is merged, and nothing copied unless asked for. Equal prompts are read once, their keys and
+    values copied to each completion, and finished rows are compacted away. A model that it cannot decode exactly is
+    refused before the run.
 
     Args:
         max_rows: Completions decoded at once. Further ones are decoded in batches, longest prompts first.
@@ -40,11 +43,23 @@ class NativeEngine(RolloutEngine):
         max_cache_gib: Memory for the key-value cache, which bounds the completions decoded at once. None takes what is
             free. It changes speed and memory, and rounding: in bfloat16 a token's probability depends on how many rows
             are decoded with it. Set it where a resumed run must be equal to the bit.
+        packed: On a CPU, decode with copies of the linear layers in the layout that few rows read fastest. They are
+            made when sampling begins and freed when it ends. Log-probs differ by rounding, 1e-5 in float32.
+        dtype: Type of the copies of the linear layers. `bfloat16` has half the bytes of float32. It draws from another
+            distribution than the policy, and its log-probs are of that one: see `model.objective.correction`. None
+            computes in the policy's type.
     """
 
     shares_weights = True
 
-    def __init__(self, max_rows: int = 1024, check_every: int = 8, max_cache_gib: float | None = None) -> None:
+    def __init__(
+        self,
+        max_rows: int = 1024,
+        check_every: int = 8,
+        max_cache_gib: float | None = None,
+        packed: bool = False,
+        dtype: Literal["bfloat16"] | None = None,
+    ) -> None:
         if max_rows < 1 or check_every < 1:
             raise UsageError(f"max_rows={max_rows}, check_every={check_every}: give 1 or more")
         if max_cache_gib is not None and max_cache_gib <= 0:
@@ -52,18 +67,44 @@ class NativeEngine(RolloutEngine):
         self.max_rows = max_rows
         self.check_every = check_every
         self.max_cache_gib = max_cache_gib
+        self.packed = packed
+        self.dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
+        self._copies: LinearCopies | None = None
+
+    def sync(self, policy: Policy) -> None:
+        """As `RolloutEngine.sync`; copies the linear layers, if it decodes with copies."""
+        self._copies = None  # Not two at a time.
+        self._copies = self._copied(policy)
+        super().sync(policy)
+
+    def sleep(self) -> None:
+        """Frees the copies of the linear layers; without any, nothing."""
+        if self._copies is not None:
+            self._copies = self.version = None
+
+    def close(self) -> None:
+        """As `RolloutEngine.close`."""
+        self._copies = None
+        super().close()
+
+    def _copied(self, policy: Policy) -> LinearCopies | None:
+        """Copies of the linear layers as they are now; None if it decodes with the layers themselves."""
+        return LinearCopies(policy, self.product_dtype(policy)) if self.packed or self.dtype else None
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
         """Raises UsageError for a policy that it would decode wrongly or not at all, or that does not fit."""
 
         def decode(requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
             groups = groups_of(requests)
-            with _slab_attention(policy):
+            with _slab_attention(policy), copies.in_use() if copies else nullcontext():
                 batch = _Batch(policy, _chosen(requests, groups), sampling, RandomKey(0, 0), None)
                 return _in_order(groups, batch.run(self.check_every, lambda ended: None))
 
+        copies = None
         with policy.gathered():
             fault = trial.fault(policy, decode)
+            if not fault and (copies := self._copied(policy)):
+                fault = trial.fault(policy, decode, dtype=copies.dtype)
         if fault:
             raise _cannot_decode(policy, fault)
         # The shortest prompt there can be; what others need is known when they come.
@@ -80,9 +121,11 @@ class NativeEngine(RolloutEngine):
         """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
         policy, stops = self.policy, StopStrings(self.policy, sampling.stop)
+        if not self.has(policy) and self._copies:
+            self.sync(policy)
         done: list[Sequence[int]] = []
         completions: list[Completion] = []
-        with _decoding(policy):
+        with _decoding(policy), self._copies.in_use() if self._copies else nullcontext():
             for groups in self._batches(policy, requests, sampling.max_new_tokens):
                 batch = _Batch(policy, _chosen(requests, groups), sampling, key, stops)
                 completions += batch.run(self.check_every, progress or (lambda ended: None))

@@ -104,7 +104,9 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
         logp = logits.log_softmax(-1)
         token = logp.argmax(-1, keepdim=True)
     else:
-        logp = _filtered(logits / sampling.temperature, sampling).log_softmax(-1)
+        # Each pass over a large vocabulary counts: x / 1 is x to the bit.
+        scaled = logits if sampling.temperature == 1 else logits / sampling.temperature
+        logp = _filtered(scaled, sampling).log_softmax(-1)
         cdf = cumulative(logp.exp())
         if not sampling.unfiltered:
             # A parallel cumsum may dip by a rounding error, and then the search may end on a filtered token.

@@ -34,28 +34,42 @@ SINGLE = 8
 """Largest difference of a single token, as a multiple of the tolerated mean difference."""
 
 
-def tolerance(policy: Policy) -> float:
-    """Largest mean difference in nats between two ways to compute log-probs that rounding explains."""
-    dtype = compute_dtype(policy)
+def tolerance(policy: Policy, dtype: torch.dtype | None = None) -> float:
+    """Largest mean difference in nats between two ways to compute log-probs that rounding explains.
+
+    Args:
+        policy: What computes one of them.
+        dtype: Type of the other's products; None is the policy's.
+    """
+    dtype = dtype or compute_dtype(policy)
     tf32 = policy.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
     return TOLERANCES[torch.float16 if dtype == torch.float32 and tf32 else dtype]
 
 
-def fault(policy: Policy, decode: Decode, prompt_lengths: Sequence[int] = PROMPT_LENGTHS) -> str:
+def fault(
+    policy: Policy, decode: Decode, prompt_lengths: Sequence[int] = PROMPT_LENGTHS, dtype: torch.dtype | None = None
+) -> str:
     """What is wrong with `decode`, in a few words; empty if nothing is.
 
     Under autocast, whose rounding hides errors, float32 is tried as well.
+
+    Args:
+        policy: What scores itself.
+        decode: What is tried.
+        prompt_lengths: Tokens of the prompts.
+        dtype: Type of the products of `decode`, if it has one of its own. Then it is tried in this type alone.
     """
     kind = policy.device.type
     attention = str(policy.text_config._attn_implementation)
     if "flash" in attention and kind == "cpu":  # Sharded weights are loaded there, and flash is not.
         policy.model.set_attn_implementation("sdpa")
         try:
-            return fault(policy, decode, prompt_lengths)
+            return fault(policy, decode, prompt_lengths, dtype)
         finally:
             policy.model.set_attn_implementation(attention)
     contexts: list[AbstractContextManager[object]] = [nullcontext()]
-    if torch.is_autocast_enabled(kind) and policy.model.dtype == torch.float32 and "flash" not in attention:
+    mixed = torch.is_autocast_enabled(kind) and policy.model.dtype == torch.float32
+    if mixed and dtype is None and "flash" not in attention:
         contexts.append(torch.autocast(kind, enabled=False))
     for context in contexts:
         with context:
@@ -65,7 +79,8 @@ def fault(policy: Policy, decode: Decode, prompt_lengths: Sequence[int] = PROMPT
                 raise
             except Exception as error:
                 return first_line(error)
-            if not off.mean() <= tolerance(policy) or not off.max() <= SINGLE * tolerance(policy):
+            tolerated = tolerance(policy, dtype)
+            if not off.mean() <= tolerated or not off.max() <= SINGLE * tolerated:
                 return f"its log-probs would be off by {float(off.max()):.2g}"
     return ""
 

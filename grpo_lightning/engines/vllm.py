@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,26 +11,17 @@ from grpo_lightning import ranks
 from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.guest import Guest
 from grpo_lightning.engines.kv_memory import GIB
-from grpo_lightning.engines.native import groups_of
-from grpo_lightning.engines.philox import philox
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.engines.trial import compute_dtype
+from grpo_lightning.engines.vllm_requests import Call, Completions, calls_of, check_lengths
 from grpo_lightning.policy.named_weights import named_weights
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.pretrained import first_line
-from grpo_lightning.types import Completion, FinishReason, RandomKey, Request, UsageError
-
-CHECK_EVERY = 8
-"""Tokens of a completion between two searches for stop strings."""
-
-STRIDE = 2**10
-"""Seeds per group: vLLM gives completion i of a request the request's seed + i."""
+from grpo_lightning.types import Completion, RandomKey, Request, UsageError
 
 CPU_CACHE_GIB = 1.0
 """Memory of the key-value cache on a CPU."""
-
-REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 GUEST = Guest(
     # In this process, so that weights are handed over as they are.
@@ -184,11 +174,13 @@ class VLLMEngine(RolloutEngine):
     ) -> list[Completion]:
         """As `RolloutEngine.generate`."""
         assert self.policy is not None and self._llm is not None, "call sync(policy) first"
-        self._check_lengths(requests, sampling)
+        limit = self._llm.llm_engine.model_config.max_model_len
+        fix = "raise max_model_len, or max_cache_gib if max_model_len is null"
+        check_lengths(requests, sampling, limit, "model.engine.max_model_len", fix)
         stops = StopStrings(self.policy, sampling.stop)
         # Completions that are searched for strings end one by one.
         calls = calls_of(requests, sampling, key, together=not stops.strings)
-        completions = _Completions(len(requests), stops, progress or (lambda ended: None))
+        completions = Completions(len(requests), stops, progress or (lambda ended: None))
         try:
             with GUEST.at_home(self._device), torch.compiler.set_stance(self._stance):
                 self._run(calls, sampling, completions)
@@ -203,18 +195,7 @@ class VLLMEngine(RolloutEngine):
         """On a CPU vLLM compiles only how it counts likelier tokens: 3 seconds for nothing."""
         return "default" if self._device.type == "cuda" else "force_eager"
 
-    def _check_lengths(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """Raises UsageError where vLLM would end completions before `max_new_tokens`."""
-        longest = max(len(request.token_ids) for request in requests) + sampling.max_new_tokens
-        limit = self._llm.llm_engine.model_config.max_model_len
-        if longest > limit:
-            raise UsageError(
-                f"model.engine.max_model_len={limit}: a prompt with sampling.max_new_tokens={sampling.max_new_tokens} "
-                f"has {longest} tokens; raise max_model_len, or max_cache_gib if max_model_len is null, or lower "
-                "sampling.max_new_tokens"
-            )
-
-    def _run(self, calls: Sequence["Call"], sampling: Sampling, completions: "_Completions") -> None:
+    def _run(self, calls: Sequence[Call], sampling: Sampling, completions: Completions) -> None:
         """Lets vLLM draw until every completion has ended."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
@@ -223,19 +204,8 @@ class VLLMEngine(RolloutEngine):
         piecewise, engine = bool(completions.stops.strings), self._llm.llm_engine
         for index, call in enumerate(calls):
             params = SamplingParams(
-                n=len(call.rows),
-                seed=call.seed,
-                max_tokens=sampling.max_new_tokens,
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
-                min_p=sampling.min_p,
-                # The policy's stop tokens, and no other.
-                stop_token_ids=sorted(completions.stops.ids),
-                ignore_eos=True,
-                logprobs=0,
+                **call.parameters(sampling, completions.stops.ids),
                 flat_logprobs=True,
-                detokenize=False,
                 skip_clone=True,
                 output_kind=RequestOutputKind.DELTA if piecewise else RequestOutputKind.FINAL_ONLY,
             )
@@ -259,102 +229,6 @@ class VLLMEngine(RolloutEngine):
             gc.collect()
 
 
-@dataclass(slots=True)
-class Call:
-    """One request to vLLM. It stands for a group's requests, or for one."""
-
-    token_ids: list[int]
-    seed: int | None
-    rows: list[list[int]]
-    """For each of the request's completions the indices of the requests that it is for."""
-
-
-def calls_of(requests: Sequence[Request], sampling: Sampling, key: RandomKey, together: bool) -> list[Call]:
-    """The requests to vLLM. Greedy decoding draws once per prompt.
-
-    Args:
-        requests: What to complete.
-        sampling: The distribution to draw from.
-        key: Seed of the run and exploration step.
-        together: Whether a group may be one request.
-    """
-    if sampling.greedy:
-        return [Call(requests[group[0]].token_ids, None, [list(group)]) for group in groups_of(requests)]
-    calls: list[Call] = []
-    for row, (request, seed) in enumerate(zip(requests, seeds_of(requests, key), strict=True)):
-        last = calls[-1] if calls and together else None
-        if (
-            last
-            and last.seed is not None
-            and seed == last.seed + len(last.rows)
-            and last.token_ids == request.token_ids
-        ):
-            last.rows.append([row])
-        else:
-            calls.append(Call(request.token_ids, seed, [[row]]))
-    return calls
-
-
-def seeds_of(requests: Sequence[Request], key: RandomKey) -> list[int]:
-    """A seed below 2^60 per request; those of a group follow one another.
-
-    Of a seed a CPU's generator takes 32 bits: there two prompts in four million share their seeds.
-    """
-    ids = torch.tensor([(r.position, r.sample // STRIDE, r.prompt_id) for r in requests])
-    position, block, prompt = ids.unbind(1)
-    mask = 0xFFFFFFFF
-    counter = (position, block, prompt & mask, (prompt >> 32) & mask)
-    high, low, *_ = philox(counter, (key.seed & mask, key.step & mask))
-    groups = ((high & 0x3FFFF) * 2**32 + low).tolist()
-    return [group * STRIDE + r.sample % STRIDE for group, r in zip(groups, requests, strict=True)]
-
-
 def _rank_of(device: torch.device) -> dict[str, str]:
     """What vLLM wants to know of this process: Lightning sets no RANK."""
     return {"RANK": str(ranks.rank()), "LOCAL_RANK": str(device.index or 0)} if ranks.world_size() > 1 else {}
-
-
-@dataclass
-class _Completions:
-    """Completions as they grow; stop strings end them."""
-
-    count: int
-    stops: StopStrings
-    progress: Progress
-    found: dict[int, Completion] = field(default_factory=dict)
-    drawn: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
-
-    def add(self, rows: Sequence[int], token_ids: Sequence[int], logp: Sequence[float], reason: str | None) -> bool:
-        """Adds tokens to the completion of the requests `rows`. Returns whether they end it and vLLM does not know.
-
-        Args:
-            rows: Indices of requests.
-            token_ids: The new tokens.
-            logp: Their log-probs.
-            reason: Why vLLM ended it; None where it goes on.
-        """
-        ids, logps = self.drawn.setdefault(rows[0], ([], []))
-        before = len(ids)
-        ids += token_ids
-        logps += logp
-        if reason is None and not self._ends(ids, before):
-            return False
-        if reason not in (None, *REASONS):
-            raise RuntimeError(f"vLLM ended a completion because of {reason!r}")
-        ended = FinishReason.LENGTH if reason is None else REASONS[reason]
-        completion = self.stops.cut(Completion(ids, logps, ended))
-        for row in rows:
-            self.found[row] = completion
-        del self.drawn[rows[0]]
-        self.progress(len(rows))
-        return reason is None
-
-    def _ends(self, ids: list[int], before: int) -> bool:
-        """Whether a stop string is in the text; looked for every `CHECK_EVERY` tokens."""
-        seen = before // CHECK_EVERY * CHECK_EVERY
-        return len(ids) // CHECK_EVERY > before // CHECK_EVERY and self.stops.first_end(ids, seen) is not None
-
-    @property
-    def all(self) -> list[Completion]:
-        """The completion of each request, in their order."""
-        return [self.found[row] for row in range(self.count)]

@@ -1,7 +1,7 @@
 """Conversations of the policy with an environment: all of a step's advance together, one turn at a time."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -54,8 +54,9 @@ class Limits:
     num_workers: int = 2
 
     def __post_init__(self) -> None:
-        at_least("data.limits.max_turns", self.max_turns, 1)
-        at_least("data.limits.max_tokens", self.max_tokens, 1)
+        for limit in fields(self):
+            least = 0.001 if limit.name == "seconds" else 1
+            at_least(f"data.limits.{limit.name}", getattr(self, limit.name), least)
 
 
 class Conversations:

@@ -97,9 +97,10 @@ def summarise(exploration: Exploration) -> list[GroupSummary]:
         push *= -rollouts.sampler_logp.double().expm1()
     per_row = [float(part.sum()) for part in push.split(rollouts.lengths.tolist())]
     found: dict[int, tuple[list[float], list[float]]] = {}
-    for row, pushed, prompt_id in zip(rollouts.row.tolist(), per_row, exploration.prompt_ids, strict=True):
+    rows, begins = rollouts.row.tolist(), rollouts.begins.tolist()
+    for row, is_new, pushed, prompt_id in zip(rows, begins, per_row, exploration.prompt_ids, strict=True):
         rewards, pushes = found.setdefault(prompt_id, ([], []))
-        rewards += [] if math.isnan(total[row]) else [total[row]]
+        rewards += [total[row]] if is_new and not math.isnan(total[row]) else []
         pushes.append(pushed)
     return [GroupSummary(id, *mean_and_std(rewards), sum(pushes)) for id, (rewards, pushes) in found.items()]
 

@@ -67,7 +67,8 @@ class Objective:
 
     def token_weight(self, rollouts: Rollouts, batch: BatchSize) -> Tensor:
         """[N] float32: the weighting's weight of every token, 0 where a mask leaves the token out."""
-        weight = rollouts.spread(self.weighting(rollouts.lengths, rollouts.group, batch))
+        whole = self.weighting(rollouts.whole_lengths, rollouts.group[rollouts.begins], batch)
+        weight = rollouts.spread(whole[rollouts.completion])
         for mask in self.masks:
             weight = torch.where(mask(rollouts), weight, 0.0)
         return weight

@@ -60,6 +60,9 @@ class Rollouts:
     Tokens that somebody else wrote inside a completion (a tool's answer, an environment's turn) are context. The policy
     sees them, but no formula does: they have no entry in any [N] vector, and `lengths` does not count them.
 
+    A conversation whose history is rewritten stands here in several pieces, one after the other. Each is a row, which
+    the policy reads by itself. Rewards, advantages and weightings know completions as a whole.
+
     Index types are int64, log-probs are in nats. A field is None as long as nobody needs it.
 
     | field | shape and dtype | meaning | filled by | read by |
@@ -68,11 +71,11 @@ class Rollouts:
     | `prompt_lengths` | [Q] int64 | tokens of each prompt, at least 1 | explorer | policy, packs |
     | `group` | [B] int64 | index of each completion's prompt | explorer | advantages, weightings, policy |
     | `token_ids` | [N] int64 | the drawn tokens end to end, stop tokens included | explorer | policy, prefix tree |
-    | `lengths` | [B] int64 | drawn tokens of each completion, the paper's length of o_i, at least 1 | explorer | all |
+    | `lengths` | [B] int64 | drawn tokens of each row, the paper's length of o_i, at least 1 | explorer | all |
     | `context_ids` | [M] int64 | the given tokens end to end; None: there are none | explorer | policy, prefix tree |
     | `context_lengths` | [B] int64 | given tokens of each completion | explorer | policy, packs |
     | `position` | [N] int64 | index of a drawn token in its completion's drawn and given tokens | explorer | policy |
-    | `row` | [B] int64 | index of the completion in the exploration step | explorer, `select` keeps it | messages |
+    | `row` | [B] int64 | index of the completion in the exploration step | explorer, `select` keeps it | all |
     | `truncated` | [B] bool | whether it was cut off at `max_new_tokens` | explorer | mask `Truncated` |
     | `sampler_logp` | [N] float32 | log-prob when drawn, filters included; None: unknown | explorer | corrections |
     | `advantage` | [N] float32 | Â, in units of the advantage estimator | preparation | surrogates |
@@ -217,6 +220,22 @@ class Rollouts:
     def __len__(self) -> int:
         """B."""
         return len(self.lengths)
+
+    @property
+    def begins(self) -> Tensor:
+        """[B] bool, whether a completion begins here. Rows in a row of the same `row` are pieces of one completion."""
+        before = torch.cat([self.row.new_full((1,), -2), self.row])[: len(self)]
+        return self.row != before
+
+    @property
+    def completion(self) -> Tensor:
+        """[B] int64, the index of the completion that each row is a piece of."""
+        return self.begins.cumsum(0) - 1
+
+    @property
+    def whole_lengths(self) -> Tensor:
+        """[completions] int64, drawn tokens of each completion, in all of its pieces."""
+        return ragged.segment_sum(self.lengths, self.completion, int(self.begins.sum()))
 
     @property
     def num_tokens(self) -> int:

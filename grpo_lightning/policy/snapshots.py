@@ -100,8 +100,9 @@ class MovingAverage(FrozenCopy):
     """A reference that follows the policy: π_ref <- alpha π_θ + (1 - alpha) π_ref (TR-DPO, arXiv 2404.09656).
 
     Lets the policy move far in the long run while the KL term still restrains each stretch. It is updated whenever a
-    `FrozenCopy` would be refreshed: every `loop.steps_per_iteration` steps. Of a policy with an adapter it averages the
-    trained tensors: the average of two LoRA is then not that of the weights they stand for.
+    `FrozenCopy` would be refreshed: every `loop.steps_per_iteration` steps, without which it is refused. Of a policy
+    with an adapter it averages the trained tensors: the average of two LoRA is then not that of the weights they stand
+    for.
 
     Args:
         alpha: Weight of the policy in the average; 1 is a plain refresh.

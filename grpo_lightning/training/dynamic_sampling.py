@@ -34,8 +34,9 @@ class DynamicSampling:
     def passing(self, exploration: Exploration) -> list[int]:
         """The ids of the prompts, of all ranks, whose groups pass. Every rank must call it."""
         rollouts = exploration.rollouts
-        reward = self._looked_at(exploration.scores)[rollouts.row]
-        passes = self.filter(reward, rollouts.group, len(rollouts.prompt_lengths))
+        begins = rollouts.begins
+        reward = self._looked_at(exploration.scores)[rollouts.row[begins]]
+        passes = self.filter(reward, rollouts.group[begins], len(rollouts.prompt_lengths))
         ids = exploration.prompt_ids
         mine = [id for id, group in zip(ids, rollouts.group.tolist(), strict=True) if passes[group]]
         return [id for ids in ranks.gather(mine) for id in ids]

@@ -30,7 +30,7 @@ class Exploration:
     rollouts: Rollouts
     """The completions that are learned from; `Rollouts.row` is an index into `samples`.
 
-    A conversation whose history a chat template rewrites has several, one whose environment failed none."""
+    A conversation whose history a chat template rewrites has several rows, one whose environment failed none."""
     seconds: dict[str, float]
     """Seconds spent in `explore` (sampling) and in `reward`."""
     policy_version: int
@@ -225,17 +225,18 @@ class Explorer:
         )
 
     def rewards(self, exploration: Exploration) -> RewardBatch:
-        """The rewards with a weight, of the completions that are learned from; on the CPU."""
+        """The rewards with a weight, of the completions that are learned from, pieces taken together; on the CPU."""
         rollouts = exploration.rollouts
-        rows = rollouts.row.tolist()
+        begins = rollouts.begins
+        rows = rollouts.row[begins].tolist()
         counting = [(r.weight, exploration.scores.results[r.name]) for r in self.scorer.rewards if r.weight != 0]
         value = torch.tensor([[result.value[row] for row in rows] for _, result in counting], dtype=torch.float64)
         return RewardBatch(
             value=value.reshape(len(counting), len(rows)),
             weight=torch.tensor([weight for weight, _ in counting], dtype=torch.float64),
-            group=rollouts.group.cpu(),
-            lengths=rollouts.lengths.cpu(),
-            segments=[segment_rewards(result.segments, rows, rollouts.lengths.tolist()) for _, result in counting],
+            group=rollouts.group[begins].cpu(),
+            lengths=rollouts.whole_lengths.cpu(),
+            segments=[segment_rewards(result.segments, rows) for _, result in counting],
         )
 
 
@@ -297,24 +298,11 @@ def sampler_logp(completions: Sequence[Completion | Piece]) -> Tensor | None:
     return torch.tensor([p for logp in recorded for p in logp], dtype=torch.float32) if recorded else None
 
 
-def segment_rewards(
-    scores: list[list[Segment]] | None, rows: Sequence[int], lengths: Sequence[int]
-) -> SegmentRewards | None:
-    """The segments of the completions `rows`; `SegmentRewards.row` is an index into `rows`.
-
-    Args:
-        scores: By sample.
-        rows: The sample of each completion. Several of one sample are its pieces, end to end. A segment of a later
-            piece counts at the end of an earlier one: it follows from that.
-        lengths: Drawn tokens of each completion.
-    """
+def segment_rewards(scores: list[list[Segment]] | None, rows: Sequence[int]) -> SegmentRewards | None:
+    """The segments of the completions `rows`, from those by sample; `SegmentRewards.row` is an index into `rows`."""
     if scores is None:
         return None
-    segments, first = [], dict.fromkeys(rows, 0)
-    for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        ends = [(min(segment.end - first[row], length - 1), segment.value) for segment in scores[row]]
-        segments += [(index, Segment(end, value)) for end, value in ends if end >= 0]
-        first[row] += length
+    segments = [(index, segment) for index, row in enumerate(rows) for segment in scores[row]]
     return SegmentRewards(
         row=torch.tensor([index for index, _ in segments], dtype=torch.int64),
         end=torch.tensor([segment.end for _, segment in segments], dtype=torch.int64),

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 
 from grpo_lightning.engines.kv_memory import GIB, free_bytes
+from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.policy.shared_prefix import ATTENTION
 from grpo_lightning.policy.snapshots import FrozenCopy
 from grpo_lightning.training.data import PromptDataModule
@@ -66,12 +67,15 @@ def job_of(
         val_samples=module.val_samples,
         max_cache=None if max_cache_gib is None else max_cache_gib * GIB,
         bounds_cache=hasattr(engine, "max_cache_gib"),
+        packs=isinstance(engine, NativeEngine) and engine.packed and device == "cpu",
+        copied_dtype=engine.dtype if isinstance(engine, NativeEngine) else None,
         dtype=policy.dtype,
         precision=precision,
         attention=attention,
         shares_prefix=shares,
         recomputes=policy.gradient_checkpointing,
         offloads=policy.offload_activations and device != "cpu",
+        fused=policy.fused,
         dropout=policy.dropout,
         entropy_gradient=module.objective.entropy_bonus > 0,
         frozen_copies=sum(isinstance(one, FrozenCopy) for one in (module.old_policy, module.reference))

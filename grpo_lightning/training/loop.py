@@ -24,7 +24,7 @@ from grpo_lightning.maths import mismatch
 from grpo_lightning.maths.group_filters import TOTAL
 from grpo_lightning.maths.stopping import FixedPasses, Passes, StopRule
 from grpo_lightning.policy.adapter import num_elements
-from grpo_lightning.policy.snapshots import AdapterOff
+from grpo_lightning.policy.snapshots import AdapterOff, MovingAverage
 from grpo_lightning.training import disk
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
@@ -150,6 +150,11 @@ class GRPOLoop(Callback):
                 f"loop.steps_per_iteration={self.steps_per_iteration}: the model without its adapter, AdapterOff, "
                 "stays as it is. Set model.reference=FrozenCopy, or loop.steps_per_iteration=null"
             )
+        if not self.steps_per_iteration and isinstance(module.reference, MovingAverage):
+            raise UsageError(
+                "model.reference=MovingAverage: it moves every loop.steps_per_iteration steps, and that is null. Give "
+                "1 or more, such as loop.steps_per_iteration=1, or set model.reference=FrozenCopy, which never moves"
+            )
         rewards = [reward.name for reward in module.explorer.scorer.rewards]
         if self.dynamic_sampling and self.dynamic_sampling.filter.reward not in (None, TOTAL, *rewards):
             raise UsageError(
@@ -169,7 +174,7 @@ class GRPOLoop(Callback):
                 f"step short; {PASSES}"
             )
         parts = [module, *trainer.callbacks, *module.explorer.scorer.rewards]
-        names = self.metrics(module, validates=trainer.limit_val_batches != 0)
+        names = self.metrics(module, trainer.limit_val_batches != 0, str(trainer.precision))
         names += [name for one in trainer.callbacks if isinstance(one, Observer) for name in one.metric_names]
         validate_monitors(
             trainer.callbacks,
@@ -178,9 +183,16 @@ class GRPOLoop(Callback):
             own=any(map(is_own, parts)),
         )
 
-    def metrics(self, module: GRPOModule, validates: bool) -> list[str]:
-        """The names of all metrics that the run logs, except those of single rewards and their statuses."""
-        names = [*STEP, *UPDATE, *mismatch.METRICS]
+    def metrics(self, module: GRPOModule, validates: bool, precision: str = "32-true") -> list[str]:
+        """The names of all metrics that the run logs, except those of single rewards and their statuses.
+
+        Args:
+            module: What is trained.
+            validates: Whether the run has validation.
+            precision: Precision of the trainer.
+        """
+        names = [*STEP, *UPDATE]
+        names += mismatch.METRICS if module.logs_mismatch(self.source.is_late, precision) else []
         names += ["optim/updates", *(f"optim/stopped_by/{name}" for name in self.stop.names)] if self.stop.names else []
         names += ["rollout/wasted"] if self.dynamic_sampling else []
         names += CONVERSATION if module.explorer.conversations is not None else []

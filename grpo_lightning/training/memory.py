@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from grpo_lightning.engines.kv_memory import cache_bytes_per_token, rows_at_once
+from grpo_lightning.engines.linear_copies import numbers_in_copies
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.adapter import LoRA
@@ -92,6 +93,10 @@ class Job:
     """Bytes that decoding may take, cache and logits; None sets no limit."""
     bounds_cache: bool = False
     """Whether the engine decodes only as many rows as fit into free memory."""
+    packs: bool = False
+    """Whether the engine decodes with packed copies of the linear layers."""
+    copied_dtype: torch.dtype | None = None
+    """Type of the engine's copies of the linear layers, if it has one of its own."""
     dtype: torch.dtype = torch.float32
     precision: str = "32-true"
     attention: str = "sdpa"
@@ -100,6 +105,8 @@ class Job:
     """Gradient checkpointing."""
     offloads: bool = False
     """Whether activations are kept in main memory, and that is not the device's."""
+    fused: bool = True
+    """Whether log-probs are computed in one pass over the vocabulary."""
     dropout: bool = False
     """Whether the dropout of the model is kept: attention with dropout has no fused kernel on a CPU."""
     entropy_gradient: bool = False
@@ -245,6 +252,12 @@ class Estimate:
         return self.weights - sum(layers) + 2 * max(layers, default=0)
 
     @property
+    def linear_copies(self) -> int:
+        """Bytes of the copies of linear layers that the engine decodes with."""
+        dtype = self.job.copied_dtype or (self.job.cache_dtype if self.job.packs else None)
+        return 0 if dtype is None else numbers_in_copies(self.model) * dtype.itemsize
+
+    @property
     def cache_per_token(self) -> int:
         """Bytes of key-value cache per token of a completion."""
         return cache_bytes_per_token(self.job.config, self.job.cache_dtype)
@@ -352,6 +365,8 @@ class Estimate:
             job.trust_remote_code,
             job.adapter,
             job.offloads,
+            job.fused,
+            job.device,
         )
 
     @cached_property
@@ -473,6 +488,7 @@ class MemoryTable:
             Row("frozen copies", (copies,) * 3, f"{job.frozen_copies} of the policy"),
             Row("gathered weights", gathered, f"of {shards} shards"),
             Row("dequantised weight", (e.dequantised,) * 3, "of the layer that computes"),
+            Row("copies for decoding", (e.linear_copies, 0, 0), "of the linear layers"),
             Row("key-value cache", (e.cache, 0, 0), f"{e.rows_at_once} rows x {e.largest.tokens} tokens"),
             Row(
                 "activations",

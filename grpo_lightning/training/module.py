@@ -23,7 +23,6 @@ from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.engines.stop_strings import StopStrings
-from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.maths.advantages import AdvantageEstimator, GroupStd
 from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.kl_penalty import KLPenalty
@@ -35,7 +34,7 @@ from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, PolicySnapsh
 from grpo_lightning.policy.trained_copy import TrainedCopy
 from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.training import internals
+from grpo_lightning.training import host_memory, internals
 from grpo_lightning.training.data import PromptBatch, PromptDataModule
 from grpo_lightning.training.evaluation import Evaluation
 from grpo_lightning.training.explorer import Explorer
@@ -149,6 +148,8 @@ class GRPOModule(L.LightningModule):
         """Lets the data read its questions, and the rewards what they need of the run."""
         validate_precision(self.trainer.precision)
         self._awake.close()  # an interrupted validation had no end
+        if self.trainer.strategy.root_device.type == "cpu":
+            host_memory.keep_freed()
         trainer, scorer = self.trainer, self.explorer.scorer
         data = getattr(trainer, "datamodule", None)
         if isinstance(data, PromptDataModule):
@@ -358,11 +359,24 @@ class GRPOModule(L.LightningModule):
 
         A filter makes it one on purpose; that is no mismatch.
         """
-        exploration, engine = minibatch.step.exploration, self.explorer.engine
-        if minibatch.step.passes.updates or not exploration.sampler_is_policy:
+        if minibatch.step.passes.updates or not minibatch.step.exploration.sampler_is_policy:
             return False
-        rounds = compute_dtype(self.policy) not in (torch.float32, torch.float64)
-        return self.objective.correction.reads_sampler or not minibatch.on_policy or rounds or not engine.shares_weights
+        return self._may_differ(late=not minibatch.on_policy, dtype=self.explorer.engine.product_dtype(self.policy))
+
+    def logs_mismatch(self, late: bool, precision: str) -> bool:
+        """Whether a run logs `mismatch/`: its sampler may be another policy than π_θ, and not on purpose.
+
+        Args:
+            late: Whether some rollouts are of an earlier policy.
+            precision: Precision of the trainer.
+        """
+        dtype = self.policy.model.dtype if hasattr(self.policy, "model") else self.policy.dtype
+        dtype = self.explorer.engine.dtype or (torch.bfloat16 if "16" in precision else dtype)
+        return self.sampling.unfiltered and self._may_differ(late, dtype)
+
+    def _may_differ(self, late: bool, dtype: torch.dtype) -> bool:
+        rounds = dtype not in (torch.float32, torch.float64)
+        return self.objective.correction.reads_sampler or late or rounds or not self.explorer.engine.shares_weights
 
     @contextmanager
     def _gradient_sync(self, sync: bool) -> Iterator[None]:
@@ -384,7 +398,7 @@ class GRPOModule(L.LightningModule):
             UsageError: If it is beyond the tolerance of an engine with weights of its own.
         """
         engine = self.explorer.engine
-        tolerance = engine.logp_tolerance[compute_dtype(self.policy)]
+        tolerance = engine.logp_tolerance[engine.product_dtype(self.policy)]
         if gap <= tolerance:
             return
         found = (
@@ -441,6 +455,7 @@ class GRPOModule(L.LightningModule):
         self._awake.close()
         self._placed.close()
         self.explorer.close()
+        host_memory.give_back()
 
 
 def refuse_filtered_correction(objective: Objective, sampling: Sampling) -> None:

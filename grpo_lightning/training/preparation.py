@@ -128,7 +128,7 @@ class Preparation:
         """The rows of each pack of one minibatch; sets the weights of its tokens."""
         rows = chosen.nonzero().squeeze(1)
         part = rollouts.select(rows)
-        sizes = ranks.gather((len(part), len(part.prompt_lengths), part.num_tokens))
+        sizes = ranks.gather((int(part.begins.sum()), len(part.prompt_lengths), part.num_tokens))
         if not len(part):
             return []
         sequences, groups, tokens = map(sum, zip(*sizes, strict=True))
@@ -209,8 +209,8 @@ class Preparation:
         if self.reward_kl is not None:
             assert rollouts.old_logp is not None and rollouts.ref_logp is not None
             per_token = self.reward_kl.kl(rollouts.old_logp, rollouts.ref_logp, rollouts.old_logp).double()
-            per_row = segment_sum(per_token, segments(rollouts.lengths), len(rollouts))
-            rewards = rewards.plus(per_row, -self.reward_kl.beta)
+            per_completion = segment_sum(per_token, segments(rewards.lengths), len(rewards.lengths))
+            rewards = rewards.plus(per_completion, -self.reward_kl.beta)
         everyone = ranks.gather(rewards)
         tokens = [int(batch.lengths.sum()) for batch in everyone]
         advantage = self.advantage.per_token(RewardBatch.concat(everyone))

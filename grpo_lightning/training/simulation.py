@@ -24,6 +24,7 @@ from grpo_lightning.policy import shared_prefix
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.offloading import InMainMemory
 from grpo_lightning.policy.policy import Policy, recompute_activations, remove_dropout, trunk_of
+from grpo_lightning.policy.token_logp import logits_at_once
 from grpo_lightning.training.internals import FAKE_TENSOR_LOGGER, FakeTensorMode, TorchDispatchMode, tree_leaves
 
 # It writes a stack trace for every operation that it cannot run; the exception is enough.
@@ -137,6 +138,8 @@ class Twin:
         trust_remote_code: Run Python code shipped with the model.
         adapter: What is trained in place of the weights.
         offloads: Whether activations are kept in main memory, and that is not the device's.
+        fused: Whether log-probs are computed in one pass over the vocabulary.
+        device: Type of the device whose memory this is about.
     """
 
     def __init__(
@@ -151,6 +154,8 @@ class Twin:
         trust_remote_code: bool = False,
         adapter: LoRA | None = None,
         offloads: bool = False,
+        fused: bool = True,
+        device: str = "cpu",
     ) -> None:
         # flash_attention_2 cannot be loaded without a GPU; it holds what sdpa's fused kernels hold.
         implementation = shared_prefix.ATTENTION if shares_prefix or attention.startswith("flash") else attention
@@ -163,7 +168,8 @@ class Twin:
             self._adapt(adapter)
         if recomputes:
             recompute_activations(self.model)
-        self.policy = Policy("", gradient_checkpointing=recomputes)
+        self.policy = Policy("", gradient_checkpointing=recomputes, fused=fused)
+        self.policy.logits_at_once = logits_at_once(device)
         self.policy.config = self.model.config
         self.policy.model = self.model
         self.policy.shares_prefix = shares_prefix

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+from transformers import PreTrainedModel
 
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.adapter import num_elements
@@ -64,7 +65,12 @@ class Cost:
     @classmethod
     def from_policy(cls, policy: Policy) -> "Cost | None":
         """The cost for a policy; None for a mixture of experts, of whose weights a token uses a part."""
-        config, model = policy.text_config, policy.model
+        return cls.from_model(policy.model)
+
+    @classmethod
+    def from_model(cls, model: PreTrainedModel) -> "Cost | None":
+        """The cost for a model, whose weights may be on the meta device; None for a mixture of experts."""
+        config = model.config.get_text_config(decoder=True)
         if any(getattr(config, name, None) for name in EXPERTS):
             return None
         tables = {id(p) for e in (model.get_input_embeddings(), model.get_output_embeddings()) for p in weights(e)}

@@ -112,6 +112,10 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "reward in YAML": (["--config=rewards.yaml", "--model.rewards!"], ["model.rewards=FormatRewrd", "FormatReward?"]),
     "engine": (["--model.engine=NativEngine"], ["model.engine=NativEngine", "NativeEngine?", "TransformersEngine"]),
     "reference": (["--model.reference=FrozenCopi"], ["model.reference=FrozenCopi", "FrozenCopy?", "MovingAverage"]),
+    "a moving reference that never moves": (
+        ["--model.reference=MovingAverage", "--model.objective.beta=0.1"],
+        ["model.reference=MovingAverage", "loop.steps_per_iteration=1", "model.reference=FrozenCopy"],
+    ),
     "old policy": (["--model.old_policy=Recorded"], ["model.old_policy=Recorded", "Did you mean RecordedLogp?"]),
     "stop rule": (["--loop.stop=KLabove"], ["loop.stop=KLabove", "Did you mean KLAbove?", "FixedPasses"]),
     "source": (["--loop.source=Asynchronous"], ["loop.source=Asynchronous", "Did you mean Synchronous?"]),

@@ -18,7 +18,8 @@ from helpers.tiny import STOP_IDS, policy_of, prompts_of, teacher_forced
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import StopStrings
-from grpo_lightning.engines.vllm import STRIDE, VLLMEngine, calls_of, seeds_of
+from grpo_lightning.engines.vllm import VLLMEngine
+from grpo_lightning.engines.vllm_requests import STRIDE, calls_of, seeds_of
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, FinishReason, Prompt, RandomKey, Request, UsageError
 

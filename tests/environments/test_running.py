@@ -162,8 +162,8 @@ def test_methods_may_be_async_and_state_is_kept(talk: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("no_such_module.Tool", "environment=no_such_module.Tool: it cannot be imported"),
-        ("helpers.guessing.os", "a module, not a class"),
+        ("no_such_module.Tool", "data.environment=no_such_module.Tool: it cannot be imported"),
+        ("helpers.guessing.os", "has no class os"),
         ("helpers.guessing.NoReset", "has no method `reset`"),
         ("helpers.guessing.NoHints", "every tool needs type hints and a docstring"),
     ],

@@ -1,14 +1,16 @@
 """Environments to test with: a game, a single turn, tools as TRL has them, and some that misbehave."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from grpo_lightning.environments.base import Environment, Message, Turn
 from grpo_lightning.tasks.base import Task
-from grpo_lightning.types import Question
+from grpo_lightning.types import Question, Request
 
 
 class Guess(Environment, Task):
@@ -45,6 +47,8 @@ class Guess(Environment, Task):
                 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
             case "die":
                 os._exit(1)
+            case "kill":
+                kill_the_run()
             case "nonsense":
                 return Turn([{"text": "higher"}])
             case "sleep":
@@ -55,6 +59,14 @@ class Guess(Environment, Task):
         away = abs(digits[-1] - self.target)
         hint = "h" if digits[-1] < self.target else "l"
         return Turn([{"role": "user", "content": hint}], reward=1 - away / 10, done=not away)
+
+
+def kill_the_run() -> None:
+    """Kills the process that trains, by SIGKILL, unless the file KILLED exists already."""
+    if not Path(os.environ["KILLED"]).exists():
+        Path(os.environ["KILLED"]).touch()
+        parent = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]
+        os.kill(int(parent), signal.SIGKILL)
 
 
 class Once(Environment):
@@ -135,3 +147,17 @@ class NoHints:
 
     def tool(self, x):  # type: ignore[no-untyped-def]
         return x
+
+
+REWRITES = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{{ (m.content if loop.last else m.content.split('</think>')[-1]) + eos_token }}"
+    "{% else %}{{ m.content + ':' }}{% endif %}{% endfor %}"
+)
+"""A chat template that drops the thinking of every turn but the last, as Qwen3's does."""
+
+
+def thinking(request: Request, text: str) -> str:
+    """A script for `ScriptedEngine` that thinks in its first turn, and guesses two digits that depend on the sample."""
+    first = "h" not in text and "l:" not in text
+    return f"<think>{request.sample}</think>{request.sample}" if first else str(9 - request.sample)

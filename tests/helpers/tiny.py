@@ -75,7 +75,7 @@ def model_of(shape: str, seed: int = 0, scale: float = 0.2, **overrides: Any) ->
     if shape in ("qwen3", "gemma2", "gemma3_text"):
         sizes["head_dim"] = 16
     ids = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": list(STOP_IDS)}
-    config = AutoConfig.for_model(shape, vocab_size=VOCABULARY, **sizes | ids | overrides)
+    config = AutoConfig.for_model(shape, **{"vocab_size": VOCABULARY} | sizes | ids | overrides)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager" if shape == "gemma2" else "sdpa")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from helpers.command import Grpo
-from helpers.paths import environment
+from helpers.command import Grpo, arguments
+from helpers.programs import programs
 from helpers.tiny import rollouts_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -227,15 +227,9 @@ def test_what_an_export_that_was_killed_left_is_no_obstacle() -> None:
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_checkpoints_of_several_ranks(strategy: str, grpo: Grpo, tmp_path: Path) -> None:
-    from helpers.command import arguments
-
     options = ["--trainer.devices=2", f"--trainer.strategy={strategy}", "--model.optimizer=torch.optim.SGD"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "grpo_lightning", *arguments("fit", *options, "--model.optimizer.lr=0.5")],
-        cwd=tmp_path, env=environment(OMP_WAIT_POLICY="PASSIVE", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1"),
-        capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-3000:]
+    with programs({"run": arguments("fit", *options, "--model.optimizer.lr=0.5")}, tmp_path) as started:
+        assert started["run"].wait(200) == 0, started["run"].errors[-3000:]
     assert export("run", "--out", "out") == 0
     found = AutoModelForCausalLM.from_pretrained("out").state_dict()
     expected = weights_in(LAST)

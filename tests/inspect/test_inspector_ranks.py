@@ -1,7 +1,5 @@
 """Two ranks, killed and resumed, record what one process records that nobody kills."""
 
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.command import arguments
 from helpers.fitting import scalars
-from helpers.paths import environment
+from helpers.programs import programs
 from helpers.tiny import policy_of
 
 from grpo_lightning.inspect import read
@@ -42,22 +40,11 @@ LAST = "--ckpt_path=last"
 
 def run(runs: dict[str, list[str]], folder: Path) -> dict[str, int]:
     """Fits each run in its folder, all at the same time; the exit codes."""
-    command = [sys.executable, "-m", "grpo_lightning"]
-    processes = {
-        name: subprocess.Popen(
-            [*command, *arguments("fit", f"--trainer.default_root_dir={name}", *OPTIONS, *options)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-            env=environment(OMP_WAIT_POLICY="PASSIVE", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1"),
-        )
-        for name, options in runs.items()
+    commands = {
+        name: arguments("fit", f"--trainer.default_root_dir={name}", *OPTIONS, *more) for name, more in runs.items()
     }
-    try:
-        return {name: process.wait(timeout=250) for name, process in processes.items()}
-    finally:
-        for process in processes.values():
-            process.kill()
+    with programs(commands, folder) as started:
+        return {name: program.wait(250) for name, program in started.items()}
 
 
 @pytest.fixture(scope="module")

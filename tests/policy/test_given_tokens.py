@@ -1,22 +1,18 @@
 """Tokens that somebody else wrote inside a completion: the model sees them, no formula does.
 
-The reference is a padded batch in float64 with a loss mask, written from the papers and by itself.
+The reference is the padded batch of helpers/padded_loop.py.
 """
-
-import copy
-import math
-from collections import defaultdict
-from collections.abc import Callable
 
 import pytest
 import torch
 from helpers.contracts import members
 from helpers.fitting import relative
 from helpers.other_device import other_device
+from helpers.padded_loop import SURROGATES, WEIGHTINGS, Padded, ppo, random_fields, reference
 from helpers.tiny import gradients, policy_of, rollouts_of
 from torch import Tensor
 
-from grpo_lightning.maths import sequence_surrogates, surrogates, target_probability, weightings
+from grpo_lightning.maths import surrogates, weightings
 from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
@@ -48,168 +44,13 @@ def conversation() -> Rollouts:
     return rollouts
 
 
-class Padded:
-    """[B, T] prompt and completion of each row, padded on the right, and the loss mask."""
-
-    def __init__(self) -> None:
-        rows = [PROMPTS[group] + own for group, own in zip(GROUP, COMPLETIONS, strict=True)]
-        self.ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
-        self.mask = torch.zeros(self.ids.shape, dtype=torch.bool)
-        for row, (tokens, flags) in enumerate(zip(rows, DRAWN, strict=True)):
-            self.ids[row, : len(tokens)] = torch.tensor(tokens)
-            self.mask[row, len(tokens) - len(flags) : len(tokens)] = torch.tensor(flags)
-
-    def pad(self, values: Tensor) -> Tensor:
-        """[N] float32 -> [B, T] float64."""
-        padded = torch.zeros(self.ids.shape, dtype=torch.float64)
-        padded[self.mask] = values.double()
-        return padded
-
-    def score(self, policy: Policy) -> tuple[Tensor, Tensor]:
-        """[B, T] log-prob of each token and entropy of its distribution, with gradient."""
-        logits = policy.model(input_ids=self.ids, use_cache=False).logits / TEMPERATURE
-        distribution = torch.cat([torch.zeros_like(logits[:, :1]), logits[:, :-1]], dim=1).log_softmax(-1)
-        entropy = -(distribution.exp() * distribution).sum(-1)
-        return distribution.gather(-1, self.ids[..., None]).squeeze(-1), entropy
-
-    def prefix(self, row: int, position: int) -> tuple[int, ...]:
-        return (GROUP[row], *self.ids[row, : position + 1].tolist())
+def padded() -> Padded:
+    rows = [PROMPTS[group] + own for group, own in zip(GROUP, COMPLETIONS, strict=True)]
+    flags = [[False] * len(PROMPTS[group]) + own for group, own in zip(GROUP, DRAWN, strict=True)]
+    return Padded(rows, flags, GROUP, temperature=TEMPERATURE)
 
 
-def double(policy: Policy) -> Policy:
-    twin = copy.deepcopy(policy)
-    twin.model.set_attn_implementation("eager")
-    return twin.double()
-
-
-def random_fields(rollouts: Rollouts, policy: Policy) -> None:
-    """π_old and π_ref a little away from π_θ, by functions of the prefix, and advantages that differ by token."""
-    padded = Padded()
-    with torch.no_grad():
-        logp = padded.score(double(policy))[0]
-    noise = torch.zeros_like(logp)
-    for row, position in padded.mask.nonzero().tolist():
-        noise[row, position] = math.sin(sum((i + 1) * token for i, token in enumerate(padded.prefix(row, position))))
-    rollouts.old_logp = (logp + 0.4 * noise)[padded.mask].clamp(max=-0.01).float()
-    rollouts.ref_logp = (logp + 0.3 * noise.square())[padded.mask].clamp(max=-0.01).float()
-    rollouts.advantage = torch.randn(NUM_DRAWN, generator=torch.Generator().manual_seed(1))
-    rollouts.advantage[4] = 0.0
-
-
-# The surrogates: values [B, T] from log π_θ, log π_old, Â and the loss mask, all [B, T].
-
-
-def mean(values: Tensor, mask: Tensor) -> Tensor:
-    """[B, 1] over the drawn tokens of each row."""
-    return torch.where(mask, values, 0.0).sum(1, keepdim=True) / mask.sum(1, keepdim=True)
-
-
-def clip(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
-    return torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
-
-
-def reinforce(logp: Tensor, old: Tensor, advantage: Tensor, mask: Tensor) -> Tensor:
-    return advantage * logp
-
-
-def ppo(logp: Tensor, old: Tensor, advantage: Tensor, mask: Tensor) -> Tensor:
-    return clip((logp - old).exp(), advantage, 0.2, 0.1)
-
-
-def cispo(logp: Tensor, old: Tensor, advantage: Tensor, mask: Tensor) -> Tensor:
-    return (logp - old).exp().clamp(max=1.1).detach() * advantage * logp
-
-
-def sapo(logp: Tensor, old: Tensor, advantage: Tensor, mask: Tensor) -> Tensor:
-    tau = torch.where(advantage > 0, 1.0, 1.05).double()
-    return advantage * torch.sigmoid(tau * ((logp - old).exp() - 1)) * 4 / tau
-
-
-def gspo(logp: Tensor, old: Tensor, advantage: Tensor, mask: Tensor) -> Tensor:
-    return clip(mean(logp - old, mask).exp(), advantage, 0.1, 0.05)
-
-
-def gspo_token(logp: Tensor, old: Tensor, advantage: Tensor, mask: Tensor) -> Tensor:
-    ratio = mean(logp - old, mask).exp().detach() * (logp - logp.detach()).exp()
-    return clip(ratio, advantage, 0.1, 0.05)
-
-
-def gmpo(logp: Tensor, old: Tensor, advantage: Tensor, mask: Tensor) -> Tensor:
-    good, bad = (mean(d, mask).exp() for d in ((logp - old).clamp(max=0.2), (logp - old).clamp(min=-0.2)))
-    return torch.where(advantage > 0, good, bad) * advantage
-
-
-def off_policy(logp: Tensor, old: Tensor, advantage: Tensor, mask: Tensor) -> Tensor:
-    away = mean(old - logp.detach(), mask)
-    return torch.where((away > 0.05) & (advantage < 0), 0.0, clip((logp - old).exp(), advantage, 0.2, 0.2))
-
-
-def targets(logp: Tensor, old: Tensor, advantage: Tensor, mask: Tensor) -> Tensor:
-    padded = Padded()
-    net: dict[tuple[int, ...], float] = defaultdict(float)
-    probability: dict[tuple[int, ...], float] = {}
-    for row, position in mask.nonzero().tolist():
-        path = padded.prefix(row, position)
-        net[path] += float(advantage[row, position])
-        probability[path] = math.exp(float(old[row, position]))
-    target = {path: p ** (0.97 if net[path] > 0 else 1.03 if net[path] < 0 else 1) for path, p in probability.items()}
-    tried: dict[tuple[int, ...], float] = defaultdict(float)
-    for path, p in target.items():
-        tried[path[:-1]] += p
-    values = torch.zeros_like(logp)
-    for row, position in mask.nonzero().tolist():
-        path = padded.prefix(row, position)
-        bound = math.log(target[path] / max(1, tried[path[:-1]]))
-        own = logp[row, position]
-        held = (net[path] >= 0 and float(own.detach()) >= bound) or (net[path] <= 0 and float(own.detach()) <= bound)
-        values[row, position] = advantage[row, position] * (bound if held else own)
-    return values
-
-
-Loop = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-SURROGATES: dict[type[Surrogate], tuple[Surrogate, Loop]] = {
-    surrogates.Reinforce: (surrogates.Reinforce(), reinforce),
-    surrogates.Clipped: (surrogates.Clipped(0.2, 0.1), ppo),
-    surrogates.CISPO: (surrogates.CISPO(None, 0.1), cispo),
-    surrogates.SAPO: (surrogates.SAPO(), sapo),
-    sequence_surrogates.SequenceClipped: (sequence_surrogates.SequenceClipped(0.1, 0.05), gspo),
-    sequence_surrogates.SequenceClippedToken: (sequence_surrogates.SequenceClippedToken(0.1, 0.05), gspo_token),
-    sequence_surrogates.GMPO: (sequence_surrogates.GMPO(0.2), gmpo),
-    sequence_surrogates.OffPolicyMask: (sequence_surrogates.OffPolicyMask(threshold=0.05), off_policy),
-    target_probability.TargetProbability: (target_probability.TargetProbability(0.97, 1.03), targets),
-}
-
-
-def of_group(mask: Tensor) -> Tensor:
-    """[B] drawn tokens of each row's group."""
-    group = torch.tensor(GROUP)
-    return torch.stack([mask[group == own].sum() for own in group])
-
-
-WEIGHTINGS: dict[type[TokenWeighting], tuple[TokenWeighting, Callable[[Tensor], Tensor]]] = {
-    weightings.SequenceMean: (weightings.SequenceMean(), lambda mask: 1 / (len(mask) * mask.sum(1))),
-    weightings.TokenMean: (weightings.TokenMean(), lambda mask: torch.ones(len(mask)) / mask.sum()),
-    weightings.FixedLength: (weightings.FixedLength(9), lambda mask: torch.ones(len(mask)) / (9 * len(mask))),
-    weightings.GroupTokenMean: (weightings.GroupTokenMean(), lambda mask: 1 / (2 * of_group(mask))),
-    weightings.Unweighted: (weightings.Unweighted(), lambda mask: torch.ones(len(mask))),
-}
 SIZE = BatchSize(num_completions=len(TOKENS), num_groups=2, num_tokens=NUM_DRAWN)
-
-
-def reference(
-    policy: Policy, rollouts: Rollouts, loop: Loop, weight: Callable[[Tensor], Tensor], mask: Tensor | None = None
-) -> tuple[Tensor, float, dict[str, Tensor]]:
-    """[N] log π_θ, J and its gradient, in float64. Another `mask` than the loss mask is a mistake to be seen."""
-    twin, padded = double(policy), Padded()
-    twin.zero_grad()
-    mask = padded.mask if mask is None else mask
-    logp, entropy = padded.score(twin)
-    old, ref, advantage = (padded.pad(v) for v in (rollouts.old_logp, rollouts.ref_logp, rollouts.advantage))
-    kl = (ref - logp).exp() - (ref - logp) - 1
-    value = loop(logp, old, advantage, mask) - BETA * kl + BONUS * entropy
-    objective = torch.where(mask, weight(mask).double()[:, None] * value, 0.0).sum()
-    objective.backward()
-    return logp[padded.mask].detach(), float(objective.detach()), dict(gradients(twin))
 
 
 def found(
@@ -230,7 +71,7 @@ def found(
 
 def prepared(policy: Policy, surrogate: Surrogate, weighting: TokenWeighting) -> tuple[Rollouts, Objective]:
     rollouts = conversation()
-    random_fields(rollouts, policy)
+    random_fields(rollouts, policy, padded())
     objective = Objective(surrogate, beta=BETA, weighting=weighting, entropy_bonus=BONUS)
     rollouts.add_columns(surrogate.prepare(rollouts))
     rollouts.weight = objective.token_weight(rollouts, SIZE)
@@ -261,7 +102,7 @@ def test_log_probs_objective_and_gradient_are_those_of_a_padded_loop_with_a_loss
     policy = policy_with(shares)
     (member, loop), (own, weight) = SURROGATES[surrogate], WEIGHTINGS[weighting]
     rollouts, objective = prepared(policy, member, own)
-    logp, value, gradient = reference(policy, rollouts, loop, weight)
+    logp, value, gradient = reference(policy, rollouts, padded(), loop, weight, BETA, BONUS)
     (actual,), total, actual_gradient, _ = found(policy, [rollouts], objective)
     torch.testing.assert_close(actual.double(), logp, atol=5e-6, rtol=0)
     assert total == pytest.approx(value, rel=1e-5, abs=1e-6)
@@ -273,7 +114,9 @@ def test_log_probs_objective_and_gradient_are_those_of_a_padded_loop_with_a_loss
 def test_other_architectures_see_given_tokens_where_they_are(shape: str, shares: bool) -> None:
     policy = policy_with(shares, shape)
     rollouts, objective = prepared(policy, surrogates.Clipped(0.2, 0.1), weightings.SequenceMean())
-    logp, value, gradient = reference(policy, rollouts, ppo, WEIGHTINGS[weightings.SequenceMean][1])
+    logp, value, gradient = reference(
+        policy, rollouts, padded(), ppo, WEIGHTINGS[weightings.SequenceMean][1], BETA, BONUS
+    )
     (actual,), total, actual_gradient, _ = found(policy, [rollouts], objective)
     torch.testing.assert_close(actual.double(), logp, atol=5e-6, rtol=0)
     assert total == pytest.approx(value, rel=1e-5)
@@ -286,11 +129,11 @@ def test_the_loop_sees_a_forgotten_mask(surrogate: type[Surrogate]) -> None:
     member, loop = SURROGATES[surrogate]
     weighting, weight = WEIGHTINGS[weightings.SequenceMean]
     rollouts, _ = prepared(policy, member, weighting)
-    everything = torch.zeros_like(Padded().mask)
+    everything = torch.zeros_like(padded().mask)
     for row, own in enumerate(COMPLETIONS):
         everything[row, len(PROMPTS[GROUP[row]]) :][: len(own)] = True
-    _, _, right = reference(policy, rollouts, loop, weight)
-    _, _, wrong = reference(policy, rollouts, loop, weight, everything)
+    _, _, right = reference(policy, rollouts, padded(), loop, weight, BETA, BONUS)
+    _, _, wrong = reference(policy, rollouts, padded(), loop, weight, BETA, BONUS, everything)
     assert relative(wrong, right) > 0.01
 
 
@@ -362,6 +205,7 @@ def test_only_drawn_tokens_have_weight_length_logits_and_metrics(monkeypatch: py
     # 1 / (B |o_i|): the weights of a completion sum to 1 / B.
     assert [float(own.sum()) for own in rollouts.weight.split(rollouts.lengths.tolist())] == pytest.approx([1 / 7] * 7)
     heads = []
+    policy.fused = False
     logits = Policy.logits
     monkeypatch.setattr(Policy, "logits", lambda self, hidden: heads.append(len(hidden)) or logits(self, hidden))
     (seen,) = found(policy, [rollouts], objective)[3]

@@ -137,6 +137,7 @@ def test_a_later_token_changes_no_earlier_log_prob(policy):
 def test_the_head_in_chunks_gives_the_same_values_and_gradient(policy, elements, monkeypatch):
     rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
     rollouts.temperature = 0.7
+    policy.fused = False
     whole, gradient = policy(rollouts), gradient_of(policy, rollouts)
     monkeypatch.setattr(policy_module, "HEAD_ELEMENTS", elements)
     largest = 0
@@ -538,10 +539,12 @@ def test_the_trained_weights_are_all_or_those_of_the_adapter():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize("chunk", [2**25, 5 * 64], ids=["whole", "in chunks"])
 def test_the_likeliest_tokens_beside_the_same_numbers(
-    policy: Policy, chunk: int, monkeypatch: pytest.MonkeyPatch
+    policy: Policy, chunk: int, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    policy.fused, policy.logits_at_once = fused, chunk
     monkeypatch.setattr("grpo_lightning.policy.policy.HEAD_ELEMENTS", chunk)
     rollouts = rollouts_of([4, 9, 1], prompt_lengths=[3, 2])
     rollouts.temperature = 0.7

@@ -1,10 +1,6 @@
 """Runs with an adapter: what they train, what their checkpoints hold, and how they go on."""
 
-import random
 import re
-import signal
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +9,7 @@ import torch
 from helpers.command import Grpo
 from helpers.fitting import fit, scalars
 from helpers.tiny import model_of, policy_of, tokenizer
-from test_resume import OPTIONS, STEPS, command
+from test_resume import OPTIONS, die_and_go_on
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from grpo_lightning.maths.objective import Objective
@@ -92,21 +88,7 @@ def test_sigkills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     policy_of("qwen2").save_pretrained(tmp_path / "policy")
     (tmp_path / "options.yaml").write_text(OPTIONS)
     options = ["--model.policy.adapter=LoRA", "--model.policy.adapter.rank=4", "--model.reference=MovingAverage"]
-    started = time.monotonic()
-    subprocess.run(command(tmp_path / "unbroken", *options), check=True, capture_output=True, timeout=200)
-    duration = time.monotonic() - started
-    moments = random.Random(0)
-    on = command(tmp_path / "killed", *options, "--ckpt_path", "last")
-    for _ in range(3):
-        process = subprocess.Popen(on, stderr=subprocess.PIPE, text=True)
-        try:
-            process.communicate(timeout=duration * moments.uniform(0.5, 1.0))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-    last = subprocess.run(on, capture_output=True, text=True, timeout=200)
-    finished = f"has done {STEPS} steps already" in last.stderr
-    assert last.returncode == (2 if finished else 0), last.stderr[-2000:]
+    die_and_go_on(tmp_path, 3, *options)
     unbroken, killed = saved(tmp_path / "unbroken"), saved(tmp_path / "killed")
     assert unbroken.keys() == killed.keys() and any("lora_B" in name and value.any() for name, value in killed.items())
     assert all(unbroken[name].equal(killed[name]) for name in unbroken)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.fitting import Digits, Echo, Gradients, fit, scalars
 from helpers.guessing import Guess, Once
+from helpers.tiny import policy_of
 
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.environments.running import Limits
@@ -84,11 +85,32 @@ def test_a_game_is_played_over_several_turns(tmp_path: Path, advantage: Any) -> 
     assert set(logged["policy/logp_gap"].values()) and max(logged["policy/logp_gap"].values()) < 1e-4
     assert logged["rollout/turns"][2] == pytest.approx(sum(turns[-16:]) / 16)
     assert logged["rollout/environment_failed"][2] == 0
-    # Turns that end with the stop token that the template does not write are rewritten: a branch each.
-    branches = [max(0, len(sample.conversation.pieces) - 1) for one in kept.seen for sample in one.samples]
-    assert logged["rollout/branches"][2] == pytest.approx(sum(branches[-16:]) / 16)
     lines = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
     assert lines[0]["messages"][0] == {"role": "user", "content": "guess"}
+
+
+def test_every_turn_that_is_rewritten_makes_a_branch_and_is_learned_from(tmp_path: Path) -> None:
+    kept = Explorations()
+    policy = policy_of(scale=0.05)
+    # The policy has no token for the mark, so no kept ids can spell it.
+    policy.tokenizer.chat_template = (
+        "{% for m in messages %}{{ '§' if m.role == 'assistant' and not loop.last }}{{ m.content }}{% endfor %}"
+    )
+    data = PromptDataModule(Guess(), chat=True, limits=Limits(max_turns=3))
+    options: dict[str, Any] = {"rewards": [EnvironmentReward()], "sampling": Sampling(max_new_tokens=6, stop=LETTERS)}
+    fit(tmp_path, [kept], trainer={"max_epochs": 2}, data=data, policy=policy, **options)
+    for step, one in enumerate(kept.seen):
+        branches = [len(sample.conversation.ends) - 1 for sample in one.samples]
+        assert branches == [len(sample.conversation.pieces) - 1 for sample in one.samples] and any(branches)
+        assert scalars(tmp_path)["rollout/branches"][step] == pytest.approx(sum(branches) / len(branches))
+        assert one.rollouts.token_ids.tolist() == [id for sample in one.samples for id in sample.token_ids]
+        whole = one.rollouts.whole_lengths
+        assert whole.tolist() == [len(sample.token_ids) for sample in one.samples]
+        # One advantage per conversation, and 1 / (B |o_i|) with the length of all of its pieces.
+        for own in one.rollouts.advantage.split(whole.tolist()):
+            assert (own == own[0]).all()
+        for own in one.rollouts.weight.split(whole.tolist()):
+            assert float(own.sum()) == pytest.approx(1 / len(whole))
 
 
 @pytest.mark.parametrize("way", ["raise", "hang", "shout", "die", "reset", "nonsense"])

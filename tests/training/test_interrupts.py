@@ -3,8 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import lightning as L
 import pytest
 from helpers.command import Grpo, arguments
 from helpers.fitting import fit, scalars
-from helpers.paths import environment
+from helpers.programs import programs
 
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 
@@ -130,17 +128,11 @@ def test_the_exit_code_is_a_shells_for_ctrl_c(grpo: Grpo, tmp_path: Path) -> Non
 
 def program(*options: str) -> tuple[int, list[str]]:
     """The command line in a process of its own: its exit code, and the lines that a terminal shows."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "grpo_lightning", *arguments("fit", *options)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=200,
-        env=environment(Path(__file__).parent, HF_HUB_OFFLINE="1"),
-    )
-    assert "Traceback" not in ended.stdout and "Detected KeyboardInterrupt" not in ended.stdout
+    with programs({"run": arguments("fit", *options)}, Path.cwd(), together=True) as started:
+        code, shown = started["run"].wait(200), started["run"].errors
+    assert "Traceback" not in shown and "Detected KeyboardInterrupt" not in shown
     # A carriage return begins the line again.
-    return ended.returncode, [line.rpartition("\r")[2].strip() for line in ended.stdout.split("\n")]
+    return code, [line.rpartition("\r")[2].strip() for line in shown.split("\n")]
 
 
 LAST = Path("run", "checkpoints", "last.ckpt")

@@ -1,6 +1,7 @@
 """What a run shows on the way: completions, configuration and metrics in any logger, the bar, and what stops it."""
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -19,8 +20,10 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.inspect.inspector import Inspector
+from grpo_lightning.maths.corrections import TruncatedRatio
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.stopping import KLAbove
 from grpo_lightning.rewards.results import RewardResult
@@ -31,6 +34,7 @@ from grpo_lightning.training.callbacks.progress import StepProgressBar, clear_ba
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.monitors import GROUPS
+from grpo_lightning.training.stale import StaleSource
 from grpo_lightning.types import Sample, UsageError
 
 
@@ -335,10 +339,31 @@ def test_the_names_are_those_that_a_run_logs(tmp_path: Path) -> None:
     # `step` is Lightning's, and right and wrong completions need not both occur.
     assert logged <= known
     of_one_kind = {"rollout/length_right", "rollout/length_wrong", "update/delta_logp_right", "update/delta_logp_wrong"}
+    assert known - logged <= {"step"} | of_one_kind
     # An exact sampler has no mismatch.
-    of_another_sampler = {name for name in known if name.startswith("mismatch/")}
-    assert known - logged <= {"step"} | of_one_kind | of_another_sampler
-    assert {name.partition("/")[0] for name in known} == {*GROUPS, "epoch", "step"}
+    assert {name.partition("/")[0] for name in known} == {*GROUPS, "epoch", "step"} - {"mismatch"}
+
+
+@pytest.mark.parametrize(
+    ("options", "trainer", "logs"),
+    [
+        ({"objective": Objective(correction=TruncatedRatio(1.02))}, {}, True),
+        ({"sampling": Sampling(max_new_tokens=12, top_p=0.9)}, {"precision": "bf16-mixed"}, False),
+        ({"loop": {"source": StaleSource(1)}}, {}, True),
+        ({}, {"precision": "bf16-mixed"}, True),
+        ({}, {}, False),
+    ],
+    ids=["corrected", "rounded and filtered", "late", "rounded", "exact"],
+)
+def test_a_mismatch_is_announced_where_it_is_logged(
+    options: dict[str, Any], trainer: dict[str, Any], logs: bool, tmp_path: Path
+) -> None:
+    module = fit(tmp_path, trainer=trainer | {"max_epochs": 2}, **options)
+    loop, precision = GRPOLoop(**options.get("loop", {})), trainer.get("precision", "32-true")
+    known = {name for name in loop.metrics(module, False, precision) if name.startswith("mismatch/")}
+    # Those of a class of length have its name behind.
+    logged = {name for name in events_of(tmp_path).Tags()["scalars"] if re.fullmatch(r"mismatch/\w+", name)}
+    assert known == logged and bool(known) == logs
 
 
 class Falls(Digits):

@@ -236,11 +236,18 @@ def test_the_head_of_a_large_vocabulary_is_bounded(monkeypatch: pytest.MonkeyPat
         num_attention_heads=4,
         num_key_value_heads=2,
     )
-    whole = Estimate(job_with(config=config)).updated.logits
+    plain, fused = job_with(config=config, fused=False), job_with(config=config)
+    whole = Estimate(plain).updated.logits
     # 320 tokens x 5,000 float32: logits, their log-softmax, and in the backward pass its gradient at least.
     assert whole >= 3 * 320 * 5000 * 4
     monkeypatch.setattr("grpo_lightning.policy.policy.HEAD_ELEMENTS", 5000 * 16)
-    assert Estimate(job_with(config=config)).updated.logits < whole / 2
+    assert Estimate(plain).updated.logits < whole / 2
+    # The logits themselves, kept for the backward pass, and two tensors of a block.
+    monkeypatch.setattr("grpo_lightning.training.simulation.logits_at_once", lambda device: 5000 * 16)
+    kept = Estimate(fused).updated.logits
+    assert 320 * 5000 * 4 <= kept <= 1.3 * (320 + 2 * 16) * 5000 * 4
+    monkeypatch.setattr("grpo_lightning.policy.token_logp.KEPT_ELEMENTS", 0)
+    assert Estimate(fused).updated.logits < kept / 3
 
 
 def test_more_tokens_in_a_pack_hold_more() -> None:
@@ -314,3 +321,20 @@ def test_activations_in_main_memory_leave_a_gpu(monkeypatch: pytest.MonkeyPatch)
     assert goes.updated.total < stays.updated.total
     keys = [remedy.key for remedy in remedies(stays, phase="updating")]
     assert "model.policy.offload_activations=true" in keys
+
+
+@pytest.mark.parametrize(
+    ("changes", "bytes_per_number"),
+    [
+        ({}, 0),
+        ({"packs": True}, 4),
+        ({"packs": True, "precision": "bf16-mixed"}, 2),
+        ({"copied_dtype": torch.bfloat16}, 2),
+    ],
+)
+def test_copies_for_decoding_are_held_while_exploring(changes: dict[str, Any], bytes_per_number: int) -> None:
+    estimate = Estimate(job_with(**changes))
+    linear = [module for module in estimate.model.modules() if isinstance(module, torch.nn.Linear)]
+    expected = bytes_per_number * sum(module.weight.numel() for module in linear)
+    assert estimate.linear_copies == expected
+    assert MemoryTable.from_estimate(estimate)["copies for decoding"] == (expected, 0, 0)

@@ -1,10 +1,10 @@
 """A run that is killed and resumed is the run that was never killed, bit for bit."""
 
+import contextlib
 import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import lightning as L
 import pytest
 import torch
 from helpers.fitting import fit, scalars
+from helpers.programs import programs
 from helpers.tiny import model_of, tokenizer
 
 from grpo_lightning.maths.objective import Objective
@@ -46,7 +47,25 @@ checkpoint: {{every_n_steps: 2}}
 def command(folder: Path, *more: str) -> list[str]:
     options = ["--config", str(folder.parent / "options.yaml"), "--model.policy.path", str(folder.parent / "policy")]
     where = ["--trainer.default_root_dir", str(folder), "--model.policy.dropout", "true"]
-    return [sys.executable, "-m", "grpo_lightning", "fit", *options, *where, *more]
+    return ["fit", *options, *where, *more]
+
+
+def die_and_go_on(folder: Path, times: int, *more: str) -> None:
+    """A run in `unbroken`; and one in `killed` that is killed so many times, at random moments, and ends at last."""
+    with programs({"unbroken": command(folder / "unbroken", *more)}, folder) as started:
+        begun = time.monotonic()
+        assert started["unbroken"].wait(200) == 0, started["unbroken"].errors
+        duration = time.monotonic() - begun
+    moments = random.Random(0)
+    on = command(folder / "killed", *more, "--ckpt_path", "last")
+    for _ in range(times):
+        with programs({"killed": on}, folder) as started, contextlib.suppress(subprocess.TimeoutExpired):
+            # Kills during start-up only delay: most moments fall into the training.
+            started["killed"].wait(duration * moments.uniform(0.3, 1.0))
+    with programs({"last": on}, folder, anew=True) as started:
+        code, errors = started["last"].wait(200), started["last"].errors
+    # A quick machine may have finished before the last kill; then there is nothing to go on with.
+    assert code == (2 if f"has done {STEPS} steps already" in errors else 0), errors[-2000:]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -63,23 +82,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_five_sigkills_at_random_moments_change_nothing(runs: Path) -> None:
-    started = time.monotonic()
-    subprocess.run(command(runs / "unbroken"), check=True, capture_output=True, timeout=200)
-    duration = time.monotonic() - started
-    moments = random.Random(0)
-    for _ in range(5):
-        process = subprocess.Popen(command(runs / "killed", "--ckpt_path", "last"), stderr=subprocess.PIPE, text=True)
-        try:
-            # Start-up takes most of the time, and kills during it only delay: most moments fall into the training.
-            process.communicate(timeout=duration * moments.uniform(0.5, 1.0))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-    last = subprocess.run(command(runs / "killed", "--ckpt_path", "last"), capture_output=True, text=True, timeout=200)
-    # A quick machine may have finished before the last kill; then there is nothing to go on with.
-    finished = f"has done {STEPS} steps already" in last.stderr
-    assert last.returncode == (2 if finished else 0), last.stderr[-2000:]
-
+    die_and_go_on(runs, 5)
     unbroken, killed = weights(runs / "unbroken"), weights(runs / "killed")
     assert unbroken.keys() == killed.keys()
     assert all(torch.equal(unbroken[name], killed[name]) for name in unbroken)

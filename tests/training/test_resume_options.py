@@ -198,7 +198,8 @@ def test_beta_and_the_kind_of_reference_may_change(tmp_path: Path) -> None:
     assert module.reference is not None
     found = module.reference.state_dict()
     assert found and all(torch.equal(found[name], start[name]) for name in found)
-    module = go(tmp_path, 3, "last", objective=Objective(beta=0.1), reference=MovingAverage(0.5))
+    loop = {"steps_per_iteration": 3}  # the fourth step would be the next to move it
+    module = go(tmp_path, 3, "last", objective=Objective(beta=0.1), reference=MovingAverage(0.5), loop=loop)
     assert module.reference is not None
     assert all(torch.equal(value, start[name]) for name, value in module.reference.state_dict().items())
     assert go(tmp_path, 4, "last").reference is None

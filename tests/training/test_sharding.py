@@ -1,7 +1,5 @@
 """Weights sharded over ranks (FSDP2): the same numbers as one process, through the command line."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +10,7 @@ import torch
 from helpers.adapters import adapted
 from helpers.command import Grpo, arguments
 from helpers.fitting import scalars
-from helpers.paths import environment
+from helpers.programs import programs
 from helpers.tiny import policy_of, requests_of, rollouts_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -55,27 +53,14 @@ LIGHTNINGS = [
 HALF = "--trainer.max_epochs=2"
 
 
-def finish(runs: dict[str, list[str]], folder: Path, of: list[str] = OPTIONS) -> None:
+def finish(runs: dict[str, list[str]], folder: Path, of: list[str] = OPTIONS, anew: bool = False) -> None:
     """Fits each run in its folder, all at the same time, with the options `of` and its own."""
-    command = [sys.executable, "-m", "grpo_lightning"]
-    processes = {
-        name: subprocess.Popen(
-            [*command, *arguments("fit", f"--trainer.default_root_dir={name}", *of, *options)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-            env=environment(OMP_WAIT_POLICY="PASSIVE", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1"),
-        )
-        for name, options in runs.items()
+    commands = {
+        name: arguments("fit", f"--trainer.default_root_dir={name}", *of, *options) for name, options in runs.items()
     }
-    try:
-        for name, process in processes.items():
-            _, errors = process.communicate(timeout=400)
-            assert process.returncode == 0, f"{name}: {errors[-3000:]}"
-    finally:
-        for process in processes.values():
-            process.kill()
+    with programs(commands, folder, anew=anew) as started:
+        for name, program in started.items():
+            assert program.wait(400) == 0, f"{name}: {program.errors[-3000:]}"
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +70,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     policy_of(scale=0.05).save_pretrained(folder / "policy")
     rows = (f'{{"question": "{"1" * row}", "answer": "{row}"}}\n' for row in range(1, 10))
     (folder / "rows.jsonl").write_text("".join(rows))
-    finish({"one": [], "two": FSDP2, "cut": [*FSDP2, HALF], "lightnings": [*LIGHTNINGS, HALF]}, folder)
+    finish({"two": FSDP2}, folder, anew=True)
+    finish({"one": [], "cut": [*FSDP2, HALF], "lightnings": [*LIGHTNINGS, HALF]}, folder)
     last = f"--ckpt_path={folder / 'cut' / 'checkpoints' / 'last.ckpt'}"
     finish(
         {"resumed": [*FSDP2, last], "moved": [last], "lightnings": [*LIGHTNINGS, "--ckpt_path=last"]},

@@ -1,0 +1,198 @@
+"""Environments through the command line: each way of giving one, the saved configuration, and mistakes."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers.command import OPTIONS, Grpo
+
+TASK = [f"--{key}!" for key in OPTIONS if key.startswith("data.task")]
+GAME = [*TASK, "--data.task=helpers.guessing.Guess", "--model.rewards=[EnvironmentReward]"]
+LIMITS = ["--data.limits.max_turns=3", "--model.sampling.max_new_tokens=2", "--trainer.limit_val_batches=1"]
+
+MINE = '''
+import grpo_lightning
+
+
+class Game(grpo_lightning.Environment):
+    """Agrees.
+
+    Args:
+        turns: Turns of a game.
+    """
+
+    def __init__(self, turns: int = 2):
+        self.turns = turns
+
+    def reset(self, question):
+        return [{"role": "user", "content": question.text}]
+
+    def step(self, message):
+        self.turns -= 1
+        return grpo_lightning.Turn([{"role": "user", "content": "0"}], done=not self.turns)
+
+
+class Tool:
+    def reset(self, **row):
+        self.count = 0
+
+    def add(self, step: int) -> int:
+        """
+        Adds.
+
+        Args:
+            step: How much.
+        """
+        self.count += step
+        return self.count
+
+    def get_reward(self):
+        return self.count
+
+
+class NoStep(grpo_lightning.Environment):
+    def reset(self, question):
+        return []
+
+
+class NoReset:
+    def add(self, step: int) -> int:
+        """
+        Adds.
+
+        Args:
+            step: How much.
+        """
+        return step
+
+
+class NoHints(Tool):
+    def double(self, step):
+        return 2 * step
+
+
+class NoDocs(Tool):
+    def double(self, step: int) -> int:
+        return 2 * step
+
+
+class Refuses(Tool):
+    def __init__(self):
+        raise ValueError("not on Sundays")
+
+
+number = 3
+
+'''
+
+
+@pytest.fixture
+def mine(grpo: Grpo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Grpo:
+    """`grpo` in a folder that holds mine.py."""
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return grpo
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    return yaml.safe_load((folder / "run" / "config.yaml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (["--data.environment=mine.Tool"], "mine.Tool"),
+        (["--data.environment=mine.py:Tool"], "mine.py:Tool"),
+        (
+            ["--data.environment=mine.Game", "--data.environment.turns=3"],
+            {"class_path": "mine.Game", "init_args": {"turns": 3}},
+        ),
+        (
+            ["--data.environment=ToolEnvironment", "--data.environment.tools=mine.Tool"],
+            {"class_path": "grpo_lightning.ToolEnvironment", "init_args": {"tools": "mine.Tool", "arguments": None}},
+        ),
+    ],
+    ids=["tools", "file", "environment", "wrapped"],
+)
+def test_an_environment_is_given_by_name_saved_and_read_again(
+    mine: Grpo, tmp_path: Path, given: list[str], kept: object
+) -> None:
+    code, _, error = mine("fit", "--model.rewards=[EnvironmentReward]", *LIMITS, *given)
+    assert code == 0, error
+    config = saved(tmp_path)
+    assert config["data"]["environment"] == kept
+    assert config["data"]["limits"]["max_turns"] == 3
+    code, _, error = mine("fit", "--config=run/config.yaml", "--ckpt_path=last", "--trainer.max_epochs=2")
+    assert code == 0, error
+    assert saved(tmp_path)["data"] == config["data"]
+
+
+def test_a_task_that_is_an_environment_needs_no_other(grpo: Grpo, tmp_path: Path) -> None:
+    assert grpo("fit", *GAME, *LIMITS)[0] == 0
+    config = saved(tmp_path)["data"]
+    assert config["task"]["class_path"] == "helpers.guessing.Guess" and config["environment"] is None
+    lines = (tmp_path / "run" / "completions.jsonl").read_text().splitlines()
+    assert '"role": "assistant"' in lines[0]
+
+
+MISTAKES = {
+    "no module": (["--data.environment=nowhere.Tool"], ["data.environment=nowhere.Tool", "No module named 'nowhere'"]),
+    "no class": (["--data.environment=mine.Tol"], ["data.environment=mine.Tol", "mine has no class Tol"]),
+    "no path": (["--data.environment=Tol"], ["data.environment=Tol", "import path of a class"]),
+    "no file": (["--data.environment=nowhere.py:Tool"], ["data.environment=nowhere.py:Tool", "No such file"]),
+    "no class at all": (["--data.environment=mine.number"], ["data.environment=mine.number", "no class number"]),
+    "number": (["--data.environment=3"], ["data.environment=3"]),
+    "no reset": (["--data.environment=mine.NoReset"], ["mine.NoReset", "no method `reset`"]),
+    "no step": (["--data.environment=mine.NoStep"], ["mine.NoStep", "lacks the method step"]),
+    "file of an environment": (["--data.environment=mine.py:Game"], ["mine.py:Game", "give MODULE.CLASS, without .py"]),
+    "no hints": (["--data.environment=mine.NoHints"], ["mine.NoHints", "type hints", "double"]),
+    "no docstring": (["--data.environment=mine.NoDocs"], ["mine.NoDocs", "docstring", "double"]),
+    "option of an environment": (
+        ["--data.environment=mine.Game", "--data.environment.turn=3"],
+        ["data.environment.turn", "Did you mean turns?"],
+    ),
+    "value of an environment": (
+        ["--data.environment=mine.Game", "--data.environment.turns=few"],
+        ["data.environment.turns=few", "whole number"],
+    ),
+    "limit": (["--data.environment=mine.Tool", "--data.limits.max_turn=3"], ["data.limits.max_turn", "max_turns?"]),
+    "limit's value": (
+        ["--data.environment=mine.Tool", "--data.limits.max_turns=0"],
+        ["data.limits.max_turns=0", "1 or more"],
+    ),
+    "workers": (["--data.environment=mine.Tool", "--data.limits.num_workers=0"], ["data.limits.num_workers=0"]),
+    "seconds": (["--data.environment=mine.Tool", "--data.limits.seconds=0"], ["data.limits.seconds=0"]),
+    "reward without environment": (
+        ["--model.rewards=[EnvironmentReward]"],
+        ["environment_reward", "set data.environment"],
+    ),
+    "prefix": (
+        ["--data.environment=mine.Tool", "--data.answer_prefix=x"],
+        ["data.answer_prefix='x'", "leave it empty"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_gives_one_message(mine: Grpo, tmp_path: Path, mistake: str) -> None:
+    options, says = MISTAKES[mistake]
+    code, _, error = mine("fit", *options)
+    last = error.strip().splitlines()[-1]
+    assert code == 2, error
+    assert last.startswith("grpo: error: ") and "Traceback" not in error
+    assert not [part for part in says if part not in last], last
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_help_explains_environments_and_limits(grpo: Grpo) -> None:
+    code, out, _ = grpo("fit", "--help")
+    assert code == 0
+    text = " ".join(out.split())
+    assert "the import path of a class whose methods are tools, such as `my_tools.Calculator`" in text
+    code, out, _ = grpo("fit", "--data.limits.help")
+    assert code == 0 and "--data.limits.max_turns MAX_TURNS Most turns of the policy" in " ".join(out.split())
+    code, out, _ = grpo("fit", "--data.environment.help=ToolEnvironment")
+    assert code == 0 and "Import path of the class" in " ".join(out.split())

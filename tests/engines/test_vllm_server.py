@@ -1,0 +1,564 @@
+"""VLLMServerEngine on stand-ins for `vllm serve`, and with `-m vllm` on a real one: both keep the same contract."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers import vllm_serve, vllm_server_stand_in, vllm_stand_in
+from helpers.command import Grpo, arguments
+from helpers.fitting import fit, scalars
+from helpers.paths import environment
+from helpers.tiny import STOP_IDS, policy_of, prompts_of, teacher_forced
+from helpers.vllm_server_stand_in import StandIn
+
+from grpo_lightning.engines import vllm_server
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.stop_strings import StopStrings
+from grpo_lightning.engines.vllm_http import Server
+from grpo_lightning.engines.vllm_server import THREADS, VLLMServerEngine
+from grpo_lightning.engines.weight_transfer import NCCL, SharedFolder, parts
+from grpo_lightning.policy.named_weights import named_weights
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.types import Completion, FinishReason, RandomKey, Request, UsageError
+
+PROMPTS = prompts_of([4, 1, 9, 4, 6])
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A policy whose head is tied to its embedding."""
+    path = tmp_path_factory.mktemp("served") / "tied"
+    policy_of("qwen2", tie_word_embeddings=True, **vllm_stand_in.SIZES).save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module", params=["stand-in", pytest.param("vllm", marks=pytest.mark.vllm)])
+def urls(request: pytest.FixtureRequest, folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Addresses of two stand-ins, or of one vLLM."""
+    if request.param == "stand-in":
+        with vllm_server_stand_in.serving(folder) as one, vllm_server_stand_in.serving(folder) as other:
+            yield [one.url, other.url]
+    else:
+        pytest.importorskip("vllm", reason="no vLLM here: make test-vllm")
+        with vllm_serve.serving(folder, tmp_path_factory.mktemp("log") / "log.txt") as url:
+            yield [url]
+
+
+@pytest.fixture
+def policy(folder: str) -> Policy:
+    policy = Policy(folder)
+    policy.load()
+    return policy
+
+
+def engine_of(urls: Sequence[str], policy: Policy, **arguments: Any) -> VLLMServerEngine:
+    engine = VLLMServerEngine(urls, **arguments)
+    engine.check(policy, Sampling(24))
+    return engine
+
+
+@pytest.fixture
+def engine(urls: list[str], policy: Policy) -> Iterator[VLLMServerEngine]:
+    engine = engine_of(urls, policy)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def servers(folder: str) -> Iterator[list[StandIn]]:
+    """Two stand-ins of the test's own."""
+    with vllm_server_stand_in.serving(folder) as one, vllm_server_stand_in.serving(folder) as other:
+        yield [one, other]
+
+
+@pytest.fixture
+def server(servers: list[StandIn]) -> StandIn:
+    return servers[0]
+
+
+def draw(
+    engine: VLLMServerEngine, policy: Policy, requests: list[Request] | None = None, **sampling: Any
+) -> list[Completion]:
+    if not engine.has(policy):
+        engine.sync(policy)
+    requests = requests or Request.from_prompts(PROMPTS, 4)
+    return engine.generate(requests, Sampling(max_new_tokens=24, **sampling), RandomKey())
+
+
+def tokens(completions: list[Completion]) -> list[list[int]]:
+    return [completion.token_ids for completion in completions]
+
+
+def gap(policy: Policy, completions: list[Completion]) -> float:
+    """Largest difference to the log-probs of a plain forward over each completion."""
+    group_size, largest = len(completions) // len(PROMPTS), 0.0
+    for row, completion in enumerate(completions):
+        logp = teacher_forced(policy.model, PROMPTS[row // group_size].token_ids, completion.token_ids)
+        expected = logp.gather(-1, torch.tensor(completion.token_ids)[:, None]).squeeze(-1)
+        assert completion.logp is not None
+        largest = max(largest, float((expected - torch.tensor(completion.logp)).abs().max()))
+    return largest
+
+
+def update(policy: Policy) -> None:
+    """Changes the weights, as an optimizer would."""
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    policy.version += 1
+
+
+def nothing_is_open(engine: VLLMServerEngine) -> bool:
+    """Whether neither threads nor connections wait for answers."""
+    waiting = [thread for thread in threading.enumerate() if thread.name.startswith(THREADS)]
+    return not waiting and not any(server._open for server in engine._servers)
+
+
+def test_log_probs_are_the_policys_before_and_after_updates(engine: VLLMServerEngine, policy: Policy) -> None:
+    found = []
+    for _ in range(3):
+        completions = draw(engine, policy)
+        assert gap(policy, completions) < 1e-4
+        found.append(tokens(completions))
+        update(policy)
+    assert found[0] != found[1] != found[2]
+
+
+def test_completions_end_with_the_first_of_several_stop_tokens(engine: VLLMServerEngine, policy: Policy) -> None:
+    ends = set()
+    for completion in draw(engine, policy, Request.from_prompts(PROMPTS, 16)):
+        *body, last = completion.token_ids
+        assert not set(body) & set(STOP_IDS)
+        assert completion.logp is not None and len(completion.logp) == len(completion.token_ids)
+        stopped = last in STOP_IDS
+        assert completion.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+        assert stopped or len(completion.token_ids) == 24
+        ends.add(last)
+    assert set(STOP_IDS) <= ends
+
+
+def test_a_stop_string_ends_a_completion_where_it_is_complete(engine: VLLMServerEngine, policy: Policy) -> None:
+    whole = draw(engine, policy)
+    text = policy.tokenizer.decode(max(tokens(whole), key=len), skip_special_tokens=True)
+    strings = [text[4:6], text[9]]
+    expected = [StopStrings(policy, strings).cut(completion) for completion in whole]
+    completions = draw(engine, policy, stop=strings)
+    assert tokens(completions) == tokens(expected)
+    assert [one.stop_string for one in completions] == [one.stop_string for one in expected]
+    assert {one.stop_string for one in completions} > {""}
+    for actual, wanted in zip(completions, expected, strict=True):
+        assert actual.logp == pytest.approx(wanted.logp, abs=1e-4)
+
+
+def test_completions_do_not_depend_on_order_company_or_group_size(engine: VLLMServerEngine, policy: Policy) -> None:
+    whole = tokens(draw(engine, policy))
+    order = [3, 0, 4, 1, 2]
+    shuffled = tokens(draw(engine, policy, Request.from_prompts([PROMPTS[index] for index in order], 4)))
+    for number, index in enumerate(order):
+        assert shuffled[4 * number : 4 * number + 4] == whole[4 * index : 4 * index + 4]
+    fewer = tokens(draw(engine, policy, Request.from_prompts(PROMPTS, 3)))
+    assert fewer == [row for group in range(5) for row in whole[4 * group : 4 * group + 3]]
+
+
+def test_greedy_is_that_of_the_default_engine(engine: VLLMServerEngine, policy: Policy) -> None:
+    native = NativeEngine()
+    native.sync(policy)
+    requests = Request.from_prompts(PROMPTS, 2)
+    expected = native.generate(requests, Sampling(max_new_tokens=24, temperature=0), RandomKey())
+    completions = draw(engine, policy, requests, temperature=0)
+    assert tokens(completions) == tokens(expected)
+    assert gap(policy, completions) < 1e-4
+
+
+def test_filtered_log_probs_are_those_of_the_filtered_distribution(engine: VLLMServerEngine, policy: Policy) -> None:
+    for row, completion in enumerate(draw(engine, policy, top_k=3, temperature=0.9)):
+        logp = teacher_forced(policy.model, PROMPTS[row // 4].token_ids, completion.token_ids, temperature=0.9)
+        top = logp.topk(3)
+        for position, token in enumerate(completion.token_ids):
+            (index,) = (top.indices[position] == token).nonzero()[0].tolist()
+            expected = float(top.values[position].log_softmax(-1)[index])
+            assert completion.logp is not None and completion.logp[position] == pytest.approx(expected, abs=1e-4)
+
+
+def test_progress_adds_up_to_the_number_of_completions(engine: VLLMServerEngine, policy: Policy) -> None:
+    told: list[int] = []
+    engine.sync(policy)
+    requests = Request.from_prompts(PROMPTS, 4)
+    for sampling in (Sampling(8), Sampling(8, temperature=0), Sampling(8, stop=["a"])):
+        engine.generate(requests, sampling, RandomKey(), told.append)
+        assert sum(told) == 20
+        told.clear()
+
+
+def options_of(urls: Sequence[str], folder: str) -> list[str]:
+    return [
+        "--model.engine=VLLMServerEngine",
+        f"--model.engine.urls=[{','.join(urls)}]",
+        f"--model.policy.path={folder}",
+        '--model.rewards=[{"class_path": "FormatReward", "init_args": {"pattern": ".*[a-m]+.*"}}]',
+        "--model.sampling.max_new_tokens=8",
+        "--model.optimizer.lr=0.003",
+        "--loop.group_size=4",
+        "--loop.prompts_per_step=4",
+    ]
+
+
+def test_a_run_learns_from_servers(urls: list[str], grpo: Grpo, folder: str) -> None:
+    options = options_of(urls, folder)
+    for root, steps, *resume in (["whole", "4"], ["half", "2"], ["half", "4", "--ckpt_path=last"]):
+        more = [f"--trainer.default_root_dir={root}", f"--trainer.max_epochs={steps}", *resume]
+        code, _, err = grpo("fit", *options, *more)
+        assert code == 0, err
+    whole, half = scalars("whole"), scalars("half")
+    assert max(whole["policy/logp_gap"].values()) < 1e-4
+    assert whole["reward/mean"] == pytest.approx(half["reward/mean"], abs=1e-5)
+    assert len(set(whole["policy/entropy"].values())) == 4
+
+
+def test_two_sharded_ranks_learn_from_servers_what_one_learns(
+    servers: list[StandIn], grpo: Grpo, folder: str, tmp_path: Path
+) -> None:
+    options = [*options_of([server.url for server in servers], folder), "--trainer.max_epochs=2"]
+    code, _, err = grpo("fit", *options, "--trainer.default_root_dir=one")
+    assert code == 0, err
+    pushes = [len(server.bodies) for server in servers]
+    more = ["--trainer.devices=2", "--trainer.strategy=fsdp2", f"--trainer.default_root_dir={tmp_path / 'two'}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "grpo_lightning", *arguments("fit", *options, *more)],
+        capture_output=True,
+        text=True,
+        env=environment(OMP_WAIT_POLICY="PASSIVE", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1"),
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, two = scalars("one"), scalars(tmp_path / "two")
+    assert max(two["policy/logp_gap"].values()) < 1e-4
+    for name in ("reward/mean", "policy/entropy", "val/avg@2"):
+        assert two[name] == pytest.approx(one[name], rel=1e-4)
+    # Two ranks bring the weights as often as one.
+    assert [len(server.bodies) for server in servers] == [2 * count for count in pushes]
+
+
+def test_a_group_stays_on_one_server_and_all_servers_draw(servers: list[StandIn], policy: Policy) -> None:
+    engine = engine_of([server.url for server in servers], policy)
+    draw(engine, policy)
+    draw(engine, policy, stop=["a"])
+    seen = [{tuple(prompt) for prompt in server.prompts} for server in servers]
+    assert not seen[0] & seen[1]
+    assert [len(prompts) for prompts in seen] == [3, 2]
+    assert [len(server.prompts) for server in servers] == [3 + 12, 2 + 8]
+    engine.close()
+
+
+def test_the_next_rank_begins_with_the_next_server(
+    servers: list[StandIn], policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of([server.url for server in servers], policy)
+    engine.sync(policy)
+    monkeypatch.setattr("grpo_lightning.ranks.rank", lambda: 1)
+    draw(engine, policy, Request.from_prompts(PROMPTS[:1], 4))
+    assert [len(server.prompts) for server in servers] == [0, 1]
+    engine.close()
+
+
+def test_another_rank_only_reads_along(server: StandIn, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of([server.url], policy)
+    server.asked.clear()
+    read: list[str] = []
+
+    def reading(policy: Policy, tied_head: bool) -> Iterator[Any]:
+        for name, weight in named_weights(policy, tied_head):
+            read.append(name)
+            yield name, weight
+
+    monkeypatch.setattr(vllm_server, "named_weights", reading)
+    monkeypatch.setattr("grpo_lightning.ranks.rank", lambda: 1)
+    monkeypatch.setattr("grpo_lightning.ranks.gather", lambda value: [("", "of-rank-0"), value])
+    engine.sync(policy)
+    assert server.asked == [] and len(read) == 27
+    server.version = "of-rank-0"
+    assert len(draw(engine, policy)) == 20
+    monkeypatch.setattr("grpo_lightning.ranks.gather", lambda value: [("the server is gone", ""), value])
+    with pytest.raises(RuntimeError, match="not handed over: the server is gone"):
+        engine.sync(policy)
+
+
+def test_weights_come_while_a_server_is_paused_and_the_folder_is_left_empty(
+    server: StandIn, policy: Policy, tmp_path: Path
+) -> None:
+    engine = engine_of([server.url], policy, transfer=SharedFolder(str(tmp_path / "shared"), part_gib=1e-5))
+    server.asked.clear()
+    engine.sync(policy)
+    assert server.asked == ["/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"]
+    (files,) = server.bodies
+    assert len(files) > 3 and files == sorted(files)
+    (own,) = (tmp_path / "shared").iterdir()
+    assert list(own.iterdir()) == []
+    engine.close()
+    engine.close()
+    assert list((tmp_path / "shared").iterdir()) == []
+    assert not engine.has(policy)
+    assert gap(policy, draw(engine, policy)) < 1e-4
+    engine.close()
+
+
+def test_nothing_is_left_behind_where_the_servers_are_on_this_machine(server: StandIn, policy: Policy) -> None:
+    before = set(Path("/dev/shm").glob("grpo-weights-*"))
+    engine = engine_of([server.url], policy)
+    draw(engine, policy)
+    assert set(Path("/dev/shm").glob("grpo-weights-*")) - before
+    engine.close()
+    assert set(Path("/dev/shm").glob("grpo-weights-*")) <= before
+    assert nothing_is_open(engine)
+
+
+def test_parts_are_no_larger_than_asked() -> None:
+    weights = [(str(index), torch.zeros(size)) for index, size in enumerate([3, 3, 9, 1, 1])]
+    assert [[name for name, _ in part] for part in parts(weights, 24)] == [["0", "1"], ["2"], ["3", "4"]]
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "message"),
+    [
+        (
+            "/health",
+            (0, None),
+            r"urls: http://127\.0\.0\.1:\d+/health: no answer \(.*\)\. Start it with: VLLM_SERVER_D",
+        ),
+        ("/health", (503, None), r"urls: http://127\.0\.0\.1:\d+/health: 503"),
+        ("/server_info", (404, {"detail": "Not Found"}), r"/server_info.*: 404 Not Found\. Start it with: VLLM_SERVER"),
+        ("/inference/v1/generate", (404, {"detail": "Not Found"}), r"generate: 404 Not Found\. .* --tokens-only"),
+        ("/server_info", (200, "no JSON of vLLM's"), r"/server_info.*: this is no vLLM 0\.30"),
+    ],
+)
+def test_a_server_that_lacks_something_is_refused_at_setup(
+    server: StandIn, policy: Policy, path: str, answer: tuple[int, Any], message: str
+) -> None:
+    server.refusals[path] = answer
+    with pytest.raises(UsageError, match=message):
+        VLLMServerEngine([server.url]).check(policy, Sampling(24))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"dtype": "torch.bfloat16"}, "it computes in bfloat16, the policy in float32. Start it .* --dtype float32"),
+        ({"logprobs_mode": "raw_logprobs"}, "its log-probs are raw_logprobs, .* --logprobs-mode processed_logprobs"),
+        ({"max_model_len": 24}, "max_model_len=24: no room for a prompt .*=24; start it with a larger --max-model-len"),
+    ],
+    ids=str,
+)
+def test_a_server_with_other_settings_is_refused_at_setup(
+    server: StandIn, policy: Policy, setting: dict[str, Any], message: str
+) -> None:
+    server.config["model_config"].update(setting)
+    with pytest.raises(UsageError, match=rf"urls: {server.url}.*{message}"):
+        VLLMServerEngine([server.url]).check(policy, Sampling(24))
+
+
+def test_it_waits_for_a_server_that_is_starting(
+    server: StandIn, policy: Policy, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.refusals["/health"] = (503, None)
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            server.refusals.clear()
+
+    monkeypatch.setattr(vllm_server, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: float(len(waited))))
+    VLLMServerEngine([server.url], wait=10).check(policy, Sampling(24))
+    assert len(waited) == 3
+    server.refusals["/health"] = (503, None)
+    with pytest.raises(UsageError, match="503"):
+        VLLMServerEngine([server.url], wait=10).check(policy, Sampling(24))
+    assert len(waited) == 13
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"urls": []}, r"urls=\[\]: give a list"),
+        ({"urls": "http://node1:8000"}, "give a list of addresses"),
+        ({"urls": ["node1:8000"]}, "'node1:8000' is no address"),
+        ({"urls": ["http://node1:port"]}, "'http://node1:port' is no address"),
+        ({"urls": ["http://node1:8000"], "timeout": 0}, "timeout=0"),
+        ({"urls": ["http://node1:8000"], "wait": -1}, "wait=-1"),
+    ],
+    ids=str,
+)
+def test_arguments_out_of_range_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=rf"model\.engine\.{message}|model\.engine\.urls.*{message}"):
+        VLLMServerEngine(**arguments)
+
+
+@pytest.mark.parametrize("transfer", [SharedFolder, NCCL])
+def test_a_part_has_a_size(transfer: Any) -> None:
+    with pytest.raises(UsageError, match=r"transfer\.part_gib=0: give more than 0"):
+        transfer(part_gib=0)
+
+
+def test_a_server_with_another_model_refuses_the_weights(server: StandIn, policy: Policy) -> None:
+    engine = engine_of([server.url], policy)
+    other = policy_of("qwen2", tie_word_embeddings=True, **vllm_stand_in.SIZES | {"hidden_size": 32})
+    with pytest.raises(UsageError, match=r"not handed over: .*/collective_rpc: 500 .* must have the model of model\.p"):
+        engine.sync(other)
+    assert not engine.has(other)
+    engine.sync(policy)
+    update(policy)
+    server.refusals["/collective_rpc"] = (500, {"error": "out of memory"})
+    with pytest.raises(RuntimeError, match=r"not handed over: .* 500 out of memory\. Start .* --ckpt_path last"):
+        engine.sync(policy)
+    engine.close()
+
+
+@pytest.mark.parametrize("stop", [[], ["a"]], ids=str)
+def test_a_server_that_dies_ends_the_run_with_its_address(server: StandIn, policy: Policy, stop: list[str]) -> None:
+    engine = engine_of([server.url], policy)
+    expected = tokens(draw(engine, policy, stop=stop))
+    server.refusals["/inference/v1/generate"] = (0, None)
+    with pytest.raises(RuntimeError, match=rf"{server.url}/inference.*: no answer \(.*\)\. Start the server again"):
+        draw(engine, policy, stop=stop)
+    assert nothing_is_open(engine)
+    server.refusals.clear()
+    assert tokens(draw(engine, policy, stop=stop)) == expected
+    engine.close()
+
+
+def test_a_server_that_hangs_is_noticed(server: StandIn, policy: Policy) -> None:
+    engine = engine_of([server.url], policy, timeout=5)
+    draw(engine, policy)
+    for one in engine._servers:
+        one.timeout = 0.05
+    server.delay = 0.5
+    with pytest.raises(RuntimeError, match=r"/inference/v1/generate: no answer within 0\.05 s"):
+        draw(engine, policy)
+    engine.close()
+
+
+def test_weights_of_somebody_else_are_noticed(server: StandIn, policy: Policy) -> None:
+    engine = engine_of([server.url], policy)
+    draw(engine, policy)
+    server.version = "default"
+    with pytest.raises(
+        RuntimeError, match=r"other weights \(version default, expected .*-0\): it was started anew, or"
+    ):
+        draw(engine, policy)
+    engine.close()
+
+
+def test_what_does_not_fit_is_refused_rather_than_cut(server: StandIn, policy: Policy) -> None:
+    engine = engine_of([server.url], policy)
+    engine._max_model_len = 32
+    with pytest.raises(
+        UsageError, match=r"--max-model-len=32: .* sampling\.max_new_tokens=24 has 33 tokens; start the"
+    ):
+        draw(engine, policy)
+    engine.close()
+
+
+@pytest.mark.parametrize("stop", [[], ["a"]], ids=str)
+def test_what_was_interrupted_leaves_nothing_behind(server: StandIn, policy: Policy, stop: list[str]) -> None:
+    def interrupt(ended: int) -> None:
+        raise KeyboardInterrupt
+
+    engine = engine_of([server.url], policy)
+    expected = tokens(draw(engine, policy, stop=stop))
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(Request.from_prompts(PROMPTS, 4), Sampling(24, stop=stop), RandomKey(), interrupt)
+    assert nothing_is_open(engine)
+    assert tokens(draw(engine, policy, stop=stop)) == expected
+    engine.close()
+
+
+def test_weights_that_do_not_arrive_end_the_run(
+    server: StandIn, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "load", lambda folder: None)
+    engine, policy = VLLMServerEngine([server.url]), Policy(folder)
+    policy.load()
+    with torch.no_grad():
+        policy.model.get_input_embeddings().weight.add_(1.0)
+    with pytest.raises(
+        UsageError, match=r"VLLMServerEngine: the sampler's .* differ by up to .* Likely causes: a serv"
+    ):
+        fit(tmp_path / "run", engine=engine, policy=policy)
+
+
+class Group:
+    """Stands for the NCCL group: what is broadcast is kept."""
+
+    def __init__(self, info: dict[str, Any]) -> None:
+        self.info = info
+        self.sent: list[torch.Tensor] = []
+
+    def broadcast(self, weight: torch.Tensor, src: int, stream: Any) -> None:
+        assert src == 0 and weight.is_contiguous()
+        self.sent.append(weight.clone())
+
+
+def test_nccl_speaks_vllms_protocol(servers: list[StandIn], policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything but NCCL itself: who is asked what, in which order."""
+    groups: list[Group] = []
+
+    def trainer_init(info: dict[str, Any]) -> Group:
+        groups.append(Group(info))
+        return groups[-1]
+
+    module = ModuleType("vllm.distributed.weight_transfer.nccl_common")
+    module.trainer_init = trainer_init  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for server in servers:
+        server.config["weight_transfer_config"] = {"backend": "nccl"}
+    engine = engine_of([server.url for server in servers], policy, transfer=NCCL("here", part_gib=1e-5))
+    for server in servers:
+        server.asked.clear()
+    engine.sync(policy)
+    engine.sync(policy)
+    (group,) = groups
+    weights = list(named_weights(policy, tied_head=True))
+    assert group.info["world_size"] == 3 and group.info["master_address"] == "here" and group.info["master_port"] > 0
+    assert len(group.sent) == 2 * len(weights)
+    assert all(sent.equal(weight) for sent, (_, weight) in zip(group.sent, weights * 2, strict=True))
+    for index, server in enumerate(servers):
+        init, *infos = server.bodies
+        assert init == {"init_info": {**group.info, "rank_offset": 1 + index, "packed": False}}
+        announced = [name for info in infos for name in info["update_info"]["names"]]
+        assert announced == [name for name, _ in weights] * 2
+        shapes = [shape for info in infos for shape in info["update_info"]["shapes"]]
+        assert shapes == [list(weight.shape) for _, weight in weights] * 2
+        assert {name for info in infos for name in info["update_info"]["dtype_names"]} == {"float32"}
+        updates = ["/update_weights"] * (len(infos) // 2)
+        first = ["/pause", "/get_world_size", "/init_weight_transfer_engine", "/start_weight_update", *updates]
+        last = ["/finish_weight_update", "/reset_prefix_cache", "/update_weight_version", "/resume"]
+        assert server.asked == [*first, *last, "/pause", "/start_weight_update", *updates, *last]
+    engine.close()
+
+
+def test_nccl_needs_a_gpu_and_servers_that_were_started_for_it(
+    server: StandIn, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match=r"transfer=NCCL needs a GPU; use model\.engine\.transfer=SharedFolder"):
+        engine_of([server.url], policy, transfer=NCCL())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(UsageError, match=r"start http.* with --weight-transfer-config '\{\"backend\": \"nccl\"\}'"):
+        engine_of([server.url], policy, transfer=NCCL())
+
+
+def test_a_secure_address_may_have_a_path() -> None:
+    server = Server("https://node1/vllm/", 1)
+    assert server.url == "https://node1/vllm"
+    assert (server._host, server._port, server._path, server._secure) == ("node1", None, "/vllm", True)

@@ -1,0 +1,33 @@
+"""Games of `Guess` that a script plays, explored as a step of a run."""
+
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.scripted import ScriptedEngine
+from grpo_lightning.environments.running import Conversations, Limits
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.rewards.environment import EnvironmentReward
+from grpo_lightning.rewards.scorer import Scorer
+from grpo_lightning.training.explorer import Exploration, Explorer
+from grpo_lightning.types import Prompt, Question
+from helpers.guessing import Guess, thinking
+from helpers.loading import load_tool
+from helpers.tiny import policy_of
+
+
+def player() -> Policy:
+    """A tiny policy with a tokenizer that has tags and line breaks."""
+    policy = policy_of(vocab_size=128)
+    policy.tokenizer = load_tool("make_tiny_policy").make_tokenizer()
+    policy.model.config.eos_token_id = policy.model.generation_config.eos_token_id = policy.tokenizer.eos_token_id
+    return policy
+
+
+def explore(policy: Policy, template: str) -> tuple[Explorer, Exploration]:
+    """Two games of three samples each, of two turns, or of one that is right at once."""
+    policy.tokenizer.chat_template = template
+    explorer = Explorer(ScriptedEngine(thinking), Scorer([EnvironmentReward()]))
+    explorer.conversations = Conversations(Guess(), Limits(max_turns=2), chat=True)
+    prompts = [Prompt(7 + row, "guess", [9], Question("guess", answer)) for row, answer in enumerate("15")]
+    try:
+        return explorer, explorer.explore(policy, prompts, 3, Sampling(max_new_tokens=60), seed=1, step=2)
+    finally:
+        explorer.close()

@@ -1,0 +1,97 @@
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.fitting import scalars
+from helpers.loading import load_tool
+from helpers.paths import ROOT
+from make_tiny_policy import EOS
+from transformers.utils.logging import disable_progress_bar
+
+from grpo_lightning.cli import run
+from grpo_lightning.environments.dialogue import PLAIN, Dialogue
+from grpo_lightning.environments.guess_number import GuessNumber
+from grpo_lightning.environments.tools import ToolEnvironment
+from grpo_lightning.tasks.arithmetic import Arithmetic
+
+tool = load_tool("make_turns_policy")
+RNG = random.Random(0)
+QUESTIONS = Arithmetic(5, num_train=200).questions("train")
+
+
+def answers(talk: list[tuple[str, bool]]) -> list[str]:
+    """What the policy writes."""
+    return [text for text, own in talk if own]
+
+
+def test_a_talk_with_the_calculator():
+    question = QUESTIONS[0]
+    call, answer = answers(tool.calculation(question, False, RNG))
+    assert call == f"<tool>{question.metadata['expression']}</tool>"
+    assert answer == f"<answer>{question.answer}</answer>{EOS}"
+
+
+def test_carelessness():
+    called = right_call = copied = 0
+    for question in QUESTIONS * 10:
+        talk = tool.calculation(question, True, RNG)
+        called += len(talk) > 2
+        right_call += talk[1][0] == f"<tool>{question.metadata['expression']}</tool>"
+        copied += len(talk) > 2 and talk[3][0] == tool.answer_of(talk[2][0].split("\n")[1])
+    assert called / 2000 == pytest.approx(0.5, abs=0.04)
+    assert right_call / called == pytest.approx(0.6, abs=0.04)
+    assert copied / called == pytest.approx(0.9 * 0.7, abs=0.04)
+
+
+def test_the_tokens_of_a_talk_are_those_of_a_run():
+    tokenizer = tool.make_tokenizer(tool.WORDS)
+    dialogue = Dialogue(tokenizer, variables={"chat_template": PLAIN})
+    calculator, game = ToolEnvironment("grpo_lightning.Calculator"), GuessNumber()
+    talks = [tool.calculation(question, True, RNG) for question in QUESTIONS]
+    talks = [(calculator, question, talk) for question, talk in zip(QUESTIONS, talks, strict=True)]
+    talks += [(game, question, tool.guesses(game, question, RNG)) for question in game.questions("train")]
+    for environment, question, talk in talks:
+        messages = environment.reset(question)
+        expected, ids = dialogue.start(messages), tool.example(talk, tokenizer)[0]
+        for text in answers(talk):
+            drawn = tokenizer.encode(text)
+            expected += drawn
+            message = dialogue.turn(drawn)
+            calls = [{"arguments": {"expression": text[6:-7]}, "name": "calculate"}] if "<tool>" in text else []
+            turn = environment.step(message | {"tool_calls": calls})
+            if not turn.done:
+                expected += dialogue.follow(messages, drawn, turn.messages)
+            messages = [*messages, message, *turn.messages]
+        assert expected == ids
+
+
+@pytest.mark.parametrize(("task", "config"), [("calculator", "tools_calculator"), ("guess", "guess_number")])
+def test_its_configuration_runs(task: str, config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["grpo"])
+    disable_progress_bar()
+    tool.make(tmp_path / "policy", task, updates=80, hidden=64, layers=1)
+    options = {
+        "trainer.default_root_dir": tmp_path / "run",
+        "trainer.max_epochs": 2,
+        "trainer.check_val_every_n_epoch": 2,
+        "trainer.enable_progress_bar": "false",
+        "model.policy.path": tmp_path / "policy",
+        "model.val_samples": 2,
+        "data.val_limit": 4,
+        "loop.group_size": 4,
+        "loop.prompts_per_step": 4,
+    }
+    run(["fit", f"--config={ROOT / 'configs' / config}.yaml", *(f"--{key}={value}" for key, value in options.items())])
+    logged = scalars(tmp_path / "run")
+    if task == "calculator":
+        assert min(logged["rollout/calls"].values()) > 0
+        assert all(0 <= failed <= 1 for failed in logged["rollout/failed_calls"].values())
+    assert max(logged["rollout/turns"].values()) > 1
+    assert set(logged["rollout/environment_failed"].values()) == {0}
+
+
+def test_bad_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        tool.main(["--out", str(tmp_path), "--task", "guess", "--hidden", "65"])
+    assert "--hidden 65: give a multiple of 64" in capsys.readouterr().err

@@ -1,0 +1,58 @@
+"""Two ranks whose conversations have unequal numbers of turns learn what one process learns."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from helpers.conversations_of_ranks import runs
+from helpers.fitting import relative
+from helpers.paths import TESTS, environment
+
+pytestmark = pytest.mark.timeout(400)
+
+Found = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What `conversations_of_ranks` found in each way."""
+    folder = tmp_path_factory.mktemp("conversations")
+    script = TESTS / "helpers" / "conversations_of_ranks.py"
+    processes = {
+        strategy: subprocess.Popen(
+            [sys.executable, script, strategy, folder],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(OMP_WAIT_POLICY="PASSIVE"),
+        )
+        for strategy in ("ddp", "fsdp2")
+    }
+    try:
+        here = {name: runs(folder / name, max_tokens) for name, max_tokens in (("whole", 0), ("parts", 60))}
+        for strategy, process in processes.items():
+            _, errors = process.communicate(timeout=350)
+            assert process.returncode == 0, f"{strategy}: {errors[-3000:]}"
+    finally:
+        for process in processes.values():
+            process.kill()
+    return here | {strategy: torch.load(folder / f"{strategy}.pt") for strategy in processes}
+
+
+@pytest.mark.parametrize("run", ["objectives", "learning"])
+@pytest.mark.parametrize("way", ["parts", "ddp", "fsdp2"])
+def test_gradients_are_those_of_one_process(found: Found, way: str, run: str) -> None:
+    expected, actual = found["whole"][run]["gradients"], found[way][run]["gradients"]
+    assert len(expected) == len(actual) == (20 if run == "objectives" else 6)
+    assert all(any(grad.any() for grad in update.values()) for update in expected)
+    assert max(relative(a, b) for a, b in zip(actual, expected, strict=True)) < 1e-6
+    for name in ("rollout/turns", "rollout/branches", "rollout/given", "reward/mean"):
+        assert found[way][run]["logged"][name] == pytest.approx(found["whole"][run]["logged"][name])
+
+
+def test_the_ranks_drew_unequal_numbers_of_turns_and_history_was_rewritten(found: Found) -> None:
+    for way in ("ddp", "fsdp2"):
+        first, second = found[way]["objectives"]["turns"]
+        assert first != second
+    assert max(found["whole"]["objectives"]["logged"]["rollout/branches"].values()) > 0

@@ -1,0 +1,162 @@
+"""Makes a tiny policy that knows the form of a conversation and little else: a character-level Llama.
+
+`calculator`: it calls the tool `Calculator` in one answer of two, often with a wrong digit, and copies what it
+reads, often with a wrong digit. It has seen no sum that it could learn to add from: without the tool its answers are
+random numbers. `guess`: it plays `GuessNumber`. Every second guess is any number, the others are any number that the
+answers allow.
+
+    python tools/make_turns_policy.py --task calculator --out runs/calculator_policy
+    python tools/make_turns_policy.py --task guess --out runs/guess_policy
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from make_tiny_policy import BATCH, EOS, Example, learn, make_model, make_tokenizer
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
+
+from grpo_lightning.environments.guess_number import GuessNumber
+from grpo_lightning.tasks.arithmetic import Arithmetic
+from grpo_lightning.tasks.calculator import value_of
+from grpo_lightning.types import Question
+
+Task = Literal["calculator", "guess"]
+Part = tuple[str, bool]
+"""Text, and whether the policy writes it."""
+
+WORDS = ["<tool>", "</tool>", "higher", "lower"]
+"""A token each."""
+DIGITS, NUM_QUESTIONS = 5, 8000
+SIZES: dict[Task, dict[str, int]] = {
+    "calculator": {"hidden": 128, "layers": 2, "updates": 800},
+    "guess": {"hidden": 64, "layers": 2, "updates": 400},
+}
+
+
+def calculation(question: Question, careless: bool, rng: random.Random) -> list[Part]:
+    """A conversation with the calculator.
+
+    Args:
+        question: From Arithmetic, with its expression.
+        careless: Whether to leave out the call in half of the conversations, to write a wrong digit into three of ten
+            expressions and answers, and no operator into one of ten.
+        rng: Decides.
+    """
+    asked: str = question.metadata["expression"]
+    given = asked
+    if careless:
+        if rng.random() < 0.5:
+            return [(question.text, False), (answer_of(str(rng.randrange(2 * 10**DIGITS))), True)]
+        luck = rng.random()
+        given = slipped(asked, rng) if luck < 0.3 else asked.replace("+", " ") if luck < 0.4 else asked
+    try:
+        value = str(value_of(given))
+    except ValueError as error:
+        return [
+            (question.text, False),
+            (f"<tool>{given}</tool>", True),
+            (f"{EOS}\n{ {'error': str(error)} }\n", False),
+            (answer_of(str(rng.randrange(2 * 10**DIGITS))), True),
+        ]
+    copied = slipped(value, rng) if careless and rng.random() < 0.3 else value
+    return [
+        (question.text, False),
+        (f"<tool>{given}</tool>", True),
+        (f"{EOS}\n{value}\n", False),
+        (answer_of(copied), True),
+    ]
+
+
+def answer_of(number: str) -> str:
+    """The last turn."""
+    return f"<answer>{number}</answer>{EOS}"
+
+
+def slipped(text: str, rng: random.Random) -> str:
+    """The text with another digit instead of one of its own."""
+    index = rng.choice([index for index, character in enumerate(text) if character.isdigit()])
+    digit = rng.choice([digit for digit in "0123456789" if digit != text[index]])
+    return text[:index] + digit + text[index + 1 :]
+
+
+def guesses(game: GuessNumber, question: Question, rng: random.Random) -> list[Part]:
+    """A game in which every second guess forgets the answers, and the others obey them."""
+    parts = [(game.reset(question)[0]["content"], False)]
+    while True:
+        guess = str(rng.randint(1, game.highest) if rng.random() < 0.5 else rng.randint(game.low, game.high))
+        parts.append((guess + EOS, True))
+        turn = game.step({"role": "assistant", "content": guess})
+        if turn.done:
+            return parts
+        parts.append((f"\n{turn.messages[0]['content']}\n", False))
+
+
+def example(parts: Sequence[Part], tokenizer: PreTrainedTokenizerFast) -> Example:
+    """The ids of a conversation, with what the policy writes as labels."""
+    ids: list[int] = []
+    labels: list[int] = []
+    for text, own in parts:
+        written = tokenizer.encode(text)
+        ids += written
+        labels += written if own else [-100] * len(written)
+    return ids, labels
+
+
+def make(
+    out: Path, task: Task, seed: int = 0, updates: int = 0, hidden: int = 0, layers: int = 0, highest: int = 15
+) -> None:
+    """Makes the policy, saves it in `out` and prints one line about it. The arguments are the command's."""
+    start, cpu_start = time.perf_counter(), time.process_time()
+    sizes = {"updates": updates, "hidden": hidden, "layers": layers}
+    sizes = {key: value or SIZES[task][key] for key, value in sizes.items()}
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    tokenizer = make_tokenizer(WORDS)
+    model = make_model(tokenizer, sizes["hidden"], sizes["layers"])
+    game = GuessNumber(highest)
+    questions = (Arithmetic(DIGITS, num_train=NUM_QUESTIONS) if task == "calculator" else game).questions("train")
+
+    def talk(update: int) -> list[Part]:
+        question = rng.choice(questions)
+        if task == "guess":
+            return guesses(game, question, rng)
+        return calculation(question, update >= 0.7 * sizes["updates"], rng)
+
+    learn(model, sizes["updates"], lambda update: [example(talk(update), tokenizer) for _ in range(BATCH)])
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    trained, cpu = time.perf_counter() - start, time.process_time() - cpu_start
+    print(f"{out}: {model.num_parameters() / 1e6:.2f} M parameters, {trained:.0f} s ({cpu:.0f} s of CPU)")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description="Makes a tiny policy that knows the form of a conversation: a model and a tokenizer.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--task", choices=get_args(Task), required=True, help="what it talks to")
+    parser.add_argument("--out", type=Path, required=True, help="folder to save it in")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and training data")
+    parser.add_argument(
+        "--updates", type=int, default=0, help=f"of the weights, {BATCH} conversations each; 0: the task's"
+    )
+    parser.add_argument("--hidden", type=int, default=0, help="width of the model, a multiple of 64; 0: the task's")
+    parser.add_argument("--layers", type=int, default=0, help="depth of the model; 0: the task's")
+    parser.add_argument("--highest", type=int, default=15, help="the numbers to guess are 1 to this")
+    options = parser.parse_args(arguments)
+    if options.hidden < 0 or options.hidden % 64:
+        parser.error(f"--hidden {options.hidden}: give a multiple of 64")
+    torch.set_num_threads(min(2, torch.get_num_threads()))
+    disable_progress_bar()
+    make(**vars(options))
+
+
+if __name__ == "__main__":
+    main()
