@@ -77,10 +77,8 @@ def sample_of(*messages: tuple[str, str], rewards: list[float]) -> Sample:
 
 
 def test_a_conversation_is_shown_turn_by_turn() -> None:
-    sample = sample_of(
-        ("user", "e"), ("assistant", "example"), ("user", "q"), ("assistant", "<b>"), ("tool", "7"), ("assistant", "it is 7"),
-        rewards=[0.0, 1.0],
-    )  # fmt: skip
+    examples = [("user", "e"), ("assistant", "example"), ("user", "q")]
+    sample = sample_of(*examples, ("assistant", "<b>"), ("tool", "7"), ("assistant", "it is 7"), rewards=[0.0, 1.0])
     assert sample.conversation is not None
     sample.conversation.messages[4]["name"] = "add"
     assert whole(sample, "7").split("<br>") == [

@@ -43,7 +43,7 @@ def _group(exploration: Exploration, rows: Sequence[int]) -> str:
 
 
 def whole(sample: Sample, answer: str | None) -> str:
-    """A completion; of a conversation every message from the first turn on, under who wrote it and the turn's reward."""
+    """A completion; of a conversation every message from the first turn on, with its writer and the turn's reward."""
     talk = sample.conversation
     turns = [i for i, one in enumerate(talk.messages) if one["role"] == "assistant"] if talk else []
     turns = turns[-len(talk.ends) :] if talk and talk.ends else []  # The first messages may have examples of turns.
