@@ -83,27 +83,45 @@ class ToolEnvironment(Environment):
         return None if reward is None else float(awaited(reward()))
 
 
+def split_path(path: str) -> tuple[str, str]:
+    """Module and name of an import path."""
+    module, _, name = path.rpartition(":" if ":" in path else ".")
+    return module, name
+
+
 @cache
-def class_at(path: str) -> type:
-    """The class at `my_tools.Calculator` or `path/to/my_tools.py:Calculator`.
+def object_at(path: str) -> Any:
+    """What is at `my_tools.Calculator` or `path/to/my_tools.py:Calculator`; None if the module has no such name.
 
     Raises:
-        UsageError: There is none.
+        UsageError: The module cannot be imported.
     """
-    module, _, name = path.rpartition(":" if ":" in path else ".")
+    module, name = split_path(path)
     try:
-        found = (runpy.run_path(module) if module.endswith(".py") else vars(import_module(module))).get(name)
+        return (runpy.run_path(module) if module.endswith(".py") else vars(import_module(module))).get(name)
     except Exception as error:  # a module may raise what it likes
         raise UsageError(
-            f"data.environment={path}: it cannot be imported ({type(error).__name__}: {error}). Give the import path "
-            "of a class, such as my_tools.Calculator or path/to/my_tools.py:Calculator"
+            f"{path}: it cannot be imported ({type(error).__name__}: {error}). Give an import path such as "
+            "my_tools.Calculator or path/to/my_tools.py:Calculator"
         ) from error
+
+
+def class_at(path: str) -> type:
+    """The class at an import path, as `object_at`.
+
+    Raises:
+        UsageError: There is none, or it is an Environment.
+    """
+    try:
+        found = object_at(path)
+    except UsageError as error:
+        raise UsageError(f"data.environment={error}") from error
     if not isinstance(found, type):
-        raise UsageError(f"data.environment={path}: {module} has no class {name}")
+        raise UsageError("data.environment={}: {} has no class {}".format(path, *split_path(path)))
     if issubclass(found, Environment):
         lacks = ", ".join(sorted(found.__abstractmethods__))
         fix = f"it lacks the method {lacks}" if lacks else "give MODULE.CLASS, without .py"
-        raise UsageError(f"data.environment={path}: {name} is an Environment; {fix}")
+        raise UsageError(f"data.environment={path}: {found.__name__} is an Environment; {fix}")
     return found
 
 

@@ -55,19 +55,19 @@ class ConversationRecord:
         answers = answers_of(talk)
         at, turns = first_drawn(talk, piece), list[TurnRecord]()
         for own, run in groupby(range(len(drawn)), key=lambda t: drawn[t]):
-            places = [*run]
+            indices = [*run]
             if own:
                 # Turns of the policy in a row are one run.
-                for t in places:
+                for t in indices:
                     number = sum(end < at for end in talk.ends)
-                    if talk.ends[number] == at or t == places[-1]:
+                    if talk.ends[number] == at or t == indices[-1]:
                         turns.append(TurnRecord(POLICY, t, talk.rewards[number]))
                     at += 1
             elif turns:
                 number = sum(end < at for end in talk.ends)
-                turns.append(TurnRecord(", ".join(dict.fromkeys(role for role, _ in answers[number - 1])), places[-1]))
+                turns.append(TurnRecord(", ".join(dict.fromkeys(role for role, _ in answers[number - 1])), indices[-1]))
             else:
-                turns.append(TurnRecord(HISTORY if piece else PROMPT, places[-1]))
+                turns.append(TurnRecord(HISTORY if piece else PROMPT, indices[-1]))
         is_last = piece >= len(talk.pieces) - 1
         return cls(
             piece,
