@@ -35,7 +35,7 @@ WORDS = ["<tool>", "</tool>", "higher", "lower"]
 DIGITS, NUM_QUESTIONS = 5, 8000
 SIZES: dict[Task, dict[str, int]] = {
     "calculator": {"hidden": 128, "layers": 2, "updates": 800},
-    "guess": {"hidden": 64, "layers": 2, "updates": 400},
+    "guess": {"hidden": 64, "layers": 2, "updates": 600},
 }
 
 
@@ -85,11 +85,20 @@ def slipped(text: str, rng: random.Random) -> str:
     return text[:index] + digit + text[index + 1 :]
 
 
-def guesses(game: GuessNumber, question: Question, rng: random.Random) -> list[Part]:
-    """A game in which every second guess forgets the answers, and the others obey them."""
+def guesses(game: GuessNumber, question: Question, careless: bool, rng: random.Random) -> list[Part]:
+    """A game.
+
+    Args:
+        game: The environment.
+        question: Of the game.
+        careless: Whether every second guess forgets the answers. The others are any number that they allow.
+        rng: Decides.
+    """
     parts = [(game.reset(question)[0]["content"], False)]
     while True:
-        guess = str(rng.randint(1, game.highest) if rng.random() < 0.5 else rng.randint(game.low, game.high))
+        guess = str(
+            rng.randint(1, game.highest) if careless and rng.random() < 0.5 else rng.randint(game.low, game.high)
+        )
         parts.append((guess + EOS, True))
         turn = game.step({"role": "assistant", "content": guess})
         if turn.done:
@@ -109,7 +118,7 @@ def example(parts: Sequence[Part], tokenizer: PreTrainedTokenizerFast) -> Exampl
 
 
 def make(
-    out: Path, task: Task, seed: int = 0, updates: int = 0, hidden: int = 0, layers: int = 0, highest: int = 15
+    out: Path, task: Task, seed: int = 0, updates: int = 0, hidden: int = 0, layers: int = 0, highest: int = 7
 ) -> None:
     """Makes the policy, saves it in `out` and prints one line about it. The arguments are the command's."""
     start, cpu_start = time.perf_counter(), time.process_time()
@@ -124,9 +133,8 @@ def make(
 
     def talk(update: int) -> list[Part]:
         question = rng.choice(questions)
-        if task == "guess":
-            return guesses(game, question, rng)
-        return calculation(question, update >= 0.7 * sizes["updates"], rng)
+        careless = update >= 0.7 * sizes["updates"]
+        return guesses(game, question, careless, rng) if task == "guess" else calculation(question, careless, rng)
 
     learn(model, sizes["updates"], lambda update: [example(talk(update), tokenizer) for _ in range(BATCH)])
     model.save_pretrained(out)
@@ -149,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--hidden", type=int, default=0, help="width of the model, a multiple of 64; 0: the task's")
     parser.add_argument("--layers", type=int, default=0, help="depth of the model; 0: the task's")
-    parser.add_argument("--highest", type=int, default=15, help="the numbers to guess are 1 to this")
+    parser.add_argument("--highest", type=int, default=7, help="the numbers to guess are 1 to this")
     options = parser.parse_args(arguments)
     if options.hidden < 0 or options.hidden % 64:
         parser.error(f"--hidden {options.hidden}: give a multiple of 64")

@@ -29,8 +29,8 @@ class GuessNumber(Environment, Task):
 
     def __init__(
         self,
-        highest: int = 15,
-        num_guesses: int = 4,
+        highest: int = 7,
+        num_guesses: int = 3,
         turn_reward: Literal["none", "contradiction", "information"] = "none",
     ) -> None:
         if not 2 <= highest <= 999:

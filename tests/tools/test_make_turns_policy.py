@@ -50,7 +50,7 @@ def test_the_tokens_of_a_talk_are_those_of_a_run():
     calculator, game = ToolEnvironment("grpo_lightning.Calculator"), GuessNumber()
     talks = [tool.calculation(question, True, RNG) for question in QUESTIONS]
     talks = [(calculator, question, talk) for question, talk in zip(QUESTIONS, talks, strict=True)]
-    talks += [(game, question, tool.guesses(game, question, RNG)) for question in game.questions("train")]
+    talks += [(game, question, tool.guesses(game, question, True, RNG)) for question in game.questions("train")]
     for environment, question, talk in talks:
         messages = environment.reset(question)
         expected, ids = dialogue.start(messages), tool.example(talk, tokenizer)[0]
