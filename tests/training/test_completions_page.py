@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from grpo_lightning.training.callbacks.page import completion, escape, solid, span_of
+from grpo_lightning.training.callbacks.page import completion, escape, solid, span_of, whole
+from grpo_lightning.types import Conversation, FinishReason, Prompt, Question, Sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:html5lib's sanitizer")  # which TensorBoard uses
 
@@ -65,3 +66,29 @@ def test_the_answer_is_bold_and_nothing_else_changes() -> None:
 def test_columns_do_not_break() -> None:
     assert solid("0.50 no_answer") == "0.50&nbsp;no&#95;answer"
     assert shown("-1.0") == "-1.0"
+
+
+def sample_of(*messages: tuple[str, str], rewards: list[float]) -> Sample:
+    talk = Conversation(
+        [{"role": role, "content": text} for role, text in messages], [], [*range(len(rewards))], rewards
+    )
+    text = messages[-1][1]
+    return Sample(Prompt(0, "q", [1], Question("q", "7")), text, [1], FinishReason.STOP, "", talk)
+
+
+def test_a_conversation_is_shown_turn_by_turn() -> None:
+    examples = [("user", "e"), ("assistant", "example"), ("user", "q")]
+    sample = sample_of(*examples, ("assistant", "<b>"), ("tool", "7"), ("assistant", "it is 7"), rewards=[0.0, 1.0])
+    assert sample.conversation is not None
+    sample.conversation.messages[4]["name"] = "add"
+    assert whole(sample, "7").split("<br>") == [
+        "<em>turn 1, &#43;0.00</em> &lt;b&gt;",
+        "<em>tool add</em> 7",
+        "<em>turn 2, &#43;1.00</em> it is <strong>7</strong>",
+    ]
+    sample.conversation.rewards = [0.0, 0.0]
+    assert whole(sample, "7").startswith("<em>turn 1</em> ")
+
+
+def test_a_single_turn_is_shown_as_a_completion() -> None:
+    assert whole(sample_of(("user", "q"), ("assistant", "7"), rewards=[0.0]), "7") == "<strong>7</strong>"

@@ -43,12 +43,23 @@ def _group(exploration: Exploration, rows: Sequence[int]) -> str:
 
 
 def whole(sample: Sample, answer: str | None) -> str:
-    """A completion; of a conversation with several turns every message from the first turn on, with its role."""
-    messages = sample.conversation.messages if sample.conversation else []
-    first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
-    if len(messages) - first < 2:
+    """A completion; of a conversation every message from the first turn on, with its writer and the turn's reward."""
+    talk = sample.conversation
+    turns = [i for i, one in enumerate(talk.messages) if one["role"] == "assistant"] if talk else []
+    turns = turns[-len(talk.ends) :] if talk and talk.ends else []  # The first messages may have examples of turns.
+    if not talk or not turns or talk.messages[turns[0] :] == talk.messages[-1:]:
         return completion(sample.text, answer)
-    return "<br>".join(f"<em>{escape(one['role'])}</em> {escape(one['content'])}" for one in messages[first:])
+    lines = []
+    for index, message in enumerate(talk.messages[turns[0] :], start=turns[0]):
+        text, name = escape(message["content"]), message["role"]
+        if index in turns:
+            number = turns.index(index)
+            name = f"turn {number + 1}" + (f", {talk.rewards[number]:+.2f}" if any(talk.rewards) else "")
+            text = completion(message["content"], answer) if index == turns[-1] else text
+        elif name == "tool":
+            name = f"tool {message.get('name', '')}".strip()
+        lines.append(f"<em>{escape(name)}</em> {text}")
+    return "<br>".join(lines)
 
 
 def completion(text: str, answer: str | None) -> str:
