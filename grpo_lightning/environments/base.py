@@ -1,5 +1,6 @@
 """The Environment family: what answers the policy, turn by turn."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ class Turn:
     """Whether the conversation ends with this turn."""
     num_failed_calls: int = 0
     """Calls of tools in this turn that failed."""
+
+    def __post_init__(self) -> None:
+        """Raises TypeError or ValueError where messages or reward have another form."""
+        self.messages, self.reward = checked(self.messages), finite(self.reward)
 
 
 class Environment(ABC):
@@ -55,3 +60,20 @@ class Environment(ABC):
 
     def close(self) -> None:
         """Releases what the instance holds. Its process ends afterwards."""
+
+
+def checked(messages: Any) -> list[Message]:
+    """The messages, each with a role and a text."""
+    if not isinstance(messages, list):
+        raise TypeError(f"messages={messages!r}: give a list of messages")
+    for message in messages:
+        if not (isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))):
+            raise TypeError(f"the message {message!r}: give `role` and `content`, both text")
+    return messages
+
+
+def finite(value: Any) -> float:
+    """The reward as a float."""
+    if not math.isfinite(float(value)):
+        raise ValueError(f"the reward {value}: give a finite number")
+    return float(value)

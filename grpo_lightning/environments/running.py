@@ -85,8 +85,8 @@ class Conversations:
             self.limits.memory_limit_mb,
             self.limits.max_answer_bytes,
         )
-        self._spoken: tuple[Any, Dialogue, ToolFormat | None] | None = None
-        """A tokenizer, and what it makes of conversations."""
+        self._dialogue: Dialogue | None = None
+        self._format: ToolFormat | None = None
 
     def load(self, tokenizer: Any) -> None:
         """Starts the environment, and checks that the tokenizer can hold its conversations.
@@ -94,7 +94,10 @@ class Conversations:
         Raises:
             UsageError: The environment cannot be made in another process, or the chat template refuses conversations.
         """
-        self._dialogue(tokenizer)
+        if self._dialogue is None or self._dialogue.tokenizer is not tokenizer:
+            tools = list(self.environment.tools)
+            self._dialogue = Dialogue(tokenizer, tools, {} if self.chat else {"chat_template": PLAIN})
+            self._format = ToolFormat.for_tokenizer(tokenizer) if tools else None
         try:
             self._instances.load()
         except LoadError as error:
@@ -128,189 +131,162 @@ class Conversations:
             key: Seed of the run and exploration step.
             progress: Called with the number of conversations that have just ended.
         """
-        dialogue, calls = self._dialogue(policy.tokenizer)
-        if calls is not None and calls.stop and calls.stop not in sampling.stop:
-            sampling = replace(sampling, stop=[*sampling.stop, calls.stop])
+        self.load(policy.tokenizer)
+        if self._format is not None and self._format.stop and self._format.stop not in sampling.stop:
+            sampling = replace(sampling, stop=[*sampling.stop, self._format.stop])
         stops = StopStrings(policy, sampling.stop)
-        everyone = [
-            _Talk(index * group_size + sample, Request([], prompt.id, sample), prompt)
-            for index, prompt in enumerate(prompts)
-            for sample in range(group_size)
-        ]
-        self._instances.start({talk.key: seed_of(key, talk.request) for talk in everyone})
+        requests = Request.from_prompts(prompts, group_size)
+        everyone = [_Live(key, one, prompts[key // group_size]) for key, one in enumerate(requests)]
+        self._instances.start({one.key: seed_of(key, one.request) for one in everyone})
         try:
-            self._begin(everyone, dialogue, calls)
+            self._begin(everyone)
             live = everyone
-            while True:
-                for talk in live:
-                    self._check_room(talk, policy, sampling)
-                self._end([talk for talk in live if talk.has_ended], progress)
-                live = [talk for talk in live if not talk.has_ended]
-                if not live:
-                    break
-                completions = engine.generate([talk.next_request() for talk in live], sampling, key)
-                for talk, completion in zip(live, completions, strict=True):
-                    talk.add(stops.cut(completion), policy.tokenizer)
-                self._answer(live, dialogue, calls)
+            while live := self._going_on(live, policy, sampling, progress):
+                completions = engine.generate([one.next_request() for one in live], sampling, key)
+                for one, completion in zip(live, completions, strict=True):
+                    one.add(stops.cut(completion), policy.tokenizer)
+                self._answer([one for one in live if not one.has_ended])
         finally:
-            self._instances.end([talk.key for talk in everyone])
-        return [talk.sample() for talk in everyone]
+            self._instances.end([one.key for one in everyone])
+        return [one.whole() for one in everyone]
 
-    def _dialogue(self, tokenizer: Any) -> tuple[Dialogue, ToolFormat | None]:
-        if self._spoken is None or self._spoken[0] is not tokenizer:
-            tools = list(self.environment.tools)
-            variables = {} if self.chat else {"chat_template": PLAIN}
-            calls = ToolFormat.for_tokenizer(tokenizer) if tools else None
-            self._spoken = tokenizer, Dialogue(tokenizer, tools, variables), calls
-        return self._spoken[1:]
-
-    def _begin(self, everyone: Sequence["_Talk"], dialogue: Dialogue, calls: ToolFormat | None) -> None:
+    def _begin(self, everyone: Sequence["_Live"]) -> None:
         """Resets every environment."""
-        questions = [asdict(replace(talk.prompt.question, text=talk.prompt.text)) for talk in everyone]
-        outcomes = self._instances.call(
-            [Call(talk.key, "reset", [question]) for talk, question in zip(everyone, questions, strict=True)]
-        )
+        assert self._dialogue is not None
         system = self.system
-        if calls is not None and self.chat and not dialogue.shows_tools:
-            system = "\n\n".join(filter(None, [system, calls.describe(self.environment.tools)]))
+        if self._format is not None and self.chat and not self._dialogue.shows_tools:
+            system = "\n\n".join(filter(None, [system, self._format.describe(self.environment.tools)]))
         first = [{"role": "system", "content": system}] if system else []
-        for talk, outcome in zip(everyone, outcomes, strict=True):
-            if talk.check(outcome):
-                messages = [*first, *outcome.value]
-                talk.begin(messages, dialogue.start(messages), dialogue.tokenizer)
+        questions = [replace(one.sample.prompt.question, text=one.sample.prompt.text) for one in everyone]
+        calls = [Call(one.key, "reset", [asdict(question)]) for one, question in zip(everyone, questions, strict=True)]
+        for one, outcome in zip(everyone, self._instances.call(calls), strict=True):
+            if one.succeeded(outcome):
+                one.talk.messages = [*first, *outcome.value]
+                one.begin_piece(self._dialogue)
+                ids = one.talk.pieces[-1].token_ids
+                text = str(self._dialogue.tokenizer.decode(ids))
+                one.sample.prompt = replace(one.sample.prompt, text=text, token_ids=[*ids])
 
-    def _check_room(self, talk: "_Talk", policy: Policy, sampling: Sampling) -> None:
-        """Cuts the conversation off where no other turn fits."""
-        turns, length = len(talk.conversation.ends), len(talk.ids) + sampling.max_new_tokens
-        context, most = policy.context_length, self.limits.max_tokens
-        if talk.has_ended:
-            return
-        if not turns:
-            if context is not None and length > context:
-                error = f"with sampling.max_new_tokens={sampling.max_new_tokens} the first turn exceeds the context"
-                talk.check(Outcome(Status.TOO_LONG, error=error))
-        elif (
-            turns >= self.limits.max_turns
-            or (context is not None and length > context)
-            or (most is not None and length - len(talk.prompt_ids) > most)
-        ):
-            talk.has_ended, talk.reason = True, FinishReason.LENGTH
-
-    def _answer(self, live: Sequence["_Talk"], dialogue: Dialogue, calls: ToolFormat | None) -> None:
-        """Lets the environments answer the turns that were just drawn; one that is cut off is no turn to answer."""
-        answered = [talk for talk in live if not talk.has_ended]
-        steps = []
-        for talk in answered:
-            message: Message = {"role": "assistant", "content": talk.text}
-            found = []
-            if calls is not None:
-                found = calls.find(dialogue.turn(talk.drawn_ids)["content"], self.environment.tools)
-                message["tool_calls"] = [call._asdict() for call in found]
-            talk.conversation.num_calls += len(found)
-            steps.append(Call(talk.key, "step", [message], self.limits.seconds * max(1, len(found))))
-        for talk, outcome in zip(answered, self._instances.call(steps), strict=True):
-            if not talk.check(outcome):
-                continue
-            turn, new = outcome.value, outcome.value["messages"]
-            talk.conversation.rewards[-1] = turn["reward"]
-            talk.conversation.num_failed_calls += turn["num_failed_calls"]
-            talk.has_ended = turn["done"] or not new
-            talk.hear(dialogue, new)
-
-    def _end(self, ended: Sequence["_Talk"], progress: Progress | None) -> None:
-        """Asks the environments that are left for the outcome, and ends them."""
-        whole = [talk for talk in ended if talk.conversation.status == Status.OK]
-        outcomes = self._instances.call([Call(talk.key, "end") for talk in whole])
-        for talk, outcome in zip(whole, outcomes, strict=True):
-            if talk.check(outcome):
-                talk.conversation.outcome = outcome.value
-        self._instances.end([talk.key for talk in ended])
+    def _going_on(
+        self, live: Sequence["_Live"], policy: Policy, sampling: Sampling, progress: Progress | None
+    ) -> list["_Live"]:
+        """Those that have another turn. The others are asked for the outcome, if nothing failed, and ended."""
+        for one in live:
+            if not one.has_ended:
+                one.ends_without_room(self.limits, policy.context_length, sampling.max_new_tokens)
+        ended = [one for one in live if one.has_ended]
+        whole = [one for one in ended if one.talk.status == Status.OK]
+        outcomes = self._instances.call([Call(one.key, "end") for one in whole])
+        for one, outcome in zip(whole, outcomes, strict=True):
+            if one.succeeded(outcome):
+                one.talk.outcome = outcome.value
+        self._instances.end([one.key for one in ended])
         if progress and ended:
             progress(len(ended))
+        return [one for one in live if not one.has_ended]
+
+    def _answer(self, live: Sequence["_Live"]) -> None:
+        """Lets the environments answer the turns that were just drawn."""
+        assert self._dialogue is not None
+        steps = []
+        for one in live:
+            message: Message = {"role": "assistant", "content": one.sample.text}
+            found = []
+            if self._format is not None:
+                written = self._dialogue.turn(one.drawn_ids)["content"]
+                found = self._format.find(written, self.environment.tools)
+                message["tool_calls"] = [call._asdict() for call in found]
+            one.talk.num_calls += len(found)
+            steps.append(Call(one.key, "step", [message], self.limits.seconds * max(1, len(found))))
+        for one, outcome in zip(live, self._instances.call(steps), strict=True):
+            if one.succeeded(outcome):
+                one.hear(outcome.value, self._dialogue)
 
 
-class _Talk:
-    """A conversation under way."""
+class _Live:
+    """A conversation under way: the sample that it becomes, and the request that draws its turns."""
 
     def __init__(self, key: int, request: Request, prompt: Prompt) -> None:
-        self.key, self.request, self.prompt = key, request, prompt
-        self.conversation = Conversation()
+        self.key = key
+        self.request = request
+        self.talk = Conversation()
+        self.sample = Sample(prompt, "", [], FinishReason.STOP, conversation=self.talk)
         self.has_ended = False
-        self.prompt_ids: list[int] = prompt.token_ids
-        self.prompt_text = prompt.text
-        self.ids: list[int] = []
-        """What the policy sees next."""
-        self.drawn: list[bool] = []
-        """[len(ids)] whether it drew them itself."""
-        self.logp: list[float] | None = []
-        """Of those that it drew."""
-        self.token_ids: list[int] = []
-        """All that it drew, in every piece."""
-        self.drawn_ids: list[int] = []
-        """Its last turn."""
-        self.is_noted = True
-        """Whether that is among the messages."""
-        self.text, self.reason, self.stop_string = "", FinishReason.STOP, ""
+        self.has_answer = True
+        """Whether the environment has answered the last turn."""
 
-    def check(self, outcome: Outcome) -> bool:
+    @property
+    def drawn_ids(self) -> list[int]:
+        """The last turn."""
+        return self.sample.token_ids[self.sample.first :]
+
+    def succeeded(self, outcome: Outcome) -> bool:
         """Whether the environment's call succeeded; if not, the conversation has failed."""
         if outcome.status != Status.OK:
-            self.conversation.status, self.conversation.error = outcome.status, outcome.error or outcome.status
+            self.talk.status, self.talk.error = outcome.status, outcome.error or outcome.status
             self.has_ended = True
         return outcome.status == Status.OK
 
-    def begin(self, messages: list[Message], ids: list[int], tokenizer: Any) -> None:
-        """Notes the prompt, which is this conversation's own."""
-        self.conversation.messages = messages
-        self.prompt_ids, self.prompt_text = ids, str(tokenizer.decode(ids))
-        self.ids, self.drawn = list(ids), [False] * len(ids)
+    def ends_without_room(self, limits: Limits, context: int | None, max_new_tokens: int) -> None:
+        """Cuts the conversation off where no other turn fits. Where not even the first does, it has failed."""
+        turns, length = len(self.talk.ends), len(self.talk.pieces[-1].token_ids) + max_new_tokens
+        most = None if limits.max_tokens is None else len(self.sample.prompt.token_ids) + limits.max_tokens
+        fits = context is None or length <= context
+        if not turns and not fits:
+            error = f"with sampling.max_new_tokens={max_new_tokens} the first turn exceeds the context"
+            self.succeeded(Outcome(Status.TOO_LONG, error=error))
+        elif turns and not (fits and turns < limits.max_turns and (most is None or length <= most)):
+            self.has_ended, self.sample.finish_reason = True, FinishReason.LENGTH
+
+    def begin_piece(self, dialogue: Dialogue) -> None:
+        """Begins a piece with what has been said."""
+        ids = dialogue.start(self.talk.messages)
+        self.talk.pieces.append(Piece(ids, [False] * len(ids), []))
 
     def next_request(self) -> Request:
         """The request for the next turn."""
-        return replace(self.request, token_ids=list(self.ids), position=len(self.token_ids))
+        ids = list(self.talk.pieces[-1].token_ids)
+        return replace(self.request, token_ids=ids, position=len(self.sample.token_ids))
 
     def add(self, completion: Completion, tokenizer: Any) -> None:
         """Adds a turn of the policy."""
-        self.drawn_ids, self.is_noted = completion.token_ids, False
-        self.token_ids += completion.token_ids
-        self.ids += completion.token_ids
-        self.drawn += [True] * len(completion.token_ids)
-        self.logp = None if self.logp is None or completion.logp is None else self.logp + completion.logp
-        self.conversation.ends.append(len(self.token_ids) - 1)
-        self.conversation.rewards.append(0.0)
+        sample, piece = self.sample, self.talk.pieces[-1]
+        sample.token_ids += completion.token_ids
+        piece.token_ids += completion.token_ids
+        piece.drawn += [True] * len(completion.token_ids)
+        piece.logp = None if piece.logp is None or completion.logp is None else piece.logp + completion.logp
+        self.talk.ends.append(len(sample.token_ids) - 1)
+        self.talk.rewards.append(0.0)
         text = str(tokenizer.decode(completion.written, skip_special_tokens=True))
-        self.text = text_up_to(text, completion.stop_string)
-        self.reason, self.stop_string = completion.finish_reason, completion.stop_string
-        self.has_ended = self.reason is FinishReason.LENGTH
+        sample.text = text_up_to(text, completion.stop_string)
+        sample.finish_reason, sample.stop_string = completion.finish_reason, completion.stop_string
+        self.has_ended, self.has_answer = sample.truncated, False
 
-    def hear(self, dialogue: Dialogue, new: list[Message]) -> None:
+    def hear(self, turn: dict[str, Any], dialogue: Dialogue) -> None:
         """Adds what the environment answered; where history is rewritten, another piece begins."""
-        before = self.conversation.messages
-        self.conversation.messages = [*before, dict(dialogue.turn(self.drawn_ids)), *new]
-        self.is_noted = True
+        before, new = self.talk.messages, turn["messages"]
+        self.talk.messages = [*before, dialogue.turn(self.drawn_ids), *new]
+        self.talk.rewards[-1] = turn["reward"]
+        self.talk.num_failed_calls += turn["num_failed_calls"]
+        self.has_ended, self.has_answer = turn["done"] or not new, True
         if self.has_ended:
             return
-        given = dialogue.follow(before, self.drawn_ids, new)
+        given, piece = dialogue.follow(before, self.drawn_ids, new), self.talk.pieces[-1]
         if given is None:
-            self._end_piece()
-            self.ids, self.drawn = dialogue.start(self.conversation.messages), []
-            self.logp = []
+            self.begin_piece(dialogue)
         else:
-            self.ids = self.ids + given
-        self.drawn += [False] * (len(self.ids) - len(self.drawn))
+            piece.token_ids += given
+            piece.drawn += [False] * len(given)
 
-    def _end_piece(self) -> None:
-        if any(self.drawn):
-            length = len(self.drawn) - self.drawn[::-1].index(True)
-            self.conversation.pieces.append(Piece(self.ids[:length], self.drawn[:length], self.logp))
-
-    def sample(self) -> Sample:
-        """The conversation as rewards see it."""
-        self._end_piece()
-        if not self.is_noted:
-            self.conversation.messages = [*self.conversation.messages, {"role": "assistant", "content": self.text}]
-        prompt = replace(self.prompt, text=self.prompt_text, token_ids=self.prompt_ids)
-        return Sample(prompt, self.text, self.token_ids, self.reason, self.stop_string, self.conversation)
+    def whole(self) -> Sample:
+        """The conversation as rewards see it. Its pieces end with a drawn token."""
+        for piece in self.talk.pieces:
+            length = max((at + 1 for at, own in enumerate(piece.drawn) if own), default=0)
+            del piece.token_ids[length:], piece.drawn[length:]
+        self.talk.pieces = [piece for piece in self.talk.pieces if piece.drawn]
+        if not self.has_answer:
+            self.talk.messages = [*self.talk.messages, {"role": "assistant", "content": self.sample.text}]
+        return self.sample
 
 
 def seed_of(key: RandomKey, request: Request) -> int:

@@ -98,7 +98,9 @@ def object_at(path: str) -> Any:
     """
     module, name = split_path(path)
     try:
-        return (runpy.run_path(module) if module.endswith(".py") else vars(import_module(module))).get(name)
+        if module.endswith(".py"):
+            return runpy.run_path(module).get(name)
+        return getattr(import_module(module), name, None)
     except Exception as error:  # a module may raise what it likes
         raise UsageError(
             f"{path}: it cannot be imported ({type(error).__name__}: {error}). Give an import path such as "

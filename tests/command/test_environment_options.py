@@ -141,7 +141,7 @@ def test_a_task_that_is_an_environment_needs_no_other(grpo: Grpo, tmp_path: Path
 MISTAKES = {
     "no module": (["--data.environment=nowhere.Tool"], ["data.environment=nowhere.Tool", "No module named 'nowhere'"]),
     "no class": (["--data.environment=mine.Tol"], ["data.environment=mine.Tol", "mine has no class Tol"]),
-    "no path": (["--data.environment=Tol"], ["data.environment=Tol", "import path of a class"]),
+    "no path": (["--data.environment=Tol"], ["data.environment=Tol", "Give an import path such as"]),
     "no file": (["--data.environment=nowhere.py:Tool"], ["data.environment=nowhere.py:Tool", "No such file"]),
     "no class at all": (["--data.environment=mine.number"], ["data.environment=mine.number", "no class number"]),
     "number": (["--data.environment=3"], ["data.environment=3"]),
