@@ -10,7 +10,7 @@ from helpers.conversations_of_ranks import runs
 from helpers.fitting import relative
 from helpers.paths import TESTS, environment
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 Found = dict[str, dict[str, Any]]
 
@@ -32,7 +32,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     try:
         here = {name: runs(folder / name, max_tokens) for name, max_tokens in (("whole", 0), ("parts", 60))}
         for strategy, process in processes.items():
-            _, errors = process.communicate(timeout=350)
+            _, errors = process.communicate(timeout=500)
             assert process.returncode == 0, f"{strategy}: {errors[-3000:]}"
     finally:
         for process in processes.values():
