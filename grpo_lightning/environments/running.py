@@ -239,7 +239,7 @@ class _Live:
             self.has_ended, self.sample.finish_reason = True, FinishReason.LENGTH
 
     def begin_piece(self, dialogue: Dialogue) -> None:
-        """Begins a piece with what has been said."""
+        """Begins a piece with the messages so far."""
         ids = dialogue.start(self.talk.messages)
         self.talk.pieces.append(Piece(ids, [False] * len(ids), []))
 

@@ -10,7 +10,7 @@ from helpers.conversations_of_ranks import runs
 from helpers.fitting import relative
 from helpers.paths import TESTS, environment
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 Found = dict[str, dict[str, Any]]
 
@@ -32,7 +32,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     try:
         here = {name: runs(folder / name, max_tokens) for name, max_tokens in (("whole", 0), ("parts", 60))}
         for strategy, process in processes.items():
-            _, errors = process.communicate(timeout=350)
+            _, errors = process.communicate(timeout=500)
             assert process.returncode == 0, f"{strategy}: {errors[-3000:]}"
     finally:
         for process in processes.values():
@@ -45,8 +45,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 def test_gradients_are_those_of_one_process(found: Found, way: str, run: str) -> None:
     expected, actual = found["whole"][run]["gradients"], found[way][run]["gradients"]
     assert len(expected) == len(actual) == (20 if run == "objectives" else 6)
-    assert all(any(grad.any() for grad in update.values()) for update in expected)
-    assert max(relative(a, b) for a, b in zip(actual, expected, strict=True)) < 1e-6
+    moving = [update for update, gradient in enumerate(expected) if any(part.any() for part in gradient.values())]
+    assert len(moving) >= (14 if run == "objectives" else 6)  # a mask may leave out all of a minibatch
+    assert max(relative(actual[update], expected[update]) for update in moving) < 1e-6
+    still = [actual[update] for update in range(len(expected)) if update not in moving]
+    assert not any(part.any() for gradient in still for part in gradient.values())
     for name in ("rollout/turns", "rollout/branches", "rollout/given", "reward/mean"):
         assert found[way][run]["logged"][name] == pytest.approx(found["whole"][run]["logged"][name])
 
