@@ -81,8 +81,8 @@ def group_record(
         tokenizer: That of the policy.
     """
     drawn = [one for one in completions if not one.greedy] or completions
-    if kind == VALIDATION:  # In training a branch is a completion of its group, here it is a part of an answer.
-        drawn = [one for one in drawn if one.conversation is None or not one.conversation.piece]
+    # The pieces of a conversation are one completion of their group.
+    drawn = [one for one in drawn if one.conversation is None or not one.conversation.piece]
     rewards = [one.reward for one in drawn if one.reward is not None]
     mean, std = mean_and_std(rewards)
     ids: set[int] = set()
