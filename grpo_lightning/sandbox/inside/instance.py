@@ -48,7 +48,7 @@ class Origin:
         self.control = control
         self.memory_mb = memory_mb
         self.object: Any = None
-        self.folder = tempfile.mkdtemp(prefix="grpo-")
+        self.folder = tempfile.mkdtemp(prefix="grpo-environments-")
         self.folders: dict[int, str] = {}
         """The folder of each copy, by its process id."""
 
