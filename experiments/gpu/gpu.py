@@ -197,17 +197,8 @@ def measure(options: argparse.Namespace) -> str:
 
 def race_of(options: argparse.Namespace, prompt_tokens: int) -> Race:
     """The sizes of a step."""
-    return Race(
-        prompt_tokens=prompt_tokens,
-        new_tokens=options.new_tokens,
-        prompts=options.prompts,
-        group_size=options.group_size,
-        warm_up=options.warm_up,
-        steps=options.steps,
-        max_tokens=options.max_tokens,
-        trl_rows=options.trl_rows,
-        precision=options.precision,
-        accelerator=options.accelerator,
+    return Race.from_options(
+        options, prompt_tokens=prompt_tokens, precision=options.precision, accelerator=options.accelerator
     )
 
 

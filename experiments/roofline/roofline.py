@@ -282,14 +282,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     options = parse(arguments)
-    race = Race(
+    race = Race.from_options(
+        options,
         prompt_tokens=options.prompt_tokens,
-        new_tokens=options.new_tokens,
-        prompts=options.prompts,
-        group_size=options.group_size,
         warm_up=1,
-        steps=options.steps,
-        max_tokens=options.max_tokens,
         trl_rows=options.group_size,
         precision=options.precision,
     )

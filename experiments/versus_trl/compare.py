@@ -146,18 +146,12 @@ def races_of(options: argparse.Namespace) -> list[Race]:
             for precision in dict.fromkeys(options.precision)
         ]
     return [
-        Race(
+        Race.from_options(
+            options,
             precision=precision,
             trl_weights=options.trl_weights,
             fast=not options.plain,
             prompt_tokens=length,
-            new_tokens=options.new_tokens,
-            prompts=options.prompts,
-            group_size=options.group_size,
-            warm_up=options.warm_up,
-            steps=options.steps,
-            max_tokens=options.max_tokens,
-            trl_rows=options.trl_rows,
         )
         for length in dict.fromkeys(options.prompt_tokens)
         for precision in dict.fromkeys(options.precision)
@@ -169,12 +163,9 @@ def regime_race(options: argparse.Namespace, name: str, sizes: dict[str, Any], p
     given = {key: getattr(options, key) for key in ("new_tokens", "prompts", "trl_rows")}
     given["prompt_tokens"] = options.prompt_tokens[0] if options.prompt_tokens else None
     sizes = sizes | {key: value for key, value in given.items() if value is not None}
-    return Race(
+    return Race.from_options(
+        options,
         **{"trl_rows": sizes["prompts"] * options.group_size} | sizes,
-        group_size=options.group_size,
-        warm_up=options.warm_up,
-        steps=options.steps,
-        max_tokens=options.max_tokens,
         regime=name,
         precision=precision,
         trl_weights=options.trl_weights,

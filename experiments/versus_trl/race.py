@@ -1,5 +1,6 @@
 """What both sides of the comparison are given: sizes, a model, prompts, and the reward."""
 
+import argparse
 import json
 import random
 from dataclasses import asdict, dataclass
@@ -46,6 +47,12 @@ class Race:
     """Type of TRL's weights."""
     fast: bool = True
     """Whether grpo_lightning multiplies by oneDNN on a CPU: `policy.products=auto`, `engine.packed=true`."""
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace, **others: Any) -> "Race":
+        """The sizes that a command line gives; `others` are added, and go before them."""
+        names = ("new_tokens", "prompts", "group_size", "warm_up", "steps", "max_tokens", "trl_rows")
+        return cls(**{name: getattr(options, name) for name in names if name not in others} | others)
 
     @property
     def rows(self) -> int:

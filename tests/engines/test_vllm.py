@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 from helpers import vllm_stand_in
-from helpers.tiny import STOP_IDS, policy_of, prompts_of, teacher_forced
+from helpers.drawing import PROMPTS, depends_on_nothing_else, draw, ends_with_stop_tokens, gap, tokens, update
+from helpers.tiny import policy_of, prompts_of, teacher_forced
 
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
@@ -21,9 +22,7 @@ from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.engines.vllm import VLLMEngine
 from grpo_lightning.engines.vllm_requests import STRIDE, calls_of, seeds_of
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Completion, FinishReason, Prompt, RandomKey, Request, UsageError
-
-PROMPTS = prompts_of([4, 1, 9, 4, 6])
+from grpo_lightning.types import FinishReason, RandomKey, Request, UsageError
 
 
 @pytest.fixture
@@ -38,44 +37,6 @@ def saved(folder: Path, shape: str, **overrides: Any) -> Policy:
     policy = Policy(str(folder / shape))
     policy.load()
     return policy
-
-
-def draw(
-    engine: VLLMEngine,
-    policy: Policy,
-    requests: list[Request] | None = None,
-    length: int = 24,
-    key: RandomKey | None = None,
-    **sampling: Any,
-) -> list[Completion]:
-    if not engine.has(policy):
-        engine.sync(policy)
-    requests = requests or Request.from_prompts(PROMPTS, 4)
-    return engine.generate(requests, Sampling(max_new_tokens=length, **sampling), key or RandomKey())
-
-
-def tokens(completions: list[Completion]) -> list[list[int]]:
-    return [completion.token_ids for completion in completions]
-
-
-def gap(policy: Policy, prompts: list[Prompt], completions: list[Completion], temperature: float = 1.0) -> float:
-    """Largest difference to the log-probs of a plain forward over each completion."""
-    group_size, largest = len(completions) // len(prompts), 0.0
-    for row, completion in enumerate(completions):
-        prompt = prompts[row // group_size].token_ids
-        logp = teacher_forced(policy.model, prompt, completion.token_ids, temperature)
-        expected = logp.gather(-1, torch.tensor(completion.token_ids)[:, None]).squeeze(-1)
-        assert completion.logp is not None
-        largest = max(largest, float((expected - torch.tensor(completion.logp)).abs().max()))
-    return largest
-
-
-def update(policy: Policy) -> None:
-    """Changes the weights, as an optimizer would."""
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    policy.version += 1
 
 
 @pytest.mark.parametrize(("shape", "tied"), [("qwen2", True), ("llama", False)])
@@ -101,16 +62,7 @@ def test_keys_and_values_of_old_weights_are_forgotten(engine: VLLMEngine, tmp_pa
 
 
 def test_completions_end_with_the_first_of_several_stop_tokens(engine: VLLMEngine, policy: Policy) -> None:
-    ends = set()
-    for completion in draw(engine, policy, Request.from_prompts(PROMPTS, 16)):
-        *body, last = completion.token_ids
-        assert not set(body) & set(STOP_IDS)
-        assert completion.logp is not None and len(completion.logp) == len(completion.token_ids)
-        stopped = last in STOP_IDS
-        assert completion.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
-        assert stopped or len(completion.token_ids) == 24
-        ends.add(last)
-    assert set(STOP_IDS) <= ends
+    ends_with_stop_tokens(engine, policy)
 
 
 def test_without_any_stop_token_every_completion_has_full_length(engine: VLLMEngine, policy: Policy) -> None:
@@ -122,17 +74,11 @@ def test_without_any_stop_token_every_completion_has_full_length(engine: VLLMEng
 
 
 def test_completions_do_not_depend_on_order_company_or_group_size(engine: VLLMEngine, policy: Policy) -> None:
-    whole = tokens(draw(engine, policy))
-    order = [3, 0, 4, 1, 2]
-    shuffled = tokens(draw(engine, policy, Request.from_prompts([PROMPTS[index] for index in order], 4)))
-    for number, index in enumerate(order):
-        assert shuffled[4 * number : 4 * number + 4] == whole[4 * index : 4 * index + 4]
+    whole = depends_on_nothing_else(engine, policy)
     requests = Request.from_prompts(PROMPTS, 4)
     alternating = [requests[4 * group + sample] for sample in (2, 0, 3, 1) for group in range(5)]
     found = iter(tokens(draw(engine, policy, alternating)))
     assert all(next(found) == whole[4 * group + sample] for sample in (2, 0, 3, 1) for group in range(5))
-    fewer = tokens(draw(engine, policy, Request.from_prompts(PROMPTS, 3)))
-    assert fewer == [row for group in range(5) for row in whole[4 * group : 4 * group + 3]]
 
 
 def test_another_seed_step_prompt_or_position_draws_other_completions(engine: VLLMEngine, policy: Policy) -> None:

@@ -12,9 +12,10 @@ import pytest
 import torch
 from helpers import vllm_serve, vllm_server_stand_in, vllm_stand_in
 from helpers.command import Grpo, arguments
+from helpers.drawing import PROMPTS, depends_on_nothing_else, draw, ends_with_stop_tokens, gap, tokens, update
 from helpers.fitting import fit, scalars
 from helpers.paths import environment
-from helpers.tiny import STOP_IDS, policy_of, prompts_of, teacher_forced
+from helpers.tiny import policy_of, teacher_forced
 from helpers.vllm_server_stand_in import StandIn
 
 from grpo_lightning.engines import vllm_server
@@ -26,9 +27,7 @@ from grpo_lightning.engines.vllm_server import THREADS, VLLMServerEngine
 from grpo_lightning.engines.weight_transfer import NCCL, SharedFolder, parts
 from grpo_lightning.policy.named_weights import named_weights
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Completion, FinishReason, RandomKey, Request, UsageError
-
-PROMPTS = prompts_of([4, 1, 9, 4, 6])
+from grpo_lightning.types import RandomKey, Request, UsageError
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -85,38 +84,6 @@ def server(servers: list[StandIn]) -> StandIn:
     return servers[0]
 
 
-def draw(
-    engine: VLLMServerEngine, policy: Policy, requests: list[Request] | None = None, **sampling: Any
-) -> list[Completion]:
-    if not engine.has(policy):
-        engine.sync(policy)
-    requests = requests or Request.from_prompts(PROMPTS, 4)
-    return engine.generate(requests, Sampling(max_new_tokens=24, **sampling), RandomKey())
-
-
-def tokens(completions: list[Completion]) -> list[list[int]]:
-    return [completion.token_ids for completion in completions]
-
-
-def gap(policy: Policy, completions: list[Completion]) -> float:
-    """Largest difference to the log-probs of a plain forward over each completion."""
-    group_size, largest = len(completions) // len(PROMPTS), 0.0
-    for row, completion in enumerate(completions):
-        logp = teacher_forced(policy.model, PROMPTS[row // group_size].token_ids, completion.token_ids)
-        expected = logp.gather(-1, torch.tensor(completion.token_ids)[:, None]).squeeze(-1)
-        assert completion.logp is not None
-        largest = max(largest, float((expected - torch.tensor(completion.logp)).abs().max()))
-    return largest
-
-
-def update(policy: Policy) -> None:
-    """Changes the weights, as an optimizer would."""
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    policy.version += 1
-
-
 def nothing_is_open(engine: VLLMServerEngine) -> bool:
     """Whether neither threads nor connections wait for answers."""
     waiting = [thread for thread in threading.enumerate() if thread.name.startswith(THREADS)]
@@ -127,23 +94,14 @@ def test_log_probs_are_the_policys_before_and_after_updates(engine: VLLMServerEn
     found = []
     for _ in range(3):
         completions = draw(engine, policy)
-        assert gap(policy, completions) < 1e-4
+        assert gap(policy, PROMPTS, completions) < 1e-4
         found.append(tokens(completions))
         update(policy)
     assert found[0] != found[1] != found[2]
 
 
 def test_completions_end_with_the_first_of_several_stop_tokens(engine: VLLMServerEngine, policy: Policy) -> None:
-    ends = set()
-    for completion in draw(engine, policy, Request.from_prompts(PROMPTS, 16)):
-        *body, last = completion.token_ids
-        assert not set(body) & set(STOP_IDS)
-        assert completion.logp is not None and len(completion.logp) == len(completion.token_ids)
-        stopped = last in STOP_IDS
-        assert completion.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
-        assert stopped or len(completion.token_ids) == 24
-        ends.add(last)
-    assert set(STOP_IDS) <= ends
+    ends_with_stop_tokens(engine, policy)
 
 
 def test_a_stop_string_ends_a_completion_where_it_is_complete(engine: VLLMServerEngine, policy: Policy) -> None:
@@ -160,13 +118,7 @@ def test_a_stop_string_ends_a_completion_where_it_is_complete(engine: VLLMServer
 
 
 def test_completions_do_not_depend_on_order_company_or_group_size(engine: VLLMServerEngine, policy: Policy) -> None:
-    whole = tokens(draw(engine, policy))
-    order = [3, 0, 4, 1, 2]
-    shuffled = tokens(draw(engine, policy, Request.from_prompts([PROMPTS[index] for index in order], 4)))
-    for number, index in enumerate(order):
-        assert shuffled[4 * number : 4 * number + 4] == whole[4 * index : 4 * index + 4]
-    fewer = tokens(draw(engine, policy, Request.from_prompts(PROMPTS, 3)))
-    assert fewer == [row for group in range(5) for row in whole[4 * group : 4 * group + 3]]
+    depends_on_nothing_else(engine, policy)
 
 
 def test_greedy_is_that_of_the_default_engine(engine: VLLMServerEngine, policy: Policy) -> None:
@@ -176,7 +128,7 @@ def test_greedy_is_that_of_the_default_engine(engine: VLLMServerEngine, policy: 
     expected = native.generate(requests, Sampling(max_new_tokens=24, temperature=0), RandomKey())
     completions = draw(engine, policy, requests, temperature=0)
     assert tokens(completions) == tokens(expected)
-    assert gap(policy, completions) < 1e-4
+    assert gap(policy, PROMPTS, completions) < 1e-4
 
 
 def test_filtered_log_probs_are_those_of_the_filtered_distribution(engine: VLLMServerEngine, policy: Policy) -> None:
@@ -307,7 +259,7 @@ def test_weights_come_while_a_server_is_paused_and_the_folder_is_left_empty(
     engine.close()
     assert list((tmp_path / "shared").iterdir()) == []
     assert not engine.has(policy)
-    assert gap(policy, draw(engine, policy)) < 1e-4
+    assert gap(policy, PROMPTS, draw(engine, policy)) < 1e-4
     engine.close()
 
 

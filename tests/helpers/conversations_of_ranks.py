@@ -1,6 +1,5 @@
 """Runs of conversations; as a script, `conversations_of_ranks.py STRATEGY FOLDER` does them on two ranks."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from helpers.fitting import Gradients, fit, scalars
 from helpers.gradient_of_ranks import Another, Elsewhere, Vowels, cases
 from helpers.guessing import Guess
 from helpers.tiny import policy_of
+from helpers.two_ranks import on_two_ranks
 
 LETTERS = list("abcdefghijklmnopqrstuvwxyz")
 """End a turn. One that has none of them in two tokens is cut off, and ends its conversation: some are short."""
@@ -80,13 +80,5 @@ def runs(folder: Path, max_tokens: int, **trainer: Any) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    strategy, folder = sys.argv[1], Path(sys.argv[2])
-    torch.set_num_threads(1)
-    found = runs(folder / strategy, max_tokens=60, devices=2, strategy=strategy)
-    if torch.distributed.get_rank() == 0:
-        torch.save(found, folder / f"{strategy}.pt")
-
-
 if __name__ == "__main__":
-    main()
+    on_two_ranks(runs, max_tokens=60)

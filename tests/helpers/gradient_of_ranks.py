@@ -4,7 +4,6 @@ Gradients of every objective, each with its own advantage, KL, masks and bonus, 
 an old policy far from it; and three runs that learn, whose ranks must decide alike.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -56,6 +55,7 @@ from grpo_lightning.training.step import Minibatch
 from grpo_lightning.types import Sample
 from helpers.fitting import Digits, Gradients, fit, scalars
 from helpers.tiny import policy_of
+from helpers.two_ranks import on_two_ranks
 
 # Bounds that both sides of the `Elsewhere` ratios cross.
 SURROGATES: list[Surrogate] = [
@@ -228,14 +228,6 @@ def runs(folder: Path, max_tokens: int, **trainer: Any) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    strategy, folder = sys.argv[1], Path(sys.argv[2])
-    torch.set_num_threads(1)
-    # The budget makes packs of one or two rows, and not as many on both ranks.
-    found = runs(folder / strategy, max_tokens=30, devices=2, strategy=strategy)
-    if torch.distributed.get_rank() == 0:
-        torch.save(found, folder / f"{strategy}.pt")
-
-
 if __name__ == "__main__":
-    main()
+    # The budget makes packs of one or two rows, and not as many on both ranks.
+    on_two_ranks(runs, max_tokens=30)

@@ -1,14 +1,11 @@
 """Two ranks whose conversations have unequal numbers of turns learn what one process learns."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-import torch
 from helpers.conversations_of_ranks import runs
 from helpers.fitting import relative
-from helpers.paths import TESTS, environment
+from helpers.two_ranks import in_every_way
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -19,25 +16,7 @@ Found = dict[str, dict[str, Any]]
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What `conversations_of_ranks` found in each way."""
     folder = tmp_path_factory.mktemp("conversations")
-    script = TESTS / "helpers" / "conversations_of_ranks.py"
-    processes = {
-        strategy: subprocess.Popen(
-            [sys.executable, script, strategy, folder],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(OMP_WAIT_POLICY="PASSIVE"),
-        )
-        for strategy in ("ddp", "fsdp2")
-    }
-    try:
-        here = {name: runs(folder / name, max_tokens) for name, max_tokens in (("whole", 0), ("parts", 60))}
-        for strategy, process in processes.items():
-            _, errors = process.communicate(timeout=500)
-            assert process.returncode == 0, f"{strategy}: {errors[-3000:]}"
-    finally:
-        for process in processes.values():
-            process.kill()
-    return here | {strategy: torch.load(folder / f"{strategy}.pt") for strategy in processes}
+    return in_every_way("conversations_of_ranks.py", runs, folder, max_tokens=60, seconds=500)
 
 
 @pytest.mark.parametrize("run", ["objectives", "learning"])

@@ -5,8 +5,6 @@ inexact: then it is 1e-6 away from the float64 one, whichever way it is computed
 """
 
 import inspect
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,8 @@ import pytest
 import torch
 from helpers.fitting import Gradients, fit, relative, scalars
 from helpers.gradient_of_ranks import SURROGATES, WEIGHTINGS, cases, runs
-from helpers.paths import TESTS, environment
 from helpers.tiny import gradients, policy_of, rollouts_of
+from helpers.two_ranks import in_every_way
 
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
@@ -33,30 +31,13 @@ WAYS = ["parts", "ddp", "fsdp2"]
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What `gradient_of_ranks` found in each way."""
     folder = tmp_path_factory.mktemp("invariance")
-    script = TESTS / "helpers" / "gradient_of_ranks.py"
-    processes = {
-        strategy: subprocess.Popen(
-            [sys.executable, script, strategy, folder],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(OMP_WAIT_POLICY="PASSIVE"),
-        )
-        for strategy in ("ddp", "fsdp2")
-    }
-    try:
-        here = {name: runs(folder / name, max_tokens) for name, max_tokens in (("whole", 0), ("parts", 30))}
-        for strategy, process in processes.items():
-            _, errors = process.communicate(timeout=240)
-            assert process.returncode == 0, f"{strategy}: {errors[-3000:]}"
-    finally:
-        for process in processes.values():
-            process.kill()
+    found = in_every_way("gradient_of_ranks.py", runs, folder, max_tokens=30, seconds=240)
     for surrogate, measure in product(("Clipped", "SequenceClipped", "TargetProbability"), ("clip_low", "clip_high")):
         share = scalars(folder / "whole" / "objectives")[f"policy/{measure}"]
         own = [n for n, case in enumerate(cases()) if type(case.objective.surrogate).__name__ == surrogate]
         # Two updates a step. The bounds are not there for show.
         assert sum(share[update] for n in own for update in (2 * n, 2 * n + 1)) / len(own) > 0.1
-    return here | {strategy: torch.load(folder / f"{strategy}.pt") for strategy in processes}
+    return found
 
 
 def largest_difference(ours: list[dict[str, torch.Tensor]], theirs: list[dict[str, torch.Tensor]]) -> float:
