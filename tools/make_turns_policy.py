@@ -21,7 +21,7 @@ from make_tiny_policy import BATCH, EOS, Example, learn, make_model, make_tokeni
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_lightning.environments.guess_number import GuessNumber
+from grpo_lightning.environments.games.guess_number import GuessNumber
 from grpo_lightning.tasks.arithmetic import Arithmetic
 from grpo_lightning.tasks.calculator import value_of
 from grpo_lightning.types import Question

@@ -1,15 +1,13 @@
 """A plain class as an environment, as TRL's `environment_factory` has it: its public methods are tools."""
 
-import asyncio
 import inspect
-import runpy
 from functools import cache
-from importlib import import_module
 from types import MethodType
 from typing import Any
 
-from grpo_lightning.environments.base import Environment, Message, Turn
-from grpo_lightning.types import Question, UsageError
+from grpo_lightning.environments.base import Environment, Turn
+from grpo_lightning.sandbox.main import awaited, module_of
+from grpo_lightning.types import Message, Question, UsageError
 
 
 class ToolEnvironment(Environment):
@@ -43,7 +41,6 @@ class ToolEnvironment(Environment):
             raise UsageError(
                 f"data.environment={tools}: every tool needs type hints and a docstring with `Args:` ({error})"
             ) from error
-        self._instance: Any = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Imports the class, once for all processes that are copied from this one."""
@@ -83,56 +80,35 @@ class ToolEnvironment(Environment):
         return None if reward is None else float(awaited(reward()))
 
 
-def split_path(path: str) -> tuple[str, str]:
-    """Module and name of an import path."""
-    module, _, name = path.rpartition(":" if ":" in path else ".")
-    return module, name
-
-
 @cache
-def object_at(path: str) -> Any:
+def found_at(path: str, key: str = "") -> Any:
     """What is at `my_tools.Calculator` or `path/to/my_tools.py:Calculator`; None if the module has no such name.
 
     Raises:
-        UsageError: The module cannot be imported.
+        UsageError: The module of the path, which `key` sets, cannot be imported.
     """
-    module, name = split_path(path)
     try:
-        if module.endswith(".py"):
-            return runpy.run_path(module).get(name)
-        return getattr(import_module(module), name, None)
+        module, name = module_of(path)
+        return getattr(module, name, None)
     except Exception as error:  # a module may raise what it likes
         raise UsageError(
-            f"{path}: it cannot be imported ({type(error).__name__}: {error}). Give an import path such as "
+            f"{key}{path}: it cannot be imported ({type(error).__name__}: {error}). Give an import path such as "
             "my_tools.Calculator or path/to/my_tools.py:Calculator"
         ) from error
 
 
 def class_at(path: str) -> type:
-    """The class at an import path, as `object_at`.
+    """The class at an import path, as `found_at`.
 
     Raises:
         UsageError: There is none, or it is an Environment.
     """
-    try:
-        found = object_at(path)
-    except UsageError as error:
-        raise UsageError(f"data.environment={error}") from error
+    found = found_at(path, "data.environment=")
     if not isinstance(found, type):
-        raise UsageError("data.environment={}: {} has no class {}".format(path, *split_path(path)))
+        module, _, name = path.replace(":", ".").rpartition(".")
+        raise UsageError(f"data.environment={path}: {module} has no class {name}")
     if issubclass(found, Environment):
         lacks = ", ".join(sorted(found.__abstractmethods__))
         fix = f"it lacks the method {lacks}" if lacks else "give MODULE.CLASS, without .py"
         raise UsageError(f"data.environment={path}: {found.__name__} is an Environment; {fix}")
     return found
-
-
-def awaited(value: Any) -> Any:
-    """The value; that of an `async def` is awaited."""
-    return event_loop().run_until_complete(value) if inspect.isawaitable(value) else value
-
-
-@cache
-def event_loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all calls, so that an instance can keep a client open between them."""
-    return asyncio.new_event_loop()

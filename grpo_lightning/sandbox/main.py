@@ -25,7 +25,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 ORPHAN_GRACE = 1.0
@@ -37,22 +37,25 @@ def load(name: str) -> Callable[..., Any]:
     if name.startswith("async "):
         _, seconds, name = name.split(" ", 2)
         return together(load(name), float(seconds), name)
-    module_name, colon, attribute = name.rpartition(":")
-    if not colon:
-        module_name, _, attribute = name.rpartition(".")
+    function = getattr(*module_of(name))
+    if not callable(function):
+        raise TypeError(f"{name} is a {type(function).__name__}, not a function")
+    return function
+
+
+def module_of(path: str) -> tuple[ModuleType, str]:
+    """The module and the name in it: `package.module.name`, `package.module:name` or `path/to/file.py:name`."""
+    module_name, _, name = path.rpartition(":" if ":" in path else ".")
     if module_name.endswith(".py"):
         spec = importlib.util.spec_from_file_location(Path(module_name).stem, module_name)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
+        sys.modules.setdefault(spec.name, module)
         spec.loader.exec_module(module)
     else:
         module = importlib.import_module(module_name)
-    function = getattr(module, attribute)
-    if not callable(function):
-        raise TypeError(f"{name} is a {type(function).__name__}, not a function")
-    return function
+    return module, name
 
 
 def together(function: Callable[..., Any], seconds: float, name: str) -> Callable[..., Any]:
