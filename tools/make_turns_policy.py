@@ -3,16 +3,17 @@
 `calculator`: it calls the tool `Calculator` in one answer of two, often with a wrong digit, and copies what it
 reads, often with a wrong digit. It has seen no sum that it could learn to add from: without the tool its answers are
 random numbers. `guess`: it plays `GuessNumber`. Every second guess is any number, the others are any number that the
-answers allow.
+answers allow. `nim`: it plays `Nim-v0` of TextArena with piles of 2 and 3, any move that they allow. That needs the package textarena.
 
     python tools/make_turns_policy.py --task calculator --out runs/calculator_policy
     python tools/make_turns_policy.py --task guess --out runs/guess_policy
+    python tools/make_turns_policy.py --task nim --out runs/nim_policy
 """
 
 import argparse
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -21,21 +22,26 @@ from make_tiny_policy import BATCH, EOS, Example, learn, make_model, make_tokeni
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
+from grpo_lightning.environments.adapters.opponents import any_of_nim
+from grpo_lightning.environments.adapters.textarena import TextArena
+from grpo_lightning.environments.base import Environment
 from grpo_lightning.environments.games.guess_number import GuessNumber
 from grpo_lightning.tasks.arithmetic import Arithmetic
 from grpo_lightning.tasks.calculator import value_of
 from grpo_lightning.types import Question
 
-Task = Literal["calculator", "guess"]
+Task = Literal["calculator", "guess", "nim"]
 Part = tuple[str, bool]
 """Text, and whether the policy writes it."""
 
 WORDS = ["<tool>", "</tool>", "higher", "lower"]
 """A token each."""
 DIGITS, NUM_QUESTIONS = 5, 8000
+NIM = {"game": "Nim-v0", "options": {"piles": [2, 3]}, "opponent": f"{any_of_nim.__module__}.{any_of_nim.__name__}"}
 SIZES: dict[Task, dict[str, int]] = {
     "calculator": {"hidden": 128, "layers": 2, "updates": 800},
     "guess": {"hidden": 64, "layers": 2, "updates": 600},
+    "nim": {"hidden": 64, "layers": 2, "updates": 300},
 }
 
 
@@ -94,16 +100,26 @@ def guesses(game: GuessNumber, question: Question, careless: bool, rng: random.R
         careless: Whether every second guess forgets the answers. The others are any number that they allow.
         rng: Decides.
     """
-    parts = [(game.reset(question)[0]["content"], False)]
+
+    def guess(told: str) -> str:
+        forgets = careless and rng.random() < 0.5
+        return str(rng.randint(1, game.highest) if forgets else rng.randint(game.low, game.high))
+
+    return played(game, question, guess)
+
+
+def played(game: Environment, question: Question, move: Callable[[str], str]) -> list[Part]:
+    """A game, in which the policy's moves follow from what it was told last."""
+    told = game.reset(question)[0]["content"]
+    parts = [(told, False)]
     while True:
-        guess = str(
-            rng.randint(1, game.highest) if careless and rng.random() < 0.5 else rng.randint(game.low, game.high)
-        )
-        parts.append((guess + EOS, True))
-        turn = game.step({"role": "assistant", "content": guess})
+        written = move(told)
+        parts.append((written + EOS, True))
+        turn = game.step({"role": "assistant", "content": written})
         if turn.done:
             return parts
-        parts.append((f"\n{turn.messages[0]['content']}\n", False))
+        told = turn.messages[0]["content"]
+        parts.append((f"\n{told}\n", False))
 
 
 def example(parts: Sequence[Part], tokenizer: PreTrainedTokenizerFast) -> Example:
@@ -125,15 +141,18 @@ def make(
     sizes = {"updates": updates, "hidden": hidden, "layers": layers}
     sizes = {key: value or SIZES[task][key] for key, value in sizes.items()}
     torch.manual_seed(seed)
+    random.seed(seed)  # players of Nim draw from it
     rng = random.Random(seed)
     tokenizer = make_tokenizer(WORDS)
-    model = make_model(tokenizer, sizes["hidden"], sizes["layers"])
-    game = GuessNumber(highest)
+    model = make_model(tokenizer, sizes["hidden"], sizes["layers"], context=768 if task == "nim" else 512)
+    game = TextArena(**NIM) if task == "nim" else GuessNumber(highest)
     questions = (Arithmetic(DIGITS, num_train=NUM_QUESTIONS) if task == "calculator" else game).questions("train")
 
     def talk(update: int) -> list[Part]:
         question = rng.choice(questions)
         careless = update >= 0.7 * sizes["updates"]
+        if isinstance(game, TextArena):
+            return played(game, question, any_of_nim)
         return guesses(game, question, careless, rng) if task == "guess" else calculation(question, careless, rng)
 
     learn(model, sizes["updates"], lambda update: [example(talk(update), tokenizer) for _ in range(BATCH)])
