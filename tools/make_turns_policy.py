@@ -1,9 +1,10 @@
 """Makes a tiny policy that knows the form of a conversation and little else: a character-level Llama.
 
-`calculator`: it calls the tool `Calculator` in one answer of two, often with a wrong digit, and copies what it
-reads, often with a wrong digit. It has seen no sum that it could learn to add from: without the tool its answers are
-random numbers. `guess`: it plays `GuessNumber`. Every second guess is any number, the others are any number that the
-answers allow. `nim`: it plays `Nim-v0` of TextArena with piles of 2 and 3, any move that they allow. That needs the package textarena.
+`calculator`: it calls the tool `Calculator` in one answer of two, often with a wrong digit, and copies what it reads,
+often with a wrong digit. It has seen no sum that it could learn to add from: without the tool its answers are random
+numbers. `guess`: it plays `GuessNumber`. Every second guess is any number, the others are any number that the answers
+allow. `nim`: it plays `Nim-v0` of TextArena with piles of 2 and 3, any move that they allow. That needs the package
+textarena.
 
     python tools/make_turns_policy.py --task calculator --out runs/calculator_policy
     python tools/make_turns_policy.py --task guess --out runs/guess_policy

@@ -13,7 +13,6 @@ awaited together, each for at most SECONDS. The value is a list with one reply, 
 The process ends with its parent: when stdin ends, or at the alarm that is set during each task.
 """
 
-import asyncio
 import importlib
 import importlib.util
 import inspect
@@ -63,6 +62,8 @@ def together(function: Callable[..., Any], seconds: float, name: str) -> Callabl
     if not inspect.iscoroutinefunction(function):
         raise TypeError(f"{name} is not an `async def`: only that can have several calls under way at once")
 
+    import asyncio  # at the top it would double what a copy of the process costs, see inside/instance.py
+
     async def one(task: dict[str, Any]) -> dict[str, Any]:
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -90,8 +91,10 @@ def awaited(value: Any) -> Any:
 
 
 @cache
-def event_loop() -> asyncio.AbstractEventLoop:
+def event_loop() -> Any:
     """The event loop of all tasks, so that a user's module can keep a client open between them."""
+    import asyncio
+
     return asyncio.new_event_loop()
 
 
@@ -100,15 +103,15 @@ def failure(error: BaseException) -> dict[str, Any]:
     return {"status": "error", "error": f"{type(error).__name__}: {error}"[:2000]}
 
 
-def limit_memory(megabytes: int | None) -> None:
-    """Allows this much address space in addition to what is mapped now; None lifts the limit."""
+def memory_limits(megabytes: int | None) -> tuple[int, int]:
+    """Limits that allow this much address space in addition to what is mapped now; None allows all."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     soft = hard
     if megabytes is not None and sys.platform == "linux":
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         soft = mapped + megabytes * 2**20
         soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    return soft, hard
 
 
 def answer(action: Callable[[], Any]) -> str:
@@ -135,10 +138,10 @@ def main() -> None:
 
     def handle(request: dict[str, Any]) -> Any:
         if "load" in request:
-            limit_memory(None)
+            resource.setrlimit(resource.RLIMIT_AS, memory_limits(None))
             sys.path[:] = [*request["path"], os.getcwd()]
             functions[:] = [load(request["load"])]
-            limit_memory(memory_mb)
+            resource.setrlimit(resource.RLIMIT_AS, memory_limits(memory_mb))
             return None
         task = request["task"]
         return awaited(functions[0](SimpleNamespace(**task)) if isinstance(task, dict) else functions[0](*task))
