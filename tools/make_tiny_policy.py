@@ -55,7 +55,7 @@ def make_tokenizer(words: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int, context: int = 512) -> LlamaForCausalLM:
+def make_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int) -> LlamaForCausalLM:
     """A blank Llama in float32, with heads of 32 and half as many key-value heads as heads.
 
     Llama, because beside a Qwen2 `AutoTokenizer` replaces the saved tokenizer's splitting by Qwen2's.
@@ -69,7 +69,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int, con
         num_attention_heads=heads,
         num_key_value_heads=heads // 2,
         attention_bias=True,
-        max_position_embeddings=context,
+        max_position_embeddings=512,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,

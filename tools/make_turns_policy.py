@@ -3,12 +3,11 @@
 `calculator`: it calls the tool `Calculator` in one answer of two, often with a wrong digit, and copies what it reads,
 often with a wrong digit. It has seen no sum that it could learn to add from: without the tool its answers are random
 numbers. `guess`: it plays `GuessNumber`. Every second guess is any number, the others are any number that the answers
-allow. `nim`: it plays `Nim-v0` of TextArena with piles of 2 and 3, any move that they allow. That needs the package
-textarena.
+allow. `hands`: it plays rock, paper, scissors of TextArena, each as often. That needs the package textarena.
 
     python tools/make_turns_policy.py --task calculator --out runs/calculator_policy
     python tools/make_turns_policy.py --task guess --out runs/guess_policy
-    python tools/make_turns_policy.py --task nim --out runs/nim_policy
+    python tools/make_turns_policy.py --task hands --out runs/hands_policy
 """
 
 import argparse
@@ -23,7 +22,6 @@ from make_tiny_policy import BATCH, EOS, Example, learn, make_model, make_tokeni
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_lightning.environments.adapters.opponents import any_of_nim
 from grpo_lightning.environments.adapters.textarena import TextArena
 from grpo_lightning.environments.base import Environment
 from grpo_lightning.environments.games.guess_number import GuessNumber
@@ -31,18 +29,23 @@ from grpo_lightning.tasks.arithmetic import Arithmetic
 from grpo_lightning.tasks.calculator import value_of
 from grpo_lightning.types import Question
 
-Task = Literal["calculator", "guess", "nim"]
+Task = Literal["calculator", "guess", "hands"]
 Part = tuple[str, bool]
 """Text, and whether the policy writes it."""
 
 WORDS = ["<tool>", "</tool>", "higher", "lower"]
 """A token each."""
 DIGITS, NUM_QUESTIONS = 5, 8000
-NIM = {"game": "Nim-v0", "options": {"piles": [2, 3]}, "opponent": f"{any_of_nim.__module__}.{any_of_nim.__name__}"}
+HANDS = ["[rock]", "[paper]", "[scissors]"]
+HANDS_GAME = {
+    "game": "IteratedRockPaperScissors-v0",
+    "opponent": "grpo_lightning.environments.adapters.opponents.next_hand",
+    "options": {"num_rounds": 3},
+}
 SIZES: dict[Task, dict[str, int]] = {
     "calculator": {"hidden": 128, "layers": 2, "updates": 800},
     "guess": {"hidden": 64, "layers": 2, "updates": 600},
-    "nim": {"hidden": 64, "layers": 2, "updates": 300},
+    "hands": {"hidden": 64, "layers": 2, "updates": 200},
 }
 
 
@@ -142,18 +145,17 @@ def make(
     sizes = {"updates": updates, "hidden": hidden, "layers": layers}
     sizes = {key: value or SIZES[task][key] for key, value in sizes.items()}
     torch.manual_seed(seed)
-    random.seed(seed)  # players of Nim draw from it
     rng = random.Random(seed)
     tokenizer = make_tokenizer(WORDS)
-    model = make_model(tokenizer, sizes["hidden"], sizes["layers"], context=768 if task == "nim" else 512)
-    game = TextArena(**NIM) if task == "nim" else GuessNumber(highest)
+    model = make_model(tokenizer, sizes["hidden"], sizes["layers"])
+    game = TextArena(**HANDS_GAME) if task == "hands" else GuessNumber(highest)
     questions = (Arithmetic(DIGITS, num_train=NUM_QUESTIONS) if task == "calculator" else game).questions("train")
 
     def talk(update: int) -> list[Part]:
         question = rng.choice(questions)
         careless = update >= 0.7 * sizes["updates"]
         if isinstance(game, TextArena):
-            return played(game, question, any_of_nim)
+            return played(game, question, lambda told: rng.choice(HANDS))
         return guesses(game, question, careless, rng) if task == "guess" else calculation(question, careless, rng)
 
     learn(model, sizes["updates"], lambda update: [example(talk(update), tokenizer) for _ in range(BATCH)])

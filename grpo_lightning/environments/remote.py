@@ -1,6 +1,5 @@
 """An environment as its process serves it: JSON in, JSON out."""
 
-from dataclasses import asdict
 from typing import Any
 
 from grpo_lightning.environments.base import Environment, Turn
@@ -22,7 +21,7 @@ class Remote:
         turn = self.environment.step(message)
         if not isinstance(turn, Turn):
             raise TypeError(f"step returned {turn!r}: return a Turn(messages, reward, done)")
-        return asdict(turn)
+        return {name: getattr(turn, name) for name in turn.__slots__}
 
     def end(self) -> float | None:
         """The outcome. The environment is closed."""

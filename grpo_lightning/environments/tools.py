@@ -32,8 +32,11 @@ class ToolEnvironment(Environment):
         self.path = tools
         self.arguments = arguments or {}
         methods = dict(inspect.getmembers(class_at(tools), inspect.isfunction))
-        if methods.pop("reset", None) is None:
+        reset = methods.pop("reset", None)
+        if reset is None:
             raise UsageError(f"data.environment={tools}: the class has no method `reset`, which begins a conversation")
+        parameters = inspect.signature(reset).parameters
+        self.columns = None if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) else [*parameters][1:]
         names = [name for name in methods if not name.startswith("_") and name != "get_reward"]
         try:
             self.tools = [get_json_schema(MethodType(methods[name], self)) for name in names]
@@ -52,9 +55,8 @@ class ToolEnvironment(Environment):
         self._instance = class_at(self.path)(**self.arguments)
         messages = [{"role": "user", "content": question.text}]
         row = {"prompt": messages, "question": question.text, "answer": question.answer} | question.metadata
-        parameters = inspect.signature(self._instance.reset).parameters
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            row = {name: value for name, value in row.items() if name in parameters}
+        if self.columns is not None:
+            row = {name: value for name, value in row.items() if name in self.columns}
         added = awaited(self._instance.reset(**row))
         return messages if added is None else [{"role": "user", "content": question.text + str(added)}]
 

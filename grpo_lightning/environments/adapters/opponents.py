@@ -10,8 +10,7 @@ def any_move(told: str) -> str:
     return random.choice(offers[-1]) if offers else ""
 
 
-def any_of_nim(told: str) -> str:
-    """Any move of `Nim-v0` that the piles allow, which were told last; without one, nothing."""
-    piles = re.findall(r"pile (\d+): (\d+)", told.rpartition("Current Pile:")[2])
-    moves = [f"[{pile} {number}]" for pile, left in piles for number in range(1, int(left) + 1)]
-    return random.choice(moves) if moves else ""
+def next_hand(told: str) -> str:
+    """Rock, paper and scissors in turn: for `IteratedRockPaperScissors-v0`."""
+    last = re.findall(r"selects move (\w+)", told)[-1:]
+    return {"rock": "[paper]", "paper": "[scissors]"}.get("".join(last), "[rock]")
