@@ -35,9 +35,9 @@ AttentionMaskInterface.register(ATTENTION, mask)
 class NativeEngine(RolloutEngine):
     """Decodes with the policy's own weights, whole or sharded; its log-probs equal the policy's (1e-6 in float32).
 
-    The default: nothing is merged, and nothing copied unless asked for. Equal prompts are read once, their keys and
-    values copied to each completion, and finished rows are compacted away. A model that it cannot decode exactly is
-    refused before the run.
+    The default: nothing is merged, and nothing copied unless asked for. Equal prompts are read once. On a CPU their
+    completions share their keys and values where that is faster than copies; elsewhere, and with sliding windows, each
+    has a copy. Finished rows are compacted away. A model that it cannot decode exactly is refused before the run.
 
     Args:
         max_rows: Completions decoded at once. Further ones are decoded in batches, longest prompts first.
