@@ -193,7 +193,8 @@ class _TokenLogp(torch.autograd.Function):
         if of_logp is None:
             of_logp = torch.zeros_like(lse)
         device = hidden.device.type
-        weights, gradient = (_compiled(f) if head.compiled else f for f in (weights_of, gradient_of))
+        weights = _compiled(weights_of) if head.compiled else weights_of
+        gradient = _compiled(gradient_of) if head.compiled else gradient_of
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
         with torch.autocast(device, enabled=False):
             states = hidden.to(head.dtype)
