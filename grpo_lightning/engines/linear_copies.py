@@ -45,7 +45,7 @@ class LinearCopies:
             elif forward:
                 joined = _Joined(forward, [_weight(layer).shape[0] for layer in layers])
                 self._joined.append(joined)
-                self._forwards |= {layer: partial(joined, place) for place, layer in enumerate(layers)}
+                self._forwards |= {layer: partial(joined, index) for index, layer in enumerate(layers)}
 
     def __len__(self) -> int:
         """Layers that have a copy."""
@@ -108,12 +108,12 @@ class _Joined:
         self.sizes = sizes
         self.forget()
 
-    def __call__(self, place: int, hidden: Tensor) -> Tensor:
-        """What the layer at `place` makes of `hidden`."""
-        if self.hidden is not hidden or self.version != hidden._version or place not in self.outputs:
+    def __call__(self, index: int, hidden: Tensor) -> Tensor:
+        """What the layer at `index` makes of `hidden`."""
+        if self.hidden is not hidden or self.version != hidden._version or index not in self.outputs:
             self.hidden, self.version = hidden, hidden._version
             self.outputs = dict(enumerate(self.forward(hidden).split(self.sizes, -1)))
-        output = self.outputs.pop(place)
+        output = self.outputs.pop(index)
         if not self.outputs:
             self.forget()
         return output

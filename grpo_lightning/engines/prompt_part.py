@@ -49,8 +49,8 @@ class Groups:
         if key_heads not in self.indices:
             head = torch.arange(key_heads, device=self.prompt.device)
             sources = self.members[:, None] * key_heads + head[:, None]
-            places = (self.prompt[:, None] * key_heads + head) * self.members.shape[1] + self.position[:, None]
-            self.indices[key_heads] = sources.flatten(), places.flatten()
+            targets = (self.prompt[:, None] * key_heads + head) * self.members.shape[1] + self.position[:, None]
+            self.indices[key_heads] = sources.flatten(), targets.flatten()
         return self.indices[key_heads]
 
 
@@ -66,7 +66,7 @@ class PromptPart:
     """The same in all layers."""
 
     def keep(self, prompts: Tensor, groups: Groups) -> "PromptPart":
-        """Those of the prompts [p] alone, which `groups` knows by their new places."""
+        """Those of the prompts [p] alone, which `groups` knows by their new indices."""
         if len(prompts) == len(self.keys):
             return PromptPart(self.keys, self.values, groups)
         return PromptPart(self.keys.index_select(0, prompts), self.values.index_select(0, prompts), groups)
@@ -93,14 +93,14 @@ def in_two_parts(query: Tensor, key: Tensor, value: Tensor, scaling: float | Non
     """
     rows, heads, _, size = query.shape
     key_heads = key.shape[1]
-    sources, places = prompts.groups.index(key_heads)
+    sources, targets = prompts.groups.index(key_heads)
     flat = query.reshape(rows * key_heads, -1)
     own, own_sum = part(flat.view(rows, key_heads, -1, size), key, value, None, scaling)
     num_prompts = len(prompts.keys)
     gathered = flat.index_select(0, sources).view(num_prompts, key_heads, -1, size)
     output, log_sum = part(gathered, prompts.keys, prompts.values, prompts.groups.hidden, scaling)
-    output = output.reshape(len(sources), -1).index_select(0, places).view_as(own)
-    log_sum = log_sum.reshape(len(sources), -1).index_select(0, places).view_as(own_sum)
+    output = output.reshape(len(sources), -1).index_select(0, targets).view_as(own)
+    log_sum = log_sum.reshape(len(sources), -1).index_select(0, targets).view_as(own_sum)
     return merged(own, own_sum, output, log_sum).view(rows, heads, 1, -1)
 
 
@@ -135,7 +135,7 @@ def part(
     if hidden is not None:
         bias = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device).masked_fill_(hidden, -torch.inf)
         bias = bias[:, None].expand(-1, -1, query.shape[2], -1)
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # type: ignore[no-any-return]
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, False, attn_mask=bias, scale=scaling
     )
 
@@ -148,9 +148,7 @@ def takes_products(query: Tensor) -> bool:
     return query.device.type == "cpu" and query.dtype == torch.float32
 
 
-def of_products(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None
-) -> Tensor:
+def of_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None) -> Tensor:
     """As `grpo_lightning.policy.attention.masked` for one new token per row, by plain products."""
     rows, heads, _, size = query.shape
     folded = query.reshape(rows, key.shape[1], -1, size)
