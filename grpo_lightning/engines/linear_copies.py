@@ -106,7 +106,9 @@ class _Joined:
     def __init__(self, forward: Forward, sizes: list[int]) -> None:
         self.forward = forward
         self.sizes = sizes
-        self.forget()
+        self.hidden: Tensor | None = None
+        self.version = 0
+        self.outputs: dict[int, Tensor] = {}
 
     def __call__(self, index: int, hidden: Tensor) -> Tensor:
         """What the layer at `index` makes of `hidden`."""
@@ -120,9 +122,8 @@ class _Joined:
 
     def forget(self) -> None:
         """Frees the states and what was made of them."""
-        self.hidden: Tensor | None = None
-        self.version = 0
-        self.outputs: dict[int, Tensor] = {}
+        self.hidden = None
+        self.outputs = {}
 
 
 def _weight(layer: Any) -> Tensor:

@@ -322,7 +322,9 @@ class _Batch:
         """Whether rows see their prompt's keys and values where they are, and none is copied."""
         if any(layer.is_sliding for layer in _plain_layers(self.policy)):
             return False
-        return all(is_worth(layer.keys, len(self.prompt)) for layer in layers) if self.shares is None else self.shares
+        return (
+            all(is_worth(layer.key_slab, len(self.prompt)) for layer in layers) if self.shares is None else self.shares
+        )
 
     def _mask(self) -> Tensor | None:
         """[B, width + max_new_tokens] bool, False on the padding between prompt and completion; None without any."""
