@@ -15,7 +15,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from make_tiny_policy import BATCH, EOS, Example, learn, make_model, make_tokenizer
@@ -37,7 +37,7 @@ WORDS = ["<tool>", "</tool>", "higher", "lower"]
 """A token each."""
 DIGITS, NUM_QUESTIONS = 5, 8000
 HANDS = ["[rock]", "[paper]", "[scissors]"]
-HANDS_GAME = {
+HANDS_GAME: dict[str, Any] = {
     "game": "IteratedRockPaperScissors-v0",
     "opponent": "grpo_lightning.environments.adapters.opponents.next_hand",
     "options": {"num_rounds": 3},

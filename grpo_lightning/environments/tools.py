@@ -55,8 +55,7 @@ class ToolEnvironment(Environment):
         self._instance = class_at(self.path)(**self.arguments)
         messages = [{"role": "user", "content": question.text}]
         row = {"prompt": messages, "question": question.text, "answer": question.answer} | question.metadata
-        if self.columns is not None:
-            row = {name: value for name, value in row.items() if name in self.columns}
+        row = {name: value for name, value in row.items() if self.columns is None or name in self.columns}
         added = awaited(self._instance.reset(**row))
         return messages if added is None else [{"role": "user", "content": question.text + str(added)}]
 
