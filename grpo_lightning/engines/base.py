@@ -1,7 +1,8 @@
 """What a rollout engine is: requests in, completions out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -81,6 +82,15 @@ class RolloutEngine(ABC):
 
         An engine that drops its weights sets `version` to None, so that they are synced again.
         """
+
+    @contextmanager
+    def conversations(self) -> Iterator[None]:
+        """Inside, a request goes on where a completion has ended: an engine may keep what it knows of its tokens.
+
+        The weights stay as they are inside. It changes speed, memory and rounding, never the distribution. Here nothing
+        is done: vLLM has its prefix cache, and a scripted engine reads nothing.
+        """
+        yield
 
     @abstractmethod
     def generate(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -15,6 +16,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 import grpo_lightning.engines.trial as trial
 from grpo_lightning.engines.base import Progress, RolloutEngine
+from grpo_lightning.engines.kept_rows import KeptRows, read
 from grpo_lightning.engines.kv_memory import GIB, cache_bytes_per_token, free_bytes, row_bytes, rows_at_once
 from grpo_lightning.engines.linear_copies import LinearCopies
 from grpo_lightning.engines.philox import uniforms
@@ -74,6 +76,10 @@ class NativeEngine(RolloutEngine):
         self._copies: LinearCopies | None = None
         self._shares: bool | None = None
         """False for a model that cannot share its prompts' keys and values, else None."""
+        self._keeps: bool | None = None
+        """Whether the model can go on from kept rows; None as long as nobody has asked."""
+        self._kept: KeptRows | None = None
+        """The rows of conversations, inside `conversations`."""
 
     def sync(self, policy: Policy) -> None:
         """As `RolloutEngine.sync`; copies the linear layers, if it decodes with copies."""
@@ -113,8 +119,25 @@ class NativeEngine(RolloutEngine):
                 fault = trial.fault(policy, decode, dtype=copies.dtype)
         if fault:
             raise _cannot_decode(policy, fault)
+        self._keeps = None
         # The shortest prompt there can be; what others need is known when they come.
         self._rows_that_fit(policy, 1 + sampling.max_new_tokens)
+
+    @contextmanager
+    def conversations(self) -> Iterator[None]:
+        """As `RolloutEngine.conversations`: keeps keys and values, so that a turn's prefill reads only what is new.
+
+        They are those of the last call, and take the memory for the cache that decoding leaves. What finds no room, and
+        all of a model with sliding windows, is read again in every turn.
+        """
+        assert self.policy is not None, "call sync(policy) first"
+        if self._keeps is None:
+            self._keeps = not trial.fault(self.policy, partial(_in_two_turns, self.policy))
+        self._kept = KeptRows() if self._keeps else None
+        try:
+            yield
+        finally:
+            self._kept = None
 
     @torch.no_grad()
     def generate(
@@ -129,13 +152,18 @@ class NativeEngine(RolloutEngine):
         policy, stops = self.policy, StopStrings(self.policy, sampling.stop)
         if not self.has(policy) and self._copies:
             self.sync(policy)
+        if self._kept:
+            self._kept.begin(policy)
+            self._kept.shrink(self._room_to_keep(policy, requests, sampling.max_new_tokens))
         done: list[Sequence[int]] = []
         completions: list[Completion] = []
         with _decoding(policy), self._copies.in_use() if self._copies else nullcontext():
             for groups in self._batches(policy, requests, sampling.max_new_tokens):
-                batch = _Batch(policy, _chosen(requests, groups), sampling, key, stops, self._shares)
+                batch = _Batch(policy, _chosen(requests, groups), sampling, key, stops, self._shares, self._kept)
                 completions += batch.run(self.check_every, progress or (lambda ended: None))
                 done += groups
+        if self._kept:
+            self._kept.end()
         return _in_order(done, completions)
 
     def _batches(
@@ -164,22 +192,56 @@ class NativeEngine(RolloutEngine):
     def _rows_that_fit(self, policy: Policy, tokens: int) -> int:
         """Rows of `tokens` tokens each to decode at once, at least 1."""
         config, dtype = policy.config, trial.compute_dtype(policy)
-        free = None if self.max_cache_gib is not None else free_bytes(policy.device)
-        memory = int(self.max_cache_gib * GIB) if free is None else free  # type: ignore[operator]
-        if free is not None:
-            # Down to a power of 2: free memory differs between runs, and the rows at once decide about rounding.
-            memory = 2 ** (max(1, memory).bit_length() - 1)
+        memory = self._memory(policy)
         rows = rows_at_once(config, dtype, tokens, 1, memory, self.max_rows)
         if rows < 1:
-            key = f"model.engine.max_cache_gib={self.max_cache_gib}" if free is None else f"memory of {policy.device}"
+            given = self.max_cache_gib is not None
+            key = f"model.engine.max_cache_gib={self.max_cache_gib}" if given else f"memory of {policy.device}"
             raise UsageError(
                 f"{key}: one completion of {tokens} tokens with its prompt takes "
                 f"{row_bytes(config, dtype, tokens) / GIB:.3g} GiB ({cache_bytes_per_token(config, dtype)} bytes per "
                 f"token) and {memory / GIB:.3g} GiB may be used; "
-                f"{'raise model.engine.max_cache_gib, or ' if free is None else ''}lower sampling.max_new_tokens or "
+                f"{'raise model.engine.max_cache_gib, or ' if given else ''}lower sampling.max_new_tokens or "
                 "the length of prompts"
             )
         return rows
+
+    def _memory(self, policy: Policy) -> int:
+        """Bytes that keys and values may take, those that are kept included."""
+        if self.max_cache_gib is not None:
+            return int(self.max_cache_gib * GIB)
+        kept = self._kept.num_tokens * _token_bytes(policy) if self._kept else 0
+        # Down to a power of 2: free memory differs between runs, and the rows at once decide about rounding.
+        return int(2 ** (max(1, free_bytes(policy.device) + kept).bit_length() - 1))
+
+    def _room_to_keep(self, policy: Policy, requests: Sequence[Request], max_new_tokens: int) -> int:
+        """Tokens whose keys and values may be kept beside those that are decoded."""
+        tokens = max(len(request.token_ids) for request in requests) + max_new_tokens
+        rows = min(len(requests), self._rows_that_fit(policy, tokens))
+        decoded = rows * row_bytes(policy.config, trial.compute_dtype(policy), tokens)
+        return (self._memory(policy) - decoded) // _token_bytes(policy)
+
+
+def _token_bytes(policy: Policy) -> int:
+    """Bytes of the keys and values of one token."""
+    return cache_bytes_per_token(policy.config, trial.compute_dtype(policy))
+
+
+def _in_two_turns(policy: Policy, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+    """Completions of a first turn with part of each prompt, and of a second that goes on from its rows."""
+    if any(layer.is_sliding for layer in _plain_layers(policy)):
+        raise NotImplementedError("a window forgets")
+    kept = KeptRows()
+    first = [replace(request, token_ids=request.token_ids[:3]) for request in requests]
+    with _slab_attention(policy):
+        for turn in (first, requests):
+            kept.begin(policy)
+            kept.shrink(2**31)
+            groups = groups_of(turn)
+            batch = _Batch(policy, _chosen(turn, groups), sampling, RandomKey(0, 0), None, kept=kept)
+            completions = batch.run(sampling.max_new_tokens, lambda ended: None)
+            kept.end()
+    return _in_order(groups, completions)
 
 
 def _cannot_decode(policy: Policy, reason: str) -> UsageError:
@@ -243,6 +305,7 @@ class _Batch:
         key: Seed of the run and exploration step.
         stops: What ends a completion; None lets nothing end it.
         shares: Whether a group's rows share their prompt's keys and values; None decides by what is faster.
+        kept: Rows to go on from, and where to keep these; None keeps nothing.
     """
 
     def __init__(
@@ -253,8 +316,11 @@ class _Batch:
         key: RandomKey,
         stops: StopStrings | None,
         shares: bool | None = None,
+        kept: KeptRows | None = None,
     ) -> None:
         self.policy = policy
+        self.groups = groups
+        self.kept = kept
         self.sampling = sampling
         self.key = key
         self.stops = stops
@@ -282,6 +348,8 @@ class _Batch:
             if index % check_every == 0:
                 if self.stops and self.stops.strings and index:
                     self._search(running, index - check_every, index)
+                if self.kept and index:
+                    self._keep(running, running.ended.nonzero().squeeze(1))
                 if ended := running.drop_ended():
                     progress(ended)
                 if not len(running):
@@ -292,6 +360,9 @@ class _Batch:
             running.ended |= torch.isin(token, self.stop_ids)
             if index + 1 < self.sampling.max_new_tokens:
                 running.decode(token, self.prompt_length[running.rows] + index)
+        else:
+            if self.kept:
+                self._keep(running, torch.arange(len(running), device=running.rows.device))
         progress(len(running))
         return self._completions()
 
@@ -301,22 +372,35 @@ class _Batch:
         Right-padded: causal attention keeps the padding out of sight, and decoding masks its columns.
         """
         width = self.input_ids.shape[1]
-        layers = [SlabLayer(width) for _ in _plain_layers(self.policy)]
-        cache = Cache(layers=list(layers))
-        hidden = self.policy.hidden(self.input_ids, past_key_values=cache, use_cache=True)
-        last = hidden[torch.arange(len(hidden), device=hidden.device), self.input_lengths - 1]
+        known = [self.kept.find(group) for group in self.groups] if self.kept else []
+        if any(known):
+            layers, last = read(self.policy, [group[0].token_ids for group in self.groups], known)
+            cache = Cache(layers=list(layers))
+        else:
+            layers = [SlabLayer(width) for _ in _plain_layers(self.policy)]
+            cache = Cache(layers=list(layers))
+            hidden = self.policy.hidden(self.input_ids, past_key_values=cache, use_cache=True)
+            last = hidden[torch.arange(len(hidden), device=hidden.device), self.input_lengths - 1]
         logits = self.policy.logits(last).index_select(0, self.prompt)
         if self._shares(layers):
             padded = bool((self.input_lengths < width).any())
-            column = torch.arange(width, device=hidden.device)
+            column = torch.arange(width, device=last.device)
             padding = column >= self.input_lengths[:, None, None] if padded else None
-            groups = Groups.of(self.prompt, len(hidden), padding)
+            groups = Groups.of(self.prompt, len(last), padding)
             for layer in layers:
                 layer.share(groups, self.sampling.max_new_tokens)
             return _Running(self.policy, cache, layers, logits, None, groups)
         for layer in layers:
             layer.expand(self.prompt, width + self.sampling.max_new_tokens)
         return _Running(self.policy, cache, layers, logits, self._mask())
+
+    def _keep(self, running: "_Running", rows: Tensor) -> None:
+        """Keeps the keys and values of [r] `rows` of the cache for the next turn."""
+        assert self.kept is not None
+        completions, width = running.rows[rows], self.input_ids.shape[1]
+        requests = [*chain.from_iterable(self.groups)]
+        drawn = self.tokens[completions, : running.layers[0].get_seq_length() - width].tolist()
+        self.kept.save([requests[index] for index in completions.tolist()], drawn, running.layers, rows, width)
 
     def _shares(self, layers: list[SlabLayer]) -> bool:
         """Whether rows see their prompt's keys and values where they are, and none is copied."""

@@ -25,6 +25,17 @@ class SlabLayer(DynamicLayer):
         self.length = 0
         self.prompts: PromptPart | None = None
 
+    @classmethod
+    def of(cls, keys: Tensor, values: Tensor, rows: int, length: int) -> "SlabLayer":
+        """A full layer [rows, K, length, D] of zeros, for keys [N, K, D] and values [N, K, E] of tokens."""
+        layer = cls(length)
+        layer.dtype, layer.device, layer.length = keys.dtype, keys.device, length
+        layer.key_slab, layer.value_slab = (
+            states.new_zeros(rows, states.shape[1], length, states.shape[2]) for states in (keys, values)
+        )
+        layer.is_initialized = True
+        return layer
+
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocates the slab when the first states show its type and sizes."""
         kind = key_states.device.type
@@ -60,6 +71,23 @@ class SlabLayer(DynamicLayer):
     def get_seq_length(self) -> int:
         """Positions filled so far, those of the prompts included."""
         return self.length + (0 if self.prompts is None else self.prompts.keys.shape[2])
+
+    def at(self, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, K, D] keys and [N, K, E] values of tokens, copied.
+
+        Args:
+            row: [N] int64.
+            column: [N] int64; the columns of shared prompts come first.
+        """
+        if self.prompts is None:
+            return self.key_slab[row, :, column], self.value_slab[row, :, column]
+        prompt, width = self.prompts.groups.prompt[row], self.prompts.keys.shape[2]
+        own = column >= width
+        theirs = column.clamp(max=width - 1)
+        keys, values = self.prompts.keys[prompt, :, theirs], self.prompts.values[prompt, :, theirs]
+        keys[own] = self.key_slab[row[own], :, column[own] - width]
+        values[own] = self.value_slab[row[own], :, column[own] - width]
+        return keys, values
 
     def expand(self, rows: Tensor, capacity: int) -> None:
         """Makes row i of a slab of the new capacity a copy of row `rows[i]` of this one.

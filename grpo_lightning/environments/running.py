@@ -145,26 +145,27 @@ class Conversations:
         try:
             talks = {row: self._talk(row, samples[row], one, policy, sampling) for row, one in enumerate(requests)}
             asked = {row: next(talk) for row, talk in talks.items()}
-            while asked:
-                calls = {row: one for row, one in asked.items() if isinstance(one, Call)}
-                turns = {row: one for row, one in asked.items() if isinstance(one, Request)}
-                answers: Sequence[Outcome | Completion] = self._instances.call([*calls.values()])
-                if not calls:  # all of them have come to the policy's turn
-                    answers = engine.generate([*turns.values()], sampling, key)
-                for row, answer in zip([*(calls or turns)], answers, strict=True):
-                    try:
-                        if isinstance(answer, Completion):
-                            asked[row] = talks[row].send(stops.cut(answer))
-                        elif answer.status == Status.OK:
-                            asked[row] = talks[row].send(answer.value)
-                        else:
-                            talks[row].throw(Failure(answer.status, answer.error or answer.status))
-                    except StopIteration:
-                        del asked[row]
-                ended = [row for row in calls if row not in asked]
-                self._instances.end(ended)
-                if progress and ended:
-                    progress(len(ended))
+            with engine.conversations():
+                while asked:
+                    calls = {row: one for row, one in asked.items() if isinstance(one, Call)}
+                    turns = {row: one for row, one in asked.items() if isinstance(one, Request)}
+                    answers: Sequence[Outcome | Completion] = self._instances.call([*calls.values()])
+                    if not calls:  # all of them have come to the policy's turn
+                        answers = engine.generate([*turns.values()], sampling, key)
+                    for row, answer in zip([*(calls or turns)], answers, strict=True):
+                        try:
+                            if isinstance(answer, Completion):
+                                asked[row] = talks[row].send(stops.cut(answer))
+                            elif answer.status == Status.OK:
+                                asked[row] = talks[row].send(answer.value)
+                            else:
+                                talks[row].throw(Failure(answer.status, answer.error or answer.status))
+                        except StopIteration:
+                            del asked[row]
+                    ended = [row for row in calls if row not in asked]
+                    self._instances.end(ended)
+                    if progress and ended:
+                        progress(len(ended))
         finally:
             self._instances.end(range(len(requests)))
         return samples
