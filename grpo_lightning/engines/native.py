@@ -300,8 +300,9 @@ class _Batch:
                 running.decode(token, self.prompt_length[running.rows] + index)
         progress(len(running))
         completions = self._completions()
-        for row in running.rows.tolist() if self.finished else ():
-            self.finished(row, completions[row])
+        if self.finished:
+            for row in running.rows.tolist():
+                self.finished(row, completions[row])
         return completions
 
     def prefill(self) -> "_Running":

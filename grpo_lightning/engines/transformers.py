@@ -97,8 +97,9 @@ class TransformersEngine(RolloutEngine):
             found.update(zip(chosen, done, strict=True))
             if progress:
                 progress(len(done))
-            for index in chosen if finished else ():
-                finished(index, found[index])
+            if finished:
+                for index in chosen:
+                    finished(index, found[index])
         return [found[index] for index in range(len(requests))]
 
     def _batches(self, requests: Sequence[Request]) -> Iterator[list[int]]:
