@@ -11,6 +11,9 @@ from grpo_lightning.types import Sample
 THREADS = "grpo-reward"
 """How the names of the threads begin that score."""
 
+LOOK_SECONDS = 0.1
+"""Longest wait without a look at what else happened."""
+
 
 class EarlyScores:
     """One reward's scores of samples, found in a thread while more samples come.
@@ -43,7 +46,9 @@ class EarlyScores:
 
     def result(self, samples: Sequence[Sample]) -> RewardResult:
         """Waits for the scores of `samples`, in this order, after `end`; they must be those that were added."""
-        self._thread.join()
+        while self._thread.is_alive():
+            # Another rank's failure is raised here as soon as Python runs.
+            self._thread.join(LOOK_SECONDS)
         if self._error is not None:
             raise self._error
         index = {id(sample): index for index, sample in enumerate(self._scored)}
