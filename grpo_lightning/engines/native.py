@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicS
 from transformers.masking_utils import AttentionMaskInterface
 
 import grpo_lightning.engines.trial as trial
-from grpo_lightning.engines.base import Progress, RolloutEngine
+from grpo_lightning.engines.base import Finished, Progress, RolloutEngine
 from grpo_lightning.engines.kept_rows import KeptRows, read
 from grpo_lightning.engines.kv_memory import GIB, cache_bytes_per_token, free_bytes, row_bytes, rows_at_once
 from grpo_lightning.engines.linear_copies import LinearCopies
@@ -55,6 +55,8 @@ class NativeEngine(RolloutEngine):
     """
 
     shares_weights = True
+
+    hands_over = True
 
     def __init__(
         self,
@@ -146,6 +148,7 @@ class NativeEngine(RolloutEngine):
         sampling: Sampling,
         key: RandomKey,
         progress: Progress | None = None,
+        finished: Finished | None = None,
     ) -> list[Completion]:
         """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
@@ -159,7 +162,8 @@ class NativeEngine(RolloutEngine):
         completions: list[Completion] = []
         with _decoding(policy), self._copies.in_use() if self._copies else nullcontext():
             for groups in self._batches(policy, requests, sampling.max_new_tokens):
-                batch = _Batch(policy, _chosen(requests, groups), sampling, key, stops, self._shares, self._kept)
+                batch = _Batch(policy, _chosen(requests, groups), sampling, key, stops, self._shares)
+                batch.finished, batch.kept = _of_requests(groups, finished), self._kept
                 completions += batch.run(self.check_every, progress or (lambda ended: None))
                 done += groups
         if self._kept:
@@ -238,7 +242,8 @@ def _in_two_turns(policy: Policy, requests: Sequence[Request], sampling: Samplin
             kept.begin(policy)
             kept.shrink(2**31)
             groups = groups_of(turn)
-            batch = _Batch(policy, _chosen(turn, groups), sampling, RandomKey(0, 0), None, kept=kept)
+            batch = _Batch(policy, _chosen(turn, groups), sampling, RandomKey(0, 0), None)
+            batch.kept = kept
             completions = batch.run(sampling.max_new_tokens, lambda ended: None)
             kept.end()
     return _in_order(groups, completions)
@@ -295,6 +300,12 @@ def _in_order(groups: Sequence[Sequence[int]], completions: Sequence[Completion]
     return [completion for _, completion in sorted(zip(indices, completions, strict=True), key=itemgetter(0))]
 
 
+def _of_requests(groups: Sequence[Sequence[int]], finished: Finished | None) -> Finished | None:
+    """`finished`, called with indices into a batch of `groups` instead of indices of requests."""
+    indices = [*chain.from_iterable(groups)]
+    return None if finished is None else lambda row, completion: finished(indices[row], completion)
+
+
 class _Batch:
     """Completions that are decoded together. Its tensors are indexed by completion, whether it has ended or not.
 
@@ -305,8 +316,12 @@ class _Batch:
         key: Seed of the run and exploration step.
         stops: What ends a completion; None lets nothing end it.
         shares: Whether a group's rows share their prompt's keys and values; None decides by what is faster.
-        kept: Rows to go on from, and where to keep these; None keeps nothing.
     """
+
+    finished: Finished | None = None
+    """Called with each completion that has ended, and its index in the batch."""
+    kept: KeptRows | None = None
+    """The rows of conversations, to go on from and to keep these; None keeps nothing."""
 
     def __init__(
         self,
@@ -316,11 +331,9 @@ class _Batch:
         key: RandomKey,
         stops: StopStrings | None,
         shares: bool | None = None,
-        kept: KeptRows | None = None,
     ) -> None:
         self.policy = policy
         self.groups = groups
-        self.kept = kept
         self.sampling = sampling
         self.key = key
         self.stops = stops
@@ -350,8 +363,10 @@ class _Batch:
                     self._search(running, index - check_every, index)
                 if self.kept and index:
                     self._keep(running, running.ended.nonzero().squeeze(1))
+                rows, over = running.rows, running.ended
                 if ended := running.drop_ended():
                     progress(ended)
+                    self._hand_over(rows, over)
                 if not len(running):
                     break
                 uniform = self._uniforms(running.rows, index, check_every)
@@ -364,7 +379,11 @@ class _Batch:
             if self.kept:
                 self._keep(running, torch.arange(len(running), device=running.rows.device))
         progress(len(running))
-        return self._completions()
+        completions = self._completions()
+        if self.finished:
+            for row in running.rows.tolist():
+                self.finished(row, completions[row])
+        return completions
 
     def prefill(self) -> "_Running":
         """Reads every prompt once, and copies its keys and values to its completions.
@@ -436,16 +455,23 @@ class _Batch:
         if any(found):
             running.ended |= torch.tensor(found, device=rows.device)
 
-    def _completions(self) -> list[Completion]:
-        """What was drawn, each completion up to its first stop token or string."""
-        stops = torch.isin(self.tokens, self.stop_ids)
+    def _hand_over(self, rows: Tensor, over: Tensor) -> None:
+        """Calls `finished` with those of [r] `rows` that are `over`."""
+        if self.finished:
+            for row, completion in zip(rows[over].tolist(), self._completions(rows[over]), strict=True):
+                self.finished(row, completion)
+
+    def _completions(self, rows: Tensor | slice = slice(None)) -> list[Completion]:
+        """What was drawn of some rows, each completion up to its first stop token or string."""
+        drawn, logps = self.tokens[rows], self.logp[rows]
+        stops = torch.isin(drawn, self.stop_ids)
         # A row that never stopped has all its tokens; the others end with their first stop token.
         stopped = stops.any(1)
         lengths = torch.where(stopped, stops.int().argmax(1) + 1, self.sampling.max_new_tokens).tolist()
         completions = [
             Completion(tokens[:length], logp[:length], FinishReason.STOP if stop else FinishReason.LENGTH)
             for tokens, logp, length, stop in zip(
-                self.tokens.tolist(), self.logp.tolist(), lengths, stopped.tolist(), strict=True
+                drawn.tolist(), logps.tolist(), lengths, stopped.tolist(), strict=True
             )
         ]
         return [self.stops.cut(completion) for completion in completions] if self.stops else completions
