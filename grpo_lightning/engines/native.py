@@ -85,6 +85,8 @@ class NativeEngine(RolloutEngine):
 
     def sync(self, policy: Policy) -> None:
         """As `RolloutEngine.sync`; copies the linear layers, if it decodes with copies."""
+        if policy is not self.policy:
+            self._keeps = None
         self._copies = None  # Not two at a time.
         self._copies = self._copied(policy)
         super().sync(policy)
@@ -121,7 +123,6 @@ class NativeEngine(RolloutEngine):
                 fault = trial.fault(policy, decode, dtype=copies.dtype)
         if fault:
             raise _cannot_decode(policy, fault)
-        self._keeps = None
         # The shortest prompt there can be; what others need is known when they come.
         self._rows_that_fit(policy, 1 + sampling.max_new_tokens)
 

@@ -188,6 +188,33 @@ def test_other_weights_read_everything_again(read: list[tuple[int, int]]) -> Non
     assert_scored_as_teacher_forced(policy, [(turn, found)])
 
 
+def test_in_the_type_of_autocast() -> None:
+    policy = endless()
+    engine = engine_of(policy)
+    with torch.autocast("cpu", torch.bfloat16), engine.conversations():
+        assert engine._kept is not None
+        kept = turns_of(engine)
+        ((block, _), *_) = engine._kept._rows.values()
+        assert {states.dtype for states in [*block.keys, *block.values]} == {torch.bfloat16}
+        for request, one in zip(*kept[-1], strict=True):
+            with torch.no_grad():
+                logits = policy.logits(policy.hidden(torch.tensor([[*request.token_ids, *one.token_ids]]))[0])
+            logp = logits.log_softmax(-1)[len(request.token_ids) - 1 : -1]
+            expected = logp.gather(-1, torch.tensor(one.token_ids)[:, None]).squeeze(-1)
+            assert one.logp == pytest.approx(expected.tolist(), abs=0.1)
+
+
+def test_only_what_the_last_call_asked_for_is_kept() -> None:
+    engine = engine_of(endless())
+    requests = Request.from_prompts(PROMPTS, 1)
+    with engine.conversations():
+        engine.generate(requests, SHORT, KEY)
+        assert engine._kept is not None
+        assert engine._kept.num_tokens == sum(len(request.token_ids) + 6 for request in requests)
+        engine.generate(requests[:2], SHORT, KEY)
+        assert engine._kept.num_tokens == sum(len(request.token_ids) + 6 for request in requests[:2])
+
+
 def test_a_step_leaves_nothing_to_the_next(read: list[tuple[int, int]]) -> None:
     engine = engine_of(endless())
     for _ in range(2):
