@@ -151,18 +151,18 @@ def read(policy: Policy, prompts: Sequence[list[int]], known: Sequence[Known | N
     last: list[Tensor] = []
     order: list[int] = []
     for rows in _at_once(starts, [*map(len, rest)]):
-        place = _Place.of(rows, [starts[row] for row in rows], [len(rest[row]) for row in rows], device)
+        new = _NewTokens.of(rows, [starts[row] for row in rows], [len(rest[row]) for row in rows], device)
         flat = torch.tensor([token for row in rows for token in rest[row]], device=device)
-        options = {} if place.from_start else place.options()
-        cache = Cache(layers=[_Part(layer, place) for layer in layers])
-        hidden = policy.hidden(ragged.pad(flat, place.lengths), past_key_values=cache, use_cache=True, **options)
-        last.append(hidden[torch.arange(len(rows), device=device), place.lengths - 1])
+        options = {} if new.from_start else new.options()
+        cache = Cache(layers=[_Part(layer, new) for layer in layers])
+        hidden = policy.hidden(ragged.pad(flat, new.lengths), past_key_values=cache, use_cache=True, **options)
+        last.append(hidden[torch.arange(len(rows), device=device), new.lengths - 1])
         order += rows
     return layers, torch.cat(last)[torch.tensor(order, device=device).argsort()]
 
 
 @dataclass(slots=True)
-class _Place:
+class _NewTokens:
     """Where tokens that are read together belong in a slab of right-padded prompts."""
 
     rows: Tensor
@@ -181,8 +181,8 @@ class _Place:
     """[N] int64 its index among the new tokens of its row."""
 
     @classmethod
-    def of(cls, rows: list[int], first: list[int], lengths: list[int], device: torch.device) -> "_Place":
-        """The place of the new tokens of some rows."""
+    def of(cls, rows: list[int], first: list[int], lengths: list[int], device: torch.device) -> "_NewTokens":
+        """Those of some rows."""
         seen = max(start + length for start, length in zip(first, lengths, strict=True))
         row, start, length = (torch.tensor(each, device=device) for each in (rows, first, lengths))
         return cls(row, start, length, seen, not any(first), ragged.segments(length), ragged.positions(length))
@@ -201,23 +201,23 @@ class _Place:
 class _Part(DynamicLayer):
     """Puts the keys and values of what is read into a slab."""
 
-    def __init__(self, slab: SlabLayer, place: _Place) -> None:
+    def __init__(self, slab: SlabLayer, new: _NewTokens) -> None:
         super().__init__()
         self.slab = slab
-        self.place = place
+        self.new = new
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Stores the states of new tokens, and returns all that the rows see."""
-        place, both = self.place, ((self.slab.key_slab, key_states), (self.slab.value_slab, value_states))
-        row, column = place.rows[place.row], (place.first[place.row] + place.index)
+        new, both = self.new, ((self.slab.key_slab, key_states), (self.slab.value_slab, value_states))
+        row, column = new.rows[new.row], (new.first[new.row] + new.index)
         for slab, states in both:
-            slab[row, :, column] = states[place.row, :, place.index].to(slab.dtype)
-        if place.from_start:  # Causal attention sees no padding.
+            slab[row, :, column] = states[new.row, :, new.index].to(slab.dtype)
+        if new.from_start:  # Causal attention sees no padding.
             return key_states, value_states
-        keys, values = (slab if len(place.rows) == len(slab) else slab[place.rows] for slab, _ in both)
-        return keys[:, :, : place.seen], values[:, :, : place.seen]
+        keys, values = (slab if len(new.rows) == len(slab) else slab[new.rows] for slab, _ in both)
+        return keys[:, :, : new.seen], values[:, :, : new.seen]
 
     def get_seq_length(self) -> int:
         """0: where something is known, positions and mask come with the tokens."""

@@ -83,8 +83,8 @@ class SlabLayer(DynamicLayer):
             return self.key_slab[row, :, column], self.value_slab[row, :, column]
         prompt, width = self.prompts.groups.prompt[row], self.prompts.keys.shape[2]
         own = column >= width
-        theirs = column.clamp(max=width - 1)
-        keys, values = self.prompts.keys[prompt, :, theirs], self.prompts.values[prompt, :, theirs]
+        of_prompt = column.clamp(max=width - 1)
+        keys, values = self.prompts.keys[prompt, :, of_prompt], self.prompts.values[prompt, :, of_prompt]
         keys[own] = self.key_slab[row[own], :, column[own] - width]
         values[own] = self.value_slab[row[own], :, column[own] - width]
         return keys, values

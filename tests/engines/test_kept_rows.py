@@ -66,9 +66,9 @@ def assert_scored_as_teacher_forced(policy: Policy, turns: list[Any]) -> None:
 
 def assert_same(left: list[Any], right: list[Any]) -> None:
     """The same draws, and the same log-probs up to rounding."""
-    for (requests, ours), (others, theirs) in zip(left, right, strict=True):
+    for (requests, kept), (others, whole) in zip(left, right, strict=True):
         assert requests == others
-        for one, other in zip(ours, theirs, strict=True):
+        for one, other in zip(kept, whole, strict=True):
             assert one.token_ids == other.token_ids
             assert one.finish_reason is other.finish_reason
             assert one.logp == pytest.approx(other.logp, abs=1e-5)
@@ -236,7 +236,7 @@ def test_a_model_with_sliding_windows_keeps_nothing(shape: str) -> None:
 
 def test_a_model_that_cannot_go_on_from_kept_rows_reads_whole_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(endless())
-    monkeypatch.setattr(kept_rows._Place, "options", lambda place: {})
+    monkeypatch.setattr(kept_rows._NewTokens, "options", lambda new: {})
     with engine.conversations():
         assert engine._kept is None
 
