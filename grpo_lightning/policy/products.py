@@ -1,7 +1,7 @@
-"""Products of linear layers by oneDNN, in float32 on a CPU.
+"""Products of linear layers, forward and backward, by torch or by oneDNN.
 
 torch leaves them to the library that it was built with, mostly MKL. On AMD's processors that reaches half of oneDNN's
-speed. In bfloat16 torch takes oneDNN by itself.
+speed in float32 on a CPU. In bfloat16 torch takes oneDNN by itself.
 """
 
 import platform
@@ -12,8 +12,64 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from grpo_lightning.types import UsageError
+
+
+class TorchProducts:
+    """The products of a linear layer and of its backward pass, of any type on any device."""
+
+    @staticmethod
+    def output(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """[N, K], [M, K], [M] -> [N, M]."""
+        return F.linear(hidden, weight, bias)
+
+    @staticmethod
+    def for_hidden(gradient: Tensor, weight: Tensor, total: Tensor | None = None) -> Tensor:
+        """[N, M], [M, K], [N, K] -> [N, K] the gradient of the states, plus `total`, which is overwritten."""
+        return gradient @ weight if total is None else total.addmm_(gradient, weight)
+
+    @staticmethod
+    def for_weight(gradient: Tensor, hidden: Tensor) -> Tensor:
+        """[N, M], [N, K] -> [M, K] the gradient of the weight."""
+        return gradient.t() @ hidden
+
+
+class OneDNNProducts(TorchProducts):
+    """The same of float32 on a CPU, by oneDNN."""
+
+    @staticmethod
+    def output(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """[N, K], [M, K], [M] -> [N, M]."""
+        return product(hidden, weight, bias)
+
+    @staticmethod
+    def for_hidden(gradient: Tensor, weight: Tensor, total: Tensor | None = None) -> Tensor:
+        """[N, M], [M, K], [N, K] -> [N, K] the gradient of the states, plus `total`."""
+        if total is None:
+            return product(gradient, weight.t())
+        return torch.ops.mkldnn._linear_pointwise.binary(gradient, total, weight.t(), None, "add")
+
+    @staticmethod
+    def for_weight(gradient: Tensor, hidden: Tensor) -> Tensor:
+        """[N, M], [N, K] -> [M, K] the gradient of the weight.
+
+        It is that of a 1 x 1 convolution over an image of N pixels, which oneDNN computes from both as they lie in
+        memory. A product would first transpose one of them, in one thread.
+        """
+        if torch.get_num_threads() == 1:  # Then torch would not ask oneDNN for the convolution.
+            return product(gradient.t(), hidden.t())
+        weight = gradient.new_empty(gradient.shape[1], hidden.shape[1], 1, 1)
+        images = (rows.t()[None, :, None] for rows in (gradient, hidden))
+        unit, zero = [1, 1], [0, 0]
+        found = torch.ops.aten.convolution_backward(
+            *images, weight, None, unit, zero, unit, False, zero, 1, [False, True, False]
+        )
+        return found[1].view(weight.shape[:2])
+
+
+Products = type[TorchProducts]
 
 
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -34,8 +90,8 @@ class _Linear(torch.autograd.Function):
         for_hidden, for_weight, for_bias = ctx.needs_input_grad
         rows = gradient.flatten(0, -2)
         return (
-            product(rows, weight.t()).view_as(hidden) if for_hidden else None,
-            product(rows.t(), hidden.flatten(0, -2).t()) if for_weight else None,
+            OneDNNProducts.for_hidden(rows, weight).view_as(hidden) if for_hidden else None,
+            OneDNNProducts.for_weight(rows, hidden.flatten(0, -2)) if for_weight else None,
             rows.sum(0) if for_bias else None,
         )
 
@@ -59,6 +115,11 @@ def takes(hidden: Tensor, weight: Tensor) -> bool:
         and hidden.numel() > 0
         and not torch.is_autocast_enabled("cpu")
     )
+
+
+def products_of(layer: nn.Linear, hidden: Tensor) -> Products:
+    """What `layer` multiplies these states by."""
+    return OneDNNProducts if type(layer) is OneDNNLinear and takes(hidden, layer.weight) else TorchProducts
 
 
 def by_onednn(products: str) -> bool:
