@@ -21,9 +21,9 @@ def activated(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
-def activation_gradients(gradient: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of gate and up from that of `activated`, which is overwritten."""
-    for_up = F.silu(gate).mul_(gradient)
+def activation_gradients(gradient: Tensor, silu: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of gate and up from that of `activated`; it and silu(gate) are overwritten."""
+    for_up = silu.mul_(gradient)
     gradient.mul_(up)
     return torch.ops.aten.silu_backward.grad_input(gradient, gate, grad_input=gradient), for_up
 
@@ -39,7 +39,8 @@ class _Activated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        return activation_gradients(gradient.clone(), *ctx.saved_tensors)
+        gate, up = ctx.saved_tensors
+        return activation_gradients(gradient.clone(), F.silu(gate), gate, up)
 
 
 class _GatedMLP(torch.autograd.Function):
@@ -61,22 +62,16 @@ class _GatedMLP(torch.autograd.Function):
         hidden, gate, up, gate_weight, up_weight, down_weight = ctx.saved_tensors
         by, needs = ctx.by, ctx.needs_input_grad
         with torch.autocast(hidden.device.type, enabled=False):
-            for_down = by.for_weight(gradient, activated(gate, up)) if needs[6] else None
+            silu = F.silu(gate)
+            for_down = by.for_weight(gradient, silu * up) if needs[6] else None
             for_down_bias = gradient.sum(0) if needs[7] else None
-            of_gate, of_up = activation_gradients(by.for_hidden(gradient, down_weight), gate, up)
+            of_gate, of_up = activation_gradients(by.for_hidden(gradient, down_weight), silu, gate, up)
             for_hidden = None
             if needs[1]:
                 for_hidden = by.for_hidden(of_up, up_weight, by.for_hidden(of_gate, gate_weight))
-            return (
-                None,
-                for_hidden,
-                by.for_weight(of_gate, hidden) if needs[2] else None,
-                of_gate.sum(0) if needs[3] else None,
-                by.for_weight(of_up, hidden) if needs[4] else None,
-                of_up.sum(0) if needs[5] else None,
-                for_down,
-                for_down_bias,
-            )
+            for_gate, for_up = by.for_weights([of_gate if needs[2] else None, of_up if needs[4] else None], hidden)
+            for_gate_bias, for_up_bias = of_gate.sum(0) if needs[3] else None, of_up.sum(0) if needs[5] else None
+            return None, for_hidden, for_gate, for_gate_bias, for_up, for_up_bias, for_down, for_down_bias
 
 
 class FusedGatedMLP(nn.Module):

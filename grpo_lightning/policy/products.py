@@ -5,6 +5,7 @@ speed in float32 on a CPU. In bfloat16 torch takes oneDNN by itself.
 """
 
 import platform
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,23 @@ class TorchProducts:
         return gradient @ weight if total is None else total.addmm_(gradient, weight)
 
     @staticmethod
-    def for_weight(gradient: Tensor, hidden: Tensor) -> Tensor:
+    def for_weights(gradients: Sequence[Tensor | None], hidden: Tensor) -> list[Tensor | None]:
+        """[N, M] each, [N, K] -> [M, K] each: the gradients of weights that multiply the same states."""
+        return [None if gradient is None else gradient.t() @ hidden for gradient in gradients]
+
+    @classmethod
+    def for_weight(cls, gradient: Tensor, hidden: Tensor) -> Tensor:
         """[N, M], [N, K] -> [M, K] the gradient of the weight."""
-        return gradient.t() @ hidden
+        (found,) = cls.for_weights([gradient], hidden)
+        assert found is not None
+        return found
 
 
 class OneDNNProducts(TorchProducts):
-    """The same of float32 on a CPU, by oneDNN."""
+    """The same of float32 on a CPU, by oneDNN.
+
+    It transposes what is multiplied from the left in a pass of its own, in one thread. So that is the narrower one.
+    """
 
     @staticmethod
     def output(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -52,21 +63,13 @@ class OneDNNProducts(TorchProducts):
         return torch.ops.mkldnn._linear_pointwise.binary(gradient, total, weight.t(), None, "add")
 
     @staticmethod
-    def for_weight(gradient: Tensor, hidden: Tensor) -> Tensor:
-        """[N, M], [N, K] -> [M, K] the gradient of the weight.
-
-        It is that of a 1 x 1 convolution over an image of N pixels, which oneDNN computes from both as they lie in
-        memory. A product would first transpose one of them, in one thread.
-        """
-        if torch.get_num_threads() == 1:  # Then torch would not ask oneDNN for the convolution.
-            return product(gradient.t(), hidden.t())
-        weight = gradient.new_empty(gradient.shape[1], hidden.shape[1], 1, 1)
-        images = (rows.t()[None, :, None] for rows in (gradient, hidden))
-        unit, zero = [1, 1], [0, 0]
-        found = torch.ops.aten.convolution_backward(
-            *images, weight, None, unit, zero, unit, False, zero, 1, [False, True, False]
-        )
-        return found[1].view(weight.shape[:2])
+    def for_weights(gradients: Sequence[Tensor | None], hidden: Tensor) -> list[Tensor | None]:
+        """[N, M] each, [N, K] -> [M, K] each."""
+        width = sum(gradient.shape[1] for gradient in gradients if gradient is not None)
+        if width <= hidden.shape[1]:
+            return [gradient if gradient is None else product(gradient.t(), hidden.t()) for gradient in gradients]
+        turned = hidden.t().contiguous()
+        return [gradient if gradient is None else product(turned, gradient.t()).t().contiguous() for gradient in gradients]
 
 
 Products = type[TorchProducts]
