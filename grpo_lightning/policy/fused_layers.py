@@ -1,7 +1,7 @@
 """Layers of a model in exchange for ones that compute the same in fewer passes and keep less.
 
-A layer is exchanged if its code is Llama's, as that of most models is. Its class becomes one of both: so its parameters,
-their names, and what it is an instance of stay as they are.
+A layer is exchanged if its code is Llama's, as that of most models is. Its class becomes one of both. So its
+parameters, their names, and what it is an instance of stay as they are.
 """
 
 import types
@@ -23,13 +23,14 @@ ROTATION = "apply_rotary_pos_emb"
 def fuse(model: nn.Module) -> None:
     """Exchanges the norms, the gated MLPs and the rotary embeddings of `model` that are written as Llama's are."""
     for layer in model.modules():
-        kind = fused(type(layer), type(getattr(layer, "act_fn", None)))
-        if kind is not type(layer):
+        own: Any = type(layer)
+        kind = fused(own, getattr(layer, "act_fn", None).__class__)
+        if kind is not own:
             layer.__class__ = kind
 
 
 @cache
-def fused(kind: type[nn.Module], activation: type) -> type[nn.Module]:
+def fused(kind: Any, activation: Any) -> Any:
     """The class in exchange for `kind`, or `kind` itself."""
     if same_code(kind.forward, llama.LlamaRMSNorm.forward):
         return _joined(FusedRMSNorm, kind)
@@ -42,8 +43,8 @@ def fused(kind: type[nn.Module], activation: type) -> type[nn.Module]:
 
 def same_code(function: Any, other: Any) -> bool:
     """Whether two functions are written the same, up to the names of their variables and their notes on types."""
-    codes = [getattr(each, "__code__", None) for each in (function, other)]
-    return None not in codes and len({(c.co_code, c.co_consts, c.co_names) for c in codes}) == 1
+    codes = [each.__code__ for each in (function, other) if isinstance(each, types.FunctionType)]
+    return len(codes) == 2 and len({(code.co_code, code.co_consts, code.co_names) for code in codes}) == 1
 
 
 def _rotates_as_llama(forward: Any) -> bool:

@@ -47,7 +47,7 @@ class _GatedMLP(torch.autograd.Function):
     """See the file's docstring."""
 
     @staticmethod
-    def forward(ctx: Any, by: Products, hidden: Tensor, *parameters: Tensor | None) -> Tensor:
+    def forward(ctx: Any, by: Products, hidden: Tensor, *parameters: Any) -> Tensor:
         """[N, d], then weight and bias of gate, up and down -> [N, d]."""
         gate_weight, gate_bias, up_weight, up_bias, down_weight, down_bias = parameters
         gate, up = by.output(hidden, gate_weight, gate_bias), by.output(hidden, up_weight, up_bias)
@@ -77,9 +77,9 @@ class _GatedMLP(torch.autograd.Function):
 class FusedGatedMLP(nn.Module):
     """The first base of a class made from a model's own gated MLP with SiLU."""
 
-    gate_proj: nn.Module
-    up_proj: nn.Module
-    down_proj: nn.Module
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., d] -> [..., d]. Layers that are more than their weights, such as those of LoRA, are called."""
@@ -87,11 +87,11 @@ class FusedGatedMLP(nn.Module):
         if not all(is_plain(layer) for layer in layers):
             return self.down_proj(_Activated.apply(self.gate_proj(x), self.up_proj(x)))
         device = x.device.type
-        parameters = [value for layer in layers for value in (layer.weight, layer.bias)]
+        parameters: list[Any] = [value for layer in layers for value in (layer.weight, layer.bias)]
         by = products_of(self.gate_proj, x)
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-            x, *parameters = (None if value is None else value.to(dtype) for value in (x, *parameters))
+            x, parameters = x.to(dtype), [None if value is None else value.to(dtype) for value in parameters]
         with torch.autocast(device, enabled=False):
             return _GatedMLP.apply(by, x.flatten(0, -2), *parameters).unflatten(0, x.shape[:-1])
 

@@ -84,7 +84,8 @@ class Policy(nn.Module):
             `onednn` is about twice as fast on AMD's processors, and `auto` takes it there. It changes only speed and
             rounding.
         fused: Compute log-probs and entropies in one pass over the vocabulary with a backward of its own, where the
-            head is a plain linear layer. It changes only speed, memory and rounding.
+            head is a plain linear layer. Do so with norms, gated MLPs and rotary embeddings too where they are written
+            as Llama's are, unless `compile` is on. It changes only speed, memory and rounding.
     """
 
     model: PreTrainedModel

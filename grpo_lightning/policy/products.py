@@ -69,7 +69,9 @@ class OneDNNProducts(TorchProducts):
         if width <= hidden.shape[1]:
             return [gradient if gradient is None else product(gradient.t(), hidden.t()) for gradient in gradients]
         turned = hidden.t().contiguous()
-        return [gradient if gradient is None else product(turned, gradient.t()).t().contiguous() for gradient in gradients]
+        return [
+            gradient if gradient is None else product(turned, gradient.t()).t().contiguous() for gradient in gradients
+        ]
 
 
 Products = type[TorchProducts]

@@ -1,7 +1,7 @@
 """Root mean square norms that keep only their input and one factor per token for the backward pass.
 
-With x the input, w the weight, d their width and f = 1 / sqrt(mean(x²) + ε), the output is y = w f x. With g the gradient
-of y, that of the weight is sum f g x over tokens, and
+With x the input, w the weight, d their width and f = 1 / sqrt(mean(x²) + ε), the output is y = w f x. With g the
+gradient of y, that of the weight is sum f g x over tokens, and
 
     dx = f w g - x f³ / d * sum_j g_j x_j w_j
 
