@@ -24,7 +24,8 @@ def fuse(model: nn.Module) -> None:
     """Exchanges the norms, the gated MLPs and the rotary embeddings of `model` that are written as Llama's are."""
     for layer in model.modules():
         own: Any = type(layer)
-        kind = fused(own, getattr(layer, "act_fn", None).__class__)
+        activation: Any = type(getattr(layer, "act_fn", None))
+        kind = fused(own, activation)
         if kind is not own:
             layer.__class__ = kind
 
