@@ -34,7 +34,7 @@ class _Rotated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Rotates back: the sines of the two halves change places and sign."""
+        """Rotates back: the sines of the two halves are exchanged and change sign."""
         cos, sin = ctx.saved_tensors
         return rotated(gradient, cos, -sin.roll(sin.shape[-1] // 2, -1)).to(ctx.dtype), None, None
 
