@@ -27,6 +27,7 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import pretrained, products, sharding, shared_prefix
 from grpo_lightning.policy.adapter import LoRA, fingerprint, switched_off
 from grpo_lightning.policy.adapter import save as save_adapter
+from grpo_lightning.policy.fused_layers import fuse
 from grpo_lightning.policy.offloading import InMainMemory
 from grpo_lightning.policy.padded_rows import PaddedRows
 from grpo_lightning.policy.pretrained import first_line
@@ -83,7 +84,8 @@ class Policy(nn.Module):
             `onednn` is about twice as fast on AMD's processors, and `auto` takes it there. It changes only speed and
             rounding.
         fused: Compute log-probs and entropies in one pass over the vocabulary with a backward of its own, where the
-            head is a plain linear layer. It changes only speed, memory and rounding.
+            head is a plain linear layer. Do so with norms, gated MLPs and rotary embeddings too where they are written
+            as Llama's are, unless `compile` is on. It changes only speed, memory and rounding.
     """
 
     model: PreTrainedModel
@@ -175,6 +177,8 @@ class Policy(nn.Module):
         self._adapt(model)
         if products.by_onednn(self.products):
             products.use_onednn(model)
+        if self.fused and not self.compile_model:
+            fuse(model)
         if self.gradient_checkpointing:
             recompute_activations(model)
         freeze_all_but_text(model)
