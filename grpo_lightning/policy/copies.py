@@ -88,7 +88,7 @@ class Copies:
         starts: Tensor,
         device: torch.device,
     ) -> "Copies":
-        """The copies for prompts [Q] and completions [B] that start at these places. The work is done on the host."""
+        """The copies for prompts [Q] and completions [B] with these starts. The work is done on the host."""
         buckets = buckets_of(prompt_lengths.tolist(), group.tolist(), lengths.tolist())
         queries, keys = [], []
         filled = torch.empty(int(prompt_lengths.sum() + lengths.sum()), dtype=torch.int64)

@@ -5,7 +5,7 @@ o = sum_p exp(l_p - l) o_p with l = log sum_p exp(l_p): each o_p is an average b
 
 A kernel's backward makes the weights again, P = exp(s - l), and of them dS = P * (dP - rowsum(do * o))
 (FlashAttention-2, arXiv 2307.08691, algorithm 2). Given the merged o and l, these are the weights and sums over all
-keys. So each part's call gives exactly its share of the gradient, as in Ring Attention (arXiv 2310.01889).
+keys. So the gradients of the calls add up to the exact one, as in Ring Attention (arXiv 2310.01889).
 """
 
 from collections.abc import Sequence

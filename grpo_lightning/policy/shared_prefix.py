@@ -119,8 +119,8 @@ def order_of(prompt_lengths: Sequence[int], group: Sequence[int], lengths: Seque
     for prompt, length in zip(group, lengths, strict=True):
         sums[prompt] += length
     prompts = sorted(range(len(sums)), key=lambda prompt: (prompt_lengths[prompt], sums[prompt], prompt))
-    place = {prompt: index for index, prompt in enumerate(prompts)}
-    rows = sorted(range(len(lengths)), key=lambda row: (place[group[row]], lengths[row], row))
+    rank = {prompt: index for index, prompt in enumerate(prompts)}
+    rows = sorted(range(len(lengths)), key=lambda row: (rank[group[row]], lengths[row], row))
     return torch.tensor(prompts), torch.tensor(rows)
 
 
