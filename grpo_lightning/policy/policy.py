@@ -76,7 +76,7 @@ class Policy(nn.Module):
         gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
         offload_activations: Keep activations in main memory until the backward pass. With `gradient_checkpointing` only
             the inputs of the layers are moved.
-        compile: Compile the transformer with `torch.compile`.
+        compile: Compile the transformer and the fused log-probs with `torch.compile`.
         trust_remote_code: Run Python code shipped with the model. Leave it off for models whose code you have not read.
         adapter: What is trained in place of the weights, which then stay as they are. None trains the weights.
         products: What multiplies float32 matrices on a CPU: `torch` leaves it to the library that torch was built with,
@@ -390,7 +390,7 @@ class Policy(nn.Module):
         if self.fused and not self._soft_caps and takes(head):
             scale = self._logit_scale / temperature
             logp, entropy, *top = token_logp(
-                hidden, head, token_ids, scale, entropy_gradient, num_top, self.logits_at_once
+                hidden, head, token_ids, scale, entropy_gradient, num_top, self.logits_at_once, self.compile_model
             )
             return TokenLogp(logp.float(), entropy.float(), *((top[0], top[1].float()) if num_top else ()))
 

@@ -13,8 +13,9 @@ gradient of log p_i and e that of H,
 The weight's gradient is written once per block, and that of the states is summed over blocks in float32.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -56,6 +57,8 @@ class Head:
     """Elements of a block."""
     onednn: bool = False
     """Whether oneDNN multiplies."""
+    compiled: bool = False
+    """Whether what is done with a block's logits is one kernel each, made by `torch.compile`."""
 
     @property
     def exact(self) -> torch.dtype:
@@ -77,6 +80,31 @@ class Head:
             total.addmm_(left, right)
         else:
             total.add_(left @ right)
+
+
+def sums_of(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[R, W] -> [R] each: the largest logit m, sum exp(l - m) and sum (l - m) exp(l - m)."""
+    # A block may be -inf throughout.
+    largest = logits.amax(-1).clamp(min=torch.finfo(logits.dtype).min)
+    shifted = logits - largest[:, None]
+    weights = shifted.exp()
+    return largest, weights.sum(-1), shifted.mul_(weights).sum(-1)
+
+
+def weights_of(logits: Tensor, lse: Tensor) -> Tensor:
+    """[R, W], [R] -> [R, W] p: the gradient by the logits but for the drawn tokens, in units of -g. Takes `logits`."""
+    return logits.sub_(lse[:, None]).exp_()
+
+
+def gradient_of(logits: Tensor, lse: Tensor, entropy: Tensor, of_logp: Tensor, of_entropy: Tensor) -> Tensor:
+    """[R, W], [R] each -> [R, W]: p (g + e (log p + H)), the gradient but for its sign and the drawn tokens."""
+    logits.sub_(lse[:, None])
+    return logits.exp().mul_(logits.add_(entropy[:, None]).mul_(of_entropy[:, None]).add_(of_logp[:, None]))
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +144,7 @@ class _TokenLogp(torch.autograd.Function):
         top_logp = logp.new_empty(len(states), head.num_top)
         ctx.kept = {}
         room = KEPT_ELEMENTS if head.keeps else 0
+        summed = _compiled(sums_of) if head.compiled else sums_of
         with torch.autocast(hidden.device.type, enabled=False):
             for several in blocks(len(states), len(weight), head.block):
                 rows = several[0].rows
@@ -126,18 +155,14 @@ class _TokenLogp(torch.autograd.Function):
                     logits = head.logits(states[rows], weight[block.columns], _part(bias, block))
                     own, inside = block.own(token_ids)
                     chosen.copy_(torch.where(inside, logits.gather(1, own)[:, 0], chosen))
-                    # A block may be -inf throughout.
-                    largest = logits.amax(-1).clamp(min=torch.finfo(head.exact).min)
-                    shifted = logits - largest[:, None]
-                    weights = shifted.exp()
-                    torch.stack([largest, weights.sum(-1), shifted.mul_(weights).sum(-1)], out=sums[:, index])
+                    torch.stack(summed(logits), out=sums[:, index])
                     if head.num_top:
                         top = logits.topk(min(head.num_top, logits.shape[1]))
                         best.append((top.values, top.indices + block.columns.start))
                     if logits.numel() <= room:
                         room -= logits.numel()
                         ctx.kept[rows.start, block.columns.start] = logits
-                    del logits, shifted, weights
+                    del logits
                 largest, total, moment = sums
                 overall = largest.amax(0)
                 below = largest - overall
@@ -168,6 +193,8 @@ class _TokenLogp(torch.autograd.Function):
         if of_logp is None:
             of_logp = torch.zeros_like(lse)
         device = hidden.device.type
+        weights = _compiled(weights_of) if head.compiled else weights_of
+        gradient = _compiled(gradient_of) if head.compiled else gradient_of
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
         with torch.autocast(device, enabled=False):
             states = hidden.to(head.dtype)
@@ -184,14 +211,13 @@ class _TokenLogp(torch.autograd.Function):
                     logits = kept.pop((rows.start, block.columns.start), None)
                     if logits is None:
                         logits = head.logits(states[rows], part, _part(bias, block))
-                    logits.sub_(lse[rows, None])
                     own, inside = block.own(token_ids)
                     if of_entropy is None:
-                        dl = logits.exp_().scatter_add_(1, own, -inside.to(logits.dtype)[:, None])
+                        dl = weights(logits, lse[rows]).scatter_add_(1, own, -inside.to(logits.dtype)[:, None])
                     else:
-                        e, g = of_entropy[rows, None], of_logp[rows, None]
-                        dl = logits.exp().mul_(logits.add_(entropy[rows, None]).mul_(e).add_(g))
-                        dl.scatter_add_(1, own, -torch.where(inside[:, None], g, 0))
+                        g = of_logp[rows]
+                        dl = gradient(logits, lse[rows], entropy[rows], g, of_entropy[rows])
+                        dl.scatter_add_(1, own, -torch.where(inside, g, 0)[:, None])
                     dl = dl.to(head.dtype)
                     if hidden_gradient is not None:
                         head.add_product(hidden_gradient[rows], dl, part.to(head.dtype))
@@ -231,6 +257,7 @@ def token_logp(
     entropy_gradient: bool = False,
     num_top: int = 0,
     block: int | None = None,
+    compiled: bool = False,
 ) -> tuple[Tensor, ...]:
     """[N, hidden] states, [N] ids -> [N] log-probs and entropies, [N, K] ids and log-probs of the likeliest tokens.
 
@@ -245,6 +272,7 @@ def token_logp(
         entropy_gradient: Whether the entropy has a gradient.
         num_top: K, how many.
         block: Logits worked on at once; None: `logits_at_once` of the device.
+        compiled: Whether what is done with the logits is compiled. It changes speed and rounding.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype
@@ -257,5 +285,6 @@ def token_logp(
         entropy_gradient=entropy_gradient,
         block=block or logits_at_once(device),
         onednn=type(head) is OneDNNLinear and products.takes(hidden, head.weight),
+        compiled=compiled,
     )
     return _TokenLogp.apply(hidden, head.weight, head.bias, token_ids, how)

@@ -24,6 +24,7 @@ from transformers import LlamaModel
 
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import policy as policy_module
+from grpo_lightning.policy import token_logp
 from grpo_lightning.policy.offloading import InMainMemory
 from grpo_lightning.policy.policy import Policy, remove_dropout
 from grpo_lightning.types import UsageError
@@ -355,14 +356,16 @@ def test_save_pretrained_round_trip(tmp_path, shape):
 
 
 def test_compiled_policy_gives_the_same(tmp_path, monkeypatch):
-    # What is compiled is the transformer, once, and its result is used. No compiler is needed to see that.
+    # What is compiled is the transformer and the head's sums, once, and the results are used. That needs no compiler.
     compiled = []
+    token_logp._compiled.cache_clear()
     monkeypatch.setattr(torch, "compile", lambda module, dynamic: compiled.append((module, dynamic)) or module)
     path, rollouts = save(tmp_path, "llama"), rollouts_of(LENGTHS, PROMPT_LENGTHS)
     policy = load(path, compile=True)
     assert policy(rollouts).logp.equal(load(path)(rollouts).logp)
     policy(rollouts)
-    assert compiled == [(policy.model.base_model, True)]
+    token_logp._compiled.cache_clear()
+    assert compiled == [(policy.model.base_model, True), (token_logp.sums_of, True)]
 
 
 @pytest.mark.parametrize(

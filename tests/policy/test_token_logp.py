@@ -1,5 +1,6 @@
 """The fused head: numbers and gradients against the softmax of whole rows, in float64 and in the policy."""
 
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,6 +75,21 @@ def test_the_gradient_is_that_of_finite_differences(block: int, bias: bool, entr
         return module._TokenLogp.apply(hidden, weight, bias, ids, how)[: 1 + entropy_gradient]
 
     assert torch.autograd.gradcheck(function, (hidden, *head.parameters()))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_compiled_it_gives_the_same(entropy_gradient: bool) -> None:
+    results = []
+    for compiled in (False, True):
+        hidden, head, ids = inputs(bias=True)
+        logp, entropy, *_ = token_logp(hidden, head, ids, SCALE, entropy_gradient, block=35, compiled=compiled)
+        total = (logp * torch.arange(TOKENS)).sum() + (entropy.square().sum() if entropy_gradient else 0)
+        results.append([logp, entropy, *torch.autograd.grad(total, [hidden, *head.parameters()])])
+    for plain_result, result in zip(*results, strict=True):
+        close(result, plain_result, 1e-11)
 
 
 def test_the_entropy_alone_has_a_gradient(block: int) -> None:

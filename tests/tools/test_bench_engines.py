@@ -1,0 +1,19 @@
+"""tools/bench_engines.py: a tiny run prints a row per engine, and sizes below 1 are refused."""
+
+import bench_engines as tool
+import pytest
+
+
+def test_prints_a_row_per_engine(policy_folder, capsys) -> None:
+    sizes = ["--prompts", "2", "--group-size", "2", "--prompt-tokens", "5", "--new-tokens", "3", "--rounds", "1"]
+    tool.main(["--model", str(policy_folder), "--engines", "native", "transformers", "--precision", "fp32", *sizes])
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| fp32")]
+    assert [row[1] for row in rows] == ["native", "transformers"]
+    assert rows[0][4] == "1.00"
+    assert all(0 < int(row[5].removesuffix(" |")) <= 12 for row in rows)
+
+
+def test_refuses_no_rounds(capsys) -> None:
+    with pytest.raises(SystemExit):
+        tool.main(["--model", "anywhere", "--rounds", "0"])
+    assert "--rounds 0: give 1 or more" in capsys.readouterr().err
