@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import Literal
@@ -13,10 +14,11 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicS
 from transformers.masking_utils import AttentionMaskInterface
 
 import grpo_lightning.engines.trial as trial
-from grpo_lightning.engines.base import Progress, RolloutEngine
+from grpo_lightning.engines.base import Finished, Progress, RolloutEngine
 from grpo_lightning.engines.kv_memory import GIB, cache_bytes_per_token, free_bytes, row_bytes, rows_at_once
 from grpo_lightning.engines.linear_copies import LinearCopies
 from grpo_lightning.engines.philox import uniforms
+from grpo_lightning.engines.prompt_part import Groups, is_worth
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.engines.slab import SlabLayer, attention, mask
 from grpo_lightning.engines.stop_strings import StopStrings
@@ -33,9 +35,9 @@ AttentionMaskInterface.register(ATTENTION, mask)
 class NativeEngine(RolloutEngine):
     """Decodes with the policy's own weights, whole or sharded; its log-probs equal the policy's (1e-6 in float32).
 
-    The default: nothing is merged, and nothing copied unless asked for. Equal prompts are read once, their keys and
-    values copied to each completion, and finished rows are compacted away. A model that it cannot decode exactly is
-    refused before the run.
+    The default: nothing is merged, and nothing copied unless asked for. Equal prompts are read once. On a CPU their
+    completions share their keys and values where that is faster than copies; elsewhere, and with sliding windows, each
+    has a copy. Finished rows are compacted away. A model that it cannot decode exactly is refused before the run.
 
     Args:
         max_rows: Completions decoded at once. Further ones are decoded in batches, longest prompts first.
@@ -51,6 +53,8 @@ class NativeEngine(RolloutEngine):
     """
 
     shares_weights = True
+
+    hands_over = True
 
     def __init__(
         self,
@@ -70,6 +74,8 @@ class NativeEngine(RolloutEngine):
         self.packed = packed
         self.dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
         self._copies: LinearCopies | None = None
+        self._shares: bool | None = None
+        """False for a model that cannot share its prompts' keys and values, else None."""
 
     def sync(self, policy: Policy) -> None:
         """As `RolloutEngine.sync`; copies the linear layers, if it decodes with copies."""
@@ -94,15 +100,17 @@ class NativeEngine(RolloutEngine):
     def check(self, policy: Policy, sampling: Sampling) -> None:
         """Raises UsageError for a policy that it would decode wrongly or not at all, or that does not fit."""
 
-        def decode(requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+        def decode(requests: Sequence[Request], sampling: Sampling, shares: bool = False) -> list[Completion]:
             groups = groups_of(requests)
             with _slab_attention(policy), copies.in_use() if copies else nullcontext():
-                batch = _Batch(policy, _chosen(requests, groups), sampling, RandomKey(0, 0), None)
+                batch = _Batch(policy, _chosen(requests, groups), sampling, RandomKey(0, 0), None, shares)
                 return _in_order(groups, batch.run(self.check_every, lambda ended: None))
 
         copies = None
         with policy.gathered():
             fault = trial.fault(policy, decode)
+            if not fault:
+                self._shares = False if trial.fault(policy, partial(decode, shares=True)) else None
             if not fault and (copies := self._copied(policy)):
                 fault = trial.fault(policy, decode, dtype=copies.dtype)
         if fault:
@@ -117,6 +125,7 @@ class NativeEngine(RolloutEngine):
         sampling: Sampling,
         key: RandomKey,
         progress: Progress | None = None,
+        finished: Finished | None = None,
     ) -> list[Completion]:
         """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
@@ -127,7 +136,8 @@ class NativeEngine(RolloutEngine):
         completions: list[Completion] = []
         with _decoding(policy), self._copies.in_use() if self._copies else nullcontext():
             for groups in self._batches(policy, requests, sampling.max_new_tokens):
-                batch = _Batch(policy, _chosen(requests, groups), sampling, key, stops)
+                batch = _Batch(policy, _chosen(requests, groups), sampling, key, stops, self._shares)
+                batch.finished = _of_requests(groups, finished)
                 completions += batch.run(self.check_every, progress or (lambda ended: None))
                 done += groups
         return _in_order(done, completions)
@@ -227,6 +237,12 @@ def _in_order(groups: Sequence[Sequence[int]], completions: Sequence[Completion]
     return [completion for _, completion in sorted(zip(indices, completions, strict=True), key=itemgetter(0))]
 
 
+def _of_requests(groups: Sequence[Sequence[int]], finished: Finished | None) -> Finished | None:
+    """`finished`, called with indices into a batch of `groups` instead of indices of requests."""
+    indices = [*chain.from_iterable(groups)]
+    return None if finished is None else lambda row, completion: finished(indices[row], completion)
+
+
 class _Batch:
     """Completions that are decoded together. Its tensors are indexed by completion, whether it has ended or not.
 
@@ -236,7 +252,11 @@ class _Batch:
         sampling: The distribution to draw from.
         key: Seed of the run and exploration step.
         stops: What ends a completion; None lets nothing end it.
+        shares: Whether a group's rows share their prompt's keys and values; None decides by what is faster.
     """
+
+    finished: Finished | None = None
+    """Called with each completion that has ended, and its index in the batch."""
 
     def __init__(
         self,
@@ -245,11 +265,13 @@ class _Batch:
         sampling: Sampling,
         key: RandomKey,
         stops: StopStrings | None,
+        shares: bool | None = None,
     ) -> None:
         self.policy = policy
         self.sampling = sampling
         self.key = key
         self.stops = stops
+        self.shares = shares
         device = policy.device
         prompts = [group[0].token_ids for group in groups]
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
@@ -273,8 +295,10 @@ class _Batch:
             if index % check_every == 0:
                 if self.stops and self.stops.strings and index:
                     self._search(running, index - check_every, index)
+                rows, over = running.rows, running.ended
                 if ended := running.drop_ended():
                     progress(ended)
+                    self._hand_over(rows, over)
                 if not len(running):
                     break
                 uniform = self._uniforms(running.rows, index, check_every)
@@ -284,7 +308,11 @@ class _Batch:
             if index + 1 < self.sampling.max_new_tokens:
                 running.decode(token, self.prompt_length[running.rows] + index)
         progress(len(running))
-        return self._completions()
+        completions = self._completions()
+        if self.finished:
+            for row in running.rows.tolist():
+                self.finished(row, completions[row])
+        return completions
 
     def prefill(self) -> "_Running":
         """Reads every prompt once, and copies its keys and values to its completions.
@@ -296,9 +324,26 @@ class _Batch:
         cache = Cache(layers=list(layers))
         hidden = self.policy.hidden(self.input_ids, past_key_values=cache, use_cache=True)
         last = hidden[torch.arange(len(hidden), device=hidden.device), self.input_lengths - 1]
+        logits = self.policy.logits(last).index_select(0, self.prompt)
+        if self._shares(layers):
+            padded = bool((self.input_lengths < width).any())
+            column = torch.arange(width, device=hidden.device)
+            padding = column >= self.input_lengths[:, None, None] if padded else None
+            groups = Groups.of(self.prompt, len(hidden), padding)
+            for layer in layers:
+                layer.share(groups, self.sampling.max_new_tokens)
+            return _Running(self.policy, cache, layers, logits, None, groups)
         for layer in layers:
             layer.expand(self.prompt, width + self.sampling.max_new_tokens)
-        return _Running(self.policy, cache, layers, self.policy.logits(last).index_select(0, self.prompt), self._mask())
+        return _Running(self.policy, cache, layers, logits, self._mask())
+
+    def _shares(self, layers: list[SlabLayer]) -> bool:
+        """Whether rows see their prompt's keys and values where they are, and none is copied."""
+        if any(layer.is_sliding for layer in _plain_layers(self.policy)):
+            return False
+        return (
+            all(is_worth(layer.key_slab, len(self.prompt)) for layer in layers) if self.shares is None else self.shares
+        )
 
     def _mask(self) -> Tensor | None:
         """[B, width + max_new_tokens] bool, False on the padding between prompt and completion; None without any."""
@@ -326,16 +371,23 @@ class _Batch:
         if any(found):
             running.ended |= torch.tensor(found, device=rows.device)
 
-    def _completions(self) -> list[Completion]:
-        """What was drawn, each completion up to its first stop token or string."""
-        stops = torch.isin(self.tokens, self.stop_ids)
+    def _hand_over(self, rows: Tensor, over: Tensor) -> None:
+        """Calls `finished` with those of [r] `rows` that are `over`."""
+        if self.finished:
+            for row, completion in zip(rows[over].tolist(), self._completions(rows[over]), strict=True):
+                self.finished(row, completion)
+
+    def _completions(self, rows: Tensor | slice = slice(None)) -> list[Completion]:
+        """What was drawn of some rows, each completion up to its first stop token or string."""
+        drawn, logps = self.tokens[rows], self.logp[rows]
+        stops = torch.isin(drawn, self.stop_ids)
         # A row that never stopped has all its tokens; the others end with their first stop token.
         stopped = stops.any(1)
         lengths = torch.where(stopped, stops.int().argmax(1) + 1, self.sampling.max_new_tokens).tolist()
         completions = [
             Completion(tokens[:length], logp[:length], FinishReason.STOP if stop else FinishReason.LENGTH)
             for tokens, logp, length, stop in zip(
-                self.tokens.tolist(), self.logp.tolist(), lengths, stopped.tolist(), strict=True
+                drawn.tolist(), logps.tolist(), lengths, stopped.tolist(), strict=True
             )
         ]
         return [self.stops.cut(completion) for completion in completions] if self.stops else completions
@@ -350,16 +402,24 @@ class _Running:
         layers: Those of `cache`.
         logits: [B, V] float32 of the next tokens.
         mask: As `_Batch` makes it.
+        groups: Which rows share a prompt's keys and values; None where each has a copy.
     """
 
     def __init__(
-        self, policy: Policy, cache: Cache, layers: list[SlabLayer], logits: Tensor, mask: Tensor | None
+        self,
+        policy: Policy,
+        cache: Cache,
+        layers: list[SlabLayer],
+        logits: Tensor,
+        mask: Tensor | None,
+        groups: Groups | None = None,
     ) -> None:
         self.policy = policy
         self.cache = cache
         self.layers = layers
         self.logits = logits
         self.mask = mask
+        self.groups = groups
         self.rows = torch.arange(len(logits), device=logits.device)
         """[r] int64, the completion that each row is of."""
         self.ended = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
@@ -380,6 +440,10 @@ class _Running:
             self.mask = None if self.mask is None else self.mask[going]
             for layer in self.layers:
                 layer.keep(going)
+            if self.groups is not None:
+                prompts, self.groups = self.groups.keep(going)
+                for layer in self.layers:
+                    layer.regroup(prompts, self.groups)
         return ended
 
     def decode(self, token: Tensor, position: Tensor) -> None:

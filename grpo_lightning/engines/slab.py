@@ -6,16 +6,24 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
+from grpo_lightning.engines.prompt_part import Groups, PromptPart, in_two_parts, of_products, takes_products
 from grpo_lightning.policy import attention as kernels
+
+PROMPTS = "grpo_prompts"
+"""Attribute of keys, by which attention finds the `PromptPart` that goes with them."""
 
 
 class SlabLayer(DynamicLayer):
-    """Keys and values of up to `capacity` positions, [B, heads, capacity, head size] each, filled from the left."""
+    """Keys and values of up to `capacity` positions, [B, heads, capacity, head size] each, filled from the left.
+
+    After `share` the positions before are those of the prompts, apart, and the slab holds what follows them.
+    """
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
         self.capacity = capacity
         self.length = 0
+        self.prompts: PromptPart | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocates the slab when the first states show its type and sizes."""
@@ -45,11 +53,13 @@ class SlabLayer(DynamicLayer):
 
     def _view(self) -> tuple[Tensor, Tensor]:
         self.keys, self.values = self.key_slab[:, :, : self.length], self.value_slab[:, :, : self.length]
+        if self.prompts is not None:
+            self.keys.__dict__[PROMPTS] = self.prompts
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
-        """Positions filled so far."""
-        return self.length
+        """Positions filled so far, those of the prompts included."""
+        return self.length + (0 if self.prompts is None else self.prompts.keys.shape[2])
 
     def expand(self, rows: Tensor, capacity: int) -> None:
         """Makes row i of a slab of the new capacity a copy of row `rows[i]` of this one.
@@ -65,12 +75,30 @@ class SlabLayer(DynamicLayer):
         self.value_slab[:, :, : self.length] = values.index_select(0, rows)
         self._view()
 
+    def share(self, groups: Groups, capacity: int) -> None:
+        """Makes what is here the prompts of rows [r] of a new slab, which has no position yet.
+
+        Args:
+            groups: Which rows go on from which prompt.
+            capacity: Positions of the new slab.
+        """
+        keys, values = self._view()
+        self.prompts = PromptPart(keys, values, groups)
+        self.capacity, self.length = capacity, 0
+        self._allocate(keys, values, len(groups.prompt))
+
     def keep(self, rows: Tensor) -> None:
         """Compacts the slab to `rows` [r]."""
         keys, values = self._view()
         self.key_slab[: len(rows), :, : self.length] = keys.index_select(0, rows)
         self.value_slab[: len(rows), :, : self.length] = values.index_select(0, rows)
         self.key_slab, self.value_slab = self.key_slab[: len(rows)], self.value_slab[: len(rows)]
+        self._view()
+
+    def regroup(self, prompts: Tensor, groups: Groups) -> None:
+        """Keeps the `prompts` alone, after `keep` has kept the rows of `groups`."""
+        assert self.prompts is not None
+        self.prompts = self.prompts.keep(prompts, groups)
         self._view()
 
 
@@ -86,7 +114,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Attention over a slab: a causal prefill, or one new token per row.
 
-    In decoding, all query heads of a key head are one product.
+    In decoding, all query heads of a key head are one product. Keys of a slab that shares its prompts bring them along.
 
     Args:
         module: The attention module, unused.
@@ -102,8 +130,13 @@ def attention(
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"attention with {name}")
     length = query.shape[2]
-    if length > 1 and attention_mask is None:
+    prompts: PromptPart | None = key.__dict__.get(PROMPTS)
+    if prompts is not None:
+        output = in_two_parts(query, key, value, scaling, prompts)
+    elif length > 1 and attention_mask is None:
         output = kernels.causal(query, key, value, scaling)
+    elif length == 1 and takes_products(query):
+        output = of_products(query, key, value, attention_mask, scaling)
     else:
         groups = query.shape[1] // key.shape[1]
         folded = attention_mask.repeat(1, 1, groups, 1) if attention_mask is not None and length > 1 else attention_mask

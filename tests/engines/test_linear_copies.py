@@ -165,3 +165,66 @@ def test_where_nothing_can_be_packed_only_another_type_makes_a_copy(monkeypatch:
     assert len(LinearCopies(policy, torch.bfloat16)) > 0
     found = sampled(NativeEngine(dtype="bfloat16"), policy)
     assert found[0].logp == pytest.approx(expected[0].logp, abs=0.1)
+
+
+def products(copies: LinearCopies, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Products of one forward with the copies."""
+    called: list[int] = []
+    real = linear_copies._as_outside
+    monkeypatch.setattr(linear_copies, "_as_outside", lambda *args: called.append(1) or real(*args))
+    with torch.no_grad(), copies.in_use():
+        policy.logits(policy.hidden(torch.tensor([[7, 8, 9]])))
+    return len(called)
+
+
+@pytest.mark.parametrize("kind", ["whole", "lora"])
+def test_layers_that_read_the_same_states_are_one_product(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    policy = adapted("qwen2") if kind == "lora" else policy_of("qwen2")
+    copies = LinearCopies(policy, torch.float32)
+    # In each of two layers two of queries, keys and values are spared, and one of gate and up; the head is one.
+    assert products(copies, policy, monkeypatch) == len(copies) - 2 * (2 + 1)
+
+
+def test_biases_of_some_layers_are_joined() -> None:
+    policy = policy_of("qwen2")
+    attention = policy.model.base_model.layers[0].self_attn
+    attention.k_proj.bias = None
+    with torch.no_grad():
+        attention.q_proj.bias.fill_(0.5)
+        input_ids = torch.tensor([[7, 8, 9]])
+        expected = policy.hidden(input_ids)
+        with LinearCopies(policy, torch.float32).in_use():
+            assert torch.allclose(policy.hidden(input_ids), expected, atol=1e-5)
+
+
+def test_a_layer_called_with_other_states_is_computed_with_them() -> None:
+    policy = policy_of("llama")
+    attention = policy.model.base_model.layers[0].self_attn
+    first, second = torch.randn(2, 3, 32)
+    calls = [
+        (attention.q_proj, first),
+        (attention.k_proj, second),
+        (attention.v_proj, first),
+        (attention.q_proj, first),
+        (attention.q_proj, first),
+    ]
+    with torch.no_grad():
+        expected = [layer(states) for layer, states in calls]
+        changed = attention.k_proj(first + 1)
+        copies = LinearCopies(policy, torch.float32)
+        with copies.in_use():
+            for (layer, states), right in zip(calls, expected, strict=True):
+                assert torch.allclose(layer(states), right, atol=1e-5)
+            attention.q_proj(first)
+            # The same tensor with other content.
+            assert torch.allclose(attention.k_proj(first.add_(1)), changed, atol=1e-5)
+        assert all(joined.hidden is None and not joined.outputs for joined in copies._joined)
+
+
+def test_nothing_is_held_when_every_layer_has_its_states() -> None:
+    policy = policy_of("llama")
+    copies = LinearCopies(policy, torch.float32)
+    with torch.no_grad(), copies.in_use():
+        policy.hidden(torch.tensor([[7, 8, 9]]))
+        assert copies._joined
+        assert all(joined.hidden is None and not joined.outputs for joined in copies._joined)
