@@ -20,7 +20,7 @@ from grpo_lightning.engines.linear_copies import LinearCopies
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.prompt_part import Groups, is_worth
 from grpo_lightning.engines.sampling import Sampling, draw
-from grpo_lightning.engines.slab import SlabLayer, attention, mask
+from grpo_lightning.engines.slab import SlabLayer, attention, mask, sharing_attention
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.maths import ragged
 from grpo_lightning.policy.policy import Policy
@@ -28,16 +28,18 @@ from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.types import Completion, FinishReason, RandomKey, Request, UsageError
 
 ATTENTION = "grpo_slab"
+SHARING_ATTENTION = "grpo_slab_sharing"
 AttentionInterface.register(ATTENTION, attention)
+AttentionInterface.register(SHARING_ATTENTION, sharing_attention)
 AttentionMaskInterface.register(ATTENTION, mask)
+AttentionMaskInterface.register(SHARING_ATTENTION, mask)
 
 
 class NativeEngine(RolloutEngine):
     """Decodes with the policy's own weights, whole or sharded; its log-probs equal the policy's (1e-6 in float32).
 
-    The default: nothing is merged, and nothing copied unless asked for. Equal prompts are read once. On a CPU their
-    completions share their keys and values where that is faster than copies; elsewhere, and with sliding windows, each
-    has a copy. Finished rows are compacted away. A model that it cannot decode exactly is refused before the run.
+    The default: nothing is merged, and nothing copied unless asked for. Equal prompts are read once, and finished rows
+    are compacted away. A model that it cannot decode exactly is refused before the run.
 
     Args:
         max_rows: Completions decoded at once. Further ones are decoded in batches, longest prompts first.
@@ -50,6 +52,9 @@ class NativeEngine(RolloutEngine):
         dtype: Type of the copies of the linear layers. `bfloat16` has half the bytes of float32. It draws from another
             distribution than the policy, and its log-probs are of that one: see `model.objective.correction`. None
             computes in the policy's type.
+        share_prompts: Read a prompt's keys and values once per group at each position, on a CPU where that is faster
+            and the model has no sliding windows. False copies them to each row. On a CPU it also chooses between
+            kernels of attention; log-probs differ by rounding, 1e-6 in float32.
     """
 
     shares_weights = True
@@ -61,6 +66,7 @@ class NativeEngine(RolloutEngine):
         max_cache_gib: float | None = None,
         packed: bool = False,
         dtype: Literal["bfloat16"] | None = None,
+        share_prompts: bool = True,
     ) -> None:
         if max_rows < 1 or check_every < 1:
             raise UsageError(f"max_rows={max_rows}, check_every={check_every}: give 1 or more")
@@ -72,8 +78,9 @@ class NativeEngine(RolloutEngine):
         self.packed = packed
         self.dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
         self._copies: LinearCopies | None = None
-        self._shares: bool | None = None
-        """False for a model that cannot share its prompts' keys and values, else None."""
+        self.attention = SHARING_ATTENTION if share_prompts else ATTENTION
+        self._shares: bool | None = None if share_prompts else False
+        """False where prompts' keys and values are not shared; None decides by what is faster."""
 
     def sync(self, policy: Policy) -> None:
         """As `RolloutEngine.sync`; copies the linear layers, if it decodes with copies."""
@@ -100,14 +107,14 @@ class NativeEngine(RolloutEngine):
 
         def decode(requests: Sequence[Request], sampling: Sampling, shares: bool = False) -> list[Completion]:
             groups = groups_of(requests)
-            with _slab_attention(policy), copies.in_use() if copies else nullcontext():
+            with _slab_attention(policy, self.attention), copies.in_use() if copies else nullcontext():
                 batch = _Batch(policy, _chosen(requests, groups), sampling, RandomKey(0, 0), None, shares)
                 return _in_order(groups, batch.run(self.check_every, lambda ended: None))
 
         copies = None
         with policy.gathered():
             fault = trial.fault(policy, decode)
-            if not fault:
+            if not fault and self.attention == SHARING_ATTENTION:
                 self._shares = False if trial.fault(policy, partial(decode, shares=True)) else None
             if not fault and (copies := self._copied(policy)):
                 fault = trial.fault(policy, decode, dtype=copies.dtype)
@@ -131,7 +138,7 @@ class NativeEngine(RolloutEngine):
             self.sync(policy)
         done: list[Sequence[int]] = []
         completions: list[Completion] = []
-        with _decoding(policy), self._copies.in_use() if self._copies else nullcontext():
+        with _decoding(policy, self.attention), self._copies.in_use() if self._copies else nullcontext():
             for groups in self._batches(policy, requests, sampling.max_new_tokens):
                 batch = _Batch(policy, _chosen(requests, groups), sampling, key, stops, self._shares)
                 completions += batch.run(self.check_every, progress or (lambda ended: None))
@@ -189,24 +196,24 @@ def _cannot_decode(policy: Policy, reason: str) -> UsageError:
 
 
 @contextmanager
-def _decoding(policy: Policy) -> Iterator[None]:
+def _decoding(policy: Policy, attention: str) -> Iterator[None]:
     """As `_slab_attention`; a model that it cannot be used with gives a UsageError with the fix."""
     try:
-        with _slab_attention(policy):
+        with _slab_attention(policy, attention):
             yield
     except NotImplementedError as error:
         raise _cannot_decode(policy, first_line(error)) from error
 
 
 @contextmanager
-def _slab_attention(policy: Policy) -> Iterator[None]:
-    """Puts the model into eval mode with the slab's attention, and restores it afterwards."""
+def _slab_attention(policy: Policy, name: str) -> Iterator[None]:
+    """Puts the model into eval mode with the slab's attention `name`, and restores it afterwards."""
     model = policy.model
     was_training, implementation = model.training, model.config._attn_implementation
     model.eval()
     try:
-        model.set_attn_implementation(ATTENTION)
-        if policy.text_config._attn_implementation != ATTENTION:
+        model.set_attn_implementation(name)
+        if policy.text_config._attn_implementation != name:
             raise NotImplementedError("its attention cannot be exchanged")
         yield
     finally:
