@@ -366,7 +366,7 @@ MISTAKES: list[tuple[Callable[..., Any], str, str]] = [
     (PaddedRows.from_rollouts.__func__, "before.to(device)", "before"),
     (SlabLayer._allocate, "keys.new_empty(", "torch.empty("),
     (Rollouts.to, "else values.to(device)", "else values"),
-    (Preparation._per_token, ").cpu()", ")"),
+    (Preparation._per_token, "values.cpu()", "values"),
 ]
 
 
