@@ -200,7 +200,7 @@ def _cannot_decode(policy: Policy, reason: str) -> UsageError:
 
 
 @contextmanager
-def _decoding(policy: Policy, attention: str) -> Iterator[None]:
+def _decoding(policy: Policy, attention: str = ATTENTION) -> Iterator[None]:
     """As `_slab_attention`; a model that it cannot be used with gives a UsageError with the fix."""
     try:
         with _slab_attention(policy, attention):

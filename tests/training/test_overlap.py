@@ -16,7 +16,7 @@ from grpo_lightning.engines import native as native_engine
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.environments.dialogue import PLAIN
+from grpo_lightning.policy.dialogue import PLAIN
 from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import Scorer
