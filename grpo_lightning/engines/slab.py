@@ -161,7 +161,7 @@ def sharing_attention(
     """
     prompts: PromptPart | None = key.__dict__.get(PROMPTS)
     if prompts is None and (query.shape[2] > 1 or not takes_products(query)):
-        return attention(module, query, key, value, attention_mask, scaling, **kwargs)
+        return attention(module, query, key, value, attention_mask, scaling, dropout, **kwargs)
     _refuse(kwargs)
     if prompts is None:
         output = of_products(query, key, value, attention_mask, scaling)
