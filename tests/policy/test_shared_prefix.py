@@ -87,6 +87,17 @@ def test_layouts_of_context_by_hand() -> None:
     assert rows.predicts.tolist() == [1, 3, 5, 9]
 
 
+def test_without_fused_attention_is_by_copies_in_the_given_order() -> None:
+    policy = policy_of("llama")
+    for fused in (True, False):
+        rollouts = Rollouts.from_lists([[1, 2, 3], [4]], [0, 1, 0], [[2, 3], [1, 2, 3], [4]])
+        policy.fused = fused
+        policy(rollouts)
+        assert isinstance(rollouts.layout, SharedPrefix)
+        assert bool(rollouts.layout.parts) == fused
+        assert (rollouts.layout.tokens is None) == (not fused)
+
+
 def test_tokens_in_order_are_not_gathered() -> None:
     rollouts = rollouts_of([3, 3, 5, 5], [2, 4], [0, 0, 1, 1])
     assert SharedPrefix.from_rollouts(rollouts).tokens is None
