@@ -22,7 +22,7 @@ from grpo_lightning.engines.linear_copies import LinearCopies
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.prompt_part import Groups, is_worth
 from grpo_lightning.engines.sampling import Sampling, draw
-from grpo_lightning.engines.slab import SlabLayer, attention, mask
+from grpo_lightning.engines.slab import SlabLayer, attention, mask, sharing_attention
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.maths import ragged
 from grpo_lightning.policy.policy import Policy
@@ -30,16 +30,18 @@ from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.types import Completion, FinishReason, RandomKey, Request, UsageError
 
 ATTENTION = "grpo_slab"
+SHARING_ATTENTION = "grpo_slab_sharing"
 AttentionInterface.register(ATTENTION, attention)
+AttentionInterface.register(SHARING_ATTENTION, sharing_attention)
 AttentionMaskInterface.register(ATTENTION, mask)
+AttentionMaskInterface.register(SHARING_ATTENTION, mask)
 
 
 class NativeEngine(RolloutEngine):
     """Decodes with the policy's own weights, whole or sharded; its log-probs equal the policy's (1e-6 in float32).
 
-    The default: nothing is merged, and nothing copied unless asked for. Equal prompts are read once. On a CPU their
-    completions share their keys and values where that is faster than copies; elsewhere, and with sliding windows, each
-    has a copy. Finished rows are compacted away. A model that it cannot decode exactly is refused before the run.
+    The default: nothing is merged, and nothing copied unless asked for. Equal prompts are read once, and finished rows
+    are compacted away. A model that it cannot decode exactly is refused before the run.
 
     Args:
         max_rows: Completions decoded at once. Further ones are decoded in batches, longest prompts first.
@@ -52,6 +54,9 @@ class NativeEngine(RolloutEngine):
         dtype: Type of the copies of the linear layers. `bfloat16` has half the bytes of float32. It draws from another
             distribution than the policy, and its log-probs are of that one: see `model.objective.correction`. None
             computes in the policy's type.
+        share_prompts: Read a prompt's keys and values once per group at each position, on a CPU where that is faster
+            and the model has no sliding windows. False copies them to each row. On a CPU it also chooses between
+            kernels of attention; log-probs differ by rounding, 1e-6 in float32.
     """
 
     shares_weights = True
@@ -65,6 +70,7 @@ class NativeEngine(RolloutEngine):
         max_cache_gib: float | None = None,
         packed: bool = False,
         dtype: Literal["bfloat16"] | None = None,
+        share_prompts: bool = True,
     ) -> None:
         if max_rows < 1 or check_every < 1:
             raise UsageError(f"max_rows={max_rows}, check_every={check_every}: give 1 or more")
@@ -76,8 +82,9 @@ class NativeEngine(RolloutEngine):
         self.packed = packed
         self.dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
         self._copies: LinearCopies | None = None
-        self._shares: bool | None = None
-        """False for a model that cannot share its prompts' keys and values, else None."""
+        self.attention = SHARING_ATTENTION if share_prompts else ATTENTION
+        self._shares: bool | None = None if share_prompts else False
+        """False where prompts' keys and values are not shared; None decides by what is faster."""
         self._keeps: bool | None = None
         """Whether the model can go on from kept rows; None as long as nobody has asked."""
         self._kept: KeptRows | None = None
@@ -110,14 +117,14 @@ class NativeEngine(RolloutEngine):
 
         def decode(requests: Sequence[Request], sampling: Sampling, shares: bool = False) -> list[Completion]:
             groups = groups_of(requests)
-            with _slab_attention(policy), copies.in_use() if copies else nullcontext():
+            with _slab_attention(policy, self.attention), copies.in_use() if copies else nullcontext():
                 batch = _Batch(policy, _chosen(requests, groups), sampling, RandomKey(0, 0), None, shares)
                 return _in_order(groups, batch.run(self.check_every, lambda ended: None))
 
         copies = None
         with policy.gathered():
             fault = trial.fault(policy, decode)
-            if not fault:
+            if not fault and self.attention == SHARING_ATTENTION:
                 self._shares = False if trial.fault(policy, partial(decode, shares=True)) else None
             if not fault and (copies := self._copied(policy)):
                 fault = trial.fault(policy, decode, dtype=copies.dtype)
@@ -135,7 +142,7 @@ class NativeEngine(RolloutEngine):
         """
         assert self.policy is not None, "call sync(policy) first"
         if self._keeps is None:
-            self._keeps = not trial.fault(self.policy, partial(_in_two_turns, self.policy))
+            self._keeps = not trial.fault(self.policy, partial(_in_two_turns, self.policy, self.attention))
         self._kept = KeptRows() if self._keeps else None
         try:
             yield
@@ -161,7 +168,7 @@ class NativeEngine(RolloutEngine):
             self._kept.shrink(self._room_to_keep(policy, requests, sampling.max_new_tokens))
         done: list[Sequence[int]] = []
         completions: list[Completion] = []
-        with _decoding(policy), self._copies.in_use() if self._copies else nullcontext():
+        with _decoding(policy, self.attention), self._copies.in_use() if self._copies else nullcontext():
             for groups in self._batches(policy, requests, sampling.max_new_tokens):
                 batch = _Batch(policy, _chosen(requests, groups), sampling, key, stops, self._shares)
                 batch.finished, batch.kept = _of_requests(groups, finished), self._kept
@@ -232,13 +239,13 @@ def _token_bytes(policy: Policy) -> int:
     return cache_bytes_per_token(policy.config, trial.compute_dtype(policy))
 
 
-def _in_two_turns(policy: Policy, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+def _in_two_turns(policy: Policy, attention: str, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
     """Completions of a first turn with part of each prompt, and of a second that goes on from its rows."""
     if any(layer.is_sliding for layer in _plain_layers(policy)):
         raise NotImplementedError("a window forgets")
     kept = KeptRows()
     first = [replace(request, token_ids=request.token_ids[:3]) for request in requests]
-    with _slab_attention(policy):
+    with _slab_attention(policy, attention):
         for turn in (first, requests):
             kept.begin(policy)
             kept.shrink(2**31)
@@ -257,24 +264,24 @@ def _cannot_decode(policy: Policy, reason: str) -> UsageError:
 
 
 @contextmanager
-def _decoding(policy: Policy) -> Iterator[None]:
+def _decoding(policy: Policy, attention: str = ATTENTION) -> Iterator[None]:
     """As `_slab_attention`; a model that it cannot be used with gives a UsageError with the fix."""
     try:
-        with _slab_attention(policy):
+        with _slab_attention(policy, attention):
             yield
     except NotImplementedError as error:
         raise _cannot_decode(policy, first_line(error)) from error
 
 
 @contextmanager
-def _slab_attention(policy: Policy) -> Iterator[None]:
-    """Puts the model into eval mode with the slab's attention, and restores it afterwards."""
+def _slab_attention(policy: Policy, name: str) -> Iterator[None]:
+    """Puts the model into eval mode with the slab's attention `name`, and restores it afterwards."""
     model = policy.model
     was_training, implementation = model.training, model.config._attn_implementation
     model.eval()
     try:
-        model.set_attn_implementation(ATTENTION)
-        if policy.text_config._attn_implementation != ATTENTION:
+        model.set_attn_implementation(name)
+        if policy.text_config._attn_implementation != name:
             raise NotImplementedError("its attention cannot be exchanged")
         yield
     finally:

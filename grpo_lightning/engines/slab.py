@@ -142,7 +142,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Attention over a slab: a causal prefill, or one new token per row.
 
-    In decoding, all query heads of a key head are one product. Keys of a slab that shares its prompts bring them along.
+    In decoding, all query heads of a key head are one product.
 
     Args:
         module: The attention module, unused.
@@ -154,22 +154,55 @@ def attention(
         dropout: Unused: sampling has none.
         **kwargs: What other attention functions may need. Those that would change the result are refused.
     """
-    for name in ("softcap", "s_aux", "position_bias"):
-        if kwargs.get(name) is not None:
-            raise NotImplementedError(f"attention with {name}")
+    _refuse(kwargs)
     length = query.shape[2]
-    prompts: PromptPart | None = key.__dict__.get(PROMPTS)
-    if prompts is not None:
-        output = in_two_parts(query, key, value, scaling, prompts)
-    elif length > 1 and attention_mask is None:
+    if length > 1 and attention_mask is None:
         output = kernels.causal(query, key, value, scaling)
-    elif length == 1 and takes_products(query):
-        output = of_products(query, key, value, attention_mask, scaling)
     else:
         groups = query.shape[1] // key.shape[1]
         folded = attention_mask.repeat(1, 1, groups, 1) if attention_mask is not None and length > 1 else attention_mask
         output = kernels.masked(query, key, value, folded, scaling)
     return output.transpose(1, 2).contiguous(), None
+
+
+def sharing_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """As `attention`, which it differs from by rounding: to prompts where they are shared, by the faster kernel.
+
+    Args:
+        module: As there.
+        query: As there.
+        key: As there. Keys of a slab that shares its prompts bring them along.
+        value: As there.
+        attention_mask: As there.
+        scaling: As there.
+        dropout: As there.
+        **kwargs: As there.
+    """
+    prompts: PromptPart | None = key.__dict__.get(PROMPTS)
+    if prompts is None and (query.shape[2] > 1 or not takes_products(query)):
+        return attention(module, query, key, value, attention_mask, scaling, dropout, **kwargs)
+    _refuse(kwargs)
+    if prompts is None:
+        output = of_products(query, key, value, attention_mask, scaling)
+    else:
+        output = in_two_parts(query, key, value, scaling, prompts)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _refuse(kwargs: dict[str, object]) -> None:
+    """Raises NotImplementedError for arguments that would change the result."""
+    for name in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise NotImplementedError(f"attention with {name}")
 
 
 def mask(

@@ -85,7 +85,8 @@ class FusedGatedMLP(nn.Module):
         """[..., d] -> [..., d]. Layers that are more than their weights, such as those of LoRA, are called."""
         layers = [self.gate_proj, self.up_proj, self.down_proj]
         if not all(is_plain(layer) for layer in layers):
-            return self.down_proj(_Activated.apply(self.gate_proj(x), self.up_proj(x)))
+            gate, up = self.gate_proj(x), self.up_proj(x)
+            return self.down_proj(_Activated.apply(gate, up) if torch.is_grad_enabled() else activated(gate, up))
         device = x.device.type
         parameters: list[Any] = [value for layer in layers for value in (layer.weight, layer.bias)]
         by = products_of(self.gate_proj, x)

@@ -17,18 +17,24 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 
+def normed(hidden: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """y [..., d] and f [..., 1], from [..., d] x and [d] w."""
+    exact = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+    factor = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
+    factor = factor.square_().div_(hidden.shape[-1]).add_(epsilon).rsqrt_()
+    output = (exact * factor).to(hidden.dtype)
+    return output.mul_(weight) if weight.dtype == hidden.dtype else weight * output, factor
+
+
 class _RMSNorm(torch.autograd.Function):
     """See the file's docstring."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """[..., d], [d] -> [..., d]; rounded to the type of `hidden` before it is multiplied by the weight."""
-        exact = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-        factor = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
-        factor = factor.square_().div_(hidden.shape[-1]).add_(epsilon).rsqrt_()
+        output, factor = normed(hidden, weight, epsilon)
         ctx.save_for_backward(hidden, weight, factor)
-        normed = (exact * factor).to(hidden.dtype)
-        return normed.mul_(weight) if weight.dtype == hidden.dtype else weight * normed
+        return output
 
     @staticmethod
     @once_differentiable
@@ -64,4 +70,6 @@ class FusedRMSNorm(nn.Module):
             return super().forward(hidden_states)
         if hidden_states.is_cuda and hidden_states.dtype == weight.dtype == torch.float32:
             return F.rms_norm(hidden_states, weight.shape, weight, self.variance_epsilon)
+        if not torch.is_grad_enabled():  # Decoding: a function of autograd costs as much as a kernel of few rows.
+            return normed(hidden_states, weight, self.variance_epsilon)[0]
         return _RMSNorm.apply(hidden_states, weight, self.variance_epsilon)

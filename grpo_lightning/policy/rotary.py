@@ -14,11 +14,10 @@ from torch.autograd.function import once_differentiable
 
 def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """[B, H, T, D], [B, 1, T, D], [B, 1, T, D] -> [B, H, T, D], which lies in memory as the states do."""
-    output = torch.empty_like(states, dtype=torch.promote_types(states.dtype, cos.dtype))
-    (a, b), (to_a, to_b) = states.chunk(2, -1), output.chunk(2, -1)
-    (cos_a, cos_b), (sin_a, sin_b) = cos.chunk(2, -1), sin.chunk(2, -1)
-    torch.mul(a, cos_a, out=to_a).addcmul_(b, sin_a, value=-1)
-    torch.mul(b, cos_b, out=to_b).addcmul_(a, sin_b)
+    output = states * cos
+    (a, b), (to_a, to_b), (sin_a, sin_b) = states.chunk(2, -1), output.chunk(2, -1), sin.chunk(2, -1)
+    to_a.addcmul_(b, sin_a, value=-1)
+    to_b.addcmul_(a, sin_b)
     return output
 
 
@@ -44,4 +43,6 @@ def apply_rotary_pos_emb(
 ) -> tuple[Tensor, Tensor]:
     """[B, H, T, D], [B, K, T, D] queries and keys, turned by the angles of [B, T, D] cosines and sines."""
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    if not torch.is_grad_enabled():
+        return rotated(q, cos, sin), rotated(k, cos, sin)
     return _Rotated.apply(q, cos, sin), _Rotated.apply(k, cos, sin)

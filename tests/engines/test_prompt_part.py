@@ -6,6 +6,8 @@ import pytest
 import torch
 from helpers.tiny import SHAPES, policy_of, requests_of, teacher_forced
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
 
 from grpo_lightning.engines import native, prompt_part, slab
 from grpo_lightning.engines.native import NativeEngine
@@ -175,6 +177,37 @@ def test_a_model_that_loses_the_prompts_has_copies(monkeypatch: Any) -> None:
     assert tokens(drawn(policy, requests, engine)) == tokens(expected)
     lost = drawn(policy, requests)
     assert tokens(lost) != tokens(expected), "unchecked it would be wrong"
+
+
+def repeated(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
+    """Attention as it was before prompts were shared: torch's own, one product per key head, to copies."""
+    groups = query.shape[1] // key.shape[1]
+    if query.shape[2] > 1:
+        keys, values = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        output = scaled_dot_product_attention(query, keys, values, is_causal=True, scale=kwargs["scaling"])
+    else:
+        folded = query.reshape(len(query), key.shape[1], groups, -1)
+        output = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=kwargs["scaling"])
+    return output.reshape(*query.shape[:-1], -1).transpose(1, 2).contiguous(), None
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_switched_off_each_row_has_a_copy_and_every_bit_of_before(monkeypatch: Any, lengths: list[int]) -> None:
+    policy, requests = policy_of("qwen2"), requests_of(lengths, 4)
+    monkeypatch.setattr(prompt_part, "SAVED_BYTES", 0)
+    shared = drawn(policy, requests)
+    monkeypatch.setattr(SlabLayer, "share", lambda *args: pytest.fail("shared"))
+    engine = NativeEngine(share_prompts=False)
+    engine.check(policy, SAMPLING)
+    found = drawn(policy, requests, engine)
+    AttentionInterface.register(engine.attention, repeated)
+    try:
+        expected = drawn(policy, requests, engine)
+    finally:
+        AttentionInterface.register(engine.attention, slab.attention)
+    assert found == expected
+    assert found != shared
+    assert tokens(found) == tokens(shared)
 
 
 def test_the_rule_decides_after_the_check(monkeypatch: Any) -> None:

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
 
-from grpo_lightning.policy import rotary
+from grpo_lightning.policy import gated_mlp, rotary
 from grpo_lightning.policy.fused_layers import fuse, fused
 from grpo_lightning.policy.gated_mlp import FusedGatedMLP
 from grpo_lightning.policy.policy import Policy
@@ -55,6 +55,17 @@ def test_a_model_computes_what_it_did(family: str, autocast: bool) -> None:
     for name, value in expected_gradients.items():
         scale = max(1.0, float(value.abs().max()))
         close(actual_gradients[name] / scale, value / scale, 5e-2 if autocast else 2e-5)
+
+
+def test_without_gradients_it_computes_the_same_bits_and_calls_no_function_of_autograd(monkeypatch: Any) -> None:
+    _, exchanged = both()
+    exchanged.model.layers[0].mlp.up_proj.register_forward_hook(lambda *args: None)  # One MLP calls its layers.
+    ids = torch.arange(24).view(2, 12) + 6
+    expected = exchanged(ids, use_cache=False).logits.detach()
+    for function in (_RMSNorm, rotary._Rotated, gated_mlp._Activated):
+        monkeypatch.setattr(function, "apply", lambda *args: pytest.fail("called"))
+    with torch.no_grad():
+        assert torch.equal(exchanged(ids, use_cache=False).logits, expected)
 
 
 @pytest.mark.parametrize(

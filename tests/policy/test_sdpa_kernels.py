@@ -9,7 +9,6 @@ import torch
 from helpers.sdpa_kernels import EFFICIENT, FLASH, MATH, Call, attention_calls
 from helpers.tiny import model_of, requests_of, rollouts_of, tokenizer
 
-from grpo_lightning.engines import slab
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.policy.policy import Policy, recompute_activations
@@ -120,10 +119,9 @@ def test_training_needs_no_math_kernel(shares, precision, model, lengths):
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_decoding_needs_no_math_kernel(precision, model, lengths, monkeypatch):
-    monkeypatch.setattr(slab, "takes_products", lambda query: False)  # As on a GPU.
+def test_decoding_needs_no_math_kernel(precision, model, lengths):
     policy, autocast = policy_in(precision, model)
-    engine = NativeEngine(check_every=4)
+    engine = NativeEngine(check_every=4, share_prompts=False)  # As on a GPU.
     engine.sync(policy)
     with attention_calls() as calls, autocast:
         engine.generate(requests_of(lengths, 4), Sampling(max_new_tokens=12), RandomKey())
