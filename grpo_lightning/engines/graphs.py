@@ -49,6 +49,7 @@ class CUDACapture:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(device)
 
@@ -57,7 +58,7 @@ class CUDACapture:
 
         Raises RuntimeError if `step` waits for the GPU.
         """
-        current = torch.cuda.current_stream()
+        current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
             step()  # Libraries make their handles and workspaces, and models what they make lazily.

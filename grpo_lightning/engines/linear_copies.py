@@ -63,9 +63,13 @@ class LinearCopies:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def refresh(self, policy: Policy) -> bool:
-        """Copies the policy's weights as they are now to where the copies are; False if new copies must be made."""
-        if policy is not self._policy or any(product.packed for _, product in self._copies):
+    def refresh(self, policy: Policy, dtype: torch.dtype) -> bool:
+        """Copies the policy's weights as they are now to where the copies are; False if new copies must be made.
+
+        They must be if they are packed, or are of another policy or type.
+        """
+        packed = any(product.packed for _, product in self._copies)
+        if packed or policy is not self._policy or dtype != self.dtype:
             return False
         for layers, product in self._copies:
             weights = [_weight(layer) for layer in layers]

@@ -89,8 +89,9 @@ class NativeEngine(RolloutEngine):
 
     def sync(self, policy: Policy) -> None:
         """As `RolloutEngine.sync`; copies the linear layers, if it decodes with copies."""
+        dtype = self._dtype_of_copies(policy)
         # Captured steps read the copies where they are.
-        if not (self._graphs and self._copies and self._copies.refresh(policy)):
+        if not (self._graphs and self._copies and dtype and self._copies.refresh(policy, dtype)):
             self._copies = None  # Not two at a time.
             self._copies = self._copied(policy)
         super().sync(policy)
@@ -107,10 +108,15 @@ class NativeEngine(RolloutEngine):
 
     def _copied(self, policy: Policy) -> LinearCopies | None:
         """Copies of the linear layers as they are now; None if it decodes with the layers themselves."""
+        dtype = self._dtype_of_copies(policy)
+        return LinearCopies(policy, dtype) if dtype else None
+
+    def _dtype_of_copies(self, policy: Policy) -> torch.dtype | None:
+        """The type of the copies that it decodes with; None without any."""
         # Autocast's own copies would be made in every captured step.
         captures = self.graphs and self._uncaptured is not policy
         casts = captures and self.product_dtype(policy) != policy.model.dtype
-        return LinearCopies(policy, self.product_dtype(policy)) if self.packed or self.dtype or casts else None
+        return self.product_dtype(policy) if self.packed or self.dtype or casts else None
 
     def _graphs_of(self, policy: Policy) -> Graphs | None:
         """The captured steps of the policy; None if it is decoded without."""

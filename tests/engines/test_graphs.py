@@ -231,6 +231,21 @@ def test_autocast_keeps_no_cast_of_earlier_weights(
     assert engine._graphs is not None
 
 
+def test_copies_of_another_type_are_made_again(
+    recorded: type[RecordedGraphs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_copies, "_packed_types", lambda: set())
+    policy, engine = policy_of(scale=0.1), NativeEngine(graphs=True)
+    expected = sampled(NativeEngine(), policy)
+    for context in (torch.autocast("cpu", torch.bfloat16), nullcontext()):
+        engine.sync(policy)
+        with context:
+            engine.sync(policy)
+            actual = sampled(engine, policy)
+    assert engine._copies is None
+    assert_same(actual, expected)
+
+
 def test_a_step_that_took_autocasts_copies_would_be_noticed(
     recorded: type[RecordedGraphs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -432,7 +447,7 @@ class FakeCUDA:
         fakes: dict[str, Callable[..., Any]] = {
             "graph_pool_handle": lambda: "pool",
             "Stream": lambda device: FakeStream("side", self),
-            "current_stream": lambda: FakeStream("main", self),
+            "current_stream": lambda device: FakeStream("main", self),
             "stream": lambda stream: self.inside(f"on {stream.name}"),
             "get_sync_debug_mode": lambda: self.mode,
             "set_sync_debug_mode": self.set_mode,
