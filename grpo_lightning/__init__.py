@@ -5,7 +5,7 @@ package imports neither torch nor Lightning. The names and their files are liste
 """
 
 import ast
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,14 @@ _FILES = {
 }
 
 __all__ = sorted(_FILES)
-__version__ = metadata.version("grpo-lightning")
 
 
 def __getattr__(name: str) -> Any:
     """A public name, from its file, or a folder."""
+    if name == "__version__":
+        from importlib.metadata import version  # brings a parser of e-mail along
+
+        return version("grpo-lightning")
     if name == "inspect":
         return import_module(f"{__name__}.{name}")
     if name not in _FILES:

@@ -12,6 +12,11 @@ FIRST_LOOK = "First look"
 """The group of curves to read first in TensorBoard; an upper-case letter comes before all others."""
 
 
+Message = dict[str, Any]
+"""A message of a conversation, as transformers has it: `role` (`system`, `user`, `assistant` or `tool`), `content`, and
+what else chat templates read."""
+
+
 class UsageError(ValueError):
     """A user's mistake. The message names the key, the value, what is allowed and the fix."""
 
@@ -157,12 +162,34 @@ class Piece:
     logp: list[float] | None
     """[R] of the drawn tokens, as in `Completion`."""
 
+    @classmethod
+    def given(cls, token_ids: list[int]) -> "Piece":
+        """A piece that begins with tokens which the policy did not draw."""
+        return cls([*token_ids], [False] * len(token_ids), [])
+
+    def give(self, token_ids: list[int]) -> None:
+        """Adds tokens that the policy did not draw."""
+        self.token_ids += token_ids
+        self.drawn += [False] * len(token_ids)
+
+    def draw(self, completion: "Completion") -> None:
+        """Adds what the policy drew."""
+        self.token_ids += completion.token_ids
+        self.drawn += [True] * len(completion.token_ids)
+        self.logp = None if self.logp is None or completion.logp is None else self.logp + completion.logp
+
+    def trim(self) -> None:
+        """Leaves out what comes after the last drawn token; all of it, if none was drawn."""
+        while self.drawn and not self.drawn[-1]:
+            self.token_ids.pop()
+            self.drawn.pop()
+
 
 @dataclass(slots=True)
 class Conversation:
     """A conversation of the policy with an environment, which ends one way or another."""
 
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
     """All of it, the prompt's messages first, as the environment and the chat template have them."""
     pieces: list[Piece] = field(default_factory=list)
     """In order, together one completion. There is one piece, unless the chat template rewrites earlier turns."""
@@ -203,6 +230,16 @@ class Sample:
     """As in `Completion`."""
     conversation: Conversation | None = None
     """The turns, where there is an environment. `text` is then that of the last turn, `token_ids` are drawn in all."""
+
+    def add_turn(self, drawn: Completion, text: str) -> None:
+        """Adds a turn of the policy, whose text is `text`, to its conversation."""
+        assert self.conversation is not None
+        self.token_ids += drawn.token_ids
+        self.text, self.finish_reason, self.stop_string = text, drawn.finish_reason, drawn.stop_string
+        self.conversation.pieces[-1].draw(drawn)
+        self.conversation.messages = [*self.conversation.messages, {"role": "assistant", "content": text}]
+        self.conversation.ends.append(len(self.token_ids) - 1)
+        self.conversation.rewards.append(0.0)
 
     @property
     def first(self) -> int:

@@ -55,7 +55,7 @@ NOT_RUN = {
     r".*bitsandbytes.*": "needs a package of one's own; in tests/training/test_eight_bits.py, where it is there",
     r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report| export|)": "a name, no command",
     r".*(vllm|VLLMEngine).*": "needs vLLM; in tests/engines/test_vllm_runs.py",
-    r".*--data.task TextArena .*": "needs its package; in tests/environments/test_adapters.py, where it is there",
+    r".*rock_paper_scissors.yaml.*": "needs its package; in tests/tools/test_make_turns_policy.py, where it is there",
     r"python experiments/.*": "minutes; small in tests/tools/test_roofline.py and tests/tools/test_gpu_experiment.py",
     r"python tools/make_turns_policy.py.*": "minutes; small in tests/tools/test_make_turns_policy.py",
     r".*(tools_calculator|guess_number).yaml.*": "need their policy; small in tests/tools/test_make_turns_policy.py",

@@ -15,7 +15,6 @@ import grpo_lightning
 from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.weight_transfer import WeightTransfer
 from grpo_lightning.environments.base import Environment
-from grpo_lightning.environments.tool_calls import ToolFormat
 from grpo_lightning.maths.advantages import AdvantageEstimator
 from grpo_lightning.maths.corrections import Correction
 from grpo_lightning.maths.group_filters import GroupFilter
@@ -25,6 +24,7 @@ from grpo_lightning.maths.stopping import StopRule
 from grpo_lightning.maths.surrogates import Surrogate
 from grpo_lightning.maths.weightings import TokenWeighting
 from grpo_lightning.policy.snapshots import PolicySnapshot
+from grpo_lightning.policy.tool_calls import ToolFormat
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.learned.loss import RewardLoss
 from grpo_lightning.rewards.process.scorers import SegmentScorer

@@ -86,11 +86,13 @@ def forcing_engine(lengths_of: Callable[[int], Sequence[int]], **options: Any) -
     class ForcingEngine(native.NativeEngine):
         """Ends each row at its own length."""
 
-        def generate(self, requests: Any, sampling: Any, key: Any, progress: Any = None) -> Any:
+        hands_over = True
+
+        def generate(self, requests: Any, sampling: Any, key: Any, progress: Any = None, finished: Any = None) -> Any:
             """As `NativeEngine.generate`."""
             ends = {(r.prompt_id, r.sample): n for r, n in zip(requests, lengths_of(key.step), strict=True)}
             with marked_draws(native, ends):
-                return super().generate(requests, sampling, key, progress)
+                return super().generate(requests, sampling, key, progress, finished)
 
     @contextmanager
     def marked_draws(module: Any, ends: dict[tuple[int, int], int]) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,6 +13,9 @@ from grpo_lightning.types import Completion, RandomKey, Request
 
 Progress = Callable[[int], None]
 """Called with the number of completions that just ended."""
+
+Finished = Callable[[int, Completion], None]
+"""Called with the index of a request and its completion, while others are still drawn."""
 
 LOGP_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 1.0, torch.bfloat16: 1.0}
 """Gap in nats per token that rounding explains between two ways to compute a log-prob, by the type of the products."""
@@ -33,6 +36,11 @@ class RolloutEngine(ABC):
     gathers_weights: ClassVar[bool] = False
     """Whether its `sync` assembles sharded weights itself, with `named_weights`: then no rank holds all of them."""
 
+    hands_over: ClassVar[bool] = False
+    """Whether its `generate` takes `finished`, so that rewards begin while it goes on.
+
+    A class that overrides `generate` sets it anew: its completions may differ from those of the class above it."""
+
     logp_tolerance: ClassVar[Mapping[torch.dtype, float]] = LOGP_TOLERANCE
     """Largest gap per token in nats between its log-probs and the policy's that rounding explains.
 
@@ -50,6 +58,11 @@ class RolloutEngine(ABC):
 
     version: int | None = None
     """`Policy.version` at the last `sync`; None before. An engine that loses its weights sets it to None."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "generate" in vars(cls) and "hands_over" not in vars(cls):
+            cls.hands_over = False
 
     def has(self, policy: Policy) -> bool:
         """Whether it draws from `policy` as it is now, so that no `sync` is needed."""
@@ -89,6 +102,7 @@ class RolloutEngine(ABC):
         sampling: Sampling,
         key: RandomKey,
         progress: Progress | None = None,
+        finished: Finished | None = None,
     ) -> list[Completion]:
         """One completion per request, in the order of `requests`.
 
@@ -103,6 +117,8 @@ class RolloutEngine(ABC):
             sampling: The distribution to draw from, and what ends a completion.
             key: Seed of the run and exploration step.
             progress: Called now and then with the number of completions that ended since the last call.
+            finished: Called with completions that have ended, at most once with each. It may be left out of any: the
+                explorer takes those from what is returned.
         """
 
     def close(self) -> None:

@@ -141,8 +141,10 @@ class _Joined:
 
     def __call__(self, index: int, hidden: Tensor) -> Tensor:
         """What the layer at `index` makes of `hidden`."""
-        if self.hidden is not hidden or self.version != hidden._version or index not in self.outputs:
-            self.hidden, self.version = hidden, hidden._version
+        # Tensors of inference mode have no version.
+        version = 0 if hidden.is_inference() else hidden._version
+        if self.hidden is not hidden or self.version != version or index not in self.outputs:
+            self.hidden, self.version = hidden, version
             self.outputs = dict(enumerate(self.forward(hidden).split(self.sizes, -1)))
         output = self.outputs.pop(index)
         if not self.outputs:

@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicS
 from transformers.masking_utils import AttentionMaskInterface
 
 import grpo_lightning.engines.trial as trial
-from grpo_lightning.engines.base import Progress, RolloutEngine
+from grpo_lightning.engines.base import Finished, Progress, RolloutEngine
 from grpo_lightning.engines.graphs import CAPTURES, Graphs, column_bucket, reason_against, rows_within
 from grpo_lightning.engines.kv_memory import GIB, cache_bytes_per_token, free_bytes, row_bytes, rows_at_once
 from grpo_lightning.engines.linear_copies import LinearCopies
@@ -59,6 +59,8 @@ class NativeEngine(RolloutEngine):
     """
 
     shares_weights = True
+
+    hands_over = True
 
     def __init__(
         self,
@@ -178,6 +180,7 @@ class NativeEngine(RolloutEngine):
         sampling: Sampling,
         key: RandomKey,
         progress: Progress | None = None,
+        finished: Finished | None = None,
     ) -> list[Completion]:
         """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
@@ -190,6 +193,7 @@ class NativeEngine(RolloutEngine):
         with _decoding(policy), self._copies.in_use() if self._copies else nullcontext():
             for groups in self._batches(policy, requests, sampling.max_new_tokens):
                 batch = _Batch(policy, _chosen(requests, groups), sampling, key, stops, self._shares, graphs)
+                batch.finished = _of_requests(groups, finished)
                 completions += batch.run(self.check_every, progress or (lambda ended: None))
                 done += groups
         return _in_order(done, completions)
@@ -301,6 +305,12 @@ def _in_order(groups: Sequence[Sequence[int]], completions: Sequence[Completion]
     return [completion for _, completion in sorted(zip(indices, completions, strict=True), key=itemgetter(0))]
 
 
+def _of_requests(groups: Sequence[Sequence[int]], finished: Finished | None) -> Finished | None:
+    """`finished`, called with indices into a batch of `groups` instead of indices of requests."""
+    indices = [*chain.from_iterable(groups)]
+    return None if finished is None else lambda row, completion: finished(indices[row], completion)
+
+
 class _Batch:
     """Completions that are decoded together. Its tensors are indexed by completion, whether it has ended or not.
 
@@ -313,6 +323,9 @@ class _Batch:
         shares: Whether a group's rows share their prompt's keys and values; None decides by what is faster.
         graphs: Captured steps to decode with.
     """
+
+    finished: Finished | None = None
+    """Called with each completion that has ended, and its index in the batch."""
 
     def __init__(
         self,
@@ -353,8 +366,10 @@ class _Batch:
             if index % check_every == 0:
                 if self.stops and self.stops.strings and index:
                     self._search(running, index - check_every, index)
+                rows, over = running.rows, running.ended
                 if ended := running.drop_ended():
                     progress(ended)
+                    self._hand_over(rows, over)
                 if not len(running):
                     break
                 uniform = self._uniforms(running.rows, index, check_every)
@@ -364,7 +379,11 @@ class _Batch:
             if index + 1 < self.sampling.max_new_tokens:
                 running.decode(token, self.prompt_length[running.rows] + index)
         progress(len(running))
-        return self._completions()
+        completions = self._completions()
+        if self.finished:
+            for row in running.rows.tolist():
+                self.finished(row, completions[row])
+        return completions
 
     def prefill(self) -> "_Running":
         """Reads every prompt once, and copies its keys and values to its completions.
@@ -426,16 +445,23 @@ class _Batch:
         if any(found):
             running.ended |= torch.tensor(found, device=rows.device)
 
-    def _completions(self) -> list[Completion]:
-        """What was drawn, each completion up to its first stop token or string."""
-        stops = torch.isin(self.tokens, self.stop_ids)
+    def _hand_over(self, rows: Tensor, over: Tensor) -> None:
+        """Calls `finished` with those of [r] `rows` that are `over`."""
+        if self.finished:
+            for row, completion in zip(rows[over].tolist(), self._completions(rows[over]), strict=True):
+                self.finished(row, completion)
+
+    def _completions(self, rows: Tensor | slice = slice(None)) -> list[Completion]:
+        """What was drawn of some rows, each completion up to its first stop token or string."""
+        drawn, logps = self.tokens[rows], self.logp[rows]
+        stops = torch.isin(drawn, self.stop_ids)
         # A row that never stopped has all its tokens; the others end with their first stop token.
         stopped = stops.any(1)
         lengths = torch.where(stopped, stops.int().argmax(1) + 1, self.sampling.max_new_tokens).tolist()
         completions = [
             Completion(tokens[:length], logp[:length], FinishReason.STOP if stop else FinishReason.LENGTH)
             for tokens, logp, length, stop in zip(
-                self.tokens.tolist(), self.logp.tolist(), lengths, stopped.tolist(), strict=True
+                drawn.tolist(), logps.tolist(), lengths, stopped.tolist(), strict=True
             )
         ]
         return [self.stops.cut(completion) for completion in completions] if self.stops else completions

@@ -17,7 +17,7 @@ from transformers import (
 from transformers.cache_utils import Cache
 
 import grpo_lightning.engines.trial as trial
-from grpo_lightning.engines.base import Progress, RolloutEngine
+from grpo_lightning.engines.base import Finished, Progress, RolloutEngine
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.engines.stop_strings import StopStrings
@@ -39,6 +39,8 @@ class TransformersEngine(RolloutEngine):
     """
 
     shares_weights = True
+
+    hands_over = True
 
     def __init__(self, max_rows: int = 1024) -> None:
         if max_rows < 1:
@@ -71,11 +73,12 @@ class TransformersEngine(RolloutEngine):
         sampling: Sampling,
         key: RandomKey,
         progress: Progress | None = None,
+        finished: Finished | None = None,
     ) -> list[Completion]:
         """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
         stops = StopStrings(self.policy, sampling.stop)
-        return self._generate(self.policy, requests, sampling, key, stops, progress)
+        return self._generate(self.policy, requests, sampling, key, stops, progress, finished)
 
     def _generate(
         self,
@@ -85,6 +88,7 @@ class TransformersEngine(RolloutEngine):
         key: RandomKey,
         stops: StopStrings | None,
         progress: Progress | None = None,
+        finished: Finished | None = None,
     ) -> list[Completion]:
         found: dict[int, Completion] = {}
         for chosen in self._batches(requests):
@@ -93,6 +97,9 @@ class TransformersEngine(RolloutEngine):
             found.update(zip(chosen, done, strict=True))
             if progress:
                 progress(len(done))
+            if finished:
+                for index in chosen:
+                    finished(index, found[index])
         return [found[index] for index in range(len(requests))]
 
     def _batches(self, requests: Sequence[Request]) -> Iterator[list[int]]:

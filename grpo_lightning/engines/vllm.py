@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from grpo_lightning import ranks
-from grpo_lightning.engines.base import Progress, RolloutEngine
+from grpo_lightning.engines.base import Finished, Progress, RolloutEngine
 from grpo_lightning.engines.guest import Guest
 from grpo_lightning.engines.kv_memory import GIB
 from grpo_lightning.engines.sampling import Sampling
@@ -50,6 +50,8 @@ class VLLMEngine(RolloutEngine):
     """
 
     gathers_weights = True
+
+    hands_over = True
 
     gap_causes = (
         "Likely causes: vLLM computes this architecture in another way, or in another precision; a weight that it did "
@@ -171,6 +173,7 @@ class VLLMEngine(RolloutEngine):
         sampling: Sampling,
         key: RandomKey,
         progress: Progress | None = None,
+        finished: Finished | None = None,
     ) -> list[Completion]:
         """As `RolloutEngine.generate`."""
         assert self.policy is not None and self._llm is not None, "call sync(policy) first"
@@ -180,7 +183,7 @@ class VLLMEngine(RolloutEngine):
         stops = StopStrings(self.policy, sampling.stop)
         # Completions that are searched for strings end one by one.
         calls = calls_of(requests, sampling, key, together=not stops.strings)
-        completions = Completions(len(requests), stops, progress or (lambda ended: None))
+        completions = Completions(len(requests), stops, progress or (lambda ended: None), finished)
         try:
             with GUEST.at_home(self._device), torch.compiler.set_stance(self._stance):
                 self._run(calls, sampling, completions)

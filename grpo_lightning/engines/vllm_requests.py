@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from grpo_lightning.engines.base import Progress
+from grpo_lightning.engines.base import Finished, Progress
 from grpo_lightning.engines.native import groups_of
 from grpo_lightning.engines.philox import philox
 from grpo_lightning.engines.sampling import Sampling
@@ -118,6 +118,7 @@ class Completions:
     count: int
     stops: StopStrings
     progress: Progress
+    finished: Finished | None = None
     found: dict[int, Completion] = field(default_factory=dict)
     drawn: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
 
@@ -142,6 +143,8 @@ class Completions:
         completion = self.stops.cut(Completion(ids, logps, ended))
         for row in rows:
             self.found[row] = completion
+            if self.finished:
+                self.finished(row, completion)
         del self.drawn[rows[0]]
         self.progress(len(rows))
         return reason is None

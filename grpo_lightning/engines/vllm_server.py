@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from safetensors import SafetensorError
 
 from grpo_lightning import ranks
-from grpo_lightning.engines.base import Progress, RolloutEngine
+from grpo_lightning.engines.base import Finished, Progress, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.engines.trial import compute_dtype
@@ -53,6 +53,8 @@ class VLLMServerEngine(RolloutEngine):
     """
 
     gathers_weights = True
+
+    hands_over = True
 
     gap_causes = (
         "Likely causes: a server has another model than model.policy.path, or computes this architecture in another "
@@ -185,6 +187,7 @@ class VLLMServerEngine(RolloutEngine):
         sampling: Sampling,
         key: RandomKey,
         progress: Progress | None = None,
+        finished: Finished | None = None,
     ) -> list[Completion]:
         """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
@@ -192,7 +195,7 @@ class VLLMServerEngine(RolloutEngine):
         stops = StopStrings(self.policy, sampling.stop)
         # Completions that are searched for strings end one by one.
         calls = calls_of(requests, sampling, key, together=not stops.strings)
-        completions = Completions(len(requests), stops, progress or (lambda ended: None))
+        completions = Completions(len(requests), stops, progress or (lambda ended: None), finished)
         servers = self._servers_of(calls, requests)
         try:
             _run(calls, servers, sampling, completions)

@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_lightning.types import Question
-
-Message = dict[str, Any]
-"""A message of a conversation, as transformers has it: `{"role": "user", "content": "Guess!"}`."""
+from grpo_lightning.types import Message, Question
 
 
 @dataclass(slots=True)
@@ -27,7 +24,14 @@ class Turn:
 
     def __post_init__(self) -> None:
         """Raises TypeError or ValueError where messages or reward have another form."""
-        self.messages, self.reward = checked(self.messages), finite(self.reward)
+        if not isinstance(self.messages, list):
+            raise TypeError(f"messages={self.messages!r}: give a list of messages")
+        for one in self.messages:
+            if not (isinstance(one, dict) and all(isinstance(one.get(key), str) for key in ("role", "content"))):
+                raise TypeError(f"the message {one!r}: give `role` and `content`, both text")
+        self.reward = float(self.reward)
+        if not math.isfinite(self.reward):
+            raise ValueError(f"the reward {self.reward}: give a finite number")
 
 
 class Environment(ABC):
@@ -60,20 +64,3 @@ class Environment(ABC):
 
     def close(self) -> None:
         """Releases what the instance holds. Its process ends afterwards."""
-
-
-def checked(messages: Any) -> list[Message]:
-    """The messages, each with a role and a text."""
-    if not isinstance(messages, list):
-        raise TypeError(f"messages={messages!r}: give a list of messages")
-    for message in messages:
-        if not (isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))):
-            raise TypeError(f"the message {message!r}: give `role` and `content`, both text")
-    return messages
-
-
-def finite(value: Any) -> float:
-    """The reward as a float."""
-    if not math.isfinite(float(value)):
-        raise ValueError(f"the reward {value}: give a finite number")
-    return float(value)

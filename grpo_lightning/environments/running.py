@@ -1,6 +1,6 @@
 """Conversations of the policy with an environment: all of a step's advance together, one turn at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import blake2b
 from typing import Any
@@ -8,17 +8,18 @@ from typing import Any
 from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import StopStrings, text_up_to
-from grpo_lightning.environments.base import Environment, Message
-from grpo_lightning.environments.dialogue import PLAIN, Dialogue
+from grpo_lightning.environments.base import Environment
 from grpo_lightning.environments.remote import Remote
-from grpo_lightning.environments.tool_calls import ToolFormat
+from grpo_lightning.policy.dialogue import PLAIN, Dialogue
 from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.tool_calls import ToolFormat
 from grpo_lightning.sandbox.instances import Call, Instances
 from grpo_lightning.sandbox.pool import LoadError, Outcome
 from grpo_lightning.types import (
     Completion,
     Conversation,
     FinishReason,
+    Message,
     Piece,
     Prompt,
     RandomKey,
@@ -28,6 +29,9 @@ from grpo_lightning.types import (
     UsageError,
     at_least,
 )
+
+Talk = Generator[Call | Request, Any, None]
+"""A conversation under way: it yields what it waits for, and is sent what a call returns or the policy draws."""
 
 
 @dataclass
@@ -75,18 +79,15 @@ class Conversations:
 
     def __init__(self, environment: Environment, limits: Limits | None = None, system: str = "", chat: bool = False):
         self.environment = environment
-        self.limits = limits or Limits()
+        self.limits = limits = limits or Limits()
         self.system = system
         self.chat = chat
         self._instances = Instances(
-            Remote(environment),
-            self.limits.num_workers,
-            self.limits.seconds,
-            self.limits.memory_limit_mb,
-            self.limits.max_answer_bytes,
+            Remote(environment), limits.num_workers, limits.seconds, limits.memory_limit_mb, limits.max_answer_bytes
         )
         self._dialogue: Dialogue | None = None
         self._format: ToolFormat | None = None
+        self._system: list[Message] = []
 
     def load(self, tokenizer: Any) -> None:
         """Starts the environment, and checks that the tokenizer can hold its conversations.
@@ -98,6 +99,9 @@ class Conversations:
             tools = list(self.environment.tools)
             self._dialogue = Dialogue(tokenizer, tools, {} if self.chat else {"chat_template": PLAIN})
             self._format = ToolFormat.for_tokenizer(tokenizer) if tools else None
+            described = self._format is not None and self.chat and not self._dialogue.shows_tools
+            texts = [self.system, self._format.describe(tools) if self._format and described else ""]
+            self._system = [{"role": "system", "content": "\n\n".join(filter(None, texts))}] if any(texts) else []
         try:
             self._instances.load()
         except LoadError as error:
@@ -136,157 +140,96 @@ class Conversations:
             sampling = replace(sampling, stop=[*sampling.stop, self._format.stop])
         stops = StopStrings(policy, sampling.stop)
         requests = Request.from_prompts(prompts, group_size)
-        everyone = [_Live(key, one, prompts[key // group_size]) for key, one in enumerate(requests)]
-        self._instances.start({one.key: seed_of(key, one.request) for one in everyone})
+        samples = [Sample(prompts[row // group_size], "", [], FinishReason.STOP) for row in range(len(requests))]
+        self._instances.start({row: seed_of(key, request) for row, request in enumerate(requests)})
         try:
-            self._begin(everyone)
-            live = everyone
-            while live := self._going_on(live, policy, sampling, progress):
-                completions = engine.generate([one.next_request() for one in live], sampling, key)
-                for one, completion in zip(live, completions, strict=True):
-                    one.add(stops.cut(completion), policy.tokenizer)
-                self._answer([one for one in live if not one.has_ended])
+            talks = {row: self._talk(row, samples[row], one, policy, sampling) for row, one in enumerate(requests)}
+            asked = {row: next(talk) for row, talk in talks.items()}
+            while asked:
+                calls = {row: one for row, one in asked.items() if isinstance(one, Call)}
+                turns = {row: one for row, one in asked.items() if isinstance(one, Request)}
+                answers: Sequence[Outcome | Completion] = self._instances.call([*calls.values()])
+                if not calls:  # all of them have come to the policy's turn
+                    answers = engine.generate([*turns.values()], sampling, key)
+                for row, answer in zip([*(calls or turns)], answers, strict=True):
+                    try:
+                        if isinstance(answer, Completion):
+                            asked[row] = talks[row].send(stops.cut(answer))
+                        elif answer.status == Status.OK:
+                            asked[row] = talks[row].send(answer.value)
+                        else:
+                            talks[row].throw(Failure(answer.status, answer.error or answer.status))
+                    except StopIteration:
+                        del asked[row]
+                ended = [row for row in calls if row not in asked]
+                self._instances.end(ended)
+                if progress and ended:
+                    progress(len(ended))
         finally:
-            self._instances.end([one.key for one in everyone])
-        return [one.whole() for one in everyone]
+            self._instances.end(range(len(requests)))
+        return samples
 
-    def _begin(self, everyone: Sequence["_Live"]) -> None:
-        """Resets every environment."""
+    def _talk(self, row: int, sample: Sample, request: Request, policy: Policy, sampling: Sampling) -> Talk:
+        """One conversation, which becomes `sample`."""
         assert self._dialogue is not None
-        system = self.system
-        if self._format is not None and self.chat and not self._dialogue.shows_tools:
-            system = "\n\n".join(filter(None, [system, self._format.describe(self.environment.tools)]))
-        first = [{"role": "system", "content": system}] if system else []
-        questions = [replace(one.sample.prompt.question, text=one.sample.prompt.text) for one in everyone]
-        calls = [Call(one.key, "reset", [asdict(question)]) for one, question in zip(everyone, questions, strict=True)]
-        for one, outcome in zip(everyone, self._instances.call(calls), strict=True):
-            if one.succeeded(outcome):
-                one.talk.messages = [*first, *outcome.value]
-                one.begin_piece(self._dialogue)
-                ids = one.talk.pieces[-1].token_ids
-                text = str(self._dialogue.tokenizer.decode(ids))
-                one.sample.prompt = replace(one.sample.prompt, text=text, token_ids=[*ids])
+        dialogue, talk = self._dialogue, Conversation()
+        sample.conversation = talk
+        try:
+            question = replace(sample.prompt.question, text=sample.prompt.text)
+            talk.messages = [*self._system, *(yield Call(row, "reset", [asdict(question)]))]
+            talk.pieces.append(Piece.given(dialogue.start(talk.messages)))
+            ids = [*talk.pieces[0].token_ids]
+            sample.prompt = replace(sample.prompt, text=str(policy.tokenizer.decode(ids)), token_ids=ids)
+            while self._has_room(sample, talk, policy.context_length, sampling.max_new_tokens):
+                ids, before = [*talk.pieces[-1].token_ids], talk.messages
+                drawn: Completion = yield replace(request, token_ids=ids, position=len(sample.token_ids))
+                text = str(policy.tokenizer.decode(drawn.written, skip_special_tokens=True))
+                sample.add_turn(drawn, text_up_to(text, drawn.stop_string))
+                if sample.truncated:
+                    break
+                written = dialogue.turn(drawn.token_ids)
+                turn = yield self._step(row, talk, written["content"])
+                talk.rewards[-1] = turn["reward"]
+                talk.num_failed_calls += turn["num_failed_calls"]
+                talk.messages = [*before, written, *turn["messages"]]
+                if turn["done"] or not turn["messages"]:
+                    break
+                given = dialogue.follow(before, drawn.token_ids, turn["messages"])
+                if given is None:  # the template rewrites history
+                    talk.pieces.append(Piece.given(dialogue.start(talk.messages)))
+                else:
+                    talk.pieces[-1].give(given)
+            else:
+                sample.finish_reason = FinishReason.LENGTH
+            talk.outcome = yield Call(row, "end")
+        except Failure as failure:
+            talk.status, talk.error = failure.args
+        for piece in talk.pieces:
+            piece.trim()
+        talk.pieces = [piece for piece in talk.pieces if piece.drawn]
 
-    def _going_on(
-        self, live: Sequence["_Live"], policy: Policy, sampling: Sampling, progress: Progress | None
-    ) -> list["_Live"]:
-        """Those that have another turn. The others are asked for the outcome, if nothing failed, and ended."""
-        for one in live:
-            if not one.has_ended:
-                one.ends_without_room(self.limits, policy.context_length, sampling.max_new_tokens)
-        ended = [one for one in live if one.has_ended]
-        whole = [one for one in ended if one.talk.status == Status.OK]
-        outcomes = self._instances.call([Call(one.key, "end") for one in whole])
-        for one, outcome in zip(whole, outcomes, strict=True):
-            if one.succeeded(outcome):
-                one.talk.outcome = outcome.value
-        self._instances.end([one.key for one in ended])
-        if progress and ended:
-            progress(len(ended))
-        return [one for one in live if not one.has_ended]
-
-    def _answer(self, live: Sequence["_Live"]) -> None:
-        """Lets the environments answer the turns that were just drawn."""
-        assert self._dialogue is not None
-        steps = []
-        for one in live:
-            message: Message = {"role": "assistant", "content": one.sample.text}
-            found = []
-            if self._format is not None:
-                written = self._dialogue.turn(one.drawn_ids)["content"]
-                found = self._format.find(written, self.environment.tools)
-                message["tool_calls"] = [call._asdict() for call in found]
-            one.talk.num_calls += len(found)
-            steps.append(Call(one.key, "step", [message], self.limits.seconds * max(1, len(found))))
-        for one, outcome in zip(live, self._instances.call(steps), strict=True):
-            if one.succeeded(outcome):
-                one.hear(outcome.value, self._dialogue)
-
-
-class _Live:
-    """A conversation under way: the sample that it becomes, and the request that draws its turns."""
-
-    def __init__(self, key: int, request: Request, prompt: Prompt) -> None:
-        self.key = key
-        self.request = request
-        self.talk = Conversation()
-        self.sample = Sample(prompt, "", [], FinishReason.STOP, conversation=self.talk)
-        self.has_ended = False
-        self.has_answer = True
-        """Whether the environment has answered the last turn."""
-
-    @property
-    def drawn_ids(self) -> list[int]:
-        """The last turn."""
-        return self.sample.token_ids[self.sample.first :]
-
-    def succeeded(self, outcome: Outcome) -> bool:
-        """Whether the environment's call succeeded; if not, the conversation has failed."""
-        if outcome.status != Status.OK:
-            self.talk.status, self.talk.error = outcome.status, outcome.error or outcome.status
-            self.has_ended = True
-        return outcome.status == Status.OK
-
-    def ends_without_room(self, limits: Limits, context: int | None, max_new_tokens: int) -> None:
-        """Cuts the conversation off where no other turn fits. Where not even the first does, it has failed."""
-        turns, length = len(self.talk.ends), len(self.talk.pieces[-1].token_ids) + max_new_tokens
-        most = None if limits.max_tokens is None else len(self.sample.prompt.token_ids) + limits.max_tokens
+    def _has_room(self, sample: Sample, talk: Conversation, context: int | None, max_new_tokens: int) -> bool:
+        """Whether another turn fits; Failure where not even the first does."""
+        length = len(talk.pieces[-1].token_ids) + max_new_tokens
         fits = context is None or length <= context
-        if not turns and not fits:
+        if not fits and not talk.ends:
             error = f"with sampling.max_new_tokens={max_new_tokens} the first turn exceeds the context"
-            self.succeeded(Outcome(Status.TOO_LONG, error=error))
-        elif turns and not (fits and turns < limits.max_turns and (most is None or length <= most)):
-            self.has_ended, self.sample.finish_reason = True, FinishReason.LENGTH
+            raise Failure(Status.TOO_LONG, error)
+        most = None if self.limits.max_tokens is None else len(sample.prompt.token_ids) + self.limits.max_tokens
+        return not talk.ends or (fits and len(talk.ends) < self.limits.max_turns and (most is None or length <= most))
 
-    def begin_piece(self, dialogue: Dialogue) -> None:
-        """Begins a piece with the messages so far."""
-        ids = dialogue.start(self.talk.messages)
-        self.talk.pieces.append(Piece(ids, [False] * len(ids), []))
+    def _step(self, row: int, talk: Conversation, written: str) -> Call:
+        """The call that gives the environment the last turn, with the calls of tools in what was written."""
+        if self._format is None:
+            return Call(row, "step", [talk.messages[-1]])
+        found = self._format.find(written, self.environment.tools)
+        talk.num_calls += len(found)
+        message = talk.messages[-1] | {"tool_calls": [call._asdict() for call in found]}
+        return Call(row, "step", [message], self.limits.seconds * max(1, len(found)))
 
-    def next_request(self) -> Request:
-        """The request for the next turn."""
-        ids = list(self.talk.pieces[-1].token_ids)
-        return replace(self.request, token_ids=ids, position=len(self.sample.token_ids))
 
-    def add(self, completion: Completion, tokenizer: Any) -> None:
-        """Adds a turn of the policy."""
-        sample, piece = self.sample, self.talk.pieces[-1]
-        sample.token_ids += completion.token_ids
-        piece.token_ids += completion.token_ids
-        piece.drawn += [True] * len(completion.token_ids)
-        piece.logp = None if piece.logp is None or completion.logp is None else piece.logp + completion.logp
-        self.talk.ends.append(len(sample.token_ids) - 1)
-        self.talk.rewards.append(0.0)
-        text = str(tokenizer.decode(completion.written, skip_special_tokens=True))
-        sample.text = text_up_to(text, completion.stop_string)
-        sample.finish_reason, sample.stop_string = completion.finish_reason, completion.stop_string
-        self.has_ended, self.has_answer = sample.truncated, False
-
-    def hear(self, turn: dict[str, Any], dialogue: Dialogue) -> None:
-        """Adds what the environment answered; where history is rewritten, another piece begins."""
-        before, new = self.talk.messages, turn["messages"]
-        self.talk.messages = [*before, dialogue.turn(self.drawn_ids), *new]
-        self.talk.rewards[-1] = turn["reward"]
-        self.talk.num_failed_calls += turn["num_failed_calls"]
-        self.has_ended, self.has_answer = turn["done"] or not new, True
-        if self.has_ended:
-            return
-        given, piece = dialogue.follow(before, self.drawn_ids, new), self.talk.pieces[-1]
-        if given is None:
-            self.begin_piece(dialogue)
-        else:
-            piece.token_ids += given
-            piece.drawn += [False] * len(given)
-
-    def whole(self) -> Sample:
-        """The conversation as rewards see it. Its pieces end with a drawn token."""
-        for piece in self.talk.pieces:
-            length = max((at + 1 for at, own in enumerate(piece.drawn) if own), default=0)
-            del piece.token_ids[length:], piece.drawn[length:]
-        self.talk.pieces = [piece for piece in self.talk.pieces if piece.drawn]
-        if not self.has_answer:
-            self.talk.messages = [*self.talk.messages, {"role": "assistant", "content": self.sample.text}]
-        return self.sample
+class Failure(Exception):
+    """The environment has failed: status and error of the conversation."""
 
 
 def seed_of(key: RandomKey, request: Request) -> int:

@@ -1,15 +1,13 @@
 """A plain class as an environment, as TRL's `environment_factory` has it: its public methods are tools."""
 
-import asyncio
 import inspect
-import runpy
 from functools import cache
-from importlib import import_module
 from types import MethodType
 from typing import Any
 
-from grpo_lightning.environments.base import Environment, Message, Turn
-from grpo_lightning.types import Question, UsageError
+from grpo_lightning.environments.base import Environment, Turn
+from grpo_lightning.sandbox.main import awaited, module_of
+from grpo_lightning.types import Message, Question, UsageError
 
 
 class ToolEnvironment(Environment):
@@ -34,8 +32,11 @@ class ToolEnvironment(Environment):
         self.path = tools
         self.arguments = arguments or {}
         methods = dict(inspect.getmembers(class_at(tools), inspect.isfunction))
-        if methods.pop("reset", None) is None:
+        reset = methods.pop("reset", None)
+        if reset is None:
             raise UsageError(f"data.environment={tools}: the class has no method `reset`, which begins a conversation")
+        parameters = inspect.signature(reset).parameters
+        self.columns = None if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) else [*parameters][1:]
         names = [name for name in methods if not name.startswith("_") and name != "get_reward"]
         try:
             self.tools = [get_json_schema(MethodType(methods[name], self)) for name in names]
@@ -43,7 +44,6 @@ class ToolEnvironment(Environment):
             raise UsageError(
                 f"data.environment={tools}: every tool needs type hints and a docstring with `Args:` ({error})"
             ) from error
-        self._instance: Any = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Imports the class, once for all processes that are copied from this one."""
@@ -55,9 +55,7 @@ class ToolEnvironment(Environment):
         self._instance = class_at(self.path)(**self.arguments)
         messages = [{"role": "user", "content": question.text}]
         row = {"prompt": messages, "question": question.text, "answer": question.answer} | question.metadata
-        parameters = inspect.signature(self._instance.reset).parameters
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            row = {name: value for name, value in row.items() if name in parameters}
+        row = {name: value for name, value in row.items() if self.columns is None or name in self.columns}
         added = awaited(self._instance.reset(**row))
         return messages if added is None else [{"role": "user", "content": question.text + str(added)}]
 
@@ -83,56 +81,35 @@ class ToolEnvironment(Environment):
         return None if reward is None else float(awaited(reward()))
 
 
-def split_path(path: str) -> tuple[str, str]:
-    """Module and name of an import path."""
-    module, _, name = path.rpartition(":" if ":" in path else ".")
-    return module, name
-
-
 @cache
-def object_at(path: str) -> Any:
+def found_at(path: str, key: str = "") -> Any:
     """What is at `my_tools.Calculator` or `path/to/my_tools.py:Calculator`; None if the module has no such name.
 
     Raises:
-        UsageError: The module cannot be imported.
+        UsageError: The module of the path, which `key` sets, cannot be imported.
     """
-    module, name = split_path(path)
     try:
-        if module.endswith(".py"):
-            return runpy.run_path(module).get(name)
-        return getattr(import_module(module), name, None)
+        module, name = module_of(path)
+        return getattr(module, name, None)
     except Exception as error:  # a module may raise what it likes
         raise UsageError(
-            f"{path}: it cannot be imported ({type(error).__name__}: {error}). Give an import path such as "
+            f"{key}{path}: it cannot be imported ({type(error).__name__}: {error}). Give an import path such as "
             "my_tools.Calculator or path/to/my_tools.py:Calculator"
         ) from error
 
 
 def class_at(path: str) -> type:
-    """The class at an import path, as `object_at`.
+    """The class at an import path, as `found_at`.
 
     Raises:
         UsageError: There is none, or it is an Environment.
     """
-    try:
-        found = object_at(path)
-    except UsageError as error:
-        raise UsageError(f"data.environment={error}") from error
+    found = found_at(path, "data.environment=")
     if not isinstance(found, type):
-        raise UsageError("data.environment={}: {} has no class {}".format(path, *split_path(path)))
+        module, _, name = path.replace(":", ".").rpartition(".")
+        raise UsageError(f"data.environment={path}: {module} has no class {name}")
     if issubclass(found, Environment):
         lacks = ", ".join(sorted(found.__abstractmethods__))
         fix = f"it lacks the method {lacks}" if lacks else "give MODULE.CLASS, without .py"
         raise UsageError(f"data.environment={path}: {found.__name__} is an Environment; {fix}")
     return found
-
-
-def awaited(value: Any) -> Any:
-    """The value; that of an `async def` is awaited."""
-    return event_loop().run_until_complete(value) if inspect.isawaitable(value) else value
-
-
-@cache
-def event_loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all calls, so that an instance can keep a client open between them."""
-    return asyncio.new_event_loop()

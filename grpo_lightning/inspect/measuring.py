@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from grpo_lightning.inspect.record import NUM_ALTERNATIVES
-from grpo_lightning.maths.ragged import take
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy, TokenLogp
 from grpo_lightning.training.packs import idle_pack
-from grpo_lightning.training.preparation import most
+from grpo_lightning.training.preparation import over_packs
 
 
 class Measure:
@@ -54,11 +53,8 @@ class Measure:
     ) -> None:
         """Writes what `look` returns pack by pack to where the tokens are in `found`."""
         packs = rollouts.rows_of_packs(self.max_tokens, self.policy.shares_prefix) if len(rollouts) else []
-        num_idle = most(len(packs)) - len(packs)
-        for rows in packs:
-            index = take(rows, rollouts.lengths)
-            for values, seen in zip(found, look(rollouts.select(rows).to(self.device)), strict=True):
+        idle = idle_pack(rollouts.temperature).to(self.device)
+        for tokens, looks in over_packs(rollouts, packs, idle, self.device, look):
+            for values, seen in zip(found, looks, strict=True):
                 assert values is not None and seen is not None
-                values[index] = seen.cpu()
-        for _ in range(num_idle):
-            look(idle_pack(rollouts.temperature).to(self.device))
+                values[tokens] = seen.cpu()

@@ -27,6 +27,7 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import pretrained, products, sharding, shared_prefix
 from grpo_lightning.policy.adapter import LoRA, fingerprint, switched_off
 from grpo_lightning.policy.adapter import save as save_adapter
+from grpo_lightning.policy.fused_layers import fuse
 from grpo_lightning.policy.offloading import InMainMemory
 from grpo_lightning.policy.padded_rows import PaddedRows
 from grpo_lightning.policy.pretrained import first_line
@@ -83,7 +84,9 @@ class Policy(nn.Module):
             `onednn` is about twice as fast on AMD's processors, and `auto` takes it there. It changes only speed and
             rounding.
         fused: Compute log-probs and entropies in one pass over the vocabulary with a backward of its own, where the
-            head is a plain linear layer. It changes only speed, memory and rounding.
+            head is a plain linear layer; norms, gated MLPs and rotary embeddings of Llama's form in fewer passes,
+            unless `compile` is on; and attention to a long prompt once for its group, on a CPU. It changes only
+            speed, memory and rounding.
     """
 
     model: PreTrainedModel
@@ -175,6 +178,8 @@ class Policy(nn.Module):
         self._adapt(model)
         if products.by_onednn(self.products):
             products.use_onednn(model)
+        if self.fused and not self.compile_model:
+            fuse(model)
         if self.gradient_checkpointing:
             recompute_activations(model)
         freeze_all_but_text(model)
@@ -321,9 +326,11 @@ class Policy(nn.Module):
         """
         # Each prompt once where completions share one, else each completion after its own copy of the prompt.
         several = len(rollouts) > len(rollouts.sizes.prompt_lengths)
-        layout = SharedPrefix if self.shares_prefix and several else PaddedRows
-        if not isinstance(rollouts.layout, layout):
-            rollouts.layout = layout.from_rollouts(rollouts)
+        if self.shares_prefix and several:
+            if not isinstance(rollouts.layout, SharedPrefix):
+                rollouts.layout = SharedPrefix.from_rollouts(rollouts, in_parts=self.fused)
+        elif not isinstance(rollouts.layout, PaddedRows):
+            rollouts.layout = PaddedRows.from_rollouts(rollouts)
         with self.kept():
             hidden = self._hidden(rollouts, rollouts.layout)
         return self._score(hidden, rollouts.token_ids, rollouts.temperature, entropy_gradient, num_top)

@@ -1,10 +1,11 @@
-"""Products of linear layers by oneDNN, in float32 on a CPU.
+"""Products of linear layers, forward and backward, by torch or by oneDNN.
 
 torch leaves them to the library that it was built with, mostly MKL. On AMD's processors that reaches half of oneDNN's
-speed. In bfloat16 torch takes oneDNN by itself.
+speed in float32 on a CPU. In bfloat16 torch takes oneDNN by itself.
 """
 
 import platform
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,68 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from grpo_lightning.types import UsageError
+
+
+class TorchProducts:
+    """The products of a linear layer and of its backward pass, of any type on any device."""
+
+    @staticmethod
+    def output(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """[N, K], [M, K], [M] -> [N, M]."""
+        return F.linear(hidden, weight, bias)
+
+    @staticmethod
+    def for_hidden(gradient: Tensor, weight: Tensor, total: Tensor | None = None) -> Tensor:
+        """[N, M], [M, K], [N, K] -> [N, K] the gradient of the states, plus `total`, which is overwritten."""
+        return gradient @ weight if total is None else total.addmm_(gradient, weight)
+
+    @staticmethod
+    def for_weights(gradients: Sequence[Tensor | None], hidden: Tensor) -> list[Tensor | None]:
+        """[N, M] each, [N, K] -> [M, K] each: the gradients of weights that multiply the same states."""
+        return [None if gradient is None else gradient.t() @ hidden for gradient in gradients]
+
+    @classmethod
+    def for_weight(cls, gradient: Tensor, hidden: Tensor) -> Tensor:
+        """[N, M], [N, K] -> [M, K] the gradient of the weight."""
+        (found,) = cls.for_weights([gradient], hidden)
+        assert found is not None
+        return found
+
+
+class OneDNNProducts(TorchProducts):
+    """The same of float32 on a CPU, by oneDNN.
+
+    It transposes what is multiplied from the left in a pass of its own, in one thread. So that is the narrower one.
+    """
+
+    @staticmethod
+    def output(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """[N, K], [M, K], [M] -> [N, M]."""
+        return product(hidden, weight, bias)
+
+    @staticmethod
+    def for_hidden(gradient: Tensor, weight: Tensor, total: Tensor | None = None) -> Tensor:
+        """[N, M], [M, K], [N, K] -> [N, K] the gradient of the states, plus `total`."""
+        if total is None:
+            return product(gradient, weight.t())
+        return torch.ops.mkldnn._linear_pointwise.binary(gradient, total, weight.t(), None, "add")
+
+    @staticmethod
+    def for_weights(gradients: Sequence[Tensor | None], hidden: Tensor) -> list[Tensor | None]:
+        """[N, M] each, [N, K] -> [M, K] each."""
+        width = sum(gradient.shape[1] for gradient in gradients if gradient is not None)
+        if width <= hidden.shape[1]:
+            return [gradient if gradient is None else product(gradient.t(), hidden.t()) for gradient in gradients]
+        turned = hidden.t().contiguous()
+        return [
+            gradient if gradient is None else product(turned, gradient.t()).t().contiguous() for gradient in gradients
+        ]
+
+
+Products = type[TorchProducts]
 
 
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -34,8 +95,8 @@ class _Linear(torch.autograd.Function):
         for_hidden, for_weight, for_bias = ctx.needs_input_grad
         rows = gradient.flatten(0, -2)
         return (
-            product(rows, weight.t()).view_as(hidden) if for_hidden else None,
-            product(rows.t(), hidden.flatten(0, -2).t()) if for_weight else None,
+            OneDNNProducts.for_hidden(rows, weight).view_as(hidden) if for_hidden else None,
+            OneDNNProducts.for_weight(rows, hidden.flatten(0, -2)) if for_weight else None,
             rows.sum(0) if for_bias else None,
         )
 
@@ -59,6 +120,11 @@ def takes(hidden: Tensor, weight: Tensor) -> bool:
         and hidden.numel() > 0
         and not torch.is_autocast_enabled("cpu")
     )
+
+
+def products_of(layer: nn.Linear, hidden: Tensor) -> Products:
+    """What `layer` multiplies these states by."""
+    return OneDNNProducts if type(layer) is OneDNNLinear and takes(hidden, layer.weight) else TorchProducts
 
 
 def by_onednn(products: str) -> bool:

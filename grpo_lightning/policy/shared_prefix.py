@@ -1,15 +1,14 @@
 """Completions of one prompt through a transformer with the prompt computed once.
 
-The prompts and completions of a pack are in one flat sequence: first all prompts, then all completions. Everything in a
-transformer but attention works token by token. Attention gathers, for the prompts and for the completions, queries and
-the keys they see. It is exact: a completion's token sees its prompt and the earlier tokens of its completion. All are
-at the positions that they would have in a separate sequence.
+The prompts and completions of a pack are in one flat sequence: first all prompts, then all completions, those of a
+prompt side by side. Everything in a transformer but attention works token by token. Attention is exact: a completion's
+token sees its prompt and the earlier tokens of its completion. All are at the positions that they would have in a
+separate sequence.
 
-Rows of similar shape are attended to together in a bucket: one prompt length, completions of similar length. So no mask
-depends on the row, and one long completion pads no short ones.
+On a CPU, a prompt's keys are read once for all its completions (`merged_attention`) where that is faster. Elsewhere
+each completion has a copy of them (`copies`).
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,128 +21,84 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 
 from grpo_lightning.maths import ragged
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.policy.attention import causal, fold_mask, masked
+from grpo_lightning.policy.attention import causal
+from grpo_lightning.policy.copies import Copies
+from grpo_lightning.policy.merged_attention import Heads, merged_attention, takes
+from grpo_lightning.policy.parts import Call, Part, calls_of, parts_of
 
 ATTENTION = "grpo_shared_prefix"
-
-BLOCK = 256
-"""Queries per call: those of a block see no later key, which saves up to half of the scores."""
-
-
-def length_class(length: int) -> int:
-    """The largest length in the bucket of `length`: 16, 24, 36, ..., each 1.5 times the previous."""
-    bound = 16
-    while bound < length:
-        bound += bound // 2
-    return bound
-
-
-@dataclass(slots=True)
-class Bucket:
-    """Rows of one shape: `rows` x `length` queries, each row after a prefix of `prefix` keys."""
-
-    rows: int
-    prefix: int
-    length: int
-
-    @property
-    def queries(self) -> int:
-        """Number of queries, padding included."""
-        return self.rows * self.length
-
-    @property
-    def keys(self) -> int:
-        """Number of keys, padding and each row's copy of its prompt included."""
-        return self.rows * (self.prefix + self.length)
-
-
-def buckets_of(
-    prompt_lengths: Sequence[int], group: Sequence[int], lengths: Sequence[int]
-) -> list[tuple[Bucket, list[int]]]:
-    """The buckets and the rows in each: first those of the prompts, whose rows are prompts, then of the completions."""
-    prompts: dict[int, list[int]] = defaultdict(list)
-    for prompt, length in enumerate(prompt_lengths):
-        prompts[length_class(length)].append(prompt)
-    completions: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for row, length in enumerate(lengths):
-        completions[prompt_lengths[group[row]], length_class(length)].append(row)
-    return [
-        *((Bucket(len(rows), 0, max(prompt_lengths[row] for row in rows)), rows) for rows in prompts.values()),
-        *(
-            (Bucket(len(rows), prefix, max(lengths[row] for row in rows)), rows)
-            for (prefix, _), rows in completions.items()
-        ),
-    ]
 
 
 @dataclass(slots=True)
 class SharedPrefix:
-    """Positions of all tokens in one flat sequence of T: all prompts, then all completions with their context."""
+    """Positions of all tokens in one flat sequence of T: all prompts, then all completions with their context.
+
+    Prompts are in order of length, completions in that of their prompts and then of length: so equal ones are
+    neighbours, and attention takes them in one call.
+    """
 
     tokens: Tensor | None
-    """[T] index of each token in `Rollouts.all_token_ids`; None if that is its order already: nothing was given."""
+    """[T] index of each token in `Rollouts.all_token_ids`; None if that is its order already."""
     position_ids: Tensor
     """[1, T] position of each token in its own sequence."""
     predicts: Tensor
     """[N] index of the token after which each drawn token was drawn."""
-    buckets: list[Bucket]
-    queries: Tensor
-    """[sum of the buckets' queries] index of each query in the flat sequence; any index where the row is shorter."""
-    keys: Tensor
-    """[sum of the buckets' keys] index of each key."""
-    filled: Tensor
-    """[T] index in `queries` of each token of the flat sequence."""
-    masks: dict[tuple[int, int, int, torch.dtype], Tensor] = field(default_factory=dict)
-    """The masks made so far, by offset, length, query heads per key head and dtype; all layers use the same ones.
-    `Policy.free_masks` empties it."""
+    copies: Copies
+    """Attention by copies."""
+    parts: list[Part]
+    """Attention in parts; empty where it is by copies in any case."""
+    calls: dict[Heads, list[Call]] = field(default_factory=dict)
+    """The calls for the parts, once for all layers; none where copies are faster."""
 
     @classmethod
-    def from_rollouts(cls, rollouts: Rollouts) -> "SharedPrefix":
-        """Lays out the prompts and completions of `rollouts`. The work is done on the host."""
+    def from_rollouts(cls, rollouts: Rollouts, in_parts: bool = True) -> "SharedPrefix":
+        """Lays out the prompts and completions of `rollouts`. The work is done on the host.
+
+        Args:
+            rollouts: What is laid out.
+            in_parts: Whether attention may be in parts. Otherwise it is by copies, and the order stays as it is.
+        """
         sizes, device = rollouts.sizes, rollouts.token_ids.device
         group, lengths, prompt_lengths = sizes.group, sizes.completion_lengths, sizes.prompt_lengths
+        prompts, rows = torch.arange(len(prompt_lengths)), torch.arange(len(lengths))
+        if in_parts:
+            prompts, rows = order_of(prompt_lengths.tolist(), group.tolist(), lengths.tolist())
         num_prompt_tokens = int(prompt_lengths.sum())
-        prompt_starts = ragged.starts(prompt_lengths)
-        starts = num_prompt_tokens + ragged.starts(lengths)
+        prompt_starts, starts = torch.empty_like(prompt_lengths), torch.empty_like(lengths)
+        prompt_starts[prompts] = ragged.starts(prompt_lengths[prompts])
+        starts[rows] = num_prompt_tokens + ragged.starts(lengths[rows])
         positions = ragged.positions(lengths)
-        own_prompt_lengths = prompt_lengths[group]
-
-        buckets = buckets_of(prompt_lengths.tolist(), group.tolist(), lengths.tolist())
-        queries, keys = [], []
-        filled = torch.empty(num_prompt_tokens + int(lengths.sum()), dtype=torch.int64)
-        first = 0
-        for bucket, members in buckets:
-            rows = torch.tensor(members)
-            own_starts, own_lengths = (starts, lengths) if bucket.prefix else (prompt_starts, prompt_lengths)
-            step = torch.arange(bucket.length)
-            index = own_starts[rows, None] + torch.minimum(step, own_lengths[rows, None] - 1)
-            real = step < own_lengths[rows, None]
-            filled[index[real]] = first + real.flatten().nonzero().squeeze(1)
-            first += bucket.queries
-            queries.append(index.flatten())
-            if bucket.prefix:
-                prefix = prompt_starts[group[rows], None] + torch.arange(bucket.prefix)
-                index = torch.cat([prefix, index], dim=1)
-            keys.append(index.flatten())
 
         last_of_prompt = (prompt_starts + prompt_lengths - 1)[group]
         previous = ragged.spread(starts, lengths) + positions - 1
-        position_ids = torch.cat(
-            [ragged.positions(prompt_lengths), ragged.spread(own_prompt_lengths, lengths) + positions]
-        )
         before = torch.where(positions == 0, ragged.spread(last_of_prompt, lengths), previous)
-        tokens = None
-        if rollouts.context_ids is not None:
-            tokens = torch.cat([torch.arange(num_prompt_tokens), num_prompt_tokens + sizes.order]).to(device)
+        position_ids = torch.cat(
+            [
+                ragged.positions(prompt_lengths[prompts]),
+                ragged.spread(prompt_lengths[group[rows]], lengths[rows]) + ragged.positions(lengths[rows]),
+            ]
+        )
+        own = ragged.take(rows, lengths)
+        own = own if rollouts.context_ids is None else sizes.order[own]
+        tokens = torch.cat([ragged.take(prompts, prompt_lengths), num_prompt_tokens + own])
+        in_order = torch.equal(tokens, torch.arange(len(tokens)))
         return cls(
-            tokens=tokens,
+            tokens=None if in_order else tokens.to(device),
             position_ids=position_ids[None].to(device),
             predicts=before[sizes.drawn].to(device),
-            buckets=[bucket for bucket, _ in buckets],
-            queries=torch.cat(queries).to(device),
-            keys=torch.cat(keys).to(device),
-            filled=filled.to(device),
+            copies=Copies.from_lengths(prompt_lengths, group, lengths, prompt_starts, starts, device),
+            parts=parts_of(
+                prompt_lengths[prompts].tolist(),
+                [lengths[rows[group[rows] == prompt]].tolist() for prompt in prompts],
+            )
+            if in_parts
+            else [],
         )
+
+    @property
+    def masks(self) -> dict[tuple[int, int, int, torch.dtype], Tensor]:
+        """The masks made so far."""
+        return self.copies.masks
 
     def inputs(self, rollouts: Rollouts) -> dict[str, Any]:
         """The arguments of the transformer."""
@@ -158,12 +113,24 @@ class SharedPrefix:
             "shared_prefix": self,
         }
 
-    def mask(self, offset: int, length: int, groups: int, query: Tensor) -> Tensor:
-        """`fold_mask` of these sizes in the query's dtype, made once."""
-        key = (offset, length, groups, query.dtype)
-        if key not in self.masks:
-            self.masks[key] = fold_mask(offset, length, groups, query.dtype, query.device)
-        return self.masks[key]
+    def calls_for(self, query: Tensor, key: Tensor) -> list[Call]:
+        """The calls for states [T, H, D] and [T, K, D]; none where copies are faster."""
+        heads = Heads.of(query, key)
+        if heads not in self.calls:
+            calls = calls_of(self.parts, heads.groups)
+            self.calls[heads] = calls if calls and heads.cost(calls) < heads.cost_of(self.copies.buckets) else []
+        return self.calls[heads]
+
+
+def order_of(prompt_lengths: Sequence[int], group: Sequence[int], lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The order of prompts [Q] and completions [B] in the flat sequence."""
+    sums = [0] * len(prompt_lengths)
+    for prompt, length in zip(group, lengths, strict=True):
+        sums[prompt] += length
+    prompts = sorted(range(len(sums)), key=lambda prompt: (prompt_lengths[prompt], sums[prompt], prompt))
+    rank = {prompt: index for index, prompt in enumerate(prompts)}
+    rows = sorted(range(len(lengths)), key=lambda row: (rank[group[row]], lengths[row], row))
+    return torch.tensor(prompts), torch.tensor(rows)
 
 
 @torch.compiler.disable
@@ -174,28 +141,11 @@ def attend(
 
     Not compiled: every pack has other buckets.
     """
-    groups = query.shape[0] // key.shape[0]
-    # [T, heads, D]: one row per token, so that gathering one copies contiguous memory.
+    # [T, heads, D]: one row per token, as a model's projections leave them.
     query, key, value = (states.transpose(0, 1) for states in (query, key, value))
-    query = query.index_select(0, layout.queries)
-    key, value = key.index_select(0, layout.keys), value.index_select(0, layout.keys)
-    outputs = []
-    sizes = [bucket.queries for bucket in layout.buckets], [bucket.keys for bucket in layout.buckets]
-    parts = zip(layout.buckets, query.split(sizes[0]), key.split(sizes[1]), value.split(sizes[1]), strict=True)
-    for bucket, *states in parts:
-        q, k, v = (part.unflatten(0, (bucket.rows, -1)).transpose(1, 2) for part in states)
-        if bucket.prefix == 0:
-            outputs.append(causal(q, k, v, scaling, dropout).transpose(1, 2).flatten(0, 1))
-            continue
-        blocks = []
-        for first in range(0, bucket.length, BLOCK):
-            block = q[:, :, first : first + BLOCK]
-            end = bucket.prefix + first + block.shape[2]
-            mask = layout.mask(bucket.prefix + first, block.shape[2], groups, q)
-            blocks.append(masked(block, k[:, :, :end], v[:, :, :end], mask, scaling, dropout))
-        output = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
-        outputs.append(output.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs).index_select(0, layout.filled)
+    if takes(query, key, value, dropout) and (calls := layout.calls_for(query, key)):
+        return merged_attention(query, key, value, calls, scaling)
+    return layout.copies.attend(query, key, value, scaling, dropout)
 
 
 def attention(

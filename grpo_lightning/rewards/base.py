@@ -44,6 +44,12 @@ class Reward(ABC):
     finds_answers: ClassVar[bool] = False
     """Whether results contain the answer of each completion, so that majority votes can be counted."""
 
+    scores_early: bool = False
+    """Whether it scores completions while others of the step are still sampled.
+
+    For a reward that waits, for processes of its own or for a server. `score` then runs in a thread, with the samples
+    that have come. It must score a sample alike whatever others are with it, and must not use torch."""
+
     def __init__(self, weight: float = 1.0, name: str | None = None) -> None:
         if not math.isfinite(weight):
             raise UsageError(f"weight={weight} of {type(self).__name__}: give a finite number")

@@ -28,6 +28,8 @@ class FormatReward(Reward):
         UsageError: `pattern` is not a regular expression.
     """
 
+    scores_early = True
+
     def __init__(
         self,
         pattern: str = "",  # not None: YAML reads a leading # as a comment, and nothing as null

@@ -33,6 +33,8 @@ class FunctionReward(Reward):
         UsageError: `function` is not an import path; or, before the run starts, it cannot be imported.
     """
 
+    scores_early = True
+
     def __init__(
         self,
         function: str,

@@ -45,6 +45,7 @@ class Gated(Reward):
         self.gate = part_of(self, "gate", gate)
         self.threshold = threshold
         self.parts = self.gate, self.reward
+        self.scores_early = all(part.scores_early for part in self.parts)
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """The statuses of the two joined by `-`, gate first, without `ok`: `no_answer-no_match`.

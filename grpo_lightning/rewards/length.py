@@ -73,6 +73,7 @@ class CosineLength(Reward):
         at_least("max_length", max_length, 1, "CosineLength")
         self.verifier = part_of(self, "verifier", verifier)
         self.parts = (self.verifier,)
+        self.scores_early = self.verifier.scores_early
         self.max_length = max_length
         self._longest = max_length
         self.right = right_short, right_long

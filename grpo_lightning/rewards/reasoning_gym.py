@@ -35,6 +35,7 @@ class ReasoningGymReward(Reward):
     """
 
     finds_answers = True
+    scores_early = True
 
     def __init__(
         self,

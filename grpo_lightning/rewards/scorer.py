@@ -3,11 +3,13 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
 
 from grpo_lightning import ranks
 from grpo_lightning.rewards.base import Reward, RewardFailure, Run
+from grpo_lightning.rewards.early import EarlyScores
 from grpo_lightning.rewards.results import RewardResult, Scores
 from grpo_lightning.rewards.tally import Tally
 from grpo_lightning.types import Question, Sample, UsageError
@@ -77,14 +79,24 @@ class Scorer:
 
     def __call__(self, samples: Sequence[Sample]) -> Scores:
         """The scores of B samples; failures are in the statuses."""
-        total = [0.0] * len(samples)
-        results = {}
+        return self.sum({reward.name: scored_by(reward, samples) for reward in self.rewards}, len(samples))
+
+    def begin(self) -> "Scoring":
+        """To score samples as they come, by the rewards that can: `with scorer.begin() as scoring`."""
+        # One that is in the list twice would be called from two threads.
+        times = Counter(id(part) for reward in self.rewards for part in reward.with_parts())
+        early = (r for r in self.rewards if r.scores_early and all(times[id(part)] == 1 for part in r.with_parts()))
+        return Scoring(self, [EarlyScores(reward) for reward in early])
+
+    def sum(self, results: Mapping[str, RewardResult], num_samples: int) -> Scores:
+        """The scores from the result of each reward."""
+        total = [0.0] * num_samples
         for reward in self.rewards:
-            result = results[reward.name] = scored_by(reward, samples)
             if reward.weight != 0:
-                total = [sum_ + reward.weight * value for sum_, value in zip(total, result.value, strict=True)]
+                values = results[reward.name].value
+                total = [sum_ + reward.weight * value for sum_, value in zip(total, values, strict=True)]
         learned_from = [reward.name for reward in self.rewards if reward.weight != 0]
-        return Scores(total, results, learned_from, self.correct)
+        return Scores(total, {reward.name: results[reward.name] for reward in self.rewards}, learned_from, self.correct)
 
     def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
         """Lets every reward learn from a step; as in `Reward.learn`. Every rank must call it.
@@ -119,11 +131,58 @@ class Scorer:
         report(self.rewards)
 
 
-def scored_by(reward: Reward, samples: Sequence[Sample]) -> RewardResult:
-    """The result of one reward; where an environment failed there is nothing to score, which counts as its failure."""
+class Scoring:
+    """Scores samples that come one after another. The scores are those of all samples at once.
+
+    Args:
+        scorer: The rewards.
+        early: Scores of those that begin with the first sample.
+    """
+
+    def __init__(self, scorer: Scorer, early: Sequence[EarlyScores]) -> None:
+        self.scorer = scorer
+        self.early = {one.reward.name: one for one in early}
+        self._added: set[int] = set()
+
+    def add(self, sample: Sample) -> None:
+        """Lets the rewards begin with a sample."""
+        self._added.add(id(sample))
+        for one in self.early.values():
+            one.add(sample)
+
+    def scores(self, samples: Sequence[Sample]) -> Scores:
+        """Waits for the scores of `samples`, in this order: those that were added, and others."""
+        for sample in samples:
+            if id(sample) not in self._added and not sample.failed:
+                self.add(sample)
+        for one in self.early.values():
+            one.end()
+        rewards = {reward.name: reward for reward in self.scorer.rewards}
+        here = {name: scored_by(reward, samples) for name, reward in rewards.items() if name not in self.early}
+        early = {name: scored_by(rewards[name], samples, one.result) for name, one in self.early.items()}
+        return self.scorer.sum(here | early, len(samples))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        for one in self.early.values():
+            one.give_up()
+
+
+def scored_by(
+    reward: Reward, samples: Sequence[Sample], score: Callable[[Sequence[Sample]], RewardResult] | None = None
+) -> RewardResult:
+    """The result of one reward; where an environment failed there is nothing to score, which counts as its failure.
+
+    Args:
+        reward: The reward.
+        samples: What it scores.
+        score: What scores the others; None is the reward itself.
+    """
     failed = [sample for sample in samples if sample.failed]
     whole = [sample for sample in samples if not sample.failed]
-    result = reward(whole) if whole else RewardResult([], [])
+    result = (score or reward)(whole) if whole else RewardResult([], [])
     if not failed:
         return result
     statuses = [sample.conversation.status for sample in failed if sample.conversation]

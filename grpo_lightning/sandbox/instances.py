@@ -22,6 +22,9 @@ from typing import Any
 from grpo_lightning.sandbox.pool import LOAD_SECONDS, LoadError, Outcome
 from grpo_lightning.types import Status, UsageError
 
+STARTED_AT_ONCE = 16
+"""Instances started by one request. Each closes the sockets of those after it."""
+
 SCRIPT = Path(__file__).parent / "inside" / "instance.py"
 
 
@@ -97,10 +100,12 @@ class Instances:
     def start(self, seeds: dict[int, int]) -> None:
         """Starts an instance for each key, whose random numbers begin at its seed."""
         self.load()
-        for key, seed in seeds.items():
-            assert key not in self._running, "end an instance before it begins anew"
-            with contextlib.suppress(OSError, EOFError):  # its calls will find out
-                self._running[key] = self._origins[0].start(seed)
+        assert not seeds.keys() & self._running.keys(), "end an instance before it begins anew"
+        for first in range(0, len(seeds), STARTED_AT_ONCE):
+            keys = [*seeds][first : first + STARTED_AT_ONCE]
+            with contextlib.suppress(OSError, EOFError):  # their calls will find out
+                started = self._origins[0].start([seeds[key] for key in keys])
+                self._running |= dict(zip(keys, started, strict=True))
 
     def call(self, calls: Sequence[Call]) -> list[Outcome]:
         """The outcome of each call, in order: `ok`, `error`, `timeout`, `memory`, `crash` or `too_long`.
@@ -249,15 +254,19 @@ class _Origin:
             raise LoadError(reply["error"])
         return reply["value"]
 
-    def start(self, seed: int) -> _Instance:
-        """A new instance."""
-        own, other = socket.socketpair()
-        with other:
-            try:
-                return _Instance(self.ask({"start": seed}, other), own)
-            except BaseException:
+    def start(self, seeds: Sequence[int]) -> list[_Instance]:
+        """New instances."""
+        pairs = [socket.socketpair() for _ in seeds]
+        try:
+            pids = self.ask({"start": [*seeds]}, *(other for _, other in pairs))
+        except BaseException:
+            for own, _ in pairs:
                 own.close()
-                raise
+            raise
+        finally:
+            for _, other in pairs:
+                other.close()
+        return [_Instance(pid, own) for pid, (own, _) in zip(pids, pairs, strict=True)]
 
     def close(self) -> None:
         """Ends the process, and every instance with it."""

@@ -13,7 +13,6 @@ awaited together, each for at most SECONDS. The value is a list with one reply, 
 The process ends with its parent: when stdin ends, or at the alarm that is set during each task.
 """
 
-import asyncio
 import importlib
 import importlib.util
 import inspect
@@ -25,7 +24,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 ORPHAN_GRACE = 1.0
@@ -37,28 +36,33 @@ def load(name: str) -> Callable[..., Any]:
     if name.startswith("async "):
         _, seconds, name = name.split(" ", 2)
         return together(load(name), float(seconds), name)
-    module_name, colon, attribute = name.rpartition(":")
-    if not colon:
-        module_name, _, attribute = name.rpartition(".")
+    function = getattr(*module_of(name))
+    if not callable(function):
+        raise TypeError(f"{name} is a {type(function).__name__}, not a function")
+    return function
+
+
+def module_of(path: str) -> tuple[ModuleType, str]:
+    """The module and the name in it: `package.module.name`, `package.module:name` or `path/to/file.py:name`."""
+    module_name, _, name = path.rpartition(":" if ":" in path else ".")
     if module_name.endswith(".py"):
         spec = importlib.util.spec_from_file_location(Path(module_name).stem, module_name)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
+        sys.modules.setdefault(spec.name, module)
         spec.loader.exec_module(module)
     else:
         module = importlib.import_module(module_name)
-    function = getattr(module, attribute)
-    if not callable(function):
-        raise TypeError(f"{name} is a {type(function).__name__}, not a function")
-    return function
+    return module, name
 
 
 def together(function: Callable[..., Any], seconds: float, name: str) -> Callable[..., Any]:
     """A function that calls an `async def` for several tasks at once."""
     if not inspect.iscoroutinefunction(function):
         raise TypeError(f"{name} is not an `async def`: only that can have several calls under way at once")
+
+    import asyncio  # at the top it would double what a copy of the process costs, see inside/instance.py
 
     async def one(task: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -87,8 +91,10 @@ def awaited(value: Any) -> Any:
 
 
 @cache
-def event_loop() -> asyncio.AbstractEventLoop:
+def event_loop() -> Any:
     """The event loop of all tasks, so that a user's module can keep a client open between them."""
+    import asyncio
+
     return asyncio.new_event_loop()
 
 
@@ -97,15 +103,15 @@ def failure(error: BaseException) -> dict[str, Any]:
     return {"status": "error", "error": f"{type(error).__name__}: {error}"[:2000]}
 
 
-def limit_memory(megabytes: int | None) -> None:
-    """Allows this much address space in addition to what is mapped now; None lifts the limit."""
+def memory_limits(megabytes: int | None) -> tuple[int, int]:
+    """Limits that allow this much address space in addition to what is mapped now; None allows all."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     soft = hard
     if megabytes is not None and sys.platform == "linux":
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         soft = mapped + megabytes * 2**20
         soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    return soft, hard
 
 
 def answer(action: Callable[[], Any]) -> str:
@@ -132,10 +138,10 @@ def main() -> None:
 
     def handle(request: dict[str, Any]) -> Any:
         if "load" in request:
-            limit_memory(None)
+            resource.setrlimit(resource.RLIMIT_AS, memory_limits(None))
             sys.path[:] = [*request["path"], os.getcwd()]
             functions[:] = [load(request["load"])]
-            limit_memory(memory_mb)
+            resource.setrlimit(resource.RLIMIT_AS, memory_limits(memory_mb))
             return None
         task = request["task"]
         return awaited(functions[0](SimpleNamespace(**task)) if isinstance(task, dict) else functions[0](*task))

@@ -22,6 +22,8 @@ from grpo_lightning.types import Status, UsageError
 SCRIPT = Path(__file__).with_name("main.py")
 LOAD_SECONDS = 120.0
 """Seconds that a worker may take to import its function."""
+LOOK_SECONDS = 0.1
+"""Seconds after which a `map` looks whether another thread has closed the pool."""
 IDLE, LOADING = -1, -2
 
 
@@ -35,6 +37,10 @@ class Outcome:
     """The value that the function returned, if the status is `ok`."""
     error: str = ""
     """Type and message of the exception, if the status is `error`."""
+
+
+class Closed(BaseException):
+    """The pool was closed while another thread waited for it. As an interrupt, it is no failure of a task."""
 
 
 class LoadError(RuntimeError):
@@ -77,6 +83,7 @@ class WorkerPool:
         self.memory_limit_mb = memory_limit_mb
         self.cpu_seconds = cpu_seconds
         self._lock = threading.Lock()
+        self._closing = False
         self._running: list[_Worker] = []
         self._pid = os.getpid()
         weakref.finalize(self, _stop, self._running, self._pid)
@@ -101,12 +108,15 @@ class WorkerPool:
 
         Raises:
             LoadError: The function could not be imported.
+            Closed: Another thread has closed the pool.
         """
         return self._run(function, tasks) if tasks else []
 
     def close(self) -> None:
-        """Ends the processes; the next task starts new ones."""
+        """Ends the processes, and a `map` in another thread; the next task starts new ones."""
+        self._closing = True
         with self._lock:
+            self._closing = False
             _stop(self._running, self._pid)
 
     def _run(self, function: str, tasks: Sequence[list[Any] | dict[str, Any]]) -> list[Outcome]:
@@ -195,9 +205,12 @@ class _Run:
     def outcomes(self) -> list[Outcome]:
         """Waits until every task has an outcome, and returns them; without tasks, until a worker has the function."""
         while not self._is_finished():
+            if self.pool._closing:
+                raise Closed
             self._give_out_work()
             busy = [worker for worker in self.pool._running if worker.job != IDLE]
             patience = max(0.0, min(worker.deadline for worker in busy) - monotonic())
+            patience = min(patience, LOOK_SECONDS)
             readable = ready(busy, patience)
             for worker in busy:
                 self._look_at(worker, worker.fileno() in readable)

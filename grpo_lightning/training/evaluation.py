@@ -11,6 +11,8 @@ from torchmetrics import MeanMetric
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.metrics import RIGHT_ABOVE, majority_at_k, nan_mean, pass_at_k
 from grpo_lightning.policy.policy import Policy
+from grpo_lightning.rewards.results import Scores
+from grpo_lightning.rewards.scorer import Scoring
 from grpo_lightning.training.data import PromptBatch
 from grpo_lightning.training.explorer import Explorer
 from grpo_lightning.training.records import record
@@ -64,11 +66,9 @@ class Evaluation(torch.nn.Module):
     def update(self, policy: Policy, batch: PromptBatch) -> None:
         """Adds a batch to the metrics. Every rank must call it as often."""
         k = self.num_samples
-        best = self.answer(policy, batch.prompts, 1, greedy=True)
-        greedy = self.explorer.scorer([answer.sample for answer in best])
-        drawn = self.answer(policy, batch.prompts, k, greedy=False)
+        best, greedy = self._scored(policy, batch.prompts, 1, greedy=True)
+        drawn, scores = self._scored(policy, batch.prompts, k, greedy=False)
         samples = [answer.sample for answer in drawn]
-        scores = self.explorer.scorer(samples)
         for answer in [*best[: batch.num_real], *drawn[: batch.num_real * k]] if self.kept else ():
             self.kept.get(answer.sample.prompt.id, []).append(answer)
         # A rank whose prompts are all padding still takes part in every metric, or the ranks would not sync alike.
@@ -91,14 +91,31 @@ class Evaluation(torch.nn.Module):
 
     def predict(self, policy: Policy, batch: PromptBatch) -> list[dict[str, Any]]:
         """k completions of each prompt with their scores and statuses, as one JSON-ready record each."""
-        samples = [answer.sample for answer in self.answer(policy, batch.prompts, self.num_samples, greedy=False)]
-        scores = self.explorer.scorer(samples)
-        return [record(samples[row], scores, row) for row in range(batch.num_real * self.num_samples)]
+        answers, scores = self._scored(policy, batch.prompts, self.num_samples, greedy=False)
+        rows = range(batch.num_real * self.num_samples)
+        return [record(answers[row].sample, scores, row) for row in rows]
 
-    def answer(self, policy: Policy, prompts: Sequence[Prompt], num_samples: int, greedy: bool) -> list[Answer]:
+    def _scored(
+        self, policy: Policy, prompts: Sequence[Prompt], num_samples: int, greedy: bool
+    ) -> tuple[list[Answer], Scores]:
+        """As `answer`, with the scores of the answers."""
+        with self.explorer.scorer.begin() as scoring:
+            answers = self.answer(policy, prompts, num_samples, greedy, scoring)
+            return answers, scoring.scores([answer.sample for answer in answers])
+
+    def answer(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        num_samples: int,
+        greedy: bool,
+        scoring: Scoring | None = None,
+    ) -> list[Answer]:
         """`num_samples` answers to each prompt, with the random numbers of evaluation. Every rank must call it."""
         sampling = replace(self.sampling, temperature=0.0) if greedy else self.sampling
-        completions, samples = self.explorer.sample(policy, prompts, num_samples, sampling, seed=0, step=STEP)
+        completions, samples = self.explorer.sample(
+            policy, prompts, num_samples, sampling, seed=0, step=STEP, scoring=scoring
+        )
         return [Answer(*pair, greedy, policy.version) for pair in zip(completions, samples, strict=True)]
 
     def _record(self, values: dict[str, float]) -> None:

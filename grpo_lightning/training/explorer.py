@@ -17,7 +17,7 @@ from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.results import Scores, Segment
-from grpo_lightning.rewards.scorer import Scorer
+from grpo_lightning.rewards.scorer import Scorer, Scoring
 from grpo_lightning.types import Completion, Piece, Prompt, RandomKey, Request, Sample, UsageError
 
 
@@ -32,7 +32,7 @@ class Exploration:
 
     A conversation whose history a chat template rewrites has several rows, one whose environment failed none."""
     seconds: dict[str, float]
-    """Seconds spent in `explore` (sampling) and in `reward`."""
+    """Seconds spent in `explore` (sampling), and in `reward` what was waited for scores after it."""
     policy_version: int
     """`Policy.version` of the weights that drew the completions. They are on policy while it is the policy's own."""
     sampler_is_policy: bool = False
@@ -137,11 +137,15 @@ class Explorer:
         seed: int,
         step: int,
         progress: Progress | None = None,
+        scoring: Scoring | None = None,
     ) -> tuple[list[Completion], list[Sample]]:
         """`group_size` completions of each prompt, as the engine and as the rewards see them.
 
         Every rank must call it, even without prompts: sharded weights are gathered for it. Of a conversation with an
         environment the completion is the last turn; `Sample.conversation` has all of it.
+
+        `scoring` gets the completions that end while others are drawn, where the engine hands them over. It gets no
+        conversations.
         """
         if self.conversations is not None:
             return self._converse(
@@ -151,22 +155,23 @@ class Explorer:
         with self.awake(), self._synced(policy):
             if not requests:
                 return [], []
-            completions = self.engine.generate(requests, sampling, RandomKey(seed, step), progress)
-        if sampling.stop:
-            stops = StopStrings(policy, sampling.stop)
-            completions = [stops.cut(completion) for completion in completions]
-        texts = policy.tokenizer.batch_decode([one.written for one in completions], skip_special_tokens=True)
-        samples = [
-            Sample(
-                prompts[row // group_size],
-                text_up_to(text, completion.stop_string),
-                completion.token_ids,
-                completion.finish_reason,
-                completion.stop_string,
-            )
-            for row, (text, completion) in enumerate(zip(texts, completions, strict=True))
-        ]
-        return completions, samples
+            stops = StopStrings(policy, sampling.stop) if sampling.stop else None
+            found: dict[int, tuple[Completion, Sample]] = {}
+
+            def finished(row: int, completion: Completion) -> None:
+                completion = stops.cut(completion) if stops else completion
+                text = str(policy.tokenizer.decode(completion.written, skip_special_tokens=True))
+                found[row] = completion, sample_of(prompts[row // group_size], text, completion)
+                if scoring is not None:
+                    scoring.add(found[row][1])
+
+            early = {"finished": finished} if self.engine.hands_over and scoring is not None and scoring.early else {}
+            completions = self.engine.generate(requests, sampling, RandomKey(seed, step), progress, **early)
+        for row, completion in enumerate(completions):
+            if row not in found:
+                finished(row, completion)
+        rows = range(len(completions))
+        return [found[row][0] for row in rows], [found[row][1] for row in rows]
 
     def _converse(
         self,
@@ -199,9 +204,10 @@ class Explorer:
     ) -> Exploration:
         """Samples and scores: lines 7 and 8 of DeepSeekMath's Algorithm 1. No prompts give an empty exploration."""
         started = time.perf_counter()
-        completions, samples = self.sample(policy, prompts, group_size, sampling, seed, step, progress)
-        sampled = time.perf_counter()
-        scores = self.scorer(samples)
+        with self.scorer.begin() as scoring:
+            completions, samples = self.sample(policy, prompts, group_size, sampling, seed, step, progress, scoring)
+            sampled = time.perf_counter()
+            scores = scoring.scores(samples)
         scored = time.perf_counter()
 
         if self.conversations is None:
@@ -238,6 +244,17 @@ class Explorer:
             lengths=rollouts.whole_lengths.cpu(),
             segments=[segment_rewards(result.segments, rows) for _, result in counting],
         )
+
+
+def sample_of(prompt: Prompt, text: str, completion: Completion) -> Sample:
+    """What the rewards see of a completion, which was decoded to `text`."""
+    return Sample(
+        prompt,
+        text_up_to(text, completion.stop_string),
+        completion.token_ids,
+        completion.finish_reason,
+        completion.stop_string,
+    )
 
 
 def of_conversations(samples: Sequence[Sample], group_size: int) -> Rollouts:

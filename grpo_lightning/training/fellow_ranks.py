@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -72,7 +73,8 @@ class FellowRanks:
     """This process among the ranks of its machine.
 
     Args:
-        folder: Where a rank that fails leaves its message; known to all ranks of the machine.
+        folder: Where a rank that fails leaves its message; known to all ranks of the machine. It is made by the first
+            that writes to it, so that a run that is killed leaves none behind.
         rank: Index of this process among those of the machine.
         parent: The process that started this rank and prints for all; None if this one does.
         external: Whether something else, such as torchrun, has started all ranks. Then the one that fails prints.
@@ -123,6 +125,11 @@ class FellowRanks:
         except (OSError, ValueError):  # not there, or not yet written to its end
             return None
 
+    def _make_folder(self) -> None:
+        """Makes the folder, unless the process that would remove it has ended."""
+        if self.parent in (None, os.getppid()):
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+
     def _forget_an_earlier_start(self) -> None:
         """Removes the message of an earlier start in the same folder."""
         with contextlib.suppress(OSError):
@@ -133,6 +140,7 @@ class FellowRanks:
         """The last words of the run: these, unless another rank failed before."""
         words = LastWords(process or os.getpid(), text, code, final)
         try:
+            self._make_folder()
             with self._file.open("x", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(words)))
             if self.nodes is not None:
@@ -189,7 +197,9 @@ class FellowRanks:
             self.fail(words.text, words.code)
         elif code in (None, 0, 128 + signal.SIGTERM, INTERRUPTED, SUSPENDED):
             with contextlib.suppress(OSError):  # the process that started all ranks may have ended first
-                self.folder.joinpath(f"left-{os.getpid()}").touch()
+                if code and not self.alone:
+                    self._make_folder()
+                    self.folder.joinpath(f"left-{os.getpid()}").touch()
         elif self.parent is not None:
             text = f"grpo: error: rank {self.rank} ended with exit code {code}"
             self.fail(text, code if isinstance(code, int) else 1)
@@ -355,7 +365,7 @@ def _folder_and_role() -> tuple[Path, dict[str, Any]]:
         return shared, {"rank": rank, "external": True, "meeting": Meeting.from_environment()}
     if parent and rank > 0 and not Path("/proc", parent).exists() and Path("/proc").exists():
         end_process(1)  # the process that started this rank is gone already
-    return Path(tempfile.mkdtemp(prefix="grpo-")), {}
+    return Path(tempfile.gettempdir(), f"grpo-{secrets.token_hex(8)}"), {}
 
 
 def is_of_a_lost_rank(error: BaseException | None) -> bool:

@@ -106,7 +106,7 @@ class Job:
     offloads: bool = False
     """Whether activations are kept in main memory, and that is not the device's."""
     fused: bool = True
-    """Whether log-probs are computed in one pass over the vocabulary."""
+    """Whether the policy's `fused` is on."""
     dropout: bool = False
     """Whether the dropout of the model is kept: attention with dropout has no fused kernel on a CPU."""
     entropy_gradient: bool = False

@@ -1,6 +1,7 @@
 """From explored completions to minibatches: log-probs, advantages, weights, and packs of few tokens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import PolicySnapshot
 from grpo_lightning.training.packs import idle_pack, moving_rows
 from grpo_lightning.types import UsageError
+
+T = TypeVar("T")
 
 Rows = Tensor
 """[r] int64, some rows of the rollouts."""
@@ -195,13 +198,8 @@ class Preparation:
     ) -> Tensor:
         """[N] what `function` returns pack by pack, in the order of the rollouts; 0 where no pack is."""
         found = torch.zeros(rollouts.num_tokens, dtype=torch.float32)
-        # Asked first: ranks with sharded weights meet in every forward.
-        num_idle = most(len(packs)) - len(packs)
-        for rows in packs:
-            pack = rollouts.select(rows)
-            found[take(rows, rollouts.lengths)] = function(pack.to(self.device)).cpu()
-        for _ in range(num_idle):
-            function(idle)
+        for tokens, values in over_packs(rollouts, packs, idle, self.device, function):
+            found[tokens] = values.cpu()
         return found
 
     def _add_advantage(self, rollouts: Rollouts, rewards: RewardBatch) -> None:
@@ -229,6 +227,30 @@ def minibatch_of_rows(prompt_ids: Sequence[int], num_minibatches: int) -> Tensor
     everyone = sorted({id for ids in ranks.gather({*prompt_ids}) for id in ids})
     minibatch = {id: index * num_minibatches // len(everyone) for index, id in enumerate(everyone)}
     return torch.tensor([minibatch[id] for id in prompt_ids], dtype=torch.int64)
+
+
+def over_packs(
+    rollouts: Rollouts,
+    packs: Sequence[Rows],
+    idle: Rollouts,
+    device: torch.device,
+    function: Callable[[Rollouts], T],
+) -> Iterator[tuple[Tensor, T]]:
+    """For each pack the indices of its tokens, and what `function` returns for it. Every rank calls it as often.
+
+    Args:
+        rollouts: What the packs are rows of.
+        packs: The rows of each.
+        idle: What ranks with fewer packs call `function` with.
+        device: Where packs are moved to.
+        function: Makes a forward.
+    """
+    # Asked first: ranks with sharded weights meet in every forward.
+    num_idle = most(len(packs)) - len(packs)
+    for rows in packs:
+        yield take(rows, rollouts.lengths), function(rollouts.select(rows).to(device))
+    for _ in range(num_idle):
+        function(idle)
 
 
 def most(count: int) -> int:

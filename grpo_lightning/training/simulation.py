@@ -22,6 +22,7 @@ from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import shared_prefix
 from grpo_lightning.policy.adapter import LoRA
+from grpo_lightning.policy.fused_layers import fuse
 from grpo_lightning.policy.offloading import InMainMemory
 from grpo_lightning.policy.policy import Policy, recompute_activations, remove_dropout, trunk_of
 from grpo_lightning.policy.token_logp import logits_at_once
@@ -138,7 +139,7 @@ class Twin:
         trust_remote_code: Run Python code shipped with the model.
         adapter: What is trained in place of the weights.
         offloads: Whether activations are kept in main memory, and that is not the device's.
-        fused: Whether log-probs are computed in one pass over the vocabulary.
+        fused: Whether the policy's `fused` is on.
         device: Type of the device whose memory this is about.
     """
 
@@ -166,6 +167,8 @@ class Twin:
             remove_dropout(self.model)
         if adapter is not None:
             self._adapt(adapter)
+        if fused:
+            fuse(self.model)
         if recomputes:
             recompute_activations(self.model)
         self.policy = Policy("", gradient_checkpointing=recomputes, fused=fused)

@@ -3,9 +3,11 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.drawing import hands_over_what_it_returns
 from helpers.tiny import CONTEXT, SHAPES, STOP_IDS, policy_of, prompts_of, teacher_forced, tokenizer
 from transformers.cache_utils import Cache
 
+from grpo_lightning.engines import native as native_engine
 from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
@@ -216,6 +218,54 @@ def test_progress_adds_up_to_the_number_of_completions(engine_class, max_rows):
     generate(engine_class(max_rows=max_rows), policy, PROMPTS, progress=told.append)
     assert sum(told) == 20
     assert all(count >= 0 for count in told)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0}, {"stop": ["a", "7"]}], ids=str)
+@pytest.mark.parametrize("max_rows", [4, 1024])
+def test_what_is_handed_over_is_what_is_returned(engine_class, max_rows, sampling):
+    hands_over_what_it_returns(engine_class(max_rows=max_rows), policy_of("gpt2"), **sampling)
+
+
+def test_native_hands_completions_over_while_others_are_decoded(monkeypatch):
+    events: list[Completion | str] = []
+    draw_token = native_engine.draw
+
+    def noted(*args):
+        events.append("position")
+        return draw_token(*args)
+
+    monkeypatch.setattr(native_engine, "draw", noted)
+    policy, engine = policy_of("gpt2"), NativeEngine(check_every=2)
+    engine.sync(policy)
+    requests = Request.from_prompts(PROMPTS, 4)
+    engine.generate(requests, Sampling(max_new_tokens=24), RandomKey(), None, lambda row, one: events.append(one))
+    handed = {index: len(event.token_ids) for index, event in enumerate(events) if isinstance(event, Completion)}
+    lengths = sorted(handed.values())
+    assert len(handed) == 20 and lengths[0] < lengths[2] < lengths[-1] == 24
+    for index, length in handed.items():
+        # It looks every second position, and after the last one.
+        assert events[:index].count("position") == length + length % 2
+
+
+def test_who_overrides_generate_says_anew_whether_it_hands_over():
+    class Cuts(NativeEngine):
+        def generate(self, *args, **kwargs):
+            return super().generate(*args, **kwargs)[:1]
+
+    class Slower(Cuts):
+        pass
+
+    class Promises(Cuts):
+        hands_over = True
+
+        def generate(self, *args, **kwargs):
+            return super().generate(*args, **kwargs)
+
+    class Renamed(NativeEngine):
+        pass
+
+    kinds = (NativeEngine, Cuts, Slower, Promises, Renamed)
+    assert [kind.hands_over for kind in kinds] == [True, False, False, True, True]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

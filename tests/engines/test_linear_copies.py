@@ -53,6 +53,14 @@ def test_packed_layers_draw_the_same_with_the_policys_log_probs(policy: Policy) 
     assert max(gaps(policy, packed)) < 1e-5
 
 
+def test_packed_layers_draw_in_inference_mode() -> None:
+    # Lightning validates and predicts in it. Its tensors have no version.
+    engine, policy = NativeEngine(packed=True), policy_of("llama")
+    expected = tokens(sampled(engine, policy))
+    with torch.inference_mode():
+        assert tokens(sampled(engine, policy)) == expected
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_linear_layer_has_a_copy_and_the_embedding_none(tied: bool) -> None:
     policy = policy_of("llama", tie_word_embeddings=tied)

@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 import torch
 from helpers import vllm_stand_in
-from helpers.drawing import PROMPTS, depends_on_nothing_else, draw, ends_with_stop_tokens, gap, tokens, update
+from helpers.drawing import (
+    PROMPTS,
+    depends_on_nothing_else,
+    draw,
+    ends_with_stop_tokens,
+    gap,
+    hands_over_what_it_returns,
+    tokens,
+    update,
+)
 from helpers.tiny import policy_of, prompts_of, teacher_forced
 
 from grpo_lightning.engines.native import NativeEngine
@@ -143,6 +152,11 @@ def test_progress_adds_up_to_the_number_of_completions(engine: VLLMEngine, polic
         engine.generate(requests, sampling, RandomKey(), told.append)
         assert sum(told) == 20
         told.clear()
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0}, {"stop": ["a"]}], ids=str)
+def test_what_is_handed_over_is_what_is_returned(engine: VLLMEngine, policy: Policy, sampling: dict[str, Any]) -> None:
+    hands_over_what_it_returns(engine, policy, **sampling)
 
 
 def state_of_the_process() -> list[Any]:

@@ -12,7 +12,16 @@ import pytest
 import torch
 from helpers import vllm_serve, vllm_server_stand_in, vllm_stand_in
 from helpers.command import Grpo, arguments
-from helpers.drawing import PROMPTS, depends_on_nothing_else, draw, ends_with_stop_tokens, gap, tokens, update
+from helpers.drawing import (
+    PROMPTS,
+    depends_on_nothing_else,
+    draw,
+    ends_with_stop_tokens,
+    gap,
+    hands_over_what_it_returns,
+    tokens,
+    update,
+)
 from helpers.fitting import fit, scalars
 from helpers.paths import environment
 from helpers.tiny import policy_of, teacher_forced
@@ -149,6 +158,13 @@ def test_progress_adds_up_to_the_number_of_completions(engine: VLLMServerEngine,
         engine.generate(requests, sampling, RandomKey(), told.append)
         assert sum(told) == 20
         told.clear()
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0}, {"stop": ["a"]}], ids=str)
+def test_what_is_handed_over_is_what_is_returned(
+    engine: VLLMServerEngine, policy: Policy, sampling: dict[str, Any]
+) -> None:
+    hands_over_what_it_returns(engine, policy, **sampling)
 
 
 def options_of(urls: Sequence[str], folder: str) -> list[str]:

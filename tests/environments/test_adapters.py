@@ -11,7 +11,7 @@ from helpers.paths import environment
 
 from grpo_lightning.environments.adapters.base import Seeds
 from grpo_lightning.environments.adapters.openenv import OpenEnv
-from grpo_lightning.environments.adapters.opponents import any_move
+from grpo_lightning.environments.adapters.opponents import any_move, next_hand
 from grpo_lightning.environments.adapters.skyrl_gym import SkyRLGym
 from grpo_lightning.environments.adapters.textarena import TextArena
 from grpo_lightning.environments.base import Environment
@@ -70,6 +70,15 @@ def test_any_move_is_one_that_was_offered_last() -> None:
     random.seed(0)
     assert {any_move(told) for _ in range(20)} == {"[check]", "[bet]"}
     assert any_move("nothing to do") == ""
+
+
+def test_the_next_hand_follows_from_the_last() -> None:
+    told = "You may use one of: '[rock]', '[paper]', or '[scissors]'."
+    shown = []
+    for _ in range(4):
+        shown.append(next_hand(told))
+        told = f"Player 1 selects move {shown[-1][1:-1]}.\nRound result: Draw"
+    assert shown == ["[rock]", "[paper]", "[scissors]", "[rock]"]
 
 
 def raising(told: str) -> str:

@@ -157,14 +157,14 @@ def test_memory_is_given_back_when_it_closes(device: torch.device, figures: Any)
     before = torch.cuda.memory_allocated()
     engine = NativeEngine(graphs=True)
     sampled(engine, policy)
-    figures.add("memory held by graphs and cache of a tiny model", (torch.cuda.memory_allocated() - before) / 2**20, "MiB")
+    figures.add(
+        "memory held by graphs and cache of a tiny model", (torch.cuda.memory_allocated() - before) / 2**20, "MiB"
+    )
     engine.close()
     assert torch.cuda.memory_allocated() <= before + 2**20
 
 
-def tokens_per_second(
-    policy: Policy, engine: NativeEngine, rows: int, context: AbstractContextManager[Any]
-) -> float:
+def tokens_per_second(policy: Policy, engine: NativeEngine, rows: int, context: AbstractContextManager[Any]) -> float:
     """Of 256 new tokens per row after prompts of 64, two rows per prompt or more."""
     requests = requests_of([64] * 4, rows // 4)
     with context:

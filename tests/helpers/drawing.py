@@ -1,5 +1,6 @@
 """What the tests of all of vLLM's engines draw, and what every one of them promises."""
 
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -51,6 +52,16 @@ def update(policy: Policy) -> None:
         for parameter in policy.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     policy.version += 1
+
+
+def hands_over_what_it_returns(engine: RolloutEngine, policy: Policy, **sampling: Any) -> None:
+    """Each completion is handed over once, with its index, as it is returned."""
+    engine.sync(policy)
+    found: list[tuple[int, Completion]] = []
+    requests, options = Request.from_prompts(PROMPTS, 4), Sampling(max_new_tokens=24, **sampling)
+    completions = engine.generate(requests, options, RandomKey(), None, lambda *one: found.append(one))
+    assert sorted(found, key=itemgetter(0)) == list(enumerate(completions))
+    assert completions == engine.generate(requests, options, RandomKey())
 
 
 def ends_with_stop_tokens(engine: RolloutEngine, policy: Policy) -> None:

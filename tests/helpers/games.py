@@ -4,6 +4,7 @@ from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.environments.running import Conversations, Limits
 from grpo_lightning.policy.policy import Policy
+from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.environment import EnvironmentReward
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training.explorer import Exploration, Explorer
@@ -21,10 +22,10 @@ def player() -> Policy:
     return policy
 
 
-def explore(policy: Policy, template: str) -> tuple[Explorer, Exploration]:
-    """Two games of three samples each, of two turns, or of one that is right at once."""
+def explore(policy: Policy, template: str, *rewards: Reward) -> tuple[Explorer, Exploration]:
+    """Two games of three samples each, of two turns, or of one that is right at once; `rewards` score them too."""
     policy.tokenizer.chat_template = template
-    explorer = Explorer(ScriptedEngine(thinking), Scorer([EnvironmentReward()]))
+    explorer = Explorer(ScriptedEngine(thinking), Scorer([EnvironmentReward(), *rewards]))
     explorer.conversations = Conversations(Guess(), Limits(max_turns=2), chat=True)
     prompts = [Prompt(7 + row, "guess", [9], Question("guess", answer)) for row, answer in enumerate("15")]
     try:

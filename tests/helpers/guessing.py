@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from grpo_lightning.environments.base import Environment, Message, Turn
+from grpo_lightning.environments.base import Environment, Turn
 from grpo_lightning.tasks.base import Task
-from grpo_lightning.types import Question, Request
+from grpo_lightning.types import Message, Question, Request
 
 
 class Guess(Environment, Task):

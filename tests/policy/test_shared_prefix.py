@@ -6,10 +6,13 @@ from helpers.fitting import relative
 from helpers.tiny import gradients, policy_of, rollouts_of, teacher_forced
 
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.policy import shared_prefix
+from grpo_lightning.policy import copies
+from grpo_lightning.policy.copies import Bucket, buckets_of
+from grpo_lightning.policy.merged_attention import Heads
 from grpo_lightning.policy.padded_rows import PaddedRows
+from grpo_lightning.policy.parts import Part
 from grpo_lightning.policy.policy import Policy, recompute_activations
-from grpo_lightning.policy.shared_prefix import Bucket, SharedPrefix, buckets_of
+from grpo_lightning.policy.shared_prefix import SharedPrefix
 
 CASES = {
     "prompts of different lengths": ([5, 1, 9, 3, 7, 2], [4, 1, 6]),
@@ -31,9 +34,18 @@ def both_ways(policy: Policy, rollouts: Rollouts) -> list[tuple[torch.Tensor, di
     return found
 
 
+def takes_parts(monkeypatch: pytest.MonkeyPatch, always: bool) -> None:
+    """Lets attention be in parts always, or never."""
+    monkeypatch.setattr(Heads, "cost", lambda *args: -float("inf") if always else float("inf"))
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("shape", ["llama", "qwen2", "qwen3", "gpt2", "granite", "cohere"])
-def test_log_probs_and_gradients_are_those_of_single_rows(shape: str, case: str) -> None:
+@pytest.mark.parametrize("parts", [True, False], ids=["parts", "copies"])
+def test_log_probs_and_gradients_are_those_of_single_rows(
+    parts: bool, shape: str, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes_parts(monkeypatch, parts)
     lengths, prompt_lengths = CASES[case]
     policy = policy_of(shape, scale=0.05)
     assert policy.shares_prefix
@@ -43,17 +55,20 @@ def test_log_probs_and_gradients_are_those_of_single_rows(shape: str, case: str)
 
 
 def test_layout_by_hand() -> None:
-    # Prompts A = [11, 12], B = [21]; completions A: [31, 32, 33], B: [41], A: [51, 52].
+    # Prompts A = [11, 12], B = [21]; completions A: [31, 32, 33], B: [41], A: [51, 52]. Shorter ones come first.
     rollouts = Rollouts.from_lists([[11, 12], [21]], [0, 1, 0], [[31, 32, 33], [41], [51, 52]])
     layout = SharedPrefix.from_rollouts(rollouts)
-    assert layout.inputs(rollouts)["input_ids"].tolist() == [[11, 12, 21, 31, 32, 33, 41, 51, 52]]
-    assert layout.position_ids.tolist() == [[0, 1, 0, 2, 3, 4, 1, 2, 3]]
-    assert layout.predicts.tolist() == [1, 3, 4, 2, 1, 7]
+    assert layout.inputs(rollouts)["input_ids"].tolist() == [[21, 11, 12, 41, 51, 52, 31, 32, 33]]
+    assert layout.position_ids.tolist() == [[0, 0, 1, 1, 2, 3, 2, 3, 4]]
+    assert layout.predicts.tolist() == [2, 6, 7, 0, 2, 4]
     # The prompts; A's completions; B's.
-    assert layout.buckets == [Bucket(2, 0, 2), Bucket(2, 2, 3), Bucket(1, 1, 1)]
-    assert layout.queries.tolist() == [0, 1, 2, 2, 3, 4, 5, 7, 8, 8, 6]
-    assert layout.keys.tolist() == [0, 1, 2, 2, 0, 1, 3, 4, 5, 0, 1, 7, 8, 8, 2, 6]
-    assert layout.filled.tolist() == [0, 1, 2, 4, 5, 6, 10, 7, 8]
+    assert layout.copies.buckets == [Bucket(2, 0, 2), Bucket(2, 2, 3), Bucket(1, 1, 1)]
+    assert layout.copies.queries.tolist() == [1, 2, 0, 0, 6, 7, 8, 4, 5, 5, 3]
+    assert layout.copies.keys.tolist() == [1, 2, 0, 0, 1, 2, 6, 7, 8, 1, 2, 4, 5, 5, 0, 3]
+    assert layout.copies.filled.tolist() == [2, 0, 1, 10, 7, 8, 4, 5, 6]
+    # Each segment by itself; then B's only query with B, and A's five with A.
+    itself = [Part(1, n, n, first, first, n, n, True) for first, n in ((0, 1), (1, 2), (3, 1), (4, 2), (6, 3))]
+    assert layout.parts == [*itself, Part(1, 1, 1, 3, 0, 1, 1), Part(1, 5, 2, 4, 1, 5, 2)]
 
 
 def test_layouts_of_context_by_hand() -> None:
@@ -61,15 +76,31 @@ def test_layouts_of_context_by_hand() -> None:
     completions, drawn = [[31, 90, 32], [91, 41, 92], [51]], [[True, False, True], [False, True, False], [True]]
     rollouts = Rollouts.from_lists([[11, 12], [21]], [0, 1, 0], completions, drawn)
     layout = SharedPrefix.from_rollouts(rollouts)
-    assert layout.inputs(rollouts)["input_ids"].tolist() == [[11, 12, 21, 31, 90, 32, 91, 41, 92, 51]]
-    assert layout.position_ids.tolist() == [[0, 1, 0, 2, 3, 4, 1, 2, 3, 2]]
+    assert layout.inputs(rollouts)["input_ids"].tolist() == [[21, 11, 12, 91, 41, 92, 51, 31, 90, 32]]
+    assert layout.position_ids.tolist() == [[0, 0, 1, 1, 2, 3, 2, 2, 3, 4]]
     # 31 after the prompt's 12, 32 after the given 90, 41 after the given 91, 51 after the prompt's 12.
-    assert layout.predicts.tolist() == [1, 4, 6, 1]
-    assert layout.buckets == [Bucket(2, 0, 2), Bucket(2, 2, 3), Bucket(1, 1, 3)]
+    assert layout.predicts.tolist() == [2, 8, 3, 2]
+    assert layout.copies.buckets == [Bucket(2, 0, 2), Bucket(2, 2, 3), Bucket(1, 1, 3)]
     rows = PaddedRows.from_rollouts(rollouts)
     # The last position of the longest sequence, here 32, predicts nothing and is left out.
     assert rows.inputs(rollouts)["input_ids"].tolist() == [[11, 12, 31, 90], [21, 91, 41, 92], [11, 12, 51, 11]]
     assert rows.predicts.tolist() == [1, 3, 5, 9]
+
+
+def test_without_fused_attention_is_by_copies_in_the_given_order() -> None:
+    policy = policy_of("llama")
+    for fused in (True, False):
+        rollouts = Rollouts.from_lists([[1, 2, 3], [4]], [0, 1, 0], [[2, 3], [1, 2, 3], [4]])
+        policy.fused = fused
+        policy(rollouts)
+        assert isinstance(rollouts.layout, SharedPrefix)
+        assert bool(rollouts.layout.parts) == fused
+        assert (rollouts.layout.tokens is None) == (not fused)
+
+
+def test_tokens_in_order_are_not_gathered() -> None:
+    rollouts = rollouts_of([3, 3, 5, 5], [2, 4], [0, 0, 1, 1])
+    assert SharedPrefix.from_rollouts(rollouts).tokens is None
 
 
 def test_a_long_completion_pads_no_short_ones() -> None:
@@ -87,16 +118,19 @@ def test_padding_is_bounded_by_half(seed: int) -> None:
 
 @pytest.mark.parametrize("shape", ["llama", "gpt2"])
 def test_long_completions_go_in_blocks_of_queries(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    takes_parts(monkeypatch, always=False)
     policy, rollouts = policy_of(shape, scale=0.05), rollouts_of([25, 9, 30, 17, 24], [4, 6])
     (_, whole), (single, expected) = both_ways(policy, rollouts)
-    monkeypatch.setattr(shared_prefix, "BLOCK", 8)
+    monkeypatch.setattr(copies, "BLOCK", 8)
     rollouts.layout = None
     (blocks, gradient), _ = both_ways(policy, rollouts)
     assert float((blocks - single).abs().max()) < 2e-6
     assert relative(gradient, expected) < 1e-6 and relative(whole, expected) < 1e-6
 
 
-def test_gradient_checkpointing_sees_the_same_layout() -> None:
+@pytest.mark.parametrize("parts", [True, False], ids=["parts", "copies"])
+def test_gradient_checkpointing_sees_the_same_layout(parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    takes_parts(monkeypatch, parts)
     policy, rollouts = policy_of(scale=0.05), rollouts_of([5, 1, 9, 3], [4, 2])
     (_, plain), _ = both_ways(policy, rollouts)
     recompute_activations(policy.model)

@@ -11,7 +11,7 @@ import pytest
 from helpers.paths import environment
 from sandbox.test_pool import exists
 
-from grpo_lightning.sandbox.instances import Call, Instances
+from grpo_lightning.sandbox.instances import STARTED_AT_ONCE, Call, Instances
 from grpo_lightning.sandbox.pool import LoadError
 from grpo_lightning.types import UsageError
 
@@ -61,6 +61,9 @@ class Counter:
         handle, path = tempfile.mkstemp()
         os.close(handle)
         return path
+
+    def folder(self) -> str:
+        return os.environ["TMPDIR"]
 
     def child(self, leaves_group: bool) -> int:
         code = "import time; time.sleep(600)"
@@ -119,6 +122,26 @@ def test_a_failure_costs_only_the_instance(
     after = 11 if status == "error" else "crash"
     assert values(instances, Call(0, "add"), Call(1, "add"), Call(2, "add")) == [12, after, 12]
     instances.end([0, 1, 2])
+
+
+def test_one_that_dies_is_noticed_whenever_it_was_started(instances: Instances) -> None:
+    """So no other process holds its socket. More are started than one request starts."""
+    instances.start(dict.fromkeys(range(2 * STARTED_AT_ONCE + 1), 0))
+    for key in (0, STARTED_AT_ONCE - 1, STARTED_AT_ONCE, 2 * STARTED_AT_ONCE):
+        assert values(instances, Call(key, "die", seconds=60.0)) == ["crash"]
+    assert values(instances, Call(1, "add"), Call(2 * STARTED_AT_ONCE - 1, "add")) == [11, 11]
+
+
+def test_a_temporary_folder_is_used_again_only_if_nothing_is_left_there(instances: Instances) -> None:
+    instances.start({0: 0, 1: 0})
+    (first, other) = values(instances, Call(0, "folder"), Call(1, "folder"))
+    assert values(instances, Call(1, "file")) != []
+    instances.end([0, 1])
+    assert isinstance(other, str) and not Path(other).exists()
+    instances.start({2: 0, 3: 0})
+    again = values(instances, Call(2, "folder"), Call(3, "folder"))
+    assert first in again and other not in again and len({*again}) == 2
+    assert [os.listdir(str(folder)) for folder in again] == [[], []]
 
 
 def test_an_error_is_in_words(instances: Instances) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from helpers.paths import ROOT
 
-from grpo_lightning.sandbox.pool import LoadError, WorkerPool
+from grpo_lightning.sandbox.pool import Closed, LoadError, WorkerPool
 from grpo_lightning.types import UsageError
 
 FUNCTIONS = """
@@ -202,6 +202,28 @@ def test_from_several_threads_at_once(pool, functions):
     for thread in threads:
         thread.join()
     assert results == {k: [2 * k, 2 * k + 2] for k in range(4)}
+
+
+def test_close_ends_a_map_in_another_thread(functions, tmp_path):
+    pool = WorkerPool(num_workers=1, timeout=600)
+    started = tmp_path / "started"
+    ended: list[BaseException] = []
+
+    def work():
+        try:
+            pool.map(functions("wait_for"), [[str(tmp_path / "never"), str(started)]] * 2)
+        except Closed as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    wait_until(lambda: started.exists() and started.read_text())
+    pool.close()
+    thread.join(20)
+    assert len(ended) == 1
+    assert not exists(int(started.read_text()))
+    assert pool.map(functions("double"), [[4]])[0].value == 8
+    pool.close()
 
 
 def test_close_leaves_no_process_and_the_pool_starts_again(functions):

@@ -5,8 +5,8 @@ import random
 import pytest
 from make_tiny_policy import make_tokenizer
 
-from grpo_lightning.environments.tool_calls import PlainTag
 from grpo_lightning.environments.tools import ToolEnvironment
+from grpo_lightning.policy.tool_calls import PlainTag
 from grpo_lightning.tasks.calculator import MAX_CHARACTERS, value_of
 from grpo_lightning.types import Question
 

@@ -10,9 +10,9 @@ from make_tiny_policy import EOS
 from transformers.utils.logging import disable_progress_bar
 
 from grpo_lightning.cli import run
-from grpo_lightning.environments.dialogue import PLAIN, Dialogue
-from grpo_lightning.environments.guess_number import GuessNumber
+from grpo_lightning.environments.games.guess_number import GuessNumber
 from grpo_lightning.environments.tools import ToolEnvironment
+from grpo_lightning.policy.dialogue import PLAIN, Dialogue
 from grpo_lightning.tasks.arithmetic import Arithmetic
 
 tool = load_tool("make_turns_policy")
@@ -66,8 +66,13 @@ def test_the_tokens_of_a_talk_are_those_of_a_run():
         assert expected == ids
 
 
-@pytest.mark.parametrize(("task", "config"), [("calculator", "tools_calculator"), ("guess", "guess_number")])
+@pytest.mark.parametrize(
+    ("task", "config"),
+    [("calculator", "tools_calculator"), ("guess", "guess_number"), ("hands", "rock_paper_scissors")],
+)
 def test_its_configuration_runs(task: str, config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    if task == "hands":
+        pytest.importorskip("textarena", reason="the extra textarena is not installed")
     monkeypatch.setattr(sys, "argv", ["grpo"])
     disable_progress_bar()
     tool.make(tmp_path / "policy", task, updates=80, hidden=64, layers=1)
@@ -87,6 +92,8 @@ def test_its_configuration_runs(task: str, config: str, tmp_path: Path, monkeypa
     if task == "calculator":
         assert min(logged["rollout/calls"].values()) > 0
         assert all(0 <= failed <= 1 for failed in logged["rollout/failed_calls"].values())
+    if task == "hands":
+        assert any(value != 0 for value in logged["reward/environment_reward/mean"].values())
     assert max(logged["rollout/turns"].values()) > 1
     assert set(logged["rollout/environment_failed"].values()) == {0}
 

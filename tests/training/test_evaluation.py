@@ -88,7 +88,7 @@ def test_an_unknown_reward_is_refused(tmp_path: Path) -> None:
 def test_with_one_completion_the_greedy_answer_is_pass_at_1(best: float, drawn: float) -> None:
     found = evaluation("?", rewards=[Digits()])
 
-    def answer(policy: Any, prompts: Any, count: int, greedy: bool) -> Any:
+    def answer(policy: Any, prompts: Any, count: int, greedy: bool, scoring: Any) -> Any:
         text = "7" if (best if greedy else drawn) else "x"
         sample = Sample(prompts[0], text, [1], FinishReason.STOP)
         return [Answer(Completion([1], None, FinishReason.STOP), sample, greedy, version=0)]

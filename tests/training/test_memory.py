@@ -12,6 +12,7 @@ from transformers import LlamaConfig
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.adapter import LoRA
+from grpo_lightning.policy.fused_layers import fuse
 from grpo_lightning.policy.policy import Policy, recompute_activations, remove_dropout
 from grpo_lightning.training.memory import Estimate, Job, MemoryTable, Spread, optimizer_bytes, remedies
 from grpo_lightning.training.simulation import Held, LiveBytes, Twin, most
@@ -177,13 +178,19 @@ def truly_held(policy: Policy, pack: Rollouts, gradients: bool, autocast: torch.
 
 
 @pytest.mark.parametrize(("recomputes", "autocast"), [(False, None), (True, None), (False, torch.bfloat16)])
-def test_a_twin_holds_what_the_policy_holds(shape: str, recomputes: bool, autocast: torch.dtype | None) -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_twin_holds_what_the_policy_holds(
+    shape: str, recomputes: bool, autocast: torch.dtype | None, fused: bool
+) -> None:
     policy, pack = policy_of(shape), a_pack()
     remove_dropout(policy.model)
+    policy.fused = fused
+    if fused:
+        fuse(policy.model)
     if recomputes:
         recompute_activations(policy.model)
     attention = policy.model.config._attn_implementation
-    twin = Twin(policy.config, torch.float32, attention, policy.shares_prefix, recomputes, False, autocast)
+    twin = Twin(policy.config, torch.float32, attention, policy.shares_prefix, recomputes, False, autocast, fused=fused)
     for gradients in (True, False):
         found = twin.update(pack) if gradients else twin.score(pack)
         expected = truly_held(policy, pack, gradients, autocast)

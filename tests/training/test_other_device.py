@@ -39,9 +39,9 @@ from grpo_lightning.maths.surrogates import Surrogate
 from grpo_lightning.maths.target_probability import TargetProbability
 from grpo_lightning.maths.weightings import BatchSize, TokenWeighting, Unweighted
 from grpo_lightning.policy import attention
+from grpo_lightning.policy.copies import Copies
 from grpo_lightning.policy.padded_rows import PaddedRows
 from grpo_lightning.policy.policy import recompute_activations
-from grpo_lightning.policy.shared_prefix import SharedPrefix
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
 from grpo_lightning.rewards.learned.reward import LearnedReward
 from grpo_lightning.training.callbacks.checkpoint import AtomicCheckpointIO
@@ -362,11 +362,11 @@ MISTAKES: list[tuple[Callable[..., Any], str, str]] = [
     (ragged.segments, ", device=lengths.device", ""),
     (philox.uniforms, ", device=prompt.device", ""),
     (attention.fold_mask, ", device=device", ""),
-    (SharedPrefix.from_rollouts.__func__, "filled=filled.to(device)", "filled=filled"),
+    (Copies.from_lengths.__func__, "filled=filled.to(device)", "filled=filled"),
     (PaddedRows.from_rollouts.__func__, "before.to(device)", "before"),
     (SlabLayer._allocate, "keys.new_empty(", "torch.empty("),
     (Rollouts.to, "else values.to(device)", "else values"),
-    (Preparation._per_token, ").cpu()", ")"),
+    (Preparation._per_token, "values.cpu()", "values"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from helpers.command import arguments
 from helpers.programs import programs
 from helpers.tiny import policy_of
 
-from grpo_lightning.training.fellow_ranks import FellowRanks
+from grpo_lightning.training.fellow_ranks import FellowRanks, fail_together
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -100,6 +101,26 @@ def test_one_bad_question_is_a_fraction_of_both_ranks_samples(folder: Path) -> N
     assert code == 1
     assert "grpo: error: reward one_bad_question failed on 2 of 8 samples" in console.strip().splitlines()[-1]
     assert console.count("grpo: error") == 1, console[-3000:]
+
+
+def test_a_run_without_other_ranks_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with fail_together():
+        assert not list(tmp_path.iterdir())
+    with pytest.raises(SystemExit), fail_together():
+        raise SystemExit(75)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_first_that_writes_makes_the_folder_and_none_does_once_the_first_process_is_gone(tmp_path: Path) -> None:
+    fellows = FellowRanks(tmp_path / "shared")
+    claimed = fellows.claim("why", 3)
+    assert fellows.first() == claimed and (tmp_path / "shared").stat().st_mode & 0o777 == 0o700
+    fellows.close()
+    assert not (tmp_path / "shared").exists()
+    fellows.parent = os.getpid()
+    assert fellows.claim("too late", 3).text == "too late"
+    assert not (tmp_path / "shared").exists()
 
 
 def test_a_failed_start_does_not_end_the_next_one_of_the_same_job(tmp_path: Path) -> None:

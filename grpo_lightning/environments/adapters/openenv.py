@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from grpo_lightning.environments.adapters.base import SEED, Seeds
-from grpo_lightning.environments.base import Message, Turn
-from grpo_lightning.types import Question, UsageError
+from grpo_lightning.environments.base import Turn
+from grpo_lightning.types import Message, Question, UsageError
 
 
 class OpenEnv(Seeds):

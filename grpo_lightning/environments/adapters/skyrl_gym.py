@@ -4,8 +4,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from grpo_lightning.environments.adapters.base import Adapter
-from grpo_lightning.environments.base import Message, Turn
-from grpo_lightning.types import Question, UsageError
+from grpo_lightning.environments.base import Turn
+from grpo_lightning.types import Message, Question, UsageError
 
 
 class SkyRLGym(Adapter):

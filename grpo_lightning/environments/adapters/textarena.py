@@ -4,9 +4,9 @@ import random
 from typing import Any
 
 from grpo_lightning.environments.adapters.base import SEED, Seeds
-from grpo_lightning.environments.base import Message, Turn
-from grpo_lightning.environments.tools import object_at
-from grpo_lightning.types import Question, UsageError
+from grpo_lightning.environments.base import Turn
+from grpo_lightning.environments.tools import found_at
+from grpo_lightning.types import Message, Question, UsageError
 
 
 class TextArena(Seeds):
@@ -43,7 +43,7 @@ class TextArena(Seeds):
         self.game, self.num_players, self.opponent, self.options = game, num_players, opponent, options or {}
         try:
             self._make()
-            if not callable(object_at(opponent)):
+            if not callable(found_at(opponent)):
                 raise ValueError("opponent is no function")
         except (ImportError, AttributeError, OSError, TypeError, ValueError) as error:
             raise UsageError(f"TextArena with game={game}, options={options}, opponent={opponent}: {error}") from error
@@ -76,6 +76,6 @@ class TextArena(Seeds):
             told = "\n".join(lines).strip()
             if player == 0:
                 return told
-            done, _ = self._game.step(action=object_at(self.opponent)(told))
+            done, _ = self._game.step(action=found_at(self.opponent)(told))
         self._rewards, info = self._game.close()
         return str(info[0].get("reason", ""))

@@ -65,6 +65,7 @@ class MathVerifier(Reward):
     """
 
     finds_answers = True
+    scores_early = True
 
     def __init__(
         self,

@@ -4,7 +4,7 @@
 `{"status", "value" or "error"}`:
 
 - `{"load": PICKLE, "path": SYS_PATH}` makes the object, from a pickle in base64.
-- `{"start": SEED}`, which brings a socket along, starts a copy that answers there. The value is its process id.
+- `{"start": [SEED, ...]}`, which brings sockets along, starts copies that answer there. The value is their process ids.
 - `{"end": [PID, ...]}` kills copies, and every process that they have started.
 
 A copy answers `{"call": METHOD, "arguments": [...]}`. Its random numbers begin at SEED; its temporary files are in a
@@ -21,6 +21,7 @@ import json
 import os
 import pickle
 import random
+import resource
 import shutil
 import signal
 import socket
@@ -34,6 +35,9 @@ worker: Any = importlib.import_module("main")
 del sys.path[0]
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+MAX_SOCKETS = 253
+"""The most that Linux passes in one message."""
 
 
 class Origin:
@@ -51,13 +55,15 @@ class Origin:
         self.folder = tempfile.mkdtemp(prefix="grpo-environments-")
         self.folders: dict[int, str] = {}
         """The folder of each copy, by its process id."""
+        self.unused: list[str] = []
+        """Folders of copies that left nothing there: to make one takes as long as the rest of a copy's start."""
 
     def run(self) -> None:
         """Answers requests until the socket ends; then nothing is left."""
         try:
             while (request := self.receive()) is not None:
-                line, channel = request
-                reply = worker.answer(lambda line=line, channel=channel: self.handle(json.loads(line), channel))
+                line, channels = request
+                reply = worker.answer(lambda line=line, channels=channels: self.handle(json.loads(line), channels))
                 self.control.sendall(reply.encode() + b"\n")
         except ConnectionError:
             pass
@@ -65,19 +71,20 @@ class Origin:
             self.end([*self.folders])
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def receive(self) -> tuple[bytes, socket.socket | None] | None:
-        """The next line, and the socket that came with it; None at the end."""
-        line, channel = b"", None
+    def receive(self) -> tuple[bytes, list[socket.socket]] | None:
+        """The next line, and the sockets that came with it; None at the end."""
+        line, channels = b"", []
         while not line.endswith(b"\n"):
-            data, ancillary, *_ = self.control.recvmsg(1 << 16, socket.CMSG_SPACE(array.array("i").itemsize))
-            for *_, descriptor in ancillary:
-                channel = socket.socket(fileno=array.array("i", descriptor)[0])
+            room = socket.CMSG_SPACE(MAX_SOCKETS * array.array("i").itemsize)
+            data, ancillary, *_ = self.control.recvmsg(1 << 16, room)
+            for *_, descriptors in ancillary:
+                channels += [socket.socket(fileno=descriptor) for descriptor in array.array("i", descriptors)]
             if not data:
                 return None
             line += data
-        return line, channel
+        return line, channels
 
-    def handle(self, request: dict[str, Any], channel: socket.socket | None) -> Any:
+    def handle(self, request: dict[str, Any], channels: list[socket.socket]) -> Any:
         """What a request is answered with."""
         if "load" in request:
             sys.path[:] = [*request["path"], os.getcwd()]
@@ -85,20 +92,23 @@ class Origin:
             gc.freeze()  # so that copies go on sharing memory
             return None
         if "start" in request:
-            assert channel is not None
-            return self.start(request["start"], channel)
+            limits = worker.memory_limits(self.memory_mb)
+            return [self.start(seed, channels, limits) for seed in request["start"]]
         self.end(request["end"])
         return None
 
-    def start(self, seed: int, channel: socket.socket) -> int:
-        """The process id of a new copy."""
-        folder = tempfile.mkdtemp(dir=self.folder)
+    def start(self, seed: int, channels: list[socket.socket], limits: tuple[int, int]) -> int:
+        """The process id of a new copy, which takes the first of the channels."""
+        folder = self.unused.pop() if self.unused else tempfile.mkdtemp(dir=self.folder)
         pid = os.fork()
         if pid:
-            channel.close()
+            channels.pop(0).close()
             self.folders[pid] = folder
             return pid
         with contextlib.suppress(BaseException):
+            channel, *others = channels
+            for other in others:
+                other.close()
             os.setsid()
             ask_kernel(PR_SET_PDEATHSIG, signal.SIGKILL)  # when this process ends
             ask_kernel(PR_SET_CHILD_SUBREAPER, 1)
@@ -107,7 +117,7 @@ class Origin:
             random.seed(seed)
             if numpy := sys.modules.get("numpy"):
                 numpy.random.seed(seed % 2**32)
-            worker.limit_memory(self.memory_mb)
+            resource.setrlimit(resource.RLIMIT_AS, limits)
             serve(self.object, channel)
         os._exit(0)
 
@@ -118,19 +128,29 @@ class Origin:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            shutil.rmtree(self.folders.pop(pid), ignore_errors=True)
         # Orphans of a copy that has ended become children of this process.
         while strays := {*children()} - self.folders.keys():
             for pid in strays:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+        for folder in map(self.folders.pop, pids):
+            try:
+                is_empty = not os.listdir(folder)
+            except OSError:
+                is_empty = False
+            if is_empty:
+                self.unused.append(folder)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def serve(object: Any, channel: socket.socket) -> None:
     """Answers calls of the object's methods until the socket ends."""
-    with channel.makefile(encoding="utf-8") as requests:
-        for line in requests:
-            request = json.loads(line)
+    line = b""
+    while data := channel.recv(1 << 16):
+        line += data
+        if data.endswith(b"\n"):
+            request, line = json.loads(line), b""
             reply = worker.answer(
                 lambda request=request: worker.awaited(getattr(object, request["call"])(*request["arguments"]))
             )
@@ -148,8 +168,8 @@ def ask_kernel(option: int, value: int) -> None:
 
     A subreaper becomes the parent of descendants whose own parent ends, so that they are found.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    if LIBC:
+        LIBC.prctl(option, value, 0, 0, 0)
 
 
 def main() -> None:

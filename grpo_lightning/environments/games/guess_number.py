@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from grpo_lightning.environments.base import Environment, Message, Turn
+from grpo_lightning.environments.base import Environment, Turn
 from grpo_lightning.tasks.base import Split, Task
-from grpo_lightning.types import Question, UsageError
+from grpo_lightning.types import Message, Question, UsageError
 
 
 class GuessNumber(Environment, Task):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_lightning.policy.pretrained import first_line
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import Message, UsageError
 
 PLAIN = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content + (eos_token or '') }}"
@@ -16,9 +16,6 @@ after each of the policy's turns. So a single question is the same prompt as wit
 
 MARK = "\U000f0000"
 """A private character. It stands around special tokens that others than the template and the policy wrote."""
-
-Message = dict[str, Any]
-"""As transformers has it: `role` (`system`, `user`, `assistant` or `tool`), `content`, and what else templates read."""
 
 
 class Dialogue:

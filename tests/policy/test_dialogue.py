@@ -11,8 +11,8 @@ from tokenizers import decoders
 from transformers import AutoTokenizer
 from transformers.utils import get_json_schema
 
-from grpo_lightning.environments.dialogue import Dialogue, Message
-from grpo_lightning.types import UsageError
+from grpo_lightning.policy.dialogue import Dialogue
+from grpo_lightning.types import Message, UsageError
 
 
 def add(a: int, b: int) -> int:
