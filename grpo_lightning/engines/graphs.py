@@ -102,12 +102,14 @@ class _BucketLayer(DynamicLayer):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Writes the states of one position at the column, and returns those of all columns, seen or not."""
+        assert self.keys is not None and self.values is not None
         self.keys.index_copy_(2, self.column, key_states.to(self.keys.dtype))
         self.values.index_copy_(2, self.column, value_states.to(self.values.dtype))
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
         """Positions before the new one, as if all columns were filled."""
+        assert self.keys is not None
         return self.keys.shape[2] - 1
 
 
@@ -214,8 +216,8 @@ class Graphs:
         for states in buffers.states:
             states.zero_()  # What is not seen has weight 0, and 0 times infinity would be NaN.
         for layer, keys, values in zip(layers, buffers.keys, buffers.values, strict=True):
-            keys[: self.rows, :, : self.length] = layer.keys.index_select(0, prompt)
-            values[: self.rows, :, : self.length] = layer.values.index_select(0, prompt)
+            keys[: self.rows, :, : self.length] = layer.key_slab[:, :, : self.length].index_select(0, prompt)
+            values[: self.rows, :, : self.length] = layer.value_slab[:, :, : self.length].index_select(0, prompt)
         buffers.position.zero_()
         buffers.seen.zero_()
         filled = torch.arange(self.length, device=lengths.device) < lengths[:, None]

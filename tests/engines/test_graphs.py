@@ -215,7 +215,7 @@ def test_packed_copies_are_made_again_and_captured_again(recorded: type[Recorded
 def test_autocast_keeps_no_cast_of_earlier_weights(
     copied: bool, recorded: type[RecordedGraphs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stand-in would read a cached cast that has been freed, and raise."""
+    """The stand-in would read a cast of earlier weights."""
     monkeypatch.setattr(linear_copies, "_packed_types", lambda: set())
     policy, engine = policy_of(scale=0.1), NativeEngine(graphs=True)
     for _ in range(2):
@@ -263,9 +263,8 @@ def test_a_step_that_took_autocasts_copies_would_be_noticed(
     with real("cpu", torch.bfloat16):
         monkeypatch.setattr(torch, "autocast", real)
         expected = sampled(NativeEngine(), policy)
-        with pytest.raises(RuntimeError, match="freed"):
-            engine.generate(REQUESTS, SAMPLING, RandomKey())
-        assert expected != first
+        # The stand-in keeps the memory of earlier casts, which CUDA would give to others.
+        assert engine.generate(REQUESTS, SAMPLING, RandomKey()) != expected != first
 
 
 # Memory
