@@ -4,7 +4,8 @@
     python experiments/gpu/gpu.py --write
 
 Models have the shapes of Qwen2.5 and random weights, so nothing is downloaded. grpo_lightning and TRL run in turns,
-each with its own sampler and with vLLM, in processes of their own: those that are installed. `--write` puts the table
+each with its own sampler and with vLLM, ours in CUDA graphs too,
+in processes of their own: those that are installed. `--write` puts the table
 into README.md. Without a GPU it prints that and ends.
 """
 
@@ -48,6 +49,7 @@ from grpo_lightning.training.throughput import peak_operations  # noqa: E402
 README = HERE / "README.md"
 SIDES = {
     "ours": ("grpo_lightning", ()),
+    "ours-graphs": ("grpo_lightning, CUDA graphs", ()),
     "ours-vllm": ("grpo_lightning, vLLM", ("vllm",)),
     "trl": ("TRL", ("trl",)),
     "trl-vllm": ("TRL, vLLM", ("trl", "vllm")),

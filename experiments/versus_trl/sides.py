@@ -31,7 +31,7 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
     Args:
         folder: With model and prompts.
         race: The sizes.
-        engine: `native` or `vllm`.
+        engine: `native`, `graphs` (the same, in CUDA graphs) or `vllm`.
         prefill: Whether to time the reading of a step's prompts by itself, after the last step.
     """
     import lightning as L
@@ -93,7 +93,9 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
             from grpo_lightning.engines.vllm import VLLMEngine
 
             return VLLMEngine()
-        return forcing_engine(race.lengths, packed=fast) if race.lognormal else NativeEngine(packed=fast)
+        if race.lognormal:
+            return forcing_engine(race.lengths, packed=fast)
+        return NativeEngine(packed=fast, graphs=engine == "graphs")
 
     trainer = L.Trainer(
         accelerator={"cuda": "gpu"}.get(race.accelerator, race.accelerator),
@@ -267,6 +269,7 @@ def run_trl(folder: Path, race: Race, vllm: bool = False) -> dict[str, Any]:
 RUNS = {
     "ours": run_ours,
     "trl": run_trl,
+    "ours-graphs": partial(run_ours, engine="graphs"),
     "ours-vllm": partial(run_ours, engine="vllm"),
     "trl-vllm": partial(run_trl, vllm=True),
 }

@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Literal
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
@@ -16,6 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 import grpo_lightning.engines.trial as trial
 from grpo_lightning.engines.base import Finished, Progress, RolloutEngine
+from grpo_lightning.engines.graphs import CAPTURES, Graphs, column_bucket, reason_against, rows_within
 from grpo_lightning.engines.kept_rows import KeptRows, read
 from grpo_lightning.engines.kv_memory import GIB, cache_bytes_per_token, free_bytes, row_bytes, rows_at_once
 from grpo_lightning.engines.linear_copies import LinearCopies
@@ -57,6 +59,10 @@ class NativeEngine(RolloutEngine):
         share_prompts: Read a prompt's keys and values once per group at each position, on a CPU where that is faster
             and the model has no sliding windows. False copies them to each row. On a CPU it also chooses between
             kernels of attention; log-probs differ by rounding, 1e-6 in float32.
+        graphs: On a GPU, launch the kernels of one position together, as a CUDA graph. The graphs and the key-value
+            cache then stay on the GPU between steps, and under autocast copies of the linear layers do. Nobody has run
+            it on a GPU yet, so it is off. A model whose positions cannot be captured is decoded without graphs, which
+            is logged once.
     """
 
     shares_weights = True
@@ -71,6 +77,7 @@ class NativeEngine(RolloutEngine):
         packed: bool = False,
         dtype: Literal["bfloat16"] | None = None,
         share_prompts: bool = True,
+        graphs: bool = False,
     ) -> None:
         if max_rows < 1 or check_every < 1:
             raise UsageError(f"max_rows={max_rows}, check_every={check_every}: give 1 or more")
@@ -81,6 +88,7 @@ class NativeEngine(RolloutEngine):
         self.max_cache_gib = max_cache_gib
         self.packed = packed
         self.dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
+        self.graphs = graphs
         self._copies: LinearCopies | None = None
         self.attention = SHARING_ATTENTION if share_prompts else ATTENTION
         self._shares: bool | None = None if share_prompts else False
@@ -89,28 +97,73 @@ class NativeEngine(RolloutEngine):
         """Whether the model can go on from kept rows; None as long as nobody has asked."""
         self._kept: KeptRows | None = None
         """The rows of conversations, inside `conversations`."""
+        self._graphs: Graphs | None = None
+        """The captured steps; None before the first, or where there are none."""
+        self._uncaptured: Policy | None = None
+        """The policy that cannot be captured."""
 
     def sync(self, policy: Policy) -> None:
         """As `RolloutEngine.sync`; copies the linear layers, if it decodes with copies."""
         if policy is not self.policy:
             self._keeps = None
-        self._copies = None  # Not two at a time.
-        self._copies = self._copied(policy)
+        dtype = self._dtype_of_copies(policy)
+        # Captured steps read the copies where they are.
+        if not (self._graphs and self._copies and dtype and self._copies.refresh(policy, dtype)):
+            self._copies = None  # Not two at a time.
+            self._copies = self._copied(policy)
         super().sync(policy)
 
     def sleep(self) -> None:
-        """Frees the copies of the linear layers; without any, nothing."""
-        if self._copies is not None:
+        """Frees the copies of the linear layers, unless captured steps read them; without any, nothing."""
+        if self._copies is not None and self._graphs is None:
             self._copies = self.version = None
 
     def close(self) -> None:
         """As `RolloutEngine.close`."""
-        self._copies = None
+        self._copies = self._graphs = self._uncaptured = None
         super().close()
 
     def _copied(self, policy: Policy) -> LinearCopies | None:
         """Copies of the linear layers as they are now; None if it decodes with the layers themselves."""
-        return LinearCopies(policy, self.product_dtype(policy)) if self.packed or self.dtype else None
+        dtype = self._dtype_of_copies(policy)
+        return LinearCopies(policy, dtype) if dtype else None
+
+    def _dtype_of_copies(self, policy: Policy) -> torch.dtype | None:
+        """The type of the copies that it decodes with; None without any."""
+        # Autocast's own copies would be made in every captured step.
+        captures = self.graphs and self._uncaptured is not policy
+        casts = captures and self.product_dtype(policy) != policy.model.dtype
+        return self.product_dtype(policy) if self.packed or self.dtype or casts else None
+
+    def _graphs_of(self, policy: Policy) -> Graphs | None:
+        """The captured steps of the policy; None if it is decoded without."""
+        if not self.graphs or self._uncaptured is policy:
+            return None
+        if self._graphs is None or self._graphs.policy is not policy:
+            self._graphs = None
+            _refuse_graphs_on(policy.device.type)
+            reason = reason_against(policy) or self._fault_of_graphs(policy)
+            if reason:
+                self._uncaptured = policy
+                self._copies = None
+                self._copies = self._copied(policy)
+                rank_zero_info(f"model.engine.graphs: {type(policy.model).__name__} decodes without graphs ({reason})")
+                return None
+            self._graphs = Graphs(policy, partial(self._rows_that_fit, policy))
+        self._graphs.copies = self._copies
+        return self._graphs
+
+    def _fault_of_graphs(self, policy: Policy) -> str:
+        """What is wrong with decoding in captured steps; empty if nothing is."""
+
+        def decode(requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+            groups = groups_of(requests)
+            with _slab_attention(policy, self.attention), self._copies.in_use() if self._copies else nullcontext():
+                graphs = Graphs(policy, partial(self._rows_that_fit, policy))
+                batch = _Batch(policy, _chosen(requests, groups), sampling, RandomKey(0, 0), None, graphs=graphs)
+                return _in_order(groups, batch.run(self.check_every, lambda ended: None))
+
+        return trial.fault(policy, decode, dtype=self._copies.dtype if self._copies else None)
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
         """Raises UsageError for a policy that it would decode wrongly or not at all, or that does not fit."""
@@ -121,6 +174,8 @@ class NativeEngine(RolloutEngine):
                 batch = _Batch(policy, _chosen(requests, groups), sampling, RandomKey(0, 0), None, shares)
                 return _in_order(groups, batch.run(self.check_every, lambda ended: None))
 
+        if self.graphs and not torch.cuda.is_available():
+            _refuse_graphs_on(policy.device.type)
         copies = None
         with policy.gathered():
             fault = trial.fault(policy, decode)
@@ -137,13 +192,13 @@ class NativeEngine(RolloutEngine):
     def conversations(self) -> Iterator[None]:
         """As `RolloutEngine.conversations`: keeps keys and values, so that a turn's prefill reads only what is new.
 
-        They are those of the last call, and take the memory for the cache that decoding leaves. What finds no room, and
-        all of a model with sliding windows, is read again in every turn.
+        They are those of the last call, and take the memory for the cache that decoding leaves. What finds no room is
+        read again in every turn, and so is all with `graphs` or a model with sliding windows.
         """
         assert self.policy is not None, "call sync(policy) first"
         if self._keeps is None:
             self._keeps = not trial.fault(self.policy, partial(_in_two_turns, self.policy, self.attention))
-        self._kept = KeptRows() if self._keeps else None
+        self._kept = KeptRows() if self._keeps and not self.graphs else None
         try:
             yield
         finally:
@@ -166,11 +221,12 @@ class NativeEngine(RolloutEngine):
         if self._kept:
             self._kept.begin(policy)
             self._kept.shrink(self._room_to_keep(policy, requests, sampling.max_new_tokens))
+        graphs = self._graphs_of(policy)
         done: list[Sequence[int]] = []
         completions: list[Completion] = []
         with _decoding(policy, self.attention), self._copies.in_use() if self._copies else nullcontext():
             for groups in self._batches(policy, requests, sampling.max_new_tokens):
-                batch = _Batch(policy, _chosen(requests, groups), sampling, key, stops, self._shares)
+                batch = _Batch(policy, _chosen(requests, groups), sampling, key, stops, self._shares, graphs)
                 batch.finished, batch.kept = _of_requests(groups, finished), self._kept
                 completions += batch.run(self.check_every, progress or (lambda ended: None))
                 done += groups
@@ -205,6 +261,8 @@ class NativeEngine(RolloutEngine):
         """Rows of `tokens` tokens each to decode at once, at least 1."""
         config, dtype = policy.config, trial.compute_dtype(policy)
         memory = self._memory(policy)
+        if self._graphs is not None:
+            tokens = column_bucket(tokens)
         rows = rows_at_once(config, dtype, tokens, 1, memory, self.max_rows)
         if rows < 1:
             given = self.max_cache_gib is not None
@@ -216,15 +274,16 @@ class NativeEngine(RolloutEngine):
                 f"{'raise model.engine.max_cache_gib, or ' if given else ''}lower sampling.max_new_tokens or "
                 "the length of prompts"
             )
-        return rows
+        return rows if self._graphs is None else rows_within(rows)
 
     def _memory(self, policy: Policy) -> int:
-        """Bytes that keys and values may take, those that are kept included."""
+        """Bytes that keys and values may take, those that are held already included."""
         if self.max_cache_gib is not None:
             return int(self.max_cache_gib * GIB)
-        kept = self._kept.num_tokens * _token_bytes(policy) if self._kept else 0
+        held = self._kept.num_tokens * _token_bytes(policy) if self._kept else 0
+        held += self._graphs.num_bytes if self._graphs else 0
         # Down to a power of 2: free memory differs between runs, and the rows at once decide about rounding.
-        return int(2 ** (max(1, free_bytes(policy.device) + kept).bit_length() - 1))
+        return int(2 ** (max(1, free_bytes(policy.device) + held).bit_length() - 1))
 
     def _room_to_keep(self, policy: Policy, requests: Sequence[Request], max_new_tokens: int) -> int:
         """Tokens whose keys and values may be kept beside those that are decoded."""
@@ -232,6 +291,15 @@ class NativeEngine(RolloutEngine):
         rows = min(len(requests), self._rows_that_fit(policy, tokens))
         decoded = rows * row_bytes(policy.config, trial.compute_dtype(policy), tokens)
         return (self._memory(policy) - decoded) // _token_bytes(policy)
+
+
+def _refuse_graphs_on(kind: str) -> None:
+    """Raises UsageError for a type of device that has no graphs."""
+    if kind not in CAPTURES:
+        raise UsageError(
+            f"model.engine.graphs=True: the policy is on a device of type {kind}, which has no CUDA graphs. Leave it "
+            "out, or train on a GPU (trainer.accelerator=gpu)"
+        )
 
 
 def _token_bytes(policy: Policy) -> int:
@@ -324,6 +392,7 @@ class _Batch:
         key: Seed of the run and exploration step.
         stops: What ends a completion; None lets nothing end it.
         shares: Whether a group's rows share their prompt's keys and values; None decides by what is faster.
+        graphs: Captured steps to decode with.
     """
 
     finished: Finished | None = None
@@ -339,6 +408,7 @@ class _Batch:
         key: RandomKey,
         stops: StopStrings | None,
         shares: bool | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         self.policy = policy
         self.groups = groups
@@ -346,6 +416,7 @@ class _Batch:
         self.key = key
         self.stops = stops
         self.shares = shares
+        self.graphs = graphs
         device = policy.device
         prompts = [group[0].token_ids for group in groups]
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
@@ -409,6 +480,9 @@ class _Batch:
             hidden = self.policy.hidden(self.input_ids, past_key_values=cache, use_cache=True)
             last = hidden[torch.arange(len(hidden), device=hidden.device), self.input_lengths - 1]
         logits = self.policy.logits(last).index_select(0, self.prompt)
+        if self.graphs is not None:
+            self.graphs.start(layers, self.prompt, self.prompt_length, self.sampling.max_new_tokens)
+            return _Running(self.policy, Cache(layers=[]), [], logits, None, None, self.graphs)
         if self._shares(layers):
             padded = bool((self.input_lengths < width).any())
             column = torch.arange(width, device=last.device)
@@ -495,6 +569,7 @@ class _Running:
         logits: [B, V] float32 of the next tokens.
         mask: As `_Batch` makes it.
         groups: Which rows share a prompt's keys and values; None where each has a copy.
+        graphs: Captured steps, which have the cache and the mask; None without.
     """
 
     def __init__(
@@ -505,6 +580,7 @@ class _Running:
         logits: Tensor,
         mask: Tensor | None,
         groups: Groups | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         self.policy = policy
         self.cache = cache
@@ -512,6 +588,7 @@ class _Running:
         self.logits = logits
         self.mask = mask
         self.groups = groups
+        self.graphs = graphs
         self.rows = torch.arange(len(logits), device=logits.device)
         """[r] int64, the completion that each row is of."""
         self.ended = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
@@ -532,6 +609,8 @@ class _Running:
             self.mask = None if self.mask is None else self.mask[going]
             for layer in self.layers:
                 layer.keep(going)
+            if self.graphs is not None:
+                self.graphs.keep(going)
             if self.groups is not None:
                 prompts, self.groups = self.groups.keep(going)
                 for layer in self.layers:
@@ -540,6 +619,9 @@ class _Running:
 
     def decode(self, token: Tensor, position: Tensor) -> None:
         """Finds the logits that follow [r] `token` at [r] `position` in its sequence."""
+        if self.graphs is not None:
+            self.logits = self.graphs.decode(token, position)
+            return
         length = self.layers[0].length + 1
         hidden = self.policy.hidden(
             token[:, None],

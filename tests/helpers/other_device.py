@@ -98,6 +98,9 @@ class DeviceTensor(Tensor):
     def __repr__(self, *args: Any, **kwargs: Any) -> str:
         return f"DeviceTensor({self.on_cpu!r})"
 
+    def data_ptr(self) -> int:
+        return self.on_cpu.data_ptr()
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
