@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from grpo_lightning.engines.base import Finished, Progress
-from grpo_lightning.engines.native import groups_of
+from grpo_lightning.engines.batch import groups_of
 from grpo_lightning.engines.philox import philox
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import StopStrings

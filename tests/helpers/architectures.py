@@ -9,8 +9,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.batch import Batch
 from grpo_lightning.engines.kv_memory import cache_bytes_per_token
-from grpo_lightning.engines.native import NativeEngine, _Batch, _decoding
+from grpo_lightning.engines.native import NativeEngine, _decoding
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.transformers import TransformersEngine
 from grpo_lightning.maths.rollouts import Rollouts
@@ -324,7 +325,7 @@ def decoding(engine: RolloutEngine, policy: Policy, reference: PreTrainedModel, 
 def cached_bytes(policy: Policy) -> float:
     """Bytes per token and row that NativeEngine's cache really takes."""
     with _decoding(policy), torch.no_grad():
-        batch = _Batch(policy, [requests_of([3], 2)], Sampling(max_new_tokens=4), RandomKey(), frozenset())
+        batch = Batch(policy, [requests_of([3], 2)], Sampling(max_new_tokens=4), RandomKey(), frozenset())
         running = batch.prefill()
     return sum(slab.nbytes for layer in running.layers for slab in (layer.key_slab, layer.value_slab)) / (2 * (3 + 4))
 
