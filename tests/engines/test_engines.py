@@ -7,7 +7,7 @@ from helpers.drawing import hands_over_what_it_returns
 from helpers.tiny import CONTEXT, SHAPES, STOP_IDS, policy_of, prompts_of, teacher_forced, tokenizer
 from transformers.cache_utils import Cache
 
-from grpo_lightning.engines import native as native_engine
+from grpo_lightning.engines import batch as batch_module
 from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
@@ -228,13 +228,13 @@ def test_what_is_handed_over_is_what_is_returned(engine_class, max_rows, samplin
 
 def test_native_hands_completions_over_while_others_are_decoded(monkeypatch):
     events: list[Completion | str] = []
-    draw_token = native_engine.draw
+    draw_token = batch_module.draw
 
     def noted(*args):
         events.append("position")
         return draw_token(*args)
 
-    monkeypatch.setattr(native_engine, "draw", noted)
+    monkeypatch.setattr(batch_module, "draw", noted)
     policy, engine = policy_of("gpt2"), NativeEngine(check_every=2)
     engine.sync(policy)
     requests = Request.from_prompts(PROMPTS, 4)

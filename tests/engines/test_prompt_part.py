@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from grpo_lightning.engines import native, prompt_part, slab
+from grpo_lightning.engines import batch, prompt_part, slab
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.prompt_part import Groups, PromptPart, in_two_parts, is_worth, of_products, part
 from grpo_lightning.engines.sampling import Sampling
@@ -214,6 +214,6 @@ def test_the_rule_decides_after_the_check(monkeypatch: Any) -> None:
     engine = NativeEngine()
     engine.check(policy_of("llama"), SAMPLING)
     asked: list[int] = []
-    monkeypatch.setattr(native, "is_worth", lambda keys, rows: bool(asked.append(rows)))
+    monkeypatch.setattr(batch, "is_worth", lambda keys, rows: bool(asked.append(rows)))
     drawn(policy_of("llama"), requests_of([4, 9], 4), engine)
     assert set(asked) == {8}

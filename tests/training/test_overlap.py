@@ -12,7 +12,7 @@ from helpers.games import explore as explore_games
 from helpers.games import player
 from helpers.tiny import policy_of, prompts_of
 
-from grpo_lightning.engines import native as native_engine
+from grpo_lightning.engines import batch as batch_module
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
@@ -49,7 +49,7 @@ def explore(explorer: Explorer, stop: Sequence[str] = (), count: int = 3) -> Exp
 
 
 def test_a_reward_begins_before_the_native_engine_has_drawn_the_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    reward, draw, positions = Waits(), native_engine.draw, 0
+    reward, draw, positions = Waits(), batch_module.draw, 0
 
     def waiting(*args: Any) -> Any:
         nonlocal positions
@@ -58,7 +58,7 @@ def test_a_reward_begins_before_the_native_engine_has_drawn_the_last_token(monke
         assert positions < 32 or reward.begun.wait(SECONDS)
         return draw(*args)
 
-    monkeypatch.setattr(native_engine, "draw", waiting)
+    monkeypatch.setattr(batch_module, "draw", waiting)
     found = explore(Explorer(NativeEngine(check_every=1), Scorer([reward])))
     assert positions == 32
     lengths = [len(sample.token_ids) for sample in found.samples]
