@@ -51,6 +51,7 @@ MAX_TOKENS = {False: 16384, True: 2304}
 """Default `--max-tokens`, by whether the model is a real one."""
 TIMES = {False: {"warm_up": 2, "steps": 5, "rounds": 2}, True: {"warm_up": 1, "steps": 2, "rounds": 1}}
 """Default steps and rounds of a regime, by whether the model is a real one."""
+NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 PACKAGES = ("torch", "transformers", "lightning", "trl")
 
 
@@ -79,6 +80,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--steps", type=int, help="steps timed (10; 3)")
     add("--rounds", type=int, help="runs of each side (2; 1)")
     add("--max-tokens", type=int, help="grpo_lightning's tokens in one forward and backward (16384; 2304)")
+    add("--threads", type=int, help="threads that grpo_lightning divides completions among (as many as cores; 1)")
     add("--trl-rows", type=int, help="TRL's completions in one forward and backward (all of a step)")
     add("--memory-limit", type=float, default=20.0, help="GiB that a side may take (%(default)s)")
     add("--plain", action="store_true", help="grpo_lightning with torch's own products instead of oneDNN's")
@@ -88,6 +90,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     real = bool(options.model)
     options.max_tokens = MAX_TOKENS[real] if options.max_tokens is None else options.max_tokens
+    if options.threads is None:
+        options.threads = 1 if real or options.plain else NUM_CORES
     if options.regime:
         return parse_regimes(parser, options)
     for name, value in (REAL if real else SMALL).items():
@@ -115,7 +119,7 @@ def parse_regimes(parser: argparse.ArgumentParser, options: argparse.Namespace) 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace, races: Sequence[Race]) -> None:
     """Ends with a message for a size that cannot be."""
     for race in races:
-        for name in ("prompt_tokens", "new_tokens", "prompts", "warm_up", "steps", "trl_rows"):
+        for name in ("prompt_tokens", "new_tokens", "prompts", "warm_up", "steps", "trl_rows", "threads"):
             if (value := getattr(race, name)) < 1:
                 parser.error(f"--{name.replace('_', '-')} {value}: give 1 or more")
         if race.group_size < 2:
@@ -151,6 +155,7 @@ def races_of(options: argparse.Namespace) -> list[Race]:
             precision=precision,
             trl_weights=options.trl_weights,
             fast=not options.plain,
+            threads=options.threads,
             prompt_tokens=length,
         )
         for length in dict.fromkeys(options.prompt_tokens)
@@ -170,6 +175,7 @@ def regime_race(options: argparse.Namespace, name: str, sizes: dict[str, Any], p
         precision=precision,
         trl_weights=options.trl_weights,
         fast=not options.plain,
+        threads=options.threads,
     )
 
 
@@ -280,8 +286,7 @@ def records_of(options: argparse.Namespace, results: dict[Race, dict[str, Outcom
     if options.model and (options.model / "config.json").is_file():
         model = f"{Model.from_config(AutoConfig.from_pretrained(options.model)).parameters / 1e6:.0f}M"
     versions = ", ".join(f"{name} {version_of(name)}" for name in PACKAGES)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    note = f"{datetime.date.today().isoformat()}; {cores} cores; {versions}"
+    note = f"{datetime.date.today().isoformat()}; {NUM_CORES} cores; {versions}"
     return [regimes.record_of(model, race, sides, note) for race, sides in results.items()]
 
 

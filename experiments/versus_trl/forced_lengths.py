@@ -81,7 +81,7 @@ def forcing_engine(lengths_of: Callable[[int], Sequence[int]], **options: Any) -
     """
     import torch
 
-    from grpo_lightning.engines import native
+    from grpo_lightning.engines import batch, native
 
     class ForcingEngine(native.NativeEngine):
         """Ends each row at its own length."""
@@ -91,7 +91,7 @@ def forcing_engine(lengths_of: Callable[[int], Sequence[int]], **options: Any) -
         def generate(self, requests: Any, sampling: Any, key: Any, progress: Any = None, finished: Any = None) -> Any:
             """As `NativeEngine.generate`."""
             ends = {(r.prompt_id, r.sample): n for r, n in zip(requests, lengths_of(key.step), strict=True)}
-            with marked_draws(native, ends):
+            with marked_draws(batch, ends):
                 return super().generate(requests, sampling, key, progress, finished)
 
     @contextmanager

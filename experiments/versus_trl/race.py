@@ -48,6 +48,9 @@ class Race:
     fast: bool = True
     """Whether grpo_lightning multiplies by oneDNN on a CPU: `policy.products=auto`, `engine.packed=true`."""
 
+    threads: int = 1
+    """Threads that grpo_lightning divides completions among: `policy.threads`, `engine.threads`."""
+
     @classmethod
     def from_options(cls, options: argparse.Namespace, **others: Any) -> "Race":
         """The sizes that a command line gives; `others` are added, and go before them."""

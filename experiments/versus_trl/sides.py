@@ -56,7 +56,7 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
             return RewardResult([even_fraction(sample.text) for sample in samples], ["ok"] * len(samples))
 
     fast = race.fast and race.accelerator == "cpu"
-    policy = Policy(str(model_folder(folder)), products="auto" if fast else "torch")
+    policy = Policy(str(model_folder(folder)), products="auto" if fast else "torch", threads=race.threads)
     timer = Timer(torch.cuda.synchronize) if race.accelerator == "cuda" else Timer()
     tokens: list[int] = []
     packs: list[int] = []
@@ -94,8 +94,8 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
 
             return VLLMEngine()
         if race.lognormal:
-            return forcing_engine(race.lengths, packed=fast)
-        return NativeEngine(packed=fast, graphs=engine == "graphs")
+            return forcing_engine(race.lengths, packed=fast, threads=race.threads)
+        return NativeEngine(packed=fast, threads=race.threads, graphs=engine == "graphs")
 
     trainer = L.Trainer(
         accelerator={"cuda": "gpu"}.get(race.accelerator, race.accelerator),

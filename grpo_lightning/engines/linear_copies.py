@@ -1,5 +1,6 @@
 """Copies of a model's linear layers for decoding: in the layout that few rows read fastest, or in fewer bytes."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -124,8 +125,10 @@ def _siblings(model: PreTrainedModel) -> list[list[Any]]:
     return list(found.values())
 
 
-class _Joined:
+class _Joined(threading.local):
     """One product for several layers. Those called with other states than the first are computed again.
+
+    Each thread has states of its own.
 
     Args:
         forward: The product of all layers.

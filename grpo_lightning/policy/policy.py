@@ -87,6 +87,9 @@ class Policy(nn.Module):
             head is a plain linear layer; norms, gated MLPs and rotary embeddings of Llama's form in fewer passes,
             unless `compile` is on; and attention to a long prompt once for its group, on a CPU. It changes only
             speed, memory and rounding.
+        threads: On a CPU, pass so many packs at once in an update, each in a thread with a part of the cores. It is
+            faster for small models, whose products are too small to be divided among cores, and takes as many times
+            the memory of a pack. It changes only speed, memory and rounding.
     """
 
     model: PreTrainedModel
@@ -113,8 +116,12 @@ class Policy(nn.Module):
         adapter: LoRA | None = None,
         products: Literal["torch", "onednn", "auto"] = "torch",
         fused: bool = True,
+        threads: int = 1,
     ) -> None:
         super().__init__()
+        if threads < 1:
+            raise UsageError(f"model.policy.threads={threads}: give 1 or more")
+        self.threads = threads
         self.path = path
         self.adapter = adapter
         self.dtype: torch.dtype = getattr(torch, dtype)

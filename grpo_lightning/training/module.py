@@ -4,8 +4,9 @@ import functools
 import math
 import operator
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -28,9 +29,11 @@ from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.kl_penalty import KLPenalty
 from grpo_lightning.maths.mismatch import Mismatch
 from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import sharding
-from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.policy import Policy, TokenLogp
 from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, PolicySnapshot, RecordedLogp
+from grpo_lightning.policy.threads import in_threads
 from grpo_lightning.policy.trained_copy import TrainedCopy
 from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.scorer import Scorer
@@ -330,12 +333,7 @@ class GRPOModule(L.LightningModule):
         mismatches: list[Mismatch] = []
         differs = self._sampler_differs(minibatch)
         gaps = [torch.full((), -math.inf, device=self.device)]
-        for index, pack in enumerate(minibatch.packs, start=1):
-            with self._gradient_sync(index == len(minibatch.packs)):
-                scored = self.policy(pack, self.objective.entropy_bonus > 0)
-                objective, diagnostics = self.objective(scored.logp, scored.entropy, pack)
-                # Ranks average their gradients, but J is a sum over all of them.
-                self.manual_backward(-objective * self.trainer.world_size)
+        for pack, scored, diagnostics in self._gradients(minibatch.packs):
             self.policy.free_masks(pack)
             pack.scored = scored.detached
             if pack.old_logp is None:
@@ -353,6 +351,42 @@ class GRPOModule(L.LightningModule):
         mismatch = functools.reduce(operator.add, mismatches).reduce(reduce) if mismatches else None
         gap = reduce(torch.stack(gaps).max(), reduce_op="max")
         return functools.reduce(operator.add, parts).reduce(reduce), gap, mismatch
+
+    def _gradients(self, packs: Sequence[Rollouts]) -> Iterator[tuple[Rollouts, TokenLogp, Diagnostics]]:
+        """Adds the gradient of each pack to those of the parameters; what was found on the way."""
+
+        def objective_of(pack: Rollouts) -> tuple[TokenLogp, Tensor, Diagnostics]:
+            scored = self.policy(pack, self.objective.entropy_bonus > 0)
+            return scored, *self.objective(scored.logp, scored.entropy, pack)
+
+        def gradient_of(pack: Rollouts) -> tuple[TokenLogp, Diagnostics, Sequence[Tensor | None]]:
+            scored, objective, diagnostics = objective_of(pack)
+            return scored, diagnostics, torch.autograd.grad(-objective, trained, allow_unused=True)
+
+        threads = self.policy.threads if self._is_alone else 1
+        if threads == 1:
+            for index, pack in enumerate(packs, start=1):
+                with self._gradient_sync(index == len(packs)):
+                    scored, objective, diagnostics = objective_of(pack)
+                    # Ranks average their gradients, but J is a sum over all of them.
+                    self.manual_backward(-objective * self.trainer.world_size)
+                yield pack, scored, diagnostics
+            return
+        trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
+        for first in range(0, len(packs), threads):
+            several = packs[first : first + threads]
+            results = in_threads([partial(gradient_of, pack) for pack in several])
+            # Added up in the order of the packs: the sum does not depend on which thread is first.
+            for pack, (scored, diagnostics, gradients) in zip(several, results, strict=True):
+                for parameter, gradient in zip(trained, gradients, strict=True):
+                    if gradient is not None:
+                        parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+                yield pack, scored, diagnostics
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether packs may be passed in threads: on a CPU, by one process, with nothing random in a pass."""
+        return self.device.type == "cpu" and self.trainer.world_size == 1 and not self.policy.dropout
 
     def _sampler_differs(self, minibatch: Minibatch) -> bool:
         """Whether this is a step's first update, and its sampler may be another policy than π_θ: as all ranks see it.

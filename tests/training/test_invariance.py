@@ -124,6 +124,27 @@ def test_the_token_budget_does_not_change_the_gradient(
     assert largest_difference(parts.updates, whole.updates) < 1e-6
 
 
+def test_packs_passed_in_threads_do_not_change_the_gradient(tmp_path: Path) -> None:
+    seen = {name: Gradients() for name in ("one", "two", "two again", "three")}
+    for (name, gradients), threads in zip(seen.items(), (1, 2, 2, 3), strict=True):
+        policy = policy_of(scale=0.05)
+        policy.threads = threads
+        fit(
+            tmp_path / name,
+            [gradients],
+            loop={"max_tokens": 40, "mu": 2},
+            trainer={"max_epochs": 2},
+            policy=policy,
+            objective=Objective(beta=0.1, entropy_bonus=0.01),
+        )
+    one = seen.pop("one").updates
+    assert len(one) == 4
+    for gradients in seen.values():
+        assert largest_difference(gradients.updates, one) < 1e-6
+    for first, again in zip(seen["two"].updates, seen["two again"].updates, strict=True):
+        assert all(first[name].equal(gradient) for name, gradient in again.items())
+
+
 @pytest.mark.parametrize("surrogate", SURROGATES, ids=lambda s: type(s).__name__)
 def test_row_order_and_padding_do_not_change_the_gradient(surrogate: Surrogate) -> None:
     policy, rollouts = policy_of(scale=0.05), rollouts_of([5, 1, 9, 3, 7, 2], prompt_lengths=[4, 2])

@@ -1,0 +1,71 @@
+"""Threads that decode or learn from a part of the completions each, on a CPU.
+
+A pass of a small model is hundreds of small operations. Divided among the cores, each of them waits for its slowest
+part. Completions divided among threads wait only at the end.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+Call = TypeVar("Call", bound=Callable[..., None] | None)
+
+
+def divided(groups: Sequence[Sequence[int]], parts: int) -> list[list[Sequence[int]]]:
+    """The groups in at most `parts` parts of about as many rows; neighbours go to different parts.
+
+    Args:
+        groups: Indices of completions with one prompt, the longest prompts first.
+        parts: 1 or more. Groups that cannot be dealt out evenly are divided themselves.
+    """
+    whole = len(groups) // parts * parts
+    dealt = [[*groups[part:whole:parts]] for part in range(parts)]
+    for group in groups[whole:]:
+        for part, own in enumerate(dealt):
+            if rows := group[part::parts]:
+                own.append(rows)
+    return [part for part in dealt if part]
+
+
+def in_threads(work: Sequence[Callable[[], T]]) -> list[T]:
+    """What each piece of work returns; each has a thread of its own and an equal part of torch's threads.
+
+    Gradients, autocast and inference mode are on or off as outside. The first error is raised when all have ended.
+    """
+    if len(work) == 1:
+        return [work[0]()]
+    threads = torch.get_num_threads()
+    inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    autocast, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+    def run(piece: Callable[[], T]) -> T:
+        torch.set_num_threads(max(1, threads // len(work)))
+        with (
+            torch.inference_mode(inference),
+            torch.set_grad_enabled(gradients),
+            torch.autocast("cpu", dtype, enabled=autocast),
+        ):
+            return piece()
+
+    try:
+        with ThreadPoolExecutor(len(work)) as pool:
+            return list(pool.map(run, work))
+    finally:
+        torch.set_num_threads(threads)  # It is each thread's own, but new threads begin with the last one that was set.
+
+
+def one_at_a_time(function: Call) -> Call:
+    """The function, which threads enter one after the other; None stays None."""
+    if function is None:
+        return function
+    lock = Lock()
+
+    def enter(*args: object) -> None:
+        with lock:
+            function(*args)
+
+    return enter  # type: ignore[return-value]
