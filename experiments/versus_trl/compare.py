@@ -47,7 +47,7 @@ from run_experiment import inserted  # noqa: E402
 SMALL = {"prompt_tokens": [32], "new_tokens": 64, "prompts": 32, "warm_up": 3, "steps": 10, "rounds": 2}
 REAL = {"prompt_tokens": [63, 490], "new_tokens": 32, "prompts": 4, "warm_up": 1, "steps": 3, "rounds": 1}
 """Default sizes, of the small model and of a real one."""
-MAX_TOKENS = {False: 16384, True: 2304}
+MAX_TOKENS = {False: 8192, True: 2304}
 """Default `--max-tokens`, by whether the model is a real one."""
 TIMES = {False: {"warm_up": 2, "steps": 5, "rounds": 2}, True: {"warm_up": 1, "steps": 2, "rounds": 1}}
 """Default steps and rounds of a regime, by whether the model is a real one."""
@@ -79,7 +79,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--warm-up", type=int, help="steps that are not timed, 1 or more (3; 1)")
     add("--steps", type=int, help="steps timed (10; 3)")
     add("--rounds", type=int, help="runs of each side (2; 1)")
-    add("--max-tokens", type=int, help="grpo_lightning's tokens in one forward and backward (16384; 2304)")
+    add("--max-tokens", type=int, help="grpo_lightning's tokens in one forward and backward (8192; 2304)")
     add("--threads", type=int, help="threads that grpo_lightning divides completions among (as many as cores; 1)")
     add("--trl-rows", type=int, help="TRL's completions in one forward and backward (all of a step)")
     add("--memory-limit", type=float, default=20.0, help="GiB that a side may take (%(default)s)")
