@@ -75,7 +75,7 @@ def test_threads_draw_the_same_completions(policy: Policy, options: dict[str, An
 
 @pytest.mark.parametrize("make", [lambda: NativeEngine(threads=0), lambda: Policy("anywhere", threads=0)])
 def test_no_threads_are_refused(make: Any) -> None:
-    with pytest.raises(UsageError, match="threads=0.*give 1 or more"):
+    with pytest.raises(UsageError, match=r"threads=0.*give 1 or more"):
         make()
 
 

@@ -126,12 +126,12 @@ def test_the_token_budget_does_not_change_the_gradient(
 
 def test_packs_passed_in_threads_do_not_change_the_gradient(tmp_path: Path) -> None:
     seen = {name: Gradients() for name in ("one", "two", "two again", "three")}
-    for (name, gradients), threads in zip(seen.items(), (1, 2, 2, 3), strict=True):
+    for (name, recorded), threads in zip(seen.items(), (1, 2, 2, 3), strict=True):
         policy = policy_of(scale=0.05)
         policy.threads = threads
         fit(
             tmp_path / name,
-            [gradients],
+            [recorded],
             loop={"max_tokens": 40, "mu": 2},
             trainer={"max_epochs": 2},
             policy=policy,
@@ -139,8 +139,8 @@ def test_packs_passed_in_threads_do_not_change_the_gradient(tmp_path: Path) -> N
         )
     one = seen.pop("one").updates
     assert len(one) == 4
-    for gradients in seen.values():
-        assert largest_difference(gradients.updates, one) < 1e-6
+    for recorded in seen.values():
+        assert largest_difference(recorded.updates, one) < 1e-6
     for first, again in zip(seen["two"].updates, seen["two again"].updates, strict=True):
         assert all(first[name].equal(gradient) for name, gradient in again.items())
 
