@@ -9,6 +9,7 @@ PyTorch sees a backend registered under its PrivateUse1 key, as an accelerator o
 to CUDA: attention uses the math kernel, random numbers are the CPU's, and `device.type` is "other" (`is_cuda` is true).
 """
 
+import copy
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,6 +101,14 @@ class DeviceTensor(Tensor):
 
     def data_ptr(self) -> int:
         return self.on_cpu.data_ptr()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # torch would copy the storage of a tensor with an address, and this one has none.
+        if id(self) not in memo:
+            copied = self.detach().clone().requires_grad_(self.requires_grad)
+            copied.__dict__ = copy.deepcopy(self.__dict__, memo)
+            memo[id(self)] = copied
+        return memo[id(self)]
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
