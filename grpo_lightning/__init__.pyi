@@ -18,10 +18,10 @@ from grpo_lightning.environments.adapters.skyrl_gym import SkyRLGym as SkyRLGym
 from grpo_lightning.environments.adapters.textarena import TextArena as TextArena
 from grpo_lightning.environments.base import Environment as Environment
 from grpo_lightning.environments.base import Turn as Turn
-from grpo_lightning.environments.games.guess_number import GuessNumber as GuessNumber
 from grpo_lightning.environments.running import Conversations as Conversations
 from grpo_lightning.environments.running import Limits as Limits
 from grpo_lightning.environments.tools import ToolEnvironment as ToolEnvironment
+from grpo_lightning.games.guess_number import GuessNumber as GuessNumber
 from grpo_lightning.inspect.comparison import Metric as Metric
 from grpo_lightning.inspect.comparison import compare as compare
 from grpo_lightning.inspect.estimates import Estimate as Estimate

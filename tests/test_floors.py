@@ -19,6 +19,7 @@ FLOORS = [
     "rewards",
     "engines",
     "environments",
+    "games",
     "training",
     "inspect",
     "command",

@@ -24,7 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from grpo_lightning.environments.adapters.textarena import TextArena
 from grpo_lightning.environments.base import Environment
-from grpo_lightning.environments.games.guess_number import GuessNumber
+from grpo_lightning.games.guess_number import GuessNumber
 from grpo_lightning.tasks.arithmetic import Arithmetic
 from grpo_lightning.tasks.calculator import value_of
 from grpo_lightning.types import Question

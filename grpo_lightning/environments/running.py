@@ -59,8 +59,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for limit in fields(self):
-            least = 0.001 if limit.name == "seconds" else 1
-            at_least(f"data.limits.{limit.name}", getattr(self, limit.name), least)
+            at_least(f"data.limits.{limit.name}", getattr(self, limit.name), 0.001 if limit.name == "seconds" else 1)
 
 
 class Conversations:

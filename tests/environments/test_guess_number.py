@@ -5,7 +5,7 @@ import math
 import pytest
 
 from grpo_lightning.environments.base import Turn
-from grpo_lightning.environments.games.guess_number import GuessNumber
+from grpo_lightning.games.guess_number import GuessNumber
 from grpo_lightning.types import UsageError
 
 

@@ -10,8 +10,8 @@ from make_tiny_policy import EOS
 from transformers.utils.logging import disable_progress_bar
 
 from grpo_lightning.cli import run
-from grpo_lightning.environments.games.guess_number import GuessNumber
 from grpo_lightning.environments.tools import ToolEnvironment
+from grpo_lightning.games.guess_number import GuessNumber
 from grpo_lightning.policy.dialogue import PLAIN, Dialogue
 from grpo_lightning.tasks.arithmetic import Arithmetic
 

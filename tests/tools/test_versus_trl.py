@@ -40,7 +40,7 @@ def test_a_race_survives_the_way_to_another_process(parts: SimpleNamespace):
 def test_defaults_belong_to_the_model(parts: SimpleNamespace, policy_folder: Path):
     small, real = parts.compare.parse([]), parts.compare.parse(["--model", str(policy_folder), "--steps", "7"])
     assert (small.prompt_tokens, small.new_tokens, small.prompts, small.trl_rows) == ([32], 64, 32, 256)
-    assert (small.warm_up, small.steps, small.rounds, small.max_tokens) == (3, 10, 2, 16384)
+    assert (small.warm_up, small.steps, small.rounds, small.max_tokens) == (3, 10, 2, 8192)
     assert (real.prompt_tokens, real.new_tokens, real.prompts, real.trl_rows) == ([63, 490], 32, 4, 32)
     assert (real.warm_up, real.steps, real.rounds, real.memory_limit) == (1, 7, 1, 20)
     assert [race.prompt_tokens for race in parts.compare.races_of(real)] == [63, 490]

@@ -14,7 +14,7 @@ from helpers.paths import ROOT
 from helpers.tiny import CONTEXT, policy_of, requests_of, rollouts_of
 from transformers import GenerationConfig
 
-from grpo_lightning.engines import native
+from grpo_lightning.engines import batch
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy
@@ -60,8 +60,8 @@ def test_our_completions_end_at_their_lengths_and_say_what_the_policy_does(parts
             torch.testing.assert_close(policy(rollouts).logp, torch.tensor(logp), atol=1e-5, rtol=1e-4)
     # Nothing of it stays.
     assert policy.stop_ids == {3, 5}
-    assert native.draw.__module__ == "grpo_lightning.engines.sampling"
-    assert native.uniforms.__module__ == "grpo_lightning.engines.philox"
+    assert batch.draw.__module__ == "grpo_lightning.engines.sampling"
+    assert batch.uniforms.__module__ == "grpo_lightning.engines.philox"
 
 
 def test_trl_is_made_to_end_its_rows_at_their_lengths(parts: SimpleNamespace) -> None:
