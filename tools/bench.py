@@ -194,20 +194,36 @@ def pairs_of(policy: Policy, sizes: Sizes) -> Iterator[Pair]:
     yield Pair("update", "bfloat16", "float32", half, learning(policy, sizes))
 
 
+COUNTS = {
+    "prompts": "prompts",
+    "group_size": "completions per prompt",
+    "prompt_tokens": "tokens of a prompt",
+    "new_tokens": "tokens of a completion",
+    "rounds": "times that each way is measured",
+}
+"""Options that are 1 or more, and their help."""
+
+
+def parse(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None, defaults: dict[str, int]
+) -> argparse.Namespace:
+    """The options of a command line with `COUNTS`, whose defaults are these."""
+    for name, text in COUNTS.items():
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=int, default=defaults[name], help=f"{text} (%(default)s)")
+    options = parser.parse_args(arguments)
+    for name in COUNTS:
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: give 1 or more")
+    return options
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Measures what the fast ways gain over the plain ones.")
-    add = parser.add_argument
-    add("--prompts", type=int, default=8, help="prompts (%(default)s)")
-    add("--group-size", type=int, default=8, help="completions per prompt (%(default)s)")
-    add("--prompt-tokens", type=int, default=192, help="tokens of a prompt (%(default)s)")
-    add("--new-tokens", type=int, default=64, help="tokens of a completion (%(default)s)")
-    add("--rounds", type=int, default=7, help="times that each way is measured (%(default)s)")
-    add("--seconds", type=float, default=110, help="no round begins later (%(default)s)")
-    options = parser.parse_args(arguments)
-    for name in ("prompts", "group_size", "prompt_tokens", "new_tokens", "rounds"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: give 1 or more")
+    parser.add_argument("--seconds", type=float, default=110, help="no round begins later (%(default)s)")
+    defaults = {"prompts": 8, "group_size": 8, "prompt_tokens": 192, "new_tokens": 64, "rounds": 7}
+    options = parse(parser, arguments, defaults)
     sizes = Sizes(options.prompts, options.group_size, options.prompt_tokens, options.new_tokens)
     policy = new_policy()
     begun, pairs = time.perf_counter(), list(pairs_of(policy, sizes))

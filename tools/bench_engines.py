@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import bench
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -88,15 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--model", required=True, help="folder of a causal LM")
     add("--engines", nargs="+", choices=ENGINES, default=["native", "vllm"], help="which (%(default)s)")
     add("--precision", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"], help="of products (%(default)s)")
-    add("--prompts", type=int, default=4, help="prompts (%(default)s)")
-    add("--group-size", type=int, default=8, help="completions per prompt (%(default)s)")
-    add("--prompt-tokens", type=int, default=64, help="tokens of a prompt (%(default)s)")
-    add("--new-tokens", type=int, default=64, help="tokens of a completion (%(default)s)")
-    add("--rounds", type=int, default=3, help="times that each engine is measured, after one that is not (%(default)s)")
-    options = parser.parse_args(arguments)
-    for name in ("prompts", "group_size", "prompt_tokens", "new_tokens", "rounds"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: give 1 or more")
+    defaults = {"prompts": 4, "group_size": 8, "prompt_tokens": 64, "new_tokens": 64, "rounds": 3}
+    options = bench.parse(parser, arguments, defaults)
     policy = Policy(options.model, products="auto")
     policy.load()
     print("| precision | engine | generate, s | sync, s | generate / that of the first | tokens |")
