@@ -505,7 +505,7 @@ class MemoryTable:
         passed = e.updated * e.packs_at_once
         updated = passed if passed.total > stepping / shards else Held(activations=stepping / shards)
         several = f"{e.packs_at_once} packs" if e.packs_at_once > 1 else "a pack"
-        later = 1 if job.captures else 0
+        copied, later = e.linear_copies, job.captures
         kept = "" if state else "keeps nothing"
         rows = (
             Row("process", (job.process,) * 3, "Python and libraries" if job.device == "cpu" else "CUDA context"),
