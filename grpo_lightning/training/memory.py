@@ -519,10 +519,10 @@ class MemoryTable:
             Row("frozen copies", (copies,) * 3, f"{job.frozen_copies} of the policy"),
             Row("gathered weights", gathered, f"of {shards} shards"),
             Row("dequantised weight", (e.dequantised,) * 3, "of the layer that computes"),
-            Row("copies for decoding", (e.linear_copies, *[e.linear_copies * later] * 2), "of the linear layers"),
+            Row("copies for decoding", (copied, copied * later, copied * later), "of the linear layers"),
             Row(
                 "key-value cache",
-                (e.cache, *[e.cache * later] * 2),
+                (e.cache, e.cache * later, e.cache * later),
                 f"{e.rows_at_once} rows x {e.largest.tokens} tokens",
             ),
             Row(
