@@ -106,7 +106,6 @@ class Batch:
         running = self.begin()
         while len(running):
             count = min(check_every, longest - running.oldest)
-            running.make_room(count)
             uniform = self._uniforms(running, check_every)
             for index in range(count):
                 token, logp = draw(running.logits, uniform[:, index], self.sampling)

@@ -45,6 +45,11 @@ class Groups:
         prompts, prompt = self.prompt[rows].unique_consecutive(return_inverse=True)
         return prompts, Groups.of(prompt, len(prompts), None if self.hidden is None else self.hidden[prompts])
 
+    def narrow(self, columns: int) -> "Groups":
+        """Without the columns that only padding has after these."""
+        hidden = None if self.hidden is None else self.hidden[:, :, :columns]
+        return Groups(self.members, self.prompt, self.position, hidden, self.indices)
+
     def join(self, other: "Groups", columns: int, others: int) -> "Groups":
         """These groups and behind them those of other rows, whose prompts have `others` columns, these `columns`."""
         width, hidden = max(columns, others), None
@@ -85,6 +90,13 @@ class PromptPart:
         if len(prompts) == len(self.keys):
             return PromptPart(self.keys, self.values, groups)
         return PromptPart(self.keys.index_select(0, prompts), self.values.index_select(0, prompts), groups)
+
+    def narrow(self, groups: Groups) -> "PromptPart":
+        """With the columns alone that `groups` has."""
+        if groups.hidden is None or groups.hidden.shape[2] == self.keys.shape[2]:
+            return PromptPart(self.keys, self.values, groups)
+        columns = groups.hidden.shape[2]
+        return PromptPart(self.keys[:, :, :columns].clone(), self.values[:, :, :columns].clone(), groups)
 
     def join(self, other: "PromptPart", groups: Groups) -> "PromptPart":
         """These prompts and behind them other ones, padded with zeros."""

@@ -89,11 +89,6 @@ class Running:
                 self.youngest, self.oldest, self.width = torch.stack(extremes).tolist()
         return ended
 
-    def make_room(self, columns: int) -> None:
-        """Makes room for so many columns more, where those that no row sees any longer fill the slab."""
-        if self.joined and self.layers[0].length + columns > self.layers[0].capacity:
-            self._compact(torch.arange(len(self), device=self.rows.device))
-
     def _compact(self, rows: Tensor) -> None:
         """Keeps [r] `rows` of the cache, and the columns from the first one that they see."""
         first = 0
@@ -119,8 +114,9 @@ class Running:
         """Frees the room of rows that have ended, of columns that no row sees, and of those that are not filled."""
         first, length = self._first_column(), self.layers[0].length
         self.mask = None if self.mask is None else self.mask[:, first:length]
+        self.groups = None if self.groups is None else self.groups.narrow(self.width)
         for layer in self.layers:
-            layer.tighten(first)
+            layer.tighten(first, self.groups)
 
     def join(self, other: "Running", columns: int) -> None:
         """Takes in rows that begin, behind those that go on. Both have no room.

@@ -124,8 +124,15 @@ class SlabLayer(DynamicLayer):
         self.key_slab, self.value_slab = self.key_slab[: len(rows)], self.value_slab[: len(rows)]
         self._view()
 
-    def tighten(self, first: int) -> None:
-        """Gives back what the slab takes beyond its rows, and all columns but those from `first` on that are filled."""
+    def tighten(self, first: int, groups: Groups | None) -> None:
+        """Gives back what the slab takes beyond its rows, and all columns but those from `first` on that are filled.
+
+        Args:
+            first: Column.
+            groups: Of the rows, narrowed to their prompts; None without shared prompts.
+        """
+        if self.prompts is not None and groups is not None:
+            self.prompts = self.prompts.narrow(groups)
         keys, values = self._view()
         self.key_slab, self.value_slab = keys[:, :, first:].clone(), values[:, :, first:].clone()
         self.length = self.capacity = self.key_slab.shape[2]
