@@ -178,6 +178,7 @@ def cases(shape: str) -> list[Case]:
         "SGD": ("--model.optimizer=torch.optim.SGD",),
         "bf16-mixed": ("--trainer.precision=bf16-mixed",),
         "rows": ("--model.policy.share_prefix=false",),
+        "threads": ("--model.policy.threads=2",),
     }
     return [
         Case(shape),

@@ -79,7 +79,23 @@ Products = type[TorchProducts]
 
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     """[N, K], [M, K], [M] -> [N, M] float32: left times right transposed; both may be views of any strides."""
-    return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
+    if torch.compiler.is_compiling():
+        return _opaque_product(left, right, bias)
+    return _product(left, right, bias)
+
+
+def _product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    output: Tensor = torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
+    return output
+
+
+# torch's compiler takes oneDNN's operator apart, and expects weights that never change.
+_opaque_product = torch.library.custom_op("grpo_lightning::product", _product, mutates_args=())
+
+
+@_opaque_product.register_fake
+def _(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    return left.new_empty(left.shape[0], right.shape[0])
 
 
 class _Linear(torch.autograd.Function):

@@ -72,6 +72,15 @@ class Head:
         logits = multiply(hidden, weight.to(self.dtype), bias).to(self.exact)
         return logits if self.scale == 1 else logits.mul_(self.scale)
 
+    def put_product(self, into: Tensor, left: Tensor, right: Tensor) -> None:
+        """Writes left times right to `into`, which may be of a wider type."""
+        if self.onednn:
+            into.copy_(product(left, right.t()))
+        elif into.dtype == left.dtype:
+            torch.mm(left, right, out=into)
+        else:
+            into.copy_(left @ right)
+
     def add_product(self, total: Tensor, left: Tensor, right: Tensor) -> None:
         """Adds left times right to `total`, which may be of a wider type."""
         if self.onednn:
@@ -222,12 +231,8 @@ class _TokenLogp(torch.autograd.Function):
                     if hidden_gradient is not None:
                         head.add_product(hidden_gradient[rows], dl, part.to(head.dtype))
                     if weight_gradient is not None:
-                        of_part = weight_gradient[block.columns]
-                        if rows.start == 0 and of_part.dtype == head.dtype and not head.onednn:
-                            torch.mm(dl.t(), scaled[rows], out=of_part)
-                        else:
-                            of_part.zero_() if rows.start == 0 else None
-                            head.add_product(of_part, dl.t(), scaled[rows])
+                        multiply = head.add_product if rows.start else head.put_product
+                        multiply(weight_gradient[block.columns], dl.t(), scaled[rows])
                     if bias_gradient is not None:
                         bias_gradient[block.columns] += dl.t().to(head.exact) @ factor[rows]
                     del logits, dl

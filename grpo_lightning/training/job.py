@@ -70,6 +70,8 @@ def job_of(
         bounds_cache=hasattr(engine, "max_cache_gib"),
         packs=isinstance(engine, NativeEngine) and engine.packed and device == "cpu",
         copied_dtype=engine.dtype if isinstance(engine, NativeEngine) else None,
+        captures=isinstance(engine, NativeEngine) and engine.graphs and device == "cuda",
+        threads=policy.threads if device == "cpu" and spread.world_size == 1 and not policy.dropout else 1,
         dtype=policy.dtype,
         precision=precision,
         attention=attention,

@@ -1,5 +1,6 @@
 """The memory that a run needs on one device, estimated before any of it is used."""
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -99,6 +100,10 @@ class Job:
     """Whether the engine decodes with packed copies of the linear layers."""
     copied_dtype: torch.dtype | None = None
     """Type of the engine's copies of the linear layers, if it has one of its own."""
+    captures: bool = False
+    """Whether the engine decodes in captured steps: its cache and copies then stay where they are."""
+    threads: int = 1
+    """Packs passed at once in an update."""
     dtype: torch.dtype = torch.float32
     precision: str = "32-true"
     attention: str = "sdpa"
@@ -256,7 +261,8 @@ class Estimate:
     @property
     def linear_copies(self) -> int:
         """Bytes of the copies of linear layers that the engine decodes with."""
-        dtype = self.job.copied_dtype or (self.job.cache_dtype if self.job.packs else None)
+        casts = self.job.captures and self.job.cache_dtype != self.job.weight_dtype
+        dtype = self.job.copied_dtype or (self.job.cache_dtype if self.job.packs or casts else None)
         return 0 if dtype is None else numbers_in_copies(self.model) * dtype.itemsize
 
     @property
@@ -336,6 +342,24 @@ class Estimate:
             lengths=torch.tensor(rows),
         )
         return max(rollouts.packs(job.max_tokens, job.shares_prefix), key=size_of)
+
+    @property
+    def num_packs(self) -> int:
+        """Packs of one update, if all are as full as `pack`."""
+        job = self.job
+        tokens = job.prompts_per_step * (job.prompt_tokens + job.group_size * job.sampling.max_new_tokens)
+        return max(1, math.ceil(tokens / job.num_minibatches / size_of(self.pack)[0]))
+
+    @property
+    def packs_at_once(self) -> int:
+        """Packs that are passed at once in an update."""
+        return min(self.job.threads, self.num_packs)
+
+    @property
+    def all_gradients(self) -> int:
+        """Bytes of the gradients, and of those that packs passed at once have each for itself."""
+        at_once = self.packs_at_once
+        return self.gradients * (1 if at_once == 1 else at_once + (self.num_packs > at_once))
 
     @cached_property
     def scored(self) -> Held:
@@ -475,28 +499,39 @@ class MemoryTable:
         """The rows from the bytes of each thing."""
         e, job, shards = estimate, estimate.job, estimate.job.spread.shards
         state, stepping = e.optimizer
-        weights, gradients, copies = e.weights / shards, e.gradients / shards, job.frozen_copies * e.copied / shards
+        weights, gradients, copies = e.weights / shards, e.all_gradients / shards, job.frozen_copies * e.copied / shards
         exchanged = gradients if job.spread.copies_gradients else 0
         # In a backward pass the gradients of gathered weights are whole as well.
         whole = e.gathered if job.adapter is None else min(e.gathered, e.gradients)
         gathered = (e.weights - weights if shards > 1 else 0, e.gathered, e.gathered + whole)
         # The update comes when the pack's activations are gone.
-        updated = e.updated if e.updated.total > stepping / shards else Held(activations=stepping / shards)
+        passed = e.updated * e.packs_at_once
+        updated = passed if passed.total > stepping / shards else Held(activations=stepping / shards)
+        several = f"{e.packs_at_once} packs" if e.packs_at_once > 1 else "a pack"
+        copied, later = e.linear_copies, job.captures
         kept = "" if state else "keeps nothing"
         rows = (
             Row("process", (job.process,) * 3, "Python and libraries" if job.device == "cpu" else "CUDA context"),
             Row("weights", (weights,) * 3, e.described),
-            Row("gradients", (0, 0, gradients + exchanged), "and a copy to exchange" if exchanged else ""),
+            Row(
+                "gradients",
+                (0, 0, gradients + exchanged),
+                "and a copy to exchange" if exchanged else f"of {several}" if e.packs_at_once > 1 else "",
+            ),
             Row("optimizer", (state * 1.0 / shards,) * 3, kept or f"{state / e.gradients:.2g} x the gradients"),
             Row("frozen copies", (copies,) * 3, f"{job.frozen_copies} of the policy"),
             Row("gathered weights", gathered, f"of {shards} shards"),
             Row("dequantised weight", (e.dequantised,) * 3, "of the layer that computes"),
-            Row("copies for decoding", (e.linear_copies, 0, 0), "of the linear layers"),
-            Row("key-value cache", (e.cache, 0, 0), f"{e.rows_at_once} rows x {e.largest.tokens} tokens"),
+            Row("copies for decoding", (copied, copied * later, copied * later), "of the linear layers"),
+            Row(
+                "key-value cache",
+                (e.cache, e.cache * later, e.cache * later),
+                f"{e.rows_at_once} rows x {e.largest.tokens} tokens",
+            ),
             Row(
                 "activations",
                 (e.explored.activations, e.scored.activations, updated.activations),
-                f"a pack of {e.pack.num_tokens + len(e.pack.prompt_token_ids)} tokens in {len(e.pack)} rows",
+                f"{several} of {e.pack.num_tokens + len(e.pack.prompt_token_ids)} tokens in {len(e.pack)} rows",
             ),
             Row("logits", (e.explored.logits, e.scored.logits, updated.logits), "head, log-softmax, entropy"),
             Row("rollouts", (e.rollouts,) * 3, f"{job.rows} completions"),

@@ -1,6 +1,7 @@
 """oneDNN's products against float64, in a layer, in a policy and in a run."""
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -50,6 +51,20 @@ def test_views_of_any_strides_are_read_right() -> None:
     for one, kind in ((layer, torch.float32), (exact, torch.float64)):
         one(hidden.to(kind)).backward(gradient.to(kind))
     close(layer.weight.grad, exact.weight.grad)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_compiled_it_gives_the_same() -> None:
+    layer, _ = layers()
+    hidden = torch.randn(2, 7, 24)
+    results = []
+    for function in (layer, torch.compile(layer, dynamic=True)):
+        states = hidden.clone().requires_grad_()
+        output = function(states).sin()
+        results.append([output, *torch.autograd.grad(output.sum(), [states, *layer.parameters()])])
+    for expected, actual in zip(*results, strict=True):
+        close(actual, expected.double())
 
 
 def test_frozen_weights_get_no_gradient() -> None:
