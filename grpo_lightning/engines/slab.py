@@ -226,6 +226,7 @@ def sharing_attention(
         **kwargs: As there.
     """
     prompts: PromptPart | None = key.__dict__.get(PROMPTS)
+    query = query.to(key.dtype)  # Under autocast the slab has fewer bits, and products would round the scores.
     if prompts is None and (query.shape[2] > 1 or not takes_products(query)):
         return attention(module, query, key, value, attention_mask, scaling, dropout, **kwargs)
     _refuse(kwargs)

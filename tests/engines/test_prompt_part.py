@@ -1,5 +1,6 @@
 """Attention in two parts, to a prompt's keys and to a row's own, is attention to both."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -132,6 +133,17 @@ def test_in_bfloat16_shared_prompts_round_like_copies(monkeypatch: Any, dtype: t
     off = [abs(a.logp[0] - b.logp[0]) for a, b in pairs if a.logp and b.logp and a.token_ids[0] == b.token_ids[0]]
     assert len(off) == 8
     assert max(off) < (1e-5 if dtype is torch.float32 else 0.1)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_scores_are_never_rounded_to_bfloat16(monkeypatch: Any, shared: bool) -> None:
+    monkeypatch.setattr(prompt_part, "SAVED_BYTES", 0 if shared else sys.maxsize)
+    policy, requests = policy_of("llama"), requests_of([4, 9], 4)
+    with torch.autocast("cpu", torch.bfloat16), torch.profiler.profile() as profile:
+        drawn(policy, requests)
+    called = {event.key for event in profile.key_averages()}
+    assert "aten::bmm" not in called
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in called
 
 
 def test_no_row_has_a_copy_of_its_prompt(monkeypatch: Any) -> None:
