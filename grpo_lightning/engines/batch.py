@@ -1,6 +1,6 @@
-"""Completions that are decoded together, and the rows of the cache that they have."""
+"""Completions that are decoded by one loop: all at once, or some while others wait."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import itemgetter
 
@@ -13,9 +13,11 @@ from grpo_lightning.engines.graphs import Graphs
 from grpo_lightning.engines.kept_rows import KeptRows, read
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.prompt_part import Groups, is_worth
+from grpo_lightning.engines.running import Running
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.engines.slab import SlabLayer
 from grpo_lightning.engines.stop_strings import StopStrings
+from grpo_lightning.engines.waiting import Waiting
 from grpo_lightning.maths import ragged
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, FinishReason, RandomKey, Request
@@ -47,22 +49,21 @@ def of_requests(groups: Sequence[Sequence[int]], finished: Finished | None) -> F
 
 
 class Batch:
-    """Completions that are decoded together. Its tensors are indexed by completion, whether it has ended or not.
+    """Completions that are decoded by one loop. Its tensors are indexed by completion, whether it has ended or not.
 
     Args:
         policy: What to decode with, in eval mode and with the slab's attention.
-        groups: Requests with equal `token_ids` are one group.
+        groups: Requests with equal `token_ids` are one group, the longest prompts first.
         sampling: The distribution to draw from.
         key: Seed of the run and exploration step.
         stops: What ends a completion; None lets nothing end it.
         shares: Whether a group's rows share their prompt's keys and values; None decides by what is faster.
         graphs: Captured steps to decode with.
+        finished: Called with each completion that has ended, and its index in the batch.
+        kept: The rows of conversations, to go on from and to keep these; None keeps nothing.
+        fits: The rows that fit at once, by the tokens of each. The others wait, and begin where rows have ended. None
+            begins all at once; so must `graphs` and `kept`.
     """
-
-    finished: Finished | None = None
-    """Called with each completion that has ended, and its index in the batch."""
-    kept: KeptRows | None = None
-    """The rows of conversations, to go on from and to keep these; None keeps nothing."""
 
     def __init__(
         self,
@@ -73,22 +74,25 @@ class Batch:
         stops: StopStrings | None,
         shares: bool | None = None,
         graphs: Graphs | None = None,
+        finished: Finished | None = None,
+        kept: KeptRows | None = None,
+        fits: Callable[[int], int] | None = None,
     ) -> None:
         self.policy = policy
-        self.groups = groups
+        self.requests = [*chain.from_iterable(groups)]
+        self.waiting = Waiting(groups, fits, sampling.max_new_tokens)
         self.sampling = sampling
         self.key = key
         self.stops = stops
         self.shares = shares
         self.graphs = graphs
+        self.finished = finished
+        self.kept = kept
+        plain = plain_layers(policy)
+        self.num_layers, self.windows = len(plain), any(layer.is_sliding for layer in plain)
         device = policy.device
-        prompts = [group[0].token_ids for group in groups]
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        flat = torch.tensor([token for prompt in prompts for token in prompt], device=device)
-        self.input_ids, self.input_lengths = ragged.pad(flat, lengths), lengths
-        keys = [(index, r.prompt_id, r.sample, r.position) for index, group in enumerate(groups) for r in group]
-        self.prompt, self.prompt_id, self.sample, self.position = torch.tensor(keys, device=device).unbind(1)
-        self.prompt_length = lengths[self.prompt]
+        keys = [(r.prompt_id, r.sample, r.position, len(r.token_ids)) for r in self.requests]
+        self.prompt_id, self.sample, self.position, self.prompt_length = torch.tensor(keys, device=device).unbind(1)
         self.stop_ids = torch.tensor(sorted(stops.ids if stops else ()), dtype=torch.int64, device=device)
         shape = (len(keys), sampling.max_new_tokens)
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -98,106 +102,130 @@ class Batch:
 
     def run(self, check_every: int, progress: Progress) -> list[Completion]:
         """Decodes until every completion has ended."""
-        running = self.prefill()
-        uniform = torch.empty(0)
-        for index in range(self.sampling.max_new_tokens):
-            if index % check_every == 0:
-                if self.stops and self.stops.strings and index:
-                    self._search(running, index - check_every, index)
-                if self.kept and index:
-                    self._keep(running, running.ended.nonzero().squeeze(1))
-                rows, over = running.rows, running.ended
-                if ended := running.drop_ended():
-                    progress(ended)
-                    self._hand_over(rows, over)
-                if not len(running):
-                    break
-                uniform = self._uniforms(running.rows, index, check_every)
-            token, logp = draw(running.logits, uniform[:, index % check_every], self.sampling)
-            self.tokens[running.rows, index], self.logp[running.rows, index] = token, logp
-            running.ended |= torch.isin(token, self.stop_ids)
-            if index + 1 < self.sampling.max_new_tokens:
-                running.decode(token, self.prompt_length[running.rows] + index)
-        else:
-            if self.kept:
-                self._keep(running, torch.arange(len(running), device=running.rows.device))
-        progress(len(running))
-        completions = self._completions()
-        if self.finished:
-            for row in running.rows.tolist():
-                self.finished(row, completions[row])
-        return completions
+        longest = self.sampling.max_new_tokens
+        running = self.begin()
+        while len(running):
+            count = min(check_every, longest - running.oldest)
+            uniform = self._uniforms(running, check_every)
+            for index in range(count):
+                token, logp = draw(running.logits, uniform[:, index], self.sampling)
+                self.tokens[running.rows, running.drawn], self.logp[running.rows, running.drawn] = token, logp
+                running.ended |= torch.isin(token, self.stop_ids)
+                position = self.prompt_length[running.rows] + running.drawn
+                running.count_drawn()
+                if running.youngest < longest:
+                    running.decode(token, position)
+            self._look(running, count, progress)
+            running = self._refilled(running)
+        return self._completions()
 
-    def prefill(self) -> "Running":
-        """Reads every prompt once, and copies its keys and values to its completions.
+    def begin(self) -> Running:
+        """Reads the prompts of the first completions, as many as fit."""
+        return self._read(self.waiting.take(0, 0), self.sampling.max_new_tokens)
+
+    def _refilled(self, running: Running) -> Running:
+        """What goes on with those that have waited, if enough rows have ended."""
+        if not self.waiting:
+            return running
+        if not len(running):
+            return self.begin()
+        if parts := self.waiting.take(len(running), running.width):
+            running.tighten()
+            running.join(self._read(parts, 0, running.groups is not None), self.sampling.max_new_tokens)
+        return running
+
+    def _read(self, parts: Sequence[range], columns: int, shares: bool | None = None) -> Running:
+        """Reads every prompt once, and copies its keys and values to its completions, or shares them.
 
         Right-padded: causal attention keeps the padding out of sight, and decoding masks its columns.
-        """
-        width = self.input_ids.shape[1]
-        known = [self.kept.find(group) for group in self.groups] if self.kept else []
-        if any(known):
-            layers, last = read(self.policy, [group[0].token_ids for group in self.groups], known)
-            cache = Cache(layers=list(layers))
-        else:
-            layers = [SlabLayer(width) for _ in plain_layers(self.policy)]
-            cache = Cache(layers=list(layers))
-            hidden = self.policy.hidden(self.input_ids, past_key_values=cache, use_cache=True)
-            last = hidden[torch.arange(len(hidden), device=hidden.device), self.input_lengths - 1]
-        logits = self.policy.logits(last).index_select(0, self.prompt)
-        if self.graphs is not None:
-            self.graphs.start(layers, self.prompt, self.prompt_length, self.sampling.max_new_tokens)
-            return Running(self.policy, Cache(layers=[]), [], logits, None, None, self.graphs)
-        if self._shares(layers):
-            padded = bool((self.input_lengths < width).any())
-            column = torch.arange(width, device=last.device)
-            padding = column >= self.input_lengths[:, None, None] if padded else None
-            groups = Groups.of(self.prompt, len(last), padding)
-            for layer in layers:
-                layer.share(groups, self.sampling.max_new_tokens)
-            return Running(self.policy, cache, layers, logits, None, groups)
-        for layer in layers:
-            layer.expand(self.prompt, width + self.sampling.max_new_tokens)
-        return Running(self.policy, cache, layers, logits, self._mask())
 
-    def _keep(self, running: "Running", rows: Tensor) -> None:
+        Args:
+            parts: The completions of each prompt.
+            columns: Room for the tokens that follow.
+            shares: Whether prompts are shared; None decides by what is faster.
+        """
+        device = self.policy.device
+        prompts = [self.requests[part[0]].token_ids for part in parts]
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        width = max(map(len, prompts))
+        known = [self.kept.find([self.requests[row] for row in part]) for part in parts] if self.kept else []
+        if any(known):
+            layers, last = read(self.policy, prompts, known)
+        else:
+            flat = torch.tensor([token for prompt in prompts for token in prompt], device=device)
+            layers = [SlabLayer(width) for _ in range(self.num_layers)]
+            cache = Cache(layers=list(layers))
+            hidden = self.policy.hidden(ragged.pad(flat, lengths), past_key_values=cache, use_cache=True)
+            last = hidden[torch.arange(len(hidden), device=device), lengths - 1]
+        keys = [(index, row) for index, part in enumerate(parts) for row in part]
+        prompt, rows = torch.tensor(keys, device=device).unbind(1)
+        logits = self.policy.logits(last).index_select(0, prompt)
+        if self.graphs is not None:
+            self.graphs.start(layers, prompt, self.prompt_length[rows], columns)
+            return Running(self.policy, rows, [], logits, width, None, graphs=self.graphs)
+        if self._shares(layers, len(rows)) if shares is None else shares:
+            padded = min(map(len, prompts)) < width
+            column = torch.arange(width, device=device)
+            groups = Groups.of(prompt, len(last), column >= lengths[:, None, None] if padded else None)
+            for layer in layers:
+                layer.share(groups, columns)
+            return Running(self.policy, rows, layers, logits, width, None, groups=groups)
+        for layer in layers:
+            layer.expand(prompt, width + columns)
+        return Running(self.policy, rows, layers, logits, width, self._mask(rows, width, columns), self.windows)
+
+    def _keep(self, running: Running, rows: Tensor) -> None:
         """Keeps the keys and values of [r] `rows` of the cache for the next turn."""
         assert self.kept is not None
-        completions, width = running.rows[rows], self.input_ids.shape[1]
-        requests = [*chain.from_iterable(self.groups)]
-        drawn = self.tokens[completions, : running.layers[0].get_seq_length() - width].tolist()
-        self.kept.save([requests[index] for index in completions.tolist()], drawn, running.layers, rows, width)
+        completions = running.rows[rows]
+        drawn = self.tokens[completions, : running.layers[0].get_seq_length() - running.width].tolist()
+        requests = [self.requests[index] for index in completions.tolist()]
+        self.kept.save(requests, drawn, running.layers, rows, running.width)
 
-    def _shares(self, layers: list[SlabLayer]) -> bool:
+    def _shares(self, layers: list[SlabLayer], rows: int) -> bool:
         """Whether rows see their prompt's keys and values where they are, and none is copied."""
-        if any(layer.is_sliding for layer in plain_layers(self.policy)):
+        if self.windows:
             return False
-        return (
-            all(is_worth(layer.key_slab, len(self.prompt)) for layer in layers) if self.shares is None else self.shares
-        )
+        return all(is_worth(layer.key_slab, rows) for layer in layers) if self.shares is None else self.shares
 
-    def _mask(self) -> Tensor | None:
-        """[B, width + max_new_tokens] bool, False on the padding between prompt and completion; None without any."""
-        width = self.input_ids.shape[1]
-        if bool((self.prompt_length == width).all()):
+    def _mask(self, rows: Tensor, width: int, columns: int) -> Tensor | None:
+        """[r, width + columns] bool, False on the padding between prompt and completion; None without any."""
+        lengths = self.prompt_length[rows]
+        if bool((lengths == width).all()):
             return None
-        column = torch.arange(width + self.sampling.max_new_tokens, device=self.prompt_length.device)
-        mask = (column < self.prompt_length[:, None]) | (column >= width)
-        windows = any(layer.is_sliding for layer in plain_layers(self.policy))
-        # With four dimensions it goes to the attention as it is, and only `slab.mask` knows windows.
-        return mask if windows else mask[:, None, None]
+        column = torch.arange(width + columns, device=lengths.device)
+        return (column < lengths[:, None]) | (column >= width)
 
-    def _uniforms(self, rows: Tensor, first: int, count: int) -> Tensor:
-        """[r, count] random numbers of the completions `rows`, for their drawn tokens from index `first` on."""
-        return uniforms(self.key, self.prompt_id[rows], self.sample[rows], self.position[rows] + first, count)
+    def _uniforms(self, running: Running, count: int) -> Tensor:
+        """[r, count] random numbers for the next tokens of each row."""
+        rows = running.rows
+        first = self.position[rows] + running.drawn
+        return uniforms(self.key, self.prompt_id[rows], self.sample[rows], first, count)
 
-    def _search(self, running: "Running", first: int, end: int) -> None:
-        """Marks the rows as ended whose tokens from index `first` on complete a stop string."""
+    def _look(self, running: Running, count: int, progress: Progress) -> None:
+        """Drops the rows that have ended with one of the last `count` tokens, and tells of them."""
+        longest = self.sampling.max_new_tokens
+        if self.stops and self.stops.strings and running.youngest < longest:
+            self._search(running, count)
+        if running.oldest == longest:
+            running.ended |= running.drawn == longest
+        if self.kept:
+            self._keep(running, running.ended.nonzero().squeeze(1))
+        rows, over = running.rows, running.ended
+        if ended := running.drop_ended():
+            progress(ended)
+            self._hand_over(rows, over)
+
+    def _search(self, running: Running, count: int) -> None:
+        """Marks the rows as ended whose last `count` tokens complete a stop string."""
         assert self.stops is not None
         rows, found = running.rows, []
+        last = running.drawn[:, None] + torch.arange(-count, 0, device=rows.device)
         # The one wait for the device, unless a row has ended.
-        for row, *new in torch.cat([rows[:, None], self.tokens[rows, first:end]], 1).tolist():
+        for row, *new in torch.cat([rows[:, None], self.tokens[rows[:, None], last]], 1).tolist():
+            seen = len(self.drawn[row])
             self.drawn[row] += new
-            found.append(self.stops.first_end(self.drawn[row], first) is not None)
+            found.append(self.stops.first_end(self.drawn[row], seen) is not None)
         if any(found):
             running.ended |= torch.tensor(found, device=rows.device)
 
@@ -221,80 +249,6 @@ class Batch:
             )
         ]
         return [self.stops.cut(completion) for completion in completions] if self.stops else completions
-
-
-class Running:
-    """The completions of a batch that have not ended: a row of the cache each.
-
-    Args:
-        policy: What to decode with.
-        cache: Keys and values of all rows.
-        layers: Those of `cache`.
-        logits: [B, V] float32 of the next tokens.
-        mask: As `Batch` makes it.
-        groups: Which rows share a prompt's keys and values; None where each has a copy.
-        graphs: Captured steps, which have the cache and the mask; None without.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        cache: Cache,
-        layers: list[SlabLayer],
-        logits: Tensor,
-        mask: Tensor | None,
-        groups: Groups | None = None,
-        graphs: Graphs | None = None,
-    ) -> None:
-        self.policy = policy
-        self.cache = cache
-        self.layers = layers
-        self.logits = logits
-        self.mask = mask
-        self.groups = groups
-        self.graphs = graphs
-        self.rows = torch.arange(len(logits), device=logits.device)
-        """[r] int64, the completion that each row is of."""
-        self.ended = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
-        """[r] bool, whether a row has drawn a stop token."""
-
-    def __len__(self) -> int:
-        """Rows of the cache."""
-        return len(self.rows)
-
-    def drop_ended(self) -> int:
-        """Compacts everything to the rows that go on, and returns how many have ended."""
-        # The one wait for the device: how many rows go on.
-        going = (~self.ended).nonzero().squeeze(1)
-        ended = len(self) - len(going)
-        if ended:
-            self.rows, self.logits, self.ended = self.rows[going], self.logits[going], self.ended[going]
-        if ended and len(going):
-            self.mask = None if self.mask is None else self.mask[going]
-            for layer in self.layers:
-                layer.keep(going)
-            if self.graphs is not None:
-                self.graphs.keep(going)
-            if self.groups is not None:
-                prompts, self.groups = self.groups.keep(going)
-                for layer in self.layers:
-                    layer.regroup(prompts, self.groups)
-        return ended
-
-    def decode(self, token: Tensor, position: Tensor) -> None:
-        """Finds the logits that follow [r] `token` at [r] `position` in its sequence."""
-        if self.graphs is not None:
-            self.logits = self.graphs.decode(token, position)
-            return
-        length = self.layers[0].length + 1
-        hidden = self.policy.hidden(
-            token[:, None],
-            past_key_values=self.cache,
-            position_ids=position[:, None],
-            attention_mask=None if self.mask is None else self.mask[..., :length],
-            use_cache=True,
-        )
-        self.logits = self.policy.logits(hidden[:, 0])
 
 
 def plain_layers(policy: Policy) -> list[DynamicLayer]:

@@ -1,10 +1,10 @@
 """The default engine: it decodes with the policy's own weights."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from typing import Literal
 
 import torch
@@ -43,7 +43,7 @@ class NativeEngine(RolloutEngine):
     are compacted away. A model that it cannot decode exactly is refused before the run.
 
     Args:
-        max_rows: Completions decoded at once. Further ones are decoded in batches, longest prompts first.
+        max_rows: Completions decoded at once. Further ones wait, those with the shortest prompts longest.
         check_every: Positions decoded between two checks for finished rows.
         max_cache_gib: Memory for the key-value cache, which bounds the completions decoded at once. None takes what is
             free. It changes speed and memory, and rounding: in bfloat16 a token's probability depends on how many rows
@@ -79,6 +79,7 @@ class NativeEngine(RolloutEngine):
         share_prompts: bool = True,
         threads: int = 1,
         graphs: bool = False,
+        refill: bool = True,
     ) -> None:
         if max_rows < 1 or check_every < 1 or threads < 1:
             raise UsageError(f"max_rows={max_rows}, check_every={check_every}, threads={threads}: give 1 or more")
@@ -91,10 +92,13 @@ class NativeEngine(RolloutEngine):
         self.packed = packed
         self.dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
         self.graphs = graphs
+        self.refill = refill
         self._copies: LinearCopies | None = None
         self.attention = SHARING_ATTENTION if share_prompts else ATTENTION
         self._shares: bool | None = None if share_prompts else False
         """False where prompts' keys and values are not shared; None decides by what is faster."""
+        self._refills = refill
+        """Whether completions that wait begin while others go on: not with a model that would decode them wrongly."""
         self._keeps: bool | None = None
         """Whether the model can go on from kept rows; None as long as nobody has asked."""
         self._kept: KeptRows | None = None
@@ -170,11 +174,16 @@ class NativeEngine(RolloutEngine):
     def check(self, policy: Policy, sampling: Sampling) -> None:
         """Raises UsageError for a policy that it would decode wrongly or not at all, or that does not fit."""
 
-        def decode(requests: Sequence[Request], sampling: Sampling, shares: bool = False) -> list[Completion]:
+        def decode(
+            requests: Sequence[Request], sampling: Sampling, shares: bool = False, refills: bool = False
+        ) -> list[Completion]:
             groups = groups_of(requests)
+            # The first group has decoded two positions when there is room for the others.
+            rows = chain([len(groups[0])], repeat(len(requests)))
+            fits, every = (lambda tokens: next(rows), 2) if refills else (None, self.check_every)
             with _slab_attention(policy, self.attention), copies.in_use() if copies else nullcontext():
-                batch = Batch(policy, chosen(requests, groups), sampling, RandomKey(0, 0), None, shares)
-                return in_order(groups, batch.run(self.check_every, lambda ended: None))
+                batch = Batch(policy, chosen(requests, groups), sampling, RandomKey(0, 0), None, shares, fits=fits)
+                return in_order(groups, batch.run(every, lambda ended: None))
 
         if self.graphs and not torch.cuda.is_available():
             _refuse_graphs_on(policy.device.type)
@@ -183,6 +192,9 @@ class NativeEngine(RolloutEngine):
             fault = trial.fault(policy, decode)
             if not fault and self.attention == SHARING_ATTENTION:
                 self._shares = False if trial.fault(policy, partial(decode, shares=True)) else None
+            if not fault and self.refill:
+                shares = self.attention == SHARING_ATTENTION and self._shares is None and policy.device.type == "cpu"
+                self._refills = not trial.fault(policy, partial(decode, shares=shares, refills=True))
             if not fault and (copies := self._copied(policy)):
                 fault = trial.fault(policy, decode, dtype=copies.dtype)
         if fault:
@@ -227,13 +239,26 @@ class NativeEngine(RolloutEngine):
         done: list[Sequence[int]] = []
         completions: list[Completion] = []
         progress, finished = one_at_a_time(progress or (lambda ended: None)), one_at_a_time(finished)
+        fits = self._refilled_rows(policy, requests, sampling.max_new_tokens)
+        batches = [groups_of(requests)] if fits else self._batches(policy, requests, sampling.max_new_tokens)
         with _decoding(policy, self.attention), self._copies.in_use() if self._copies else nullcontext():
-            for groups in self._batches(policy, requests, sampling.max_new_tokens):
+            for groups in batches:
                 parts = divided(groups, self._num_threads(policy))
                 work = []
                 for part in parts:
-                    batch = Batch(policy, chosen(requests, part), sampling, key, stops, self._shares, graphs)
-                    batch.finished, batch.kept = of_requests(part, finished), self._kept
+                    own, ended = chosen(requests, part), of_requests(part, finished)
+                    batch = Batch(
+                        policy,
+                        own,
+                        sampling,
+                        key,
+                        stops,
+                        self._shares,
+                        graphs,
+                        finished=ended,
+                        kept=self._kept,
+                        fits=fits,
+                    )
                     work.append(partial(batch.run, self.check_every, progress))
                 completions += chain.from_iterable(in_threads(work))
                 done += chain.from_iterable(parts)
@@ -245,6 +270,20 @@ class NativeEngine(RolloutEngine):
         """Threads to decode in: one on a GPU, with other processes, and where rows are kept between turns."""
         alone = policy.device.type == "cpu" and not (dist.is_available() and dist.is_initialized())
         return self.threads if alone and self._kept is None else 1
+
+    def _refilled_rows(
+        self, policy: Policy, requests: Sequence[Request], max_new_tokens: int
+    ) -> Callable[[int], int] | None:
+        """The rows of a thread that fit by the tokens of each, if requests wait for rows that end; None: batches."""
+        if not self._refills or self._graphs is not None or self._kept is not None:
+            return None
+        # Free memory is known now: later the cache takes some of it.
+        threads, memory = self._num_threads(policy), self._memory(policy)
+        longest = max(len(request.token_ids) for request in requests)
+        rows = self._rows_that_fit(policy, longest + max_new_tokens, memory)
+        if not threads <= rows < len(requests):
+            return None
+        return lambda tokens: self._rows_that_fit(policy, tokens, memory) // threads
 
     def _batches(
         self, policy: Policy, requests: Sequence[Request], max_new_tokens: int
@@ -269,10 +308,10 @@ class NativeEngine(RolloutEngine):
         if batch:
             yield batch
 
-    def _rows_that_fit(self, policy: Policy, tokens: int) -> int:
-        """Rows of `tokens` tokens each to decode at once, at least 1."""
+    def _rows_that_fit(self, policy: Policy, tokens: int, memory: int | None = None) -> int:
+        """Rows of `tokens` tokens each to decode at once, at least 1, in so many bytes or in those that are free."""
         config, dtype = policy.config, trial.compute_dtype(policy)
-        memory = self._memory(policy)
+        memory = self._memory(policy) if memory is None else memory
         if self._graphs is not None:
             tokens = column_bucket(tokens)
         rows = rows_at_once(config, dtype, tokens, 1, memory, self.max_rows)
@@ -330,8 +369,7 @@ def _in_two_turns(policy: Policy, attention: str, requests: Sequence[Request], s
             kept.begin(policy)
             kept.shrink(2**31)
             groups = groups_of(turn)
-            batch = Batch(policy, chosen(turn, groups), sampling, RandomKey(0, 0), None)
-            batch.kept = kept
+            batch = Batch(policy, chosen(turn, groups), sampling, RandomKey(0, 0), None, kept=kept)
             completions = batch.run(sampling.max_new_tokens, lambda ended: None)
             kept.end()
     return in_order(groups, completions)

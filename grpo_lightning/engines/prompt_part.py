@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from grpo_lightning.maths import ragged
 
@@ -44,6 +45,25 @@ class Groups:
         prompts, prompt = self.prompt[rows].unique_consecutive(return_inverse=True)
         return prompts, Groups.of(prompt, len(prompts), None if self.hidden is None else self.hidden[prompts])
 
+    def narrow(self, columns: int) -> "Groups":
+        """Without the columns that only padding has after these."""
+        hidden = None if self.hidden is None else self.hidden[:, :, :columns]
+        return Groups(self.members, self.prompt, self.position, hidden, self.indices)
+
+    def join(self, other: "Groups", columns: int, others: int) -> "Groups":
+        """These groups and behind them those of other rows, whose prompts have `others` columns, these `columns`."""
+        width, hidden = max(columns, others), None
+        if self.hidden is not None or other.hidden is not None or columns != others:
+            parts = [(self, columns), (other, others)]
+            hidden = torch.cat([pad(groups._hidden(own), (0, width - own), value=True) for groups, own in parts])
+        prompt = torch.cat([self.prompt, other.prompt + len(self.members)])
+        return Groups.of(prompt, len(self.members) + len(other.members), hidden)
+
+    def _hidden(self, columns: int) -> Tensor:
+        """`hidden`, even without any."""
+        everything = self.members.new_zeros(len(self.members), 1, columns, dtype=torch.bool)
+        return everything if self.hidden is None else self.hidden
+
     def index(self, key_heads: int) -> tuple[Tensor, Tensor]:
         """Where the queries of [r, K] rows and key heads come from and go to in [P, K, R], both flat."""
         if key_heads not in self.indices:
@@ -71,6 +91,20 @@ class PromptPart:
             return PromptPart(self.keys, self.values, groups)
         return PromptPart(self.keys.index_select(0, prompts), self.values.index_select(0, prompts), groups)
 
+    def narrow(self, groups: Groups) -> "PromptPart":
+        """With the columns alone that `groups` has."""
+        if groups.hidden is None or groups.hidden.shape[2] == self.keys.shape[2]:
+            return PromptPart(self.keys, self.values, groups)
+        columns = groups.hidden.shape[2]
+        return PromptPart(self.keys[:, :, :columns].clone(), self.values[:, :, :columns].clone(), groups)
+
+    def join(self, other: "PromptPart", groups: Groups) -> "PromptPart":
+        """These prompts and behind them other ones, padded with zeros."""
+        width = max(self.keys.shape[2], other.keys.shape[2])
+        both = zip((self.keys, self.values), (other.keys, other.values), strict=True)
+        keys, values = (torch.cat([pad(one, (0, 0, 0, width - one.shape[2])) for one in pair]) for pair in both)
+        return PromptPart(keys, values, groups)
+
 
 def is_worth(keys: Tensor, rows: int) -> bool:
     """Whether attention in two parts is faster for so many rows after prompts with these keys [P, K, W, D].
@@ -81,13 +115,16 @@ def is_worth(keys: Tensor, rows: int) -> bool:
     return keys.device.type == "cpu" and 2 * copied * keys.element_size() >= SAVED_BYTES
 
 
-def in_two_parts(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, prompts: PromptPart) -> Tensor:
+def in_two_parts(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, prompts: PromptPart
+) -> Tensor:
     """[r, H, 1, D], [r, K, S, D], [r, K, S, E] -> [r, H, 1, E]: each row sees its prompt and its own keys.
 
     Args:
         query: Of one new token per row.
         key: The rows' own.
         value: The rows' own.
+        mask: [r, 1, 1, S] bool, which of its own keys a row sees; None sees all.
         scaling: Factor of the scores; None is 1 / sqrt(D).
         prompts: The prompts' keys and values.
     """
@@ -95,7 +132,8 @@ def in_two_parts(query: Tensor, key: Tensor, value: Tensor, scaling: float | Non
     key_heads = key.shape[1]
     sources, targets = prompts.groups.index(key_heads)
     flat = query.reshape(rows * key_heads, -1)
-    own, own_sum = part(flat.view(rows, key_heads, -1, size), key, value, None, scaling)
+    hidden = None if mask is None else ~mask[:, 0]
+    own, own_sum = part(flat.view(rows, key_heads, -1, size), key, value, hidden, scaling)
     num_prompts = len(prompts.keys)
     gathered = flat.index_select(0, sources).view(num_prompts, key_heads, -1, size)
     output, log_sum = part(gathered, prompts.keys, prompts.values, prompts.groups.hidden, scaling)

@@ -85,6 +85,8 @@ class Job:
     """Longest prompt."""
     max_rows: int
     """Completions decoded at once."""
+    refills: bool = False
+    """Whether those that wait begin where others have ended: then groups are cut, and fewer rows stay empty."""
     validated_prompts: int = 0
     """Prompts validated at once, with `val_samples` completions each."""
     val_samples: int = 0
@@ -283,13 +285,14 @@ class Estimate:
         return max(self.decoded, key=lambda one: one.rows * one.tokens)
 
     def _fitting(self, num_prompts: int, group_size: int, sampling: Sampling) -> "Decoded":
-        """The largest batch; a group that does not fit is cut."""
+        """What is decoded at once: whole groups, unless one does not fit or rows are refilled."""
         job = self.job
         tokens = job.prompt_tokens + sampling.max_new_tokens
         if num_prompts * group_size == 0:
             return Decoded(0, 0, tokens, sampling)
         memory = sys.maxsize if job.max_cache is None else int(job.max_cache)
-        rows = rows_at_once(job.config, job.cache_dtype, tokens, group_size, memory, job.max_rows)
+        together = 1 if job.refills else group_size
+        rows = rows_at_once(job.config, job.cache_dtype, tokens, together, memory, job.max_rows)
         rows = min(num_prompts * group_size, max(1, rows))
         return Decoded(-(-rows // group_size), rows, tokens, sampling)
 

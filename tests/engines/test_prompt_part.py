@@ -65,7 +65,7 @@ def test_two_parts_are_attention_to_both(dtype: torch.dtype, within: float) -> N
     for rows in (torch.arange(6), torch.tensor([0, 2, 4])):
         prompts, groups = Groups.of(prompt, 3, hidden).keep(rows)
         both = PromptPart(prompt_keys, prompt_values, groups).keep(prompts, groups)
-        found = in_two_parts(query[rows], keys[rows], values[rows], None, both)
+        found = in_two_parts(query[rows], keys[rows], values[rows], None, None, both)
         for place, row in enumerate(rows.tolist()):
             for head in range(4):
                 end, of = widths[prompt[row]], (prompt[row], head // 2)

@@ -11,7 +11,7 @@ import torch
 from helpers.fitting import fit
 from helpers.tiny import policy_of, prompts_of, requests_of
 
-from grpo_lightning.engines import native
+from grpo_lightning.engines import batch
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.objective import Objective
@@ -47,8 +47,8 @@ def test_a_decoding_step_never_waits(lengths: list[int], device: torch.device, m
     expected = engine.generate(requests, sampling, RandomKey())  # Libraries make their handles in the first call.
     monkeypatch.setattr(Policy, "hidden", guarded(Policy.hidden))
     monkeypatch.setattr(Policy, "logits", guarded(Policy.logits))
-    monkeypatch.setattr(native, "draw", guarded(native.draw))
-    monkeypatch.setattr(native, "uniforms", guarded(native.uniforms))
+    monkeypatch.setattr(batch, "draw", guarded(batch.draw))
+    monkeypatch.setattr(batch, "uniforms", guarded(batch.uniforms))
     actual = engine.generate(requests, sampling, RandomKey())
     assert [c.token_ids for c in actual] == [c.token_ids for c in expected]
 

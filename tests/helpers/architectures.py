@@ -326,7 +326,7 @@ def cached_bytes(policy: Policy) -> float:
     """Bytes per token and row that NativeEngine's cache really takes."""
     with _decoding(policy), torch.no_grad():
         batch = Batch(policy, [requests_of([3], 2)], Sampling(max_new_tokens=4), RandomKey(), frozenset())
-        running = batch.prefill()
+        running = batch.begin()
     return sum(slab.nbytes for layer in running.layers for slab in (layer.key_slab, layer.value_slab)) / (2 * (3 + 4))
 
 

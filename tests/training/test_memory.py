@@ -148,6 +148,8 @@ def test_an_optimizer_that_steps_all_at_once_holds_as_much_again() -> None:
     [
         ({}, 16),
         ({"max_rows": 9}, 8),
+        ({"max_rows": 9, "refills": True}, 9),
+        ({"max_rows": 17, "refills": True}, 16),
         ({"max_rows": 3}, 3),
         # A row's cache and, of its logits, four float32 tensors.
         ({"max_cache": (CACHE * 30 + 4 * 64 * 4) * 13}, 12),
