@@ -62,7 +62,7 @@ class Batch:
         finished: Called with each completion that has ended, and its index in the batch.
         kept: The rows of conversations, to go on from and to keep these; None keeps nothing.
         fits: The rows that fit at once, by the tokens of each. The others wait, and begin where rows have ended. None
-            begins all at once; so must `graphs` and `kept`.
+            begins all at once, which `graphs` and `kept` need.
     """
 
     def __init__(

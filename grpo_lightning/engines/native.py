@@ -63,6 +63,9 @@ class NativeEngine(RolloutEngine):
             cache then stay on the GPU between steps, and under autocast copies of the linear layers do. Nobody has run
             it on a GPU yet, so it is off. A model whose positions cannot be captured is decoded without graphs, which
             is logged once.
+        refill: Begin completions that wait as soon as a quarter of the rows is free, beside those that go on. False
+            decodes batch by batch, as it is with `graphs` and in conversations. A group with more completions than half
+            of the rows begins in parts, and each part reads the prompt again. Log-probs differ by rounding.
     """
 
     shares_weights = True
@@ -193,8 +196,12 @@ class NativeEngine(RolloutEngine):
             if not fault and self.attention == SHARING_ATTENTION:
                 self._shares = False if trial.fault(policy, partial(decode, shares=True)) else None
             if not fault and self.refill:
-                shares = self.attention == SHARING_ATTENTION and self._shares is None and policy.device.type == "cpu"
-                self._refills = not trial.fault(policy, partial(decode, shares=shares, refills=True))
+                may_share = self.attention == SHARING_ATTENTION and self._shares is None and policy.device.type == "cpu"
+                ways = [partial(decode, shares=shares, refills=True) for shares in {False, may_share}]
+                self._refills = not any(trial.fault(policy, way) for way in ways)
+                if not self._refills:
+                    name = type(policy.model).__name__
+                    rank_zero_info(f"model.engine.refill: {name} decodes batch by batch, rows that join change it")
             if not fault and (copies := self._copied(policy)):
                 fault = trial.fault(policy, decode, dtype=copies.dtype)
         if fault:

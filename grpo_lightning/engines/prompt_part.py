@@ -100,10 +100,16 @@ class PromptPart:
 
     def join(self, other: "PromptPart", groups: Groups) -> "PromptPart":
         """These prompts and behind them other ones, padded with zeros."""
-        width = max(self.keys.shape[2], other.keys.shape[2])
-        both = zip((self.keys, self.values), (other.keys, other.values), strict=True)
-        keys, values = (torch.cat([pad(one, (0, 0, 0, width - one.shape[2])) for one in pair]) for pair in both)
-        return PromptPart(keys, values, groups)
+        return PromptPart(_stacked(self.keys, other.keys), _stacked(self.values, other.values), groups)
+
+
+def _stacked(first: Tensor, second: Tensor) -> Tensor:
+    """[P, K, W, D], [Q, K, X, D] -> [P + Q, K, max(W, X), D], with zeros behind the shorter ones."""
+    columns = first.shape[2], second.shape[2]
+    both = first.new_zeros(len(first) + len(second), first.shape[1], max(columns), first.shape[3])
+    both[: len(first), :, : columns[0]] = first
+    both[len(first) :, :, : columns[1]] = second
+    return both
 
 
 def is_worth(keys: Tensor, rows: int) -> bool:

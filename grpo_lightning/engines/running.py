@@ -22,7 +22,7 @@ class Running:
         rows: [r] int64, the completion that each row is of.
         layers: Keys and values of all rows.
         logits: [r, V] float32 of the next tokens.
-        width: Columns of their prompts.
+        width: Columns of the widest prompts.
         mask: [r, C] bool, the columns of the slab that a row sees, filled or not; None sees all.
         windows: Whether the model has sliding windows.
         groups: Which rows share a prompt's keys and values; None where each has a copy.
@@ -47,13 +47,12 @@ class Running:
         self.cache = Cache(layers=list(layers))
         self.logits = logits
         self.width = width
-        """Columns of the widest prompts."""
         self.mask = mask
         self.windows = windows
         self.groups = groups
         self.graphs = graphs
         self.ended = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
-        """[r] bool, whether a row has drawn a stop token."""
+        """[r] bool, whether a row has ended."""
         self.drawn = torch.zeros_like(rows)
         """[r] int64, the tokens that each row has drawn."""
         self.widths = torch.full_like(rows, width)
@@ -74,7 +73,7 @@ class Running:
 
     def drop_ended(self) -> int:
         """Compacts everything to the rows that go on, and returns how many have ended."""
-        # The one wait for the device: how many rows go on.
+        # The one wait for the device, unless rows have joined: how many rows go on.
         going = (~self.ended).nonzero().squeeze(1)
         ended = len(self) - len(going)
         if ended:

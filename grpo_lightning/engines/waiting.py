@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from grpo_lightning.types import Request
 
 FREE_FRACTION = 0.25
-"""Fraction of the rows that fit which must be free before others begin: reading prompts now and then is faster."""
+"""Fraction of the rows that must be free before others begin. Reading prompts seldom is faster."""
 
 
 class Waiting:
@@ -15,7 +15,7 @@ class Waiting:
     Args:
         groups: Requests with equal `token_ids`, the longest prompts first.
         fits: The rows that fit at once, by the tokens of each; None fits all.
-        max_new_tokens: That may follow a prompt.
+        max_new_tokens: Most tokens that may follow a prompt.
     """
 
     def __init__(
@@ -23,16 +23,16 @@ class Waiting:
     ) -> None:
         self._parts: deque[tuple[int, range]] = deque()
         """Tokens of each prompt, and the indices of its completions."""
-        self.num_rows = 0
+        self._num_rows = 0
         for group in groups:
-            self._parts.append((len(group[0].token_ids), range(self.num_rows, self.num_rows + len(group))))
-            self.num_rows += len(group)
+            self._parts.append((len(group[0].token_ids), range(self._num_rows, self._num_rows + len(group))))
+            self._num_rows += len(group)
         self._fits = fits
         self._max_new_tokens = max_new_tokens
 
     def __len__(self) -> int:
         """Completions that wait."""
-        return self.num_rows
+        return self._num_rows
 
     def take(self, going: int, width: int) -> list[range]:
         """The completions of each prompt that begin now; none while too few rows are free.
@@ -43,9 +43,11 @@ class Waiting:
             going: Rows that go on.
             width: Tokens of their longest prompt.
         """
-        fits = self.num_rows if self._fits is None else self._fits(max(width, self._parts[0][0]) + self._max_new_tokens)
+        fits = (
+            self._num_rows if self._fits is None else self._fits(max(width, self._parts[0][0]) + self._max_new_tokens)
+        )
         free = fits - going
-        if going and free < min(max(1, FREE_FRACTION * fits), self.num_rows):
+        if going and free < min(max(1, FREE_FRACTION * fits), self._num_rows):
             return []
         taken: list[range] = []
         while self._parts and free > 0:
@@ -57,5 +59,5 @@ class Waiting:
                 break
             taken.append(part[:count])
             free -= count
-        self.num_rows -= sum(map(len, taken))
+        self._num_rows -= sum(map(len, taken))
         return taken

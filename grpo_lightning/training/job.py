@@ -48,6 +48,7 @@ def job_of(
     is_loaded = hasattr(policy, "model")
     if is_loaded:
         attention = attention_of(policy.model)
+    talks = module.explorer.conversations is not None
     max_cache_gib = getattr(engine, "max_cache_gib", None)
     # Known once the weights are there; before that, what a model with these settings does.
     expected = policy.share_prefix and full and attention == ATTENTION
@@ -63,7 +64,7 @@ def job_of(
         max_tokens=loop.max_tokens,
         prompt_tokens=prompt_tokens,
         max_rows=getattr(engine, "max_rows", loop.prompts_per_step * loop.group_size),
-        refills=isinstance(engine, NativeEngine) and engine.refill and not engine.graphs,
+        refills=isinstance(engine, NativeEngine) and engine.refill and not engine.graphs and not talks,
         validated_prompts=0 if validation is None else validation.val_batch_size,
         val_samples=module.val_samples,
         max_cache=None if max_cache_gib is None else max_cache_gib * GIB,

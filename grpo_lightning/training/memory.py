@@ -412,6 +412,7 @@ class Estimate:
 
 
 UNTOUCHED = {
+    "threads": ("model", "optimizer", "explored", "pack", "scored", "updated", "_twins"),
     "spread": ("model", "optimizer", "explored", "pack", "scored", "updated", "_twins"),
     "max_cache": ("model", "optimizer", "pack", "scored", "updated", "_twins"),
     "max_rows": ("model", "optimizer", "pack", "scored", "updated", "_twins"),
@@ -508,7 +509,7 @@ class MemoryTable:
         passed = e.updated * e.packs_at_once
         updated = passed if passed.total > stepping / shards else Held(activations=stepping / shards)
         several = f"{e.packs_at_once} packs" if e.packs_at_once > 1 else "a pack"
-        copied, later = e.linear_copies, job.captures
+        copied, stays = e.linear_copies, job.captures
         kept = "" if state else "keeps nothing"
         rows = (
             Row("process", (job.process,) * 3, "Python and libraries" if job.device == "cpu" else "CUDA context"),
@@ -522,10 +523,10 @@ class MemoryTable:
             Row("frozen copies", (copies,) * 3, f"{job.frozen_copies} of the policy"),
             Row("gathered weights", gathered, f"of {shards} shards"),
             Row("dequantised weight", (e.dequantised,) * 3, "of the layer that computes"),
-            Row("copies for decoding", (copied, copied * later, copied * later), "of the linear layers"),
+            Row("copies for decoding", (copied, copied * stays, copied * stays), "of the linear layers"),
             Row(
                 "key-value cache",
-                (e.cache, e.cache * later, e.cache * later),
+                (e.cache, e.cache * stays, e.cache * stays),
                 f"{e.rows_at_once} rows x {e.largest.tokens} tokens",
             ),
             Row(
@@ -606,6 +607,8 @@ def remedies(estimate: Estimate, phase: str | None = None, devices: int = 1) -> 
         f"loop.max_tokens={pack // 2}": {"max_tokens": pack // 2},
         "model.policy.gradient_checkpointing=true": {"recomputes": True},
     }
+    if job.threads > 1:
+        computing["model.policy.threads=1"] = {"threads": 1}
     if job.device != "cpu":
         computing["model.policy.offload_activations=true"] = {"offloads": True}
     keeping: dict[str, dict[str, Any]] = {

@@ -382,6 +382,7 @@ class GRPOModule(L.LightningModule):
                     if gradient is not None:
                         parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
                 yield pack, scored, diagnostics
+            del results, gradients, gradient  # The next packs have gradients of their own.
 
     @property
     def _is_alone(self) -> bool:

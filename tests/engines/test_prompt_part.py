@@ -87,6 +87,21 @@ def test_groups_by_hand() -> None:
     assert left.members.tolist() == [[0]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_hundreds_of_columns_that_are_not_seen_weigh_nothing(dtype: torch.dtype) -> None:
+    # More than a block of the kernel's keys, before those that are seen: as of a row that joined late.
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 2, size, 16).to(dtype) for size in (3, 1300, 1300))
+    mask = torch.ones(2, 1, 1, 1300, dtype=torch.bool)
+    mask[1, ..., :1290] = False
+    outputs = part(query, key, value, ~mask[:, 0], None)[0], slab.kernels.masked(query, key, value, mask)
+    for row, first in ((0, 0), (1, 1290)):
+        for head in range(2):
+            expected, _ = exact(query[row, head], key[row, head, first:], value[row, head, first:], 16**-0.5)
+            for output in outputs:
+                assert torch.allclose(output[row, head].double(), expected, atol=2e-2)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_plain_products_are_the_kernels_attention(masked: bool) -> None:
     torch.manual_seed(0)
