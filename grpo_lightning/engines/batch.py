@@ -97,7 +97,7 @@ class Batch:
         shape = (len(keys), sampling.max_new_tokens)
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
         self.logp = torch.zeros(shape, dtype=torch.float32, device=device)
-        self.drawn: list[list[int]] = [[] for _ in keys]
+        self.searched: list[list[int]] = [[] for _ in keys]
         """What was searched for stop strings of each completion so far."""
 
     def run(self, check_every: int, progress: Progress) -> list[Completion]:
@@ -223,9 +223,9 @@ class Batch:
         last = running.drawn[:, None] + torch.arange(-count, 0, device=rows.device)
         # The one wait for the device, unless a row has ended.
         for row, *new in torch.cat([rows[:, None], self.tokens[rows[:, None], last]], 1).tolist():
-            seen = len(self.drawn[row])
-            self.drawn[row] += new
-            found.append(self.stops.first_end(self.drawn[row], seen) is not None)
+            seen = len(self.searched[row])
+            self.searched[row] += new
+            found.append(self.stops.first_end(self.searched[row], seen) is not None)
         if any(found):
             running.ended |= torch.tensor(found, device=rows.device)
 

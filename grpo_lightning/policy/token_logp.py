@@ -74,21 +74,24 @@ class Head:
 
     def put_product(self, into: Tensor, left: Tensor, right: Tensor) -> None:
         """Writes left times right to `into`, which may be of a wider type."""
-        if self.onednn:
-            into.copy_(product(left, right.t()))
-        elif into.dtype == left.dtype:
+        if self._in_place(into, left):
             torch.mm(left, right, out=into)
         else:
-            into.copy_(left @ right)
+            into.copy_(self._product(left, right))
 
     def add_product(self, total: Tensor, left: Tensor, right: Tensor) -> None:
         """Adds left times right to `total`, which may be of a wider type."""
-        if self.onednn:
-            total.add_(product(left, right.t()))
-        elif total.dtype == left.dtype:
+        if self._in_place(total, left):
             total.addmm_(left, right)
         else:
-            total.add_(left @ right)
+            total.add_(self._product(left, right))
+
+    def _in_place(self, into: Tensor, left: Tensor) -> bool:
+        """Whether torch's product writes to where it belongs."""
+        return not self.onednn and into.dtype == left.dtype
+
+    def _product(self, left: Tensor, right: Tensor) -> Tensor:
+        return product(left, right.t()) if self.onednn else left @ right
 
 
 def sums_of(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:

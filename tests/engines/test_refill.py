@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.command import Grpo
 from helpers.drawing import hands_over_what_it_returns
-from helpers.fitting import scalars
+from helpers.fitting import fitted_scalars
 from helpers.recorded_graph import RecordedGraphs
 from helpers.tiny import SHAPES, policy_of, requests_of, teacher_forced
 from torch import Tensor
@@ -334,25 +334,19 @@ def test_what_begins_when_by_hand() -> None:
     assert Waiting(groups, None, 20).take(0, 0) == [range(4), range(4, 8), range(8, 17), range(17, 20)]
 
 
-def run(grpo: Grpo, name: str, *options: str) -> dict[str, dict[int, float]]:
-    code, _, errors = grpo(
-        "fit",
-        f"--trainer.default_root_dir={name}",
-        "--trainer.max_epochs=2",
-        "--loop.group_size=8",
-        "--model.rewards=[RandomReward]",
-        "--model.sampling.max_new_tokens=24",
-        "--model.engine.check_every=2",
-        *options,
-    )
-    assert code == 0, errors
-    return scalars(name)
+TWO_STEPS = (
+    "--trainer.max_epochs=2",
+    "--loop.num_minibatches=1",
+    "--model.sampling.max_new_tokens=24",
+    "--model.engine.max_rows=6",
+    "--model.engine.check_every=2",
+)
 
 
 def test_a_run_that_refills_has_the_scalars_of_one_that_does_not(grpo: Grpo, joined: Any) -> None:
-    batches = run(grpo, "batches", "--model.engine.max_rows=6", "--model.engine.refill=false")
+    batches = fitted_scalars(grpo, "batches", *TWO_STEPS, "--model.engine.refill=false")
     assert not joined
-    refilled = run(grpo, "refilled", "--model.engine.max_rows=6")
+    refilled = fitted_scalars(grpo, "refilled", *TWO_STEPS)
     # More than the one of the check.
     assert len(joined) > 1
     assert set(refilled) == set(batches)

@@ -23,6 +23,7 @@ from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import Question, Sample
+from helpers.command import Grpo
 from helpers.tiny import policy_of
 
 
@@ -118,6 +119,22 @@ def fit(
     fitting = L.Trainer(**options | {"callbacks": [*callbacks, GRPOLoop(**sizes)]} | (trainer or {}))
     fitting.fit(grpo, datamodule=data or PromptDataModule(Echo(), val_batch_size=5), ckpt_path=ckpt_path)
     return grpo
+
+
+def fitted_scalars(grpo: Grpo, name: str, *options: str) -> dict[str, dict[int, float]]:
+    """The scalars of `grpo fit` into the folder `name`: by default three steps of two updates, with random rewards."""
+    code, _, errors = grpo(
+        "fit",
+        f"--trainer.default_root_dir={name}",
+        "--trainer.max_epochs=3",
+        "--loop.num_minibatches=2",
+        "--model.rewards=[RandomReward]",
+        "--loop.group_size=8",
+        "--model.sampling.max_new_tokens=12",
+        *options,
+    )
+    assert code == 0, errors
+    return scalars(name)
 
 
 def scalars(folder: Path | str) -> dict[str, dict[int, float]]:

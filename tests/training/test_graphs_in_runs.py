@@ -2,31 +2,17 @@
 
 import pytest
 from helpers.command import Grpo
-from helpers.fitting import scalars
+from helpers.fitting import fitted_scalars
 from helpers.recorded_graph import RecordedGraphs
 
 from grpo_lightning.engines.graphs import Graphs
 
-OPTIONS = (
-    "--trainer.max_epochs=3",
-    "--loop.num_minibatches=2",
-    "--model.rewards=[RandomReward]",
-    "--loop.group_size=8",
-    "--model.sampling.max_new_tokens=12",
-)
-
-
-def run(grpo: Grpo, name: str, *options: str) -> dict[str, dict[int, float]]:
-    code, _, errors = grpo("fit", f"--trainer.default_root_dir={name}", *OPTIONS, *options)
-    assert code == 0, errors
-    return scalars(name)
-
 
 def test_graphs_change_no_scalar_and_outlive_the_steps(grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = run(grpo, "plain")
+    plain = fitted_scalars(grpo, "plain")
     recorded, made, init = RecordedGraphs.install(monkeypatch), [], Graphs.__init__
     monkeypatch.setattr(Graphs, "__init__", lambda self, *args: made.append(self) or init(self, *args))
-    graphs = run(grpo, "graphs", "--model.engine.graphs=true")
+    graphs = fitted_scalars(grpo, "graphs", "--model.engine.graphs=true")
     assert set(graphs) == set(plain)
     for name in plain:
         if not name.startswith(("time/", "perf/")):
