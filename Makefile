@@ -15,10 +15,10 @@ TEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -rfEs -n $(JOBS) --dist 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1: /'
 
-demo: $(INSTALLED) ## make a tiny policy, train it with GRPO on a CPU, print what it learned (two minutes)
+demo: $(INSTALLED) ## make a tiny policy, train it with GRPO on a CPU, print what it learned (two to three minutes)
 	$(BIN)/python tools/demo.py
 
-real: $(SMOLLM2_INSTALLED) ## get a real language model, train it on sums in words, print what it learned (eight minutes)
+real: $(SMOLLM2_INSTALLED) ## get a real language model, train it on sums in words, print what it learned (eight minutes to half an hour)
 	$(BIN)/python tools/real.py
 
 bench: $(INSTALLED) ## print what the fast ways gain over the plain ones, in one run (two minutes)
@@ -43,7 +43,7 @@ lint: $(INSTALLED) ## check format, style and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-docs: $(DOCS_INSTALLED) ## build the documentation as a site, in site/
+docs: $(DOCS_INSTALLED) ## build the documentation in site/; `python -m http.server -d site` serves it, with search
 	$(BIN)/mkdocs build --strict
 
 # constraints.txt pins the tested versions.

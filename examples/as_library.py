@@ -29,7 +29,7 @@ def train(path: str, folder: Path, steps: int = 60, prompts: int = 32, questions
         accelerator="cpu",
         max_epochs=steps,  # exploration steps
         check_val_every_n_epoch=min(10, steps),
-        log_every_n_steps=1,  # every update
+        log_every_n_steps=1,
         num_sanity_val_steps=0,
         default_root_dir=folder,
         logger=TensorBoardLogger(folder, name="", version=""),  # in the folder itself, as grpo fit does

@@ -10,7 +10,6 @@ from grpo_lightning.engines.stop_strings import StopStrings as StopStrings
 from grpo_lightning.engines.transformers import TransformersEngine as TransformersEngine
 from grpo_lightning.engines.vllm import VLLMEngine as VLLMEngine
 from grpo_lightning.engines.vllm_server import VLLMServerEngine as VLLMServerEngine
-from grpo_lightning.engines.weight_transfer import NCCL as NCCL
 from grpo_lightning.engines.weight_transfer import SharedFolder as SharedFolder
 from grpo_lightning.engines.weight_transfer import WeightTransfer as WeightTransfer
 from grpo_lightning.environments.adapters.openenv import OpenEnv as OpenEnv
@@ -171,12 +170,14 @@ from grpo_lightning.training.callbacks.time_limit import StepTimer as StepTimer
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO as AtomicCheckpointIO
 from grpo_lightning.training.data import PromptDataModule as PromptDataModule
 from grpo_lightning.training.dynamic_sampling import DynamicSampling as DynamicSampling
+from grpo_lightning.training.evaluation import Validation as Validation
 from grpo_lightning.training.explorer import Exploration as Exploration
 from grpo_lightning.training.explorer import Explorer as Explorer
 from grpo_lightning.training.fellow_ranks import FailTogether as FailTogether
 from grpo_lightning.training.loop import GRPOLoop as GRPOLoop
 from grpo_lightning.training.module import GRPOModule as GRPOModule
 from grpo_lightning.training.observer import Observer as Observer
+from grpo_lightning.training.schedules import WarmupCosine as WarmupCosine
 from grpo_lightning.training.source import RolloutSource as RolloutSource
 from grpo_lightning.training.source import SourceInputs as SourceInputs
 from grpo_lightning.training.source import Synchronous as Synchronous

@@ -2,6 +2,7 @@
 
 import logging
 import pkgutil
+import random
 import re
 import sys
 import warnings
@@ -20,7 +21,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info
 
-from grpo_lightning import engines, environments, maths, policy, rewards, tasks
+from grpo_lightning import engines, environments, games, maths, policy, rewards, tasks
+from grpo_lightning.command import early
 from grpo_lightning.command.imports import refusal
 from grpo_lightning.command.mistakes import refused_argument
 from grpo_lightning.command.overview import COMMANDS
@@ -29,7 +31,7 @@ from grpo_lightning.inspect.inspector import Inspector
 from grpo_lightning.inspect.record import FOLDER
 from grpo_lightning.rewards.scorer import RewardFailure
 from grpo_lightning.training import disk, internals
-from grpo_lightning.training.board import Board
+from grpo_lightning.training.board import Board, RunCSVLogger, is_in
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint, checkpoints_of, refuse_overwriting
 from grpo_lightning.training.callbacks.completions import SampledCompletions
 from grpo_lightning.training.callbacks.config import SaveConfig
@@ -49,11 +51,12 @@ from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.optimizer_options import refuse_metric
 from grpo_lightning.training.plan import Planner, PlanningTrainer
 from grpo_lightning.training.precision import validate_precision
+from grpo_lightning.training.restoring import refuse_half_a_step
 from grpo_lightning.training.stale import StaleSource as StaleSource  # its name is known in YAML
 from grpo_lightning.training.strategy import refuse_fsdp1
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import UsageError, at_least
 
-FAMILIES = (maths, tasks, rewards, policy, engines, environments)
+FAMILIES = (maths, tasks, rewards, policy, engines, environments, games)
 """The folders of the families. A class in any of their files is known by its short name in YAML."""
 
 REPLACED_BY = {
@@ -63,11 +66,12 @@ REPLACED_BY = {
     "limit_train_batches": f"trainer.max_epochs for fewer steps; {PASSES}",
     "overfit_batches": "few questions in data.task, for as many steps as it takes",
     "reload_dataloaders_every_n_epochs": "nothing: every step samples anew",
+    "barebones": "trainer.logger=false and trainer.enable_checkpointing=false; it would log no metric either",
 }
 """Trainer options that conflict with manual optimisation or exact resuming, and what to use instead."""
 
 
-NOTHING = {"overfit_batches": 0, "reload_dataloaders_every_n_epochs": 0}
+NOTHING = {"overfit_batches": 0, "reload_dataloaders_every_n_epochs": 0, "barebones": False}
 """The default of those whose default is not None."""
 
 
@@ -112,6 +116,7 @@ class GRPOCLI(LightningCLI):
                 "model.old_policy": {"class_path": "RecordedLogp"},
                 "model.sampling": {},
                 "model.val_sampling": {},
+                "model.validation": {},
                 "loop.stop": {"class_path": "FixedPasses"},
                 "loop.source": {"class_path": "Synchronous"},
                 "model.objective": {
@@ -125,6 +130,16 @@ class GRPOCLI(LightningCLI):
         parser.link_arguments("seed_everything", "loop.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Reads the options; refuses a seed that is none, from which other seeds follow."""
+        super().parse_arguments(parser, args)
+        seed = self.config[self.config.subcommand].seed_everything
+        if isinstance(seed, bool) or not 0 <= seed < 2**32:
+            raise UsageError(
+                f"seed_everything={str(seed).lower()}: give a number from 0 to {2**32 - 1}, with which the run can be "
+                f"repeated and continued, such as {random.SystemRandom().randrange(10_000)}"
+            )
+
     def before_instantiate_classes(self) -> None:
         """Refuses options that this program replaces."""
         trainer = self.config[self.subcommand].trainer
@@ -136,6 +151,8 @@ class GRPOCLI(LightningCLI):
                 f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: use loop.max_tokens; it sets the "
                 "memory of a forward and backward and never changes the gradient"
             )
+        lr = (self.config[self.subcommand].model.optimizer.get("init_args") or {}).get("lr")
+        at_least("model.optimizer.lr", lr if isinstance(lr, (int, float)) else None, 0)
         scheduler = self.config[self.subcommand].model.lr_scheduler
         if scheduler is not None:
             refuse_metric(import_object(scheduler.class_path))
@@ -158,21 +175,19 @@ class GRPOCLI(LightningCLI):
         """Reads data and weights."""
         # Mistakes in the data, the folder of the model or that of the run show before anything is written.
         stage, trainer = str(self.subcommand), self.trainer
-        self.model.explorer.conversations = self.datamodule.conversations
+        self.model.connect(self.datamodule)
         self._validate_checkpoint(stage)
         if stage == "fit":
             folder, path = checkpoints_of(trainer), self.config_init[stage].ckpt_path
             is_own = path is not None and ("://" in path or Path(path).resolve().parent == folder.resolve())
-            if not is_own and trainer.checkpoint_callback is not None:
+            if not is_own and StepCheckpoint.find(trainer) is not None:
                 refuse_overwriting(folder)
             loop = GRPOLoop.find(trainer)
             loop.validate(self.model)
             loop.validate_trainer(trainer, self.model)
             try_optimizer(self.model)
         self.model.policy.check()
-        model = self.model
-        validates = trainer.limit_val_batches != 0
-        self.datamodule.load(stage, model.policy, model.sampling, model.explorer.scorer, validates, model.val_sampling)
+        self.model.read_questions(self.datamodule, stage, validates=trainer.limit_val_batches != 0)
         # Lightning starts its loggers, which write, before it asks for the weights.
         with trainer.strategy.tensor_init_context(), trainer.strategy.precision_plugin.module_init_context():
             self.model.load(trainer.strategy.precision_plugin)
@@ -194,7 +209,7 @@ class GRPOCLI(LightningCLI):
         path = last if given == "last" else Path(given)
         if not path.exists():
             if given != "last" or stage != "fit":
-                raise UsageError(f"ckpt_path={given}: there is no such checkpoint. Give its path, or `last` for {last}")
+                raise UsageError(early.no_such_checkpoint(given if given != "last" else f"last ({last})"))
             elsewhere = sorted(Path(self.trainer.default_root_dir).glob("lightning_logs/*/checkpoints/last.ckpt"))
             if elsewhere:
                 raise UsageError(f"ckpt_path=last: {last} does not exist. Give --ckpt_path {elsewhere[-1]}")
@@ -210,6 +225,8 @@ class GRPOCLI(LightningCLI):
             raise UsageError(
                 f"ckpt_path={path}: it holds the weights alone, without the optimizer's state to go on with"
             )
+        if stage == "fit":
+            refuse_half_a_step(checkpoint, path)
         done, steps = checkpoint["epoch"] + 1, self.trainer.max_epochs
         if stage == "fit" and steps is not None and 0 <= steps <= done:
             raise UsageError(
@@ -221,8 +238,8 @@ class GRPOCLI(LightningCLI):
         """Nothing: Lightning reads the whole checkpoint here to look for options, and there are none."""
 
     def _run_subcommand(self, subcommand: str) -> None:
-        checkpoint, folder = self.trainer.checkpoint_callback, Path(self.trainer.default_root_dir)
-        checkpoint = checkpoint if isinstance(checkpoint, StepCheckpoint) else None
+        trainer: Any = self.trainer
+        checkpoint, folder = StepCheckpoint.find(trainer), Path(trainer.default_root_dir)
         try:
             super()._run_subcommand(subcommand)
         except Exception as error:
@@ -242,8 +259,12 @@ class GRPOCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """The trainer, with the logger, callbacks and checkpoint files of this package."""
         config = self.config_init[self.subcommand].trainer
+        given = config.logger if isinstance(config.logger, list) else [config.logger]
         if config.logger in (None, True):
-            kwargs["logger"] = Board(config.default_root_dir, name="", version="", default_hp_metric=False)
+            kwargs["logger"] = Board(config.default_root_dir)
+        elif config.logger is not False and not any(is_in(config.default_root_dir, one) for one in given):
+            # So that `grpo report` can read the run.
+            kwargs["logger"] = [*given, RunCSVLogger(config.default_root_dir)]
         # A bar in a file is a mess of carriage returns.
         has_bar = sys.stdout.isatty() if config.enable_progress_bar is None else config.enable_progress_bar
         kwargs["enable_progress_bar"] = has_bar
@@ -337,6 +358,8 @@ def run_rank(args: Sequence[str] | None = None) -> None:
     """The command line in this process alone."""
     given = sys.argv[1:] if args is None else args
     try:
+        if found := early.mistake(given):
+            raise UsageError(found)
         (PlanCLI if list(given[:1]) == ["plan"] else GRPOCLI)(args)
     except KeyboardInterrupt:  # before Lightning runs
         sys.exit(EXIT_CODE)
@@ -359,8 +382,10 @@ def quieten() -> None:
     warnings.filterwarnings("ignore", message="Found .* in eval mode at the start of training")
     # The loop logs numbers of all ranks.
     warnings.filterwarnings("ignore", message="It is recommended to use .self.log.*sync_dist")
-    # An advertisement; devices, which a line of the loop names; and an end that the summary tells.
-    noise = re.compile(r"litlogger|^(GPU|TPU|HPU) available:|^`Trainer.fit` stopped|batches will be used")
+    # An advertisement; devices, which a line of the loop names; an end that the summary tells; and that a step ends.
+    noise = re.compile(
+        r"litlogger|^(GPU|TPU|HPU) available:|^`Trainer.fit` stopped|batches will be used|^Trainer was sig"
+    )
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda r: not noise.search(r.getMessage()))
     # Under SLURM, of its own requeueing, which that of the job script replaces.
     logging.getLogger("lightning.pytorch.trainer.connectors.signal_connector").setLevel(logging.WARNING)

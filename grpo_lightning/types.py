@@ -63,6 +63,8 @@ class Status(StrEnum):
     TOO_LONG = "too_long"
     RESTATED = "restated"
     GOLD_BAD = "gold_bad"
+    NO_GOLD = "no_gold"
+    """The row has no gold answer to compare with."""
     NO_MATCH = "no_match"
     """The completion does not have the form that was asked for."""
     CLOSED = "closed"

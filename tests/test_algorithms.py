@@ -12,6 +12,7 @@ from helpers.command import Grpo
 from helpers.fitting import scalars
 from test_configs import CONFIGS, QUICKSTART, Built
 
+from grpo_lightning.cli import GRPOCLI
 from grpo_lightning.maths.advantages import AdvantageEstimator
 from grpo_lightning.maths.corrections import Correction
 from grpo_lightning.maths.group_filters import GroupFilter
@@ -94,13 +95,31 @@ def test_an_algorithm_fits_two_steps(path: Path, folder: Path, command: Grpo) ->
     assert all(value > 0 for value in found["optim/grad_norm"].values())
     expected = yaml.safe_load(path.read_text()).get("loop", {})
     updates = expected.get("mu", 1) * expected.get("num_minibatches", 1)
-    # Logged where a stop rule may end the passes; else every step makes as many.
-    assert ("optim/updates" in found) == ("stop" in expected)
-    assert max(found.get("optim/updates", {0: updates}).values()) <= updates
-    if "stop" not in expected:
-        assert len(found["optim/lr"]) == updates * len(found["reward/mean"])
+    assert ("optim/updates" in found) == (updates > 1)
+    made = found.get("optim/updates", {0: updates})
+    assert max(made.values()) <= updates and ("stop" in expected or {*made.values()} == {updates})
+    assert [*found["optim/lr"]] == [*found["reward/mean"]]
     model = yaml.safe_load(path.read_text())["model"]
     assert ("policy/kl_ref" in found) == (model["objective"]["beta"] > 0 or "reward_kl" in model)
+
+
+@pytest.mark.parametrize("path", ALGORITHMS, ids=lambda path: path.stem)
+def test_an_algorithm_over_others_leaves_none_of_their_options_without_effect(
+    path: Path, folder: Path, command: Grpo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those others set a rule to stop, a reference, M and another KL estimator."""
+    monkeypatch.setattr(GRPOCLI, "_run_subcommand", lambda *args: None)
+    others = ("target_probability", "deepseekmath", "reinforce_plus_plus")
+    layers = [f"--config={path.with_stem(name)}" for name in others]
+    code, _, err = command(
+        "fit",
+        "--loop.group_size=4",
+        "--loop.prompts_per_step=4",
+        "--model.rewards=[digits.Digits]",
+        *layers,
+        f"--config={path}",
+    )
+    assert code == 0, err
 
 
 def test_dr_grpo_divides_by_the_runs_own_length(folder: Path, command: Grpo) -> None:

@@ -1,4 +1,4 @@
-"""Every command in the README, in CONTRIBUTING.md, in docs/ and in the heads of the configurations runs as written.
+"""Every command in the README, in CONTRIBUTING.md, in docs/ and in the heads of configurations runs as written.
 
 In one scratch folder, in the order of the documents, after what `make demo` leaves behind. Sizes are added behind a
 command, or a whole run would take minutes; nothing in it is changed but NAME.
@@ -16,6 +16,7 @@ import pytest
 import torch
 from helpers.loading import load_tool
 from helpers.paths import ROOT
+from helpers.waiting import LIMIT
 
 from grpo_lightning import cli
 from grpo_lightning.command import overview
@@ -25,6 +26,7 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "experiments" / "README.md",
     *sorted((ROOT / "configs").rglob("*.yaml")),
 ]
 PROGRAMS = "grpo|grpo-verify|python|make|tensorboard|pip|source|echo|torchrun|git"
@@ -55,6 +57,8 @@ NOT_RUN = {
     r".*bitsandbytes.*": "needs a package of one's own; in tests/training/test_eight_bits.py, where it is there",
     r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report| export|)": "a name, no command",
     r".*(vllm|VLLMEngine).*": "needs vLLM; in tests/engines/test_vllm_runs.py",
+    r".*WandbLogger": "needs wandb and an account",
+    r".*HubPrompts.*": "needs the network",
     r".*rock_paper_scissors.yaml.*": "needs its package; in tests/tools/test_make_turns_policy.py, where it is there",
     r"python experiments/.*": "minutes; small in tests/tools/test_roofline.py and tests/tools/test_gpu_experiment.py",
     r"python tools/make_turns_policy.py.*": "minutes; small in tests/tools/test_make_turns_policy.py",
@@ -88,7 +92,7 @@ def commands_in(text: str) -> Iterator[str]:
     """Lines of shell blocks, and what stands in backquotes, if it begins like a command or a flag."""
     blocks = re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     for block in blocks:
-        for line in block.replace("\\\n", " ").splitlines():
+        for line in re.sub(r" *\\\n *", " ", block).splitlines():
             if line.strip() and not line.lstrip().startswith("#"):
                 yield line.strip()
     prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -171,7 +175,7 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
             name = Path(tool).stem
             run_tool(name, [*arguments, *TOOLS.get(name, "").split()], monkeypatch)
         case _:
-            return subprocess.run(["bash", "-c", command], timeout=60, check=False).returncode
+            return subprocess.run(["bash", "-c", command], timeout=LIMIT, check=False).returncode
     return 0
 
 

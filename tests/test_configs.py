@@ -9,6 +9,7 @@ import yaml
 from helpers.paths import ROOT
 
 from grpo_lightning.cli import GRPOCLI
+from grpo_lightning.command.early import mistake
 from grpo_lightning.types import UsageError
 
 CONFIGS = ROOT / "configs"
@@ -39,6 +40,12 @@ def build(config: Path, subcommand: str = "fit") -> Built:
 @pytest.fixture(autouse=True)
 def _no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["grpo"])
+
+
+def test_the_first_line_of_a_layer_says_so() -> None:
+    for path in CONFIGS.rglob("*.yaml"):
+        has_task = "task" in yaml.safe_load(path.read_text()).get("data", {})
+        assert path.read_text().startswith("# A layer over ") != has_task, path
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: str(path.relative_to(CONFIGS)))
@@ -84,9 +91,11 @@ def test_an_unknown_key_is_refused_wherever_it_stands(key: str, tmp_path: Path) 
     place[last] = 1
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config))
-    with pytest.raises(UsageError, match=rf"^(.*\.)?{last}: .*no such option") as refused:
+    with pytest.raises(UsageError, match=rf"^(.*\.)?{last}: .*no such option"):
         build(path)
+    early_on = mistake(["fit", f"--config={path}"])
+    assert (early_on is None) == (key == "model.optimizer.init_args.lrr"), "the keys of torch's classes"
     if len(parents) < 2:
-        assert "Did you mean " in str(refused.value)
+        assert "Did you mean " in str(early_on)
     if key == "traner":
-        assert "Did you mean trainer?" in str(refused.value)
+        assert "Did you mean trainer?" in str(early_on)

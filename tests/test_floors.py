@@ -11,7 +11,7 @@ from helpers.paths import ROOT
 PACKAGE = ROOT / "grpo_lightning"
 
 FLOORS = [
-    "types ranks",
+    "types ranks history",
     "maths",
     "sandbox",
     "tasks",
@@ -89,17 +89,18 @@ def test_nothing_of_the_package_is_imported_inside_a_sandbox_process() -> None:
     assert [path.name for path in inside if [*imports_of(path)]] == []
 
 
-def test_the_readme_names_every_floor() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = readme[readme.index("| part of `grpo_lightning/`") :]
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def test_the_architecture_names_every_floor() -> None:
+    table = ARCHITECTURE[ARCHITECTURE.index("| part of `grpo_lightning/`") :]
     for name in FLOOR_OF.keys() - {"__main__"}:
         kind = "/" if (PACKAGE / name).is_dir() else ".py"
         assert f"`{name}{kind}`" in table, name
 
 
-def test_the_readme_names_every_folder() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_architecture_names_every_folder() -> None:
     with_files = {path.parent.relative_to(ROOT).parts[0] for path in ROOT.glob("[a-z]*/**/*.*") if path.is_file()}
     ignored = {"site", "runs", "build", "dist"} | {path.name for path in ROOT.glob("*.egg-info")}
     for name in with_files - ignored:
-        assert f"`{name}/`" in readme, name
+        assert f"`{name}/`" in ARCHITECTURE, name

@@ -26,7 +26,7 @@ USED_BY = {
     "smollm2": ["tools"],
 }
 """Files and folders that name an extra's packages; elsewhere the package itself does."""
-TRACES = {"pytest-timeout": "mark.timeout", "pytest-xdist": "-n $(JOBS)", "mkdocs-material": "name: material"}
+TRACES = {"pytest-xdist": "-n $(JOBS)", "mkdocs-material": "name: material"}
 """What shows that a package is used, where that is not its name."""
 
 

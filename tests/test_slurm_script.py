@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from helpers.command import arguments
 from helpers.fitting import scalars
 from helpers.paths import ROOT, environment
 from helpers.tiny import policy_of
+from helpers.waiting import LIMIT, wait_until
 from torch.distributed import TCPStore
 
 SCRIPT = ROOT / "examples" / "slurm.sh"
@@ -94,23 +94,20 @@ SAVED_BEFORE = f"mkdir -p {FOLDER}/checkpoints; touch -d '-1 minute' {FOLDER}/ch
 def test_when_it_requeues(tmp_path: Path, srun: str, state: str, requeued: int) -> None:
     cluster = Cluster(tmp_path, srun, state)
     job = cluster.start()
-    output, _ = job.communicate(timeout=60)
+    output, _ = job.communicate(timeout=LIMIT)
     assert job.returncode == int(srun[-2:])
     assert cluster.requeued == requeued, output
 
 
 def test_sigterm_suspends_the_run(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, "trap 'kill %1; exit 75' USR1; sleep 100 & touch ready; wait")
+    cluster = Cluster(tmp_path, "trap 'kill %1; exit 75' USR1; sleep 3000 & touch ready; wait")
     job = cluster.start()
-    end = time.monotonic() + 60
-    while not (tmp_path / "ready").exists() and time.monotonic() < end:
-        time.sleep(0.05)
+    wait_until((tmp_path / "ready").exists)
     job.send_signal(signal.SIGTERM)
-    output, _ = job.communicate(timeout=60)
+    output, _ = job.communicate(timeout=LIMIT)
     assert job.returncode == 75 and cluster.requeued == 1, output
 
 
-@pytest.mark.timeout(600)
 def test_a_job_is_suspended_and_goes_on(tmp_path: Path) -> None:
     policy_of(scale=0.05).save_pretrained(tmp_path / "policy")
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "{n}", "answer": "{n}"}}\n' for n in range(8)))
@@ -120,7 +117,7 @@ def test_a_job_is_suspended_and_goes_on(tmp_path: Path) -> None:
     for start, (code, step) in enumerate([(75, 1), (0, 2)]):
         port = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False).port  # free until rank 0 takes it
         job = cluster.start(*options, MASTER_PORT=str(port), SLURM_RESTART_COUNT=str(start))
-        output, _ = job.communicate(timeout=300)
+        output, _ = job.communicate(timeout=LIMIT)
         assert job.returncode == code, output
         assert len(scalars(tmp_path / FOLDER)["optim/lr"]) == step
         assert cluster.requeued == 1, output

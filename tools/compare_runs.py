@@ -16,7 +16,7 @@ not know how many differences are looked at: of twenty without effect one is mar
 x is `step` (exploration steps done, so equal rollouts), `update`, `seconds` (sum of time/step: without validation) or
 `tokens` (sum of rollout/tokens). The last value and the mean are taken where all runs of all arms have been: from the
 latest first x to the earliest last x, with straight lines between the points. So with `--x seconds` the last value is
-the one at equal time. Several updates in one exploration step count as one point, their mean at the last of them.
+the one at equal time.
 
 A value that is not finite is a gap. A run whose statistic meets one does not count for it. The cell then shows n, the
 number of seeds left, as it does where a run lacks the metric. Where not every run reaches a threshold, the cell is
@@ -33,9 +33,11 @@ from typing import Any
 import numpy as np
 from plot_run import BLUE, GREEN, GREY, ORANGE
 
+from grpo_lightning.inspect.arms import flat, read_config
 from grpo_lightning.inspect.comparison import AXES, Arms, Curve, Metric, Table, compare, curves, means, shown
 from grpo_lightning.inspect.estimates import ENOUGH, Estimate, with_interval
-from grpo_lightning.inspect.scalars import read_scalars
+from grpo_lightning.inspect.judges import judge_of, warning
+from grpo_lightning.inspect.scalars import folders_of_runs, read_scalars
 
 Array = np.ndarray
 
@@ -58,7 +60,7 @@ def markdown(table: Table) -> str:
         part = slice(start, start + 3)
         heads = ["arm", "seeds"]
         for label in table.labels[part]:
-            heads += [label, f"less {first}"] if others else [label]
+            heads += [label, f"vs. {first}"] if others else [label]
         lines += ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
         for arm, cells in table.cells.items():
             row = [arm, str(len(cells[0].values))]
@@ -68,7 +70,7 @@ def markdown(table: Table) -> str:
         lines.append("")
     legend = f"Mean over the seeds ± half the 95 % interval (Student's t), over {AXES[table.axis]}."
     if others:
-        legend += f" “less {first}” is the difference seed by seed; \\* marks those whose interval excludes 0."
+        legend += f" “vs. {first}” is the difference seed by seed; \\* marks those whose interval excludes 0."
     if any(math.inf in cell.values.values() for cells in table.cells.values() for cell in cells):
         legend += " “(k of n)”: only k of n runs reached the threshold; the number is their mean."
     return "\n".join([*lines, legend, ""])
@@ -134,7 +136,7 @@ def read_arms(folders: Mapping[str, Sequence[Path]]) -> Arms:
             raise ValueError(f"arm {arm!r} has no run")
         for run in runs:
             if not arms[arm][run.name]:
-                raise ValueError(f"{run}: no scalars in an event file there")
+                raise ValueError(f"{run}: no scalars there")
     return arms
 
 
@@ -145,7 +147,7 @@ def find_runs(root: Path, names: Sequence[str] | None = None) -> dict[str, list[
         ValueError: There is none, or an arm that is named is not there.
     """
     found: dict[str, list[Path]] = {}
-    for run in sorted({file.parent for file in root.glob("*/*/events.out.tfevents.*")}):
+    for run in sorted(folders_of_runs(root, "*/*/")):
         found.setdefault(run.parent.name, []).append(run)
     missing = [name for name in names or [] if name not in found]
     if not found or missing:
@@ -155,17 +157,20 @@ def find_runs(root: Path, names: Sequence[str] | None = None) -> dict[str, list[
     return {name: sorted(found[name], key=lambda run: (len(run.name), run.name)) for name in names or found}
 
 
-def write(arms: Arms, metrics: Sequence[Metric], axes: Sequence[str], out: Path) -> str:
+def write(folders: Mapping[str, Sequence[Path]], metrics: Sequence[Metric], axes: Sequence[str], out: Path) -> str:
     """Writes out.md and out.png; returns the former's text, a table per axis.
 
     Raises:
         ValueError: No run has logged a metric, or lacks what an axis is made of.
     """
+    arms = read_arms(folders)
     for metric in metrics:
         if not any(metric.name in run for runs in arms.values() for run in runs.values()):
             known = sorted({name for runs in arms.values() for run in runs.values() for name in run})
             raise ValueError(f"no run has logged {metric.name}; logged are {', '.join(known)}")
     text = "\n".join(markdown(compare(arms, metrics, axis)) for axis in axes)
+    judges = {arm: judge_of(flat(read_config(runs[0] / "config.yaml") or {})) for arm, runs in folders.items()}
+    text += f"\n{note.capitalize()}.\n" if (note := warning(judges)) else ""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_name(f"{out.name}.md").write_text(text, encoding="utf-8")
     plot(arms, metrics, axes, out.with_name(f"{out.name}.png"))
@@ -183,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         metrics = [Metric.parse(text) for text in options.metrics]
-        print(write(read_arms(find_runs(options.root, options.arms)), metrics, options.x, options.out))
+        print(write(find_runs(options.root, options.arms), metrics, options.x, options.out))
     except ValueError as error:
         sys.exit(f"compare_runs: {error}")
 

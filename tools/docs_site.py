@@ -3,45 +3,49 @@
 `make docs` uses it, by mkdocs.yml. The pages of the reference list the public names of `grpo_lightning`.
 """
 
+import ast
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
-
-from mkdocs.structure.files import File, Files
 
 import grpo_lightning
 
 ROOT = Path(__file__).resolve().parents[1]
 MIRRORED = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"]
-MIRRORED += ["docs/*.*", "docs/reading_a_run/*.svg", "configs/**/*.yaml", "examples/*.py", "experiments/*/*.*"]
-FLOORS = {
-    "types": "What passes between the floors",
-    "maths": "Tensors in, tensors out",
-    "sandbox": "Processes that can be killed",
-    "tasks": "Where questions come from",
-    "policy": "The model and its snapshots",
-    "rewards": "What scores answers",
-    "engines": "What draws completions",
-    "training": "The loop on Lightning",
-    "inspect": "Looking at runs",
-}
-"""The floors that have public names, and the first line of each page."""
+MIRRORED += [
+    "docs/*.*",
+    "docs/reading_a_run/*.svg",
+    "configs/**/*.yaml",
+    "examples/*.py",
+    "experiments/README.md",
+    "experiments/*/*.*",
+]
+FILES: dict[str, str] = vars(grpo_lightning)["_FILES"]
+"""Every public name, and the module that has it."""
+FLOORS = sorted({module.split(".")[1] for module in FILES.values()})
+"""The floors that have public names: a page of the reference each."""
 
 
 def on_config(config: Any) -> Any:
     """Adds the experiments and the reference to the navigation."""
     titles = {path.parent.name: title_of(path) for path in sorted(ROOT.glob("experiments/*/README.md"))}
     config.nav += [
-        {"Experiments": [{title: f"experiments/{name}/README.md"} for name, title in titles.items()]},
+        {
+            "Experiments": [
+                "experiments/README.md",
+                *({title: f"experiments/{name}/README.md"} for name, title in titles.items()),
+            ]
+        },
         {"Reference": [{floor: f"reference/{floor}.md"} for floor in FLOORS]},
     ]
     return config
 
 
-def on_files(files: Files, config: Any) -> Files:
+def on_files(files: Any, config: Any) -> Any:
     """The mirrored files at their paths in the repository, those of the theme, and the reference."""
+    from mkdocs.structure.files import File, Files  # here, so that the tests need no mkdocs
+
     kept = [file for file in files if not Path(file.abs_src_path or "").is_relative_to(ROOT / "docs")]
     paths = sorted(path for pattern in MIRRORED for path in ROOT.glob(pattern))
     mirrored = [File.generated(config, str(path.relative_to(ROOT)), abs_src_path=str(path)) for path in paths]
@@ -49,7 +53,7 @@ def on_files(files: Files, config: Any) -> Files:
     return Files([*kept, *mirrored, *pages])
 
 
-def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
     """A link to a folder becomes one to its README."""
     here = PurePosixPath(page.file.src_uri).parent
 
@@ -61,18 +65,21 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
 
 
 def reference() -> Iterator[tuple[str, str]]:
-    """Each floor and its page: the public names of the floor's files, one heading per file."""
-    names: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for name, module in vars(grpo_lightning)["_FILES"].items():
-        names[module.split(".")[1]][module].append(name)
-    assert names.keys() == FLOORS.keys(), names.keys() ^ FLOORS.keys()
-    for floor, modules in names.items():
-        lines = [f"# {floor}", "", f"{FLOORS[floor]}. Every name is in `grpo_lightning` itself.", ""]
-        for module in sorted(modules):
+    """Each floor and its page: the first line of its docstring, then its public names under their files."""
+    for floor in FLOORS:
+        lines = [f"# {floor}", "", f"{purpose_of(floor)} Every name is in `grpo_lightning` itself.", ""]
+        for module in sorted({module for module in FILES.values() if module.split(".")[1] == floor}):
             lines += [f"## {module.removeprefix('grpo_lightning.')}", ""]
-            for name in sorted(modules[module]):
+            for name in sorted(name for name, file in FILES.items() if file == module):
                 lines += [f"::: {module}.{name}", ""]
         yield floor, "\n".join(lines)
+
+
+def purpose_of(floor: str) -> str:
+    """The first line of the docstring of a floor, which is a folder or a file."""
+    path = ROOT / "grpo_lightning" / floor
+    text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
 
 
 def title_of(path: Path) -> str:

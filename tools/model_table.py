@@ -26,7 +26,7 @@ completions were compared with plain forwards of an independent copy
 - **Trains**: the policy's log-probs and gradients are right, in whole rows and with shared prefixes.
 - **Shared prefix**: a group's prompt goes through the model once.
 - **NativeEngine** is the default and the faster. `model.engine=TransformersEngine` decodes what it cannot.
-- "by length": prompts of different lengths are not decoded together, for the model does not bear padding.
+- "by length": prompts of different lengths are not decoded together, since the model does not support padding.
 
 | architecture | class | trains | attention | shared prefix | NativeEngine | TransformersEngine |
 |---|---|---|---|---|---|---|
@@ -71,6 +71,8 @@ def reason(refusal: str) -> str:
     bracketed = re.search(r"cannot decode \w+ \((.*)\): use", refusal)
     text = bracketed.group(1) if bracketed else refusal.split("; use another model")[0]
     text = re.sub(r"^policy\.path=PATH: \w+ ", "it ", text)
+    if text[:1].isupper():  # an exception of the model's own
+        text = "its forward raises an error there"
     return "no: " + re.sub(r" by [\d.e+-]+$", "", text)
 
 

@@ -1,6 +1,7 @@
-"""Draws what a run learned: the mean reward and the validation scores over the updates.
+"""Draws what a run learned: the mean reward and the validation scores over the exploration steps, or other metrics.
 
 python tools/plot_run.py runs/quickstart --out docs/quickstart.png
+python tools/plot_run.py runs/quickstart --metrics policy/entropy rollout/length_mean --out run.png
 """
 
 import argparse
@@ -8,43 +9,57 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_lightning.inspect.scalars import Scalars, read_scalars, validation_names
+from grpo_lightning.inspect.arms import flat, read_config
+from grpo_lightning.inspect.judges import measure
+from grpo_lightning.inspect.scalars import read_scalars, validation_names
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
 """Okabe and Ito's colours, which the colour-blind can tell apart."""
 
 
-def plot(scalars: Scalars, out: Path) -> None:
-    """Two panels, side by side, in a picture of 900 x 350 pixels."""
+def plot(run: Path, out: Path, metrics: Sequence[str] = ()) -> None:
+    """A panel of reward and one of validation, side by side, or a panel per metric, each of 450 x 350 pixels.
+
+    Raises:
+        ValueError: The run has not logged a metric.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.5), dpi=100, layout="constrained")
-    reward, validation = figure.subplots(1, 2)
-    reward.plot(*zip(*scalars["reward/mean"], strict=True), color=GREY, linewidth=1.8)
-    reward.set(title="Training", xlabel="updates", ylabel="reward/mean")
-    names = validation_names(scalars)
-    for name, color, marker in zip(names, (BLUE, ORANGE, GREEN), "os^", strict=False):
-        validation.plot(*zip(*scalars[name], strict=True), color=color, marker=marker, markersize=4, label=name)
-    validation.set(title="Validation", xlabel="updates", ylabel="fraction right")
-    if names:
-        validation.legend(frameon=False, loc="lower right")
-    for panel in (reward, validation):
+    scalars = read_scalars(run)
+    if missing := [name for name in metrics or ["reward/mean"] if name not in scalars]:
+        there = f"; logged are {', '.join(scalars)}" if scalars else "; give a folder that grpo fit has logged to"
+        raise ValueError(f"{run}: no {missing[0]} is logged there{there}")
+    panels = {name: ("", [name]) for name in metrics}
+    measured = measure([flat(read_config(run / "config.yaml") or {})])
+    usual = {"reward/mean": ("Training", ["reward/mean"]), measured: ("Validation", validation_names(scalars))}
+    panels = panels or usual
+    figure = Figure(figsize=(4.5 * len(panels), 3.5), dpi=100, layout="constrained")
+    (row,) = figure.subplots(1, len(panels), squeeze=False)
+    for panel, (label, (title, shown)) in zip(row, panels.items(), strict=True):
+        for name, color, marker in zip(shown, (BLUE, ORANGE, GREEN), "os^", strict=False):
+            steps, values = zip(*scalars[name], strict=True)
+            dots = {"marker": marker, "markersize": 4} if len(steps) < 25 else {"linewidth": 1.8}
+            panel.plot([step + 1 for step in steps], values, color=color, label=name, **dots)
+        panel.set(title=title, xlabel="exploration steps", ylabel=label)
         panel.spines[["top", "right"]].set_visible(False)
+        if len(shown) > 1:
+            panel.legend(frameon=False, loc="lower right")
     FigureCanvasAgg(figure).print_png(out)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Draws what a run learned.")
-    parser.add_argument("run", type=Path, help="the run's folder, which holds its event files")
+    parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--out", type=Path, required=True, help="the picture, a PNG")
+    parser.add_argument("--metrics", nargs="+", help="scalars, a panel each; reward and validation by default")
     options = parser.parse_args(arguments)
-    scalars = read_scalars(options.run)
-    if "reward/mean" not in scalars:
-        sys.exit(f"{options.run}: no event file there has reward/mean; give a folder that grpo fit has logged to")
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    plot(scalars, options.out)
+    try:
+        plot(options.run, options.out, options.metrics or ())
+    except ValueError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

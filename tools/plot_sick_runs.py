@@ -61,7 +61,7 @@ PICTURES = (
     Picture(
         "length",
         ("healthy", "long wrong answers pay"),
-        ("rollout/length_wrong", "rollout/length_right", "rollout/truncated", "val/pass@1"),
+        ("rollout/length_wrong", "rollout/length_right", "rollout/truncated", "val/greedy"),
     ),
     Picture(
         "hacking", ("weak", PAYS), ("reward/mean", "val/avg@8", "reward/math_verifier/mean", "rollout/length_mean")
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = run_experiment.ROOT / "experiments/sick_runs"
     run_experiment.main([str(folder), "--workers", str(options.workers)])
     experiment = run_experiment.Experiment.read(folder)
-    runs = experiment.runs(run_experiment.ROOT / "runs" / experiment.name)
+    runs = experiment.runs(run_experiment.folder_of(experiment))
     arms = read_arms({arm: [run.folder for run in runs if run.arm == arm] for arm in experiment.arms})
     options.out.mkdir(parents=True, exist_ok=True)
     for picture in PICTURES:

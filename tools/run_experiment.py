@@ -19,14 +19,14 @@ The experiment is described in `experiments/<name>/experiment.yaml`:
 Of two options with the same name the arm's counts; of an option and a file the option. A class comes before its own
 options (`model.objective.kl: K2`, then `model.objective.kl.<option>`). Paths are relative to the repository's root.
 
-A run is `grpo fit` with these options, its seed and its own folder, runs/<name>/<arm>/<seed>, with what it prints in
-log.txt; without progress bar, checkpoints or sampled completions. `--dry-run` prints the command lines. Each run has
-one thread; the times of arms compare as long as all run with the same number of `--workers`. A run that is complete
-(done.json says so) and had the same options is kept, unless `--again`; one that was interrupted, failed or had other
-options is removed and run anew. A changed configuration file is not noticed.
+A run is `grpo fit` with these options, its seed and its own folder, runs/experiments/<name>/<arm>/<seed>, with what it
+prints in log.txt; without progress bar, checkpoints or sampled completions. `--dry-run` prints the command lines. Each
+run has one thread; the times of arms compare as long as all run with the same number of `--workers`. A run that is
+complete (done.json says so) and had the same options is kept, unless `--again`; one that was interrupted, failed or
+had other options is removed and run anew. A changed configuration file is not noticed.
 
-At the end: runs/<name>/results.md and results.png. `--write` copies them: the tables between `<!-- results -->` and
-`<!-- /results -->` in experiments/<name>/README.md, the picture beside it.
+At the end: runs/experiments/<name>/results.md and results.png. `--write` copies them: the tables between
+`<!-- results -->` and `<!-- /results -->` in experiments/<name>/README.md, the picture beside it.
 """
 
 import argparse
@@ -277,7 +277,7 @@ def make_models(runs: Sequence[Run]) -> None:
 
 def compare(experiment: Experiment, runs: Sequence[Run], out: Path) -> str:
     """Writes out.md and out.png of the complete runs; returns the tables."""
-    from compare_runs import read_arms, write
+    from compare_runs import write
 
     from grpo_lightning.inspect.comparison import Metric
 
@@ -286,7 +286,7 @@ def compare(experiment: Experiment, runs: Sequence[Run], out: Path) -> str:
         if run.is_complete():
             folders[run.arm].append(run.folder)
     metrics = [Metric.parse(metric) for metric in experiment.metrics]
-    return write(read_arms({arm: found for arm, found in folders.items() if found}), metrics, experiment.x, out)
+    return write({arm: found for arm, found in folders.items() if found}, metrics, experiment.x, out)
 
 
 def inserted(readme: str, tables: str) -> str:
@@ -325,16 +325,24 @@ def check(experiment: Experiment, folder: Path, write: bool) -> None:
         inserted(readme.read_text(encoding="utf-8") if readme.exists() else "", "")
 
 
+def folder_of(experiment: Experiment) -> Path:
+    """Where its runs are."""
+    return ROOT / "runs" / "experiments" / experiment.name
+
+
 def execute(folder: Path, options: argparse.Namespace) -> None:
     """Runs what is missing, compares, and reports what failed."""
     experiment = Experiment.read(folder)
     check(experiment, folder, options.write)
-    into = ROOT / "runs" / experiment.name
+    into = folder_of(experiment)
     runs = experiment.runs(into)
     missing = [run for run in runs if options.again or not run.is_complete()]
     if options.dry_run:
         print("\n".join(shlex.join(["grpo", *run.arguments]) for run in missing))
         return
+    foreign = [run for run in missing if run.folder.exists() and not (run.folder / "log.txt").exists()]
+    if foreign:
+        raise Mistake(f"{foreign[0].folder}: this is no run of this program, since it has no log.txt. Move it away")
     print(f"{len(runs)} runs, {len(missing)} to make", flush=True)
     failures: Mapping[str, str] = {}
     if missing:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from plot_run import plot
 
+from grpo_lightning.inspect.arms import flat, read_config
+from grpo_lightning.inspect.judges import measure
 from grpo_lightning.inspect.scalars import read_scalars, validation_names
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,7 +42,8 @@ def summary(folder: str, seconds: float) -> str:
         found.append(f"{name.removeprefix('val/')} {first:.2f} -> {last:.2f}")
     page = page_of(folder)
     pages = f"every token in {page}, " if (ROOT / page).exists() else ""
-    return f"{', '.join(found)} in {seconds:.0f} s; see {pages}the curves with tensorboard --logdir runs"
+    judged = measure([flat(read_config(ROOT / folder / "config.yaml") or {})])
+    return f"{', '.join(found)} ({judged}) in {seconds:.0f} s; see {pages}the curves with tensorboard --logdir runs"
 
 
 def show(folder: str) -> None:
@@ -48,7 +51,7 @@ def show(folder: str) -> None:
     if (ROOT / folder / "inspect").is_dir():
         run(["-m", "grpo_lightning", "inspect", folder, "-o", page_of(folder)])
     if importlib.util.find_spec("matplotlib"):
-        plot(read_scalars(ROOT / folder), ROOT / folder / "curve.png")
+        plot(ROOT / folder, ROOT / folder / "curve.png")
         print(f"\n{folder}/curve.png")
 
 

@@ -4,9 +4,9 @@
     python experiments/gpu/gpu.py --write
 
 Models have the shapes of Qwen2.5 and random weights, so nothing is downloaded. grpo_lightning and TRL run in turns,
-each with its own sampler and with vLLM, ours in CUDA graphs too,
-in processes of their own: those that are installed. `--write` puts the table
-into README.md. Without a GPU it prints that and ends.
+each with its own sampler and with vLLM, in processes of their own: those that
+are installed. `--write` puts the table into README.md. Without a GPU it prints
+that and ends.
 """
 
 import argparse
@@ -49,7 +49,6 @@ from grpo_lightning.training.throughput import peak_operations  # noqa: E402
 README = HERE / "README.md"
 SIDES = {
     "ours": ("grpo_lightning", ()),
-    "ours-graphs": ("grpo_lightning, CUDA graphs", ()),
     "ours-vllm": ("grpo_lightning, vLLM", ("vllm",)),
     "trl": ("TRL", ("trl",)),
     "trl-vllm": ("TRL, vLLM", ("trl", "vllm")),

@@ -31,7 +31,7 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
     Args:
         folder: With model and prompts.
         race: The sizes.
-        engine: `native`, `graphs` (the same, in CUDA graphs) or `vllm`.
+        engine: `native` or `vllm`.
         prefill: Whether to time the reading of a step's prompts by itself, after the last step.
     """
     import lightning as L
@@ -95,7 +95,7 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
             return VLLMEngine()
         if race.lognormal:
             return forcing_engine(race.lengths, packed=fast, threads=race.threads)
-        return NativeEngine(packed=fast, threads=race.threads, graphs=engine == "graphs")
+        return NativeEngine(packed=fast, threads=race.threads)
 
     trainer = L.Trainer(
         accelerator={"cuda": "gpu"}.get(race.accelerator, race.accelerator),
@@ -269,7 +269,6 @@ def run_trl(folder: Path, race: Race, vllm: bool = False) -> dict[str, Any]:
 RUNS = {
     "ours": run_ours,
     "trl": run_trl,
-    "ours-graphs": partial(run_ours, engine="graphs"),
     "ours-vllm": partial(run_ours, engine="vllm"),
     "trl-vllm": partial(run_trl, vllm=True),
 }

@@ -4,10 +4,13 @@ One function per trick, with the reason for it. All were checked on jsonargparse
 """
 
 import argparse
+import inspect
+import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args, get_origin
 
 from jsonargparse import DefaultHelpFormatter, _typehints
 
@@ -16,6 +19,11 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
     DefaultHelpFormatter: ("_expand_help",),
 }
 """Private methods that classes of this package replace."""
+
+LOGGERS = {
+    "TensorBoardLogger": "grpo_lightning.training.board.Board",
+    "CSVLogger": "grpo_lightning.training.board.RunCSVLogger",
+}
 
 
 def options_of(parser: argparse.ArgumentParser, subcommand: str = "") -> list[Any]:
@@ -53,6 +61,17 @@ def retitle(parser: argparse.ArgumentParser, key: str, title: str) -> None:
             group.title = title
 
 
+def take_negative_numbers(parser: argparse.ArgumentParser, pattern: re.Pattern[str]) -> None:
+    """Has a parser take what `pattern` matches as a value: argparse reads `-1e-4` as a flag."""
+    parser._negative_number_matcher = pattern
+
+
+def rename_flags(parser: argparse.ArgumentParser, flag: str, name: str) -> None:
+    """Has the help of a parser show `name` where its flags begin with `flag`, which lacks the keys around."""
+    for action in parser._actions:
+        action.option_strings = [re.sub(f"^{re.escape(flag)}(?=[.]|$)", name, text) for text in action.option_strings]
+
+
 def class_being_imported(error: BaseException) -> str | None:
     """The import path that jsonargparse was importing when `error` was raised: its message does not say it."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "import_object"]
@@ -71,23 +90,38 @@ def replacing() -> Iterator[None]:
     """Inside, another class begins with its own defaults, and another list with nothing of the one before.
 
     jsonargparse would hand the old class's arguments to the new one where it has arguments of these names: `CISPO`
-    would get the bounds of `Clipped`. It does the same to the classes of a list, by their position.
+    would get the bounds of `Clipped`. It does the same to the classes of a list, by their position. And a list of
+    classes takes the name of one, which is a list then: `--model.rewards FunctionReward`.
+
+    The short names of two loggers stand for this package's, which know the folder of the run.
     """
     adapt, discard = _typehints.adapt_typehints, _typehints.discard_init_args_on_class_path_change
+    resolve = _typehints.resolve_class_path_by_name
 
     def start_anew(parser_or_action: Any, previous: Any, value: Any) -> None:
         if previous and "init_args" in previous and previous["class_path"] != value["class_path"]:
             previous["init_args"] = type(previous["init_args"])()
 
-    def adapt_anew(value: Any, *args: Any, **kwargs: Any) -> Any:
+    def adapt_anew(value: Any, hint: Any, *args: Any, **kwargs: Any) -> Any:
+        if get_origin(hint) is list and names_one_of(get_args(hint)[0], value):
+            value = [value]
         if isinstance(value, list) and not kwargs.get("append"):
             kwargs["prev_val"] = None
-        return adapt(value, *args, **kwargs)
+        return adapt(value, hint, *args, **kwargs)
 
     _typehints.discard_init_args_on_class_path_change = start_anew
     _typehints.adapt_typehints = adapt_anew  # type: ignore[assignment]
+    _typehints.resolve_class_path_by_name = lambda cls, name: resolve(cls, LOGGERS.get(name, name))
     try:
         yield
     finally:
         _typehints.discard_init_args_on_class_path_change = discard
         _typehints.adapt_typehints = adapt
+        _typehints.resolve_class_path_by_name = resolve
+
+
+def names_one_of(family: Any, value: Any) -> bool:
+    """Whether a value names a class, where the elements of a list are of this family of classes."""
+    name = value.get("class_path") if isinstance(value, dict) else value
+    is_name = isinstance(name, str) and re.fullmatch(r"[A-Za-z_][\w.]*", name) and not Path(name).exists()
+    return bool(is_name and inspect.isclass(family) and family.__module__ != "builtins")

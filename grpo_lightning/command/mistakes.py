@@ -4,17 +4,14 @@ import argparse
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from difflib import get_close_matches
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, Union, get_args, get_origin
 
 from grpo_lightning.command import internals
 from grpo_lightning.command.imports import import_mistake, refusal
+from grpo_lightning.command.sentences import BY_CLASS, did_you_mean, no_such_argument, no_such_class, one_line
+from grpo_lightning.command.sentences import there_are as listed
 from grpo_lightning.types import UsageError
-
-MOST_NAMES = 20
-"""The number of names from which a message lists the nearest alone."""
 
 PLAIN: dict[Any, str] = {
     int: "a whole number (int)",
@@ -24,8 +21,6 @@ PLAIN: dict[Any, str] = {
     type(None): "null",
 }
 """What a plain type is called in a message."""
-
-BY_CLASS = "a class is given as {class_path: NAME, init_args: {KEY: VALUE}}"
 
 
 class OptionError(argparse.ArgumentError):
@@ -68,32 +63,13 @@ def explain(parser: Any, message: str, error: BaseException | None) -> OptionErr
     return OptionError("", one_line(message))
 
 
-def unknown_key(parser: Any, error: BaseException | None, key: str, owner: str | None = None) -> OptionError:
-    """A key that no option has. The keys that there are belong to `parser`, or to that of a subcommand."""
-    parser = getattr(error, "subcommand_parser", parser)
-    if parser.owner is not None:
-        names = keys_of(parser)
-        if key.partition(".")[0] in ("init_arg", "init_args", "class", "class_paths", "args", "name", "type"):
-            return OptionError(key.partition(".")[0], f": {parser.owner.__name__} has no such option; {BY_CLASS}")
-        there = f" There {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if names else " It has none"
-        return OptionError(key, f": {parser.owner.__name__} has no such option.{did_you_mean(key, names)}{there}")
-    key = f"{owner}.{key}" if owner else key
-    return OptionError(key, f": there is no such option.{did_you_mean_key(parser, key)}")
-
-
-def unknown_group_key(parser: Any, error: BaseException | None, owner: str, key: str) -> OptionError:
-    """A key that a section does not have."""
-    return unknown_key(parser, error, key, owner)
-
-
-def unknown_flag(parser: Any, error: BaseException | None, given: str) -> OptionError:
-    """A flag that no option has, or a word that is no flag."""
+def unknown_key(parser: Any, error: BaseException | None, given: str) -> OptionError:
+    """A key or flag that no option has. `command.early` knows those of a command; these are of others' classes."""
     flag = given.split("=")[0].split()[0]
-    if parser.owner is not None:
-        return unknown_key(parser, error, flag.removeprefix("--"))
-    if not flag.startswith("--"):
-        return OptionError(flag, ": this is no option; options are written --KEY VALUE or --KEY=VALUE")
-    return OptionError(flag, f": there is no such option.{did_you_mean_key(parser, flag.removeprefix('--'), '--')}")
+    if parser.owner is None:
+        return OptionError(flag, ": there is no such option")
+    key = flag.removeprefix("--").partition(".")[0]
+    return OptionError(key, no_such_argument(key, parser.owner.__name__, keys_of(parser)))
 
 
 def missing_keys(parser: Any, error: BaseException | None, keys: str) -> OptionError:
@@ -106,43 +82,29 @@ def missing_keys(parser: Any, error: BaseException | None, keys: str) -> OptionE
     return OptionError(first, f": not set, and {whose}{also}{f'.{there}' if there else ''}")
 
 
-def no_such_file(parser: Any, error: BaseException | None, key: str, path: str) -> OptionError:
-    """A configuration that is not there."""
-    return OptionError(key, f"={as_given(path)}: there is no such file")
-
-
-def bad_file(parser: Any, error: BaseException | None, problem: str) -> OptionError:
-    """A configuration that is not YAML."""
-    where = re.sub(r'in "<[^"]*>", ', "", one_line(problem))
-    return OptionError("config", f"={as_given(parser.reading)}: this is no YAML: {where}")
-
-
-def no_mapping(parser: Any, error: BaseException | None, content: str) -> OptionError:
-    """A configuration without keys."""
-    expected = "expected keys and values, such as `loop: {mu: 2}`"
-    return OptionError("config", f"={as_given(parser.reading)}: {expected}. It begins with: {one_line(content, 60)}")
-
-
-def as_given(path: str) -> str:
-    """A path as a user in this folder would write it."""
-    here = f"{Path.cwd()}/"
-    return path.strip("'\"").removeprefix(here)
-
-
-def two_sources(parser: Any, error: BaseException | None, source: str, target: str) -> OptionError:
+def two_sources(parser: Any, error: BaseException | None, target: str, source: str) -> OptionError:
     """An option that follows from another one, and was given."""
     return OptionError(target, f": it follows from {source}; set that instead")
 
 
+def no_help(parser: Any, error: BaseException | None, flag: str, name: str) -> OptionError:
+    """A class that has no help, since it is not there."""
+    return wrong_class(f"{flag}.help", name, type_of(parser, flag))
+
+
+def no_configuration(parser: Any, error: BaseException | None, problem: str) -> OptionError:
+    """A configuration that cannot be read, such as one on another machine."""
+    return OptionError("config", f": {one_line(problem)}")
+
+
 PATTERNS: dict[str, Callable[..., OptionError]] = {
-    r"(?s)unrecognized arguments: (.*)": unknown_flag,
-    r"(?s)^'?Subcommand '[^']*' does not accept option '([^']*)'": unknown_key,
-    r"(?s)^'?Group '([^']*)' does not accept option '([^']*)'": unknown_group_key,
+    r"(?s)unrecognized arguments: (.*)": unknown_key,
+    r"(?s)^'?(?:Subcommand|Group) '[^']*' does not accept option '([^']*)'": unknown_key,
     r"(?s)^'?Option '([^']*)' is not accepted": unknown_key,
     r"(?s)the following arguments are required: (.*)": missing_keys,
-    r'(?s)^Parser key "(config)":.*?(?:Path|File|file)\b.*?not [^:]*: (\S+)': no_such_file,
-    r"(?s)Problems parsing config: (.*)": bad_file,
-    r"(?s)Unexpected config: (.*)": no_mapping,
+    r'Linked "([^"]*)" must be given via "([^"]*)"': two_sources,
+    r"^--(\S+)\.help: .*: ([\w.]+)$": no_help,
+    r'(?s)^Parser key "config":(.*)': no_configuration,
 }
 """What jsonargparse writes, beside wrong values, and who explains it."""
 
@@ -155,12 +117,17 @@ def wrong_value(parser: Any, key: str, message: str) -> OptionError:
     if not families:
         close = nearest_choice(value, hint)
         return OptionError(key, f"={value}: expected {described(hint)}{f'.{close}' if close else ''}")
-    wanted = " or ".join(family.__name__ for family in families)
     if named := class_named(message, value):
-        if "." in named:
-            return OptionError(key, f"={named}: {import_mistake(named, families)}")
-        return OptionError(key, f"={named}: there is no such {wanted}.{there_are(hint, named)}")
+        return wrong_class(key, named, hint)
     return OptionError(key, f"={value}: expected {described(hint)}; {BY_CLASS}.{there_are(hint)}")
+
+
+def wrong_class(key: str, name: str, hint: Any) -> OptionError:
+    """A name or import path of no class that an option takes."""
+    families = families_in(hint)
+    if "." in name:
+        return OptionError(key, f"={name}: {import_mistake(name, families)}")
+    return OptionError(key, no_such_class(name, [f.__name__ for f in families], classes_of(families)))
 
 
 def key_and_value(key: str, message: str) -> tuple[str, str]:
@@ -242,14 +209,9 @@ def nearest_choice(value: str, hint: Any) -> str:
     return did_you_mean(value, [word for word in words_of(hint) if word not in PLAIN.values()])
 
 
-def there_are(hint: Any, given: str = "") -> str:
-    """The classes that a type allows, with the one nearest to what was given."""
-    names = classes_of(families_in(hint))
-    if not names:
-        return ""
-    listed = names if len(names) <= MOST_NAMES else nearest(given, names, 8, 0.0)
-    among = "There is" if len(names) == 1 else "There are" if listed == names else "Among others there are"
-    return f"{did_you_mean(given, names)} {among} {', '.join(listed)}"
+def there_are(hint: Any) -> str:
+    """The classes that a type allows."""
+    return listed(classes_of(families_in(hint)))
 
 
 def type_of(parser: Any, key: str, subcommand: str = "") -> Any:
@@ -263,53 +225,8 @@ def keys_of(parser: Any) -> list[str]:
     return [action.dest for action in internals.options_of(parser)]
 
 
-def did_you_mean_key(parser: Any, key: str, dashes: str = "") -> str:
-    """The option that is nearest to `key`: spelled alike, or of the same name in another section."""
-    names = keys_of(parser)
-    sections = [*dict.fromkeys(name.partition(".")[0] for name in names if "." in name)]
-    parts = [f"{action.dest}.{part}" for action in internals.options_of(parser) for part in parts_of(action)]
-    leaf = key.rpartition(".")[2]
-    same = [name for name in [*names, *parts] if name.rpartition(".")[2] == leaf]
-    if close := same or nearest(key, names if "." in key else [*sections, *names]) or nearest(key, parts):
-        return f" Did you mean {dashes}{close[0]}?"
-    return f" The sections are {', '.join(sections)}; --help lists their options"
-
-
-def parts_of(action: Any) -> list[str]:
-    """The arguments of the classes that an option takes."""
-    own = [
-        family for family in families_in(internals.hint_of(action)) if family.__module__.startswith("grpo_lightning")
-    ]
-    found = [
-        name for family in own for part in (family, *members_of(family)) for name in inspect.signature(part).parameters
-    ]
-    return list(dict.fromkeys(name for name in found if name not in ("args", "kwargs")))
-
-
-def did_you_mean(given: str, names: Sequence[str]) -> str:
-    """` Did you mean NAME?` with the nearest of `names`; empty if none is near."""
-    close = nearest(given, names)
-    return f" Did you mean {close[0]}?" if close else ""
-
-
-def nearest(given: str, names: Sequence[str], number: int = 1, cutoff: float = 0.5) -> list[str]:
-    """The names nearest to what was given, whatever their case; those that begin with it are nearest."""
-    if not given:
-        return list(names)[:number] if not cutoff else []
-    lower = {name.lower(): name for name in reversed(names)}
-    begin = [name for name in names if name.lower().startswith(given.lower()) and len(given) > 2]
-    close = [lower[name] for name in get_close_matches(given.lower(), lower, number, cutoff)]
-    return list(dict.fromkeys([*begin, *close]))[:number]
-
-
 def refused_argument(error: BaseException) -> UsageError:
     """The mistake behind an exception of a class that is made from the options: what the innermost one says."""
     *_, innermost = causes(error)
     name = internals.class_being_made(innermost)
     return UsageError(f"{f'{name}: ' if name else ''}{one_line(refusal(innermost), 300)}")
-
-
-def one_line(text: str, most: int = 200) -> str:
-    """The text without line breaks, cut after `most` characters."""
-    text = " ".join(text.split())
-    return text if len(text) <= most else f"{text[: most - 4]} ..."

@@ -1,5 +1,6 @@
 """The commands of `grpo`: their list, and which program each name stands for. It imports no torch."""
 
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -50,7 +51,7 @@ def overview() -> str:
 
 
 def answer(args: Sequence[str]) -> int | None:
-    """Answers what needs no configuration: prints, and returns the exit code; None leaves it to grpo_lightning.cli.
+    """Answers what needs no torch: prints, and returns the exit code; None leaves it to grpo_lightning.cli.
 
     Args:
         args: What follows `grpo`.
@@ -70,4 +71,12 @@ def answer(args: Sequence[str]) -> int | None:
         print(f"grpo: error: {args[0]}: there is no such command.{hint} There are {names}", file=sys.stderr)
         return 2
     module = COMMANDS[args[0]].module
-    return None if module == "grpo_lightning.cli" else import_module(module).main(args[1:])
+    if module != "grpo_lightning.cli":
+        return int(import_module(module).main(args[1:]))
+    if int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1) > 1:
+        return None  # the command line has one rank speak for all
+    found = import_module("grpo_lightning.command.early").mistake(args)
+    if found is None:
+        return None
+    print(f"grpo: error: {found}", file=sys.stderr)
+    return 2

@@ -2,13 +2,15 @@
 
 import argparse
 import re
-from collections.abc import Sequence
-from typing import Any, NoReturn
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
 
-from jsonargparse import DefaultHelpFormatter
+from jsonargparse import DefaultHelpFormatter, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from grpo_lightning.command import internals
+from grpo_lightning.command.early import NEGATIVE
 from grpo_lightning.command.imports import import_mistake
 from grpo_lightning.command.mistakes import OptionError, explain
 from grpo_lightning.types import UsageError
@@ -18,7 +20,7 @@ SECTIONS = ("model", "data", "loop", "checkpoint")
 
 
 OWN_WORDS = {
-    "seed_everything": "Seed of all random numbers; true draws one.",
+    "seed_everything": "Seed of all random numbers, from 0 on.",
     "ckpt_path": "Checkpoint to go on with: a path, or `last` for the newest in the folder of the run.",
     "weights_only": "Read tensors and plain values alone. Set false only for a checkpoint that you trust.",
 }
@@ -73,9 +75,10 @@ class Parser(LightningArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, formatter_class=HelpFormatter, allow_abbrev=False, **kwargs)
+        internals.take_negative_numbers(self, NEGATIVE)
 
-    reading: str = ""
-    """The configuration that is being read."""
+    asked: ClassVar[str] = ""
+    """The last `--KEY.help` of the command line: the parser of a class inside of another knows no whole keys."""
 
     def add_class_arguments(self, theclass: type, nested_key: str | None = None, *args: Any, **kwargs: Any) -> Any:
         """Adds the arguments of a class."""
@@ -83,13 +86,11 @@ class Parser(LightningArgumentParser):
             self.owner = theclass
         return super().add_class_arguments(theclass, nested_key, *args, **kwargs)
 
-    def parse_path(self, cfg_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reads a configuration."""
-        self.reading = str(cfg_path)
-        return super().parse_path(cfg_path, *args, **kwargs)
-
     def parse_args(self, args: Sequence[str] | None = None, *others: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Reads options; an exception of a module of the user's is their mistake."""
+        if self.owner is None:
+            given = [arg.partition(".help")[0] for arg in (sys.argv if args is None else args) if ".help" in arg]
+            Parser.asked = given[-1] if given else ""
         try:
             with internals.replacing():
                 return super().parse_args(args, *others, **kwargs)
@@ -101,6 +102,18 @@ class Parser(LightningArgumentParser):
                 raise
             raise UsageError(f"{path}: {import_mistake(path, [])}") from error
 
+    def instantiate(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Makes the classes; a logger without a folder of its own logs into that of the run."""
+        cfg = cfg.clone()
+        commands = () if self.owner else ("fit", "validate", "test", "predict")
+        for trainer in [cfg[name].trainer for name in commands if name in cfg]:
+            loggers = trainer.logger
+            for logger in loggers if isinstance(loggers, list) else [loggers]:
+                options = logger.get("init_args") if isinstance(logger, Mapping | Namespace) else None
+                if options is not None and options.get("save_dir", "") in (None, "."):
+                    options["save_dir"] = str(trainer.default_root_dir)
+        return super().instantiate(cfg, *args, **kwargs)
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raises the mistake behind jsonargparse's message."""
         mistake = explain(self, message, ex)
@@ -111,6 +124,9 @@ class Parser(LightningArgumentParser):
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """The help: short usage, then the sections in the order of use."""
         self.usage = usage_of(self.prog)
+        if inner := re.match(r"Help for (--\S+)\.help=", self.description or ""):
+            internals.rename_flags(self, inner[1], self.asked)
+            self.description = str(self.description).replace(inner[1], self.asked, 1)
         for option in internals.options_of(self):
             option.help = OWN_WORDS.get(option.dest, option.help)
         internals.retitle(self, "ckpt_path", "A checkpoint")

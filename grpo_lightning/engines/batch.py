@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from grpo_lightning.engines.base import Finished, Progress
-from grpo_lightning.engines.graphs import Graphs
 from grpo_lightning.engines.kept_rows import KeptRows, read
+from grpo_lightning.engines.kv_memory import READ_TOKENS
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.prompt_part import Groups, is_worth
 from grpo_lightning.engines.running import Running
@@ -58,11 +58,11 @@ class Batch:
         key: Seed of the run and exploration step.
         stops: What ends a completion; None lets nothing end it.
         shares: Whether a group's rows share their prompt's keys and values; None decides by what is faster.
-        graphs: Captured steps to decode with.
         finished: Called with each completion that has ended, and its index in the batch.
         kept: The rows of conversations, to go on from and to keep these; None keeps nothing.
         fits: The rows that fit at once, by the tokens of each. The others wait, and begin where rows have ended. None
-            begins all at once, which `graphs` and `kept` need.
+            begins all at once, which `kept` needs.
+        read_tokens: Tokens of prompts, padding included, that are read at once.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class Batch:
         key: RandomKey,
         stops: StopStrings | None,
         shares: bool | None = None,
-        graphs: Graphs | None = None,
         finished: Finished | None = None,
         kept: KeptRows | None = None,
         fits: Callable[[int], int] | None = None,
+        read_tokens: int = READ_TOKENS,
     ) -> None:
         self.policy = policy
         self.requests = [*chain.from_iterable(groups)]
@@ -85,9 +85,9 @@ class Batch:
         self.key = key
         self.stops = stops
         self.shares = shares
-        self.graphs = graphs
         self.finished = finished
         self.kept = kept
+        self.read_tokens = read_tokens
         plain = plain_layers(policy)
         self.num_layers, self.windows = len(plain), any(layer.is_sliding for layer in plain)
         device = policy.device
@@ -152,17 +152,10 @@ class Batch:
         if any(known):
             layers, last = read(self.policy, prompts, known)
         else:
-            flat = torch.tensor([token for prompt in prompts for token in prompt], device=device)
-            layers = [SlabLayer(width) for _ in range(self.num_layers)]
-            cache = Cache(layers=list(layers))
-            hidden = self.policy.hidden(ragged.pad(flat, lengths), past_key_values=cache, use_cache=True)
-            last = hidden[torch.arange(len(hidden), device=device), lengths - 1]
+            layers, last = self._read_whole(prompts)
         keys = [(index, row) for index, part in enumerate(parts) for row in part]
         prompt, rows = torch.tensor(keys, device=device).unbind(1)
         logits = self.policy.logits(last).index_select(0, prompt)
-        if self.graphs is not None:
-            self.graphs.start(layers, prompt, self.prompt_length[rows], columns)
-            return Running(self.policy, rows, [], logits, width, None, graphs=self.graphs)
         if self._shares(layers, len(rows)) if shares is None else shares:
             padded = min(map(len, prompts)) < width
             column = torch.arange(width, device=device)
@@ -173,6 +166,28 @@ class Batch:
         for layer in layers:
             layer.expand(prompt, width + columns)
         return Running(self.policy, rows, layers, logits, width, self._mask(rows, width, columns), self.windows)
+
+    def _read_whole(self, prompts: Sequence[list[int]]) -> tuple[list[SlabLayer], Tensor]:
+        """Keys and values of prompts, right-padded, and [P, hidden] the states of their last tokens."""
+        first, *others = ragged.token_budget([*map(len, prompts)], self.read_tokens)
+        # The longest come first, in the order that they have.
+        layers = [SlabLayer(len(prompts[0])) for _ in range(self.num_layers)]
+        last = [self._read_into(layers, prompts[: len(first)])]
+        if others:
+            layers = [layer.grown(len(prompts)) for layer in layers]
+        for pack in others:
+            rows = slice(pack[0], pack[-1] + 1)
+            last.append(self._read_into([layer.of_rows(rows) for layer in layers], prompts[rows]))
+        return layers, torch.cat(last)
+
+    def _read_into(self, layers: Sequence[SlabLayer], prompts: Sequence[list[int]]) -> Tensor:
+        """[P, hidden] the states of the prompts' last tokens; all are read at once, into empty layers."""
+        device = self.policy.device
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        flat = torch.tensor([token for prompt in prompts for token in prompt], device=device)
+        cache = Cache(layers=list(layers))
+        hidden = self.policy.hidden(ragged.pad(flat, lengths), past_key_values=cache, use_cache=True)
+        return hidden[torch.arange(len(hidden), device=device), lengths - 1]
 
     def _keep(self, running: Running, rows: Tensor) -> None:
         """Keeps the keys and values of [r] `rows` of the cache for the next turn."""

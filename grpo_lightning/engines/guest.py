@@ -28,8 +28,8 @@ class Guest:
 
     Inside `at_home` the library has its environment variables and its default process group. Outside, these are gone;
     generators of Python, NumPy and torch, thread counts, signal handlers, the hook for exceptions, warnings, and the
-    precision of matrix products are what they were. Autocast and inference mode are off inside, and the default type is
-    float32: the library has types of its own.
+    precision of matrix products are what they were. Autocast, inference mode and deterministic algorithms are off
+    inside, and the default type is float32: the library has types of its own.
 
     Args:
         environment: Environment variables that the library must have.
@@ -59,6 +59,7 @@ class Guest:
                 _hook,
                 _output,
                 _matmul_precision,
+                _own_algorithms,
                 self._own_group,
                 self._torch,
             ):
@@ -196,6 +197,17 @@ def _matmul_precision() -> Iterator[None]:
     finally:
         if torch.get_float32_matmul_precision() != before:
             torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def _own_algorithms() -> Iterator[None]:
+    """Any algorithms inside: some of vLLM's have no deterministic form, and raise under `trainer.deterministic`."""
+    before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)
 
 
 @contextmanager

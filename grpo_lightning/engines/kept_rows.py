@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
+from grpo_lightning.engines.kv_memory import READ_TOKENS
 from grpo_lightning.engines.slab import SlabLayer
 from grpo_lightning.maths import ragged
 from grpo_lightning.policy.policy import Policy
@@ -243,9 +244,10 @@ def _filled(rows: int, width: int, known: Sequence[Known | None], device: torch.
 
 
 def _at_once(starts: list[int], lengths: list[int]) -> list[list[int]]:
-    """Indices of the prompts that are read together: those that are new, and the others while their mask is small."""
+    """Indices of the prompts that are read together: new ones by their tokens, others while their mask is small."""
     new = [index for index, start in enumerate(starts) if not start]
-    parts = [new] if new else []
+    packs = ragged.token_budget([lengths[index] for index in new], READ_TOKENS)
+    parts = [sorted(new[row] for row in pack) for pack in packs]
     part: list[int] = []
     seen = 0
     for index in sorted(set(range(len(starts))) - set(new), key=lambda index: (lengths[index], index)):

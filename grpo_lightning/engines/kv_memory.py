@@ -18,6 +18,9 @@ CPU_FRACTION = 0.5
 LOGITS_COPIES = 4
 """Float32 tensors [rows, V] that are held at once while a token is drawn."""
 
+READ_TOKENS = 2**14
+"""Most tokens of prompts, padding included, that are read at once. A GPU has enough to do with so many."""
+
 
 def cache_bytes_per_token(config: PreTrainedConfig, dtype: torch.dtype) -> int:
     """Bytes in the key-value cache per token and row, over all layers.
@@ -71,6 +74,21 @@ def rows_at_once(
     """
     rows = min(max_rows, memory // row_bytes(config, dtype, tokens))
     return rows // group_size * group_size if rows >= group_size else rows
+
+
+def read_at_once(config: PreTrainedConfig, dtype: torch.dtype, memory: int) -> int:
+    """Tokens of prompts to read at once: their activations take at most about a quarter of the cache.
+
+    Args:
+        config: The model's.
+        dtype: The type of its products.
+        memory: Bytes that the cache may take.
+    """
+    config = config.get_text_config(decoder=True)
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    # Gate, up and their product, beside the states; Gemma 3n has a size per layer.
+    numbers = 3 * (max(inner) if isinstance(inner, list) else inner) + 8 * config.hidden_size
+    return max(1, min(READ_TOKENS, memory // (4 * numbers * dtype.itemsize)))
 
 
 def free_bytes(device: torch.device) -> int:

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,18 +37,13 @@ class LinearCopies:
 
     def __init__(self, policy: Policy, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self._policy = policy
-        self._copies: list[tuple[list[Any], _Product]] = []
         self._forwards: dict[nn.Module, Forward] = {}
         self._joined: list[_Joined] = []
         for layers in _siblings(policy.model):
-            forward = _product(layers, dtype)
-            if forward is None:
-                continue
-            self._copies.append((layers, forward))
-            if len(layers) == 1:
+            forward = _forward(layers, dtype)
+            if forward and len(layers) == 1:
                 self._forwards[layers[0]] = forward
-            else:
+            elif forward:
                 joined = _Joined(forward, [_weight(layer).shape[0] for layer in layers])
                 self._joined.append(joined)
                 self._forwards |= {layer: partial(joined, index) for index, layer in enumerate(layers)}
@@ -57,29 +51,6 @@ class LinearCopies:
     def __len__(self) -> int:
         """Layers that have a copy."""
         return len(self._forwards)
-
-    def tensors(self) -> list[Tensor]:
-        """The copies."""
-        return [one for _, product in self._copies for one in (product.weight, product.bias) if one is not None]
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def refresh(self, policy: Policy, dtype: torch.dtype) -> bool:
-        """Copies the policy's weights as they are now to where the copies are; False if new copies must be made.
-
-        They must be if they are packed, or are of another policy or type.
-        """
-        packed = any(product.packed for _, product in self._copies)
-        if packed or policy is not self._policy or dtype != self.dtype:
-            return False
-        for layers, product in self._copies:
-            weights = [_weight(layer) for layer in layers]
-            # A copy to another type, without a tensor between the two.
-            for part, weight in zip(product.weight.split([len(one) for one in weights]), weights, strict=True):
-                part.copy_(weight)
-            if product.bias is not None:
-                product.bias.copy_(_biases(layers, weights))
-        return True
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -166,30 +137,9 @@ def _weight(layer: Any) -> Tensor:
     return weight.t() if isinstance(layer, Conv1D) else weight
 
 
-@dataclass(slots=True)
-class _Product:
-    """What computes as linear layers do, end to end, from a copy of their weights."""
-
-    dtype: torch.dtype
-    weight: Tensor
-    """[outputs, inputs], in oneDNN's layout if it is packed."""
-    bias: Tensor | None
-    packed: bool
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        if self.packed:
-            inputs = hidden.to(self.dtype)
-            output = torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, "none", [], "")
-        else:
-            output = nn.functional.linear(hidden.to(self.dtype), self.weight, self.bias)
-        return _as_outside(output, hidden)
-
-
-# Copies made in inference mode could not be refreshed outside of it.
-@torch.inference_mode(False)
 @torch.no_grad()
-def _product(layers: list[Any], dtype: torch.dtype) -> _Product | None:
-    """What computes as `layers` do, end to end; None if a copy would be no better."""
+def _forward(layers: list[Any], dtype: torch.dtype) -> Forward | None:
+    """What computes as `layers` do, end to end, from a copy of their weights; None if a copy would be no better."""
     weights = [_weight(layer) for layer in layers]
     packs = weights[0].device.type == "cpu" and dtype in _packed_types()
     if not packs and weights[0].dtype == dtype:
@@ -197,17 +147,13 @@ def _product(layers: list[Any], dtype: torch.dtype) -> _Product | None:
     weight = torch.cat([one.to(dtype) for one in weights]) if len(weights) > 1 else weights[0].to(dtype)
     bias = None
     if any(layer.bias is not None for layer in layers):
-        bias = _biases(layers, weights).to(dtype)
+        each = zip(layers, weights, strict=True)
+        biases = [one.new_zeros(len(one)) if layer.bias is None else layer.bias.detach() for layer, one in each]
+        bias = torch.cat(biases).to(dtype)
     if packs:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
-        return _Product(dtype, packed, bias, True)
-    return _Product(dtype, weight, bias, False)
-
-
-def _biases(layers: list[Any], weights: list[Tensor]) -> Tensor:
-    """[outputs] biases of all layers, 0 where one has none."""
-    each = zip(layers, weights, strict=True)
-    return torch.cat([one.new_zeros(len(one)) if layer.bias is None else layer.bias.detach() for layer, one in each])
+        return partial(_packed, dtype, packed, bias)
+    return partial(_plain, dtype, weight, bias)
 
 
 def _packed_types() -> set[torch.dtype]:
@@ -216,6 +162,15 @@ def _packed_types() -> set[torch.dtype]:
         return set()
     fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return {torch.float32, torch.bfloat16} if fast else {torch.float32}
+
+
+def _packed(dtype: torch.dtype, weight: Tensor, bias: Tensor | None, hidden: Tensor) -> Tensor:
+    output = torch.ops.mkldnn._linear_pointwise(hidden.to(dtype), weight, bias, "none", [], "")
+    return _as_outside(output, hidden)
+
+
+def _plain(dtype: torch.dtype, weight: Tensor, bias: Tensor | None, hidden: Tensor) -> Tensor:
+    return _as_outside(nn.functional.linear(hidden.to(dtype), weight, bias), hidden)
 
 
 def _as_outside(output: Tensor, hidden: Tensor) -> Tensor:

@@ -16,10 +16,16 @@ from transformers.masking_utils import AttentionMaskInterface
 import grpo_lightning.engines.trial as trial
 from grpo_lightning.engines.base import Finished, Progress, RolloutEngine
 from grpo_lightning.engines.batch import Batch, chosen, groups_of, in_order, of_requests, plain_layers
-from grpo_lightning.engines.graphs import CAPTURES, Graphs, column_bucket, reason_against, rows_within
 from grpo_lightning.engines.kept_rows import KeptRows
-from grpo_lightning.engines.kv_memory import GIB, cache_bytes_per_token, free_bytes, row_bytes, rows_at_once
-from grpo_lightning.engines.linear_copies import LinearCopies
+from grpo_lightning.engines.kv_memory import (
+    GIB,
+    cache_bytes_per_token,
+    free_bytes,
+    read_at_once,
+    row_bytes,
+    rows_at_once,
+)
+from grpo_lightning.engines.linear_copies import LinearCopies, linear_layers
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.slab import attention, mask, sharing_attention
 from grpo_lightning.engines.stop_strings import StopStrings
@@ -39,15 +45,17 @@ AttentionMaskInterface.register(SHARING_ATTENTION, mask)
 class NativeEngine(RolloutEngine):
     """Decodes with the policy's own weights, whole or sharded; its log-probs equal the policy's (1e-6 in float32).
 
-    The default: nothing is merged, and nothing copied unless asked for. Equal prompts are read once, and finished rows
-    are compacted away. A model that it cannot decode exactly is refused before the run.
+    The default: nothing is merged, and nothing copied unless asked for, but for frozen weights of another type than the
+    products have (LoRA with float32 weights under `bf16-mixed`). Equal prompts are read once, and finished rows are
+    compacted away. A model that it cannot decode exactly is refused before the run.
 
     Args:
         max_rows: Completions decoded at once. Further ones wait, those with the shortest prompts longest.
         check_every: Positions decoded between two checks for finished rows.
-        max_cache_gib: Memory for the key-value cache, which bounds the completions decoded at once. None takes what is
-            free. It changes speed and memory, and rounding: in bfloat16 a token's probability depends on how many rows
-            are decoded with it. Set it where a resumed run must be equal to the bit.
+        max_cache_gib: Memory for the key-value cache, which bounds the completions decoded at once. It also bounds the
+            prompts read at once: their activations take up to a quarter as much, beside it. None takes what is free. It
+            changes speed and memory, and rounding: in bfloat16 a token's probability depends on how many rows are
+            decoded with it. Set it where a resumed run must be equal to the bit.
         packed: On a CPU, decode with copies of the linear layers in the layout that few rows read fastest. They are
             made when sampling begins and freed when it ends. Log-probs differ by rounding, 1e-5 in float32.
         dtype: Type of the copies of the linear layers. `bfloat16` has half the bytes of float32. It draws from another
@@ -59,13 +67,9 @@ class NativeEngine(RolloutEngine):
         threads: On a CPU, decode in so many threads, each with a part of the completions and of the cores. It is faster
             for small models, whose products are too small to be divided among cores. 1 decodes all together. Log-probs
             differ by rounding.
-        graphs: On a GPU, launch the kernels of one position together, as a CUDA graph. The graphs and the key-value
-            cache then stay on the GPU between steps, and under autocast copies of the linear layers do. Nobody has run
-            it on a GPU yet, so it is off. A model whose positions cannot be captured is decoded without graphs, which
-            is logged once.
         refill: Begin completions that wait as soon as a quarter of the rows is free, beside those that go on. False
-            decodes batch by batch, as it is with `graphs` and in conversations. A group with more completions than half
-            of the rows begins in parts, and each part reads the prompt again. Log-probs differ by rounding.
+            decodes batch by batch, as it is in conversations. A group with more completions than half of the rows
+            begins in parts, and each part reads the prompt again. Log-probs differ by rounding.
     """
 
     shares_weights = True
@@ -81,7 +85,6 @@ class NativeEngine(RolloutEngine):
         dtype: Literal["bfloat16"] | None = None,
         share_prompts: bool = True,
         threads: int = 1,
-        graphs: bool = False,
         refill: bool = True,
     ) -> None:
         if max_rows < 1 or check_every < 1 or threads < 1:
@@ -94,7 +97,6 @@ class NativeEngine(RolloutEngine):
         self.threads = threads
         self.packed = packed
         self.dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
-        self.graphs = graphs
         self.refill = refill
         self._copies: LinearCopies | None = None
         self.attention = SHARING_ATTENTION if share_prompts else ATTENTION
@@ -106,73 +108,33 @@ class NativeEngine(RolloutEngine):
         """Whether the model can go on from kept rows; None as long as nobody has asked."""
         self._kept: KeptRows | None = None
         """The rows of conversations, inside `conversations`."""
-        self._graphs: Graphs | None = None
-        """The captured steps; None before the first, or where there are none."""
-        self._uncaptured: Policy | None = None
-        """The policy that cannot be captured."""
 
     def sync(self, policy: Policy) -> None:
         """As `RolloutEngine.sync`; copies the linear layers, if it decodes with copies."""
         if policy is not self.policy:
             self._keeps = None
-        dtype = self._dtype_of_copies(policy)
-        # Captured steps read the copies where they are.
-        if not (self._graphs and self._copies and dtype and self._copies.refresh(policy, dtype)):
-            self._copies = None  # Not two at a time.
-            self._copies = self._copied(policy)
+        self._copies = None  # Not two at a time.
+        self._copies = self._copied(policy)
         super().sync(policy)
 
     def sleep(self) -> None:
-        """Frees the copies of the linear layers, unless captured steps read them; without any, nothing."""
-        if self._copies is not None and self._graphs is None:
+        """Frees the copies of the linear layers; without any, nothing."""
+        if self._copies is not None:
             self._copies = self.version = None
 
     def close(self) -> None:
         """As `RolloutEngine.close`."""
-        self._copies = self._graphs = self._uncaptured = None
+        self._copies = None
         super().close()
 
     def _copied(self, policy: Policy) -> LinearCopies | None:
         """Copies of the linear layers as they are now; None if it decodes with the layers themselves."""
-        dtype = self._dtype_of_copies(policy)
-        return LinearCopies(policy, dtype) if dtype else None
-
-    def _dtype_of_copies(self, policy: Policy) -> torch.dtype | None:
-        """The type of the copies that it decodes with; None without any."""
-        # Autocast's own copies would be made in every captured step.
-        captures = self.graphs and self._uncaptured is not policy
-        casts = captures and self.product_dtype(policy) != policy.model.dtype
-        return self.product_dtype(policy) if self.packed or self.dtype or casts else None
-
-    def _graphs_of(self, policy: Policy) -> Graphs | None:
-        """The captured steps of the policy; None if it is decoded without."""
-        if not self.graphs or self._uncaptured is policy:
-            return None
-        if self._graphs is None or self._graphs.policy is not policy:
-            self._graphs = None
-            _refuse_graphs_on(policy.device.type)
-            reason = reason_against(policy) or self._fault_of_graphs(policy)
-            if reason:
-                self._uncaptured = policy
-                self._copies = None
-                self._copies = self._copied(policy)
-                rank_zero_info(f"model.engine.graphs: {type(policy.model).__name__} decodes without graphs ({reason})")
-                return None
-            self._graphs = Graphs(policy, partial(self._rows_that_fit, policy))
-        self._graphs.copies = self._copies
-        return self._graphs
-
-    def _fault_of_graphs(self, policy: Policy) -> str:
-        """What is wrong with decoding in captured steps; empty if nothing is."""
-
-        def decode(requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-            groups = groups_of(requests)
-            with _slab_attention(policy, self.attention), self._copies.in_use() if self._copies else nullcontext():
-                graphs = Graphs(policy, partial(self._rows_that_fit, policy))
-                batch = Batch(policy, chosen(requests, groups), sampling, RandomKey(0, 0), None, graphs=graphs)
-                return in_order(groups, batch.run(self.check_every, lambda ended: None))
-
-        return trial.fault(policy, decode, dtype=self._copies.dtype if self._copies else None)
+        dtype = self.product_dtype(policy)
+        # Autocast keeps no copies of frozen weights: it would make them at every position.
+        casts = dtype != policy.model.dtype and not all(
+            layer.weight.requires_grad for layer in linear_layers(policy.model)
+        )
+        return LinearCopies(policy, dtype) if self.packed or self.dtype or casts else None
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
         """Raises UsageError for a policy that it would decode wrongly or not at all, or that does not fit."""
@@ -188,8 +150,6 @@ class NativeEngine(RolloutEngine):
                 batch = Batch(policy, chosen(requests, groups), sampling, RandomKey(0, 0), None, shares, fits=fits)
                 return in_order(groups, batch.run(every, lambda ended: None))
 
-        if self.graphs and not torch.cuda.is_available():
-            _refuse_graphs_on(policy.device.type)
         copies = None
         with policy.gathered():
             fault = trial.fault(policy, decode)
@@ -214,12 +174,12 @@ class NativeEngine(RolloutEngine):
         """As `RolloutEngine.conversations`: keeps keys and values, so that a turn's prefill reads only what is new.
 
         They are those of the last call, and take the memory for the cache that decoding leaves. What finds no room is
-        read again in every turn, and so is all with `graphs` or a model with sliding windows.
+        read again in every turn, and so is all of a model with sliding windows.
         """
         assert self.policy is not None, "call sync(policy) first"
         if self._keeps is None:
             self._keeps = not trial.fault(self.policy, partial(_in_two_turns, self.policy, self.attention))
-        self._kept = KeptRows() if self._keeps and not self.graphs else None
+        self._kept = KeptRows() if self._keeps else None
         try:
             yield
         finally:
@@ -242,11 +202,11 @@ class NativeEngine(RolloutEngine):
         if self._kept:
             self._kept.begin(policy)
             self._kept.shrink(self._room_to_keep(policy, requests, sampling.max_new_tokens))
-        graphs = self._graphs_of(policy)
         done: list[Sequence[int]] = []
         completions: list[Completion] = []
         progress, finished = one_at_a_time(progress or (lambda ended: None)), one_at_a_time(finished)
         fits = self._refilled_rows(policy, requests, sampling.max_new_tokens)
+        read_tokens = read_at_once(policy.config, trial.compute_dtype(policy), self._memory(policy))
         batches = [groups_of(requests)] if fits else self._batches(policy, requests, sampling.max_new_tokens)
         with _decoding(policy, self.attention), self._copies.in_use() if self._copies else nullcontext():
             for groups in batches:
@@ -261,10 +221,10 @@ class NativeEngine(RolloutEngine):
                         key,
                         stops,
                         self._shares,
-                        graphs,
                         finished=ended,
                         kept=self._kept,
                         fits=fits,
+                        read_tokens=max(1, read_tokens // len(parts)),
                     )
                     work.append(partial(batch.run, self.check_every, progress))
                 completions += chain.from_iterable(in_threads(work))
@@ -282,7 +242,7 @@ class NativeEngine(RolloutEngine):
         self, policy: Policy, requests: Sequence[Request], max_new_tokens: int
     ) -> Callable[[int], int] | None:
         """The rows of a thread that fit by the tokens of each, if requests wait for rows that end; None: batches."""
-        if not self._refills or self._graphs is not None or self._kept is not None:
+        if not self._refills or self._kept is not None:
             return None
         # Free memory is known now: later the cache takes some of it.
         threads, memory = self._num_threads(policy), self._memory(policy)
@@ -319,8 +279,6 @@ class NativeEngine(RolloutEngine):
         """Rows of `tokens` tokens each to decode at once, at least 1, in so many bytes or in those that are free."""
         config, dtype = policy.config, trial.compute_dtype(policy)
         memory = self._memory(policy) if memory is None else memory
-        if self._graphs is not None:
-            tokens = column_bucket(tokens)
         rows = rows_at_once(config, dtype, tokens, 1, memory, self.max_rows)
         if rows < 1:
             given = self.max_cache_gib is not None
@@ -332,14 +290,13 @@ class NativeEngine(RolloutEngine):
                 f"{'raise model.engine.max_cache_gib, or ' if given else ''}lower sampling.max_new_tokens or "
                 "the length of prompts"
             )
-        return rows if self._graphs is None else rows_within(rows)
+        return rows
 
     def _memory(self, policy: Policy) -> int:
         """Bytes that keys and values may take, those that are held already included."""
         if self.max_cache_gib is not None:
             return int(self.max_cache_gib * GIB)
         held = self._kept.num_tokens * _token_bytes(policy) if self._kept else 0
-        held += self._graphs.num_bytes if self._graphs else 0
         # Down to a power of 2: free memory differs between runs, and the rows at once decide about rounding.
         return int(2 ** (max(1, free_bytes(policy.device) + held).bit_length() - 1))
 
@@ -349,15 +306,6 @@ class NativeEngine(RolloutEngine):
         rows = min(len(requests), self._rows_that_fit(policy, tokens))
         decoded = rows * row_bytes(policy.config, trial.compute_dtype(policy), tokens)
         return (self._memory(policy) - decoded) // _token_bytes(policy)
-
-
-def _refuse_graphs_on(kind: str) -> None:
-    """Raises UsageError for a type of device that has no graphs."""
-    if kind not in CAPTURES:
-        raise UsageError(
-            f"model.engine.graphs=True: the policy is on a device of type {kind}, which has no CUDA graphs. Leave it "
-            "out, or train on a GPU (trainer.accelerator=gpu)"
-        )
 
 
 def _token_bytes(policy: Policy) -> int:

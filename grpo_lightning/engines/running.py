@@ -5,7 +5,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
-from grpo_lightning.engines.graphs import Graphs
 from grpo_lightning.engines.prompt_part import Groups
 from grpo_lightning.engines.slab import SlabLayer
 from grpo_lightning.policy.policy import Policy
@@ -26,7 +25,6 @@ class Running:
         mask: [r, C] bool, the columns of the slab that a row sees, filled or not; None sees all.
         windows: Whether the model has sliding windows.
         groups: Which rows share a prompt's keys and values; None where each has a copy.
-        graphs: Captured steps, which have the cache and the mask; None without.
     """
 
     def __init__(
@@ -39,7 +37,6 @@ class Running:
         mask: Tensor | None,
         windows: bool = False,
         groups: Groups | None = None,
-        graphs: Graphs | None = None,
     ) -> None:
         self.policy = policy
         self.rows = rows
@@ -50,7 +47,6 @@ class Running:
         self.mask = mask
         self.windows = windows
         self.groups = groups
-        self.graphs = graphs
         self.ended = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
         """[r] bool, whether a row has ended."""
         self.drawn = torch.zeros_like(rows)
@@ -97,8 +93,6 @@ class Running:
                 self.mask = pad(self.mask[:, first:], (0, first), value=True)
         for layer in self.layers:
             layer.keep(rows, first)
-        if self.graphs is not None:
-            self.graphs.keep(rows)
         if self.groups is not None:
             prompts, self.groups = self.groups.keep(rows)
             for layer in self.layers:
@@ -153,9 +147,6 @@ class Running:
 
     def decode(self, token: Tensor, position: Tensor) -> None:
         """Finds the logits that follow [r] `token` at [r] `position` in its sequence."""
-        if self.graphs is not None:
-            self.logits = self.graphs.decode(token, position)
-            return
         mask = None if self.mask is None else self.mask[:, : self.layers[0].length + 1]
         # With four dimensions it goes to the attention as it is, and only `slab.mask` knows windows.
         hidden = self.policy.hidden(

@@ -36,6 +36,20 @@ class SlabLayer(DynamicLayer):
         layer.is_initialized = True
         return layer
 
+    def grown(self, rows: int) -> "SlabLayer":
+        """A full layer of so many rows, which begins with those of this one; the others are zeros."""
+        own = len(self.key_slab)
+        layer = SlabLayer.of(self.key_slab[:, :, 0], self.value_slab[:, :, 0], rows, self.length)
+        layer.key_slab[:own], layer.value_slab[:own] = self.key_slab, self.value_slab
+        return layer
+
+    def of_rows(self, rows: slice) -> "SlabLayer":
+        """An empty layer, which fills these rows of this one."""
+        layer = SlabLayer(self.capacity)
+        layer.dtype, layer.device, layer.is_initialized = self.dtype, self.device, True
+        layer.key_slab, layer.value_slab = self.key_slab[rows], self.value_slab[rows]
+        return layer
+
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocates the slab when the first states show its type and sizes."""
         kind = key_states.device.type

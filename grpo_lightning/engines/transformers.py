@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache
 
 import grpo_lightning.engines.trial as trial
 from grpo_lightning.engines.base import Finished, Progress, RolloutEngine
+from grpo_lightning.engines.kv_memory import READ_TOKENS
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.engines.stop_strings import StopStrings
@@ -35,7 +36,7 @@ class TransformersEngine(RolloutEngine):
     prompts are read once, where the model's cache allows it. Tokens are drawn as `NativeEngine` draws them.
 
     Args:
-        max_rows: Completions decoded at once.
+        max_rows: Completions decoded at once; fewer where their prompts have more than 16,384 tokens together.
     """
 
     shares_weights = True
@@ -107,9 +108,19 @@ class TransformersEngine(RolloutEngine):
         lengths = [len(request.token_ids) for request in requests]
         kinds = [0] * len(requests) if self.pads else lengths
         for kind in sorted(set(kinds), reverse=True):
-            alike = [index for index in range(len(requests)) if kinds[index] == kind]
-            for first in range(0, len(alike), self.max_rows):
-                yield alike[first : first + self.max_rows]
+            batch: list[int] = []
+            prompts: set[object] = set()
+            width = 0
+            for index in (index for index in range(len(requests)) if kinds[index] == kind):
+                prompt = tuple(requests[index].token_ids) if self.shares_prefill else index
+                width = max(width, lengths[index])
+                read = width * (len(prompts) + (prompt not in prompts))
+                if batch and (len(batch) == self.max_rows or read > READ_TOKENS):
+                    yield batch
+                    batch, prompts, width = [], set(), lengths[index]
+                batch.append(index)
+                prompts.add(prompt)
+            yield batch
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """An engine for large models: vLLM in the process of the training."""
 
 import gc
+import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -86,6 +87,7 @@ class VLLMEngine(RolloutEngine):
                 "model.engine=VLLMEngine needs vLLM: pip install 'grpo-lightning[vllm]' (docs/vllm.md has the way for "
                 "a CPU), or use model.engine=NativeEngine"
             )
+        _refuse_segments(policy.device)
         if self.max_model_len is not None and sampling.max_new_tokens >= self.max_model_len:
             raise UsageError(
                 f"model.engine.max_model_len={self.max_model_len}: no room for a prompt beside "
@@ -133,6 +135,7 @@ class VLLMEngine(RolloutEngine):
     def _start(self, policy: Policy) -> None:
         from vllm import LLM
 
+        _refuse_segments(self._device)
         cuda = self._device.type == "cuda"
         cache = self.max_cache_gib or (None if cuda else CPU_CACHE_GIB)
         settings = {
@@ -230,6 +233,16 @@ class VLLMEngine(RolloutEngine):
             self._llm = None
             # What refers to itself would keep the weights.
             gc.collect()
+
+
+def _refuse_segments(device: torch.device) -> None:
+    """Raises UsageError for a setting of torch's memory with which vLLM cannot sleep."""
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        if device.type == "cuda" and "expandable_segments:True" in os.environ.get(name, ""):
+            raise UsageError(
+                f"{name}={os.environ[name]}: vLLM cannot give back its memory with expandable_segments:True while the "
+                "policy learns. Unset it, or use model.engine=VLLMServerEngine"
+            )
 
 
 def _rank_of(device: torch.device) -> dict[str, str]:

@@ -55,6 +55,7 @@ class Server:
             raise UsageError(f"model.engine.urls: {url!r} is no address; give one such as http://node1:8000")
         self._secure = parts.scheme == "https"
         self._open: set[socket.socket] = set()
+        self._hung_up = False
         self._lock = threading.Lock()
 
     def get(self, path: str) -> Any:
@@ -81,12 +82,18 @@ class Server:
                     yield json.loads(data)
             raise ServerError(f"{self.url}{path}: the answer ended early")
 
-    def hang_up(self) -> None:
-        """Ends all requests that other threads wait for: they raise ServerError."""
+    @contextmanager
+    def hung_up(self) -> Iterator[None]:
+        """Ends all requests that other threads wait for, and those that they begin inside: they raise ServerError."""
         with self._lock:
+            self._hung_up = True
             for connection in self._open:
                 with suppress(OSError):  # the server was faster
                     connection.shutdown(socket.SHUT_RDWR)
+        try:
+            yield
+        finally:
+            self._hung_up = False
 
     @contextmanager
     def _answer(self, method: str, path: str, body: Any) -> Iterator[HTTPResponse]:
@@ -98,6 +105,8 @@ class Server:
             # http.client lets go of it where the server closes the connection after the answer.
             opened = connection.sock
             with self._lock:
+                if self._hung_up:
+                    raise ServerError(f"{self.url}{path}: hung up")
                 self._open.add(opened)
             _keep_alive(opened)
             data = None if body is None else json.dumps(body).encode()
@@ -111,7 +120,7 @@ class Server:
         except (OSError, HTTPException, json.JSONDecodeError) as error:
             raise ServerError(f"{self.url}{path}: no answer ({first_line(error)})") from error
         finally:
-            # Before it is closed: `hang_up` must not meet another connection with its number.
+            # Before it is closed: `hung_up` must not meet another connection with its number.
             with self._lock:
                 self._open.discard(opened)
             connection.close()

@@ -4,10 +4,11 @@ import secrets
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from queue import SimpleQueue
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities import rank_zero_info
 from safetensors import SafetensorError
 
@@ -93,7 +94,8 @@ class VLLMServerEngine(RolloutEngine):
             raise UsageError(f"model.engine.urls: {error}. Start it with: {self._command(policy)}") from error
         for server, config in zip(self._servers, configs, strict=True):
             self._compare(server, config, policy, sampling)
-            self.transfer.check(server, config)
+        if ranks.rank() == 0:
+            self.transfer.check_room(sum(p.numel() for p in policy.parameters()) * compute_dtype(policy).itemsize)
         self._max_model_len = min(int(config["model_config"]["max_model_len"]) for config in configs)
         self._names_head = any(str(config["device_config"]["device"]) == "cpu" for config in configs)
 
@@ -149,7 +151,7 @@ class VLLMServerEngine(RolloutEngine):
         """The line that starts a server for `policy`."""
         return (
             f"VLLM_SERVER_DEV_MODE=1 vllm serve {policy.path} --tokens-only --dtype {dtype_of(policy)} "
-            f"--logprobs-mode processed_logprobs{self.transfer.options}"
+            "--logprobs-mode processed_logprobs"
         )
 
     def sync(self, policy: Policy) -> None:
@@ -159,7 +161,7 @@ class VLLMServerEngine(RolloutEngine):
         if ranks.rank() == 0:
             pushed = f"{secrets.token_hex(4)}-{policy.version}"
             try:
-                self._push(weights, pushed)
+                self._push(as_computed(weights, compute_dtype(policy)), pushed)
             except (RuntimeError, OSError, SafetensorError) as error:
                 problem = str(error)
         # Sharded weights are assembled by all ranks together, whatever happened.
@@ -228,6 +230,12 @@ class VLLMServerEngine(RolloutEngine):
         self.transfer.close()
 
 
+def as_computed(weights: Weights, dtype: torch.dtype) -> Weights:
+    """The weights with their matrices in the type that servers compute in: half the bytes under `bf16-mixed`."""
+    for name, weight in weights:
+        yield name, weight.to(dtype) if weight.ndim > 1 and weight.is_floating_point() else weight
+
+
 def _resume(server: Server, version: str) -> None:
     """Lets a server draw from its new weights."""
     # It holds keys and values of the weights before.
@@ -285,9 +293,10 @@ def _run(calls: Sequence[Call], servers: Sequence[Server], sampling: Sampling, c
     finally:
         # Whatever is still drawn is not wanted.
         over.update(range(len(calls)))
-        for server in set(servers):
-            server.hang_up()
-        pool.shutdown(cancel_futures=True)
+        with ExitStack() as stack:
+            for server in set(servers):
+                stack.enter_context(server.hung_up())
+            pool.shutdown(cancel_futures=True)
 
 
 def _pieces(server: Server, body: Mapping[str, Any]) -> Generator[Any, None, None]:

@@ -1,17 +1,12 @@
 """How the policy's weights reach servers that have weights of their own."""
 
 import shutil
-import socket
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -25,16 +20,8 @@ Weights = Iterable[tuple[str, Tensor]]
 class WeightTransfer(ABC):
     """Brings weights to the servers of `VLLMServerEngine`, while these are paused. Rank 0 alone calls it."""
 
-    options: ClassVar[str] = ""
-    """What `vllm serve` must be started with for it."""
-
-    def check(self, server: Server, config: Mapping[str, Any]) -> None:
-        """Raises UsageError where the server was not started for it.
-
-        Args:
-            server: The server.
-            config: Its configuration, as vLLM tells it.
-        """
+    def check_room(self, num_bytes: int) -> None:
+        """Raises UsageError where so many bytes of weights find no room on their way. Rank 0 alone calls it."""
 
     @abstractmethod
     def send(self, servers: Sequence[Server], weights: Weights) -> None:
@@ -66,6 +53,17 @@ class SharedFolder(WeightTransfer):
         self.part_gib = part_gib
         self._own: str | None = None
 
+    def check_room(self, num_bytes: int) -> None:
+        """As `WeightTransfer.check_room`."""
+        folder = Path(self.folder or _memory() or tempfile.gettempdir()).absolute()
+        free = shutil.disk_usage(next(path for path in [folder, *folder.parents] if path.exists())).free
+        if free < num_bytes:
+            raise UsageError(
+                f"model.engine.transfer.folder={self.folder or 'null'}: the weights take {num_bytes / 2**30:.3g} GiB, "
+                f"and {folder} has {free / 2**30:.3g} GiB free. Give a folder with more room that the servers see too; "
+                "a container has more in /dev/shm with `docker run --shm-size`"
+            )
+
     def send(self, servers: Sequence[Server], weights: Weights) -> None:
         """As `WeightTransfer.send`."""
         if self._own is None:
@@ -95,89 +93,6 @@ class SharedFolder(WeightTransfer):
             self._own = None
 
 
-class NCCL(WeightTransfer):
-    """Broadcasts the weights from this GPU to those of the servers. **It has never been run**: that needs two GPUs.
-
-    It speaks vLLM's own protocol for it, and needs the extra `vllm` here, too. A server that dies during a broadcast
-    leaves this process waiting until NCCL's own timeout.
-
-    Args:
-        address: Name or address of this machine, as the servers reach it. None takes the name it has itself.
-        port: A free port of this machine. 0 takes any.
-        part_gib: Weights that are announced together.
-    """
-
-    options = """ --weight-transfer-config '{"backend": "nccl"}'"""
-
-    def __init__(self, address: str | None = None, port: int = 0, part_gib: float = 1.0) -> None:
-        if part_gib <= 0:
-            raise UsageError(f"model.engine.transfer.part_gib={part_gib}: give more than 0")
-        self.address = address
-        self.port = port
-        self.part_gib = part_gib
-        self._group: Any = None
-
-    def check(self, server: Server, config: Mapping[str, Any]) -> None:
-        """As `WeightTransfer.check`."""
-        backend = (config.get("weight_transfer_config") or {}).get("backend")
-        if not torch.cuda.is_available():
-            raise UsageError("model.engine.transfer=NCCL needs a GPU; use model.engine.transfer=SharedFolder")
-        if backend != "nccl":
-            raise UsageError(f"model.engine.transfer=NCCL: start {server.url} with{self.options}")
-
-    def send(self, servers: Sequence[Server], weights: Weights) -> None:
-        """As `WeightTransfer.send`."""
-        with ThreadPoolExecutor(1) as pool:
-            if self._group is None:
-                self._meet(servers, pool)
-            everywhere(servers, lambda server: server.post("/start_weight_update"))
-            for part in parts(weights, int(self.part_gib * 2**30)):
-                # The servers' answers come when they have all of it.
-                answers = pool.submit(everywhere, servers, _Announcement(part))
-                for _, weight in part:
-                    self._group.broadcast(weight.contiguous(), src=0, stream=torch.cuda.current_stream())
-                answers.result()
-            everywhere(servers, lambda server: server.post("/finish_weight_update", {}))
-
-    def _meet(self, servers: Sequence[Server], pool: ThreadPoolExecutor) -> None:
-        """Makes a group of this process, as rank 0, and all of the servers' workers."""
-        from vllm.distributed.weight_transfer.nccl_common import trainer_init
-
-        sizes = [int(server.get("/get_world_size")["world_size"]) for server in servers]
-        first_ranks = dict(zip(servers, accumulate(sizes, initial=1), strict=False))
-        group = {
-            "master_address": self.address or socket.gethostname(),
-            "master_port": self.port or free_port(),
-            "world_size": 1 + sum(sizes),
-        }
-
-        def invite(server: Server) -> None:
-            info = {**group, "rank_offset": first_ranks[server], "packed": False}
-            server.post("/init_weight_transfer_engine", {"init_info": info})
-
-        answers = pool.submit(everywhere, servers, invite)
-        self._group = trainer_init(group)
-        answers.result()
-
-    def close(self) -> None:
-        """Leaves the group."""
-        self._group = None
-
-
-class _Announcement:
-    """Tells a server which weights come."""
-
-    def __init__(self, part: Sequence[tuple[str, Tensor]]) -> None:
-        self.info = {
-            "names": [name for name, _ in part],
-            "dtype_names": [str(weight.dtype).removeprefix("torch.") for _, weight in part],
-            "shapes": [list(weight.shape) for _, weight in part],
-        }
-
-    def __call__(self, server: Server) -> None:
-        server.post("/update_weights", {"update_info": self.info})
-
-
 def parts(weights: Weights, size: int) -> Iterator[list[tuple[str, Tensor]]]:
     """The weights in lists of at most `size` bytes, or of a single one that is larger."""
     part: list[tuple[str, Tensor]] = []
@@ -190,13 +105,6 @@ def parts(weights: Weights, size: int) -> Iterator[list[tuple[str, Tensor]]]:
         total += weight.nbytes
     if part:
         yield part
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens at."""
-    with socket.socket() as found:
-        found.bind(("", 0))
-        return int(found.getsockname()[1])
 
 
 def _memory() -> str | None:

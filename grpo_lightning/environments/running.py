@@ -1,6 +1,6 @@
 """Conversations of the policy with an environment: all of a step's advance together, one turn at a time."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import blake2b
 from typing import Any
@@ -177,7 +177,7 @@ class Conversations:
         try:
             question = replace(sample.prompt.question, text=sample.prompt.text)
             talk.messages = [*self._system, *(yield Call(row, "reset", [asdict(question)]))]
-            talk.pieces.append(Piece.given(dialogue.start(talk.messages)))
+            talk.pieces.append(Piece.given(contained(dialogue.start, talk.messages)))
             ids = [*talk.pieces[0].token_ids]
             sample.prompt = replace(sample.prompt, text=str(policy.tokenizer.decode(ids)), token_ids=ids)
             while self._has_room(sample, talk, policy.context_length, sampling.max_new_tokens):
@@ -194,9 +194,9 @@ class Conversations:
                 talk.messages = [*before, written, *turn["messages"]]
                 if turn["done"] or not turn["messages"]:
                     break
-                given = dialogue.follow(before, drawn.token_ids, turn["messages"])
+                given = contained(dialogue.follow, before, drawn.token_ids, turn["messages"])
                 if given is None:  # the template rewrites history
-                    talk.pieces.append(Piece.given(dialogue.start(talk.messages)))
+                    talk.pieces.append(Piece.given(contained(dialogue.start, talk.messages)))
                 else:
                     talk.pieces[-1].give(given)
             else:
@@ -230,6 +230,14 @@ class Conversations:
 
 class Failure(Exception):
     """The environment has failed: status and error of the conversation."""
+
+
+def contained(write: Callable[..., Any], *messages: Any) -> Any:
+    """What `write` makes of an environment's messages, with which a template or a tokenizer may fail: Failure."""
+    try:
+        return write(*messages)
+    except Exception as error:
+        raise Failure(Status.ERROR, f"{type(error).__name__}: {error}") from error
 
 
 def seed_of(key: RandomKey, request: Request) -> int:

@@ -27,6 +27,8 @@ class GuessNumber(Environment, Task):
         UsageError: A value is out of range.
     """
 
+    judge = "EnvironmentReward"
+
     def __init__(
         self,
         highest: int = 7,
@@ -34,9 +36,9 @@ class GuessNumber(Environment, Task):
         turn_reward: Literal["none", "contradiction", "information"] = "none",
     ) -> None:
         if not 2 <= highest <= 999:
-            raise UsageError(f"task.highest={highest}: give 2 to 999")
+            raise UsageError(f"data.task.highest={highest}: give 2 to 999")
         if num_guesses < 1:
-            raise UsageError(f"task.num_guesses={num_guesses}: give 1 or more")
+            raise UsageError(f"data.task.num_guesses={num_guesses}: give 1 or more")
         self.highest = highest
         self.num_guesses = num_guesses
         self.turn_reward = turn_reward

@@ -6,13 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from grpo_lightning.inspect.scalars import Scalars, read_scalars
+from grpo_lightning import history
+from grpo_lightning.inspect.scalars import Scalars, folders_of_runs, read_scalars
 from grpo_lightning.types import UsageError
 
 Config = dict[str, Any]
@@ -25,7 +26,6 @@ PRINTED = {"trainer.enable_progress_bar", "trainer.enable_model_summary", "memor
 IGNORED = SEEDS | FOLDERS | PRINTED
 """Keys in which the runs of one arm may differ."""
 
-EVENTS = "events.out.tfevents.*"
 MOST_KEYS = 3
 """A name is made of so many differences at most, unless it takes all."""
 LONGEST = 32
@@ -44,6 +44,8 @@ class Run:
     """`seed_everything`, or the folder's name where there is none."""
     arm: str | None = None
     """The arm that the folders name; None: the configuration tells."""
+    changes: Sequence[str] = ()
+    """`changed at step 5: model.optimizer.lr 3e-4 → 1e-4`, a text for each start with other options."""
 
     @property
     def inspector(self) -> Path | None:
@@ -97,11 +99,12 @@ def run_folders(argument: Path) -> list[Path]:
     if not argument.is_dir():
         raise UsageError(f"{argument}: there is no such folder. Give the folder of a run, or one that holds runs")
     for pattern in ("", "*/", "*/*/"):
-        if folders := {file.parent for file in argument.glob(pattern + EVENTS)}:
+        if folders := folders_of_runs(argument, pattern):
             return sorted(folders, key=lambda folder: _natural(str(folder)))
     raise UsageError(
-        f"{argument}: no event files (events.out.tfevents.*) in it, nor one or two folders below. Give the folder of a "
-        "run that logged to TensorBoard, which `grpo fit` does by default, or a folder arm/seed"
+        f"{argument}: no curves (events.out.tfevents.* or metrics.csv) in it, nor one or two folders below. Give the "
+        "folder of a run of `grpo fit`, or a folder arm/seed. A run in Python needs a logger: TensorBoardLogger(RUN, "
+        'name="", version=""), or CSVLogger with the same'
     )
 
 
@@ -116,16 +119,32 @@ def read_run(folder: Path, arm: str | None = None) -> Run:
     except UnicodeEncodeError as error:
         raise UsageError(f"{folder}: TensorBoard reads no path that is not Unicode. Rename it") from error
     if not scalars:
-        raise UsageError(
-            f"{folder}: its event files hold no readable scalars. Wait for the first step, or leave it out"
-        )
+        raise UsageError(f"{folder}: its curves hold no readable scalars. Wait for the first step, or leave it out")
     raw = read_config(folder / "config.yaml")
     if raw is None:
         return Run(folder, scalars, None, folder.name, arm)
     seed = raw.get("seed_everything")
     known = isinstance(seed, int) and not isinstance(seed, bool)
-    config = {key: value for key, value in flat(_without(raw, _root(raw))).items() if key not in IGNORED}
-    return Run(folder, scalars, config, str(seed) if known else folder.name, arm)
+    before = [(until, comparable(options)) for until, options in history.earlier(folder)]
+    config = history.merged(before, comparable(raw), shown)
+    return Run(folder, scalars, config, str(seed) if known else folder.name, arm, changes_of(folder, raw))
+
+
+def comparable(raw: dict[str, Any]) -> Config:
+    """The options in which the runs of one arm agree."""
+    return {key: value for key, value in flat(_without(raw, _root(raw))).items() if key not in IGNORED}
+
+
+def changes_of(folder: Path, newest: dict[str, Any]) -> list[str]:
+    """What a run was started again with: `changed at step 5: model.optimizer.lr 3e-4 → 1e-4`, a text per start."""
+    starts = [(until, comparable(options)) for until, options in history.earlier(folder)]
+    found = []
+    for (until, old), (_, new) in pairwise([*starts, (0, comparable(newest))]):
+        keys = primary(list(history.changed(old, new)), [old, new])
+        both = ((key, *(shown(options[key]) if key in options else "–" for options in (old, new))) for key in keys)
+        texts = ", ".join(f"{key} {value} → {other}" for key, value, other in both)
+        found += [f"changed at step {until + 1}: {texts}"] if keys else []
+    return found
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
@@ -165,7 +184,7 @@ def flat(value: Any, key: str = "") -> Config:
 
 
 def arms_of(runs: Sequence[Run]) -> list[Arm]:
-    """Puts runs of equal configuration together, and names them by their differences, or as their folders do.
+    """Puts runs of equal configuration together, and names them as their folders do, or by their differences.
 
     Runs that have the seed in common too are no seeds of one arm. They are told apart by their folders.
     """
@@ -180,11 +199,12 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
 
 
 def names(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """The shortest clear name of each group of runs."""
+    """The shortest clear name of each group of runs: that of its folder, where each group is one run."""
     configs = [group[0].config for group in groups]
     told = dict.fromkeys(range(len(groups)), "")
     unnamed = [index for index, group in enumerate(groups) if group[0].arm is None]
-    if len(groups) > 1 and all(config is not None for config in configs):
+    has_seeds = any(len(group) > 1 for group in groups)
+    if len(groups) > 1 and has_seeds and all(config is not None for config in configs):
         by_difference = difference_names([config or {} for config in configs])
         told |= {index: by_difference[index] for index in unnamed}
     folders = _short([_common(group) for group in groups])

@@ -35,11 +35,10 @@ class Candidates:
         is_known = is_fresh and module.old_policy.is_policy
         self.old_logp = self.before.logp if is_known else None if is_fresh else self.rollouts.sampler_logp
 
-    def records(self, first_update: int, num_minibatches: int) -> list[GroupRecord]:
+    def records(self, num_minibatches: int) -> list[GroupRecord]:
         """The groups of all ranks that are recorded. Call it after the step's updates, on every rank.
 
         Args:
-            first_update: The step's first update, counted over the run.
             num_minibatches: Updates of one pass.
         """
         after = self.measure(self.rollouts)
@@ -52,11 +51,12 @@ class Candidates:
             self.before,
             after,
             self.old_logp,
+            objective,
             learns_from_all=not objective.learns_from_advantage_alone or self.module.reward_kl is not None,
         )
         rows = [*zip(prompt_ids, Row.all_of(self.rollouts), strict=True)]
         mine = {
-            id: self._group(roles[id], [row for own, row in rows if own == id], learned, recorder, first_update)
+            id: self._group(roles[id], [row for own, row in rows if own == id], learned, recorder)
             for id in {*prompt_ids} & {*roles}
         }
         everyone = {id: record for groups in ranks.gather(mine) for id, record in groups.items()}
@@ -83,14 +83,13 @@ class Candidates:
         rows: list[Row],
         learned: dict[int, list[Learned]],
         recorder: Recorder,
-        first_update: int,
     ) -> GroupRecord:
         exploration = self.step.exploration
         completions, updates = [], []
         for row in rows:
             index = int(row.rollouts.row)
             seen = next((one for one in learned.get(index, []) if one.is_of(row.rollouts)), None)
-            updates += [] if seen is None else [first_update + seen.update]
+            updates += [] if seen is None else [seen.update]
             sample, tokens = exploration.samples[index], recorder.record(row, seen)
             completions.append(
                 completion_record(

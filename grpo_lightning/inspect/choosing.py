@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from grpo_lightning.maths.advantages import has_spread
 from grpo_lightning.training.explorer import Exploration
 
 MIXED, MOVED, WORST, BEST = ROLES = ("mixed", "moved", "worst", "best")
@@ -106,8 +107,11 @@ def summarise(exploration: Exploration) -> list[GroupSummary]:
 
 
 def mean_and_std(rewards: Sequence[float]) -> tuple[float, float]:
-    """Mean and population standard deviation; NaN and 0 without any."""
-    return (statistics.fmean(rewards), statistics.pstdev(rewards)) if rewards else (math.nan, 0.0)
+    """Mean and population standard deviation; NaN and 0 without any, and 0 where rewards differ by rounding alone."""
+    if not rewards:
+        return math.nan, 0.0
+    differ = has_spread(torch.tensor(rewards, dtype=torch.float64), torch.zeros(len(rewards), dtype=torch.int64), 1)
+    return statistics.fmean(rewards), statistics.pstdev(rewards) if differ else 0.0
 
 
 def rows_of(exploration: Exploration, prompt_ids: Sequence[int]) -> torch.Tensor:

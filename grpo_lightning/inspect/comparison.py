@@ -3,7 +3,7 @@
 x is `step` (exploration steps done, so equal rollouts), `update`, `seconds` (sum of time/step: without validation) or
 `tokens` (sum of rollout/tokens). The last value and the mean are taken where all runs of all arms have been: from the
 latest first x to the earliest last x, with straight lines between the points. So along `seconds` the last value is the
-one at equal time. Several updates in one exploration step count as one point, their mean at the last of them.
+one at equal time.
 
 A value that is not finite is a gap. A run whose statistic meets one does not count for it.
 """
@@ -76,7 +76,7 @@ class Curve:
     """One scalar of one run, a point per exploration step; K points."""
 
     step: Array
-    """[K] exploration steps done, rising."""
+    """[K] exploration steps done, rising; 0 before training."""
     x: Array
     """[K] the axis: steps, updates, seconds or tokens so far."""
     y: Array
@@ -112,38 +112,19 @@ def curve(scalars: Scalars, name: str, axis: str) -> Curve | None:
     Raises:
         ValueError: The run lacks what the axis is made of.
     """
-    points = scalars.get(name) or (updates_made(scalars) if name == "optim/updates" else None)
-    if not points:
-        return None
-    updates, values = (np.array(column, dtype=float) for column in zip(*points, strict=True))
-    # Lightning writes `epoch`, the exploration step counted from 0, beside everything; -1 is before the first.
-    steps = at("epoch", scalars, updates) + 1
-    x = {"step": steps, "update": updates + 1}.get(axis)
-    if x is None:
-        x = at(SUMMED[axis], scalars, updates, summed=True)
-    ends = np.append(np.flatnonzero(np.diff(steps)), len(steps) - 1)
-    starts = np.append(0, ends[:-1] + 1)
-    means = [values[start : end + 1].mean() for start, end in zip(starts, ends, strict=True)]
-    return Curve(steps[ends], x[ends], np.where(np.isfinite(means), means, np.nan))
-
-
-def updates_made(scalars: Scalars) -> list[tuple[int, float]]:
-    """The updates of each step, at its last one, of a run without a stop rule, which does not log them."""
-    rates = [update for update, _ in scalars.get("optim/lr", [])]
-    steps = at("epoch", scalars, np.array(rates, dtype=float)).tolist() if rates else []
-    last = dict(zip(steps, rates, strict=True))
-    return [(update, float(steps.count(step))) for step, update in last.items()]
-
-
-def at(name: str, scalars: Scalars, updates: Array, summed: bool = False) -> Array:
-    """A scalar, or its sum so far, as it stood at each of the updates."""
     if not scalars.get(name):
-        raise ValueError(f"{name} has not been logged; it is needed for x")
-    logged, values = (np.array(column, dtype=float) for column in zip(*scalars[name], strict=True))
-    index = np.searchsorted(logged, updates, side="right")
-    if summed:
-        return np.append(0.0, np.cumsum(values))[index]
-    return values[np.maximum(index - 1, 0)]
+        return None
+    steps, values = (np.array(column, dtype=float) for column in zip(*scalars[name], strict=True))
+    counted = dict.fromkeys(range(int(steps[-1]) + 1), 1.0)
+    if axis in SUMMED:
+        if SUMMED[axis] not in scalars:
+            raise ValueError(f"{SUMMED[axis]} has not been logged; it is needed for x")
+        counted = dict(scalars[SUMMED[axis]])
+    elif axis == "update":  # not logged by a run with one update per step
+        counted |= dict(scalars.get("optim/updates", []))
+    total = np.append(0.0, np.cumsum([*counted.values()]))
+    x = total[np.searchsorted([*counted], steps, side="right")]
+    return Curve(steps + 1, x, np.where(np.isfinite(values), values, np.nan))
 
 
 def statistic(of: Curve, metric: Metric, start: float, end: float) -> float:
@@ -208,7 +189,7 @@ def shown(cell: Cell) -> str:
 def coarsened(of: Curve, width: int) -> Curve:
     """The curve with a point per `width` exploration steps: the means of x and y. The last may have fewer."""
     bins = (of.step - 1) // width
-    starts = np.flatnonzero(np.diff(bins, prepend=-1))
+    starts = np.flatnonzero(np.diff(bins, prepend=bins[0] - 1))
     x, y, finite = (np.split(values, starts[1:]) for values in (of.x, of.y, np.isfinite(of.y)))
     means = [one[known].mean() if known.any() else np.nan for one, known in zip(y, finite, strict=True)]
     return Curve((bins[starts] + 1) * width, np.array([one.mean() for one in x]), np.array(means))

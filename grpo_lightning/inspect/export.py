@@ -19,7 +19,7 @@ from grpo_lightning.policy.adapter import LoRA, fingerprint, merge
 from grpo_lightning.policy.adapter import save as save_adapter
 from grpo_lightning.policy.policy import stop_ids_of
 from grpo_lightning.policy.pretrained import first_line
-from grpo_lightning.training import disk, internals
+from grpo_lightning.training import disk
 from grpo_lightning.training.checkpoint_files import read_checkpoint
 from grpo_lightning.training.restoring import refuse_other_base, refuse_other_model
 from grpo_lightning.types import UsageError
@@ -70,8 +70,7 @@ def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | No
         model.to(getattr(torch, dtype))
     exported = [p for p in model.parameters() if p.requires_grad or kind == "model"]
     count, type_ = sum(p.numel() for p in exported), str(exported[0].dtype).removeprefix("torch.")
-    last_update = internals.standing_of(saved).update
-    card = model_card(Facts(run, path, config, count, type_, saved["epoch"] + 1, last_update, kind == "adapter"))
+    card = model_card(Facts(run, path, config, count, type_, saved["epoch"] + 1, kind == "adapter"))
     with whole_folder(out) as folder:
         if kind == "adapter":
             save_adapter(model, folder, str(policy["path"]))
@@ -89,7 +88,10 @@ def config_of(run: Path) -> dict[str, Any]:
     """
     path = run / "config.yaml"
     if not path.is_file():
-        raise UsageError(f"{run}: no run is there, for it has no config.yaml. Give the folder that `grpo fit` wrote to")
+        raise UsageError(
+            f"{run}: no run is there, for it has no config.yaml. Give the folder that `grpo fit` wrote to. A run in "
+            "Python has none: call module.policy.save_pretrained(folder)"
+        )
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
         _ = config["model"]["policy"]["path"], config["data"].get("template")
@@ -112,12 +114,18 @@ def with_weights(policy: Mapping[str, Any], saved: Mapping[str, Tensor], checkpo
         saved: The weights in the checkpoint, by name.
         checkpoint: Its path, for messages.
     """
-    model: PreTrainedModel = read(AutoModelForCausalLM, policy, dtype=getattr(torch, policy.get("dtype", "float32")))
     trained = {name: value for name, value in saved.items() if name.startswith(PREFIX)}
+    model: PreTrainedModel = read(AutoModelForCausalLM, policy, dtype=dtype_of(policy, trained))
     own = {f"{PREFIX}{name}": value for name, value in model.state_dict().items()}
     refuse_other_model(trained, own, checkpoint, str(policy["path"]))
     model.load_state_dict({name.removeprefix(PREFIX): value for name, value in trained.items()})
     return model
+
+
+def dtype_of(policy: Mapping[str, Any], trained: Mapping[str, Tensor]) -> Any:
+    """The type of the run's weights: `policy.dtype`, or float64 where `trainer.precision` has made them so."""
+    double = any(value.dtype == torch.float64 for value in trained.values())
+    return torch.float64 if double else getattr(torch, policy.get("dtype", "float32"))
 
 
 def adapter_of(policy: Mapping[str, Any]) -> LoRA | None:
@@ -168,10 +176,10 @@ def merged(policy: Mapping[str, Any], adapter: LoRA, checkpoint: Mapping[str, An
             f"--as=model: the adapter was trained beside weights in {adapter.quantise}, and cannot be added to them. "
             "Give --as adapter"
         )
-    dtype = getattr(torch, policy.get("dtype", "float32"))
+    dtype = dtype_of(policy, checkpoint["state_dict"])
     model: PreTrainedModel = read(AutoModelForCausalLM, policy, dtype=dtype)
     refuse_other_base(checkpoint, fingerprint(model), path, str(policy["path"]))
-    model.float()
+    model.double() if dtype == torch.float64 else model.float()
     adapter.add(model)
     _load_adapter(model, policy, checkpoint["state_dict"], path)
     merge(model)

@@ -95,7 +95,7 @@ class Followed:
             rollouts.sampler_logp = None
         after = measure(rollouts)
         ref_logp = None if module.reference is None else measure.logp(rollouts, module.reference)
-        scores = module.explorer.scorer([answer.sample for answer in answers])
+        scores = module.evaluation.scorer([answer.sample for answer in answers])
         rows = [*Row.all_of(rollouts)]
         found: dict[int, list[CompletionRecord]] = {prompt.id: [] for prompt in prompts}
         for number, answer in enumerate(answers):

@@ -58,6 +58,7 @@ def completion_record(
         },
         tokens=tokens,
         greedy=greedy,
+        judge=scores.correct or "",
         conversation=ConversationRecord.from_piece(talk, piece, tokens.drawn.tolist()) if talk else None,
     )
 

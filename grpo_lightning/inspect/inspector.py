@@ -16,7 +16,7 @@ from grpo_lightning.inspect.following import Followed
 from grpo_lightning.inspect.measuring import Measure
 from grpo_lightning.inspect.movement import METRICS, Movement
 from grpo_lightning.inspect.record import FOLDER, NAME, GroupRecord, StepRecord, describe, files_of, path_of, step_of
-from grpo_lightning.training import disk, internals
+from grpo_lightning.training import disk
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.loop import GRPOLoop, evaluating
 from grpo_lightning.training.module import GRPOModule
@@ -66,7 +66,6 @@ class Inspector(Callback, Observer):
         self._observers = []
         """Those of the loop that it follows."""
         self._seconds = 0.0
-        self._first_update = 0
         self._candidates: Candidates | None = None
         self._groups: list[GroupRecord] | None = None
         self._metrics: dict[str, float] = {}
@@ -106,12 +105,11 @@ class Inspector(Callback, Observer):
         if begins and trainer.is_global_zero:
             # The first step writes the record of step 0 too.
             _forget(Path(trainer.default_root_dir), trainer.current_epoch or -1)
-        self._first_update = internals.num_logged_updates(trainer)
         if begins and trainer.current_epoch == 0:
             with self._looking():
                 groups = self._followed.records(self._measure)
             if groups:
-                self._write(0, self._first_update - 1, groups)
+                self._write(0, groups)
         if self._is_due:
             with self._looking():
                 self._candidates = Candidates(step, self._module, self.num_groups, self._measure)
@@ -124,7 +122,7 @@ class Inspector(Callback, Observer):
         with self._looking():
             self._metrics = Movement.from_step(step, self._module.policy, self._module.objective).metrics()
             loop = GRPOLoop.find(self._trainer)
-            self._groups = self._candidates.records(self._first_update, loop.num_minibatches)
+            self._groups = self._candidates.records(loop.num_minibatches)
         self._candidates = None
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -134,8 +132,7 @@ class Inspector(Callback, Observer):
         # Validation comes before this, and may have answered the followed prompts.
         with self._looking():
             groups = self._groups + self._followed.records(self._measure)
-        last = self._first_update + GRPOLoop.find(trainer).updates_per_step - 1
-        self._write(trainer.current_epoch + 1, last, groups)
+        self._write(trainer.current_epoch + 1, groups)
         metrics = self._metrics | {SECONDS: max(ranks.gather(self._seconds))}
         self._groups, self._metrics, self._seconds = None, {}, 0.0
         # Lightning would put plain numbers on the GPU, to fetch them from there.
@@ -162,7 +159,7 @@ class Inspector(Callback, Observer):
     def _looking(self) -> Iterator[None]:
         """Eval mode without gradients, on the clock; random states and counts of failed rewards stay."""
         started = perf_counter()
-        parts = [part for reward in self._module.explorer.scorer.rewards for part in reward.with_parts()]
+        parts = [part for reward in self._module.evaluation.scorer.rewards for part in reward.with_parts()]
         tallies = [part.tally.copy() for part in parts]
         with isolate_rng(), evaluating(self._trainer, self._module):
             yield
@@ -170,7 +167,7 @@ class Inspector(Callback, Observer):
             part.tally = tally
         self._seconds += perf_counter() - started
 
-    def _write(self, step: int, update: int, groups: list[GroupRecord]) -> None:
+    def _write(self, step: int, groups: list[GroupRecord]) -> None:
         """Writes a step's file, on rank 0."""
         if not self._trainer.is_global_zero:
             return
@@ -178,7 +175,6 @@ class Inspector(Callback, Observer):
         scorer = module.explorer.scorer
         record = StepRecord(
             step=step,
-            update=update,
             objective=describe(module.objective),
             temperature=module.sampling.temperature,
             val_temperature=self._followed.temperature,

@@ -29,8 +29,9 @@ class Measure:
     def __call__(self, rollouts: Rollouts) -> TokenLogp:
         """Log-probs, entropies and the likeliest tokens at each drawn token, on the CPU, in the order of `rollouts`."""
         shape = (rollouts.num_tokens, NUM_ALTERNATIVES)
-        logp, entropy = torch.zeros(2, rollouts.num_tokens)
-        found = TokenLogp(logp, entropy, torch.zeros(shape, dtype=torch.int64), torch.zeros(shape))
+        logp, entropy = torch.zeros(2, rollouts.num_tokens, dtype=torch.float32)
+        ids, top = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.float32)
+        found = TokenLogp(logp, entropy, ids, top)
 
         def look(pack: Rollouts) -> tuple[Tensor | None, ...]:
             scored = self.policy(pack, num_top=NUM_ALTERNATIVES)
@@ -41,7 +42,7 @@ class Measure:
 
     def logp(self, rollouts: Rollouts, of: Callable[[Policy, Rollouts], Tensor]) -> Tensor:
         """[N] float32 log-probs of a snapshot, on the CPU."""
-        found = torch.zeros(rollouts.num_tokens)
+        found = torch.zeros(rollouts.num_tokens, dtype=torch.float32)
         self._fill(rollouts, (found,), lambda pack: (of(self.policy, pack),))
         return found
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from grpo_lightning.inspect.arms import changes_of, flat
+from grpo_lightning.inspect.judges import measure
 from grpo_lightning.inspect.scalars import read_scalars
 from grpo_lightning.policy.pretrained import location
 
@@ -50,9 +52,7 @@ class Facts:
     num_parameters: int
     dtype: str
     step: int
-    """Exploration steps done."""
-    last_update: int
-    """Number under which the last of them is logged, from 0. What came later is not of these weights."""
+    """Exploration steps done. What came later is not of these weights."""
     is_adapter: bool = False
     """Whether the folder has an adapter alone, which needs the model it was trained beside."""
 
@@ -75,6 +75,7 @@ def model_card(facts: Facts) -> str:
         validation(facts),
         "## Training",
         table(("option", "value"), [(name, option(config, name)) for name in OPTIONS]),
+        *(f"The options were {plain(change)}." for change in changes_of(facts.run, dict(config))),
         "The whole configuration:",
         fenced(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True), "yaml"),
         "## Exported with",
@@ -125,12 +126,12 @@ def validation(facts: Facts) -> str:
     """A table of the first and the last validation up to the checkpoint."""
     rows = []
     for name, curve in read_scalars(facts.run).items():
-        values = [value for update, value in curve if update <= facts.last_update]
+        values = [value for step, value in curve if step < facts.step]
         if name.startswith("val/") and values:
             rows.append((code(name), f"{values[0]:.4g}", f"{values[-1]:.4g}"))
     if not rows:
         return "The run has not validated, or its event files are elsewhere."
-    return table(("metric", "first", "last"), rows)
+    return f"avg@k and greedy: {code(measure([flat(facts.config)]))}\n\n" + table(("metric", "first", "last"), rows)
 
 
 def versions() -> list[tuple[str, str]]:

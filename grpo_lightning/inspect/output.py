@@ -31,7 +31,7 @@ def write_whole(path: Path, text: str) -> None:
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
+        with partial.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             file.write(text)
         partial.replace(path)
     finally:

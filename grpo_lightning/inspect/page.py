@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from grpo_lightning.inspect.arms import changes_of, read_config
 from grpo_lightning.inspect.markup import escaped
 from grpo_lightning.inspect.output import write_whole
 from grpo_lightning.inspect.record import FOLDER, files_of, rows_of
@@ -16,19 +17,22 @@ from grpo_lightning.inspect.scalars import Scalars, read_scalars, validation_nam
 from grpo_lightning.types import UsageError
 
 SCRIPTS = [
-    *("decode", "formulas", "dom", "text", "scale", "quantities", "permalink", "curves", "filters", "groups"),
+    *("decode", "dom", "text", "scale", "quantities", "permalink", "curves", "filters", "groups"),
     *("turns", "completions", "histogram", "landscape", "card", "follow", "compare", "keys", "bar", "app"),
 ]
 """The scripts in assets/, in the order in which they are joined."""
 NUM_POINTS = 300
 """The most points of a curve."""
-CURVES: dict[str, Sequence[str]] = {
-    "reward": ["reward/mean"],
-    "length": ["rollout/length_mean"],
-    "KL": ["policy/kl_ref", "policy/kl_old"],
-    "entropy": ["policy/entropy"],
+CURVES = {
+    "reward": "reward/mean",
+    "validation": "",
+    "length": "rollout/length_mean",
+    "KL ref": "policy/kl_ref",
+    "KL old": "policy/kl_old",
+    "clipped": "policy/clip_low + policy/clip_high",
+    "entropy": "policy/entropy",
 }
-"""A curve's name, and the first of these scalars that the run has."""
+"""The page's curves in their order, and the scalar that each shows; that of validation has the run's k in its name."""
 
 
 @dataclass(slots=True)
@@ -36,7 +40,6 @@ class RecordedStep:
     """A readable file of records."""
 
     step: int
-    update: int
     lines: list[str]
     """JSON: the step, then each group."""
 
@@ -67,7 +70,8 @@ class RunData:
             UsageError: It is no run's folder, or has no records.
         """
         refuse_other_folders(folder)
-        steps, notes = [], []
+        config = read_config(folder / "config.yaml")
+        steps, notes = [], [f"{folder.resolve().name} {change}." for change in changes_of(folder, config or {})]
         for file in files_of(folder):
             try:
                 head, *groups = rows_of(file)
@@ -75,7 +79,7 @@ class RunData:
                 notes.append(f"{FOLDER}/{file.name} cannot be read and is left out: {error}.")
                 continue
             lines = [json.dumps(row, ensure_ascii=False) for row in (head, *groups)]
-            steps.append(RecordedStep(head["step"], head["update"], lines))
+            steps.append(RecordedStep(head["step"], lines))
         scalars = read_scalars(folder)
         return cls(folder.resolve().name, steps, curves_of(scalars), metrics_of(scalars), notes)
 
@@ -122,31 +126,26 @@ def refuse_other_folders(folder: Path) -> None:
         raise UsageError(f"{folder}: no records here, but in folders below it; give one, such as {below[0]}")
     raise UsageError(
         f"{folder}: no records in {folder / FOLDER}; give the folder of a run with `inspect` on, which records its "
-        "first steps after a few minutes"
+        "first steps after a few minutes. A run in Python records with Trainer(callbacks=[..., Inspector()])"
     )
 
 
 def curves_of(scalars: Scalars) -> dict[str, list[tuple[int, float]]]:
     """The page's curves of a run, those that it has and that are not always 0, with at most NUM_POINTS points each."""
-    found = {name: next((scalars[key] for key in keys if key in scalars), []) for name, keys in CURVES.items()}
     sides = [dict(scalars.get(f"policy/clip_{side}", [])) for side in ("low", "high")]
-    clipped = [(update, sum(side.get(update, 0.0) for side in sides)) for update in sorted({*sides[0], *sides[1]})]
-    average = next((scalars[key] for key in validation_names(scalars)[:1]), [])
-    ordered = {"reward": found["reward"], "validation": average, "length": found["length"], "KL": found["KL"]}
-    ordered |= {"clipped": clipped, "entropy": found["entropy"]}
-    return {name: thinned(points) for name, points in ordered.items() if any(value for _, value in points)}
+    clipped = [(step, sum(side.get(step, 0.0) for side in sides)) for step in sorted({*sides[0], *sides[1]})]
+    found = {name: scalars.get(key, []) for name, key in metrics_of(scalars).items()} | {"clipped": clipped}
+    return {name: thinned(points) for name, points in found.items() if any(value for _, value in points)}
 
 
 def metrics_of(scalars: Scalars) -> dict[str, str]:
     """The names of the scalars that the page's curves show, by the curve's name."""
-    found = {name: next((key for key in keys if key in scalars), "") for name, keys in CURVES.items()}
-    found["clipped"] = "policy/clip_low + policy/clip_high"
-    return found | {"validation": next(iter(validation_names(scalars)), "")}
+    return CURVES | {"validation": next(iter(validation_names(scalars)), "")}
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """At most NUM_POINTS of the points, evenly spread, each with four figures; those that are not finite go."""
-    finite = [(update, float(f"{value:.4g}")) for update, value in points if abs(value) < float("inf")]
+    finite = [(step, float(f"{value:.4g}")) for step, value in points if abs(value) < float("inf")]
     return evenly(finite, NUM_POINTS) if len(finite) > NUM_POINTS else finite
 
 
@@ -158,7 +157,7 @@ def build(runs: Sequence[RunData]) -> str:
         "runs": [
             {
                 "name": run.name,
-                "steps": [{"step": step.step, "update": step.update} for step in run.steps],
+                "steps": [{"step": step.step} for step in run.steps],
                 "curves": run.curves,
                 "metrics": run.metrics,
             }

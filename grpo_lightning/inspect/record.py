@@ -30,6 +30,8 @@ FORMAT = 1
 """The version of the file format."""
 NUM_ALTERNATIVES = 5
 """K, how many of the likeliest tokens are recorded at each position."""
+NUM_CURVE = 40
+"""The points of a token's curve."""
 DEEPEST = 16
 """How many parts inside each other are described."""
 
@@ -86,6 +88,15 @@ class TokenRecord:
     """[T, K] int32 the likeliest tokens after the step's updates."""
     top_after_logp: Array | None = None
     """[T, K] float32 their log-probs."""
+    near: Array | None = None
+    """[T, 2] float32 the probabilities around those of the policies, between which half of the curve's points are."""
+    curve: Array | None = None
+    """[T, NUM_CURVE] float16 the surrogate with this token elsewhere, less `surrogate`: first at probabilities from 0
+    to 1, then at those of `near`, evenly spread, with the rest of the completion as in the last update."""
+    curve_kl: Array | None = None
+    """[T, NUM_CURVE] float16 the same of `kl`."""
+    bounds: Array | None = None
+    """[T, 2] float32 probabilities where the token gets to its lower and its upper bound; NaN where there is none."""
     columns: dict[str, Array] = field(default_factory=dict)
     """[T] float32 each: what the surrogate prepared, such as the targets of `TargetProbability`."""
 
@@ -122,16 +133,18 @@ class CompletionRecord:
     reward: float | None
     """The weighted sum; None where a reward failed."""
     right: bool | None
-    """By the reward `model.correct`; None where that failed."""
+    """By the reward `judge`; None where that failed."""
     scores: dict[str, float | None]
     """Each reward's value; None where it failed."""
     statuses: dict[str, str]
     answer: str | None
-    """The answer that the reward `model.correct` found."""
+    """The answer that the reward `judge` found."""
     segments: dict[str, list[tuple[int, float | None]]]
     """By reward: index of each segment's last token, and its value; None where it failed."""
     tokens: TokenRecord
     greedy: bool = False
+    judge: str = ""
+    """The name of the reward that decides what is right: `model.correct` in training, in validation the judge."""
     conversation: ConversationRecord | None = None
     """The turns, where there is an environment. A conversation has a completion per piece; None without environment."""
 
@@ -156,7 +169,7 @@ class GroupRecord:
     std: float | None
     """Population standard deviation of the rewards."""
     update: int | None
-    """The last update whose forward saw it, counted over the run from 0: where `policy/objective` stands.
+    """The last update of the step whose forward saw it, from 0.
 
     It may be one that was not made: a stop rule refused it, or it was not finite. `update/*` leaves such ones out.
     """
@@ -170,9 +183,7 @@ class StepRecord:
     """What is recorded of an exploration step."""
 
     step: int
-    """Exploration steps done, from 1."""
-    update: int
-    """The step's last update, counted over the run from 0: x in TensorBoard. -1: there was none yet."""
+    """Exploration steps done: 1 more than x in TensorBoard."""
     objective: dict[str, Any]
     """The objective's class and settings, nested; an infinite setting is None."""
     temperature: float
@@ -180,7 +191,7 @@ class StepRecord:
     rewards: list[str]
     """The names of the rewards."""
     correct: str
-    """The reward that decides what is right."""
+    """The reward that decides what is right in training."""
     groups: list[GroupRecord]
     val_temperature: float | None = None
     """That of validation, at which followed prompts are measured; 1 where validation is greedy."""
@@ -263,7 +274,7 @@ def _checked_conversation(row: Any, num_tokens: int) -> dict[str, Any]:
 
 def _size(name: str, text: str) -> float:
     """The tokens of a packed array."""
-    width = np.dtype(DTYPES.get(name, "<f4")).itemsize * (NUM_ALTERNATIVES if name.startswith("top_") else 1)
+    width = np.dtype(DTYPES.get(name, "<f4")).itemsize * WIDTHS.get(name, 1)
     return len(bytes_of(text, name)) / width
 
 
@@ -329,8 +340,16 @@ DTYPES: Mapping[str, str] = {
     "clip": "<i1",
     "top_before_ids": "<i4",
     "top_after_ids": "<i4",
+    "curve": "<f2",
+    "curve_kl": "<f2",
 }
 """Types of the arrays that are not float32."""
+
+WIDTHS: Mapping[str, int] = {
+    **{f"top_{when}_{what}": NUM_ALTERNATIVES for when in ("before", "after") for what in ("ids", "logp")},
+    **{"near": 2, "curve": NUM_CURVE, "curve_kl": NUM_CURVE, "bounds": 2},
+}
+"""The numbers per token of the arrays that have several."""
 
 
 def _pack(name: str, values: Array | None) -> str | None:
@@ -343,7 +362,7 @@ def _unpack(name: str, text: str | None) -> Array | None:
     if text is None:
         return None
     values = np.frombuffer(base64.b64decode(text), DTYPES.get(name, "<f4"))
-    return values.reshape(-1, NUM_ALTERNATIVES) if name.startswith("top_") else values
+    return values.reshape(-1, WIDTHS[name]) if name in WIDTHS else values
 
 
 def _packed(group: GroupRecord) -> dict[str, Any]:

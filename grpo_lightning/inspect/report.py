@@ -84,12 +84,9 @@ def check_axis(axis: str, arms: Sequence[Arm]) -> None:
     Raises:
         UsageError: A run has not logged it.
     """
-    for name in ("epoch", SUMMED.get(axis, "epoch")):
-        for run in (run for arm in arms for run in arm.runs.values()):
-            if name not in run.scalars:
-                others = [other for other in AXES if other != axis] if name != "epoch" else []
-                fix = f"Give --x {others[0]}" if others else "Give runs that `grpo fit` has logged"
-                raise UsageError(f"--x {axis}: {run.folder} has not logged {name}. {fix}")
+    for run in (run for arm in arms for run in arm.runs.values()):
+        if axis in SUMMED and SUMMED[axis] not in run.scalars:
+            raise UsageError(f"--x {axis}: {run.folder} has not logged {SUMMED[axis]}. Give --x step")
 
 
 def with_base(arms: list[Arm], base: str | None) -> list[Arm]:

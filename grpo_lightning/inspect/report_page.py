@@ -12,10 +12,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 import grpo_lightning
-from grpo_lightning.inspect.arms import Arm, Run, differing, primary
+from grpo_lightning.inspect.arms import Arm, Config, Run, differing, primary
 from grpo_lightning.inspect.charts import Point, Series, XAxis, chart, outside
 from grpo_lightning.inspect.comparison import AXES, Arms, Curve, Metric, coarsened, compare, curves, means
 from grpo_lightning.inspect.estimates import ENOUGH, with_interval
+from grpo_lightning.inspect.judges import judge_of, measure, warning
 from grpo_lightning.inspect.markup import NUM_COLORS, counted, escaped, swatch
 from grpo_lightning.inspect.results import Results
 
@@ -26,8 +27,8 @@ MANY_ROWS = 30
 """A longer table of differences is folded."""
 
 MEANINGS = {
-    r"val/avg@\d+": "validation: fraction right of the sampled answers",
-    r"val/pass@1": "validation: fraction right of the greedy answers",
+    r"val/avg@\d+": "validation, sampled answers: {judged}",
+    r"val/greedy": "validation, greedy answers: {judged}",
     r"reward/mean": "total reward, averaged over the completions of a step",
     r"rollout/length_mean": "tokens per completion",
     r"policy/entropy": "nats per token, at the sampling temperature",
@@ -53,6 +54,11 @@ class Report:
     def scalars(self) -> Arms:
         """The curves by arm and seed."""
         return {arm.name: {seed: run.scalars for seed, run in arm.runs.items()} for arm in self.arms}
+
+    @property
+    def configs(self) -> list[Config]:
+        """The configurations of the runs that have one."""
+        return [run.config for arm in self.arms for run in arm.runs.values() if run.config is not None]
 
     def html(self) -> str:
         """The whole page."""
@@ -80,12 +86,15 @@ class Report:
         """What a reader should know before trusting the numbers."""
         found = []
         runs = [run for arm in self.arms for run in arm.runs.values()]
+        judges = {arm.name: judge_of(run.config or {}) for arm in self.arms for run in arm.runs.values()}
+        found += [warning(judges)] if warning(judges) else []
         few = [arm.name for arm in self.arms if len(arm.runs) < ENOUGH]
         if few and len(runs) > 1:
             found.append(
                 f"fewer than {ENOUGH} seeds: {', '.join(few)}. No interval is drawn, and the seeds alone may make the "
                 "difference"
             )
+        found += [f"{run.folder} {change}" for run in runs for change in run.changes]
         steps = {run.folder: _steps(run) for run in runs}
         most = max(steps.values())
         for folder, count in steps.items():
@@ -130,7 +139,7 @@ class Report:
             yield "</nav>"
 
     def _differences(self) -> Iterator[str]:
-        configs = [run.config for arm in self.arms for run in arm.runs.values() if run.config is not None]
+        configs = self.configs
         keys = differing(configs) if configs else []
         if len(self.arms) < 2 or not keys:
             return
@@ -175,6 +184,7 @@ class Report:
         series = [series_of(i, arm, drawn_curves[i], axis.label) for i, arm in enumerate(by_arm)]
         lines = [metric.threshold for metric in self.metrics if metric.name == name and metric.is_threshold]
         meaning = next((text for pattern, text in MEANINGS.items() if re.fullmatch(pattern, name)), "")
+        meaning = meaning.format(judged=measure(self.configs))
         if width > 1:
             meaning += f"{'; ' if meaning else ''}a point per {width} steps, their mean"
         drawn = "<p>No value is finite.</p>"
@@ -285,7 +295,7 @@ def _pieces(of: Curve) -> list[list[Point]]:
 
 
 def _steps(run: Run) -> int:
-    return int(max((value for _, value in run.scalars.get("epoch", [])), default=-1)) + 1
+    return 1 + max(points[-1][0] for points in run.scalars.values())
 
 
 def _sum(run: Run, name: str) -> float:

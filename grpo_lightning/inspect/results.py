@@ -68,7 +68,7 @@ class Results:
         for kind in kinds:
             heads += f'<th scope="col">{kind}</th>'
             if self.width > 1:
-                heads += f'<th scope="col" colspan="2">less <bdi>{escaped(self.base)}</bdi></th>'
+                heads += f'<th scope="col" colspan="2">vs. <bdi>{escaped(self.base)}</bdi></th>'
         return heads
 
     def _until(self, index: int) -> str:

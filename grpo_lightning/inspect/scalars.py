@@ -1,5 +1,7 @@
-"""The curves of a run, from its event files."""
+"""The curves of a run, from its event files or, where it has none, its table."""
 
+import csv
+from collections.abc import Iterator
 from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -7,7 +9,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from grpo_lightning.types import FIRST_LOOK
 
 Scalars = dict[str, list[tuple[int, float]]]
-"""By name: (update, value), in the order of the updates."""
+"""By name: (x, value), x rising: the exploration step from 0, and -1 before training."""
+
+EVENTS, TABLE = "events.out.tfevents.*", "metrics.csv"
+"""The files of TensorBoard and of a CSVLogger, in the folder of a run."""
+
+
+def folders_of_runs(root: Path, below: str = "") -> set[Path]:
+    """The folders with curves that are as deep below `root` as a pattern such as `*/*/`."""
+    return {file.parent for name in (EVENTS, TABLE) for file in root.glob(below + name)}
 
 
 def read_scalars(folder: Path | str) -> Scalars:
@@ -16,20 +26,32 @@ def read_scalars(folder: Path | str) -> Scalars:
     The copies that `Board` puts first in TensorBoard are left out.
     """
     found: dict[str, dict[int, tuple[float, float]]] = {}
-    for file in Path(folder).glob("events.out.tfevents.*"):
-        events = EventAccumulator(str(file), size_guidance={"scalars": 0})
-        events.Reload()
-        for name in events.Tags()["scalars"]:
-            if name.startswith(f"{FIRST_LOOK}/"):
-                continue
-            values = found.setdefault(name, {})
-            for event in events.Scalars(name):
-                if event.step not in values or values[event.step][0] <= event.wall_time:
-                    values[event.step] = (event.wall_time, event.value)
+    files = list(Path(folder).glob(EVENTS))
+    for name, step, time, value in _events(files) if files else _rows(Path(folder, TABLE)):
+        values = found.setdefault(name, {})
+        if step not in values or values[step][0] <= time:
+            values[step] = (time, value)
     return {name: [(step, values[step][1]) for step in sorted(values)] for name, values in sorted(found.items())}
 
 
+def _events(files: list[Path]) -> Iterator[tuple[str, int, float, float]]:
+    for file in files:
+        events = EventAccumulator(str(file), size_guidance={"scalars": 0})
+        events.Reload()
+        for name in events.Tags()["scalars"]:
+            if not name.startswith(f"{FIRST_LOOK}/"):
+                yield from ((name, event.step, event.wall_time, event.value) for event in events.Scalars(name))
+
+
+def _rows(path: Path) -> Iterator[tuple[str, int, float, float]]:
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    whole = text[: text.rfind("\n") + 1]  # the last row may be half written
+    for number, row in enumerate(csv.DictReader(whole.splitlines())):
+        step = int(row.pop("step"))
+        yield from ((name, step, number, float(value)) for name, value in row.items() if value)
+
+
 def validation_names(scalars: Scalars) -> list[str]:
-    """`val/avg@k`, `val/pass@1` and `val/maj@k` with the run's k; empty if it never validated."""
+    """`val/avg@k`, `val/greedy` and `val/maj@k` with the run's k; empty if it never validated."""
     k = next((name.removeprefix("val/avg@") for name in scalars if name.startswith("val/avg@")), None)
-    return [] if k is None else [f"val/avg@{k}", "val/pass@1", f"val/maj@{k}"]
+    return [] if k is None else [f"val/avg@{k}", "val/greedy", f"val/maj@{k}"]

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from grpo_lightning.inspect.landscape import curves
 from grpo_lightning.inspect.learned import Learned
 from grpo_lightning.inspect.pieces import decode, pieces_of
 from grpo_lightning.inspect.record import TokenRecord
+from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import TokenLogp
 from grpo_lightning.types import Prompt, Sample
@@ -66,8 +68,8 @@ class Row:
 
     def _spread(self, values: Tensor) -> np.ndarray:
         """[T] or [T, K] from [n] or [n, K]: NaN or 0 for given tokens."""
-        dtype = {torch.int64: np.int32, torch.int8: np.int8}.get(values.dtype, np.float32)
-        whole = np.full((len(self.ids), *values.shape[1:]), np.nan if dtype == np.float32 else 0, dtype)
+        dtype = {torch.int64: np.int32, torch.int8: np.int8, torch.float16: np.float16}.get(values.dtype, np.float32)
+        whole = np.full((len(self.ids), *values.shape[1:]), np.nan if values.is_floating_point() else 0, dtype)
         whole[self.drawn] = values.numpy()
         return whole
 
@@ -81,6 +83,7 @@ class Recorder:
         before: The candidates' tokens, measured before the step's updates.
         after: The same, measured after them.
         old_logp: [N] float32 log π_old of the candidates; None where only the updates know it.
+        objective: That of the updates.
         learns_from_all: Whether tokens without advantage have a gradient too.
     """
 
@@ -88,6 +91,7 @@ class Recorder:
     before: TokenLogp
     after: TokenLogp
     old_logp: Tensor | None
+    objective: Objective
     learns_from_all: bool
 
     def record(self, row: Row, learned: Learned | None) -> TokenRecord:
@@ -122,6 +126,7 @@ class Recorder:
                 "push": learned.push,
                 "clip": learned.clip,
                 "entropy_update": learned.entropy,
+                **curves(self.objective, seen, learned.logp, learned.push, self.after.logp[pick]),
             }
             if learned.correction is not None:
                 numbers["weight"] = own.weight * learned.correction

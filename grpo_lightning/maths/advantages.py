@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from grpo_lightning.maths.ragged import segment_sum, spread
-from grpo_lightning.maths.reward_batch import RewardBatch
+from grpo_lightning.maths.reward_batch import EQUAL, RewardBatch, weighted_sum
 from grpo_lightning.types import at_least
 
 ROUNDING = 1e-6
@@ -162,10 +162,10 @@ class PerRewardStd(GroupStd):
         advantage = torch.zeros_like(rewards.total)
         valid = ~rewards.total.isnan()
         group = rewards.group[valid]
-        for value, weight in zip(rewards.value[:, valid], rewards.weight, strict=True):
-            if valid.any():
-                advantage[valid] += weight * super().estimate(value, group, int(group.max()) + 1)
-        advantage[valid] = over_batch(advantage[valid], self.advantage_eps)
+        if valid.any():
+            one = super().estimate
+            each = [one(value, group, int(group.max()) + 1) for value in rewards.value[:, valid]]
+            advantage[valid] = over_batch(weighted_sum(rewards.weight, torch.stack(each)), self.advantage_eps)
         return spread(advantage.float(), rewards.lengths)
 
 
@@ -187,9 +187,9 @@ def quotient(deviation: Tensor, scale: Tensor) -> Tensor:
 
 
 def has_spread(reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
-    """[num_groups] bool: whether the group's rewards differ at all; NaN rewards do not count."""
+    """[num_groups] bool: whether the group's rewards differ by more than rounding; NaN rewards do not count."""
     valid = ~reward.isnan()
     reward, group = reward[valid], group[valid]
     smallest = reward.new_full((num_groups,), torch.inf).scatter_reduce(0, group, reward, "amin")
     largest = reward.new_full((num_groups,), -torch.inf).scatter_reduce(0, group, reward, "amax")
-    return largest > smallest
+    return largest - smallest > EQUAL * torch.maximum(largest.abs(), smallest.abs())

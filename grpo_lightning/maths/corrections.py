@@ -35,7 +35,7 @@ class Correction(ABC):
 
         Args:
             log_ratio: [N] log(π_old/μ), at most ±20, without gradient.
-            rollouts: The tokens, with `sampler_logp` and `advantage`; completions are whole.
+            rollouts: The tokens, with `sampler_logp` and `advantage`; rows are whole.
         """
 
 

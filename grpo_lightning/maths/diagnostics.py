@@ -12,19 +12,32 @@ from grpo_lightning.maths.surrogates import SurrogateResult
 
 @dataclass(slots=True)
 class Diagnostics:
-    """Sums over the tokens whose weight is not 0, so that packs and ranks add up. `ratio_max` is a maximum."""
+    """Sums over the tokens whose weight is not 0, so that packs and ranks add up. `ratio_max` is a maximum.
+
+    Divide by `tokens` for means: only `objective` has the weights in it.
+    """
 
     tokens: Tensor
+    """The number of these tokens."""
     pushing: Tensor
+    """Those with an advantage."""
     unreachable: Tensor
+    """Pushing tokens whose bound lies beyond probability 1."""
     objective: Tensor
+    """J, weights included."""
     entropy: Tensor
     ratio: Tensor
+    """π_θ/π_old."""
     kl_ref: Tensor
+    """Estimates of KL(π_θ || π_ref); 0 without a reference."""
     kl_old: Tensor
+    """Estimates of KL(π_old || π_θ)."""
     clipped_low: Tensor
+    """Pushing tokens at their lower bound."""
     clipped_high: Tensor
+    """Pushing tokens at their upper bound."""
     ratio_max: Tensor
+    """The largest π_θ/π_old."""
 
     def __add__(self, other: "Diagnostics") -> "Diagnostics":
         """The diagnostics of both together."""

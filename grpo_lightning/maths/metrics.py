@@ -8,19 +8,22 @@ RIGHT_ABOVE = 0.5
 
 
 def pass_at_k(values: Sequence[float]) -> float:
-    """1 if any of the answers is right, else 0."""
-    return float(any(value > RIGHT_ABOVE for value in values))
+    """The best of the values that are not NaN; NaN if all are. Of 0 and 1: whether any of the answers is right."""
+    return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
 def majority_at_k(values: Sequence[float], answers: Sequence[str | None]) -> float:
-    """1 if the most frequent answer is right, else 0; of equally frequent answers the first counts."""
+    """The value of the most frequent answer; of equally frequent answers the first counts.
+
+    NaN marks completions that failed, which have no vote: NaN if all have, 0 if the others gave no answer.
+    """
     votes: dict[str, list[float]] = {}
     for value, answer in zip(values, answers, strict=True):
-        if answer is not None:
+        if answer is not None and not math.isnan(value):
             votes.setdefault(answer, []).append(value)
     if not votes:
-        return 0.0
-    return float(max(votes.values(), key=len)[0] > RIGHT_ABOVE)
+        return math.nan if all(map(math.isnan, values)) else 0.0
+    return max(votes.values(), key=len)[0]
 
 
 def nan_mean(values: Sequence[float]) -> float:

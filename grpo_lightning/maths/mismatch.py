@@ -22,6 +22,9 @@ CHANGED = 0.01
 
 MEASURES = ("kl", "gap", "corrected", "masked", "ess")
 
+FAR = 1.0
+"""Nats; rounding alone hardly ever makes so large a difference."""
+
 METRICS = tuple(f"mismatch/{name}" for name in MEASURES)
 """The names of what is logged of all completions together; those of a class of length have its name behind."""
 
@@ -44,8 +47,12 @@ class Mismatch:
     ratio: Tensor
     """π/μ of whole completions."""
     squared_ratio: Tensor
+    off: Tensor
+    """|log π - log μ| of a token, in nats."""
+    far: Tensor
+    """Tokens for which it is more than `FAR`."""
     gap: Tensor
-    """Largest |log π - log μ| of a token, in nats."""
+    """The largest of a token."""
 
     @classmethod
     def from_pack(cls, rollouts: Rollouts, logp: Tensor, factor: Tensor | None) -> "Mismatch":
@@ -83,6 +90,8 @@ class Mismatch:
             completions=of_rows(torch.ones_like(ratio)),
             ratio=of_rows(ratio),
             squared_ratio=of_rows(ratio.square()),
+            off=of_tokens(gap),
+            far=of_tokens(gap > FAR),
             gap=torch.zeros(len(CLASSES), device=logp.device).scatter_reduce_(0, class_of_token, gap, "amax"),
         )
 
@@ -97,6 +106,11 @@ class Mismatch:
         sums = reduce(torch.stack([getattr(self, name) for name in names]), reduce_op="sum")
         both = torch.cat([sums, reduce(self.gap.clone(), reduce_op="max")[None]]).cpu()
         return Mismatch(**dict(zip([*names, "gap"], both, strict=True)))
+
+    def gaps(self) -> tuple[float, float]:
+        """Mean |log π - log μ| per token in nats, and the fraction of tokens for which it is more than `FAR`."""
+        mean, far = torch.stack([self.off.sum(), self.far.sum()]) / self.tokens.sum().clamp(min=1)
+        return float(mean), float(far)
 
     def metrics(self) -> dict[str, Tensor]:
         """The numbers to log, by name: of all completions, and of each class of length that has any."""

@@ -7,6 +7,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+EQUAL = 1e-9
+"""Rewards that differ by at most this fraction of the larger one are equal. Sums of weights round: 0.1 + 0.2 > 0.3."""
+
 
 @dataclass(slots=True)
 class SegmentRewards:
@@ -49,7 +52,7 @@ class RewardBatch:
     @property
     def total(self) -> Tensor:
         """[B] float64: R(q, o_i), the weighted sum; NaN where a reward failed."""
-        return (self.weight[:, None] * self.value).sum(0)
+        return weighted_sum(self.weight, self.value)
 
     def plus(self, value: Tensor, weight: float) -> "RewardBatch":
         """These and one reward more, from its [B] values and its weight."""
@@ -77,3 +80,10 @@ class RewardBatch:
             lengths=torch.cat([batch.lengths for batch in batches]),
             segments=segments,
         )
+
+
+def weighted_sum(weight: Tensor, value: Tensor) -> Tensor:
+    """[K], [K, B] -> [B] the weighted sums; 0 where terms cancel and only their rounding is left."""
+    terms = weight[:, None] * value
+    total = terms.sum(0)
+    return torch.where(total.abs() < EQUAL * terms.abs().sum(0), 0.0, total)

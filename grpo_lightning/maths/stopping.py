@@ -15,7 +15,8 @@ class StopRule(ABC):
         """Whether to stop before the last of `updates` is made.
 
         Args:
-            updates: Diagnostics of the step's updates, two or more; each was taken before the weights changed.
+            updates: Diagnostics of the step's updates, two or more. Each was taken before the update; the last one is
+                not made if the rule stops.
             num_minibatches: Updates of one pass.
         """
 
@@ -171,8 +172,8 @@ class Passes:
 
     @property
     def num_updates(self) -> int:
-        """Updates made so far; the one at which a rule stops is not made."""
-        return len(self.updates) - (self.ended_by is not None)
+        """Updates made so far; the one at which a rule stops is not made, nor is one without any token."""
+        return sum(bool(update.tokens) for update in self.updates[: -1 if self.ended else None])
 
     @property
     def ended(self) -> bool:

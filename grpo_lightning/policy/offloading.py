@@ -13,7 +13,8 @@ SMALL = 2**16
 class InMainMemory(saved_tensors_hooks):
     """Moves what the backward pass needs to main memory, and back when it needs it. Values do not change.
 
-    Weights stay where they are: under FSDP2 they are gathered again. On a CPU nothing moves.
+    Weights stay where they are, and so do autocast's copies of them: under FSDP2 they are gathered again. On a CPU
+    nothing moves.
     """
 
     def __init__(self) -> None:
@@ -21,7 +22,7 @@ class InMainMemory(saved_tensors_hooks):
 
     def _pack(self, tensor: Tensor) -> Any:
         owner = tensor if tensor._base is None else tensor._base
-        if tensor.numel() < SMALL or isinstance(owner, nn.Parameter) or not self.is_elsewhere(tensor):
+        if tensor.numel() < SMALL or is_weight(owner) or not self.is_elsewhere(tensor):
             return tensor
         return tensor.device, self.take(tensor)
 
@@ -41,3 +42,14 @@ class InMainMemory(saved_tensors_hooks):
     def give_back(self, device: torch.device, copy: Any) -> Tensor:
         """The tensor on its device again."""
         return copy.to(device, non_blocking=device.type == "cuda")
+
+
+def is_weight(tensor: Tensor) -> bool:
+    """Whether it is a weight, or the copy of one in another type."""
+    if isinstance(tensor, nn.Parameter):
+        return True
+    if tensor.grad_fn is None:
+        # The copy of a frozen matrix: the states that no trained weight has touched yet have three dimensions.
+        return tensor.ndim == 2 and tensor.is_floating_point()
+    sources = [getattr(node, "variable", None) for node, _ in tensor.grad_fn.next_functions]
+    return any(isinstance(source, nn.Parameter) and source.shape == tensor.shape for source in sources)

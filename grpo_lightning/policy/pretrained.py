@@ -46,13 +46,8 @@ def source(path: str, key: str) -> str:
         UsageError: If `path` looks like a folder and there is none; or if it is a hub id that is not in the cache, and
             the hub has no such model or cannot be reached.
     """
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        return str(folder)
-    if folder.is_file():
-        raise UsageError(f"{key}={path}: this is a file. {FIX}")
-    if path.startswith((".", "/", "~", "runs/")) or path.endswith("/") or path.count("/") > 1:
-        raise UsageError(f"{key}={path}: no such folder (looked in {Path.cwd()}). {made_by(path) or FIX}")
+    if folder := local(path, key):
+        return folder
     if in_cache(path):
         return path
     owner = path.partition("/")[0]
@@ -66,6 +61,29 @@ def source(path: str, key: str) -> str:
     if problem := hub_problem(path):
         raise UsageError(f"{key}={path}: no such folder (looked in {Path.cwd()}), and {problem}. {FIX}")
     return path
+
+
+def local(path: str, key: str) -> str:
+    """The folder at `path`; empty if this is a hub id. It asks neither the hub nor the cache.
+
+    Args:
+        path: As the user typed it.
+        key: The setting that holds `path`.
+
+    Raises:
+        UsageError: If `path` looks like a folder and there is none, or if it is the folder of a run.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if (folder / "checkpoints").is_dir() and not (folder / "config.json").exists():
+            export = f"grpo export {path} --out {path.rstrip('/')}_model"
+            raise UsageError(f"{key}={path}: this is the folder of a run. First: {export}")
+        return str(folder)
+    if folder.is_file():
+        raise UsageError(f"{key}={path}: this is a file. {FIX}")
+    if path.startswith((".", "/", "~", "runs/")) or path.endswith("/") or path.count("/") > 1:
+        raise UsageError(f"{key}={path}: no such folder (looked in {Path.cwd()}). {made_by(path) or FIX}")
+    return ""
 
 
 def location(path: str) -> str:

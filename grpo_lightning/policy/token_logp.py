@@ -214,7 +214,9 @@ class _TokenLogp(torch.autograd.Function):
             factor = of_logp.new_full((len(lse),), -head.scale) if of_entropy is not None else -head.scale * of_logp
             scaled = (states * factor[:, None]).to(head.dtype)
             hidden_gradient = torch.zeros_like(hidden, dtype=head.exact) if for_hidden else None
-            weight_gradient = torch.empty_like(weight) if for_weight else None
+            # Its first block of tokens writes it, if there is any.
+            new = torch.empty_like if len(states) else torch.zeros_like
+            weight_gradient = new(weight) if for_weight else None
             bias_gradient = torch.zeros_like(bias) if for_bias else None
             for several in blocks(len(states), len(weight), head.block):
                 rows = several[0].rows

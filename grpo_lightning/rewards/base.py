@@ -167,6 +167,21 @@ class Reward(ABC):
         return result
 
 
+VERDICTS = ("MathVerifier", "ReasoningGymReward")
+"""The rewards whose value is 1 for a right completion, and 0 for any other."""
+
+
+def title_of(class_name: str, arguments: Mapping[str, Any]) -> str:
+    """The name of a reward in captions: its class, or the function that it calls."""
+    name = str(arguments.get("function", class_name)) if class_name == "FunctionReward" else class_name
+    return name.replace(":", ".") + (" with partial credit" if arguments.get("partial_credit") else "")
+
+
+def measured_by(title: str) -> str:
+    """What the mean of a reward's values is: `fraction right by MathVerifier`, or `mean of my_rewards.brief`."""
+    return f"fraction right by {title}" if title in VERDICTS else f"mean of {title}"
+
+
 def snake_case(name: str) -> str:
     """`MathVerifier` -> `math_verifier`."""
     return "".join("_" + c.lower() if c.isupper() and i else c.lower() for i, c in enumerate(name))

@@ -1,28 +1,46 @@
 """A reward that is the user's own function."""
 
+import logging
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_lightning.rewards.base import Reward
+from grpo_lightning import ranks
+from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.sandbox.pool import LoadError, Outcome, WorkerPool
-from grpo_lightning.types import Question, Sample, Status, UsageError
+from grpo_lightning.types import FinishReason, Prompt, Question, Sample, Status, UsageError
+
+log = logging.getLogger(__name__)
 
 
 class FunctionReward(Reward):
     """The number that your own function returns: `def shorter(sample): return -len(sample.token_ids)`.
 
-    It needs no class: the shortest way to a reward of your own. It is called once per sample, in a worker process; an
-    `async def` is awaited there. `sample` has `prompt` and `question` (texts), `text` (the completion), `turn`
-    (the same after its answer prefix), `answer` (gold), `token_ids`, `truncated` and `metadata` (the row's other
-    columns). It must return a finite number. If it
-    hangs, raises or needs too much memory, the sample is counted and left out.
+    It needs no class: the shortest way to a reward of your own. The name of its argument decides what it gets:
+
+    - `def f(sample)` gets one completion and returns a finite number;
+    - `def f(samples)` gets a list of the completions of one prompt, and returns a list of as many numbers. It can
+      compare them. The greedy answer of a validation comes alone.
+
+    Each completion has
+
+    - `text`, what the policy wrote, without stop and special tokens; `turn`, the same after `data.answer_prefix`;
+    - `question`, as the data has it; `prompt`, the same in the template; `answer`, the gold answer;
+    - `metadata`, a dict of the row's other columns;
+    - `token_ids`, all that was drawn; `truncated`, whether it was cut off at the limit of tokens.
+
+    The function runs in worker processes, where an `async def` is awaited. If it hangs, raises or needs too much
+    memory, the sample, or the group, is counted and left out. Processes that it starts and its temporary files end with
+    its worker. Before the run it is called once, with the first gold answer as the completion. A failure there is a
+    warning.
 
     Args:
         function: Its import path: `my_rewards.shorter`, `my_rewards:shorter` or `path/to/my_rewards.py:shorter`.
         timeout: Seconds per call; importing its module does not count.
-        memory_limit_mb: Memory per worker in MiB, in addition to what its imports need (Linux only).
+        memory_limit_mb: Memory per worker in MiB, in addition to what its imports need (Linux only). No file that it
+            writes may be larger.
         num_workers: Number of worker processes.
         concurrency: Samples under way at once in one worker. More than 1 requires an `async def`, for example one that
             waits for a server. Each call has its own `timeout`.
@@ -30,7 +48,8 @@ class FunctionReward(Reward):
         name: Its name in the metrics; by default the function's name.
 
     Raises:
-        UsageError: `function` is not an import path; or, before the run starts, it cannot be imported.
+        UsageError: `function` is not an import path; or, before the run starts, it cannot be imported or takes other
+            arguments.
     """
 
     scores_early = True
@@ -65,35 +84,78 @@ class FunctionReward(Reward):
         # Calls that are awaited together have their own deadlines; this one is for a call that blocks.
         self._pool = WorkerPool(num_workers, timeout if concurrency == 1 else timeout + 1, memory_limit_mb)
 
+        self._compares: bool | None = None
+        """Whether the function gets the samples of a prompt together; None before it is imported."""
+
     def read_questions(self, questions: Sequence[Question]) -> None:
-        """Imports the function in a worker, so that a wrong path is refused before the run."""
-        try:
-            self._pool.load(self._call)
-        except LoadError as error:
-            raise UsageError(
-                f"function={self.function!r} of the reward {self.name}: {error}. Give the import path of a "
-                "function; its module is looked for where `import` looks, and in the working directory"
-            ) from error
+        """Imports the function, and tries it, so that mistakes are told before the run."""
+        self._import()
+        if questions and ranks.rank() == 0:
+            question = questions[0]
+            made_up = Sample(Prompt(0, question.text, [0], question), question.answer, [0], FinishReason.STOP)
+            (outcome,) = self._outcomes([made_up])
+            if outcome.status != Status.OK:
+                log.warning(
+                    "reward %s fails on %r, made up as a completion for %s: %s",
+                    *(self.name, made_up.text[:80], question.source or "the first question", outcome.error),
+                )
+
+    def setup(self, run: Run) -> None:
+        """Imports the function."""
+        self._import()
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Status `ok`, or, with a value of NaN, `error`, `timeout`, `memory`, `crash` or `not_a_number`."""
-        tasks = [_as_task(sample) for sample in samples]
-        outcomes = self._pool.map(self._call, tasks) if self.concurrency == 1 else self._together(tasks)
         result = RewardResult([], [])
-        for sample, outcome in zip(samples, outcomes, strict=True):
-            status = (
-                Status.NOT_A_NUMBER if outcome.status == Status.OK and not _is_finite(outcome.value) else outcome.status
-            )
-            result.value.append(float(outcome.value) if status == Status.OK else math.nan)
-            result.status.append(status)
-            if status != Status.OK:
-                why = f"it returned {outcome.value!r}" if status == Status.NOT_A_NUMBER else outcome.error or status
-                self.tally.explain(sample, status, why)
+        for sample, outcome in zip(samples, self._outcomes(samples), strict=True):
+            result.value.append(float(outcome.value) if outcome.status == Status.OK else math.nan)
+            result.status.append(outcome.status)
+            if outcome.status != Status.OK:
+                self.tally.explain(sample, outcome.status, outcome.error)
         return result
 
     def close(self) -> None:
         """Ends the worker processes."""
         self._pool.close()
+
+    def _import(self) -> None:
+        """Imports the function in a worker, and finds out what it takes."""
+        try:
+            needed = self._pool.load(self._call)
+        except LoadError as error:
+            raise UsageError(
+                f"function={self.function!r} of the reward {self.name}: {error}. Give the import path of a "
+                "function; its module is looked for where `import` looks, and in the working directory"
+            ) from error
+        if len(needed) > 1 or {"prompts", "completions"} & {*needed}:
+            raise UsageError(
+                f"function={self.function!r} of the reward {self.name} takes ({', '.join(needed)}). Write "
+                "`def f(sample)`, which gets one completion and returns a number, or `def f(samples)`, which gets "
+                "those of one prompt and returns a list of numbers; read sample.text, sample.answer, sample.metadata"
+            )
+        self._compares = needed == ["samples"]
+        if self._compares:  # it waits for the whole group
+            self.scores_early = False
+
+    def _outcomes(self, samples: Sequence[Sample]) -> list[Outcome]:
+        """The outcome for each sample; it is `ok` if its value is a finite number."""
+        if self._compares is None:
+            self._import()
+        tasks = [_as_task(sample) for sample in samples]
+        if not self._compares:
+            return [_checked(outcome) for outcome in self._called(tasks)]
+        groups: dict[int, list[int]] = {}
+        for row, sample in enumerate(samples):
+            groups.setdefault(sample.prompt.id, []).append(row)
+        called = self._called([{"samples": [tasks[row] for row in rows]} for rows in groups.values()])
+        found: dict[int, Outcome] = {}
+        for rows, outcome in zip(groups.values(), called, strict=True):
+            found |= zip(rows, _spread(outcome, len(rows)), strict=True)
+        return [found[row] for row in range(len(samples))]
+
+    def _called(self, tasks: Sequence[dict[str, Any]]) -> list[Outcome]:
+        """The outcome of each call."""
+        return self._pool.map(self._call, tasks) if self.concurrency == 1 else self._together(tasks)
 
     def _together(self, tasks: Sequence[dict[str, Any]]) -> list[Outcome]:
         """The outcome of each task, `concurrency` of them at once. Tasks that were lost together run again alone."""
@@ -123,5 +185,22 @@ def _as_task(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+def _checked(outcome: Outcome) -> Outcome:
+    """The outcome, which has failed if the value is no finite number; a failure is in words."""
+    value = outcome.value
+    if outcome.status != Status.OK:
+        return Outcome(outcome.status, None, outcome.error or outcome.status)
+    if isinstance(value, int | float) and abs(value) <= sys.float_info.max:
+        return outcome
+    return Outcome(Status.NOT_A_NUMBER, None, f"it returned {str(value)[:80]}")
+
+
+def _spread(outcome: Outcome, size: int) -> list[Outcome]:
+    """The outcome of each of `size` samples that the function got together."""
+    values = outcome.value
+    if outcome.status == Status.OK and isinstance(values, list) and len(values) == size:
+        return [_checked(Outcome(Status.OK, value)) for value in values]
+    if outcome.status == Status.OK:
+        error = f"it returned {str(values)[:80]} for {size} samples: return a list of as many numbers"
+        outcome = Outcome(Status.NOT_A_NUMBER, None, error)
+    return [_checked(outcome)] * size

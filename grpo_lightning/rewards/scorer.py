@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+
 from grpo_lightning import ranks
+from grpo_lightning.maths.reward_batch import weighted_sum
 from grpo_lightning.rewards.base import Reward, RewardFailure, Run
 from grpo_lightning.rewards.early import EarlyScores
 from grpo_lightning.rewards.results import RewardResult, Scores
@@ -22,7 +25,8 @@ class Scorer:
 
     Args:
         rewards: The terms; their names must differ.
-        max_failed: Largest fraction of a step's samples, over all ranks, that one reward may fail on.
+        max_failed: Largest fraction of the samples of a step, or a validation, over all ranks, that one reward may
+            fail on.
         correct: The name of the reward that decides what is right; None is the first.
 
     Raises:
@@ -85,18 +89,16 @@ class Scorer:
         """To score samples as they come, by the rewards that can: `with scorer.begin() as scoring`."""
         # One that is in the list twice would be called from two threads.
         times = Counter(id(part) for reward in self.rewards for part in reward.with_parts())
-        early = (r for r in self.rewards if r.scores_early and all(times[id(part)] == 1 for part in r.with_parts()))
+        early = (r for r in self.rewards if all(p.scores_early and times[id(p)] == 1 for p in r.with_parts()))
         return Scoring(self, [EarlyScores(reward) for reward in early])
 
     def sum(self, results: Mapping[str, RewardResult], num_samples: int) -> Scores:
         """The scores from the result of each reward."""
-        total = [0.0] * num_samples
-        for reward in self.rewards:
-            if reward.weight != 0:
-                values = results[reward.name].value
-                total = [sum_ + reward.weight * value for sum_, value in zip(total, values, strict=True)]
-        learned_from = [reward.name for reward in self.rewards if reward.weight != 0]
-        return Scores(total, {reward.name: results[reward.name] for reward in self.rewards}, learned_from, self.correct)
+        weight = {reward.name: reward.weight for reward in self.rewards if reward.weight != 0}
+        value = torch.tensor([results[name].value for name in weight], dtype=torch.float64)
+        factor = torch.tensor([*weight.values()], dtype=torch.float64)
+        total = weighted_sum(factor, value.reshape(len(weight), num_samples)).tolist()
+        return Scores(total, {reward.name: results[reward.name] for reward in self.rewards}, [*weight], self.correct)
 
     def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
         """Lets every reward learn from a step; as in `Reward.learn`. Every rank must call it.
@@ -110,24 +112,25 @@ class Scorer:
             for key, value in reward.learn(samples, scores, iteration_ends).items()
         }
 
-    def stop_if_broken(self) -> None:
-        """Reports a step's failures, and stops the run if there were too many. Every rank must call it.
+    def stop_if_broken(self, where: str = "step") -> None:
+        """Reports the failures of a step or a validation, and stops the run if there were too many.
 
-        The ranks decide alike, from the counts of all ranks and all rounds.
+        Every rank must call it. The ranks decide alike, from the counts of all ranks and all rounds.
 
         Raises:
-            RewardFailure: A reward failed on more than `max_failed` of the step's samples, or finds itself broken.
+            RewardFailure: A reward failed on more than `max_failed` of the samples, or finds itself broken.
         """
         tallies = settle(self.rewards)
         for reward in self.rewards:
             tally = tallies[id(reward)]
             if tally.num_failed > self.max_failed * tally.num_samples:
                 raise RewardFailure(
-                    f"reward {reward.name} {tally.describe()}; max_failed_rewards={self.max_failed} of a step's samples"
+                    f"reward {reward.name} {tally.describe()}; max_failed_rewards={self.max_failed} of a {where}'s "
+                    "samples"
                 )
 
     def report(self) -> None:
-        """Reports the failures of a validation or a prediction. Every rank must call it."""
+        """Reports the failures of a prediction. Every rank must call it."""
         report(self.rewards)
 
 

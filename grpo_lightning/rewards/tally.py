@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from grpo_lightning.types import Sample
+from grpo_lightning.types import Sample, Status
 
 
 @dataclass(slots=True)
@@ -60,6 +60,8 @@ class Tally:
     def describe(self) -> str:
         """The failures in words: `failed on 3 of 32 samples (error: 2, timeout: 1), for example on ...`."""
         kinds = self.failed.most_common()
+        if [*self.failed] == [Status.NO_GOLD]:
+            return f"did not score {self.num_failed} of {self.num_samples} samples: they have no gold answer"
         counts = ", ".join(f"{status}: {count}" for status, count in kinds)
         return (
             f"failed on {self.num_failed} of {self.num_samples} samples ({counts}), "

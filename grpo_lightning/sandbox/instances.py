@@ -46,7 +46,7 @@ class Instances:
 
     A first process imports what the object needs and copies itself by `fork`, which takes about a millisecond. A copy
     may use as much time and memory as it is allowed, answers at most `max_answer_bytes`, and takes every process and
-    temporary file that it has made along when it ends.
+    temporary file that it has made along when it ends. No file may be larger than the memory it may use.
 
     Args:
         prototype: The object. It is pickled, so its class must be in a module.
@@ -165,9 +165,8 @@ class Instances:
             return self._lose(key, Status.TOO_LONG, error)
         line, instance.unread = instance.unread, b""
         try:
-            reply = json.loads(line)
-            outcome = Outcome(reply["status"], reply.get("value"), reply.get("error", ""))
-        except (ValueError, KeyError, TypeError):  # the process has ended, or something else wrote there
+            outcome = Outcome.of_reply(line, instance.number)
+        except ValueError:  # the process has ended, or something else wrote there
             return self._lose(key, Status.CRASH)
         if outcome.status == Status.MEMORY:
             self.end([key])
@@ -184,6 +183,8 @@ class _Instance:
     def __init__(self, pid: int, channel: socket.socket) -> None:
         self.pid = pid
         self.channel = channel
+        self.number = 0
+        """That of its last call, which the answer repeats."""
         self.deadline = math.inf
         self.unread = b""
         self.has_answered = False
@@ -192,7 +193,8 @@ class _Instance:
         """Gives the instance a call. Returns False if it has ended."""
         seconds = timeout if call.seconds is None else call.seconds
         self.deadline, self.has_answered, self.unread = monotonic() + seconds, False, b""
-        request = {"call": call.method, "arguments": call.arguments}
+        self.number += 1
+        request = {"call": call.method, "arguments": call.arguments, "number": self.number}
         try:
             self.channel.settimeout(seconds)
             self.channel.sendall(json.dumps(request, default=str).encode() + b"\n")

@@ -1,34 +1,58 @@
 """A worker process: JSON lines in, JSON lines out. It is a script, so that it imports only what it is told to.
 
-`python main.py MEMORY_MB SECONDS CPU_SECONDS` answers two requests, each by a line `{"status", "value" or "error"}`:
+`python main.py MEMORY_MB SECONDS CPU_SECONDS` answers two requests. Each has a `number`, and is answered by a line
+`{"status", "value" or "error", "number"}`:
 
 - `{"load": FUNCTION, "path": SYS_PATH}` imports the function: `package.module.function`, `package.module:function` or
-  `path/to/file.py:function`.
-- `{"task": TASK}` calls it with the items of a list, or with one object that has the keys of a dict as attributes. The
-  result of an `async def` is awaited.
+  `path/to/file.py:function`. The value is the list of the arguments that it must be given.
+- `{"task": TASK}` calls it with the items of a list, or with what `given` makes of a dict. The result of an `async def`
+  is awaited.
 
-If FUNCTION is `async SECONDS FUNCTION`, it must be an `async def`, and TASK is a list of such objects. The calls are
-awaited together, each for at most SECONDS. The value is a list with one reply, as above, per object.
+If FUNCTION is `async SECONDS FUNCTION`, it must be an `async def`, and TASK is a list of such dicts. The calls are
+awaited together, each for at most SECONDS. The value is a list with one reply, as above, per dict.
 
-The process ends with its parent: when stdin ends, or at the alarm that is set during each task.
+The worker is a child of the process that is started. It ends with the pool: when stdin ends, or at the alarm that is
+set during each task. Its parent then ends whatever the worker has started, and removes its temporary files.
 """
 
+import contextlib
+import ctypes
 import importlib
 import importlib.util
 import inspect
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
-from collections.abc import Callable
-from functools import cache
+import tempfile
+from collections.abc import Callable, Container
+from functools import cache, wraps
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 ORPHAN_GRACE = 1.0
 """Seconds after the parent's deadline at which the kernel ends a task whose parent is gone."""
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+SIGNALS = {signal.SIGTERM, signal.SIGCHLD}
+PACKAGE = str(Path(__file__).parents[1])
+
+
+class Given(SimpleNamespace):
+    """An object with attributes, which tells what it has when it is asked for another."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises AttributeError."""
+        raise AttributeError(f"there is no `{name}`; there are {', '.join(sorted(self.__dict__))}")
+
+
+def given(task: dict[str, Any]) -> Any:
+    """An object with the keys of a dict as attributes; for `{"samples": [...]}` a list of such objects."""
+    return [Given(**one) for one in task["samples"]] if "samples" in task else Given(**task)
 
 
 def load(name: str) -> Callable[..., Any]:
@@ -67,7 +91,7 @@ def together(function: Callable[..., Any], seconds: float, name: str) -> Callabl
     async def one(task: dict[str, Any]) -> dict[str, Any]:
         try:
             async with asyncio.timeout(seconds) as limit:
-                return {"status": "ok", "value": await function(SimpleNamespace(**task))}
+                return {"status": "ok", "value": await function(given(task))}
         except TimeoutError as error:
             return {"status": "timeout"} if limit.expired() else failure(error)
         except MemoryError:
@@ -78,7 +102,17 @@ def together(function: Callable[..., Any], seconds: float, name: str) -> Callabl
     async def every(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return await asyncio.gather(*map(one, tasks))
 
-    return lambda *tasks: event_loop().run_until_complete(every(list(tasks)))
+    return wraps(function)(lambda *tasks: event_loop().run_until_complete(every(list(tasks))))
+
+
+def arguments(function: Callable[..., Any]) -> list[str]:
+    """The names of the arguments that a function must be given; none where it does not tell."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of some built-in functions
+        return []
+    rest = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in rest]
 
 
 def awaited(value: Any) -> Any:
@@ -99,8 +133,19 @@ def event_loop() -> Any:
 
 
 def failure(error: BaseException) -> dict[str, Any]:
-    """The reply for an exception."""
-    return {"status": "error", "error": f"{type(error).__name__}: {error}"[:2000]}
+    """The reply for an exception. It names the line of the user's code that was reached last."""
+    line, trace = "", error.__traceback__
+    while trace:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith((PACKAGE, "<")) and "/lib/python3" not in file:
+            line = f"{Path(file).name}:{trace.tb_lineno}: "
+        trace = trace.tb_next
+    return {"status": "error", "error": f"{line}{type(error).__name__}: {error}"[:2000]}
+
+
+def plain(value: Any) -> Any:
+    """NumPy's and PyTorch's numbers and arrays as JSON has them."""
+    return value.tolist() if hasattr(value, "tolist") else float(value)
 
 
 def memory_limits(megabytes: int | None) -> tuple[int, int]:
@@ -114,47 +159,137 @@ def memory_limits(megabytes: int | None) -> tuple[int, int]:
     return soft, hard
 
 
-def answer(action: Callable[[], Any]) -> str:
-    """The result or the failure of `action`, as one JSON line."""
+def file_limits(megabytes: int | None) -> tuple[int, int]:
+    """Limits that allow files of this size; None allows all. More raises OSError."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    soft = hard if megabytes is None else megabytes * 2**20
+    return soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard
+
+
+def answer(action: Callable[[], Any], number: int = 0) -> bytes:
+    """The result or the failure of `action` as a line of JSON.
+
+    A lone surrogate, which neither files nor tokenizers take, becomes a question mark.
+
+    Args:
+        action: What was asked for.
+        number: That of the request.
+    """
+    pid = os.getpid()
     try:
-        reply = {"status": "ok", "value": action()}
-        # A NumPy or PyTorch scalar is a number too.
-        return json.dumps(reply, default=float)
+        reply = {"status": "ok", "value": action(), "number": number}
+        line = json.dumps(reply, default=plain, ensure_ascii=False).encode("utf-8", "replace")
     except MemoryError:
-        return '{"status": "memory", "error": "out of memory"}'
+        line = b'{"status": "memory", "error": "out of memory", "number": %d}' % number
     except BaseException as error:  # the task's sys.exit() ends the task, not the worker
-        return json.dumps(failure(error))
+        line = json.dumps(failure(error) | {"number": number}, ensure_ascii=False).encode("utf-8", "replace")
+    if os.getpid() != pid:  # a fork that the action has made: the answer is for the process itself to give
+        os._exit(0)
+    return line + b"\n"
 
 
-def main() -> None:
+def own_files(folder: str) -> None:
+    """Lets temporary files of this process, and of those that it starts, be in `folder`."""
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+
+def ask_kernel(option: int, value: int) -> None:
+    """Sets an option of this process, where the system knows it.
+
+    A subreaper becomes the parent of descendants whose own parent ends, so that they are found.
+    """
+    if LIBC:
+        LIBC.prctl(option, value, 0, 0, 0)
+
+
+def children() -> list[int]:
+    """The process ids of this process's children, where the system tells."""
+    file = Path(f"/proc/self/task/{os.getpid()}/children")
+    return [int(pid) for pid in file.read_text().split()] if file.exists() else []
+
+
+def kill(pid: int) -> None:
+    """Kills a process and its group."""
+    for end in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            end(pid, signal.SIGKILL)
+
+
+def end_strays(spared: Container[int] = ()) -> None:
+    """Ends all children of this process but the spared: a subreaper's are also the orphans of those that have ended."""
+    while strays := [pid for pid in children() if pid not in spared]:
+        for pid in strays:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def serve() -> None:
     """Answers requests until stdin ends."""
     memory_mb, seconds, cpu_seconds = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
     # The protocol has its own descriptors: a task prints to stderr, and its stdin is empty.
-    requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     functions: list[Callable[..., Any]] = []
 
+    def limit(megabytes: int | None) -> None:
+        resource.setrlimit(resource.RLIMIT_AS, memory_limits(megabytes))
+        resource.setrlimit(resource.RLIMIT_FSIZE, file_limits(megabytes))
+
     def handle(request: dict[str, Any]) -> Any:
         if "load" in request:
-            resource.setrlimit(resource.RLIMIT_AS, memory_limits(None))
+            limit(None)
             sys.path[:] = [*request["path"], os.getcwd()]
             functions[:] = [load(request["load"])]
-            resource.setrlimit(resource.RLIMIT_AS, memory_limits(memory_mb))
-            return None
+            limit(memory_mb)
+            return arguments(functions[0])
         task = request["task"]
-        return awaited(functions[0](SimpleNamespace(**task)) if isinstance(task, dict) else functions[0](*task))
+        return awaited(functions[0](given(task)) if isinstance(task, dict) else functions[0](*task))
 
     for line in requests:
         request = json.loads(line)
         if "task" in request:
             signal.setitimer(signal.ITIMER_REAL, seconds + ORPHAN_GRACE)
             signal.setitimer(signal.ITIMER_PROF, cpu_seconds)  # 0 sets no limit
-        reply = answer(lambda request=request: handle(request))  # type: ignore[misc]
+        reply = answer(lambda request=request: handle(request), request["number"])  # type: ignore[misc]
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(reply, file=replies, flush=True)
+        replies.write(reply)
+        replies.flush()
+
+
+def supervise(worker: int) -> int:
+    """Waits for the worker to end, or ends it at SIGTERM, and all that it has started. Returns its exit status."""
+    for descriptor in (0, 1):  # the pool notices the worker's end by them
+        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+    ended, status = 0, 0
+    while ended != worker:
+        if signal.sigwait(SIGNALS) == signal.SIGTERM:
+            kill(worker)
+        while (reaped := os.waitpid(-1, os.WNOHANG))[0] not in (0, worker):
+            pass  # an orphan
+        ended, status = reaped
+    kill(worker)  # others of its group
+    end_strays()
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def main() -> None:
+    """Starts a worker, and cleans up after it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    ask_kernel(PR_SET_CHILD_SUBREAPER, 1)
+    folder = tempfile.mkdtemp(prefix="grpo-worker-")
+    if worker := os.fork():
+        code = supervise(worker)
+        shutil.rmtree(folder, ignore_errors=True)
+        sys.exit(code)
+    os.setsid()
+    ask_kernel(PR_SET_PDEATHSIG, signal.SIGKILL)  # when its parent ends
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    own_files(folder)
+    serve()
 
 
 if __name__ == "__main__":

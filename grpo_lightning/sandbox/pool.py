@@ -36,7 +36,22 @@ class Outcome:
     value: Any = None
     """The value that the function returned, if the status is `ok`."""
     error: str = ""
-    """Type and message of the exception, if the status is `error`."""
+    """Line, type and message of the exception, if the status is `error`."""
+
+    @classmethod
+    def of_reply(cls, line: bytes, number: int) -> "Outcome":
+        """The outcome that a process tells in a line.
+
+        Raises:
+            ValueError: It is no answer to the request of this number.
+        """
+        try:
+            reply = json.loads(line)
+            if reply["number"] == number:
+                return cls(reply["status"], reply.get("value"), reply.get("error", ""))
+        except (KeyError, TypeError, AttributeError):
+            pass
+        raise ValueError(f"no answer to request {number}: {line[:200]!r}")
 
 
 class Closed(BaseException):
@@ -58,12 +73,13 @@ class WorkerPool:
 
     Use it for code that may hang, crash or need too much memory. The processes start at the first task, with exec and
     not fork: CUDA and threads here do not affect them, and the user's `__main__` is not imported again. A task whose
-    worker is lost is tried once more in a new worker.
+    worker is lost is tried once more in a new worker. What a worker has started, and its temporary files, end with it.
 
     Args:
         num_workers: Number of processes.
         timeout: Seconds per task; importing the function does not count.
-        memory_limit_mb: Memory per worker in MiB, in addition to what its imports need (Linux only).
+        memory_limit_mb: Memory per worker in MiB, in addition to what its imports need (Linux only). No file that it
+            writes may be larger.
         cpu_seconds: CPU seconds per task; None sets no limit. Unlike the time for `timeout`, they pass no faster while
             the machine is busy with other work.
 
@@ -91,20 +107,21 @@ class WorkerPool:
     def __reduce__(self) -> tuple[Any, ...]:
         return WorkerPool, (self.num_workers, self.timeout, self.memory_limit_mb, self.cpu_seconds)
 
-    def load(self, function: str) -> None:
-        """Imports `function` in a worker.
+    def load(self, function: str) -> list[str]:
+        """Imports `function` in a worker. Returns the names of the arguments that it must be given.
 
         Raises:
             LoadError: The import failed.
         """
-        self._run(function, [])
+        return self._run(function, [])[0].value
 
     def map(self, function: str, tasks: Sequence[list[Any] | dict[str, Any]]) -> list[Outcome]:
         """The outcome of `function` for each task, in order; tasks run in parallel.
 
         Args:
             function: `package.module.function`, `package.module:function` or `path/to/file.py:function`.
-            tasks: JSON values. A list holds the arguments; a dict becomes one argument with these attributes.
+            tasks: JSON values. A list holds the arguments. A dict becomes one argument with these attributes, and
+                `{"samples": [...]}` becomes a list of such objects.
 
         Raises:
             LoadError: The function could not be imported.
@@ -150,7 +167,9 @@ class _Worker:
             start_new_session=True,  # a group of its own: kill() reaches child processes, Ctrl-C does not
         )
         self.function = ""  # the one that it has, or is loading
+        self.loaded = Outcome(Status.OK)  # of loading it
         self.job = IDLE
+        self.number = 0  # that of the last request
         self.deadline = math.inf
         self.unread = b""
 
@@ -162,16 +181,17 @@ class _Worker:
         """Gives the worker a job. That a worker is dead is noticed when its answer is read."""
         assert self.process.stdin is not None
         self.job = job
+        self.number += 1
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps(request, default=str).encode() + b"\n")
+            self.process.stdin.write(json.dumps(request | {"number": self.number}, default=str).encode() + b"\n")
             self.process.stdin.flush()
         self.deadline = monotonic() + seconds
 
-    def receive(self) -> dict[str, Any] | None:
+    def receive(self) -> Outcome | None:
         """The answer; None while it is incomplete.
 
         Raises:
-            EOFError: The worker has ended.
+            EOFError: The worker has ended. One whose answer is not to this job is killed.
         """
         chunk = os.read(self.fileno(), 1 << 16)
         if not chunk:
@@ -180,11 +200,14 @@ class _Worker:
         if not self.unread.endswith(b"\n"):
             return None
         line, self.unread = self.unread, b""
-        return json.loads(line)
+        try:
+            return Outcome.of_reply(line, self.number)
+        except ValueError:
+            self.kill()
+            raise EOFError from None
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.terminate()  # it kills the worker, and cleans up
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
@@ -203,7 +226,7 @@ class _Run:
         self.loads_lost = 0
 
     def outcomes(self) -> list[Outcome]:
-        """Waits until every task has an outcome, and returns them; without tasks, until a worker has the function."""
+        """Waits until every task has an outcome, and returns them; without tasks, that of loading the function."""
         while not self._is_finished():
             if self.pool._closing:
                 raise Closed
@@ -214,7 +237,8 @@ class _Run:
             readable = ready(busy, patience)
             for worker in busy:
                 self._look_at(worker, worker.fileno() in readable)
-        return [self.done[index] for index in range(len(self.tasks))]
+        loaded = [worker.loaded for worker in self.pool._running if self._is_ready(worker)]
+        return [self.done[index] for index in range(len(self.tasks))] or loaded
 
     def _is_finished(self) -> bool:
         if not self.tasks:
@@ -250,22 +274,22 @@ class _Run:
         try:
             reply = worker.receive() if readable else None
         except EOFError:
-            late = monotonic() >= worker.deadline or worker.process.wait() == -signal.SIGPROF
+            late = monotonic() >= worker.deadline or worker.process.wait() == 128 + signal.SIGPROF
             self._lose(worker, Status.TIMEOUT if late else Status.CRASH)
             return
         if reply is None:
             if monotonic() >= worker.deadline:
                 self._lose(worker, Status.TIMEOUT)
         elif worker.job == LOADING:
-            worker.job = IDLE
-            if reply["status"] != Status.OK:
+            worker.job, worker.loaded = IDLE, reply
+            if reply.status != Status.OK:
                 failed, worker.function = worker.function, ""
                 if failed == self.function:  # else it is from the previous map, which ended without this worker
-                    raise LoadError(f"cannot load {failed}: {reply['error']}")
-        elif reply["status"] == Status.MEMORY:  # the task may have left much behind: start a new worker
+                    raise LoadError(f"cannot load {failed}: {reply.error}")
+        elif reply.status == Status.MEMORY:  # the task may have left much behind: start a new worker
             self._lose(worker, Status.MEMORY)
         else:
-            self.done[worker.job] = Outcome(reply["status"], reply.get("value"), reply.get("error", ""))
+            self.done[worker.job] = reply
             worker.job = IDLE
 
     def _lose(self, worker: _Worker, status: str) -> None:

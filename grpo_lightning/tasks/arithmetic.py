@@ -36,6 +36,8 @@ class Arithmetic(Task):
             `num_train + 2 * num_val`.
     """
 
+    judge = "MathVerifier"
+
     def __init__(
         self,
         max_digits: int = 2,
@@ -52,7 +54,8 @@ class Arithmetic(Task):
         _check_range("num_train", num_train, 1)
         _check_range("num_val", num_val, 1)
         if not operators or not set(operators) <= set(OPERATORS) or len(set(operators)) < len(operators):
-            raise UsageError(f"task.operators={list(operators)}: give one or more of {', '.join(OPERATORS)}, each once")
+            allowed = ", ".join(OPERATORS)
+            raise UsageError(f"data.task.operators={list(operators)}: give one or more of {allowed}, each once")
         self.max_digits = max_digits
         self.operators = tuple(operators)
         self.num_terms = num_terms
@@ -60,16 +63,18 @@ class Arithmetic(Task):
         self.num_val = num_val
         self.seed = seed
         if words and sentence:
-            raise UsageError("task.words=true and task.sentence=true: a question is in words or in digits, set one")
+            raise UsageError(
+                "data.task.words=true and data.task.sentence=true: a question is in words or in digits, set one"
+            )
         self.words = words
         self.sentence = sentence
         total = num_train + 2 * num_val
         if total > self.num_expressions:
             raise UsageError(
-                f"task.num_train={num_train} and task.num_val={num_val} need {total} questions "
+                f"data.task.num_train={num_train} and data.task.num_val={num_val} need {total} questions "
                 f"(num_train + 2 * num_val); max_digits={max_digits}, num_terms={num_terms}, "
                 f"operators={list(operators)} allow at most {self.num_expressions}: ask for fewer, or raise "
-                "task.max_digits or task.num_terms"
+                "data.task.max_digits or data.task.num_terms"
             )
 
     @property
@@ -130,4 +135,4 @@ def shuffled(size: int, count: int, seed: int) -> list[int]:
 def _check_range(key: str, value: int, low: int, high: float = math.inf) -> None:
     if not low <= value <= high:
         allowed = f"{low} to {high}" if high < math.inf else f"{low} or more"
-        raise UsageError(f"task.{key}={value}: give {allowed}")
+        raise UsageError(f"data.task.{key}={value}: give {allowed}")

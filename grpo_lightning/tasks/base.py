@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from grpo_lightning.types import Question
 
@@ -11,6 +11,11 @@ Split = Literal["train", "val", "test", "predict"]
 
 class Task(ABC):
     """A source of questions. The splits do not overlap, and a split is the same at every call."""
+
+    judge: ClassVar[str | None] = None
+    """The reward that decides what is right in validation: its class, by name or import path. None: nothing is known.
+
+    It is made without arguments; `model.validation.judge` overrides it."""
 
     @abstractmethod
     def questions(self, split: Split) -> Sequence[Question]:

@@ -35,6 +35,8 @@ class ReasoningGym(Task):
         UsageError: A number is below 1; or, from `questions`, reasoning-gym is not installed or refuses name or config.
     """
 
+    judge = "ReasoningGymReward"
+
     def __init__(
         self,
         name: str,
@@ -43,12 +45,12 @@ class ReasoningGym(Task):
         num_val: int = 500,
         seed: int = 0,
     ) -> None:
-        at_least("task.num_train", num_train, 1)
-        at_least("task.num_val", num_val, 1)
+        at_least("data.task.num_train", num_train, 1)
+        at_least("data.task.num_val", num_val, 1)
         self.name = name
         self.config = config or {}
         if reserved := {"size", "seed"} & self.config.keys():
-            raise UsageError(f"task.config: {min(reserved)} is set by task.seed, task.num_train and task.num_val")
+            raise UsageError(f"data.task.config: {min(reserved)} is set by data.task.seed, num_train and num_val")
         self.num_train = num_train
         self.num_val = num_val
         self.seed = seed
@@ -72,8 +74,8 @@ class ReasoningGym(Task):
         ]
         if not questions:
             raise UsageError(
-                f"task.name={self.name}: every {split} question is in an earlier split too; make the config "
-                f"harder, or lower task.num_val={self.num_val}"
+                f"data.task.name={self.name}: every {split} question is in an earlier split too; make the config "
+                f"harder, or lower data.task.num_val={self.num_val}"
             )
         return questions
 
@@ -95,6 +97,6 @@ class ReasoningGym(Task):
                 pool.close()
             if outcome.status != Status.OK:
                 why = outcome.error or f"{outcome.status}; making {stop} questions may take {SECONDS:.0f} seconds"
-                raise UsageError(f"task.name={self.name!r}, task.config={self.config}: {why}")
+                raise UsageError(f"data.task.name={self.name!r}, data.task.config={self.config}: {why}")
             self._made += [(text, answer) for text, answer in outcome.value]
         return self._made[:stop]

@@ -14,6 +14,7 @@ from grpo_lightning.environments.running import Conversations, Limits
 from grpo_lightning.environments.tools import ToolEnvironment
 from grpo_lightning.policy.chat import chat_text
 from grpo_lightning.policy.policy import Policy
+from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.environment import EnvironmentReward
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.tasks.base import Split, Task
@@ -128,6 +129,7 @@ class PromptDataModule(L.LightningDataModule):
         scorer: Scorer,
         validates: bool = True,
         val_sampling: Sampling | None = None,
+        judge: Reward | None = None,
     ) -> None:
         """Reads the questions that `stage` needs, checks that they fit the model, and shows them to the rewards.
 
@@ -140,6 +142,7 @@ class PromptDataModule(L.LightningDataModule):
             scorer: Its rewards read the questions, except for `predict`.
             validates: Whether `fit` validates, and so needs validation questions.
             val_sampling: For the room that it needs elsewhere; None is as in training.
+            judge: It reads those of validation and test, if it is no reward of `scorer`.
 
         Raises:
             UsageError: A question does not fit, or a split lacks questions.
@@ -147,7 +150,7 @@ class PromptDataModule(L.LightningDataModule):
         self._policy = policy
         if self.conversations is not None:
             self.conversations.load(policy.tokenizer)
-        elif named := [reward.name for reward in scorer.rewards if isinstance(reward, EnvironmentReward)]:
+        elif named := [reward.name for reward in [*scorer.rewards, judge] if isinstance(reward, EnvironmentReward)]:
             raise UsageError(f"the reward {named[0]} is that of an environment: set data.environment, or leave it out")
         splits: dict[str, list[Split]] = {"validate": ["val"], "test": ["test"], "predict": ["predict"]}
         splits["fit"] = ["train", "val"] if validates else ["train"]
@@ -166,6 +169,9 @@ class PromptDataModule(L.LightningDataModule):
             self.questions[split] = questions[: self.val_limit] if split == "val" else questions
         if stage != "predict":
             scorer.read_questions([question for split in missing for question in self.questions[split]])
+            judged = [question for split in missing if split != "train" for question in self.questions[split]]
+            if judge is not None and judge not in scorer.rewards and judged:
+                judge.read_questions(judged)
 
     def _that_fit(self, questions: Sequence[Question], split: Split, new_tokens: int, key: str) -> Sequence[Question]:
         """The questions whose prompt leaves room for `new_tokens` more, which `key` sets."""
@@ -174,28 +180,33 @@ class PromptDataModule(L.LightningDataModule):
         context = self.policy.context_length
         if context is None:
             return questions
-        too_long = []
+        too_long: dict[int, int] = {}
+        """Tokens of the prompt, by row."""
         for row, question in enumerate(questions):
             text = self.render(question)
             # No tokenizer makes more tokens than bytes, bar a few special ones: most rows need no tokenizing here.
-            if len(text.encode()) + 8 > context - new_tokens and len(self.encode(text)) > context - new_tokens:
-                too_long.append(row)
-                if not self.skip_long:
-                    raise UsageError(
-                        f"{question.source}: the prompt has {len(self.encode(text))} tokens, and with "
-                        f"{key}={new_tokens} it exceeds the model's context of {context}. Lower "
-                        "max_new_tokens, shorten the row, or set data.skip_long=true to leave such rows out"
-                    )
+            if (
+                len(text.encode()) + 8 > context - new_tokens
+                and (tokens := len(self.encode(text))) > context - new_tokens
+            ):
+                too_long[row] = tokens
         if not too_long:
             return questions
+        if not self.skip_long:
+            first, *more = [questions[row].source for row in too_long]
+            also = f" So do {len(more)} more of {len(questions)}: {', '.join(more[:4])}." if more else ""
+            raise UsageError(
+                f"{first}: the prompt has {next(iter(too_long.values()))} tokens, and with {key}={new_tokens} it "
+                f"exceeds the model's context of {context}.{also} Lower max_new_tokens, shorten the rows, or set "
+                "data.skip_long=true to leave them out"
+            )
         log.warning(
             "%d of %d %s questions do not fit the model's context and are left out",
             len(too_long),
             len(questions),
             split,
         )
-        skipped = set(too_long)
-        kept = [question for row, question in enumerate(questions) if row not in skipped]
+        kept = [question for row, question in enumerate(questions) if row not in too_long]
         if not kept:
             raise UsageError(f"no {split} question fits the model's context of {context} tokens; lower {key}")
         return kept
@@ -203,6 +214,13 @@ class PromptDataModule(L.LightningDataModule):
     def render(self, question: Question) -> str:
         """The text that the model sees; with an environment, that of the question alone."""
         text = self.template.replace(QUESTION, question.text)
+        try:
+            (text + self.system + self.answer_prefix).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise UsageError(
+                f"{question.source}: {half!r} of the prompt is half a character: fix row or template"
+            ) from error
         if not self.chat or self.conversations is not None:
             return text + self.answer_prefix
         return chat_text(

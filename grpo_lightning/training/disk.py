@@ -1,5 +1,6 @@
 """Files that are written whole or not at all, and the message when the disk refuses."""
 
+import csv
 import errno
 import os
 import re
@@ -49,9 +50,16 @@ def settle(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes `text` whole or not at all."""
+    """Writes `text` whole or not at all. A lone surrogate becomes its escape, as JSON has it."""
     with beside(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSVLogger's file without empty cells and without one that is half written; none without a file."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
+    return [{name: value for name, value in row.items() if value} for row in rows]
 
 
 def refusal(error: BaseException | None, folder: Path) -> str | None:

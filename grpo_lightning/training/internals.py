@@ -5,16 +5,16 @@ tqdm 4.67. tests/training/test_internals.py tries each of them, and finds any th
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.cli import LightningCLI
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
@@ -31,65 +31,46 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
     ModelCheckpoint: ("_find_last_checkpoints",),
     # Lightning reads the whole checkpoint to look for options; and ends an interrupted program with exit code 1.
     LightningCLI: ("_parse_ckpt_path", "_run_subcommand"),
+    # The writer of a file that Lightning would delete.
+    CSVLogger: ("_experiment",),
     # FSDP over all devices; Lightning's "auto" shards over nodes alone.
     ModelParallelStrategy: ("_data_parallel_size",),
 }
 """Private methods and attributes that classes of this package replace."""
 
 
-def num_logged_updates(trainer: L.Trainer) -> int:
-    """The number of updates by which Lightning's loggers count: what is logged now goes to this number minus 1.
-
-    `trainer.global_step` counts only the updates that an optimizer made.
-    """
-    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+BEFORE_TRAINING = -1
+"""x of a validation that comes before the first step."""
 
 
-@dataclass(frozen=True)
-class Standing:
-    """Where loggers put what is logged now."""
-
-    update: int
-    """x: the last update that has been made, counted from 0; -1 if there is none."""
-    step: int
-    """The exploration step of that update, which is logged as `epoch`."""
-
-
-BEFORE_TRAINING = Standing(update=-1, step=-1)
-"""Where a validation stands that comes before the first update."""
-
-
-def standing_of(checkpoint: Mapping[str, Any]) -> Standing:
-    """Where the run's own validation of a checkpoint's weights stands."""
-    done = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"]
-    return Standing(done - 1, checkpoint["epoch"])
+def log_at_step(trainer: L.Trainer) -> None:
+    """Lets all that is logged stand at the running step; Lightning and its monitors count updates, made or not."""
+    trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.current_epoch
 
 
 @contextmanager
-def standing(trainer: L.Trainer, where: Standing | None) -> Iterator[None]:
-    """Lets `validate` and `test` log at `where`, by default at the last update that this trainer has made.
+def standing(trainer: L.Trainer, step: int | None) -> Iterator[None]:
+    """Lets `validate` and `test` log at `step`, by default at the last step that this trainer has done.
 
-    Lightning would log at the next update, or at 0: it restores the loops of a checkpoint for `fit` alone.
+    Lightning would log at the next one, or at 0: it restores the loops of a checkpoint for `fit` alone.
     """
     updates, progress = trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_progress.current
     before = updates._batches_that_stepped, progress.completed
-    where = where or Standing(before[0] - 1, before[1] - 1)
-    updates._batches_that_stepped, progress.completed = where.update, where.step
+    updates._batches_that_stepped = progress.completed = before[1] - 1 if step is None else step
     try:
         yield
     finally:
         updates._batches_that_stepped, progress.completed = before
 
 
-def log_nothing(trainer: L.Trainer) -> None:
-    """Keeps Lightning from logging the last update's numbers again for an update that is not made."""
-    for metric in (trainer._results or {}).values():
-        metric.has_reset |= metric.meta.on_step and not metric.meta.on_epoch
-
-
 def summary_writer(logger: TensorBoardLogger) -> Any:
     """TensorBoard's file writer: the public `add_hparams` would write into a folder of its own."""
     return logger.experiment._get_file_writer()
+
+
+def event_file(logger: TensorBoardLogger) -> Path:
+    """The file that TensorBoard's writer writes to."""
+    return Path(summary_writer(logger).event_writer._file_name)
 
 
 def without_callback(cli: LightningCLI, key: str) -> None:
@@ -100,11 +81,6 @@ def without_callback(cli: LightningCLI, key: str) -> None:
 def arguments_of(cli: LightningCLI, subcommand: str) -> dict[str, Any]:
     """The arguments that the command line would call the trainer's method `subcommand` with."""
     return cli._prepare_subcommand_kwargs(subcommand)
-
-
-def skips_saving(checkpoint: ModelCheckpoint, trainer: L.Trainer) -> bool:
-    """Whether Lightning would not save now: in a trial, while it validates first, or where it has just saved."""
-    return checkpoint._should_skip_saving_checkpoint(trainer)
 
 
 def monitored(checkpoint: ModelCheckpoint, trainer: L.Trainer) -> dict[str, Tensor]:
@@ -126,6 +102,22 @@ def remove_checkpoint(checkpoint: ModelCheckpoint, trainer: L.Trainer, path: str
     """Removes a checkpoint of this run, but no other one."""
     if checkpoint._should_remove_checkpoint(trainer, path, current=""):
         checkpoint._remove_checkpoint(trainer, path)
+
+
+def saves_in_steps(checkpoint: ModelCheckpoint) -> bool:
+    """Whether it saves between updates, by their number or by time."""
+    return checkpoint._every_n_train_steps > 0 or checkpoint._train_time_interval is not None
+
+
+def saves_at_validation(checkpoint: ModelCheckpoint, trainer: L.Trainer) -> bool:
+    """Whether it would save at the end of a validation, when the step has not ended."""
+    return not checkpoint._should_save_on_train_epoch_end(trainer)
+
+
+def save_after_steps(checkpoints: Sequence[ModelCheckpoint], saves: bool) -> None:
+    """Lets these save at the end of the step, or else at that of its validation."""
+    for checkpoint in checkpoints:
+        checkpoint._save_on_train_epoch_end = saves
 
 
 def bars_of(callback: TQDMProgressBar) -> list[Any]:

@@ -6,15 +6,16 @@ comments are the algorithm's lines.
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import Any
 
 import lightning as L
 import numpy
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -25,11 +26,12 @@ from grpo_lightning.maths.group_filters import TOTAL
 from grpo_lightning.maths.stopping import FixedPasses, Passes, StopRule
 from grpo_lightning.policy.adapter import num_elements
 from grpo_lightning.policy.snapshots import AdapterOff, MovingAverage
-from grpo_lightning.training import disk
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.training import disk, internals
+from grpo_lightning.training.board import rewind
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.explorer import Exploration
-from grpo_lightning.training.internals import BEFORE_TRAINING
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.monitors import (
     CONVERSATION,
@@ -43,6 +45,7 @@ from grpo_lightning.training.monitors import (
 from grpo_lightning.training.observer import Observer
 from grpo_lightning.training.pace import has_end
 from grpo_lightning.training.preparation import Preparation, minibatch_of_rows
+from grpo_lightning.training.restoring import refuse_half_a_step
 from grpo_lightning.training.source import RolloutSource, SourceInputs, Synchronous
 from grpo_lightning.training.step import Clock, Minibatch, Step
 from grpo_lightning.training.step_statistics import StepStatistics, peak_memory_gib
@@ -54,6 +57,9 @@ PASSES = "loop.mu and loop.num_minibatches set the updates of a step, trainer.ma
 
 class GRPOLoop(Callback):
     """The loop of GRPO. `trainer.max_epochs` is the number of exploration steps.
+
+    The last of them is validated whatever `trainer.check_val_every_n_epoch` is. A run that is asked to stop ends the
+    step first.
 
     Every argument affects the result except `validate_first`, and `max_tokens`, which affects only memory and speed.
 
@@ -113,11 +119,17 @@ class GRPOLoop(Callback):
         self._resumes = False
         self.validates_now = False
         """Whether this start validates before the first step."""
-        self._num_sanity_val_steps: float | None = None
-        """Those of the trainer, while the loop has set others."""
+        self._lent = ExitStack()
+        """Gives the trainer its own settings back, where the loop has set others for a while."""
+        self._savers: list[ModelCheckpoint] = []
+        """Those that would save at a validation, before the step has ended."""
         self._ended: float | None = None
         """When the last step had ended, by `perf_counter`; None before the first of this start."""
         self._peak = 0.0
+        self._rates: set[str] = set()
+        """The fractions that are logged as 0 where nothing happens: once they have been above it."""
+        self.remarks: Counter[str] = Counter()
+        """Why steps of this start learned nothing, and how many."""
         self.step: Step | None = None
         """The step under way, and the last one until the next begins."""
 
@@ -155,6 +167,19 @@ class GRPOLoop(Callback):
                 "model.reference=MovingAverage: it moves every loop.steps_per_iteration steps, and that is null. Give "
                 "1 or more, such as loop.steps_per_iteration=1, or set model.reference=FrozenCopy, which never moves"
             )
+        parts = [part for reward in module.explorer.scorer.rewards for part in reward.with_parts()]
+        learns = any(type(part).learn is not Reward.learn for part in parts)
+        if self.steps_per_iteration and module.reference is None and not learns:
+            raise UsageError(
+                f"loop.steps_per_iteration={self.steps_per_iteration}: there is no reference to refresh with "
+                "model.objective.beta=0, and no reward that learns. Give a beta above 0, such as 0.04, or "
+                "loop.steps_per_iteration=null"
+            )
+        if self.stop.names and self.updates_per_step == 1:
+            raise UsageError(
+                f"loop.stop={type(self.stop).__name__}: it is asked from the second update of a step on, and loop.mu=1 "
+                "with loop.num_minibatches=1 makes one. Give a larger loop.mu, or loop.stop=FixedPasses"
+            )
         rewards = [reward.name for reward in module.explorer.scorer.rewards]
         if self.dynamic_sampling and self.dynamic_sampling.filter.reward not in (None, TOTAL, *rewards):
             raise UsageError(
@@ -173,7 +198,13 @@ class GRPOLoop(Callback):
                 f"trainer.limit_train_batches={limit}, overfit_batches={overfit}: they would cut the passes of every "
                 f"step short; {PASSES}"
             )
-        parts = [module, *trainer.callbacks, *module.explorer.scorer.rewards]
+        for saver in savers_of(trainer):
+            if internals.saves_in_steps(saver) and not saver.save_weights_only:
+                raise UsageError(
+                    "ModelCheckpoint.every_n_train_steps, train_time_interval: they save in the middle of a step, from "
+                    "where no run goes on. Give every_n_epochs (exploration steps), or save_weights_only=true"
+                )
+        parts = [module, *trainer.callbacks, *module.evaluation.scorer.rewards]
         names = self.metrics(module, trainer.limit_val_batches != 0, str(trainer.precision))
         names += [name for one in trainer.callbacks if isinstance(one, Observer) for name in one.metric_names]
         validate_monitors(
@@ -193,7 +224,8 @@ class GRPOLoop(Callback):
         """
         names = [*STEP, *UPDATE]
         names += mismatch.METRICS if module.logs_mismatch(self.source.is_late, precision) else []
-        names += ["optim/updates", *(f"optim/stopped_by/{name}" for name in self.stop.names)] if self.stop.names else []
+        names += ["optim/updates"] if self.updates_per_step > 1 else []
+        names += [f"optim/stopped_by/{name}" for name in self.stop.names]
         names += ["rollout/wasted"] if self.dynamic_sampling else []
         names += CONVERSATION if module.explorer.conversations is not None else []
         names += ["policy/kl_ref"] if module.reference is not None else []
@@ -207,6 +239,7 @@ class GRPOLoop(Callback):
         if stage != "fit":
             return
         module, data = _module(pl_module), _data(trainer)
+        module.connect(data)
         self.validate(module)
         self.validate_trainer(trainer, module)
         if self.prompts_per_step % (self.num_minibatches * trainer.world_size):
@@ -215,12 +248,12 @@ class GRPOLoop(Callback):
                 f"{self.num_minibatches} x {trainer.world_size} ranks: every rank takes as many prompts of every update"
             )
         data.train_loader = _MinibatchLoader(self, module)
+        self._rates = set()
         self.validates_now = self.validate_first and trainer.current_epoch == 0 and not disk.is_trial(trainer)
         if self.validates_now:
             # Lightning's own validation before training: it leaves the random numbers alone, and no callback counts it
             # as one of the run. It logs nothing; `on_validation_end` does. `on_load_checkpoint` takes it back.
-            self._num_sanity_val_steps = trainer.num_sanity_val_steps
-            trainer.num_sanity_val_steps = math.inf
+            self._lent.enter_context(replaced(trainer, num_sanity_val_steps=math.inf))
         self.source.setup(
             SourceInputs(
                 policy=module.policy,
@@ -258,19 +291,20 @@ class GRPOLoop(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts the clock, and looks up what the device can do."""
         module, self._ended = _module(pl_module), None
-        self._restore_sanity_check(trainer)
+        self._lent.close()
+        self.remarks.clear()
+        self._savers = [one for one in savers_of(trainer) if internals.saves_at_validation(one, trainer)]
+        internals.log_at_step(trainer)
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            rewind(logger, trainer.current_epoch)
         with trainer.strategy.precision_plugin.forward_context():
             self._peak = peak_of(module.device, compute_dtype(module.policy))
 
-    def _restore_sanity_check(self, trainer: L.Trainer) -> None:
-        """Gives the trainer its own number of batches back."""
-        if self._num_sanity_val_steps is not None:
-            trainer.num_sanity_val_steps, self._num_sanity_val_steps = self._num_sanity_val_steps, None
-
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts the clock of a step's validation."""
+        """Starts the clock of a step's validation, whose checkpoints wait for the end of the step."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self.current_step.clock.validation_starts()
+            internals.save_after_steps(self._savers, True)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stops the clock of a step's validation; logs the one before the first step."""
@@ -281,13 +315,17 @@ class GRPOLoop(Callback):
         found = trainer.callback_metrics
         metrics = {name: float(found[name]) for name in sorted(found) if name.startswith("val/")}
         for logger in trainer.loggers:
-            logger.log_metrics(metrics | {"epoch": float(BEFORE_TRAINING.step)}, step=BEFORE_TRAINING.update)
+            logger.log_metrics(metrics | {"epoch": float(internals.BEFORE_TRAINING)}, step=internals.BEFORE_TRAINING)
             logger.save()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Explores, and prepares the updates."""
         module, index, clock = _module(pl_module), trainer.current_epoch, Clock()
         self.step = None
+        # Whoever sets `trainer.should_stop` waits for the end of the step: no run could go on in its middle.
+        self._lent.enter_context(
+            replaced(trainer.fit_loop, min_epochs=max(index + 1, trainer.fit_loop.min_epochs or 0))
+        )
         # Whatever draws from the global generators (dropout, a user's reward) draws the same after a resume.
         torch.manual_seed(hash((self.seed, index, trainer.global_rank)))
         random.seed(hash((self.seed, index, trainer.global_rank)))
@@ -354,28 +392,44 @@ class GRPOLoop(Callback):
         if batch_idx == self.updates_per_step - 1:
             for observer in self.observers:
                 observer.updated(self.current_step)
+            self._lent.close()
+            if trainer.current_epoch + 1 == trainer.max_epochs:
+                # Lightning validates a step with which the run stops, if it is one that it may validate.
+                self._lent.enter_context(replaced(trainer, check_val_every_n_epoch=1, should_stop=True))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Lets the rewards learn, and logs the step."""
         module, step = _module(pl_module), self.current_step
+        self._lent.close()
+        internals.save_after_steps(self._savers, step.clock.validation is not None or not trainer.enable_validation)
         exploration = step.exploration
         # 12: update the reward models
         iteration_ends = (trainer.current_epoch + 1) % (self.steps_per_iteration or 1) == 0
         learned = module.explorer.scorer.learn(exploration.samples, exploration.scores, iteration_ends)
         work = Work.of_updates(step.packs, len(step.passes.updates), module.policy, self._peak)
         statistics = StepStatistics.from_exploration(exploration, self.group_size, self._seconds(step), work).gather()
-        metrics = statistics.metrics() | learned
-        if self.stop.names:  # else every step makes all of them
-            metrics["optim/updates"] = step.passes.num_updates
-            metrics |= {f"optim/stopped_by/{name}": float(name == step.passes.ended_by) for name in self.stop.names}
-        if self.dynamic_sampling is None and not metrics["rollout/wasted"]:
-            del metrics["rollout/wasted"]
+        # Whoever reads the last value of one must not find that of an earlier step.
+        absent = [name for name in self._rates if name.split("/")[1] in exploration.scores.results]
+        metrics = dict.fromkeys(absent, 0.0) | statistics.metrics() | learned
+        remarks = statistics.remarks(step.passes, not module.objective.learns_from_advantage_alone)
+        self.remarks.update(remarks)
+        made, rule = step.passes.num_updates, step.passes.ended_by
+        some = [f"{made} of {self.updates_per_step} updates{f', {rule}' if rule else ''}"]
+        step.remarks = (some if made < self.updates_per_step else []) + remarks
+        if self.updates_per_step > 1:
+            metrics["optim/updates"] = made
+        metrics |= {f"optim/stopped_by/{name}": float(name == rule) for name in self.stop.names}
+        if bad_updates := int(module.bad_updates):  # no curve that is 0 throughout
+            metrics["optim/bad_updates"] = bad_updates
+        if self.dynamic_sampling is None and not metrics.get("rollout/wasted") and "rollout/wasted" not in self._rates:
+            metrics.pop("rollout/wasted", None)
+        self._rates |= {name for name in (*statistics.sample_counts, "rollout/wasted") if name in metrics}
         metrics |= exploration.metrics
         metrics["time/peak_memory_gib"] = peak_memory_gib(module.device)
         # Lightning would put plain numbers on the GPU, to fetch them from there.
         logged = {name: torch.tensor(float(value)) for name, value in metrics.items()}
         module.log("reward/mean", logged.pop("reward/mean", torch.tensor(math.nan)), prog_bar=True)
-        module.log_dict(logged)
+        module.log_dict(logged | step.metrics_of_updates())
         for observer in self.observers:
             observer.reported(metrics)
         # Callbacks after this one may look at the exploration; the packs are what takes memory.
@@ -396,28 +450,31 @@ class GRPOLoop(Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Leaves the trainer's own options behind."""
-        self._restore_sanity_check(trainer)
+        self._lent.close()
+        internals.save_after_steps(self._savers, False)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Does the same: Lightning calls no `teardown` now."""
-        self._restore_sanity_check(trainer)
+        self.teardown(trainer, pl_module, "fit")
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the source."""
-        return {"source": self.source.state_dict()}
+        """The state of the source, and what has been logged."""
+        return {"source": self.source.state_dict(), "rates": sorted(self._rates)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the state of the source, where the run is resumed."""
+        """Restores them, where the run is resumed."""
         if self._resumes:
             self.source.load_state_dict(state_dict["source"])
+            self._rates = set(state_dict.get("rates", ()))
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Notes whether the run is resumed; lets an EarlyStopping keep the patience that it is given now."""
         # `validate` and its kin load callbacks too. A fit after them starts with the first question.
         self._resumes = trainer.state.fn == TrainerFn.FITTING
         if self._resumes:
+            refuse_half_a_step(checkpoint, trainer.ckpt_path)
             self.validates_now = False
-            self._restore_sanity_check(trainer)
+            self._lent.close()
         keep_patience(trainer, checkpoint)
 
 
@@ -447,7 +504,27 @@ class _MinibatchLoader:
         return self.loop.updates_per_step
 
     def __iter__(self) -> Iterator[Minibatch]:
-        yield from self.loop.current_step.stream(self.module.policy, self.loop.mu)
+        for minibatch in self.loop.current_step.stream(self.module.policy, self.loop.mu):
+            internals.log_at_step(self.module.trainer)
+            yield minibatch
+
+
+def savers_of(trainer: Any) -> list[ModelCheckpoint]:
+    """Lightning's checkpoint callbacks of the trainer, `StepCheckpoint` among them."""
+    return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+
+
+@contextmanager
+def replaced(thing: Any, **values: Any) -> Iterator[None]:
+    """Gives attributes of `thing` other values for a while."""
+    before = {name: getattr(thing, name) for name in values}
+    for name, value in values.items():
+        setattr(thing, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(thing, name, value)
 
 
 def refuse_for_late_rollouts(module: GRPOModule) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -100,8 +100,6 @@ class Job:
     """Whether the engine decodes with packed copies of the linear layers."""
     copied_dtype: torch.dtype | None = None
     """Type of the engine's copies of the linear layers, if it has one of its own."""
-    captures: bool = False
-    """Whether the engine decodes in captured steps: its cache and copies then stay where they are."""
     threads: int = 1
     """Packs passed at once in an update."""
     dtype: torch.dtype = torch.float32
@@ -261,7 +259,8 @@ class Estimate:
     @property
     def linear_copies(self) -> int:
         """Bytes of the copies of linear layers that the engine decodes with."""
-        casts = self.job.captures and self.job.cache_dtype != self.job.weight_dtype
+        frozen = self.job.adapter is not None and self.job.adapter.quantise is None
+        casts = frozen and self.job.cache_dtype != self.job.weight_dtype
         dtype = self.job.copied_dtype or (self.job.cache_dtype if self.job.packs or casts else None)
         return 0 if dtype is None else numbers_in_copies(self.model) * dtype.itemsize
 
@@ -509,7 +508,6 @@ class MemoryTable:
         passed = e.updated * e.packs_at_once
         updated = passed if passed.total > stepping / shards else Held(activations=stepping / shards)
         several = f"{e.packs_at_once} packs" if e.packs_at_once > 1 else "a pack"
-        copied, stays = e.linear_copies, job.captures
         kept = "" if state else "keeps nothing"
         rows = (
             Row("process", (job.process,) * 3, "Python and libraries" if job.device == "cpu" else "CUDA context"),
@@ -523,12 +521,8 @@ class MemoryTable:
             Row("frozen copies", (copies,) * 3, f"{job.frozen_copies} of the policy"),
             Row("gathered weights", gathered, f"of {shards} shards"),
             Row("dequantised weight", (e.dequantised,) * 3, "of the layer that computes"),
-            Row("copies for decoding", (copied, copied * stays, copied * stays), "of the linear layers"),
-            Row(
-                "key-value cache",
-                (e.cache, e.cache * stays, e.cache * stays),
-                f"{e.rows_at_once} rows x {e.largest.tokens} tokens",
-            ),
+            Row("copies for decoding", (e.linear_copies, 0, 0), "of the linear layers"),
+            Row("key-value cache", (e.cache, 0, 0), f"{e.rows_at_once} rows x {e.largest.tokens} tokens"),
             Row(
                 "activations",
                 (e.explored.activations, e.scored.activations, updated.activations),
@@ -598,6 +592,13 @@ def remedies(estimate: Estimate, phase: str | None = None, devices: int = 1) -> 
         phase: One of PHASES. None takes the one with the largest sum, and counts by how much the peak falls.
         devices: Devices the weights could be sharded over.
     """
+    return sorted(tried(estimate, phase, devices), key=lambda one: -one.saves)
+
+
+def tried(
+    estimate: Estimate, phase: str | None = None, devices: int = 1, says: Callable[[str], object] = str
+) -> Iterator[Remedy]:
+    """The same as they are found, those first that take little time. `says` gets each key before."""
     job, table = estimate.job, MemoryTable.from_estimate(estimate)
     pack = estimate.pack.num_tokens + len(estimate.pack.prompt_token_ids)
     half = max(1, estimate.rows_at_once // 2)
@@ -625,12 +626,16 @@ def remedies(estimate: Estimate, phase: str | None = None, devices: int = 1) -> 
     def held(table: MemoryTable) -> float:
         return table.peak if phase is None else table.sums[PHASES.index(phase)]
 
-    found = [
-        Remedy(key, held(table) - held(MemoryTable.from_estimate(estimate.changed(**fields))))
-        for key, fields in changes.items()
-    ]
+    def kept(key: str) -> int:
+        """The parts of the estimate that need not be found again."""
+        return min(len(UNTOUCHED.get(field, ())) for field in changes[key])
+
     worth_listing = 0.01 * (table.peak - job.process)
-    return sorted((one for one in found if one.saves > worth_listing), key=lambda one: -one.saves)
+    for key in sorted(changes, key=kept, reverse=True):
+        says(key)
+        remedy = Remedy(key, held(table) - held(MemoryTable.from_estimate(estimate.changed(**changes[key]))))
+        if remedy.saves > worth_listing:
+            yield remedy
 
 
 def amount(size: float) -> str:

@@ -16,18 +16,19 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.base import FAR_FRACTION, MEAN_FRACTION, RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.maths.advantages import AdvantageEstimator, GroupStd
 from grpo_lightning.maths.diagnostics import Diagnostics
+from grpo_lightning.maths.kl import K3
 from grpo_lightning.maths.kl_penalty import KLPenalty
-from grpo_lightning.maths.mismatch import Mismatch
+from grpo_lightning.maths.mismatch import FAR, Mismatch
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import sharding
@@ -39,12 +40,14 @@ from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training import host_memory, internals
 from grpo_lightning.training.data import PromptBatch, PromptDataModule
-from grpo_lightning.training.evaluation import Evaluation
+from grpo_lightning.training.evaluation import Evaluation, Validation
 from grpo_lightning.training.explorer import Explorer
 from grpo_lightning.training.optimizer_options import OptimizerOptions, warn_of_small_rate
+from grpo_lightning.training.pace import has_end
 from grpo_lightning.training.post_mortem import culprits
 from grpo_lightning.training.precision import validate_precision, warn_of_rounded_updates
 from grpo_lightning.training.restoring import fit_snapshots, refuse_other_base, refuse_other_model
+from grpo_lightning.training.schedules import WarmupCosine
 from grpo_lightning.training.step import Minibatch
 from grpo_lightning.types import UsageError, at_least
 
@@ -67,9 +70,10 @@ class GRPOModule(L.LightningModule):
         lr_scheduler: The learning-rate schedule, stepped once per optimizer update. None keeps the rate.
         grad_clip: Largest norm of the gradient; 0 does not clip.
         max_bad_updates: The run stops after this number of updates in a row whose loss or gradient is not finite.
-        max_failed_rewards: Largest fraction of a step's samples, over all ranks, that a reward may fail on before the
-            run stops.
-        correct: Name of the reward that decides what is right in validation and in statistics. None is the first.
+        max_failed_rewards: Largest fraction of the samples of a step, or a validation, over all ranks, that a reward
+            may fail on before the run stops.
+        correct: Name of the reward that decides what is right in the statistics of training. None is the first.
+        validation: How validation decides what is right.
         val_samples: k of avg@k, pass@k and maj@k.
         val_sampling: What validation, test and prediction draw otherwise than training; None nothing.
     """
@@ -91,6 +95,7 @@ class GRPOModule(L.LightningModule):
         max_bad_updates: int = 5,
         max_failed_rewards: float = 0.5,
         correct: str | None = None,
+        validation: Validation | None = None,
         val_samples: int = 8,
         val_sampling: ValidationSampling | None = None,
     ) -> None:
@@ -100,12 +105,13 @@ class GRPOModule(L.LightningModule):
         self._loaded = False
         self._awake = ExitStack()
         self._placed = ExitStack()
-        self._standing: internals.Standing | None = None
-        """Of the checkpoint that these weights were read from; None once they are trained, or if there is none."""
+        self._standing: int | None = None
+        """Step of the checkpoint that these weights are from; None once they are trained, or if there is none."""
         self.sampling = sampling or Sampling()
         if self.sampling.greedy:
             raise UsageError("sampling.temperature=0: training needs completions that differ; give more than 0")
-        self._validation = val_sampling or ValidationSampling()
+        self.validation = validation or Validation()
+        self._val_sampling = val_sampling or ValidationSampling()
         self.objective = objective or Objective()
         refuse_filtered_correction(self.objective, self.sampling)
         self.explorer = Explorer(engine or NativeEngine(), Scorer(rewards, max_failed_rewards, correct))
@@ -115,6 +121,16 @@ class GRPOModule(L.LightningModule):
         needs_reference = self.objective.beta > 0 or reward_kl is not None
         usual = FrozenCopy if policy.adapter is None else AdapterOff
         self.reference = (reference or usual()) if needs_reference else None
+        if not needs_reference and type(reference) not in (usual, type(None)):
+            raise UsageError(
+                f"model.reference={type(reference).__name__}: nothing reads it with model.objective.beta=0 and no "
+                "model.reward_kl. Give a beta above 0, such as 0.04, or model.reference=null"
+            )
+        if self.objective.beta == 0 and type(self.objective.kl) is not K3:
+            raise UsageError(
+                f"model.objective.kl={type(self.objective.kl).__name__}: it has no effect with model.objective.beta=0. "
+                "Give a beta above 0, such as 0.04, or kl=K3, which is the default"
+            )
         for key, snapshot in (("reference", reference), ("old_policy", old_policy)):
             if isinstance(snapshot, AdapterOff) and (policy.adapter is None or key == "old_policy"):
                 raise UsageError(
@@ -145,7 +161,12 @@ class GRPOModule(L.LightningModule):
     @property
     def val_sampling(self) -> Sampling:
         """The distribution of validation, test and prediction."""
-        return self._validation.over(self.sampling)
+        return self._val_sampling.over(self.sampling)
+
+    def connect(self, data: PromptDataModule) -> None:
+        """Takes over the environment of the data, and the judge of its task where `validation` has none."""
+        self.explorer.conversations = data.conversations
+        self.evaluation.judge_by(self.validation.judge or data.task.judge)
 
     def setup(self, stage: str) -> None:
         """Lets the data read its questions, and the rewards what they need of the run."""
@@ -153,14 +174,19 @@ class GRPOModule(L.LightningModule):
         self._awake.close()  # an interrupted validation had no end
         if self.trainer.strategy.root_device.type == "cpu":
             host_memory.keep_freed()
-        trainer, scorer = self.trainer, self.explorer.scorer
+        trainer, validates = self.trainer, stage != "fit" or self.trainer.limit_val_batches != 0
         data = getattr(trainer, "datamodule", None)
         if isinstance(data, PromptDataModule):
-            self.explorer.conversations = data.conversations
-            validates = trainer.limit_val_batches != 0
-            data.load(stage, self.policy, self.sampling, scorer, validates, self.val_sampling)
+            self.connect(data)
+            self.read_questions(data, stage, validates)
+        scorer = self.evaluation.scorer if validates else self.explorer.scorer
         device, rank = trainer.strategy.root_device, trainer.global_rank
         scorer.setup(Run(device, self.policy.tokenizer, self.explorer.longest(self.sampling), rank))
+
+    def read_questions(self, data: PromptDataModule, stage: str, validates: bool) -> None:
+        """Lets the data read what `stage` needs, and the rewards and the judge the questions that they will score."""
+        scorer, judge = self.explorer.scorer, self.evaluation.judge
+        data.load(stage, self.policy, self.sampling, scorer, validates, self.val_sampling, judge)
 
     def load(self, precision: Precision) -> None:
         """Reads the weights, and checks that the engine can decode them; the second call does nothing."""
@@ -192,10 +218,18 @@ class GRPOModule(L.LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimizer of the trained parameters, and its schedule."""
         optimizer = self.optimizer([p for p in self.policy.parameters() if p.requires_grad])
-        self._options = OptimizerOptions(optimizer, self.lr_scheduler)
+        steps = self.trainer.max_epochs
+        num_updates = self._updates_per_step * steps if steps is not None and has_end(steps) else None
+        self._options = OptimizerOptions(optimizer, self.lr_scheduler, num_updates)
         if self._options.scheduler is None:
             return {"optimizer": optimizer}
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self._options.scheduler, "interval": "step"}}
+
+    @property
+    def _updates_per_step(self) -> int:
+        """Optimizer updates per exploration step."""
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        return len(data.train_dataloader())
 
     def on_fit_start(self) -> None:
         """Puts the policy into training mode."""
@@ -212,7 +246,9 @@ class GRPOModule(L.LightningModule):
         """Brings the schedule to where the run is."""
         # The optimizer has its state back by now, under any strategy.
         assert self._options is not None
-        self._options.restore_schedule(self._saved_schedules, self.trainer.global_step)
+        counts_all = isinstance(self._options.scheduler, WarmupCosine)
+        done = self.trainer.current_epoch * self._updates_per_step if counts_all else self.trainer.global_step
+        self._options.restore_schedule(self._saved_schedules, done)
         self._saved_schedules = []
         if self._saved_version is not None:
             # Rollouts that a source kept across the resume are as old as they were.
@@ -259,13 +295,13 @@ class GRPOModule(L.LightningModule):
             self._saved_schedules, checkpoint["lr_schedulers"] = checkpoint.get("lr_schedulers", []), []
             self._saved_version = checkpoint.get("policy_version")
         else:
-            self._standing = internals.standing_of(checkpoint)
+            self._standing = checkpoint["epoch"]
 
     def training_step(self, minibatch: Minibatch, batch_idx: int) -> None:
         """One optimizer update: line 11 of DeepSeekMath's Algorithm 1. Nothing once a stop rule has ended them."""
         passes, started = minibatch.step.passes, time.perf_counter()
         if passes.ended:
-            internals.log_nothing(self.trainer)
+            self._step_schedule(is_made=False)
             return
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
@@ -273,11 +309,16 @@ class GRPOModule(L.LightningModule):
         total, gap, mismatch = self._backward(minibatch)
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.grad_clip or math.inf)
         # The one time that the update waits for a GPU: whatever is decided and logged is decided from copies.
-        diagnostics, (grad_norm, logp_gap, bad_updates) = total.on_host(sharding.assembled(norm), gap, self.bad_updates)
+        diagnostics, (grad_norm, logp_gap) = total.on_host(sharding.assembled(norm), gap)
         comparable = minibatch.on_policy and minibatch.step.exploration.sampler_is_policy and bool(logp_gap > -math.inf)
         if comparable:
-            self._check_gap(float(logp_gap))
+            self._check_gap(float(logp_gap), mismatch)
         passes.record(diagnostics)
+        if not diagnostics.tokens:
+            # Of no rank is there a token to learn from: neither weights nor moments move.
+            optimizer.zero_grad()
+            self._step_schedule(is_made=False)
+            return
         is_bad = not (passes.ended or bool(diagnostics.objective.isfinite() & grad_norm.isfinite()))
         if is_bad:
             self._skip(minibatch, diagnostics.objective, grad_norm)
@@ -285,6 +326,7 @@ class GRPOModule(L.LightningModule):
             self._step(optimizer)
             for pack in minibatch.packs:
                 pack.updated = True
+        self._step_schedule(is_made=not (is_bad or passes.ended))
         optimizer.zero_grad()
 
         metrics = diagnostics.metrics()
@@ -292,23 +334,23 @@ class GRPOModule(L.LightningModule):
             del metrics["policy/kl_ref"]
         metrics["optim/grad_norm"] = grad_norm
         metrics["optim/lr"] = torch.tensor(rate)
-        if bad_updates + is_bad:  # no curve that is 0 throughout
-            metrics["optim/bad_updates"] = bad_updates + is_bad
         if mismatch is not None:
             metrics |= mismatch.metrics()
         if comparable:
-            self.log("policy/logp_gap", logp_gap, on_step=False, on_epoch=True, batch_size=1)
+            metrics["policy/logp_gap"] = logp_gap
         metrics["time/update"] = torch.tensor(time.perf_counter() - started)
-        # Lightning would put plain numbers on the GPU, to fetch them from there.
-        self.log_dict(metrics)
+        minibatch.step.updates.append((not (is_bad or passes.ended), metrics))
 
     def _step(self, optimizer: LightningOptimizer) -> None:
         """Makes the update, and counts it in the policy's version."""
         self.bad_updates_in_a_row.zero_()
         optimizer.step()
         self.policy.version += 1
+
+    def _step_schedule(self, is_made: bool) -> None:
+        """Steps the schedule after an update that is made; one over the whole run after any."""
         scheduler: Any = self.lr_schedulers()
-        if scheduler is not None:
+        if scheduler is not None and (is_made or isinstance(scheduler, WarmupCosine)):
             scheduler.step()
 
     def _skip(self, minibatch: Minibatch, objective: Tensor, grad_norm: Tensor) -> None:
@@ -423,28 +465,35 @@ class GRPOModule(L.LightningModule):
             with strategy.block_backward_sync():
                 yield
 
-    def _check_gap(self, gap: float) -> None:
+    def _check_gap(self, gap: float, mismatch: Mismatch | None) -> None:
         """Compares the log-probs of sampler and policy while both have the same weights.
+
+        A single token beyond the tolerance warns. The more tokens there are, the further off is the worst of them.
 
         Args:
             gap: Largest difference of one token's, over all ranks.
+            mismatch: Of all tokens and ranks; None with shared weights in float32.
 
         Raises:
-            UsageError: If it is beyond the tolerance of an engine with weights of its own.
+            UsageError: If, with weights of the engine's own, the mean is beyond what rounding explains, or too many
+                tokens are off by over 1 nat.
         """
         engine = self.explorer.engine
         tolerance = engine.logp_tolerance[engine.product_dtype(self.policy)]
-        if gap <= tolerance:
-            return
-        found = (
-            f"the sampler's and the policy's log-probs of the same tokens differ by up to {gap:.2g} before the "
-            f"first update (expected: at most {tolerance:g}): the engine does not draw from this policy. "
-            "See policy/logp_gap"
-        )
-        if not engine.shares_weights:
+        mean, far = (0.0, 0.0) if mismatch is None else mismatch.gaps()
+        too_far = far > FAR_FRACTION and tolerance <= FAR
+        differ = "the sampler's and the policy's log-probs of the same tokens differ by"
+        when = "before the first update (expected: at most"
+        which = "the engine does not draw from this policy. See policy/logp_gap"
+        if not engine.shares_weights and (mean > MEAN_FRACTION * tolerance or too_far):
             causes = f". {engine.gap_causes}" if engine.gap_causes else ""
-            raise UsageError(f"model.engine={type(engine).__name__}: {found}, or use model.engine=NativeEngine{causes}")
-        rank_zero_warn(found)
+            raise UsageError(
+                f"model.engine={type(engine).__name__}: {differ} {mean:.2g} nats on average, and {far:.1%} of them by "
+                f"over 1 nat, {when} {MEAN_FRACTION * tolerance:.2g} and {FAR_FRACTION:.0%}): {which}, or use "
+                f"model.engine=NativeEngine{causes}"
+            )
+        if gap > tolerance:
+            rank_zero_warn(f"{differ} up to {gap:.2g} {when} {tolerance:g}): perhaps {which}")
 
     def on_validation_start(self) -> None:
         """Begins the metrics anew, and wakes the engine for all batches."""
@@ -456,7 +505,7 @@ class GRPOModule(L.LightningModule):
     on_test_start = on_predict_start = on_validation_start
 
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
-        """Greedy pass@1, and avg@k, pass@k and maj@k of k completions drawn by `val_sampling`."""
+        """What the judge gives the greedy answer, and avg@k, pass@k and maj@k of k completions by `val_sampling`."""
         self._evaluate(batch, "val")
 
     def test_step(self, batch: PromptBatch, batch_idx: int) -> None:
@@ -473,11 +522,22 @@ class GRPOModule(L.LightningModule):
         return self.evaluation.predict(self.policy, batch)
 
     def on_validation_epoch_end(self) -> None:
-        """Reports the failures of the rewards; the engine gives its memory back."""
-        self._awake.close()
-        self.explorer.scorer.report()
+        """The engine gives its memory back; the run ends where too many samples got no score.
 
-    on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
+        Raises:
+            RewardFailure: A reward, or the judge, failed on more than `max_failed_rewards` of the samples.
+        """
+        self._awake.close()
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            rank_zero_info(f"avg@{self.val_samples} and greedy: {self.evaluation.measure}")
+        self.evaluation.scorer.stop_if_broken("validation")
+
+    on_test_epoch_end = on_validation_epoch_end
+
+    def on_predict_epoch_end(self) -> None:
+        """Reports what got no score; the engine gives its memory back."""
+        self._awake.close()
+        self.evaluation.scorer.report()
 
     def on_validation_end(self) -> None:
         """Puts the trainer back to where it was, once the metrics are logged."""
@@ -490,6 +550,7 @@ class GRPOModule(L.LightningModule):
         self._awake.close()
         self._placed.close()
         self.explorer.close()
+        self.evaluation.scorer.close()
         host_memory.give_back()
 
 

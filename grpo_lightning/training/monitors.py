@@ -72,8 +72,15 @@ GROUPS = ("reward", "rollout", "policy", "mismatch", "optim", "time", "perf", "v
 """The prefixes of the names above, of validation and of the inspector."""
 
 
+RENAMED = {"val/pass@1": "val/greedy"}
+"""Names that others, and earlier versions, use."""
+
+BETTER = {"max": r"reward/mean|val/(reward|greedy|\w+@\d+)|rollout/right_and_finished", "min": "val/(truncated|failed)"}
+"""The metrics of which it is known whether the largest is the best or the smallest."""
+
+
 def validate_monitors(callbacks: Iterable[Callback], names: Sequence[str], rewards: Iterable[str], own: bool) -> None:
-    """Raises UsageError for a callback that watches a metric which the run will not log.
+    """Raises UsageError for a callback that watches a metric which the run will not log, or the wrong way round.
 
     Args:
         callbacks: The callbacks of the trainer, each of which may have a `monitor`.
@@ -84,12 +91,18 @@ def validate_monitors(callbacks: Iterable[Callback], names: Sequence[str], rewar
     of_rewards = re.compile(f"reward/({'|'.join(map(re.escape, rewards))})/.+")
     for callback in callbacks:
         monitor = getattr(callback, "monitor", None)
-        if not isinstance(monitor, str) or monitor in names or of_rewards.fullmatch(monitor):
+        if not isinstance(monitor, str):
+            continue
+        key = "checkpoint" if type(callback).__name__ == "StepCheckpoint" else type(callback).__name__
+        if monitor in names or of_rewards.fullmatch(monitor):
+            best = next((mode for mode, metrics in BETTER.items() if re.fullmatch(metrics, monitor)), None)
+            if best and (mode := getattr(callback, "mode", best)) != best:
+                size = "larger" if best == "max" else "smaller"
+                raise UsageError(f"{key}.mode={mode}: {monitor} is better the {size} it is. Give {key}.mode={best}")
             continue
         if own and monitor.partition("/")[0] not in GROUPS:
             continue
-        key = "checkpoint" if type(callback).__name__ == "StepCheckpoint" else type(callback).__name__
-        close = get_close_matches(monitor, names, 1)
+        close = [RENAMED[monitor]] if monitor in RENAMED else get_close_matches(monitor, names, 1)
         hint = f" Did you mean {close[0]}?" if close else ""
         raise UsageError(
             f"{key}.monitor={monitor}: the run does not log this.{hint} There are {', '.join(sorted(names))}, and more "

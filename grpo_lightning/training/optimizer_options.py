@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
+from grpo_lightning.training.schedules import WarmupCosine
 from grpo_lightning.types import UsageError
 
 
@@ -23,14 +24,21 @@ class OptimizerOptions:
     Args:
         optimizer: The optimizer as it was made.
         make_scheduler: The schedule, given the optimizer; None keeps the learning rate.
+        num_updates: Updates of the whole run; None if it has no end.
     """
 
-    def __init__(self, optimizer: Optimizer, make_scheduler: Callable[[Optimizer], Any] | None) -> None:
+    def __init__(
+        self, optimizer: Optimizer, make_scheduler: Callable[[Optimizer], Any] | None, num_updates: int | None
+    ) -> None:
         self.optimizer = optimizer
         self._groups = [_options(group) for group in optimizer.param_groups]
         self.scheduler = None if make_scheduler is None else make_scheduler(optimizer)
         if self.scheduler is not None:
             refuse_metric(self.scheduler)
+        if isinstance(self.scheduler, WarmupCosine):
+            if num_updates is None:
+                raise UsageError("model.lr_scheduler=WarmupCosine: set trainer.max_epochs, whose fractions it takes")
+            self.scheduler.spread(num_updates)
         self._start = [_options(group) for group in optimizer.param_groups]
         self._given = {
             "class": _name(optimizer),
@@ -76,7 +84,7 @@ class OptimizerOptions:
 
         Args:
             saved: The states of the schedules in the checkpoint: one or none.
-            num_updates: Updates made so far.
+            num_updates: Updates that the schedule has counted so far.
         """
         if not self._changes:
             if self.scheduler is not None and saved:

@@ -32,7 +32,7 @@ def idle_pack(temperature: float) -> Rollouts:
         temperature: The temperature of the step's rollouts.
     """
     one, zero = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    numbers: dict[str, Any] = {name: torch.zeros(1) for name in Rollouts.FLOATS}
+    numbers: dict[str, Any] = {name: torch.zeros(1, dtype=torch.float32) for name in Rollouts.FLOATS}
     return Rollouts(
         prompt_token_ids=zero,
         prompt_lengths=one,

@@ -1,6 +1,7 @@
 """`grpo plan`: the memory that each device would need, without weights, devices or files."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from grpo_lightning.policy.policy import first_line
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.job import job_of, longest_prompt, process_bytes, spread_of
 from grpo_lightning.training.loop import GRPOLoop
-from grpo_lightning.training.memory import CUDA_CONTEXT, Estimate, MemoryTable, amount, remedies
+from grpo_lightning.training.memory import CUDA_CONTEXT, Estimate, MemoryTable, amount, tried
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import UsageError, at_least
 
@@ -79,7 +80,7 @@ class Planner:
                 f"model.policy.path={model.policy.path}: the memory of {model.policy.config.model_type} cannot be "
                 f"planned ({first_line(error)})"
             ) from error
-        print(table)
+        print(table, flush=True)
         peak = f"the peak is {amount(table.peak)}, {table.phase}"
         if has is None:
             print(f"{peak}; give --memory_gib to compare it with a device")
@@ -87,9 +88,9 @@ class Planner:
             print(f"{peak}: it fits {amount(has)}")
             return
         else:
-            print(f"{peak}: it does not fit {amount(has)}")
-        for remedy in remedies(estimate, devices=world_size):
-            print(f"  {remedy}")
+            print(f"{peak}: it does not fit {amount(has)}", flush=True)
+        for remedy in tried(estimate, devices=world_size, says=trying):
+            print(f"  {remedy}", flush=True)
 
     @property
     def device(self) -> str:
@@ -141,6 +142,11 @@ class PlanningTrainer(L.Trainer):
     """The trainer of Lightning, with the subcommand that makes none."""
 
     plan = Planner.plan
+
+
+def trying(key: str) -> None:
+    """Shows what is being tried on standard error: an answer can take half a minute."""
+    print(f"  trying {key} ...", file=sys.stderr, flush=True)
 
 
 def within(estimate: Estimate, has: float | None) -> tuple[Estimate, MemoryTable]:

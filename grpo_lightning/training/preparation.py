@@ -72,7 +72,7 @@ class Preparation:
     ) -> list[list[Rollouts]]:
         """The packs of each minibatch on the device, with all that the updates read.
 
-        Every rank gets as many packs as the others: idle ones fill up.
+        Every rank gets as many packs as the others, one at least: idle ones fill up.
 
         Args:
             rollouts: Of this rank. What is computed for each token is also written into them.
@@ -108,7 +108,7 @@ class Preparation:
             packs = [rollouts.select(chosen).to(self.device) for chosen in rows]
             for pack in packs if index < unknown else ():
                 pack.old_logp = None
-            found.append(packs + [idle] * (most(len(packs)) - len(packs)))
+            found.append(packs + [idle] * (max(1, most(len(packs))) - len(packs)))
         return found
 
     def _refuse_unknown_sampler(self, rollouts: Rollouts) -> None:

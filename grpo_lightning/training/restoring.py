@@ -7,6 +7,17 @@ from grpo_lightning.policy.snapshots import PolicySnapshot
 from grpo_lightning.types import UsageError
 
 
+def refuse_half_a_step(checkpoint: Mapping[str, Any], path: Any) -> None:
+    """Raises UsageError for a checkpoint that was saved in the middle of a step, whose completions are gone."""
+    progress = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]
+    if progress["started"] != progress["processed"]:
+        raise UsageError(
+            f"ckpt_path={path}: it was saved in the middle of step {progress['started']}, from where no run can go on. "
+            "Continue from a checkpoint of the end of a step, such as last.ckpt; `grpo validate` and `grpo export` "
+            "read this one too"
+        )
+
+
 def refuse_other_model(saved: Mapping[str, Any], own: Mapping[str, Any], checkpoint: Any, path: str) -> None:
     """Raises UsageError for a checkpoint of another model.
 

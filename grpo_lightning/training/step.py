@@ -5,11 +5,15 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
+from torch import Tensor
 
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.stopping import Passes
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.training.explorer import Exploration
+
+MAXIMA = ("policy/ratio_max", "policy/logp_gap")
+"""The metrics of an update that are maxima."""
 
 
 @dataclass(slots=True)
@@ -66,6 +70,19 @@ class Step:
     passes: Passes
     """The updates so far. Once a stop rule has ended them, the minibatches left change nothing."""
     clock: Clock
+    updates: list[tuple[bool, dict[str, Tensor]]] = field(default_factory=list)
+    """Of each update whether it was made, and its metrics."""
+    remarks: list[str] = field(default_factory=list)
+    """Why it learned less than it might have, once it has ended."""
+
+    def metrics_of_updates(self) -> dict[str, Tensor]:
+        """Means and maxima over the updates that were made; of a metric that none of these has, over the others."""
+        found = {}
+        for name in dict.fromkeys(name for _, metrics in self.updates for name in metrics):
+            values = [metrics[name] for made, metrics in self.updates if made and name in metrics]
+            values = values or [metrics[name] for _, metrics in self.updates if name in metrics]
+            found[name] = torch.stack(values).max() if name in MAXIMA else torch.stack(values).mean()
+        return found
 
     def stream(self, policy: Policy, mu: int) -> Iterator["Minibatch"]:
         """Mu passes over the minibatches: lines 10 and 11 of DeepSeekMath's Algorithm 1.

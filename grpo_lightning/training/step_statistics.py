@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 import torch
 
 from grpo_lightning import ranks
+from grpo_lightning.maths.advantages import has_spread
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
+from grpo_lightning.maths.stopping import Passes
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.throughput import Work
 from grpo_lightning.types import Conversation, Status
@@ -50,8 +52,10 @@ class StepStatistics:
             step.add_reward(f"reward/{name}", result.value, group_size)
             for status, count in Counter(result.status).items():
                 step.sample_counts[f"reward/{name}/{status}"] = count
-        for group in groups(scores.total, group_size):
-            step.add("reward/zero_spread", max(group, default=0) == min(group, default=0))
+        total = torch.tensor(scores.total, dtype=torch.float64)
+        group = torch.arange(len(total)) // group_size
+        for spread in has_spread(total, group, -(-len(total) // group_size)).tolist():
+            step.add("reward/zero_spread", not spread)
         for sample in samples:
             step.add("rollout/length_mean", len(sample.token_ids))
             step.add("rollout/truncated", sample.truncated)
@@ -104,10 +108,31 @@ class StepStatistics:
 
     def metrics(self) -> dict[str, float]:
         """The step's metrics by name."""
-        metrics = {name: value / self.counts[name] for name, value in self.sums.items()} | self.maxima
+        # Where every environment has failed before a token was drawn, there is nothing to have wasted.
+        means = {name: value / self.counts[name] for name, value in self.sums.items() if self.counts[name]}
+        metrics = means | self.maxima
         metrics |= {name: count / self.counts["rollout/length_mean"] for name, count in self.sample_counts.items()}
         metrics["rollout/tokens"] = self.sums["rollout/length_mean"]
         return metrics | self.times() | self.speeds(metrics["rollout/tokens"])
+
+    def remarks(self, passes: Passes, moves_anyway: bool) -> list[str]:
+        """Why the step learned nothing, or next to nothing; empty for a step as it should be.
+
+        Args:
+            passes: The updates, with numbers of all ranks.
+            moves_anyway: Whether tokens without an advantage have a gradient too.
+        """
+        found, groups, total = [], self.counts["reward/zero_spread"], self.counts["rollout/truncated"]
+        if total and self.sums["rollout/truncated"] == total:
+            found.append(f"{total:.0f} of {total:.0f} completions cut off")
+        if not any(update.pushing > 0 for update in passes.updates):
+            why = "no token had an advantage"
+            if not self.counts["reward/mean"]:
+                why = "no completion has a reward"
+            elif self.sums["reward/zero_spread"] == groups:
+                why = f"all {groups:.0f} groups had equal rewards"
+            found.append(f"{why}: {'only KL or entropy terms acted' if moves_anyway else 'nothing was learned'}")
+        return found
 
     def times(self) -> dict[str, float]:
         """Seconds of each phase, and fractions of the wall clock; what no phase took is `other`."""

@@ -67,7 +67,9 @@ def test_defaults_and_classes_are_names(text: str) -> None:
         (["--model.advantage.help", "GroupStd"], ["{population,sample}", "default: 1e-06"]),
         (["--model.rewards.help", "MathVerifier"], ["--model.rewards.weight"]),
         (["--model.rewards.help", "ProcessReward"], ["there are: "]),
-        (["--trainer.logger.help", "CSVLogger"], ["required, type: str | Path"]),
+        (["--trainer.logger.help", "lightning.pytorch.loggers.CSVLogger"], ["required, type: str | Path"]),
+        (["--model.objective.surrogate.help", "Clipped"], ["--model.objective.surrogate.clip_low CLIP_LOW"]),
+        (["--model.reward_kl.help", "KLPenalty"], ["--model.reward_kl.kl KL"]),
     ],
     ids=lambda value: " ".join(value),
 )

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.command import OPTIONS, Grpo
+from helpers.command import OPTIONS, Grpo, arguments
 
-from grpo_lightning.command import mistakes
+from grpo_lightning.command import early, mistakes
 from grpo_lightning.maths.advantages import AdvantageEstimator
 
 NO_TASK = [f"--{key}!" for key in OPTIONS if key.startswith("data.task")]
@@ -250,7 +250,16 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         ["--model.optimizer=mine.Falls"],
         ["model.optimizer: mine.py, line 42: ValueError: too many values"],
     ),
-    "an optimizer that refuses": (["--model.optimizer.lr=-1"], ["model.optimizer: Invalid learning rate: -1.0"]),
+    "an optimizer that refuses": (["--model.optimizer.weight_decay=-1"], ["model.optimizer: Invalid weight_decay"]),
+    "learning rate below 0": (["--model.optimizer.lr", "-1e-4"], ["model.optimizer.lr=-0.0001: give 0 or more"]),
+    "a seed that follows": (["--loop.seed=3"], ["loop.seed: it follows from seed_everything"]),
+    "help of a class": (["--data.task.help", "JsonPrompt"], ["data.task.help=JsonPrompt", "Did you mean JsonPrompts?"]),
+    "help of a part": (["--model.objective.surrogate.help=Clip"], ["surrogate.help=Clip", "Did you mean Clipped?"]),
+    "help of another's class": (["--trainer.logger.help", "CSVLoger"], ["trainer.logger.help", "mean CSVLogger?"]),
+    "a key beside init_args": (
+        ["--model.advantage={class_path: GroupStd, std: sample}"],
+        ["model.advantage.std: this belongs in init_args"],
+    ),
     "a trainer that refuses": (
         ["--trainer.devices=0", "--trainer.accelerator=cpu"],
         ["error: trainer: `Trainer(devices="],
@@ -260,6 +269,11 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "no mapping": (["--config=text.yaml"], ["text.yaml", "just words"]),
     "no YAML": (["--config=brackets.yaml"], ["brackets.yaml", "line 2"]),
 }
+
+
+LATE = {"advantage is a number", "class", "a moving reference that never moves"}
+OTHERS = ("optimizer", "schedule", "logger", "callback")
+"""Only the parser knows values, and the classes of others."""
 
 
 @pytest.fixture
@@ -300,6 +314,12 @@ def test_a_mistake_is_one_line_with_the_key_the_value_and_the_nearest_name(
     for never in ("Expected a", "Traceback", "<class", "typing.", "NestedArg", "Namespace("):
         assert never not in errors, errors
     assert out == "" and written(tmp_path) == before
+
+
+def test_keys_and_classes_are_found_early(grpo_with_files: Grpo) -> None:
+    keys_and_classes = [*MISTAKES][: [*MISTAKES].index("choice of an advantage")]
+    late = {name for name in keys_and_classes if early.mistake(arguments("fit", *MISTAKES[name][0])) is None}
+    assert {name for name in late if not any(other in name for other in OTHERS)} == LATE
 
 
 def test_a_class_of_ones_own_is_taken(grpo_with_files: Grpo) -> None:

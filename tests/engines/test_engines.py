@@ -1,4 +1,6 @@
 import random
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -8,6 +10,8 @@ from helpers.tiny import CONTEXT, SHAPES, STOP_IDS, policy_of, prompts_of, teach
 from transformers.cache_utils import Cache
 
 from grpo_lightning.engines import batch as batch_module
+from grpo_lightning.engines import kv_memory, prompt_part, slab
+from grpo_lightning.engines import transformers as transformers_engine
 from grpo_lightning.engines.base import Progress, RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
@@ -438,15 +442,69 @@ def test_groups_may_be_of_different_sizes(engine_class, policy):
 
 def rows_read(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> list[int]:
     """Rows of every forward over more than one token."""
-    rows, forward = [], type(policy.trunk).forward
+    rows: list[int] = []
+    watch_reading(monkeypatch, policy, lambda shape: rows.append(shape[0]))
+    return rows
 
+
+def watch_reading(monkeypatch: pytest.MonkeyPatch, policy: Policy, note: Callable[[torch.Size], None]) -> None:
+    """Notes rows and columns of every forward over more than one token."""
+    forward = type(policy.trunk).forward
+
+    @wraps(forward)
     def noted(self: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if input_ids.shape[1] > 1:
-            rows.append(input_ids.shape[0])
+            note(input_ids.shape)
         return forward(self, input_ids, *args, **kwargs)
 
     monkeypatch.setattr(type(policy.trunk), "forward", noted)
-    return rows
+
+
+@pytest.mark.parametrize("limit", [1, 12])
+@pytest.mark.parametrize(
+    ("engine", "shape"),
+    [
+        (NativeEngine(), "gpt2"),
+        (NativeEngine(), "shared"),
+        (NativeEngine(), "mistral"),
+        (NativeEngine(max_rows=9, check_every=3), "llama"),
+        (NativeEngine(threads=2), "llama"),
+        (TransformersEngine(), "llama"),
+        (TransformersEngine(max_rows=7), "gpt2"),
+    ],
+    ids=["gpt2", "shared", "windows", "refill", "threads", "transformers", "transformers in batches"],
+)
+def test_many_prompts_are_read_in_parts(
+    monkeypatch: pytest.MonkeyPatch, engine: RolloutEngine, shape: str, limit: int
+) -> None:
+    monkeypatch.setattr(prompt_part, "SAVED_BYTES", 0 if shape == "shared" else 2**60)
+    windows = {"sliding_window": 6, "scale": 0.1} if shape == "mistral" else {}
+    policy = policy_of("llama" if shape == "shared" else shape, **windows)
+    read: list[torch.Size] = []
+    watch_reading(monkeypatch, policy, read.append)
+    expected = generate(engine, policy, PROMPTS)
+    if shape != "shared":
+        monkeypatch.setattr(slab.SlabLayer, "_allocate", with_nan(slab.SlabLayer._allocate))
+    whole = len(read)
+    for module in (kv_memory, transformers_engine):
+        monkeypatch.setattr(module, "READ_TOKENS", limit)
+    found = generate(engine, policy, PROMPTS)
+    assert tokens(found) == tokens(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.logp == pytest.approx(other.logp, rel=1e-5, abs=1e-5)
+    assert all(shape.numel() <= limit or shape[0] == 1 for shape in read[whole:])
+    assert len(read) > 2 * whole
+
+
+def with_nan(allocate: Callable[..., None]) -> Callable[..., None]:
+    """`SlabLayer._allocate`, in memory that held something else."""
+
+    def filled(layer: slab.SlabLayer, *args: Any) -> None:
+        allocate(layer, *args)
+        layer.key_slab.fill_(torch.nan)
+        layer.value_slab.fill_(torch.nan)
+
+    return filled
 
 
 def test_requests_with_equal_tokens_share_their_prefill_whatever_their_order(monkeypatch, engine_class):

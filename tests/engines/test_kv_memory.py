@@ -1,5 +1,6 @@
 """The key-value cache stays within its bound; results do not depend on it; what does not fit is refused."""
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ import pytest
 import torch
 from helpers.tiny import policy_of, requests_of
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig
 
 from grpo_lightning.engines import kv_memory
@@ -76,6 +79,43 @@ def test_any_bound_gives_the_same_completions_within_it(monkeypatch: pytest.Monk
     cut.sync(policy)
     rest = cut.generate(requests_of([4, 1, 9, 4, 6], 6), Sampling(max_new_tokens=24), RandomKey(3, 0))
     assert [c.token_ids for c in rest] == [c.token_ids for c in whole]
+
+
+class PeakBytes(TorchDispatchMode):
+    """The most bytes held at once by the tensors that are made inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.most = 0
+        self.seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else None
+            if storage is not None and storage not in self.seen:
+                self.seen.add(storage)
+                weakref.finalize(storage, self._change, -storage.nbytes())
+                self._change(storage.nbytes())
+        return made
+
+    def _change(self, count: int) -> None:
+        self.live += count
+        self.most = max(self.most, self.live)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_reading_prompts_takes_less_than_twice_the_cache(autocast: bool) -> None:
+    # Per token 1 KiB of cache, and 24 KiB of activations in the MLP alone: all at once they would take twelve times it.
+    sizes = {"hidden_size": 256, "intermediate_size": 2048, "num_key_value_heads": 1, "max_position_embeddings": 512}
+    policy, engine = policy_of(scale=0.05, **sizes), NativeEngine(max_cache_gib=2**22 / GIB)
+    engine.sync(policy)
+    requests = requests_of([64] * 56, 1)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast), PeakBytes() as peak:
+        engine.generate(requests[:1], Sampling(max_new_tokens=2), RandomKey(0, 0))
+        before = peak.live  # The weights, whose transposes were seen, and autocast's copies of them.
+        engine.generate(requests, Sampling(max_new_tokens=2), RandomKey(0, 0))
+    assert peak.most - before < 2 * 2**22
 
 
 def test_where_not_one_row_fits_the_numbers_and_keys_are_named() -> None:

@@ -5,8 +5,9 @@ import torch
 from helpers.adapters import adapted, move
 from helpers.tiny import policy_of, prompts_of, requests_of, teacher_forced
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from grpo_lightning.engines import linear_copies
+from grpo_lightning.engines import linear_copies, trial
 from grpo_lightning.engines.linear_copies import LinearCopies
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
@@ -151,6 +152,33 @@ def test_under_autocast_the_copies_have_its_type(policy: Policy) -> None:
         assert engine._copies is not None and engine._copies.dtype is torch.bfloat16
         completions = engine.generate(REQUESTS, SAMPLING, RandomKey())
         assert max(gaps(policy, completions)) < 0.5
+
+
+class Casts(TorchDispatchMode):
+    """Counts how often each of some weights is cast."""
+
+    def __init__(self, weights: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.counts = {weight.data_ptr(): 0 for weight in weights}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._to_copy.default and args[0].data_ptr() in self.counts:
+            self.counts[args[0].data_ptr()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_frozen_weights_are_cast_once_under_autocast_and_not_at_every_position() -> None:
+    engine, policy = NativeEngine(), adapted("llama")
+    frozen = [p for p in policy.trunk.parameters() if p.ndim == 2 and not p.requires_grad][1:]  # All but the embedding.
+    with torch.autocast("cpu", torch.bfloat16), Casts(frozen) as casts:
+        engine.check(policy, SAMPLING)
+        casts.counts = dict.fromkeys(casts.counts, 0)
+        found = sampled(engine, policy)
+    assert len(frozen) == 2 * 7 and set(casts.counts.values()) == {1}
+    assert sum(gaps(policy, found)) / len(gaps(policy, found)) < trial.TOLERANCES[torch.bfloat16]
+    # Outside of autocast, and where the weights have its type, nothing is to be cast.
+    sampled(engine, policy)
+    assert engine._copies is None
 
 
 def test_sleep_frees_the_copies_and_the_next_use_begins_with_a_sync() -> None:

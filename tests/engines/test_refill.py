@@ -9,7 +9,6 @@ import torch
 from helpers.command import Grpo
 from helpers.drawing import hands_over_what_it_returns
 from helpers.fitting import fitted_scalars
-from helpers.recorded_graph import RecordedGraphs
 from helpers.tiny import SHAPES, policy_of, requests_of, teacher_forced
 from torch import Tensor
 
@@ -101,12 +100,13 @@ def test_sliding_windows_slide_over_refilled_rows(joined: Any, shape: str, windo
 @pytest.mark.parametrize("shared", [True, False], ids=["shared prompts", "copies"])
 def test_in_bfloat16_refilled_rows_round_as_others(monkeypatch: Any, joined: Any, shared: bool) -> None:
     monkeypatch.setattr(prompt_part, "SAVED_BYTES", 0 if shared else 2**60)
-    policy = policy_of("llama")
+    # Rounding, which differs between machines, decides what is drawn: so many rows that some end early anywhere.
+    policy, lengths = policy_of("llama", scale=0.1), 3 * LENGTHS["ragged"]
     with torch.autocast("cpu", torch.bfloat16):
-        found = drawn(policy, LENGTHS["ragged"], max_rows=5, check_every=3)
+        found = drawn(policy, lengths, max_rows=8, check_every=3)
     assert joined
     off = []
-    for request, one in zip(requests_of(LENGTHS["ragged"], 4), found, strict=True):
+    for request, one in zip(requests_of(lengths, 4), found, strict=True):
         right = teacher_forced(policy.model, request.token_ids, one.token_ids)
         off.append((right.gather(-1, torch.tensor(one.token_ids)[:, None])[:, 0] - torch.tensor(one.logp)).abs())
     assert torch.cat(off).mean() < 0.05
@@ -212,13 +212,6 @@ def test_rows_that_are_kept_between_turns_are_decoded_in_batches(joined: Any) ->
         engine.generate(requests_of([5] * 4, 4), Sampling(max_new_tokens=24), RandomKey())
         assert engine._kept is not None and engine._kept.num_tokens
     assert not joined
-
-
-def test_captured_steps_are_decoded_in_batches(joined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded, policy = RecordedGraphs.install(monkeypatch), policy_of("llama")
-    expected = drawn(policy, LENGTHS["equal"], refill=False)
-    assert_same(drawn(policy, LENGTHS["equal"], max_rows=5, check_every=3, graphs=True), expected)
-    assert recorded.replayed and not joined
 
 
 def seen_everywhere(running: Running, length: int) -> Tensor:

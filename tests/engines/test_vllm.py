@@ -7,6 +7,7 @@ import signal
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -159,6 +160,17 @@ def test_what_is_handed_over_is_what_is_returned(engine: VLLMEngine, policy: Pol
     hands_over_what_it_returns(engine, policy, **sampling)
 
 
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_memory_that_vllm_cannot_give_back_is_refused(vllm: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    monkeypatch.setenv(name, "max_split_size_mb:64,expandable_segments:True")
+    with pytest.raises(UsageError, match=rf"{name}=.*expandable_segments:True: vLLM cannot give back its memory"):
+        VLLMEngine().check(on_gpu, Sampling(8))  # type: ignore[arg-type]
+    VLLMEngine().check(SimpleNamespace(device=torch.device("cpu")), Sampling(8))  # type: ignore[arg-type]
+    monkeypatch.setenv(name, "expandable_segments:False")
+    VLLMEngine().check(on_gpu, Sampling(8))  # type: ignore[arg-type]
+
+
 def state_of_the_process() -> list[Any]:
     """What a guest may not change."""
     generators = [random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()]
@@ -206,7 +218,7 @@ def test_it_starts_where_the_output_is_no_file(
     assert sys.stdout is notebook
 
 
-@pytest.mark.parametrize("surroundings", ["inference", "autocast", "bfloat16"])
+@pytest.mark.parametrize("surroundings", ["inference", "autocast", "bfloat16", "deterministic"])
 def test_what_surrounds_it_does_not_matter(engine: VLLMEngine, policy: Policy, surroundings: str) -> None:
     expected = tokens(draw(engine, policy))
     engine.close()
@@ -217,6 +229,14 @@ def test_what_surrounds_it_does_not_matter(engine: VLLMEngine, policy: Policy, s
         engine.sync(policy)
         with torch.autocast("cpu", torch.bfloat16):
             completions = draw(engine, policy)
+    elif surroundings == "deterministic":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            completions = draw(engine, policy)
+            assert torch.are_deterministic_algorithms_enabled()
+            assert torch.is_deterministic_algorithms_warn_only_enabled()
+        finally:
+            torch.use_deterministic_algorithms(False)
     else:
         torch.set_default_dtype(torch.bfloat16)
         try:

@@ -13,6 +13,7 @@ from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.environments.base import Environment
 from grpo_lightning.environments.running import Conversations, Limits
 from grpo_lightning.environments.tools import ToolEnvironment
+from grpo_lightning.policy.dialogue import PLAIN
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Prompt, Question, RandomKey, Request, Sample, UsageError
 
@@ -125,14 +126,25 @@ def test_a_conversation_without_room_for_a_turn_has_failed(talk: Any) -> None:
         ("shout", "too_long", "the answer has more than 65536 bytes"),
         ("die", "crash", "crash"),
         ("nonsense", "error", "give `role` and `content`, both text"),
+        ("role", "error", "refuses messages of user, assistant, judge (no such role)"),
     ],
 )
-def test_a_failure_costs_its_conversation_only(talk: Any, way: str, status: str, error: str) -> None:
+def test_a_failure_costs_its_conversation_only(
+    talk: Any, monkeypatch: pytest.MonkeyPatch, way: str, status: str, error: str
+) -> None:
+    refuses = "{% for m in messages if m.role == 'judge' %}{{ raise_exception('no such role') }}{% endfor %}"
+    monkeypatch.setattr("grpo_lightning.policy.dialogue.PLAIN", refuses + PLAIN)
     samples = talk(Guess(fail={"7": way}), halving, "5747")
     assert [sample.failed for sample in samples] == [False, True, False, True]
     assert samples[1].conversation.status == status
     assert error in samples[1].conversation.error
     assert samples[2].conversation.rewards[-1] == 1.0
+
+
+def test_text_that_no_tokenizer_takes_is_read_with_question_marks(policy: Policy, talk: Any) -> None:
+    """A policy may cause it, by printing a lone surrogate with a tool."""
+    (sample,) = talk(Guess(fail={"7": "surrogate"}), lambda request, text: "5", "7", max_turns=2)
+    assert whole(policy, sample) == "guess5<eos>\n?\n5<eos>"
 
 
 def test_a_class_of_trl_is_called_by_the_policy(policy: Policy, talk: Any) -> None:

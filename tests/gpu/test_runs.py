@@ -50,8 +50,6 @@ RUNS: dict[str, list[str]] = {
     "rows": ["--model.policy.share_prefix=false"],
     "deterministic": ["--trainer.deterministic=true"],
     "deterministic, filtered": ["--trainer.deterministic=true", "--model.sampling.top_p=0.9"],
-    "graphs": ["--model.engine.graphs=true", "--trainer.precision=bf16-mixed"],
-    "graphs, deterministic": ["--model.engine.graphs=true", "--trainer.deterministic=true"],
     "TransformersEngine": ["--model.engine=TransformersEngine"],
     "torch.compile": ["--model.policy.compile=true"],
     "recomputed activations": ["--model.policy.gradient_checkpointing=true"],

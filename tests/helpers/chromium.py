@@ -14,16 +14,15 @@ from typing import Any
 
 import pytest
 
+from helpers.waiting import LIMIT
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-NODE = shutil.which("node")
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed")
 
 OPTIONS = (
     "--headless=new --no-sandbox --disable-gpu --no-first-run --disable-extensions --disable-background-networking"
 )
-TIMEOUT = 60.0
 
 
 class Browser:
@@ -88,7 +87,7 @@ class Browser:
             self.events.append(answer)
 
     def _receive(self) -> dict[str, Any]:
-        deadline = time.monotonic() + TIMEOUT
+        deadline = time.monotonic() + LIMIT
         while b"\0" not in self.buffer:
             ready, _, _ = select.select([self.reader], [], [], max(0.0, deadline - time.monotonic()))
             assert ready, "Chromium does not answer"
@@ -105,7 +104,7 @@ class Browser:
         started = time.monotonic()
         self.call("Page.navigate", url=page.resolve().as_uri() + link)
         while self.evaluate("document.documentElement && document.documentElement.dataset.ready") != "1":
-            assert time.monotonic() - started < TIMEOUT, f"the page is not drawn: {self.complaints()}"
+            assert time.monotonic() - started < LIMIT, f"the page is not drawn: {self.complaints()}"
             time.sleep(0.01)
         return time.monotonic() - started
 

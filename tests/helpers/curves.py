@@ -8,15 +8,11 @@ from torch.utils.tensorboard import SummaryWriter
 def scalars(
     values: list[float], updates_per_step: int = 1, seconds: float = 1.0, name: str = "val/x"
 ) -> dict[str, list[tuple[int, float]]]:
-    """A run validated after every exploration step, as Lightning logs it: at the step's last update."""
-    updates = range(len(values) * updates_per_step)
-    lasts = [(step + 1) * updates_per_step - 1 for step in range(len(values))]
-    return {
-        "epoch": [(update, float(update // updates_per_step)) for update in updates],
-        "time/step": [(last, seconds) for last in lasts],
-        "rollout/tokens": [(last, 100.0) for last in lasts],
-        name: list(zip(lasts, values, strict=True)),
-    }
+    """A run validated after every exploration step."""
+    logged = {"time/step": seconds, "rollout/tokens": 100.0}
+    logged |= {"optim/updates": float(updates_per_step)} if updates_per_step > 1 else {}
+    steps = range(len(values))
+    return {key: [(step, value) for step in steps] for key, value in logged.items()} | {name: list(enumerate(values))}
 
 
 def arm(*seeds: dict) -> dict[str, dict]:

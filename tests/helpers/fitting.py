@@ -1,5 +1,6 @@
 """A whole tiny training run in a second: task, reward, and what was seen on the way."""
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -80,6 +81,23 @@ class Shares(L.Callback):
         Path(trainer.default_root_dir, f"share-{trainer.global_rank}.txt").write_text(" ".join(map(str, counts)))
 
 
+class EachUpdate(L.Callback):
+    """Writes `updates.jsonl` on rank 0: the metrics of each update of a step, of which the run logs one point."""
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.is_global_zero and Path(trainer.default_root_dir).is_dir():
+            step = GRPOLoop.find(trainer).current_step
+            found = [{name: float(value) for name, value in metrics.items()} for _, metrics in step.updates]
+            with Path(trainer.default_root_dir, "updates.jsonl").open("a") as file:
+                file.write(json.dumps(found) + "\n")
+
+
+def of_updates(folder: Path | str, name: str) -> list[list[float]]:
+    """A metric of each update, made or refused, step by step."""
+    steps = [json.loads(line) for line in Path(folder, "updates.jsonl").read_text().splitlines()]
+    return [[metrics[name] for metrics in step] for step in steps]
+
+
 def sgd(parameters: Any) -> torch.optim.Optimizer:
     """Plain steps, large enough to move the tiny policy."""
     return torch.optim.SGD(parameters, lr=0.5)
@@ -116,7 +134,7 @@ def fit(
         "default_root_dir": folder,
         "plugins": [AtomicCheckpointIO()],
     }
-    fitting = L.Trainer(**options | {"callbacks": [*callbacks, GRPOLoop(**sizes)]} | (trainer or {}))
+    fitting = L.Trainer(**options | {"callbacks": [*callbacks, GRPOLoop(**sizes), EachUpdate()]} | (trainer or {}))
     fitting.fit(grpo, datamodule=data or PromptDataModule(Echo(), val_batch_size=5), ckpt_path=ckpt_path)
     return grpo
 
@@ -143,15 +161,22 @@ def scalars(folder: Path | str) -> dict[str, dict[int, float]]:
     Those of the clock, under time/ and perf/, are left out.
     """
     found: dict[str, dict[int, float]] = {}
+    for name, all_points in points(folder).items():
+        for step, value in all_points:
+            seen = found.setdefault(name, {}).setdefault(step, value)
+            assert seen == value or (math.isnan(seen) and math.isnan(value)), f"{name} at {step}: {seen} and {value}"
+    return found
+
+
+def points(folder: Path | str) -> dict[str, list[tuple[int, float]]]:
+    """As `scalars`, with every point of a step: validations between its updates stand at the same x."""
+    found: dict[str, list[tuple[int, float]]] = {}
     for file in sorted(Path(folder).glob("events.out.tfevents.*")):
         events = EventAccumulator(str(file), size_guidance={"scalars": 0})
         events.Reload()
         for name in events.Tags()["scalars"]:
-            for event in [] if name.startswith(("time/", "perf/")) else events.Scalars(name):
-                seen = found.setdefault(name, {}).setdefault(event.step, event.value)
-                assert seen == event.value or (math.isnan(seen) and math.isnan(event.value)), (
-                    f"{name} at {event.step}: {seen} and {event.value}"
-                )
+            if not name.startswith(("time/", "perf/")):
+                found.setdefault(name, []).extend((event.step, event.value) for event in events.Scalars(name))
     return found
 
 

@@ -49,6 +49,10 @@ class Guess(Environment, Task):
                 os._exit(1)
             case "kill":
                 kill_the_run()
+            case "surrogate":
+                return Turn([{"role": "user", "content": b"\xff".decode(errors="surrogateescape")}])
+            case "role":
+                return Turn([{"role": "judge", "content": "no template has this role"}])
             case "nonsense":
                 return Turn([{"text": "higher"}])
             case "sleep":

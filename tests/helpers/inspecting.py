@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
+from grpo_lightning.inspect.landscape import curves
 from grpo_lightning.inspect.record import (
     FOLDER,
     CompletionRecord,
@@ -75,7 +76,14 @@ def update_columns(objective: Objective, logp: Tensor, entropy: Tensor, rollouts
     }
     if rollouts.ref_logp is not None:
         columns |= {"ref_logp": rollouts.ref_logp, "kl": objective.kl(logp, rollouts.ref_logp, old)}
-    return columns
+    parts = (part.detach().split(rollouts.lengths.tolist()) for part in (logp, columns["push"]))
+    alone = [
+        curves(objective, rollouts.select(torch.tensor([row])), own, push, own)
+        for row, (own, push) in enumerate(zip(*parts, strict=True))
+    ]
+    return columns | {
+        name: torch.cat([one[name] for one in alone]) for name, one in alone[0].items() if one is not None
+    }
 
 
 def random_record(objective: Objective, seed: int = 0, given: float = 0.0) -> tuple[StepRecord, Rollouts]:
@@ -142,23 +150,21 @@ def plain_tokens(pieces: Sequence[str], seed: int = 0) -> TokenRecord:
     )
 
 
-def step_of(
-    groups: list[GroupRecord], objective: Objective | None = None, step: int = 10, update: int = 9
-) -> StepRecord:
+def step_of(groups: list[GroupRecord], objective: Objective | None = None, step: int = 10) -> StepRecord:
     """A step of these groups."""
-    return StepRecord(step, update, describe(objective or Objective()), 1.0, ["math_verifier"], "math_verifier", groups)
+    return StepRecord(step, describe(objective or Objective()), 1.0, ["math_verifier"], "math_verifier", groups)
 
 
 def write_records(
     folder: Path, records: Sequence[StepRecord], curves: dict[str, Sequence[float]] | None = None
 ) -> Path:
-    """A run's folder with these records, and with curves that have a value per update."""
+    """A run's folder with these records, and with curves that have a value per step."""
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     for record in records:
         path_of(folder, record.step).write_text("\n".join(record.lines()) + "\n", encoding="utf-8")
     if curves:
         with SummaryWriter(str(folder)) as writer:
             for name, values in curves.items():
-                for update, value in enumerate(values):
-                    writer.add_scalar(name, value, update)
+                for step, value in enumerate(values):
+                    writer.add_scalar(name, value, step)
     return folder

@@ -99,9 +99,6 @@ class DeviceTensor(Tensor):
     def __repr__(self, *args: Any, **kwargs: Any) -> str:
         return f"DeviceTensor({self.on_cpu!r})"
 
-    def data_ptr(self) -> int:
-        return self.on_cpu.data_ptr()
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         # torch would copy the storage of a tensor with an address, and this one has none.
         if id(self) not in memo:

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NoReturn
 from unittest import mock
 
 from helpers.paths import environment
+from helpers.waiting import LIMIT
 
 HERE = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 """Several processes at the same time on two cores, without a network."""
@@ -69,7 +70,7 @@ class Program:
         """What it has written to standard error so far."""
         return self._said[1].read_text()
 
-    def wait(self, seconds: float) -> int:
+    def wait(self, seconds: float = LIMIT) -> int:
         """The exit code, minus the number of the signal that ended it.
 
         Raises:
@@ -83,8 +84,9 @@ class Program:
         return self._process.exitcode
 
     def kill(self) -> None:
-        """Ends it by SIGKILL."""
+        """Ends it by SIGKILL, and waits for its end: else a later test is blamed for an unclosed process."""
         self._process.kill()
+        self.wait()
 
 
 @contextmanager

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from helpers.paths import TESTS, environment
+from helpers.waiting import LIMIT
 
 Runs = Callable[..., dict[str, dict[str, Any]]]
 """`runs(folder, max_tokens, devices=1, strategy=...)` of a script: what each of its runs found."""
 
 
-def in_every_way(script: str, runs: Runs, folder: Path, max_tokens: int, seconds: float) -> dict[str, dict[str, Any]]:
+def in_every_way(script: str, runs: Runs, folder: Path, max_tokens: int) -> dict[str, dict[str, Any]]:
     """What the runs find in whole minibatches, in parts of `max_tokens`, and on two ranks with ddp and fsdp2.
 
     Args:
@@ -22,7 +23,6 @@ def in_every_way(script: str, runs: Runs, folder: Path, max_tokens: int, seconds
         runs: Its runs.
         folder: Where they are made.
         max_tokens: Of a part.
-        seconds: Limit for the ranks.
     """
     processes = {
         strategy: subprocess.Popen(
@@ -36,11 +36,12 @@ def in_every_way(script: str, runs: Runs, folder: Path, max_tokens: int, seconds
     try:
         here = {name: runs(folder / name, tokens) for name, tokens in (("whole", 0), ("parts", max_tokens))}
         for strategy, process in processes.items():
-            _, errors = process.communicate(timeout=seconds)
+            _, errors = process.communicate(timeout=LIMIT)
             assert process.returncode == 0, f"{strategy}: {errors[-3000:]}"
     finally:
         for process in processes.values():
-            process.kill()
+            with process:  # it is waited for: else a later test is blamed for an unclosed process
+                process.kill()
     return here | {strategy: torch.load(folder / f"{strategy}.pt") for strategy in processes}
 
 

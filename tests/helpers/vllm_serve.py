@@ -1,5 +1,6 @@
 """A real `vllm serve` on loopback."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -8,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from grpo_lightning.engines.vllm_http import Server, ServerError
-from grpo_lightning.engines.weight_transfer import free_port
 from helpers.paths import environment
 
 OPTIONS = ["--tokens-only", "--dtype", "float32", "--logprobs-mode", "processed_logprobs", "--enforce-eager"]
@@ -18,7 +18,8 @@ OPTIONS += ["--host", "127.0.0.1", "--kv-cache-memory-bytes", str(2**26)]
 @contextmanager
 def serving(model: str, log: Path) -> Iterator[str]:
     """Its address. It takes half a minute to start."""
-    port = free_port()
+    with socket.create_server(("", 0)) as found:
+        port = found.getsockname()[1]
     settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     # On a CPU vLLM compiles only how it counts likelier tokens.
     settings |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}

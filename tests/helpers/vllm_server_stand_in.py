@@ -41,7 +41,6 @@ class StandIn:
                 **settings,
             },
             "device_config": {"device": "cpu"},
-            "weight_transfer_config": None,
         }
         self.version = "default"
         self.paused = False
@@ -67,8 +66,6 @@ class StandIn:
             return {"vllm_config": self.config, "vllm_env": {}, "system_env": {}}
         if path == "/weight_info":
             return {"weight_version": self.version}
-        if path == "/get_world_size":
-            return {"world_size": 1}
         raise KeyError(path)
 
     def post(self, path: str, body: Any) -> Any:
@@ -85,9 +82,7 @@ class StandIn:
             assert body["method"] == "reload_weights" and self.paused
             self.load(Path(body["kwargs"]["weights_path"]))
             return {"results": [None]}
-        elif path in ("/init_weight_transfer_engine", "/update_weights"):
-            self.bodies.append(body)
-        elif path not in ("/start_weight_update", "/finish_weight_update"):
+        else:
             raise KeyError(path)
         return {"status": "done"}
 

@@ -127,6 +127,7 @@ class Engine:
     @torch.no_grad()
     def draw(self, child: Child) -> None:
         assert torch.get_default_dtype() == torch.float32 and not torch.is_autocast_enabled("cpu")
+        assert not torch.are_deterministic_algorithms_enabled()  # its top-p has no deterministic form
         ids = [*child.prompt, *child.token_ids]
         logits = self.model(input_ids=torch.tensor([ids])).logits[:, -1]
         if not child.token_ids:

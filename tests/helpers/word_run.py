@@ -159,14 +159,14 @@ def word_run(
         for index, (policy, reference, (a, b)) in enumerate(zip(policies, references, sums, strict=True)):
             train = index < len(sums) - 1
             tokens, paths = learn(policy, reference, objective, generator, rate) if train else follow(policy, generator)
-            groups.append(word_group(policy, tokens, paths, f"What is {a} + {b}?", index, train, 2 * step - 1))
+            groups.append(word_group(policy, tokens, paths, f"What is {a} + {b}?", index, train, 1))
         own = [one.tokens for group in groups[:-1] for one in group.completions]
-        rewards += 2 * [np.mean([group.mean for group in groups[:-1]])]
-        lengths += 2 * [np.mean([len(tokens) for tokens in own])]
-        entropies += 2 * [np.mean(np.concatenate([tokens.entropy_update for tokens in own]))]
-        kls += 2 * [np.mean(np.concatenate([tokens.kl for tokens in own]))]
+        rewards += [np.mean([group.mean for group in groups[:-1]])]
+        lengths += [np.mean([len(tokens) for tokens in own])]
+        entropies += [np.mean(np.concatenate([tokens.entropy_update for tokens in own]))]
+        kls += [np.mean(np.concatenate([tokens.kl for tokens in own]))]
         if step % 5 == 0:
-            records.append(step_of(groups, objective, step, 2 * step - 1))
+            records.append(step_of(groups, objective, step))
     curves = {"reward/mean": rewards, "rollout/length_mean": lengths, "policy/entropy": entropies, "policy/kl_ref": kls}
     return write_records(folder, records, curves | {"val/avg@4": rewards})
 

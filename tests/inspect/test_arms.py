@@ -42,8 +42,26 @@ def test_names_take_the_fewest_differences(tmp_path: Path):
     base = make(tmp_path / "a")
     cispo = make(tmp_path / "b", surrogate="CISPO", mu=2)
     slow = make(tmp_path / "c", lr=1e-4)
-    names = [arm.name for arm in arms_of(read_runs([base, cispo, slow]))]
+    second = make(tmp_path / "d", seed=1)
+    names = [arm.name for arm in arms_of(read_runs([base, cispo, slow, second]))]
     assert names == ["surrogate Clipped, lr 3e-4", "surrogate CISPO", "lr 1e-4"]
+    # Where each is one run, its folder says more.
+    assert [arm.name for arm in arms_of(read_runs([base, cispo, slow]))] == ["a", "b", "c"]
+
+
+def test_a_run_with_changed_options_has_had_two_configurations(tmp_path: Path):
+    plain, kept, run = (make(tmp_path / name, surrogate="CISPO", lr=1e-4) for name in ("plain", "kept", "run"))
+    # As `grpo fit` keeps them: two starts changed something; a third went back to step 4, so the second made no step.
+    for folder, numbers in ((kept, {1: (4, 3e-4)}), (run, {1: (4, 3e-4), 2: (4, 9.0)})):
+        for number, (until, lr) in numbers.items():
+            before = yaml.safe_dump(config(folder, lr=lr))
+            (folder / f"config.{number}.yaml").write_text(f"# until step {until}\n{before}")
+    arms = arms_of(read_runs([plain, kept, run]))
+    changes = "changed at step 5: model.objective.surrogate Clipped → CISPO, model.optimizer.lr 3e-4 → 1e-4"
+    assert [list(one.changes) for arm in arms for one in arm.runs.values()] == [[], [changes], [changes]]
+    # Alike on the way too, so one arm but for the seed that they have in common.
+    assert arms[1].runs["0"].config == arms[2].runs["0"].config != arms[0].runs["0"].config
+    assert arms[1].shown("model.optimizer.lr") == "3e-4 → 1e-4 at step 5"
 
 
 def test_two_by_two_needs_two_differences():
@@ -120,7 +138,7 @@ def test_folders_of_arms_name_them(tmp_path: Path):
 def test_a_folder_of_different_runs_is_no_arm(tmp_path: Path):
     make(tmp_path / "runs" / "quickstart")
     make(tmp_path / "runs" / "dapo", mu=4)
-    assert [arm.name for arm in arms_of(read_runs([tmp_path / "runs"]))] == ["mu 4", "mu 1"]
+    assert [arm.name for arm in arms_of(read_runs([tmp_path / "runs"]))] == ["dapo", "quickstart"]
 
 
 def test_a_run_given_twice_counts_once(tmp_path: Path):
@@ -173,8 +191,8 @@ def test_a_broken_configuration(tmp_path: Path, text: str, message: str):
 def test_folders_that_hold_no_run(tmp_path: Path):
     with pytest.raises(UsageError, match=r"nothing: there is no such folder\. Give the folder of a run"):
         read_runs([tmp_path / "nothing"])
-    with pytest.raises(UsageError, match=r"no event files .* in it"):
+    with pytest.raises(UsageError, match=r"no curves .* in it"):
         read_runs([tmp_path])
     (tmp_path / "events.out.tfevents.1").write_bytes(b"")
-    with pytest.raises(UsageError, match="its event files hold no readable scalars"):
+    with pytest.raises(UsageError, match="its curves hold no readable scalars"):
         read_runs([tmp_path])

@@ -85,16 +85,15 @@ def test_mean_over_the_curve():
     assert cell({"a": arm(scalars([0.0, 1.0, 1.0]))}, "val/x:mean", "a").values == {"0": 0.75}
 
 
-def test_several_updates_a_step_count_as_exploration_steps():
-    of = curve(scalars([0.3, 0.6], updates_per_step=4), "val/x", "step")
-    assert (of.step.tolist(), of.x.tolist(), of.y.tolist()) == ([1, 2], [1, 2], [0.3, 0.6])
-    run = scalars([0.3, 0.6], updates_per_step=2) | {"policy/y": [(0, 1.0), (1, 3.0), (2, 5.0), (3, 9.0)]}
-    of = curve(run, "policy/y", "update")
-    assert (of.step.tolist(), of.x.tolist(), of.y.tolist()) == ([1, 2], [2, 4], [2.0, 7.0])
+def test_the_axis_of_updates_counts_those_made():
+    run = scalars([0.3, 0.6, 0.7], updates_per_step=2) | {"optim/updates": [(0, 4.0), (1, 1.0), (2, 0.0)]}
+    assert curve(run, "val/x", "step").x.tolist() == [1, 2, 3]
+    assert curve(run, "val/x", "update").x.tolist() == [4, 5, 5]
+    assert curve(scalars([0.3, 0.6]), "val/x", "update").x.tolist() == [1, 2]
 
 
 def test_axes_of_time_and_tokens():
-    run = scalars([0.1, 0.2, 0.3], updates_per_step=2) | {"time/step": [(1, 2.0), (3, 1.0), (5, 4.0)]}
+    run = scalars([0.1, 0.2, 0.3], updates_per_step=2) | {"time/step": [(0, 2.0), (1, 1.0), (2, 4.0)]}
     assert curve(run, "val/x", "seconds").x.tolist() == [2.0, 3.0, 7.0]
     assert curve(run, "val/x", "tokens").x.tolist() == [100.0, 200.0, 300.0]
     del run["time/step"]
@@ -149,8 +148,11 @@ def test_coarsened_by_hand():
     assert (of.step.tolist(), of.x.tolist(), of.y.tolist()) == ([2, 4, 6], [3, 7, 10], [1.5, 6.0, 7.0])
     gap = coarsened(curve(scalars([1.0, 1.0, math.nan, math.nan]), "val/x", "step"), 2)
     assert gap.y[0] == 1.0 and math.isnan(gap.y[1])
-    sparse = curve(scalars([1.0, 2.0, 3.0]) | {"epoch": [(0, 3.0), (1, 7.0), (2, 9.0)]}, "val/x", "step")
-    assert coarsened(sparse, 5).y.tolist() == [1.0, 2.5]
+    sparse = {"val/x": [(3, 1.0), (7, 2.0), (9, 3.0)]}
+    assert coarsened(curve(sparse, "val/x", "step"), 5).y.tolist() == [1.0, 2.5]
+    # The validation before training is a point of its own.
+    first = coarsened(curve({"val/x": [(-1, 9.0), (0, 1.0), (1, 2.0), (2, 3.0)]}, "val/x", "step"), 2)
+    assert (first.step.tolist(), first.y.tolist()) == ([0, 2, 4], [9.0, 1.5, 3.0])
 
 
 def test_means_leave_gaps_out():
@@ -174,7 +176,6 @@ def test_a_run_whose_first_value_comes_after_the_others_ended_does_not_count():
 def test_a_validation_before_the_first_step_is_step_zero():
     run = scalars([0.1, 0.2, 0.3], updates_per_step=2)
     run["val/x"].insert(0, (-1, 0.05))
-    run["epoch"].insert(0, (-1, -1.0))
     for axis, x in (("step", [0, 1, 2, 3]), ("update", [0, 2, 4, 6]), ("seconds", [0, 1, 2, 3])):
         found = curve(run, "val/x", axis)
         assert (found.step.tolist(), found.x.tolist()) == ([0, 1, 2, 3], x)
@@ -182,11 +183,3 @@ def test_a_validation_before_the_first_step_is_step_zero():
     # Beside a run without it, both are compared from step 1.
     arms = {"with": arm(run), "without": arm(scalars([0.1, 0.2, 0.3], updates_per_step=2))}
     assert cell(arms, "val/x:mean", "with").estimate.mean == cell(arms, "val/x:mean", "without").estimate.mean
-
-
-def test_updates_that_are_not_logged_are_counted():
-    run = scalars([0.1, 0.2], updates_per_step=3) | {"optim/lr": [(update, 1e-3) for update in range(6)]}
-    found = curve(run, "optim/updates", "step")
-    assert (found.step.tolist(), found.y.tolist()) == ([1, 2], [3.0, 3.0])
-    assert curve(run | {"optim/updates": [(2, 3.0), (5, 1.0)]}, "optim/updates", "step").y.tolist() == [3.0, 1.0]
-    assert curve(scalars([0.1]), "optim/updates", "step") is None

@@ -1,5 +1,6 @@
 """`grpo export` of a run with an adapter: the adapter alone, or merged into the model."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ import sys, torch
 torch.save(model.eval()(input_ids=torch.arange(6, 30)[None]).logits.log_softmax(-1), sys.argv[1])
 """
 IDS = torch.arange(6, 30)[None]
+KERNELS = ["ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"]
 # PEFT asks by a name that transformers has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
 
@@ -57,7 +59,9 @@ def test_the_adapter_is_one_that_peft_reads(trained: Policy, tmp_path: Path) -> 
     code = card.split("```python\n")[1].split("\n```")[0].replace('question = "..."', 'question = "12"')
     code = code.replace('folder = "."', f"folder = {str(tmp_path / 'out')!r}") + AFTERWARDS
     command = [sys.executable, "-c", code, str(tmp_path / "logp.pt")]
-    subprocess.run(command, check=True, cwd="/", env={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
+    # The same instructions of the processor as here: others round otherwise.
+    kernels = {name: os.environ[name] for name in KERNELS if name in os.environ}
+    subprocess.run(command, check=True, cwd="/", env={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **kernels})
     assert torch.load("logp.pt", weights_only=True).equal(logp(trained.model))
     assert yaml.safe_load(card.split("---\n", 2)[1])["library_name"] == "peft" and "This is an adapter" in card
     count = sum(value.numel() for value in trained.trained_state_dict().values())

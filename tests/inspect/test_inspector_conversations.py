@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.fitting import fit, scalars
+from helpers.fitting import fit, of_updates, scalars
 from helpers.guessing import Guess
 
 from grpo_lightning.engines.sampling import Sampling
@@ -98,8 +98,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.whole
 def test_terms_of_all_pieces_sum_to_the_logged_objective(run: Path) -> None:
-    logged, updates = scalars(run)["policy/objective"], 0
+    updates = 0
     for record in read(run)[1:]:
+        logged = of_updates(run, "policy/objective")[record.step - 1]
         groups = [group for group in record.groups if group.kind == "train"]
         for update in {group.update for group in groups} - {None}:
             own = [one for group in groups if group.update == update for one in group.completions]

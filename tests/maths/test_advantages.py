@@ -132,6 +132,31 @@ def test_has_spread_ignores_nan_and_empty_groups():
     assert has_spread(reward, group, 6).tolist() == [False, False, False, False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("values", "weights"),
+    [
+        ([[1, 0, 1, 0], [1, 0, 1, 0], [0, 1, 0, 1]], [0.1, 0.2, 0.3]),  # 0.30000000000000004 and 0.3
+        ([[1, 0, 1, 0], [1, 0, 1, 0], [1, 0, 1, 0]], [0.1, 0.2, -0.3]),  # 5.6e-17 and 0
+    ],
+)
+def test_totals_that_differ_by_rounding_alone_are_equal(values: list[list[float]], weights: list[float]):
+    batch = batch_of(values, weights, [0] * 4, [1] * 4)
+    sums = [sum(w * v for w, v in zip(weights, column, strict=True)) for column in zip(*values, strict=True)]
+    assert len({*sums}) == 2
+    assert not has_spread(batch.total, batch.group, 1)
+    for estimator in (Sign(), GroupMean(), LeaveOneOut(), GroupStd(advantage_eps=0), BatchStd(advantage_eps=0)):
+        assert estimator.per_token(batch).tolist() == [0] * 4
+    # What is really small has spread, and so have large rewards that differ little.
+    for rewards in ([0, 1e-12], [1e6, 1e6 + 1]):
+        assert of(Sign(), rewards) == [-1, 1]
+
+
+def test_rewards_that_cancel_but_for_rounding_push_nothing():
+    # Deviations of two thirds and minus two thirds, of which rounding is left, and the batch's std is no larger.
+    batch = batch_of([[0.1, 0.2, 0.4]] * 3, [0.1, 0.2, -0.3], [0] * 3, [1] * 3)
+    assert PerRewardStd(advantage_eps=0).per_token(batch).tolist() == [0] * 3
+
+
 def test_a_negative_eps_is_refused_by_name():
     with pytest.raises(UsageError, match=r"advantage_eps=-0\.1"):
         GroupStd(advantage_eps=-0.1)

@@ -271,7 +271,11 @@ def test_the_mismatch_is_that_of_a_loop_by_length_and_pack() -> None:
         pack = rollouts.select(torch.tensor(rows))
         return Mismatch.from_pack(pack, pack.old_logp, objective.factor(pack.old_logp, pack))
 
-    found = (mismatch([0, 3, 5]) + mismatch([7, 1, 2]) + mismatch([4, 6])).metrics()
+    whole = mismatch([0, 3, 5]) + mismatch([7, 1, 2]) + mismatch([4, 6])
+    off = (rollouts.old_logp - rollouts.sampler_logp)[rollouts.weight != 0].abs()
+    assert 0 < int((off > 1).sum()) < len(off)
+    assert whole.gaps() == pytest.approx((float(off.mean()), float((off > 1).float().mean())), rel=1e-5)
+    found = whole.metrics()
     factor = objective.factor(rollouts.old_logp, rollouts)
     lengths = {"": {}, "/16": {"longest": 16}, "/64": {"longest": 64, "over": 16}}
     assert found.keys() == {f"{name}{by}" for name in METRICS for by in lengths}

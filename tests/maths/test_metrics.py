@@ -1,4 +1,5 @@
 import math
+import random
 
 import pytest
 
@@ -10,15 +11,24 @@ from grpo_lightning.maths.metrics import majority_at_k, nan_mean, pass_at_k
     [
         ([0, 0, 1], 1),
         ([0, 0, 0], 0),
-        ([0.5], 0),
-        ([0.51, 0], 1),
+        ([0.25, -1], 0.25),
         ([math.nan, 0], 0),
         ([math.nan, 1], 1),
-        ([], 0),
+        ([math.nan], math.nan),
     ],
 )
-def test_pass_at_k_asks_for_one_value_above_one_half(values, expected):
-    assert pass_at_k(values) == expected
+def test_pass_at_k_is_the_best_of_what_was_judged(values, expected):
+    assert pass_at_k(values) == pytest.approx(expected, nan_ok=True)
+
+
+def test_no_mean_is_above_the_best():
+    rng = random.Random(0)
+    for verdicts in ([0.0, 1.0, math.nan], [-1.0, 0.25, 0.75, 3.0, math.nan]):
+        for _ in range(200):
+            values = rng.choices(verdicts, k=rng.randint(1, 6))
+            best, most = pass_at_k(values), majority_at_k(values, rng.choices(["7", "8", None], k=len(values)))
+            assert not nan_mean(values) > best and (not most > best or most == 0)
+            assert math.isnan(best) == math.isnan(most) == math.isnan(nan_mean(values)) == all(map(math.isnan, values))
 
 
 @pytest.mark.parametrize(
@@ -31,12 +41,13 @@ def test_pass_at_k_asks_for_one_value_above_one_half(values, expected):
         ([0, 0, 1, 1], ["7", "8", "9", "9"], 1),
         ([0, 0, 0, 1], [None, None, None, "8"], 1),  # No answer is not a vote.
         ([0, 0], [None, None], 0),
-        ([math.nan, 0], ["7", "8"], 0),
-        ([], [], 0),
+        ([math.nan, math.nan, 1], ["7", "7", "8"], 1),  # What failed has no vote.
+        ([math.nan, 0], ["7", None], 0),
+        ([math.nan], ["7"], math.nan),
     ],
 )
 def test_majority_at_k_counts_the_most_frequent_answer(values, answers, expected):
-    assert majority_at_k(values, answers) == expected
+    assert majority_at_k(values, answers) == pytest.approx(expected, nan_ok=True)
 
 
 def test_majority_at_k_refuses_lists_of_two_lengths():

@@ -25,6 +25,7 @@ from transformers import LlamaModel
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import policy as policy_module
 from grpo_lightning.policy import token_logp
+from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.offloading import InMainMemory
 from grpo_lightning.policy.policy import Policy, remove_dropout
 from grpo_lightning.types import UsageError
@@ -172,11 +173,14 @@ def test_gradient_checkpointing_gives_the_same_gradient(tmp_path, shape, first_l
     assert len(runs) == 2  # Forward, and again in the backward pass.
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("options", [{}, {"fused": False}, {"adapter": LoRA(rank=4)}], ids=["fused", "plain", "lora"])
 @pytest.mark.parametrize("recomputes", [False, True])
-def test_activations_in_main_memory_give_the_same_gradient(tmp_path, monkeypatch, recomputes):
-    rollouts, path = rollouts_of(LENGTHS, PROMPT_LENGTHS), save(tmp_path, "llama")
-    plain = load(path, gradient_checkpointing=recomputes).train()
-    policy = load(path, gradient_checkpointing=recomputes, offload_activations=True).train()
+def test_activations_in_main_memory_give_the_same_gradient(tmp_path, monkeypatch, recomputes, options, autocast):
+    rollouts, path = rollouts_of(LENGTHS, PROMPT_LENGTHS), save(tmp_path, "llama", intermediate_size=56)
+    plain = load(path, gradient_checkpointing=recomputes, **options).train()
+    policy = load(path, gradient_checkpointing=recomputes, offload_activations=True, **options).train()
+    policy.load_state_dict(plain.state_dict())  # A new adapter is random.
     moved = []
 
     class Moves(InMainMemory):
@@ -191,10 +195,11 @@ def test_activations_in_main_memory_give_the_same_gradient(tmp_path, monkeypatch
 
     monkeypatch.setattr("grpo_lightning.policy.offloading.SMALL", 1)
     policy.kept = Moves
-    expected = gradient_of(plain, rollouts)
-    assert_same_gradient(gradient_of(policy, rollouts), expected, tolerance=0)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        expected = gradient_of(plain, rollouts)
+        assert_same_gradient(gradient_of(policy, rollouts), expected, tolerance=0)
     weights = {parameter.numel() for parameter in policy.parameters() if parameter.ndim > 1}
-    # With recomputed layers little more than their inputs is moved; and never a weight.
+    # With recomputed layers little more than their inputs is moved; and never a weight, nor autocast's copy of one.
     assert 0 < len(moved) < (12 if recomputes else 150) and not weights & {*moved}
 
 

@@ -124,6 +124,14 @@ def test_what_is_frozen_has_no_gradient(block: int, trained: str) -> None:
         close(one, other)
 
 
+def test_without_tokens_the_gradient_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty_like", lambda like: torch.full_like(like, torch.nan))
+    hidden, head, ids = inputs(bias=True)
+    logp = token_logp(hidden[:0], head, ids[:0], SCALE)[0]
+    for gradient in torch.autograd.grad(logp.sum(), [hidden, *head.parameters()]):
+        assert not gradient.any()
+
+
 def test_tokens_that_are_never_drawn_change_nothing() -> None:
     """Log-probs are finite where a whole block of the vocabulary has probability 0."""
     hidden, head, ids = inputs(bias=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.tiny import prompts_of
+from helpers.waiting import LIMIT
 
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.classifier import SequenceClassifier
@@ -24,7 +25,6 @@ from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.types import Conversation, FinishReason, Sample, Status
 
-SECONDS = 60.0
 """How long a thread waits for another one before the test fails."""
 
 MODULE = """
@@ -66,7 +66,7 @@ class Early(Reward):
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         self.begun.set()
-        assert self.go.wait(SECONDS)
+        assert self.go.wait(LIMIT)
         self.batches.append([one.text for one in samples])
         self.threads.add(threading.current_thread().name)
         return RewardResult([float(one.text) for one in samples])
@@ -129,7 +129,7 @@ def test_a_reward_has_begun_before_the_last_sample_comes_and_those_that_came_mea
     samples = [sample(str(number)) for number in range(5)]
     with Scorer([late, reward]).begin() as scoring:
         scoring.add(samples[3])
-        assert reward.begun.wait(SECONDS)
+        assert reward.begun.wait(LIMIT)
         for number in (4, 0):
             scoring.add(samples[number])
         assert not late.begun.is_set()
@@ -212,7 +212,7 @@ def threads() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("when", ["sampling", "scoring"])
 def test_what_stops_the_step_ends_the_workers_at_once(module: Path, tmp_path: Path, when: str) -> None:
-    reward, late = FunctionReward(f"{module}:hangs", timeout=10 * SECONDS), Late()
+    reward, late = FunctionReward(f"{module}:hangs", timeout=10 * LIMIT), Late()
     samples = [sample(str(tmp_path / name)) for name in "ab"]
 
     def stop(_: object = None) -> Any:
@@ -230,7 +230,7 @@ def test_what_stops_the_step_ends_the_workers_at_once(module: Path, tmp_path: Pa
     with pytest.raises(KeyboardInterrupt):
         step()
     for thread in threads():
-        thread.join(SECONDS)
+        thread.join(LIMIT)
     assert not threads()
     assert not reward._pool._running
     assert reward.tally.num_samples == 0

@@ -43,9 +43,9 @@ def test_a_think_tag_in_the_prompt_counts():
 
 
 def test_default_form_is_linear():
-    start = time.monotonic()
+    start = time.process_time()
     FormatReward()([sample("<think>" * 300_000), sample("<think>" + "<" * 2_000_000)])
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 20
 
 
 def test_pattern_matches_the_whole_text_across_lines():
@@ -55,7 +55,7 @@ def test_pattern_matches_the_whole_text_across_lines():
 
 
 def test_a_catastrophic_pattern_costs_its_sample():
-    reward = FormatReward(pattern="(a+)+b", timeout=0.3)
+    reward = FormatReward(pattern="(a+)+b", timeout=2.0)
     result = reward([sample("ab"), sample("a" * 60), sample("c")])
     assert result.status == ["ok", "timeout", "no_match"]
     assert result.value[0] == 1.0

@@ -152,15 +152,15 @@ def test_ten_thousand_are_quick():
     [
         (
             {"max_digits": 1},
-            r"num_train=8000 and task.num_val=500 need 9000 .* at most 100: ask for fewer, or raise",
+            r"num_train=8000 and data.task.num_val=500 need 9000 .* at most 100: ask for fewer, or raise",
         ),
-        ({"max_digits": 0}, r"task.max_digits=0: give 1 to 9"),
-        ({"max_digits": 10}, r"task.max_digits=10: give 1 to 9"),
-        ({"num_terms": 1}, r"task.num_terms=1: give 2 to 8"),
-        ({"num_train": 0}, r"task.num_train=0: give 1 or more"),
-        ({"num_val": 0}, r"task.num_val=0: give 1 or more"),
-        ({"operators": []}, r"task.operators=\[\]: give one or more of \+, -, \*, each once"),
-        ({"operators": ["/"]}, r"task.operators=\['/'\]: give"),
+        ({"max_digits": 0}, r"data.task.max_digits=0: give 1 to 9"),
+        ({"max_digits": 10}, r"data.task.max_digits=10: give 1 to 9"),
+        ({"num_terms": 1}, r"data.task.num_terms=1: give 2 to 8"),
+        ({"num_train": 0}, r"data.task.num_train=0: give 1 or more"),
+        ({"num_val": 0}, r"data.task.num_val=0: give 1 or more"),
+        ({"operators": []}, r"data.task.operators=\[\]: give one or more of \+, -, \*, each once"),
+        ({"operators": ["/"]}, r"data.task.operators=\['/'\]: give"),
         ({"operators": ["+", "+"]}, r"each once"),
     ],
 )

@@ -82,49 +82,81 @@ def test_numbers_are_answers_and_types_may_mix(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ('{"question": "a", "answer": }', "line 2: not JSON: Expecting value at column 29"),
-        ('["a", "b"]', "line 2: expected an object of columns and values, found a list"),
-        ('{"answer": "1"}', "line 2: no column 'question' (task.question='question'); there are 'answer'"),
-        ('{"question": " ", "answer": "1"}', "line 2: column 'question' (task.question) is empty"),
-        ('{"question": "a"}', "line 2: no column 'answer' (task.answer='answer'); there are 'question'"),
-        ('{"question": "a", "answer": ""}', "line 2: column 'answer' (task.answer) is empty"),
-        ('{"question": "a", "answer": null}', "line 2: column 'answer' (task.answer) is empty"),
-        ('{"question": "a", "answer": [1]}', "line 2: column 'answer' (task.answer) is a list"),
-        ('{"question": true, "answer": "1"}', "line 2: column 'question' (task.question) is true or false"),
+        ('{"question": "a", "answer": }', "not JSON: Expecting value at column 29"),
+        ('["a", "b"]', "expected an object of columns and values, found a list"),
+        ('{"answer": "1"}', "no column 'question' (data.task.question='question'); there are 'answer'"),
+        ('{"question": " ", "answer": "1"}', "column 'question' (data.task.question) is empty"),
+        ('{"question": "a"}', "no column 'answer' (data.task.answer='answer'); there are 'question'"),
+        ('{"question": "a", "answer": ""}', "column 'answer' (data.task.answer) is empty"),
+        ('{"question": "a", "answer": null}', "column 'answer' (data.task.answer) is empty"),
+        ('{"question": "a", "answer": [1]}', "column 'answer' (data.task.answer) is a list"),
+        ('{"question": true, "answer": "1"}', "column 'question' (data.task.question) is true or false"),
         (
             '{"question": "a", "answer": "so 7"}',
-            "line 2: task.answer_pattern='#(.*)' is not found in column 'answer'",
+            "data.task.answer_pattern='#(.*)' is not found in column 'answer'",
         ),
-        ('{"question": "a", "answer": "# "}', "line 2: task.answer_pattern='#(.*)' finds an empty answer"),
+        ('{"question": "a", "answer": "# 3 \\ud83d"}', "'\\ud83d' is half a character: fix the row"),
+        ('{"question": "a", "answer": "# 3", "tags": ["\\udc00"]}', "'\\udc00' is half a character: fix the row"),
+        ('{"question": "a", "answer": "# 3", "answer": "# 4"}', "two columns are called 'answer': rename one"),
+        ('{"question": "a", "answer": "# "}', "data.task.answer_pattern='#(.*)' finds an empty answer"),
     ],
 )
 def test_bad_row_of_jsonl(tmp_path: Path, line: str, expected: str):
     path = tmp_path / "bad.jsonl"
     path.write_text('{"question": "a", "answer": "# 1"}\n' + line + "\n")
-    assert f"{path}, {expected}" in message(path, answer_pattern="#(.*)")
+    assert message(path, answer_pattern="#(.*)").startswith(f"{path}:2: {expected}")
 
 
 def test_bad_rows_of_other_formats(tmp_path: Path):
     path = tmp_path / "bad.csv"
     path.write_text('question,answer\n"a\nb",1\n\nc,\n')
-    assert f"{path}, line 5: column 'answer' (task.answer) is empty" in message(path)
+    assert f"{path}:5: column 'answer' (data.task.answer) is empty" in message(path)
     path.write_text("question,answer\na,1\nb,1,2\n")
-    assert f"{path}, line 3: 3 cells under a header of 2" in message(path)
+    assert f"{path}:3: 3 cells under a header of 2" in message(path)
     path.write_text('question,answer\na,1\n"b,1\n')
-    assert f"{path}, line 3: not CSV: unexpected end of data" in message(path)
+    assert f"{path}:3: not CSV: unexpected end of data" in message(path)
     path.write_bytes(b"question,answer\n" + b"a,1\n" * 5000 + b"\xff,1\n")
-    assert f"{path}, line 5002: not UTF-8 text" in message(path)
+    assert f"{path}:5002: not UTF-8 text" in message(path)
 
     path = tmp_path / "bad.json"
     path.write_text('[{"question": "a", "answer": "1"},\n {"question": "a"}]')
-    assert f"{path}, row 2: no column 'answer'" in message(path)
+    assert f"{path}:2: no column 'answer'" in message(path)
     path.write_text('[{"question": "a", "answer": "1"},\n {"question": }]')
-    assert f"{path}, line 2: not JSON: Expecting value at column 15" in message(path)
+    assert f"{path}: not JSON: Expecting value at line 2, column 15" in message(path)
 
     path = write(tmp_path / "bad.parquet", [{"question": "a", "answer": 1}, {"question": "b", "answer": None}])
-    assert f"{path}, row 2: column 'answer' (task.answer) is empty" in message(path)
+    assert f"{path}:2: column 'answer' (data.task.answer) is empty" in message(path)
     path.write_text("no parquet")
-    assert f"{path}, row 1: not Parquet" in message(path)
+    assert f"{path}:1: not Parquet" in message(path)
+
+
+def test_the_first_of_several_bad_rows_are_named_and_all_are_counted(tmp_path: Path):
+    path = tmp_path / "bad.jsonl"
+    empty = '{"question": "a", "answer": ""}\n'
+    path.write_bytes(b'\xff\n{"question": "a", "answer": "1"}\n\n' + empty.encode() + b"{\n" + 9 * empty.encode())
+    fault = "column 'answer' (data.task.answer) is empty: every row needs a gold answer"
+    first, second, third, count = message(path).split("\n")
+    assert first.startswith(f"{path}:1: not UTF-8 text")
+    assert second == f"{path}:4, {path}:6, {path}:7: {fault}"
+    assert third == f"{path}:5: not JSON: Expecting property name enclosed in double quotes at column 2"
+    assert count == "12 of 13 rows are bad"
+    path.write_text('{"question": "a", "answer": "1"}\n{"question": "b", "answer": "2"}\n')
+    said = message(path, answer_pattern="#(.*)")
+    assert said.startswith(
+        f"{path}:1, {path}:2: data.task.answer_pattern='#(.*)' is not found in column 'answer', which"
+    )
+    assert said.endswith("\n2 of 2 rows are bad")
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path):
+    path = tmp_path / "bad.csv"
+    path.write_text("\nquestion,answer,answer\na,1,2\n")
+    assert message(path) == f"{path}:2: two columns are called 'answer': rename one"
+    path.write_text("question,answer,,\na,1,,\n")  # as spreadsheets write empty columns
+    assert JsonPrompts(str(path)).questions("train")[0].answer == "1"
+    path = path.with_suffix(".parquet")
+    parquet.write_table(pyarrow.table([["a"], ["1"], ["2"]], names=["question", "answer", "answer"]), path)
+    assert message(path) == f"{path}:1: two columns are called 'answer': rename one"
 
 
 @pytest.mark.parametrize(
@@ -132,18 +164,18 @@ def test_bad_rows_of_other_formats(tmp_path: Path):
 )
 def test_a_table_without_rows_is_refused(tmp_path: Path, name: str, text: str):
     (tmp_path / name).write_text(text)
-    assert f"task.val: {tmp_path / name} has no rows" in message(tmp_path / name, "val")
+    assert f"data.task.val: {tmp_path / name} has no rows" in message(tmp_path / name, "val")
 
 
 def test_missing_files_and_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert message("data/a.jsonl") == (
-        f"task.train='data/a.jsonl' does not exist (looked in {tmp_path}/data): give the path of a file"
+        f"data.task.train='data/a.jsonl' does not exist (looked in {tmp_path}/data): give the path of a file"
     )
     assert "is a folder" in message(tmp_path)
     (tmp_path / "a.txt").touch()
     assert "the ending '.txt' is not one of .jsonl, .json, .csv, .parquet" in message("a.txt")
-    with pytest.raises(UsageError, match=r"^task.val is not set: give the path"):
+    with pytest.raises(UsageError, match=r"^data.task.val is not set: give the path"):
         JsonPrompts(train="a.jsonl").questions("val")
 
 
@@ -152,7 +184,7 @@ def test_only_predict_goes_without_answers(tmp_path: Path):
     path.write_text('{"question": "a"}\n{"question": "b", "answer": null}\n{"question": "c", "answer": "# 3"}\n')
     questions = JsonPrompts(predict=str(path), answer_pattern="#(.*)").questions("predict")
     assert [question.answer for question in questions] == ["", "", "3"]
-    assert "line 1: no column 'answer'" in message(path, "test")
+    assert ":1: no column 'answer'" in message(path, "test")
 
 
 @pytest.mark.parametrize(
@@ -199,9 +231,9 @@ def test_hub(hub: str, capfd: pytest.CaptureFixture[str]):
 
 
 def test_hub_errors(hub: str, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(UsageError, match=r"test, row 1: column 'answer' \(task.answer\) is empty"):
+    with pytest.raises(UsageError, match=r"test:1: column 'answer' \(data.task.answer\) is empty"):
         HubPrompts(hub).questions("test")
-    with pytest.raises(UsageError, match=r"^task.val is not set: give the name of a split of"):
+    with pytest.raises(UsageError, match=r"^data.task.val is not set: give the name of a split of"):
         HubPrompts(hub).questions("val")
     with pytest.raises(UsageError, match=r"train='dev'.* could not be loaded: Unknown split \"dev\""):
         HubPrompts(hub, train="dev").questions("train")
@@ -212,7 +244,7 @@ def test_hub_errors(hub: str, monkeypatch: pytest.MonkeyPatch):
         raise ConnectionError("Couldn't reach 'no/such' on the Hub")
 
     monkeypatch.setattr("datasets.load_dataset", unreachable)
-    with pytest.raises(UsageError, match=r"task.id='no/such'.*Couldn't reach .*download it first"):
+    with pytest.raises(UsageError, match=r"data.task.id='no/such'.*Couldn't reach .*download it first"):
         HubPrompts("no/such").questions("train")
 
 
@@ -234,8 +266,8 @@ def test_long_solutions_are_left_out(tmp_path: Path) -> None:
     assert asked("train", 2) == ["a", "d"]
     assert asked("predict", 2) == ["a", "b", "c", "d"]
     long = str(write(tmp_path / "long.jsonl", rows[1:3]))
-    assert "task.max_lines=2: each of the 2 answers of" in message(long, max_lines=2)
-    with pytest.raises(UsageError, match=r"task.max_lines=0: give 1 or more"):
+    assert "data.task.max_lines=2: each of the 2 answers of" in message(long, max_lines=2)
+    with pytest.raises(UsageError, match=r"data.task.max_lines=0: give 1 or more"):
         JsonPrompts(train=path, max_lines=0)
 
 

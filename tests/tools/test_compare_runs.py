@@ -76,7 +76,7 @@ def test_seeds_are_read_in_the_order_of_their_numbers(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--metrics", "val/nothing"], "no run has logged val/nothing; logged are epoch"),
+        (["--metrics", "val/nothing"], "no run has logged val/nothing; logged are optim/updates"),
         (["--metrics", "val/x:median"], "give a scalar's name"),
         (["--metrics", "val/x", "--arms", "plain", "third"], "no runs at third; there are more, plain"),
     ],

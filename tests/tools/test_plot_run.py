@@ -36,12 +36,21 @@ def test_more_points_than_tensorboard_keeps_by_default(tmp_path: Path):
 
 def test_picture(tmp_path: Path):
     points = {0: 0.25, 5: 0.5}
-    names = ("reward/mean", "val/avg@4", "val/pass@1", "val/maj@4")
+    names = ("reward/mean", "val/avg@4", "val/greedy", "val/maj@4")
     write(tmp_path / "run", "", dict.fromkeys(names, points), time=1.0)
     tool.main([str(tmp_path / "run"), "--out", str(tmp_path / "new" / "run.png")])
     with Image.open(tmp_path / "new" / "run.png") as picture:
         assert picture.size == (900, 350)
-    assert tool.validation_names(tool.read_scalars(tmp_path / "run")) == ["val/avg@4", "val/pass@1", "val/maj@4"]
+    assert tool.validation_names(tool.read_scalars(tmp_path / "run")) == ["val/avg@4", "val/greedy", "val/maj@4"]
+
+
+def test_other_metrics(tmp_path: Path):
+    write(tmp_path, "", {name: {0: 1.0, 1: 2.0} for name in ("a/x", "a/y", "a/z")}, time=1.0)
+    tool.main([str(tmp_path), "--metrics", "a/x", "a/y", "a/z", "--out", str(tmp_path / "run.png")])
+    with Image.open(tmp_path / "run.png") as picture:
+        assert picture.size == (1350, 350)
+    with pytest.raises(SystemExit, match="no a/w is logged there; logged are a/x, a/y, a/z"):
+        tool.main([str(tmp_path), "--metrics", "a/w", "--out", str(tmp_path / "run.png")])
 
 
 def test_run_without_validation(tmp_path: Path):
@@ -51,5 +60,5 @@ def test_run_without_validation(tmp_path: Path):
 
 
 def test_folder_without_a_run(tmp_path: Path):
-    with pytest.raises(SystemExit, match="no event file there has reward/mean"):
+    with pytest.raises(SystemExit, match="no reward/mean is logged there; give a folder"):
         tool.main([str(tmp_path), "--out", str(tmp_path / "run.png")])

@@ -38,7 +38,7 @@ def fake_runs(arguments: list[str]) -> None:
     """Logs a line upwards under every name that a picture or the table needs, for every run of the experiment."""
     names = {name for picture in tool.PICTURES for name in picture.panels} | set(tool.TABLE)
     experiment = tool.run_experiment.Experiment.read(Path(arguments[0]))
-    for run in experiment.runs(tool.run_experiment.ROOT / "runs" / "sick_runs"):
+    for run in experiment.runs(tool.run_experiment.folder_of(experiment)):
         with SummaryWriter(str(run.folder)) as writer:
             for update in range(3):
                 writer.add_scalar("epoch", update, update)

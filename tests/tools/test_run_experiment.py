@@ -87,30 +87,34 @@ def fake_fit(arguments: list[str]) -> None:
 
 
 def test_command_lines(tmp_path: Path):
-    runs = tool.Experiment.read(write(tmp_path / "e")).runs(Path("runs/e"))
+    runs = tool.Experiment.read(write(tmp_path / "e")).runs(Path("runs/experiments/e"))
     assert [(run.arm, run.seed) for run in runs] == [(arm, seed) for seed in (0, 7) for arm in EXPERIMENT["arms"]]
     fixed = ["--trainer.enable_progress_bar=false", "--trainer.enable_checkpointing=false"]
     fixed += ["--completions.every_n_steps=1000000", "--loop.validate_first=false"]
     rewards = '--model.rewards=[{"class_path": "MathVerifier"}]'
     assert runs[0].arguments == [
         *("fit", "--config=configs/quickstart.yaml", *fixed, "--trainer.max_epochs=3", rewards),
-        *("--seed_everything=0", "--trainer.default_root_dir=runs/e/no_kl/0"),
+        *("--seed_everything=0", "--trainer.default_root_dir=runs/experiments/e/no_kl/0"),
     ]
     assert runs[4].arguments == [
         *("fit", "--config=configs/quickstart.yaml", *fixed, "--trainer.max_epochs=3", rewards),
-        *("--model.objective.beta=0.04", "--seed_everything=7", "--trainer.default_root_dir=runs/e/beta_0.04/7"),
+        *(
+            "--model.objective.beta=0.04",
+            "--seed_everything=7",
+            "--trainer.default_root_dir=runs/experiments/e/beta_0.04/7",
+        ),
     ]
     # The arm's file lies over the others, and its option stands in the place of that of every run.
     assert runs[2].arguments == [
         *("fit", "--config=configs/quickstart.yaml", "--config=configs/dapo.yaml", *fixed, rewards),
         *("--trainer.max_epochs=5", "--loop.shuffle=true"),
-        *("--seed_everything=0", "--trainer.default_root_dir=runs/e/dapo/0"),
+        *("--seed_everything=0", "--trainer.default_root_dir=runs/experiments/e/dapo/0"),
     ]
 
 
 def test_what_is_fixed_may_be_said_otherwise(tmp_path: Path):
     folder = write(tmp_path / "e", args={"trainer.enable_checkpointing": True, "model.x": None})
-    arguments = tool.Experiment.read(folder).runs(Path("runs/e"))[0].arguments
+    arguments = tool.Experiment.read(folder).runs(Path("runs/experiments/e"))[0].arguments
     assert option(arguments, "trainer.enable_checkpointing") == "true" and option(arguments, "model.x") == "null"
 
 
@@ -141,7 +145,7 @@ def test_experiments_of_the_repository_fit_the_signatures(path: Path, monkeypatc
     monkeypatch.setattr("sys.argv", ["grpo"])
     experiment = tool.Experiment.read(path.parent)
     tool.check(experiment, path.parent, write=True)
-    for run in experiment.runs(Path("runs/e"))[: len(experiment.arms)]:
+    for run in experiment.runs(Path("runs/experiments/e"))[: len(experiment.arms)]:
         assert Built(run.arguments).model.explorer.scorer.rewards
 
 
@@ -163,23 +167,23 @@ def test_runs_are_made_compared_and_kept(root: Path, capfd: pytest.CaptureFixtur
     tool.main([str(folder), "--write"])
     out = capfd.readouterr().out
     assert "4 runs, 4 to make" in out and "longer, seed 7: 0 s" in out and "working" not in out
-    assert (root / "runs/e/base/0/log.txt").read_text() == "working\n"
-    assert set(json.loads((root / "runs/e/base/0/done.json").read_text())) == {"arguments", "seconds"}
+    assert (root / "runs/experiments/e/base/0/log.txt").read_text() == "working\n"
+    assert set(json.loads((root / "runs/experiments/e/base/0/done.json").read_text())) == {"arguments", "seconds"}
     # 3 and 10: mean 6.5, half 12.7 * 7 / 2 = 44.5. 5 and 12: 2 more with either seed.
     readme = (folder / "README.md").read_text()
     assert "| base | 2 | 6 ± 44 | – |" in readme and "| longer | 2 | 8 ± 44 | **+2 ± 0** \\* |" in readme
     assert readme.startswith(f"# E\n{tool.OPEN}\n| arm |") and readme.endswith(f"\n{tool.CLOSE}\nEnd.\n")
-    assert (folder / "results.png").read_bytes() == (root / "runs/e/results.png").read_bytes()
+    assert (folder / "results.png").read_bytes() == (root / "runs/experiments/e/results.png").read_bytes()
 
-    marks = {path: path.stat().st_mtime_ns for path in root.glob("runs/e/*/*/done.json")}
-    (root / "runs/e/base/7/done.json").unlink()  # as if interrupted
-    (root / "runs/e/base/7/left_over").touch()
+    marks = {path: path.stat().st_mtime_ns for path in root.glob("runs/experiments/e/*/*/done.json")}
+    (root / "runs/experiments/e/base/7/done.json").unlink()  # as if interrupted
+    (root / "runs/experiments/e/base/7/left_over").touch()
     tool.main([str(folder), "--write"])
     out = capfd.readouterr().out
     assert "4 runs, 1 to make" in out and "1/1 base, seed 7" in out
-    assert not (root / "runs/e/base/7/left_over").exists()
+    assert not (root / "runs/experiments/e/base/7/left_over").exists()
     again = {path for path, time in marks.items() if path.stat().st_mtime_ns != time}
-    assert again == {root / "runs/e/base/7/done.json"}
+    assert again == {root / "runs/experiments/e/base/7/done.json"}
     assert (folder / "README.md").read_text() == readme
 
     write(folder, arms={"base": {}, "longer": {"trainer.max_epochs": 6}})  # other options: run anew
@@ -204,9 +208,9 @@ def test_runs_in_processes_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
     }
     folder = write(tmp_path / "e", config=None, args=args, arms={"one": {}}, metrics=["reward/mean"], x="seconds")
     run_experiment.main([str(folder), "--workers", "1"])
-    logs = {seed: (tmp_path / f"runs/e/one/{seed}/log.txt").read_text() for seed in (0, 7)}
+    logs = {seed: (tmp_path / f"runs/experiments/e/one/{seed}/log.txt").read_text() for seed in (0, 7)}
     assert all("step 2/2: reward " in log and "2 of 2 steps in " in log for log in logs.values())
-    assert "| one | 2 |" in (tmp_path / "runs/e/results.md").read_text()
+    assert "| one | 2 |" in (tmp_path / "runs/experiments/e/results.md").read_text()
 
 
 def test_classes_of_an_experiment_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -226,9 +230,12 @@ def test_a_run_that_fails_says_why_and_the_others_count(root: Path, capfd: pytes
     with pytest.raises(SystemExit, match=r"1 of 6 runs failed: beta 0\.04, seed 7"):
         tool.main(["experiments/e", "--write"])
     out = capfd.readouterr().out
-    assert "beta 0.04, seed 7: failed: grpo: error: beta=0.04: too much (see runs/e/beta_0.04/7/log.txt)" in out
+    assert (
+        "beta 0.04, seed 7: failed: grpo: error: beta=0.04: too much (see runs/experiments/e/beta_0.04/7/log.txt)"
+        in out
+    )
     assert "| beta 0.04 | 1 |" in out and "| no KL | 2 |" in out
-    assert not (root / "runs/e/beta_0.04/7/done.json").exists()
+    assert not (root / "runs/experiments/e/beta_0.04/7/done.json").exists()
     assert not (root / "experiments/e/results.png").exists()  # --write is for what is whole
 
 
@@ -237,7 +244,7 @@ def test_an_exception_is_told_and_stands_in_the_log(root: Path, monkeypatch: pyt
         raise RuntimeError("out of luck")
 
     monkeypatch.setattr(grpo_lightning.cli, "run", broken)
-    run = tool.Experiment.read(root / "experiments/e").runs(root / "runs/e")[0]
+    run = tool.Experiment.read(root / "experiments/e").runs(root / "runs/experiments/e")[0]
     assert tool.train(run)[1] == "RuntimeError: out of luck"
     assert "in broken" in (run.folder / "log.txt").read_text()
 
@@ -249,16 +256,25 @@ def test_readme_without_marks(root: Path):
     assert not (root / "runs").exists()
 
 
+def test_a_folder_of_others_is_left_alone(root: Path):
+    other = root / "runs/experiments/e/dapo/7/config.yaml"
+    other.parent.mkdir(parents=True)
+    other.touch()
+    with pytest.raises(SystemExit, match=r"dapo/7: this is no run of this program"):
+        tool.main(["experiments/e"])
+    assert other.exists()
+
+
 def test_only_runs_of_the_experiment_are_removed(root: Path):
     run = tool.Run("a", 0, root / "configs", [])
     with pytest.raises(AssertionError, match="is not a run in"):
-        tool.remove(run, root / "runs" / "e")
+        tool.remove(run, root / "runs" / "experiments" / "e")
 
 
 def test_the_models_are_made_where_a_file_names_them(root: Path, monkeypatch: pytest.MonkeyPatch):
     commands = []
     monkeypatch.setattr(tool.subprocess, "run", lambda command, **_: commands.append(command[1:]))
-    runs = tool.Experiment.read(root / "experiments/e").runs(root / "runs/e")
+    runs = tool.Experiment.read(root / "experiments/e").runs(root / "runs/experiments/e")
     (root / "configs/quickstart.yaml").write_text("model: {policy: {path: elsewhere}}")
     tool.make_models(runs)
     assert commands == []

@@ -19,12 +19,16 @@ def test_the_last_line_has_the_change_and_names_the_page(
     with SummaryWriter(str(tmp_path / RUN)) as writer:
         for update, value in ((-1, 0.39), (9, 0.7), (19, 0.96)):
             writer.add_scalar("val/avg@8", value, update)
-            writer.add_scalar("val/pass@1", value + 0.03, update)
+            writer.add_scalar("val/greedy", value + 0.03, update)
+    (tmp_path / RUN / "config.yaml").write_text(
+        "{model: {rewards: [{class_path: grpo_lightning.FunctionReward, init_args: {function: my_rewards.brief}}]}}"
+    )
     if has_page:
         (tmp_path / tool.page_of(RUN)).touch()
     page = "every token in runs/one/inspect.html, " if has_page else ""
     assert tool.summary(RUN, 105.6) == (
-        f"avg@8 0.39 -> 0.96, pass@1 0.42 -> 0.99 in 106 s; see {page}the curves with tensorboard --logdir runs"
+        f"avg@8 0.39 -> 0.96, greedy 0.42 -> 0.99 (mean of my_rewards.brief) in 106 s; see {page}the curves with "
+        "tensorboard --logdir runs"
     )
 
 
@@ -33,7 +37,7 @@ def test_a_run_without_its_beginning_is_refused(tmp_path: Path, monkeypatch: pyt
     with SummaryWriter(str(tmp_path / RUN)) as writer:
         for update in (0, 9):
             writer.add_scalar("val/avg@8", 0.5, update)
-            writer.add_scalar("val/pass@1", 0.5, update)
+            writer.add_scalar("val/greedy", 0.5, update)
     with pytest.raises(AssertionError, match="not before training"):
         tool.summary(RUN, 1.0)
 

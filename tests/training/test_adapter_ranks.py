@@ -14,8 +14,6 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy
 from grpo_lightning.policy.trained_copy import TrainedCopy
 
-pytestmark = pytest.mark.timeout(900)  # a dozen processes, on a machine that may have two cores
-
 ADAPTER = [
     "--model.policy.adapter=LoRA",
     "--model.policy.adapter.rank=4",
@@ -56,7 +54,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("one", "two"), [("one", "two"), ("off", "off2")])
 def test_two_ranks_log_what_one_logs(one: str, two: str, runs: Path) -> None:
     found = scalars(runs / one)
-    assert len(found["optim/grad_norm"]) == 4 * 4 and max(found["policy/kl_ref"].values()) > 1e-5
+    assert list(found["optim/grad_norm"]) == [0, 1, 2, 3] and max(found["policy/kl_ref"].values()) > 1e-5
     assert max(found["policy/logp_gap"].values()) < 1e-5
     assert_close(scalars(runs / two), found, 1e-5)
 
@@ -70,9 +68,10 @@ def test_a_run_that_was_cut_goes_on_exactly(runs: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ddp", "alone"])
 def test_it_goes_on_in_another_way(name: str, runs: Path) -> None:
-    late = {key: {s: v for s, v in values.items() if s >= 8} for key, values in scalars(runs / "one").items()}
+    late = {key: {s: v for s, v in values.items() if s >= 2} for key, values in scalars(runs / "one").items()}
     found = scalars(runs / name)
     for key in ("optim/grad_norm", "policy/objective", "policy/kl_ref", "reward/mean"):
+        assert list(late[key]) == [2, 3]
         assert found[key] == pytest.approx(late[key], rel=1e-4, abs=1e-5)
 
 

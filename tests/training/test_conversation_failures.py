@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +14,9 @@ from helpers.command import OPTIONS, arguments
 from helpers.fitting import scalars
 from helpers.paths import environment
 from helpers.tiny import policy_of
+from helpers.waiting import LIMIT, wait_until
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
 
 GAME = [
     *(f"--{key}!" for key in OPTIONS if key.startswith("data.task")),
@@ -48,7 +48,7 @@ def fit(folder: Path, name: str, *options: str) -> subprocess.CompletedProcess[s
     own = arguments("fit", *GAME, f"--trainer.default_root_dir={name}", *options)
     variables = environment(TMPDIR=str(folder / "files"), KILLED=str(folder / f"{name}-was-killed"))
     command = [sys.executable, "-m", "grpo_lightning", *own]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=variables, timeout=200)
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=variables, timeout=LIMIT)
 
 
 def left_by(folder: Path) -> Iterator[str]:
@@ -85,10 +85,7 @@ def test_a_run_killed_while_environments_run_goes_on_bit_for_bit(folder: Path) -
     assert broken.returncode == -signal.SIGKILL and (folder / "broken-was-killed").exists()
     last = torch.load(folder / "broken" / "checkpoints" / "last.ckpt", weights_only=True)
     assert 0 <= last["epoch"] < 3, "it was killed after the first step and before the last"
-    deadline = time.monotonic() + 60
-    while [*left_by(folder)]:
-        assert time.monotonic() < deadline, [*left_by(folder)]
-        time.sleep(0.05)
+    wait_until(lambda: not [*left_by(folder)])
     resumed = fit(folder, "broken", *options, "--ckpt_path=last")
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     expected, actual = (

@@ -7,8 +7,6 @@ from helpers.conversations_of_ranks import runs
 from helpers.fitting import relative
 from helpers.two_ranks import in_every_way
 
-pytestmark = pytest.mark.timeout(600)
-
 Found = dict[str, dict[str, Any]]
 
 
@@ -16,14 +14,15 @@ Found = dict[str, dict[str, Any]]
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What `conversations_of_ranks` found in each way."""
     folder = tmp_path_factory.mktemp("conversations")
-    return in_every_way("conversations_of_ranks.py", runs, folder, max_tokens=60, seconds=500)
+    return in_every_way("conversations_of_ranks.py", runs, folder, max_tokens=60)
 
 
 @pytest.mark.parametrize("run", ["objectives", "learning"])
 @pytest.mark.parametrize("way", ["parts", "ddp", "fsdp2"])
 def test_gradients_are_those_of_one_process(found: Found, way: str, run: str) -> None:
     expected, actual = found["whole"][run]["gradients"], found[way][run]["gradients"]
-    assert len(expected) == len(actual) == (20 if run == "objectives" else 6)
+    # Of 20 and 6 updates; a mask leaves out every token of four minibatches, and those are not made.
+    assert len(expected) == len(actual) == (16 if run == "objectives" else 6)
     moving = [update for update, gradient in enumerate(expected) if any(part.any() for part in gradient.values())]
     assert len(moving) >= (14 if run == "objectives" else 6)  # a mask may leave out all of a minibatch
     assert max(relative(actual[update], expected[update]) for update in moving) < 1e-6

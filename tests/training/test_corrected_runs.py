@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.command import Grpo
 from helpers.contracts import members
-from helpers.fitting import Gradients, fit, relative, scalars
+from helpers.fitting import Gradients, fit, of_updates, relative, scalars
 from helpers.tiny import policy_of
 from torch import Tensor
 
@@ -172,18 +172,18 @@ def test_what_pi_old_of_stale_rollouts_is(tmp_path: Path, old_policy: str) -> No
     packs = Packs()
     chosen = {"old_policy": Proximal()} if old_policy == "proximal" else {}
     fit(tmp_path, [packs], {"source": StaleSource(2), "num_minibatches": 2}, {"max_epochs": 3}, **chosen)
-    seen, last = scalars(tmp_path), packs.updates[-2:]
-    for update, minibatch in enumerate(last, start=4):
+    means, maxima = (of_updates(tmp_path, f"policy/ratio_{name}") for name in ("mean", "max"))
+    for update, minibatch in enumerate(packs.updates[-2:]):
         ratio = torch.cat([(pack.scored.logp - pack.sampler_logp).exp() for pack in minibatch.packs])
         if old_policy == "sampler":
             assert all(torch.equal(pack.old_logp, pack.sampler_logp) for pack in minibatch.packs)
-            assert seen["policy/ratio_mean"][update] == pytest.approx(float(ratio.mean()), rel=1e-5)
+            assert means[-1][update] == pytest.approx(float(ratio.mean()), rel=1e-5)
         else:
-            assert seen["policy/ratio_max"][update] != pytest.approx(float(ratio.max()), rel=1e-4)
+            assert maxima[-1][update] != pytest.approx(float(ratio.max()), rel=1e-4)
     if old_policy == "proximal":
         # π_θ is π_old in the first update of a step, and no longer in the second.
-        assert [seen["policy/ratio_max"][update] for update in (0, 2, 4)] == [1, 1, 1]
-        assert seen["policy/ratio_max"][5] != 1
+        assert [first for first, _ in maxima] == [1, 1, 1]
+        assert maxima[-1][1] != 1
 
 
 def test_the_objective_of_stale_rollouts_is_that_of_a_loop(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ WRITES = {
     "a checkpoint, read-only": (torch, "save", 2, errno.EROFS),
     "a checkpoint, forbidden": (torch, "save", 2, errno.EACCES),
     "a checkpoint, quota": (os, "fsync", 2, errno.EDQUOT),
-    "an event": (L.pytorch.loggers.TensorBoardLogger, "log_metrics", 4, errno.ENOSPC),
+    "an event": (L.pytorch.loggers.TensorBoardLogger, "log_metrics", 1, errno.ENOSPC),
 }
 
 

@@ -1,22 +1,32 @@
 """`Evaluation` alone, and the reward that decides what is right."""
 
+import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.fitting import Digits, fit, scalars
+import torch
+from helpers.fitting import Digits, Echo, fit, scalars
 from helpers.tiny import policy_of, prompts_of
 
+from grpo_lightning import ranks
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.base import Reward, RewardFailure
+from grpo_lightning.rewards.format import FormatReward
+from grpo_lightning.rewards.function import FunctionReward
+from grpo_lightning.rewards.length import CosineLength
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.training.data import PromptBatch
-from grpo_lightning.training.evaluation import Answer, Evaluation
+from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
+from grpo_lightning.training.callbacks.predictions import PredictionWriter
+from grpo_lightning.training.data import PromptBatch, PromptDataModule
+from grpo_lightning.training.evaluation import Answer, Evaluation, Validation, grades_alike
 from grpo_lightning.training.explorer import Explorer
-from grpo_lightning.types import Completion, FinishReason, Sample, UsageError
+from grpo_lightning.types import Completion, FinishReason, Prompt, Question, Sample, UsageError
 
 
 class Short(Reward):
@@ -39,7 +49,8 @@ def computed(evaluation: Evaluation) -> dict[str, float]:
 def test_padding_prompts_do_not_count() -> None:
     found = evaluation("42", "xx", rewards=[Digits()])
     found.update(policy_of(), PromptBatch(prompts_of([3, 4, 5]), num_real=2))
-    expected = {"pass@1": 1, "avg@2": 0.5, "pass@2": 1, "maj@2": 1, "reward": 0.5, "length": 3, "truncated": 0}
+    expected = {"greedy": 1, "avg@2": 0.5, "pass@2": 1, "maj@2": 1, "reward": 0.5, "length": 3, "truncated": 0}
+    expected["failed"] = 0
     assert computed(found) == expected
     assert found.metrics["reward"].weight == 2
     found.reset()
@@ -65,6 +76,23 @@ def test_predictions_are_those_of_real_prompts() -> None:
     assert [(record["completion"], record["reward"]) for record in records] == [("42", 1.0), ("xx", 0.0)]
 
 
+def test_predictions_of_several_ranks_are_in_the_order_of_the_questions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers = [PredictionWriter(), PredictionWriter()]
+    trainer: Any = SimpleNamespace(is_global_zero=True, default_root_dir=tmp_path)
+    # Five questions with two completions each, dealt to two ranks in batches of two; the last is padding.
+    for writer, batches in zip(writers, ([[0, 2], [4]], [[1, 3], [0]]), strict=True):
+        for ids, num_real in zip(batches, (2, 1 if writer is writers[0] else 0), strict=True):
+            prompts = [Prompt(id, "", [1], Question("", "")) for id in ids]
+            rows = [{"question": id, "sample": sample} for id in ids[:num_real] for sample in range(2)]
+            writer.on_predict_batch_end(trainer, None, rows, PromptBatch(prompts, num_real), 0)
+    monkeypatch.setattr(ranks, "gather", lambda rows: [writer._rows for writer in writers])
+    writers[0].on_predict_end(trainer, None)
+    written = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    assert written == [{"question": id, "sample": sample} for id in range(5) for sample in range(2)]
+
+
 def test_statistics_of_a_run_are_by_the_reward_that_is_named(tmp_path: Path) -> None:
     engine = ScriptedEngine(lambda request, text: ("777777", "ab", "abcdef", "12")[request.sample])
     rewards = [Digits(), Short(weight=0)]
@@ -85,7 +113,7 @@ def test_an_unknown_reward_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("best", "drawn"), [(1.0, 0.0), (0.0, 1.0)])
-def test_with_one_completion_the_greedy_answer_is_pass_at_1(best: float, drawn: float) -> None:
+def test_with_one_completion_avg_at_1_is_the_sampled_one(best: float, drawn: float) -> None:
     found = evaluation("?", rewards=[Digits()])
 
     def answer(policy: Any, prompts: Any, count: int, greedy: bool, scoring: Any) -> Any:
@@ -95,4 +123,96 @@ def test_with_one_completion_the_greedy_answer_is_pass_at_1(best: float, drawn: 
 
     found.answer = answer  # type: ignore[method-assign]
     found.update(policy_of(), PromptBatch(prompts_of([3]), num_real=1))
-    assert (computed(found)["pass@1"], computed(found)["avg@1"]) == (best, drawn)
+    assert (computed(found)["greedy"], computed(found)["avg@1"]) == (best, drawn)
+    assert "pass@1" not in found.metrics  # it would be avg@1
+
+
+class Counted(Digits):
+    """Fails on texts with an x; counts the samples that it is given."""
+
+    def __init__(self, pattern: str = "x", weight: float = 1.0, name: str | None = None) -> None:
+        super().__init__(weight, name)
+        self.pattern, self.num_graded = pattern, [0]
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        self.num_graded[0] += len(samples)
+        result = super().score(samples)
+        result.value = [math.nan if self.pattern in s.text else v for s, v in zip(samples, result.value, strict=True)]
+        return result
+
+
+def test_a_completion_that_was_not_judged_is_no_wrong_answer() -> None:
+    found = evaluation("42", "x", "x", rewards=[Counted()])
+    found.update(policy_of(), PromptBatch(prompts_of([3]), num_real=1))
+    values = computed(found)
+    assert values["failed"] == 0.5  # two of three drawn and the greedy one
+    assert [values[name] for name in ("greedy", "avg@3", "pass@3", "maj@3")] == [1, 1, 1, 1]
+    found = evaluation("x", "x", rewards=[Counted()])
+    found.update(policy_of(), PromptBatch(prompts_of([3]), num_real=1))
+    assert all(math.isnan(computed(found)[name]) for name in ("greedy", "avg@2", "pass@2", "maj@2", "reward"))
+    assert computed(found)["failed"] == 1
+
+
+def test_the_judge_decides_and_changes_no_total() -> None:
+    found = evaluation("4", "abcd", rewards=[Digits()])
+    found.judge_by(Short(weight=3, name="digits"))
+    found.update(policy_of(), PromptBatch(prompts_of([3]), num_real=1))
+    assert (computed(found)["avg@2"], computed(found)["reward"], found.measure) == (0.5, 0.5, "mean of Short")
+    (record, _) = found.predict(policy_of(), PromptBatch(prompts_of([3]), num_real=1))
+    assert record["scores"] == {"digits": 1.0, "judge": 1.0} and record["sample"] == 0
+    assert found.explorer.scorer.rewards == found.scorer.rewards[:1] and "maj@2" not in found.metrics
+
+
+@pytest.mark.parametrize(("pattern", "by_judge"), [("x", 0), ("y", 3)])
+def test_a_reward_that_grades_alike_is_the_judge(pattern: str, by_judge: int) -> None:
+    trained, judge = Counted(weight=0.5), Counted(pattern, name="other")
+    found = evaluation("4", "5", rewards=[Digits(), trained])
+    found.judge_by(judge)
+    found.update(policy_of(), PromptBatch(prompts_of([3]), num_real=1))
+    assert trained.num_graded == [3] and judge.num_graded == [by_judge]
+    assert (found.judge is trained) == (pattern == "x")
+    found.judge_by(None)
+    assert found.judge is found.scorer.rewards[0]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        (lambda: MathVerifier(weight=0, num_workers=1), MathVerifier, True),
+        (lambda: MathVerifier(decimals=5), MathVerifier, False),
+        (lambda: MathVerifier(timeout=5), MathVerifier, False),
+        (FormatReward, MathVerifier, False),
+        (lambda: FunctionReward("a.b"), lambda: FunctionReward("a.b", name="c"), True),
+        (lambda: FunctionReward("a.b"), lambda: FunctionReward("a.c"), False),
+        (lambda: CosineLength(MathVerifier()), lambda: CosineLength(MathVerifier()), False),  # nothing to be sure of
+    ],
+)
+def test_which_rewards_grade_alike(one: Any, other: Any, alike: bool) -> None:
+    assert grades_alike(one(), other()) == grades_alike(other(), one()) == alike
+
+
+class Judged(Echo):
+    """Questions with a judge of their own."""
+
+    judge = "training.test_evaluation.Short"
+
+
+def test_training_knows_nothing_of_the_judge(tmp_path: Path) -> None:
+    runs = {}
+    for name, task in (("without", Echo()), ("with", Judged())):
+        data = PromptDataModule(task, val_batch_size=5)
+        module = fit(tmp_path / name, trainer={"limit_val_batches": 1.0}, data=data)
+        runs[name] = scalars(tmp_path / name), module.policy.state_dict()
+    (one, weights), (other, judged) = runs["without"], runs["with"]
+    assert all(torch.equal(weights[key], judged[key]) for key in weights)
+    changed = {name for name in one | other if one.get(name) != other.get(name)}
+    assert changed == {"val/avg@2", "val/greedy", "val/pass@2", "val/maj@2"}
+
+
+@pytest.mark.parametrize("judge", [None, Counted("")])
+def test_a_validation_that_cannot_be_judged_ends_the_run(judge: Reward | None, tmp_path: Path) -> None:
+    rewards = [Digits()] if judge else [Counted("")]
+    validation = Validation(judge)
+    with pytest.raises(RewardFailure, match=r"reward counted failed on 72 of 72 .*max_failed_rewards=0.5 of a validat"):
+        fit(tmp_path, rewards=rewards, validation=validation, trainer={"limit_val_batches": 1.0})
+    assert not scalars(tmp_path).get("reward/mean")  # before the first step

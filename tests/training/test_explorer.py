@@ -2,8 +2,9 @@
 
 import copy
 import itertools
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -206,10 +207,45 @@ def test_an_engine_apart_learns_what_the_default_learns(tmp_path: Path) -> None:
 
 def test_an_engine_whose_weights_did_not_arrive_stops_the_run_before_it_learns(tmp_path: Path) -> None:
     policy = policy_of(scale=0.05)
-    message = r"model\.engine=Outdated: the sampler's and the policy's log-probs .* differ by up to .* at most 0\.001"
+    message = r"model\.engine=Outdated: .* log-probs .* differ by .* nats on average, .* at most 0\.00012 and 1%\)"
     with pytest.raises(UsageError, match=message):
         fit(tmp_path, engine=Outdated(), policy=policy)
     assert policy.version == 1
+
+
+class Off(Apart):
+    """Its log-probs are off by some nats at every so many tokens; it says that it computes in bfloat16."""
+
+    def __init__(self, off: float, every: int) -> None:
+        super().__init__()
+        self.off, self.every = off, every
+
+    def product_dtype(self, policy: Policy) -> torch.dtype:
+        return torch.bfloat16
+
+    def generate(self, *args: Any, **kwargs: Any) -> list[Completion]:
+        completions, count = super().generate(*args), 0
+        for completion in completions:
+            for index in range(len(completion.token_ids)):
+                completion.logp[index] += self.off * (count % self.every == 0)
+                count += 1
+        return completions
+
+
+@pytest.mark.parametrize(
+    ("off", "every", "ends"),
+    [(3.0, 10**6, "warns"), (0.1, 1, "goes on"), (0.2, 1, "stops"), (2.0, 20, "stops")],
+    ids=["one token", "rounding", "all tokens", "one in twenty"],
+)
+def test_one_token_warns_and_many_stop_the_run(tmp_path: Path, off: float, every: int, ends: str) -> None:
+    engine, sizes = Off(off, every), {"group_size": 8, "prompts_per_step": 8}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(UsageError, match="does not draw from") if ends == "stops" else nullcontext():
+            fit(tmp_path, engine=engine, loop=sizes, trainer={"max_epochs": 1})
+    warned = [str(one.message) for one in caught if "does not draw from this policy" in str(one.message)]
+    assert bool(warned) is (ends == "warns")
+    assert all("differ by up to 3 before the first update (expected: at most 1)" in message for message in warned)
 
 
 def test_shared_weights_that_differ_only_warn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

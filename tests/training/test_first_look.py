@@ -32,7 +32,7 @@ def test_reward_and_validation_come_first_in_the_alphabet(tmp_path: Path) -> Non
     assert names[:5] == [
         "First look/1 reward",
         "First look/2 val avg@2",
-        "First look/3 val pass@1",
+        "First look/3 val greedy",
         "First look/4 length",
         "First look/5 entropy",
     ]
@@ -55,7 +55,8 @@ def test_the_page_has_charts_of_what_the_run_logs(tmp_path: Path) -> None:
     (event,) = events.Tensors("custom_scalars__config__")
     layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
     (category,) = layout.category
-    assert category.title == "First look" and len(category.chart) == 8
+    assert category.title == "First look" and len(category.chart) == 12
+    assert all(len(chart.multiline.tag) <= 2 for chart in category.chart)
     logged = events.Tags()["scalars"]
     for chart in category.chart:
         for tag in chart.multiline.tag:
@@ -74,7 +75,7 @@ def test_a_run_without_reference_and_validation_has_no_charts_of_them(tmp_path: 
 
 
 def test_a_constant_is_no_curve(tmp_path: Path) -> None:
-    fit(tmp_path, loop={"mu": 2})
+    fit(tmp_path)
     names = events_of(tmp_path).Tags()["scalars"]
     assert {"optim/updates", "optim/bad_updates", "rollout/wasted"} & {*names} == set()
 
@@ -101,11 +102,22 @@ def test_a_sweep_shows_what_is_swept(grpo: Grpo, tmp_path: Path) -> None:
     assert "_hparams_/experiment" not in events_of(tmp_path / "0.01").summary_metadata
 
 
-@pytest.mark.parametrize("reward", ["[MathVerifier]", "[{class_path: a.b.Mine, init_args: {weight: 2}}]"])
-def test_hyperparameters_of_a_short_configuration(reward: str) -> None:
+FUNCTION = "{class_path: grpo_lightning.FunctionReward, init_args: {function: 'my_rewards:brief'}}"
+
+
+@pytest.mark.parametrize(
+    ("reward", "shown"),
+    [
+        ("[MathVerifier]", "MathVerifier"),
+        ("[{class_path: a.b.Mine, init_args: {weight: 2}}]", "Mine"),
+        (f"[{FUNCTION}], validation: {{judge: {FUNCTION}}}", "my_rewards.brief"),
+    ],
+)
+def test_hyperparameters_of_a_short_configuration(reward: str, shown: str) -> None:
     text = f"{{model: {{rewards: {reward}, objective: {{beta: 0.1, masks: []}}}}, loop: {{mu: 2, stop: null}}}}"
     assert hyperparameters(yaml.safe_load(text)) == {
         "beta": 0.1,
         "mu": 2,
-        "rewards": "Mine" if "Mine" in reward else "MathVerifier",
+        "rewards": shown,
+        **({"judge": shown} if "judge" in reward else {}),
     }

@@ -8,19 +8,21 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from helpers.fitting import Digits, Echo, Gradients, fit, relative, scalars
+from helpers.fitting import Digits, Echo, Gradients, fit, of_updates, relative, scalars
 from helpers.tiny import policy_of
 
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.engines.transformers import TransformersEngine
+from grpo_lightning.maths.advantages import Sign
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy.policy import Policy, recompute_activations
 from grpo_lightning.policy.shared_prefix import SharedPrefix
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import RewardFailure
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.step import Minibatch
@@ -75,16 +77,19 @@ def test_one_minibatch_needs_no_pass_for_the_old_policy(
     monkeypatch.setattr(Policy, "forward", lambda self, *args: counted.append(1) or forward(self, *args))
     fit(tmp_path, loop={"mu": mu}, trainer={"max_epochs": 1})
     assert len(counted) == forwards
-    assert scalars(tmp_path)["policy/ratio_max"][0] == 1.0
+    assert of_updates(tmp_path, "policy/ratio_max")[0][0] == 1.0
 
 
 def test_later_passes_move_away_from_the_old_policy(tmp_path: Path) -> None:
     fit(tmp_path, loop={"mu": 3}, trainer={"max_epochs": 1})
     seen = scalars(tmp_path)
-    ratio, divergence = seen["policy/ratio_max"], seen["policy/kl_old"]
+    (ratio,), (divergence,) = (of_updates(tmp_path, f"policy/{name}") for name in ("ratio_max", "kl_old"))
     assert ratio[0] == 1
     assert ratio[2] > ratio[1] > 1 + 1e-3
     assert divergence[2] > divergence[1] > divergence[0]
+    # The run logs a point of the step: of maxima the largest, of all else the mean.
+    assert seen["policy/ratio_max"] == {0: ratio[2]}
+    assert seen["policy/kl_old"] == {0: pytest.approx(sum(divergence) / 3, rel=1e-6)}
     assert len(seen["policy/logp_gap"]) == 1
     assert max(seen["policy/logp_gap"].values()) < 1e-5
 
@@ -207,9 +212,24 @@ def test_a_watched_reward_does_not_teach(tmp_path: Path) -> None:
     assert scalars(tmp_path / "with")["reward/broken/error"] == {0: 0.25}
 
 
-def test_groups_without_spread_leave_the_policy_alone(tmp_path: Path) -> None:
-    engine = ScriptedEngine(lambda request, text: "77")
-    module = fit(tmp_path, engine=engine)
+class Has(Reward):
+    """1 for a completion with a certain letter."""
+
+    def __init__(self, letter: str, weight: float) -> None:
+        super().__init__(weight, name=letter)
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        return RewardResult([float(self.name in sample.text) for sample in samples])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"rewards": [Has("a", 0.1), Has("b", 0.2), Has("c", 0.3)], "advantage": Sign()}],
+    ids=["equal", "equal but for rounding"],
+)
+def test_groups_without_spread_leave_the_policy_alone(tmp_path: Path, options: dict[str, Any]) -> None:
+    engine = ScriptedEngine(lambda request, text: ("ab" if request.sample % 2 else "c") if options else "77")
+    module = fit(tmp_path, engine=engine, **options)
     before = policy_of(scale=0.05).state_dict()
     assert all(torch.equal(value, before[name]) for name, value in module.policy.state_dict().items())
     assert set(scalars(tmp_path)["reward/zero_spread"].values()) == {1.0}
@@ -221,13 +241,14 @@ def test_validation_scores_known_completions(tmp_path: Path) -> None:
     fit(tmp_path, engine=engine, trainer={"max_epochs": 1, "limit_val_batches": 1.0}, loop={"validate_first": False})
     seen = {name: list(values.values()) for name, values in scalars(tmp_path).items() if name.startswith("val/")}
     assert seen == {
-        "val/pass@1": [1.0],
+        "val/greedy": [1.0],
         "val/avg@2": [0.5],
         "val/pass@2": [1.0],
         "val/maj@2": [1.0],
         "val/reward": [0.5],
         "val/length": [3.0],
         "val/truncated": [0.0],
+        "val/failed": [0.0],
     }
 
 
@@ -259,3 +280,47 @@ def test_no_attention_mask_outlives_its_update(tmp_path: Path, checkpointing: bo
     layouts = [pack.layout for batch in watch.batches for pack in batch.packs]
     shared = [layout for layout in layouts if isinstance(layout, SharedPrefix)]
     assert shared and not any(layout.masks for layout in shared)
+
+
+class Fading(Digits):
+    """Another status in the first `num_odd` steps."""
+
+    def __init__(self, num_odd: int) -> None:
+        super().__init__()
+        self.num_odd = num_odd
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        return RewardResult(super().score(samples).value, ["odd" if self.num_odd > 0 else "ok"] * len(samples))
+
+    def learn(self, *args: Any) -> dict[str, float]:
+        self.num_odd -= 1
+        return {}
+
+
+class LastValues(L.Callback):
+    """What others find as the last rate of the status, at the end."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.found.append(float(trainer.callback_metrics["reward/fading/odd"]))
+
+
+def test_a_status_that_is_gone_has_rate_0_also_in_a_resumed_run(tmp_path: Path) -> None:
+    last, resumed = LastValues(), LastValues()
+    saves = {"enable_checkpointing": True, "max_epochs": 2}
+    fit(tmp_path / "run", [last, StepCheckpoint()], trainer=saves, rewards=[Fading(1)])
+    assert scalars(tmp_path / "run")["reward/fading/odd"] == {0: 1, 1: 0} and "reward/fading/ok" in scalars(
+        tmp_path / "run"
+    )
+    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    fit(
+        tmp_path / "on",
+        [resumed, StepCheckpoint()],
+        trainer=saves | {"max_epochs": 3},
+        rewards=[Fading(0)],
+        ckpt_path=path,
+    )
+    assert scalars(tmp_path / "on")["reward/fading/odd"] == {2: 0}
+    assert last.found == resumed.found == [0]

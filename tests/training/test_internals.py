@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,11 @@ from helpers.command import OPTIONS, Grpo
 from helpers.fitting import fit, scalars
 from helpers.paths import ROOT
 from helpers.tiny import model_of
-from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from grpo_lightning.cli import GRPOCLI
 from grpo_lightning.command import internals as command_internals
-from grpo_lightning.maths.stopping import KLAbove
 from grpo_lightning.training import internals
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 
@@ -64,44 +64,32 @@ def test_what_is_overridden_is_there() -> None:
         assert all(re.search(rf"(def |self\.){name}\b", inspect.getsource(base)) for name in names), base
 
 
-class Numbers(L.Callback):
-    """The number of logged updates at the end of each step."""
-
-    def __init__(self) -> None:
-        self.found: list[int] = []
-
-    def on_train_epoch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        self.found.append(internals.num_logged_updates(trainer))
-
-
-def test_updates_are_counted_as_the_loggers_count_them(tmp_path: Path) -> None:
-    numbers = Numbers()
-    fit(tmp_path, [numbers], loop={"mu": 2})
-    assert [number - 1 for number in numbers.found] == list(scalars(tmp_path)["reward/mean"])
+def test_everything_stands_at_its_exploration_step(tmp_path: Path) -> None:
+    """Whatever the number of updates, what Lightning's own callbacks log too; one point of each metric per step."""
+    monitor, checkpoint = LearningRateMonitor(), StepCheckpoint()
+    run: dict[str, Any] = {"loop": {"mu": 2, "num_minibatches": 2}, "callbacks": [monitor, checkpoint]}
+    trainer: dict[str, Any] = {"limit_val_batches": 1.0, "enable_checkpointing": True}
+    fit(tmp_path, **run, trainer=trainer | {"max_epochs": 2})
+    fit(tmp_path, **run, trainer=trainer, ckpt_path="last")
+    found = scalars(tmp_path)
+    elsewhere = {name for name, points in found.items() if [*points] != [0, 1, 2]}
+    assert all(name.startswith("val/") or name in ("epoch", "rollout/length_right") for name in elsewhere)
+    assert [*found["val/reward"]] == [*found["epoch"]] == [-1, 0, 1, 2]
+    assert [*found["optim/updates"].values()] == [4, 4, 4] and "lr-SGD" in found
 
 
-def test_nothing_is_logged_for_an_update_that_is_not_made(tmp_path: Path) -> None:
-    fit(tmp_path, loop={"mu": 4, "stop": KLAbove(1e-12)}, trainer={"max_epochs": 1})
-    assert list(scalars(tmp_path)["policy/kl_old"]) == [0, 1]
-
-
-def test_validation_stands_where_the_run_saved(tmp_path: Path) -> None:
+def test_validation_stands_at_the_step_that_is_given(tmp_path: Path) -> None:
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    loops = {"fit_loop": {"epoch_loop.state_dict": {"_batches_that_stepped": 8}}}
-    where = internals.standing_of({"loops": loops, "epoch": 3})
-    for given, at in ((where, (7, 3)), (None, (-1, -1))):
+    for given, at in ((3, 3), (None, -1)):
         with internals.standing(trainer, given):
-            assert (internals.num_logged_updates(trainer), trainer.current_epoch) == at
-        assert (internals.num_logged_updates(trainer), trainer.current_epoch) == (0, 0)
-    # The names are those of a checkpoint that Lightning writes.
-    fit(tmp_path, [StepCheckpoint()], trainer={"max_epochs": 2, "enable_checkpointing": True})
-    saved = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
-    assert saved["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"] == 2
+            assert (trainer.fit_loop.epoch_loop._batches_that_stepped, trainer.current_epoch) == (at, at)
+        assert (trainer.fit_loop.epoch_loop._batches_that_stepped, trainer.current_epoch) == (0, 0)
 
 
 def test_the_file_writer_takes_summaries(tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path, name="", version="")
     assert callable(internals.summary_writer(logger).add_summary)
+    assert [internals.event_file(logger)] == [*tmp_path.glob("events.out.tfevents.*")]
 
 
 def test_a_callback_of_the_command_line_can_be_left_out(grpo: Grpo) -> None:
@@ -129,16 +117,23 @@ class Saves(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, *args: Any) -> None:
         checkpoint = self.checkpoint
-        assert not internals.skips_saving(checkpoint, trainer)
         metrics = internals.monitored(checkpoint, trainer)
         assert {"epoch", "step"} <= metrics.keys()
         internals.save_best(checkpoint, trainer, metrics)
         assert [path.name for path in Path(checkpoint.dirpath or "").iterdir()] == ["best.ckpt"]
-        assert internals.skips_saving(checkpoint, trainer), "it has just saved"
         internals.save_last(checkpoint, trainer, metrics)
         assert {path.name for path in Path(checkpoint.dirpath or "").iterdir()} == {"best.ckpt", "last.ckpt"}
         internals.remove_checkpoint(checkpoint, trainer, checkpoint.best_model_path)
         assert [path.name for path in Path(checkpoint.dirpath or "").iterdir()] == ["last.ckpt"]
+
+
+def test_when_a_checkpoint_callback_saves() -> None:
+    checkpoint, trainer = ModelCheckpoint(), L.Trainer(check_val_every_n_epoch=2, logger=False)
+    assert internals.saves_at_validation(checkpoint, trainer) and not internals.saves_in_steps(checkpoint)
+    internals.save_after_steps([checkpoint], True)
+    assert not internals.saves_at_validation(checkpoint, trainer)
+    assert internals.saves_in_steps(ModelCheckpoint(every_n_train_steps=1))
+    assert internals.saves_in_steps(ModelCheckpoint(train_time_interval=timedelta(1)))
 
 
 def test_a_checkpoint_is_saved_and_removed_at_a_moment_of_choice(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import lightning as L
 import pytest
 import yaml
 from helpers.command import Grpo
-from helpers.fitting import Digits, fit, scalars
+from helpers.fitting import Digits, Echo, fit, scalars
 from helpers.tiny import tokenizer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -31,11 +32,12 @@ from grpo_lightning.training import step_statistics as statistics
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.callbacks.completions import SampledCompletions, show
 from grpo_lightning.training.callbacks.progress import StepProgressBar, clear_bars
+from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.monitors import GROUPS
 from grpo_lightning.training.stale import StaleSource
-from grpo_lightning.types import Sample, UsageError
+from grpo_lightning.types import Question, Sample, UsageError
 
 
 class Tables(Logger):
@@ -91,13 +93,13 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 def test_completions_and_histograms_stand_where_the_steps_scalars_do(tmp_path: Path) -> None:
     fit(tmp_path, [SampledCompletions(every_n_steps=2, num_groups=1)], **SHORT)
     events, seen = events_of(tmp_path), scalars(tmp_path)
-    assert [event.step for event in events.Tensors("completions/text_summary")] == [1, 5]
+    assert [event.step for event in events.Tensors("completions/text_summary")] == [0, 2]
     lengths = {event.step: event.histogram_value for event in events.Histograms("rollout/length")}
     assert {step: value.sum / value.num for step, value in lengths.items()} == pytest.approx(
-        {step: seen["rollout/length_mean"][step] for step in (1, 5)}
+        {step: seen["rollout/length_mean"][step] for step in (0, 2)}
     )
     totals = {event.step: event.histogram_value for event in events.Histograms("reward/total")}
-    assert totals[5].sum / totals[5].num == pytest.approx(seen["reward/mean"][5])
+    assert totals[2].sum / totals[2].num == pytest.approx(seen["reward/mean"][2])
 
 
 @pytest.mark.parametrize("kind", ["none", "csv", "tensorboard second", "tables"])
@@ -115,7 +117,7 @@ def test_completions_reach_every_logger_that_shows_text_and_always_a_file(kind: 
     fit(tmp_path, [SampledCompletions(every_n_steps=1, num_groups=1)], engine=engine, trainer=trainer)
 
     found = lines_of(tmp_path)
-    assert [(line["step"], line["update"]) for line in found] == [(1, 0)] * 4 + [(2, 1)] * 4
+    assert [line["step"] for line in found] == [1] * 4 + [2] * 4
     assert [line["completion"] for line in found[:4]] == [f"{place}ab" for place in range(4)]
     assert found[0]["scores"] == {"digits": found[0]["reward"]} and found[0]["statuses"] == {"digits": "ok"}
     assert found[0]["reward"] == pytest.approx(1 / 3) and found[0]["answer"] == "3"
@@ -145,7 +147,7 @@ def test_a_logger_takes_the_table_in_its_own_way() -> None:
     show(SimpleNamespace(), table, page, 3)
     assert calls == [
         {"key": "completions", "columns": table[0], "data": table[1:], "step": 3},
-        ("r7", page, "completions/update-3.md"),
+        ("r7", page, "completions/step-4.md"),
         ("completions", page, 3),
     ]
 
@@ -190,9 +192,19 @@ def test_what_a_model_writes_does_not_break_the_file(tmp_path: Path) -> None:
     assert file.read_text().startswith(f"{first}{strange}\n{{")
 
 
+def test_half_a_character_does_not_end_the_run(tmp_path: Path) -> None:
+    class Half(Echo):
+        def questions(self, split: str) -> list[Question]:
+            return [replace(question, answer="3\ud83d") for question in super().questions(split)]
+
+    fit(tmp_path, [SampledCompletions(every_n_steps=1)], trainer={"max_epochs": 1}, data=PromptDataModule(Half()))
+    assert {line["answer"] for line in lines_of(tmp_path)} == {"3\ud83d"}
+
+
 def test_every_logger_gets_the_options(grpo: Grpo, tmp_path: Path) -> None:
     (tmp_path / "loggers.yaml").write_text(
-        "trainer: {logger: [{class_path: test_loggers.tables}, {class_path: CSVLogger, init_args: {save_dir: run}}]}"
+        "trainer: {logger: [{class_path: test_loggers.tables}, "
+        "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: run}}]}"
     )
     code, _, errors = grpo("fit", "--config=loggers.yaml")
     assert code == 0, errors
@@ -298,7 +310,7 @@ def test_metrics_that_are_watched_are_checked_before_anything_is_written(grpo: G
         (["--checkpoint.monitor=policy/kl_ref"], ["checkpoint.monitor=policy/kl_ref", "policy/kl_old"]),
         (["--checkpoint.monitor=reward/math/mean"], ["checkpoint.monitor=reward/math/mean"]),
         (["--checkpoint.monitor=val_loss"], ["checkpoint.monitor=val_loss"]),
-        ([stopping, "--trainer.callbacks.monitor=val/acc"], ["EarlyStopping.monitor=val/acc", "val/pass@1"]),
+        ([stopping, "--trainer.callbacks.monitor=val/acc"], ["EarlyStopping.monitor=val/acc", "val/greedy"]),
         (
             [stopping, "--trainer.callbacks.monitor=val/reward", "--trainer.limit_val_batches=0"],
             ["EarlyStopping.monitor=val/reward"],

@@ -349,15 +349,6 @@ def test_copies_for_decoding_are_held_while_exploring(changes: dict[str, Any], b
     assert MemoryTable.from_estimate(estimate)["copies for decoding"] == (expected, 0, 0)
 
 
-def test_captured_steps_keep_cache_and_copies_during_the_update() -> None:
-    for precision, copied in (("32-true", 0), ("bf16-mixed", 2)):
-        estimate = Estimate(job_with(device="cuda", captures=True, precision=precision))
-        table = MemoryTable.from_estimate(estimate)
-        linear = [module for module in estimate.model.modules() if isinstance(module, torch.nn.Linear)]
-        assert table["copies for decoding"] == (copied * sum(one.weight.numel() for one in linear),) * 3
-        assert table["key-value cache"] == (estimate.cache,) * 3 and estimate.cache
-
-
 # 4 prompts with 10 + 4 * 20 = 90 tokens: one pack of 360, two of 180 or four of 90.
 @pytest.mark.parametrize(
     ("max_tokens", "threads", "at_once", "gradients"), [(0, 2, 1, 1), (180, 2, 2, 2), (90, 2, 2, 3), (90, 8, 4, 4)]

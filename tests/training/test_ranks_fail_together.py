@@ -14,8 +14,6 @@ from helpers.tiny import policy_of
 
 from grpo_lightning.training.fellow_ranks import FellowRanks, fail_together
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -44,7 +42,7 @@ def fails(folder: Path, strategy: str, *options: str, anew: bool = False) -> tup
     command = arguments("fit", *sizes, *options)
     with programs({"run": command}, folder, anew=anew, together=True) as started:
         program = started["run"]
-        code = program.wait(100)
+        code = program.wait()
         end = time.monotonic() + 10
         while (left := list(processes_of(program.pid))) and time.monotonic() < end:
             time.sleep(0.05)

@@ -54,7 +54,7 @@ def die_and_go_on(folder: Path, times: int, *more: str) -> None:
     """A run in `unbroken`; and one in `killed` that is killed so many times, at random moments, and ends at last."""
     with programs({"unbroken": command(folder / "unbroken", *more)}, folder) as started:
         begun = time.monotonic()
-        assert started["unbroken"].wait(200) == 0, started["unbroken"].errors
+        assert started["unbroken"].wait() == 0, started["unbroken"].errors
         duration = time.monotonic() - begun
     moments = random.Random(0)
     on = command(folder / "killed", *more, "--ckpt_path", "last")
@@ -63,7 +63,7 @@ def die_and_go_on(folder: Path, times: int, *more: str) -> None:
             # Kills during start-up only delay: most moments fall into the training.
             started["killed"].wait(duration * moments.uniform(0.3, 1.0))
     with programs({"last": on}, folder, anew=True) as started:
-        code, errors = started["last"].wait(200), started["last"].errors
+        code, errors = started["last"].wait(), started["last"].errors
     # A quick machine may have finished before the last kill; then there is nothing to go on with.
     assert code == (2 if f"has done {STEPS} steps already" in errors else 0), errors[-2000:]
 
@@ -109,7 +109,7 @@ def test_sigterm_ends_the_step_saves_and_resumes_exactly(tmp_path: Path) -> None
     assert set(scalars(tmp_path / "cut")["reward/mean"].values()) <= set(
         scalars(tmp_path / "whole")["reward/mean"].values()
     )
-    assert len(scalars(tmp_path / "cut")["optim/lr"]) == 4
+    assert len(scalars(tmp_path / "cut")["optim/lr"]) == 2
     fit(tmp_path / "cut", [StepCheckpoint(every_n_steps=3)], ckpt_path="last", **options)
     assert scalars(tmp_path / "cut") == scalars(tmp_path / "whole")
 

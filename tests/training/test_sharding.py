@@ -22,8 +22,6 @@ from grpo_lightning.policy.sharding import data_mesh
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
 from grpo_lightning.types import RandomKey, UsageError
 
-pytestmark = pytest.mark.timeout(600)  # a dozen processes, on a machine that may have two cores
-
 OPTIONS = [
     "--trainer.max_epochs=4",
     "--trainer.check_val_every_n_epoch=2",
@@ -60,7 +58,7 @@ def finish(runs: dict[str, list[str]], folder: Path, of: list[str] = OPTIONS, an
     }
     with programs(commands, folder, anew=anew) as started:
         for name, program in started.items():
-            assert program.wait(400) == 0, f"{name}: {program.errors[-3000:]}"
+            assert program.wait() == 0, f"{name}: {program.errors[-3000:]}"
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +90,7 @@ def assert_close(found: dict[str, dict[int, float]], expected: dict[str, dict[in
 
 def test_two_ranks_log_what_one_logs(runs: Path) -> None:
     one, two = scalars(runs / "one"), scalars(runs / "two")
-    assert len(one["optim/grad_norm"]) == 4 * 4 and len(one["val/reward"]) == 3
+    assert list(one["optim/grad_norm"]) == [0, 1, 2, 3] and list(one["val/reward"]) == [-1, 1, 3]
     assert max(one["policy/kl_ref"].values()) > 1e-5
     assert_close(two, one, 1e-5)
 
@@ -112,10 +110,10 @@ def test_a_run_that_was_cut_goes_on_exactly(runs: Path) -> None:
     whole, resumed = weights(runs / "two"), weights(runs / "resumed")
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
-    late = {name: {s: v for s, v in values.items() if s >= 8} for name, values in scalars(runs / "two").items()}
+    late = {name: {s: v for s, v in values.items() if s >= 2} for name, values in scalars(runs / "two").items()}
     found = scalars(runs / "resumed")
     for name in ("optim/grad_norm", "optim/lr", "policy/objective", "policy/kl_ref"):
-        assert found[name] == late[name]
+        assert list(late[name]) == [2, 3] and found[name] == late[name]
 
 
 def test_a_checkpoint_is_that_of_one_process_and_goes_on_there(runs: Path) -> None:

@@ -73,9 +73,9 @@ def test_a_line_has_what_one_asks_first(monkeypatch: pytest.MonkeyPatch) -> None
     for _ in range(10):
         pace.step_ended()
     metrics = {"reward/mean": 0.914, "rollout/length_mean": 14.25, "time/explore": 1.24, "time/optimise": 0.61}
-    scores = {"avg@8": 0.7249, "pass@1": 0.98}
+    scores = {"avg@8": 0.7249, "greedy": 0.98}
     assert line(10, pace, metrics | {"time/reward": 0.01}, scores) == (
-        "step 10/60: reward 0.91, length 14.2; explore 1.2 s, update 0.6 s; val avg@8 0.72, pass@1 0.98; "
+        "step 10/60: reward 0.91, length 14.2; explore 1.2 s, update 0.6 s; val avg@8 0.72, greedy 0.98; "
         "1 min 40 s left"
     )
 
@@ -90,8 +90,8 @@ def test_a_run_prints_one_line_per_step(tmp_path: Path, caplog: pytest.LogCaptur
     assert [text.partition(":")[0] for text in lines] == ["before training", "step 1/3", "step 2/3", "step 3/3"]
     for text, update in zip(lines[1:], (0, 1, 2), strict=True):
         assert f"reward {seen['reward/mean'][update]:.2f}, length {seen['rollout/length_mean'][update]:.1f};" in text
-        assert ("val avg@2" in text) == (update == 1)
-    assert f"val avg@2 {seen['val/avg@2'][-1]:.2f}, pass@1 {seen['val/pass@1'][-1]:.2f}" in lines[0]
+        assert ("val avg@2" in text) == (update > 0)  # the last step always
+    assert f"val avg@2 {seen['val/avg@2'][-1]:.2f}, greedy {seen['val/greedy'][-1]:.2f}" in lines[0]
     assert "left" in lines[2] and "left" not in lines[3]
 
 
@@ -104,10 +104,10 @@ def test_the_summary_tells_what_changed_and_where_to_look(tmp_path: Path, caplog
     saving = [StepCheckpoint(keep=1, monitor="val/reward"), RunSummary()]
     fit(tmp_path, saving, trainer=VALIDATES | {"enable_checkpointing": True})
     seen, rows = scalars(tmp_path), summary_of(caplog)
-    average, greedy = seen["val/avg@2"], seen["val/pass@1"]
+    average, greedy = seen["val/avg@2"], seen["val/greedy"]
     assert rows["validation"] == (
-        f"avg@2 {average[-1]:.2f} -> {average[2]:.2f}, pass@1 {greedy[-1]:.2f} -> {greedy[2]:.2f} "
-        "(before training -> after step 3)"
+        f"avg@2 {average[-1]:.2f} -> {average[2]:.2f}, greedy {greedy[-1]:.2f} -> {greedy[2]:.2f} "
+        "(before training -> after step 3): mean of Digits"
     )
     best = max(range(3), key=lambda update: seen["val/reward"][update])
     assert rows["best"].startswith(f"{tmp_path}/checkpoints/step-{best + 1}.ckpt (val/reward ")
@@ -125,7 +125,7 @@ def test_the_summary_of_a_resumed_run_knows_the_first_validation(
         trainer = VALIDATES | {"enable_checkpointing": True, "max_epochs": steps}
         fit(tmp_path, callbacks, trainer=trainer, ckpt_path=path)
     rows = summary_of(caplog)
-    assert rows["validation"].endswith("(before training -> after step 3)")
+    assert rows["validation"].endswith("(before training -> after step 3): mean of Digits")
     assert rows["done"].startswith("3 of 3 steps, from step 2 in ")
     assert f"avg@2 {scalars(tmp_path)['val/avg@2'][-1]:.2f} -> " in rows["validation"]
 
@@ -141,7 +141,9 @@ def test_a_run_that_is_told_to_stop_ends_with_the_summary(tmp_path: Path, caplog
     trainer = VALIDATES | {"enable_checkpointing": True, "check_val_every_n_epoch": 3}
     fit(tmp_path, [StepCheckpoint(), RunSummary(), Terminate()], trainer=trainer)
     rows = summary_of(caplog)
-    assert rows["done"].startswith("1 of 3 steps in ") and rows["validation"].endswith("(before training)")
+    assert rows["done"].startswith("1 of 3 steps in ") and rows["validation"].endswith(
+        "(before training): mean of Digits"
+    )
 
 
 def test_a_run_that_stops_early_ends_with_the_summary(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -210,7 +212,7 @@ def test_the_bar_has_step_phase_reward_validation_and_the_time_left(tmp_path: Pa
         "step 2/2 validate: ",
     ]
     _, first, _, second, _ = (dict(part.split("=") for part in after.split(", ") if part) for _, after in look.seen)
-    assert {*first} == {"reward/mean", "val/avg@2", "val/pass@1"}
+    assert {*first} == {"reward/mean", "val/avg@2", "val/greedy"}
     for shown, update in ((first, 0), (second, 1)):
         assert float(shown["reward/mean"]) == pytest.approx(seen["reward/mean"][update], abs=5e-3)
         assert float(shown["val/avg@2"]) == pytest.approx(seen["val/avg@2"][update - 1], abs=5e-3)
@@ -293,7 +295,7 @@ def test_lightnings_own_check_says_nothing(tmp_path: Path, caplog: pytest.LogCap
     fit(tmp_path / "lines", [StepLines(), RunSummary()], trainer=trainer, loop={"validate_first": False})
     (text,) = lines_of(caplog)
     assert text.startswith("step 1/1: ") and "val avg@2" in text
-    assert summary_of(caplog)["validation"].endswith(" (after step 1)")
+    assert summary_of(caplog)["validation"].endswith(" (after step 1): mean of Digits")
     bar, look = StepProgressBar(), Look()
     options = trainer | {"enable_progress_bar": True}
     fit(tmp_path / "bar", [bar, look], trainer=options, loop={"validate_first": False})

@@ -199,7 +199,8 @@ def test_a_validation_is_timed_as_one_wherever_it_stands(
     for module in ("loop", "step"):
         monkeypatch.setattr(f"grpo_lightning.training.{module}.perf_counter", lambda: now[0])
     monkeypatch.setattr("grpo_lightning.training.loop.Clock", lambda: Clock(now[0]))
-    trainer = {"max_epochs": 1, "limit_val_batches": 1, "val_check_interval": interval}
+    # The first of two steps: the end of the last is validated in any case.
+    trainer = {"max_epochs": 2, "limit_val_batches": 1, "val_check_interval": interval}
     fit(tmp_path, [Idles(now)], loop={"mu": 2, "num_minibatches": 2}, trainer=trainer)
     found = {name: values[0] for name, values in clock_of(tmp_path).items()}
     wall = 4 + 10 * times + 200

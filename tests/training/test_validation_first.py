@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.training import internals
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.loop import GRPOLoop
@@ -31,9 +30,9 @@ def go(folder: Path, first: bool = True, callbacks: Any = (), ckpt_path: str | N
 def test_it_stands_before_the_first_update_and_changes_nothing_else(tmp_path: Path) -> None:
     with_it, without = go(tmp_path / "with"), go(tmp_path / "without", first=False)
     names = [name for name in without if name.startswith("val/")]
-    assert len(names) == 7
+    assert len(names) == 8
     for name in names:
-        assert [*with_it[name]] == [-1, 1, 3, 5] and [*without[name]] == [1, 3, 5]
+        assert [*with_it[name]] == [-1, 0, 1, 2] and [*without[name]] == [0, 1, 2]
         with_it[name].pop(-1)
     assert with_it["epoch"].pop(-1) == -1
     assert with_it == without
@@ -53,7 +52,7 @@ def test_a_run_without_validation_and_a_trial_have_none(tmp_path: Path, trainer:
 
 def test_it_does_not_wait_for_every_nth_step(tmp_path: Path) -> None:
     seen = go(tmp_path, check_val_every_n_epoch=2)
-    assert [*seen["val/reward"]] == [-1, 3]
+    assert [*seen["val/reward"]] == [-1, 1, 2]  # the last step always
 
 
 def test_a_resumed_run_does_not_repeat_it(tmp_path: Path) -> None:
@@ -88,7 +87,7 @@ def test_early_stopping_and_monitors_do_not_count_it(tmp_path: Path) -> None:
         best = StepCheckpoint(keep=-1, monitor="val/reward")
         folder = tmp_path / str(first)
         seen = go(folder, first, [stopping, best], max_epochs=5, enable_checkpointing=True, check_val_every_n_epoch=1)
-        assert [*seen["reward/mean"]] == [1, 3]
+        assert [*seen["reward/mean"]] == [0, 1]
         assert sorted(Path(path).name for path in best.best_k_models) == ["step-1.ckpt", "step-2.ckpt"]
 
 
@@ -123,14 +122,12 @@ def data() -> PromptDataModule:
 
 def test_validate_stands_where_the_run_validated_these_weights(tmp_path: Path) -> None:
     seen = go(tmp_path / "run", callbacks=[StepCheckpoint(keep=-1)], enable_checkpointing=True)
-    for update, name in ((3, "step-2.ckpt"), (5, "last.ckpt")):
+    for step, name in ((1, "step-2.ckpt"), (2, "last.ckpt")):
         module, trainer = made(tmp_path / name, StepCheckpoint())
         trainer.validate(module, data(), ckpt_path=tmp_path / "run" / "checkpoints" / name, verbose=False)
         found = scalars(tmp_path / name)
-        assert found["val/reward"] == {update: seen["val/reward"][update]}
-        assert found["epoch"] == {update: (update - 1) // 2}
-        # A fit after it begins at the beginning.
-        assert (trainer.current_epoch, internals.num_logged_updates(trainer)) == (0, 0)
+        assert found["val/reward"] == {step: seen["val/reward"][step]} and found["epoch"] == {step: step}
+        assert trainer.current_epoch == 0  # a fit after it begins at the beginning
     module, trainer = made(tmp_path / "fresh", StepCheckpoint())
     trainer.validate(module, data(), verbose=False)
     fresh = scalars(tmp_path / "fresh")

@@ -52,6 +52,8 @@ class Seeds(Adapter, Task):
         num_val: Seeds held out for validation, and as many others for test.
     """
 
+    judge = "EnvironmentReward"
+
     def __init__(self, label: str, num_train: int, num_val: int) -> None:
         super().__init__()
         at_least("num_train", num_train, 1, type(self).__name__)

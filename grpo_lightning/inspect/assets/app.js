@@ -96,6 +96,12 @@ function drawAll() {
   drawContent();
 }
 
+function openLink() {
+  state = readLink(location.hash);
+  drawAll();
+  if (!state.group) leaveLonely();
+}
+
 const CONTENT_ONLY = ["token", "near", "brush"];
 
 // Changes what is open, and the address with it.
@@ -122,8 +128,8 @@ document.addEventListener("keydown", onKey);
 // On paper the colours are those of the light theme, whatever the screen's are.
 window.addEventListener("beforeprint", () => { document.documentElement.dataset.theme = "light"; readPalette(); scales.clear(); paint(); drawHistogram(); });
 window.addEventListener("afterprint", drawAll);
-window.addEventListener("hashchange", () => { state = readLink(location.hash); drawAll(); });
+window.addEventListener("hashchange", openLink);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 watchTokens(byId("content"));
-drawAll();
+openLink();
 document.documentElement.dataset.ready = "1";

@@ -4,7 +4,7 @@
 function nameOfPart(part) {
   if (!part) return "";
   const settings = Object.entries(part).filter(([name, value]) => name !== "class" && typeof value === "number" && name !== "reads_old_logp");
-  const bounds = "low" in part ? `${number(part.low)} to ${number(orInfinite(part.high))}` : "";
+  const bounds = "low" in part ? `${number(part.low)} to ${part.high === null ? "∞" : number(part.high)}` : "";
   const others = settings.filter(([name]) => !["low", "high"].includes(name)).map(([name, value]) => `${name} ${number(value)}`).join(", ");
   const inner = part.surrogate || part.kl;
   return [part.class, inner && `of ${nameOfPart(inner)}`, bounds, others].filter(Boolean).join(" ");
@@ -26,7 +26,7 @@ function drawBar() {
   const views = [["tokens", "Tokens"], ["follow", "Follow"], ...(page.runs[1] ? [["compare", "Compare"]] : [])];
   byId("bar").replaceChildren(
     h("b", { class: "run" }, name),
-    h("span", { class: "stepper" }, go(-1, "‹", "step before (←)"), h("span", { title: info && `exploration step ${info.step}, update ${info.update} (x in TensorBoard)` }, info ? [`step `, h("b", {}, String(info.step))] : "no step"), go(1, "›", "step after (→)"), info && h("span", { class: "fact", title: `exploration step ${info.step}, update ${info.update} (x in TensorBoard)` }, info.update < 0 ? "before the first update" : `update ${info.update}`)),
+    h("span", { class: "stepper" }, go(-1, "‹", "step before (←)"), h("span", { title: info && `exploration step ${info.step}: x is ${info.step - 1} in TensorBoard` }, info ? [`step `, h("b", {}, String(info.step))] : "no step"), go(1, "›", "step after (→)"), info && !info.step && h("span", { class: "fact" }, "before the first update")),
     h("span", { class: "objective fact", title: step && step.objective && `the objective: ${nameOfObjective(step.objective)}` }, step && step.objective ? nameOfObjective(step.objective) : ""),
     h("span", { class: "segmented views", role: "toolbar", "aria-label": "View" }, views.map(([id, label]) => h("button", { type: "button", "data-view": id, "aria-pressed": String(state.view === id), onclick: () => openView(id) }, label))),
     h("button", { type: "button", class: "icon", title: "dark, light (d)", "aria-label": "dark or light", onclick: toggleTheme }, "◐"),

@@ -121,12 +121,9 @@ function drawObjective(completion, t) {
   if (!tokens.update_logp || !tokens.advantage || Number.isNaN(tokens.update_logp[t])) {
     return h("p", { class: "empty" }, group.kind === "validation" ? "No objective: validation prompts are not learned from." : "No objective: no update took this token in.");
   }
-  const { picture, knows, hasFormula, hasShare } = drawLandscape(objective, tokens, t);
-  const settings = objective.surrogate || {};
-  const notes = [];
-  if (hasFormula && !knows) notes.push(`The recorded value does not fit the formula of ${settings.class}: the line is its slope in the last update.`);
-  else if (!knows) notes.push(`No formula is known here for ${settings.class}: the line is its slope in the last update.`);
-  else if (isStopped(settings)) notes.push(settings.class === "CISPO" ? "Dashed: the slope that the gradient sees, which takes the factor as a constant." : "The rest of the completion stays as it was. Dashed: the slope that the gradient sees.");
+  const { picture, knows, hasShare } = drawLandscape(objective, tokens, t);
+  const notes = [knows ? "Dashed: the slope that the gradient sees. The rest of the completion stays as it was."
+    : "No curve is recorded of this token: the line is the slope in the last update."];
   if (knows && hasShare) notes.push(`Shaded: the ${[objective.beta && "KL term", objective.entropy_bonus && "entropy bonus"].filter(Boolean).join(" and ")}.`);
   if (tokens.weight && tokens.weight[t] === 0) notes.push("Its weight is 0: it is left out.");
   return h("div", {},

@@ -72,7 +72,7 @@ function drawCompletion(completion, label) {
   return h("article", { class: `completion ${kind}${faded ? " other" : ""}`, "data-completion": completion.number },
     h("header", {},
       h("span", { class: "index" }, label || labelOf(completion)), branchOf(completion),
-      h("span", { class: `verdict ${kind}` }, `${sign} ${word}`),
+      h("span", { class: `verdict ${kind}`, title: completion.judge ? `by ${completion.judge}` : null }, `${sign} ${word}`),
       h("span", { class: "reward", title: "weighted sum of the rewards" }, completion.reward === null ? "failed" : number(completion.reward))),
     text, fold,
     h("footer", {}, drawScores(completion), drawOutcome(completion), h("span", { class: completion.finish_reason === "length" ? "finish cut" : "finish" }, reason), h("span", {}, plural(tokens.drawn.length, "token")), completion.answer !== null && h("span", { class: "answer" }, "answer ", h("q", {}, oneLine(completion.answer, 40)))));
@@ -84,7 +84,7 @@ function drawHead(group, note) {
   const facts = [];
   const ofStep = note === undefined;
   if (ofStep && isNumber(group.mean)) facts.push(h("span", { title: REWARD_ABOUT }, `${rewardName(group)} `, h("b", {}, number(group.mean)), ` ± ${number(group.std)}`));
-  if (ofStep && group.kind === "validation") facts.push(h("span", {}, countRight(group)));
+  if (ofStep && group.kind === "validation") facts.push(h("span", {}, countRight(group), group.completions[0].judge ? ` by ${group.completions[0].judge}` : ""));
   if (ofStep && group.kind === "train") facts.push(h("span", { title: MOVED_ABOUT }, "moved ", h("b", {}, number(movement(group))), " nats per token"));
   if (group.source) facts.push(h("span", { title: "where the question comes from: data set and row" }, oneLine(group.source, 60)));
   if (note) facts.push(h("span", {}, note));

@@ -3,12 +3,12 @@
 const CURVE = { width: 134, height: 58, top: 6, bottom: 8, side: 5 };
 
 function pathOf(points, x, y) {
-  return points.map(([update, value], i) => `${i ? "L" : "M"}${x(update).toFixed(1)} ${y(value).toFixed(1)}`).join("");
+  return points.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
 }
 
-// The value at an update, or the last one before it.
-function valueAt(points, update) {
-  const before = points.filter(([at]) => at <= update);
+// The value at x, or the last one before. A recorded step, counted from 1, is at x = step - 1.
+function valueAt(points, x) {
+  const before = points.filter(([at]) => at <= x);
   return (before.length ? before[before.length - 1] : points[0])[1];
 }
 
@@ -17,23 +17,23 @@ function drawCurve(name, metric, points, others, steps, current) {
   const [xs, ys] = [0, 1].map((i) => all.map((point) => point[i]));
   const [first, last, low, high] = [Math.min(...xs, 0), Math.max(...xs, 1), Math.min(...ys), Math.max(...ys)];
   const span = high - low || Math.abs(high) || 1;
-  const x = (update) => CURVE.side + ((Math.max(update, first) - first) / (last - first)) * (CURVE.width - 2 * CURVE.side);
+  const x = (step) => CURVE.side + ((Math.max(step, first) - first) / (last - first)) * (CURVE.width - 2 * CURVE.side);
   const y = (value) => CURVE.height - CURVE.bottom - ((value - (high === low ? low - span / 2 : low)) / span) * (CURVE.height - CURVE.top - CURVE.bottom);
-  const picture = svg("svg", { viewBox: `0 0 ${CURVE.width} ${CURVE.height}`, class: "curve", role: "img", "aria-label": `${name} over the updates` });
-  if (current) picture.append(svg("line", { class: "now", x1: x(current.update), x2: x(current.update), y1: 0, y2: CURVE.height }));
+  const picture = svg("svg", { viewBox: `0 0 ${CURVE.width} ${CURVE.height}`, class: "curve", role: "img", "aria-label": `${name} over the steps` });
+  if (current) picture.append(svg("line", { class: "now", x1: x(current.step - 1), x2: x(current.step - 1), y1: 0, y2: CURVE.height }));
   if (others.length) picture.append(svg("path", { class: "line other", d: pathOf(others, x, y) }));
   picture.append(svg("path", { class: "line", d: pathOf(points, x, y) }));
-  for (const step of steps.filter(({ update }) => Math.max(update, 0) >= points[0][0])) {
+  for (const step of steps.filter((one) => Math.max(one.step - 1, 0) >= points[0][0])) {
     const chosen = current && step.step === current.step;
-    picture.append(svg("circle", { class: chosen ? "mark chosen" : "mark", cx: x(step.update), cy: y(valueAt(points, step.update)), r: chosen ? 3.2 : 2 }));
+    picture.append(svg("circle", { class: chosen ? "mark chosen" : "mark", cx: x(step.step - 1), cy: y(valueAt(points, step.step - 1)), r: chosen ? 3.2 : 2 }));
   }
   picture.addEventListener("click", (event) => {
     const box = picture.getBoundingClientRect();
     const at = ((event.clientX - box.left) / box.width) * CURVE.width;
-    const nearest = [...steps].sort((a, b) => Math.abs(x(a.update) - at) - Math.abs(x(b.update) - at))[0];
+    const nearest = [...steps].sort((a, b) => Math.abs(x(a.step - 1) - at) - Math.abs(x(b.step - 1) - at))[0];
     if (nearest) change({ step: nearest.step, token: "" });
   });
-  const value = current ? valueAt(points, current.update) : points[points.length - 1][1];
+  const value = current ? valueAt(points, current.step - 1) : points[points.length - 1][1];
   return h("figure", { title: `${metric || name}: from ${number(low)} to ${number(high)}` }, h("figcaption", {}, h("span", {}, name), h("b", {}, number(value))), picture);
 }
 
@@ -42,6 +42,6 @@ function drawCurves() {
   const current = stepInfo();
   const figures = Object.entries(run.curves).map(([name, points]) =>
     drawCurve(name, run.metrics[name], points, (other && other.curves[name]) || [], run.steps, current));
-  const empty = h("p", { class: "empty" }, "No curves: this folder has no event files.");
+  const empty = h("p", { class: "empty" }, "No curves: this folder has neither event files nor metrics.csv.");
   byId("curves").replaceChildren(figures.length ? h("div", { class: "multiples" }, figures) : empty);
 }

@@ -5,11 +5,19 @@ const ARRAY_TYPES = {
 };
 const NUM_ALTERNATIVES = 5;
 
+// The number of a float16, from its bits.
+function halfNumber(bits) {
+  const [sign, exponent, fraction] = [bits >> 15 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return sign * (exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15) : fraction * 2 ** -24);
+}
+
 // base64 of little-endian numbers -> typed array.
 function unpack(name, text) {
   const binary = atob(text);
   const bytes = new Uint8Array(binary.length);
   for (let i = 0; i < bytes.length; i++) bytes[i] = binary.charCodeAt(i);
+  if (name.startsWith("curve")) return Float32Array.from(new Uint16Array(bytes.buffer), halfNumber);
   return new (ARRAY_TYPES[name] || Float32Array)(bytes.buffer);
 }
 

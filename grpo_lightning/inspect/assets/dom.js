@@ -14,6 +14,7 @@ function fill(element, properties, children) {
 
 const h = (name, properties = {}, ...children) => fill(document.createElement(name), properties, children);
 const svg = (name, properties = {}, ...children) => fill(document.createElementNS(SVG, name), properties, children);
+const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 const byId = (id) => document.getElementById(id);
 const isNumber = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 

@@ -90,6 +90,10 @@ const toggleView = (view) => openView(state.view === view ? "tokens" : view);
 // Opens a view. What is compared is first of all a prompt that both runs have.
 function openView(view) {
   change({ view, token: "" });
+  leaveLonely();
+}
+
+function leaveLonely() {
   const group = currentGroup();
   if (group && isLonely(group)) change({ group: listedGroups(currentStep())[0].index });
 }

@@ -1,14 +1,33 @@
-// A token's own objective over π_θ from 0 to 1, with its corners and where the policies stand.
+// A token's own objective over π_θ, as the run's own classes gave it at some points, and where the policies stand.
 
-const LANDSCAPE = { width: 300, height: 150, left: 8, right: 8, top: 8, bottom: 18, lane: 15, points: 240 };
+const LANDSCAPE = { width: 300, height: 164, left: 34, right: 8, top: 8, bottom: 32, lane: 15 };
+const CURVE_POINTS = 40;
 
-// The probabilities between which the curve is drawn: everything, or what surrounds the marks.
-function rangeOf(marks) {
-  if (!state.near) return [0, 1];
-  const at = marks.map(({ logp }) => Math.exp(logp)).filter((p) => p <= 1);
-  const [low, high] = [Math.min(...at), Math.max(...at)];
-  const margin = Math.max(high - low, high / 4, 1e-6) * 0.6;
-  return [Math.max(0, low - margin), Math.min(1, high + margin)];
+// Half of the points of a curve, evenly spread, as the record has them.
+function halfOfPoints(low, high) {
+  const last = CURVE_POINTS / 2 - 1;
+  return Array.from({ length: last + 1 }, (_, i) => Math.max(low + ((high - low) * i) / last, (high - low) / 2000));
+}
+
+// A token's curve: [{p, surrogate, total}], p rising; empty where none is recorded.
+function curveOf(objective, tokens, t) {
+  if (!tokens.curve || !tokens.near) return [];
+  const bonus = objective.entropy_bonus ? objective.entropy_bonus * tokens.entropy_update[t] : 0;
+  const probabilities = [...halfOfPoints(0, 1), ...halfOfPoints(...tokens.near.slice(2 * t, 2 * t + 2))];
+  const points = probabilities.map((p, k) => {
+    const surrogate = tokens.surrogate[t] + tokens.curve[t * CURVE_POINTS + k];
+    const kl = objective.beta && tokens.curve_kl ? tokens.kl[t] + tokens.curve_kl[t * CURVE_POINTS + k] : 0;
+    return { p, surrogate, total: surrogate - (objective.beta || 0) * kl + bonus };
+  });
+  return points.filter(({ total }) => Number.isFinite(total)).sort((a, b) => a.p - b.p);
+}
+
+// The curve's total at p, on a straight line between its points.
+function totalAt(curve, p) {
+  const next = curve.findIndex((point) => point.p >= p);
+  if (next < 1) return (next < 0 ? curve[curve.length - 1] : curve[0]).total;
+  const [a, b] = [curve[next - 1], curve[next]];
+  return a.total + ((b.total - a.total) * (p - a.p)) / (b.p - a.p || 1);
 }
 
 // Values from low to high, without the far ends of a curve that goes to infinity.
@@ -29,58 +48,62 @@ function marksOf(tokens, t) {
   return marks.filter(([, , values]) => values && !Number.isNaN(values[t])).map(([name, kind, values]) => ({ name, kind, logp: values[t] }));
 }
 
+// The probabilities at which the token gets to its bounds: [{p, name}].
+function boundsOf(tokens, t) {
+  return ["lower bound", "upper bound"].map((name, side) => ({ name, p: tokens.bounds ? tokens.bounds[2 * t + side] : NaN })).filter(({ p }) => isNumber(p));
+}
+
 function drawLandscape(objective, tokens, t) {
-  const token = tokenOf(tokens, t);
   const marks = marksOf(tokens, t);
-  const logp = tokens.update_logp[t];
-  const hasFormula = isKnown(objective);
-  const knows = hasFormula && agrees(objective, token, tokens, t);
-  const here = knows ? objectiveAt(objective, token, logp).total : tokens.surrogate ? tokens.surrogate[t] : 0;
+  const curve = curveOf(objective, tokens, t);
+  const knows = curve.length > 0;
+  const p0 = Math.exp(tokens.update_logp[t]);
+  const here = knows ? totalAt(curve, p0) : tokens.surrogate ? tokens.surrogate[t] : 0;
   const slope = tokens.push && tokens.weight && tokens.weight[t] ? tokens.push[t] / tokens.weight[t] : NaN;
-  const [from, to] = rangeOf(marks);
-  const curve = [];
-  for (let i = 0; knows && i <= LANDSCAPE.points; i++) {
-    const p = Math.max(from + ((to - from) * i) / LANDSCAPE.points, (to - from) / 2000);
-    curve.push({ p, ...objectiveAt(objective, token, Math.log(p)) });
-  }
-  const corners = knows ? cornersOf(objective.surrogate, token).filter((corner) => corner.logp <= 0) : [];
-  const focus = [here, ...marks.concat(corners).filter((mark) => knows && Math.exp(mark.logp) >= (to - from) / 100).map((mark) => objectiveAt(objective, token, mark.logp).total)];
-  const [low, high] = heightOf(curve, focus);
+  const [from, to] = state.near && tokens.near ? tokens.near.slice(2 * t, 2 * t + 2) : [0, 1];
+  const bounds = boundsOf(tokens, t);
+  const inside = (p) => p >= from && p <= to;
+  const drawn = curve.filter(({ p }) => inside(p));
+  const seen = [...marks.map(({ logp }) => Math.exp(logp)), ...bounds.map(({ p }) => p)].filter((p) => knows && p >= (to - from) / 100 && p <= 1);
+  const [low, high] = heightOf(drawn, [here, ...seen.map((p) => totalAt(curve, p))]);
   const x = (p) => LANDSCAPE.left + ((p - from) / (to - from)) * (LANDSCAPE.width - LANDSCAPE.left - LANDSCAPE.right);
   const y = (value) => LANDSCAPE.top + ((high - value) / (high - low)) * (LANDSCAPE.height - LANDSCAPE.top - LANDSCAPE.bottom);
-  const inside = (p) => p >= from && p <= to;
   const height = LANDSCAPE.height + 4 + LANDSCAPE.lane * marks.length;
   const picture = svg("svg", { viewBox: `0 0 ${LANDSCAPE.width} ${height}`, class: "landscape", role: "img", "aria-label": "The token's objective over its probability" },
     svg("defs", {}, svg("clipPath", { id: "frame" }, svg("rect", { x: LANDSCAPE.left, y: LANDSCAPE.top, width: LANDSCAPE.width - LANDSCAPE.left - LANDSCAPE.right, height: LANDSCAPE.height - LANDSCAPE.top - LANDSCAPE.bottom }))));
   const path = (points) => points.map(({ p, value }, i) => `${i ? "L" : "M"}${x(p).toFixed(2)} ${clamp(y(value), -999, 999).toFixed(2)}`).join("");
   const plot = svg("g", { "clip-path": "url(#frame)" });
-  picture.append(svg("line", { class: "axis", x1: x(from), x2: x(to), y1: y(0), y2: y(0) }), svg("text", { class: "tick", x: x(to), y: y(0) - 3 < LANDSCAPE.top + 6 ? y(0) + 10 : y(0) - 3, "text-anchor": "end" }, "0"), plot);
-  for (const corner of corners.filter(({ logp: at }) => inside(Math.exp(at)))) {
-    const at = Math.exp(corner.logp);
-    plot.append(svg("line", { class: "corner", x1: x(at), x2: x(at), y1: 0, y2: LANDSCAPE.height }));
-    const end = at > from + 0.7 * (to - from);
-    picture.append(svg("text", { class: "corner-name", x: x(at) + (end ? -3 : 3), y: LANDSCAPE.top + 8, "text-anchor": end ? "end" : "start" }, corner.name));
+  picture.append(svg("line", { class: "axis", x1: x(from), x2: x(to), y1: y(0), y2: y(0) }), plot);
+  const bottom = LANDSCAPE.height - LANDSCAPE.bottom;
+  const step = round125((high - low) / 4);
+  for (let value = Math.ceil(low / step) * step; value <= high; value += step) {
+    picture.append(svg("text", { class: "tick value", x: LANDSCAPE.left - 4, y: y(value) + 3, "text-anchor": "end" }, number(Math.abs(value) < step / 2 ? 0 : value)));
+  }
+  for (const { p, name } of bounds.filter((bound) => knows && inside(bound.p))) {
+    const end = p > from + 0.7 * (to - from);
+    plot.append(svg("line", { class: "corner", x1: x(p), x2: x(p), y1: 0, y2: LANDSCAPE.height }));
+    picture.append(svg("text", { class: "corner-name", x: x(p) + (end ? -3 : 3), y: LANDSCAPE.top + 8, "text-anchor": end ? "end" : "start" }, name));
   }
   const hasShare = objective.beta || objective.entropy_bonus;
   if (knows && hasShare) {
-    const back = [...curve].reverse();
-    plot.append(svg("path", { class: "share", d: `${path(curve.map(({ p, total }) => ({ p, value: total })))}L${path(back.map(({ p, surrogate }) => ({ p, value: surrogate }))).slice(1)}Z` }));
-    plot.append(svg("path", { class: "surrogate", d: path(curve.map(({ p, surrogate }) => ({ p, value: surrogate }))) }));
+    const back = [...drawn].reverse();
+    plot.append(svg("path", { class: "share", d: `${path(drawn.map(({ p, total }) => ({ p, value: total })))}L${path(back.map(({ p, surrogate }) => ({ p, value: surrogate }))).slice(1)}Z` }));
+    plot.append(svg("path", { class: "surrogate", d: path(drawn.map(({ p, surrogate }) => ({ p, value: surrogate }))) }));
   }
-  if (knows) plot.append(svg("path", { class: "objective", d: path(curve.map(({ p, total }) => ({ p, value: total }))) }));
-  if (isNumber(slope) && Math.exp(logp) > 0) {
-    const tangent = [-0.25, 0, 0.25].map((step) => step * (to - from) + Math.exp(logp)).map((p) => ({ p, value: here + (slope / Math.exp(logp)) * (p - Math.exp(logp)) }));
-    if (!knows || isStopped(objective.surrogate)) plot.append(svg("path", { class: "tangent", d: path(tangent) }));
+  if (knows) plot.append(svg("path", { class: "objective", d: path(drawn.map(({ p, total }) => ({ p, value: total }))) }));
+  if (isNumber(slope) && p0 > 0) {
+    const tangent = [-0.25, 0, 0.25].map((step) => step * (to - from) + p0).map((p) => ({ p, value: here + (slope / p0) * (p - p0) }));
+    plot.append(svg("path", { class: "tangent", d: path(tangent) }));
   }
-  for (const mark of marks.filter(({ kind, logp: at }) => (knows || kind === "before") && inside(Math.exp(at)))) {
-    const value = knows ? objectiveAt(objective, token, mark.logp).total : here;
-    plot.append(svg("circle", { class: `dot ${mark.kind}`, cx: x(Math.exp(mark.logp)), cy: y(value), r: 3.6 }));
+  for (const { kind, logp } of marks.filter(({ kind, logp }) => (knows || kind === "before") && inside(Math.exp(logp)))) {
+    plot.append(svg("circle", { class: `dot ${kind}`, cx: x(Math.exp(logp)), cy: y(knows ? totalAt(curve, Math.exp(logp)) : here), r: 3.6 }));
   }
   for (const [p, anchor] of [[from, "start"], [(from + to) / 2, "middle"], [to, "end"]]) {
-    picture.append(svg("text", { class: "tick", x: x(p), y: LANDSCAPE.height - 5, "text-anchor": anchor }, state.near ? number(p) : String(p)));
+    picture.append(svg("text", { class: "tick", x: x(p), y: bottom + 13, "text-anchor": anchor }, state.near ? number(p) : String(p)));
   }
+  picture.append(svg("text", { class: "tick", x: x((from + to) / 2), y: bottom + 26, "text-anchor": "middle" }, "probability of the token"));
   marks.forEach((mark, lane) => drawLane(picture, mark, LANDSCAPE.height + 9 + lane * LANDSCAPE.lane, x, inside));
-  return { picture, knows, hasFormula, hasShare };
+  return { picture, knows, hasShare };
 }
 
 // A mark's own line below the curve: its name, its dot, its probability.
@@ -91,17 +114,4 @@ function drawLane(picture, mark, y, x, inside) {
   const left = inside(p) && x(p) < LANDSCAPE.width / 2;
   const label = svg("text", { class: "lane-name", x: left ? LANDSCAPE.width - LANDSCAPE.right : LANDSCAPE.left, y: y + 3.5, "text-anchor": left ? "end" : "start" }, `${mark.name}  ${probability(p)}`);
   picture.append(label);
-}
-
-// Whether the formula gives the recorded value: a class of the user's may have a name that is known here.
-function agrees(objective, token, tokens, t) {
-  if (!tokens.surrogate || Number.isNaN(tokens.surrogate[t])) return true;
-  const value = surrogateAt(objective.surrogate, token, tokens.update_logp[t]);
-  return Math.abs(value - tokens.surrogate[t]) <= 1e-3 * Math.max(1, Math.abs(value));
-}
-
-// Whether the gradient treats a part of the value as a constant, or reaches the token through others of its completion.
-function isStopped(settings) {
-  if (settings.class === "OffPolicyMask") return isStopped(settings.surrogate);
-  return ["CISPO", "SequenceClipped", "SequenceClippedToken", "GMPO"].includes(settings.class);
 }

@@ -67,6 +67,7 @@ class LabelledGroup:
             raise ValueError(f"{len(completions)} completions, {len(labels)} labels, {len(ended)} ended")
         if not all(isinstance(text, str) for text in [row["prompt"], *completions]):
             raise TypeError("prompt and completions must be text")
+        "".join([row["prompt"], *completions]).encode()  # a UnicodeEncodeError is a ValueError
         if not all(0 <= label <= 1 for label in labels):
             raise ValueError(f"labels {labels}: give numbers from 0 to 1")
         return cls(row["prompt"], completions, ended, labels)
@@ -80,7 +81,8 @@ def hash_fraction(prompt: str) -> float:
 def read_labelled(path: Path, skip: int = 0) -> list[LabelledGroup]:
     """The rows of a JSON lines file, without the first `skip`.
 
-    A row has `prompt`, `chosen` and `rejected`, or `prompt`, `completions` and `labels` (0 to 1).
+    A row has `prompt`, `chosen` and `rejected`, or `prompt`, `completions` and `labels` (0 to 1). A last line without a
+    line break that is no JSON is still being written: it is left for later.
 
     Raises:
         UsageError: There is no such file, or a row has another form; the message names file and line.
@@ -88,7 +90,9 @@ def read_labelled(path: Path, skip: int = 0) -> list[LabelledGroup]:
     if not path.is_file():
         raise UsageError(f"pairs={path} of LearnedReward: there is no such file; give JSON lines")
     found = []
-    for line_number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    # Not splitlines, which also splits at characters that a text may have inside.
+    *lines, rest = path.read_bytes().split(b"\n")
+    for line_number, line in enumerate([*lines, rest] if is_json(rest) else lines, start=1):
         if line_number > skip:
             try:
                 found.append(LabelledGroup.from_row(json.loads(line)))
@@ -98,6 +102,15 @@ def read_labelled(path: Path, skip: int = 0) -> list[LabelledGroup]:
                     "or prompt, completions and labels from 0 to 1"
                 ) from error
     return found
+
+
+def is_json(text: bytes) -> bool:
+    """Whether the text is JSON, and whole."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def write_labelled(path: Path, groups: Sequence[LabelledGroup]) -> None:

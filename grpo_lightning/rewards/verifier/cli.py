@@ -77,7 +77,7 @@ def grade_file(verifier: MathVerifier, path: Path, out: Path | None) -> bool:
 
     It prints the wrong rows and a summary, and writes the rows with their grades to `out`.
     """
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: texts may have other line breaks inside
     rows = [read_row(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not rows:
         raise UsageError(f"{path}: no rows")
@@ -89,7 +89,7 @@ def grade_file(verifier: MathVerifier, path: Path, out: Path | None) -> bool:
             print(f"{sample.prompt.question.source}: gold {sample.answer!r}: {in_words(one)}")
     if out:
         graded = (json.dumps(row | one, ensure_ascii=False) for (row, _), one in zip(rows, grades, strict=True))
-        out.write_text("".join(f"{line}\n" for line in graded), encoding="utf-8")
+        out.write_text("".join(f"{line}\n" for line in graded), encoding="utf-8", errors="backslashreplace")
     num_right = sum(one["right"] for one in grades)
     print(f"{num_right} of {len(rows)} right ({num_right / len(rows):.1%})")
     for key in ("status", "stage"):

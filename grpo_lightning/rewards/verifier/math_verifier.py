@@ -127,7 +127,7 @@ class MathVerifier(Reward):
 
         The status is `ok` if the answer was compared. These are worth 0: `no_answer`, `unparseable` (the grammar does
         not know it), `restated` (equal, but copied from the question), `too_long`, and `timeout`, `memory` and `crash`
-        (of the worker). Only `gold_bad` gives NaN.
+        (of the worker). Only `gold_bad` and `no_gold` give NaN.
         """
         return self.report(samples, *self.grade(samples))
 
@@ -138,7 +138,7 @@ class MathVerifier(Reward):
         values, statuses, names = [], [], []
         for sample, answer, verdict in zip(samples, answers, verdicts, strict=True):
             outcome = verdict.outcome
-            values.append(math.nan if outcome == GOLD_BAD else float(outcome == EQUAL))
+            values.append(math.nan if outcome in (GOLD_BAD, Status.NO_GOLD) else float(outcome == EQUAL))
             statuses.append(Status.OK if outcome in (EQUAL, DIFFERENT) else outcome)
             # A correct answer gets the name of the gold answer, so that a vote counts all its spellings as one.
             names.append(canonical(sample.answer if outcome == EQUAL else answer) if answer else None)
@@ -151,7 +151,7 @@ class MathVerifier(Reward):
         verdicts: list[Verdict | Pair] = []
         for sample, answer in zip(samples, answers, strict=True):
             if not self._good_golds[sample.answer]:
-                verdicts.append(_GOLD_BAD)
+                verdicts.append(_GOLD_BAD if sample.answer.strip() else _NO_GOLD)
             elif not answer:
                 verdicts.append(_NO_ANSWER)
             else:
@@ -222,7 +222,8 @@ class MathVerifier(Reward):
 
 
 _NO_ANSWER = Verdict(Status.NO_ANSWER, "extraction", r"no \boxed{}, <answer>, #### or 'answer is' after the reasoning")
-_GOLD_BAD = Verdict(GOLD_BAD, "gold", "the gold answer cannot be read: it is empty, too long or no mathematics")
+_GOLD_BAD = Verdict(GOLD_BAD, "gold", "the gold answer cannot be read: it is too long or no mathematics")
+_NO_GOLD = Verdict(Status.NO_GOLD, "gold", "there is no gold answer")
 _TOO_LONG = Verdict(Status.TOO_LONG, "guards", f"longer than {MAX_CHARS} characters")
 _SAME_NUMBER = Verdict(EQUAL, "numbers", "the same number")
 _OTHER_NUMBER = Verdict(DIFFERENT, "numbers", "another number")

@@ -1,20 +1,19 @@
 """A process that copies itself: each copy holds an object of its own, and answers calls of its methods.
 
 `python instance.py DESCRIPTOR MEMORY_MB` answers JSON lines on the socket DESCRIPTOR, each by a line
-`{"status", "value" or "error"}`:
+`{"status", "value" or "error", "number"}`:
 
 - `{"load": PICKLE, "path": SYS_PATH}` makes the object, from a pickle in base64.
 - `{"start": [SEED, ...]}`, which brings sockets along, starts copies that answer there. The value is their process ids.
 - `{"end": [PID, ...]}` kills copies, and every process that they have started.
 
-A copy answers `{"call": METHOD, "arguments": [...]}`. Its random numbers begin at SEED; its temporary files are in a
-folder of its own, which is removed with it. When the socket DESCRIPTOR ends, everything ends.
+A copy answers `{"call": METHOD, "arguments": [...], "number": NUMBER}`. Its random numbers begin at SEED; its temporary
+files are in a folder of its own, which is removed with it. When the socket DESCRIPTOR ends, everything ends.
 """
 
 import array
 import base64
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -34,8 +33,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 worker: Any = importlib.import_module("main")
 del sys.path[0]
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 MAX_SOCKETS = 253
 """The most that Linux passes in one message."""
 
@@ -64,7 +61,7 @@ class Origin:
             while (request := self.receive()) is not None:
                 line, channels = request
                 reply = worker.answer(lambda line=line, channels=channels: self.handle(json.loads(line), channels))
-                self.control.sendall(reply.encode() + b"\n")
+                self.control.sendall(reply)
         except ConnectionError:
             pass
         finally:
@@ -110,29 +107,24 @@ class Origin:
             for other in others:
                 other.close()
             os.setsid()
-            ask_kernel(PR_SET_PDEATHSIG, signal.SIGKILL)  # when this process ends
-            ask_kernel(PR_SET_CHILD_SUBREAPER, 1)
+            worker.ask_kernel(worker.PR_SET_PDEATHSIG, signal.SIGKILL)  # when this process ends
+            worker.ask_kernel(worker.PR_SET_CHILD_SUBREAPER, 1)
             self.control.close()
-            os.environ["TMPDIR"] = tempfile.tempdir = folder
+            worker.own_files(folder)
             random.seed(seed)
             if numpy := sys.modules.get("numpy"):
                 numpy.random.seed(seed % 2**32)
             resource.setrlimit(resource.RLIMIT_AS, limits)
+            resource.setrlimit(resource.RLIMIT_FSIZE, worker.file_limits(self.memory_mb))
             serve(self.object, channel)
         os._exit(0)
 
     def end(self, pids: list[int]) -> None:
         """Kills copies, and what they have started, even if it left their process group."""
         for pid in pids:
-            for kill in (os.killpg, os.kill):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    kill(pid, signal.SIGKILL)
+            worker.kill(pid)
             os.waitpid(pid, 0)
-        # Orphans of a copy that has ended become children of this process.
-        while strays := {*children()} - self.folders.keys():
-            for pid in strays:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+        worker.end_strays(self.folders)
         for folder in map(self.folders.pop, pids):
             try:
                 is_empty = not os.listdir(folder)
@@ -152,29 +144,15 @@ def serve(object: Any, channel: socket.socket) -> None:
         if data.endswith(b"\n"):
             request, line = json.loads(line), b""
             reply = worker.answer(
-                lambda request=request: worker.awaited(getattr(object, request["call"])(*request["arguments"]))
+                lambda request=request: worker.awaited(getattr(object, request["call"])(*request["arguments"])),
+                request["number"],
             )
-            channel.sendall(reply.encode() + b"\n")
-
-
-def children() -> list[int]:
-    """The process ids of this process's children, where the system tells."""
-    file = Path(f"/proc/self/task/{os.getpid()}/children")
-    return [int(pid) for pid in file.read_text().split()] if file.exists() else []
-
-
-def ask_kernel(option: int, value: int) -> None:
-    """Sets an option of this process, where the system knows it.
-
-    A subreaper becomes the parent of descendants whose own parent ends, so that they are found.
-    """
-    if LIBC:
-        LIBC.prctl(option, value, 0, 0, 0)
+            channel.sendall(reply)
 
 
 def main() -> None:
     """Serves until the socket ends."""
-    ask_kernel(PR_SET_CHILD_SUBREAPER, 1)
+    worker.ask_kernel(worker.PR_SET_CHILD_SUBREAPER, 1)
     os.dup2(2, 1)  # what an object prints is no answer
     Origin(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])).run()
 

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from grpo_lightning import ranks
-from grpo_lightning.training import internals
+from grpo_lightning.training import disk, internals
 from grpo_lightning.training.callbacks.interrupts import Interrupts
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO as AtomicCheckpointIO
 from grpo_lightning.types import UsageError, at_least
@@ -26,7 +26,7 @@ class StepCheckpoint(ModelCheckpoint):
     Args:
         every_n_steps: Exploration steps between two checkpoints. The last step of the run is always saved.
         keep: Number of checkpoints kept besides `last.ckpt`: the newest, or the best by `monitor`. -1 keeps all.
-        monitor: Metric to judge checkpoints by, such as `val/pass@1`; None keeps the newest.
+        monitor: Metric to judge checkpoints by, such as `val/greedy`; None keeps the newest.
         mode: Whether the best is the largest (`max`) or the smallest (`min`).
     """
 
@@ -42,6 +42,8 @@ class StepCheckpoint(ModelCheckpoint):
         at_least("checkpoint.every_n_steps", every_n_steps, 1)
         if keep < -1:
             raise UsageError(f"checkpoint.keep={keep}: give a number of checkpoints, or -1 for all")
+        if mode == "min" and monitor is None:
+            raise UsageError("checkpoint.mode=min: it has no effect without checkpoint.monitor, a metric to judge by")
         self.every_n_steps = every_n_steps
         super().__init__(
             filename="step-{epoch}",
@@ -57,6 +59,11 @@ class StepCheckpoint(ModelCheckpoint):
         self._steps_saved = 0
         self._saved_in = Path()
         self.interrupts = Interrupts(lambda: self.saved)
+
+    @staticmethod
+    def find(trainer: L.Trainer) -> "StepCheckpoint | None":
+        """That of the trainer, whatever other checkpoint callbacks it has; None if it has none."""
+        return next((one for one in trainer.checkpoint_callbacks if isinstance(one, StepCheckpoint)), None)
 
     @property
     def state_key(self) -> str:
@@ -122,7 +129,7 @@ class StepCheckpoint(ModelCheckpoint):
         is_own = (
             trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve().parent == self._last.parent.resolve()
         )
-        if trainer.global_step == 0 or not is_own:
+        if not is_own:
             refuse_overwriting(self._last.parent)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -133,7 +140,7 @@ class StepCheckpoint(ModelCheckpoint):
             trainer.should_stop = True
             trainer.fit_loop.min_epochs = None
         due = step % self.every_n_steps == 0 or step == trainer.max_epochs or trainer.should_stop
-        if due and not internals.skips_saving(self, trainer):
+        if due and not disk.is_trial(trainer):
             self._save(trainer)
         if stops:
             rank_zero_info(f"{self.interrupts.name}: {self.saved}")

@@ -9,7 +9,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from grpo_lightning.training import disk, internals
+from grpo_lightning.training import disk
 from grpo_lightning.training.callbacks.page import as_page
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.loop import GRPOLoop
@@ -53,18 +53,16 @@ class SampledCompletions(Callback):
         loop = GRPOLoop.find(trainer)
         exploration = loop.current_step.exploration
         rows = list(range(min(self.num_groups * loop.group_size, len(exploration.samples))))
-        # Where the step's scalars are.
-        update = internals.num_logged_updates(trainer) - 1
-        where = {"step": trainer.current_epoch + 1, "update": update}
-        found = [where | record(exploration.samples[row], exploration.scores, row) for row in rows]
+        step = trainer.current_epoch
+        found = [{"step": step + 1} | record(exploration.samples[row], exploration.scores, row) for row in rows]
         path = Path(trainer.default_root_dir) / FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:  # as JSON has lone surrogates
             file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in found))
         page = as_page(exploration, rows, trainer.default_root_dir)
         for logger in trainer.loggers:
-            show(logger, as_table(exploration, rows), page, update)
-            histograms(logger, exploration, update)
+            show(logger, as_table(exploration, rows), page, step)
+            histograms(logger, exploration, step)
 
 
 def _step_of(line: str) -> float:
@@ -75,24 +73,24 @@ def _step_of(line: str) -> float:
         return math.inf
 
 
-def show(logger: Any, table: list[list[str]], page: str, update: int) -> None:
+def show(logger: Any, table: list[list[str]], page: str, step: int) -> None:
     """Hands completions to a logger that can show them: as a table, header first, or as a page of Markdown."""
     experiment: Any = getattr(logger, "experiment", None)
     if callable(getattr(logger, "log_table", None)):
-        logger.log_table(key="completions", columns=table[0], data=table[1:], step=update)
+        logger.log_table(key="completions", columns=table[0], data=table[1:], step=step)
     elif callable(getattr(experiment, "add_text", None)):
-        experiment.add_text("completions", page, update)
+        experiment.add_text("completions", page, step)
     elif callable(getattr(experiment, "log_text", None)) and hasattr(logger, "run_id"):
-        experiment.log_text(logger.run_id, page, f"completions/update-{update}.md")
+        experiment.log_text(logger.run_id, page, f"completions/step-{step + 1}.md")
 
 
-def histograms(logger: Any, exploration: Exploration, update: int) -> None:
+def histograms(logger: Any, exploration: Exploration, step: int) -> None:
     """Lengths and total rewards of all completions, where the logger draws histograms."""
     experiment: Any = getattr(logger, "experiment", None)
     if callable(getattr(experiment, "add_histogram", None)):
         lengths = torch.tensor([len(sample.token_ids) for sample in exploration.samples])
-        experiment.add_histogram("rollout/length", lengths, update)
-        experiment.add_histogram("reward/total", torch.tensor(exploration.scores.total).nan_to_num(), update)
+        experiment.add_histogram("rollout/length", lengths, step)
+        experiment.add_histogram("reward/total", torch.tensor(exploration.scores.total).nan_to_num(), step)
 
 
 def as_table(exploration: Exploration, rows: list[int]) -> list[list[str]]:

@@ -1,20 +1,28 @@
 """The configuration of a run: in its folder, with those of earlier starts, and in its loggers."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import yaml
+from jsonargparse import Namespace
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.tensorboard.summary import hparams
 
+import grpo_lightning
+from grpo_lightning import history
+from grpo_lightning.rewards.base import title_of
 from grpo_lightning.training import disk, internals
+from grpo_lightning.training.evaluation import judge_class
 
 
 class SaveConfig(SaveConfigCallback):
     """Keeps the newest configuration as `config.yaml`; earlier ones move to `config.1.yaml`, `config.2.yaml` ...
+
+    The first line of an earlier one says until which step it was in force.
 
     Every logger gets the options too; TensorBoard shows them on its page for comparing runs.
     """
@@ -27,20 +35,31 @@ class SaveConfig(SaveConfigCallback):
         if not trainer.is_global_zero:
             return
         config = self.config.clone()
+        task_judge = trainer.datamodule.task.judge  # type: ignore[attr-defined]
+        if config.model.validation.judge is None and task_judge is not None:
+            # Whoever reads the file knows by what validation was judged.
+            config["model.validation.judge"] = as_made(judge_class(task_judge))
         # The file describes the run, not how it was started.
         config["ckpt_path"] = None
         text = self.parser.dump(config, skip_none=False)
-        self._keep(Path(trainer.default_root_dir) / "config.yaml", text, resumed=trainer.ckpt_path is not None)
+        folder = Path(trainer.default_root_dir)
+        self._keep(folder / "config.yaml", text, trainer.current_epoch, resumed=trainer.ckpt_path is not None)
         options = yaml.safe_load(text)
+        before = [(until, flat(hyperparameters(old))) for until, old in history.earlier(folder)]
+        varied = history.merged(before, flat(hyperparameters(options)), str)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 # Without the summary of an experiment, the tab HPARAMS begins with what differs between the runs.
-                _, start, _ = hparams(flat(hyperparameters(options)), {})
+                _, start, _ = hparams(varied, {})
                 internals.summary_writer(logger).add_summary(start)
             else:
                 logger.log_hyperparams(options)
 
-    def _keep(self, path: Path, text: str, resumed: bool) -> None:
+    def _keep(self, path: Path, text: str, steps: int, resumed: bool) -> None:
+        for until, old in history.earlier_files(path.parent):
+            if until > steps:  # the run goes on from an earlier checkpoint
+                rest = old.read_text(encoding="utf-8").partition("\n")[2]
+                disk.write_whole(old, f"{history.UNTIL}{steps}\n{rest}")
         if path.exists():
             earlier = path.read_text(encoding="utf-8")
             changes = differences(earlier, text)
@@ -49,7 +68,7 @@ class SaveConfig(SaveConfigCallback):
             number = 1
             while (old := path.with_name(f"config.{number}.yaml")).exists():
                 number += 1
-            disk.write_whole(old, earlier)
+            disk.write_whole(old, f"{history.UNTIL}{steps}\n{earlier}")
             if resumed:
                 rank_zero_info(f"continued with other options ({old.name} has the earlier ones): {', '.join(changes)}")
         disk.write_whole(path, text)
@@ -103,7 +122,8 @@ def hyperparameters(options: dict[str, Any]) -> dict[str, Any]:
         },
         **{name: value for key in SIZES for name, value in short(loop.get(key), key).items()},
         "policy": (model.get("policy") or {}).get("path"),
-        "rewards": ", ".join(class_name(reward) for reward in model.get("rewards") or []),
+        "rewards": ", ".join(map(title, model.get("rewards") or [])),
+        "judge": title((model.get("validation") or {}).get("judge")),
         "seed": loop.get("seed"),
         "steps": trainer.get("max_epochs"),
         "precision": trainer.get("precision"),
@@ -126,6 +146,20 @@ def short(part: Any, key: str) -> dict[str, Any]:
 def class_name(part: Any) -> str:
     """`GroupStd` of a part with the class_path `grpo_lightning.GroupStd`."""
     return str(part["class_path"]).rpartition(".")[2] if isinstance(part, dict) else str(part)
+
+
+def as_made(kind: type) -> Namespace:
+    """A class without arguments, as the configuration has it."""
+    module = "grpo_lightning" if kind.__name__ in grpo_lightning.__all__ else kind.__module__
+    given = inspect.signature(kind).parameters.values()
+    defaults = {one.name: one.default for one in given if one.default is not one.empty}
+    return Namespace(class_path=f"{module}.{kind.__name__}", init_args=Namespace(**defaults))
+
+
+def title(reward: Any) -> str:
+    """The name of a reward in captions; empty where there is none."""
+    given = reward.get("init_args") if isinstance(reward, dict) else None
+    return "" if reward is None else title_of(class_name(reward), given or {})
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:

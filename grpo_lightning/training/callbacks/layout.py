@@ -35,15 +35,23 @@ def charts(module: GRPOModule, validates: bool) -> Charts:
         module: Whether it has a reference, and how it validates.
         validates: Whether there is validation.
     """
-    scores = [f"val/{name}" for name in module.evaluation.metrics if "@" in name] if validates else []
+    scores = [f"val/{name}" for name in module.evaluation.metrics if "@" in name or name == "greedy"]
+    scores = scores if validates else []
     length = ["val/length"] if validates else []
-    return {
+    found = {
         "reward": ["reward/mean"],
-        **({"validation: fraction right": scores} if scores else {}),
-        "length, in tokens": ["rollout/length_mean", "rollout/length_right", "rollout/length_wrong", *length],
+        **({f"validation: {module.evaluation.measure}": scores} if scores else {}),
+        "length, in tokens": ["rollout/length_mean", *length],
+        "length, right and wrong": ["rollout/length_right", "rollout/length_wrong"],
         "right and finished, truncated": ["rollout/right_and_finished", "rollout/truncated"],
         "KL, in nats per token": [*(["policy/kl_ref"] if module.reference is not None else []), "policy/kl_old"],
         "clipped fraction of tokens": ["policy/clip_low", "policy/clip_high"],
         "entropy, in nats per token": ["policy/entropy"],
         "seconds per step": ["time/step", "time/explore", "time/reward", "time/logp", "time/optimise"],
+    }
+    # A run has one colour: of several runs two curves each can be told apart, hardly more.
+    return {
+        title if not first else f"{title} ({first // 2 + 1})": names[first : first + 2]
+        for title, names in found.items()
+        for first in range(0, len(names), 2)
     }

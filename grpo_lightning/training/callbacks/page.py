@@ -25,7 +25,7 @@ def as_page(exploration: Exploration, rows: Sequence[int], folder: str | Path) -
     groups = groupby(rows, key=lambda row: exploration.samples[row].prompt.id)
     parts = [_group(exploration, list(group)) for _, group in groups]
     hint = f"What the updates did to each token: `grpo inspect {shlex.quote(str(folder))}`"
-    return "\n\n".join([hint, *parts])
+    return "\n\n".join([hint, *parts]).encode(errors="replace").decode()  # a reward may find half a character
 
 
 def _group(exploration: Exploration, rows: Sequence[int]) -> str:

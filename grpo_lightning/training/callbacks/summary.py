@@ -7,18 +7,21 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning.training import disk
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.callbacks.lines import number
-from grpo_lightning.training.callbacks.validations import Scores, headline, is_sanity_check, scores_of
+from grpo_lightning.training.callbacks.validations import Scores, headline, is_sanity_check, measure_of, scores_of
+from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.pace import counted, duration
 
 
 class RunSummary(Callback):
     """Prints first and last validation, the best checkpoint, the time taken, where to look and how to continue.
+
+    It also says in how many steps nothing was learned, and why.
 
     It does so however the run ends in order: after its last step, an EarlyStopping, SIGTERM or Ctrl-C.
 
@@ -30,6 +33,7 @@ class RunSummary(Callback):
         self.records = records
         self._first: tuple[int, Scores] | None = None
         self._last: tuple[int, Scores] | None = None
+        self._measure = ""
         self._begun = 0
         self._started = perf_counter()
 
@@ -46,16 +50,19 @@ class RunSummary(Callback):
         scores = {} if is_sanity_check(trainer) else headline(scores_of(trainer))
         if not scores:
             return
+        if self._measure != (measure := measure_of(pl_module)):  # a resumed run may be judged by another
+            self._first, self._measure = None, measure
         self._last = 0 if trainer.sanity_checking else trainer.current_epoch + 1, scores
         self._first = self._first or self._last
 
     def state_dict(self) -> dict[str, Any]:
         """The validations, so that a resumed run knows its first."""
-        return {"first": self._first, "last": self._last}
+        return {"first": self._first, "last": self._last, "measure": self._measure}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over the validations of earlier starts."""
         self._first, self._last = state_dict["first"], state_dict["last"]
+        self._measure = state_dict.get("measure", "")
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Prints the lines."""
@@ -72,26 +79,41 @@ class RunSummary(Callback):
         rows = {
             "done": f"{counted(steps, total, ' of ')} steps{begun} in {duration(perf_counter() - self._started)}",
             "validation": self._change(),
+            "remarks": "; ".join(
+                f"{text} ({count} of {steps - self._begun} steps)"
+                for text, count in GRPOLoop.find(trainer).remarks.items()
+            ),
         }
-        boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        if boards:
-            rows["curves"] = f"tensorboard --logdir {shlex.quote(str(Path(boards[0].log_dir)))}"
+        rows["curves"] = "; ".join(map(curves_of, trainer.loggers))
         if (folder / self.records).is_dir():
             rows["tokens"] = f"grpo inspect {shlex.quote(str(folder))}"
-        checkpoint = trainer.checkpoint_callback
-        if isinstance(checkpoint, StepCheckpoint):
+        if checkpoint := StepCheckpoint.find(trainer):
             rows |= {"best": best_of(checkpoint), "saved": checkpoint.saved_in, "go on": go_on(trainer, checkpoint)}
         return rows
 
     def _change(self) -> str:
-        """`avg@8 0.39 -> 0.96, pass@1 0.98 -> 1.00 (before training -> after step 60)`; empty without validation."""
+        """First and last validation, and by what they were judged; empty without validation.
+
+        `avg@8 0.39 -> 0.96, greedy 0.98 -> 1.00 (before training -> after step 60): fraction right by MathVerifier`
+        """
         if self._first is None or self._last is None:
             return ""
         (begin, first), (end, last) = self._first, self._last
         if begin == end:
-            return ", ".join(f"{name} {number(value)}" for name, value in last.items()) + f" ({when(end)})"
+            scores = ", ".join(f"{name} {number(value)}" for name, value in last.items())
+            return f"{scores} ({when(end)}): {self._measure}"
         changes = [f"{name} {number(first[name])} -> {number(last[name])}" for name in last if name in first]
-        return f"{', '.join(changes)} ({when(begin)} -> {when(end)})"
+        return f"{', '.join(changes)} ({when(begin)} -> {when(end)}): {self._measure}"
+
+
+def curves_of(logger: Logger) -> str:
+    """Where a logger shows its curves: a command, a file, an address, or what is known of it."""
+    if isinstance(logger, TensorBoardLogger):
+        return f"tensorboard --logdir {shlex.quote(str(Path(logger.log_dir)))}"
+    if isinstance(logger, CSVLogger):
+        return str(Path(logger.log_dir, "metrics.csv"))
+    address = getattr(getattr(logger, "experiment", None), "url", None)
+    return str(address or f"{type(logger).__name__}{f' in {logger.save_dir}' if logger.save_dir else ''}")
 
 
 def when(steps: int) -> str:

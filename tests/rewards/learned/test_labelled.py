@@ -1,5 +1,6 @@
 """LabelledGroup completions: outcome, balance, files."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -47,14 +48,24 @@ def test_rows_of_a_file(tmp_path: Path):
         ('{"prompt": 3, "chosen": "good", "rejected": "bad"}', "must be text"),
         ("[]", "AttributeError"),
         ("{", "JSONDecodeError"),
+        ('{"prompt": "a", "chosen": "\\ud83d", "rejected": "bad"}', "surrogates not allowed"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, row: str, says: str):
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "a", "chosen": "good", "rejected": "bad"}\n' + row)
+    path.write_text('{"prompt": "a", "chosen": "good", "rejected": "bad"}\n' + row + "\n")
     with pytest.raises(UsageError, match=r"rows.jsonl:2") as caught:
         read_labelled(path)
     assert says in str(caught.value)
+
+
+def test_a_line_ends_at_a_line_break_and_half_a_line_is_left_for_later(tmp_path: Path):
+    path, texts = tmp_path / "rows.jsonl", ["a\u2028b", "a\x85b", "c"]
+    rows = [json.dumps({"prompt": "q", "chosen": text, "rejected": ""}, ensure_ascii=False) for text in texts]
+    path.write_text("\n".join(rows)[:-3], encoding="utf-8")
+    assert [group.completions[0] for group in read_labelled(path)] == texts[:2]
+    path.write_text("\n".join(rows), encoding="utf-8")
+    assert [group.completions[0] for group in read_labelled(path, skip=2)] == texts[2:]
 
 
 def test_the_held_out_prompts_are_the_same_in_every_iteration():

@@ -32,6 +32,7 @@ from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.types import Sample, UsageError
 
 from helpers.labelled_groups import group  # isort: skip
+from helpers.waiting import LIMIT
 
 
 @pytest.fixture
@@ -309,7 +310,7 @@ def test_a_state_goes_on_exactly(folder: Path):
 def test_two_ranks_stay_identical_and_do_what_one_does(folder: Path):
     script = [sys.executable, str(TESTS / "helpers" / "learning.py"), str(folder.parent)]
     ranks = [subprocess.Popen([*script, str(rank), "2"], env=environment()) for rank in range(2)]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    assert [rank.wait(timeout=LIMIT) for rank in ranks] == [0, 0]
     first, second = (torch.load(folder.parent / f"rank{rank}.pt", weights_only=True) for rank in range(2))
     assert same(first, second)
     alone = reward_of(folder)
@@ -372,7 +373,7 @@ def test_a_kill_while_the_reward_model_trains_changes_nothing(folder: Path):
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=LIMIT,
         env=environment(Path(__file__).parent),
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]

@@ -92,7 +92,8 @@ def test_packs_keep_to_their_tokens(folder: Path, monkeypatch: pytest.MonkeyPatc
     packs: list[list[int]] = []
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda pack: packs.append([len(row) for row in pack]) or forward(pack))
-    assert model.score(rows) == pytest.approx(whole, abs=1e-6)
+    # Sums of 32 terms of about the largest score: each rounds by 1e-7 of it, in another order with other padding.
+    assert model.score(rows) == pytest.approx(whole, abs=1e-6 * max(map(abs, whole)))
     assert packs == [[9], [3, 2], [2, 1]]
     assert model.score([]) == []
 

@@ -36,7 +36,7 @@ def lines(text: str) -> dict[str, str]:
         (["Yes", "no"], 1, {"right": "False", "status": "ok", "stage": "worker"}),
         (["7", "7 maybe eleven"], 1, {"right": "False", "status": "unparseable", "stage": "worker"}),
         (["18", "It is 18.", "--completion"], 1, {"status": "no_answer", "extracted": "None", "stage": "extraction"}),
-        (["", "5"], 1, {"right": "False", "status": "gold_bad", "stage": "gold"}),
+        (["", "5"], 1, {"right": "False", "status": "no_gold", "stage": "gold"}),
         (["x", "__import__('os')"], 1, {"status": "unparseable", "stage": "worker"}),
         (["x", "x" * 3000], 1, {"status": "too_long", "stage": "guards"}),
     ],
