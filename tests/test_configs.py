@@ -83,6 +83,7 @@ def test_one_file_serves_every_subcommand(subcommand: str) -> None:
 )
 def test_an_unknown_key_is_refused_wherever_it_stands(key: str, tmp_path: Path) -> None:
     config = yaml.safe_load(QUICKSTART.read_text())
+    config["model"]["policy"]["path"] = str(tmp_path)
     config["model"]["objective"] = {"surrogate": {"class_path": "Clipped", "init_args": {}}}
     *parents, last = key.split(".")
     place = config
