@@ -31,7 +31,7 @@ def one_step(
     engine = grpo.NativeEngine()
     engine.sync(policy)
     requests = grpo.Request.from_prompts(prompts, G)
-    completions = engine.generate(requests, SAMPLING, grpo.RandomKey(seed=0, step=step))
+    completions = engine.complete(requests, SAMPLING, grpo.RandomKey(seed=0, step=step))
     prompt_of = [row // G for row in range(len(completions))]
     token_ids = [completion.token_ids for completion in completions]
     # 8: compute rewards, of the text without the stop token

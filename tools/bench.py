@@ -118,7 +118,7 @@ def sampling_by(policy: Policy, sizes: Sizes, **options: Any) -> Callable[[], ob
     """Draws the completions with the native engine."""
     engine, requests = NativeEngine(**options), sizes.requests()
     engine.sync(policy)
-    return lambda: engine.generate(requests, Sampling(max_new_tokens=sizes.new_tokens), RandomKey())
+    return lambda: engine.complete(requests, Sampling(max_new_tokens=sizes.new_tokens), RandomKey())
 
 
 def generating(policy: Policy, sizes: Sizes) -> Callable[[], object]:

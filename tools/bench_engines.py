@@ -70,7 +70,7 @@ def measure(policy: Policy, precision: str, options: argparse.Namespace) -> dict
                 started = time.perf_counter()
                 engine.sync(policy)
                 synced = time.perf_counter()
-                completions = engine.generate(requests, sampling, RandomKey(0, index))
+                completions = engine.complete(requests, sampling, RandomKey(0, index))
                 ended = time.perf_counter()
             engine.sleep()
             if index:

@@ -97,7 +97,7 @@ def label_prefixes(
     ]
     engine.sync(policy)
     requests = Request.from_prompts(prefixes, num_completions)
-    drawn = iter(engine.generate(requests, sampling, RandomKey(seed, 0)) if requests else [])
+    drawn = iter(engine.complete(requests, sampling, RandomKey(seed, 0)) if requests else [])
     samples = [
         continued(solution.prompt, prefix, completion, policy)
         for solution in solutions

@@ -142,7 +142,7 @@ class Bench:
         """One step: its completions, and μ updates."""
         started = time.process_time()
         self.engine.sync(self.policy)
-        self.engine.generate(self.requests, Sampling(max_new_tokens=self.point.new_tokens), RandomKey())
+        self.engine.complete(self.requests, Sampling(max_new_tokens=self.point.new_tokens), RandomKey())
         sampled = time.process_time()
         self.policy.train()
         for _ in range(self.point.mu):

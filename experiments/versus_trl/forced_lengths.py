@@ -86,13 +86,11 @@ def forcing_engine(lengths_of: Callable[[int], Sequence[int]], **options: Any) -
     class ForcingEngine(native.NativeEngine):
         """Ends each row at its own length."""
 
-        hands_over = True
-
-        def generate(self, requests: Any, sampling: Any, key: Any, progress: Any = None, finished: Any = None) -> Any:
+        def generate(self, requests: Any, sampling: Any, key: Any) -> Any:
             """As `NativeEngine.generate`."""
             ends = {(r.prompt_id, r.sample): n for r, n in zip(requests, lengths_of(key.step), strict=True)}
             with marked_draws(batch, ends):
-                return super().generate(requests, sampling, key, progress, finished)
+                yield from super().generate(requests, sampling, key)
 
     @contextmanager
     def marked_draws(module: Any, ends: dict[tuple[int, int], int]) -> Iterator[None]:

@@ -169,7 +169,7 @@ def prefill_seconds(policy: Any, engine: Any, race: Race, folder: Path, times: i
         engine.sync(policy)
         for _ in range(times):
             started = time.perf_counter()
-            engine.generate(requests, Sampling(max_new_tokens=1), RandomKey(0, 0))
+            engine.complete(requests, Sampling(max_new_tokens=1), RandomKey(0, 0))
             seconds.append(time.perf_counter() - started)
     return statistics.median(seconds)
 

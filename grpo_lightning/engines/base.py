@@ -1,9 +1,9 @@
 """What a rollout engine is: requests in, completions out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -11,12 +11,6 @@ from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, RandomKey, Request
-
-Progress = Callable[[int], None]
-"""Called with the number of completions that just ended."""
-
-Finished = Callable[[int, Completion], None]
-"""Called with the index of a request and its completion, while others are still drawn."""
 
 LOGP_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 1.0, torch.bfloat16: 1.0}
 """Gap in nats of one token that rounding explains between two ways to compute a log-prob, by the type of the products.
@@ -45,11 +39,6 @@ class RolloutEngine(ABC):
     gathers_weights: ClassVar[bool] = False
     """Whether its `sync` assembles sharded weights itself, with `named_weights`: then no rank holds all of them."""
 
-    hands_over: ClassVar[bool] = False
-    """Whether its `generate` takes `finished`, so that rewards begin while it goes on.
-
-    A class that overrides `generate` sets it anew: its completions may differ from those of the class above it."""
-
     logp_tolerance: ClassVar[Mapping[torch.dtype, float]] = LOGP_TOLERANCE
     """Largest gap of one token in nats between its log-probs and the policy's that rounding explains.
 
@@ -67,11 +56,6 @@ class RolloutEngine(ABC):
 
     version: int | None = None
     """`Policy.version` at the last `sync`; None before. An engine that loses its weights sets it to None."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "generate" in vars(cls) and "hands_over" not in vars(cls):
-            cls.hands_over = False
 
     def has(self, policy: Policy) -> bool:
         """Whether it draws from `policy` as it is now, so that no `sync` is needed."""
@@ -115,29 +99,29 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def generate(
-        self,
-        requests: Sequence[Request],
-        sampling: Sampling,
-        key: RandomKey,
-        progress: Progress | None = None,
-        finished: Finished | None = None,
-    ) -> list[Completion]:
-        """One completion per request, in the order of `requests`.
+        self, requests: Sequence[Request], sampling: Sampling, key: RandomKey
+    ) -> Iterator[tuple[int, Completion]]:
+        """Draws one completion per request, and yields its index and the completion as soon as it has ended.
 
         The random number of a token depends only on `key`, `prompt_id`, `sample` and the token's position. The other
         requests and their order do not matter.
 
-        A completion ends with the first stop token, or with the token that completes a string of `sampling.stop`.
-        `StopStrings` finds it. The explorer cuts the completions of an engine that draws on.
+        A completion ends with the first stop token, or with the token that completes a string of `sampling.stop`:
+        `StopStrings.cut` finds it.
+
+        What cannot be drawn is refused before the first completion is asked for. Between two completions the model is
+        as it was before the call: mode, attention and weights. Close an iterator that is not used up.
 
         Args:
             requests: What to complete, at least one. Equal `token_ids` share their prefill, in whatever order they are.
             sampling: The distribution to draw from, and what ends a completion.
             key: Seed of the run and exploration step.
-            progress: Called now and then with the number of completions that ended since the last call.
-            finished: Called with completions that have ended, at most once with each. It may be left out of any: the
-                explorer takes those from what is returned.
         """
+
+    def complete(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> list[Completion]:
+        """The completions of `generate`, in the order of `requests`."""
+        ended = dict(self.generate(requests, sampling, key))
+        return [ended[index] for index in range(len(requests))]
 
     def close(self) -> None:
         """Frees what the engine holds. May be called twice, and `wake` may come after it.

@@ -1,26 +1,26 @@
-"""Completions that are decoded by one loop: all at once, or some while others wait."""
+"""Completions that are decoded together, from their prompts to their last tokens."""
 
-from collections.abc import Callable, Sequence
-from itertools import chain
-from operator import itemgetter
+from collections.abc import Sequence
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from grpo_lightning.engines.base import Finished, Progress
 from grpo_lightning.engines.kept_rows import KeptRows, read
 from grpo_lightning.engines.kv_memory import READ_TOKENS
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.prompt_part import Groups, is_worth
-from grpo_lightning.engines.running import Running
+from grpo_lightning.engines.rows import Rows
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.engines.slab import SlabLayer
 from grpo_lightning.engines.stop_strings import StopStrings
-from grpo_lightning.engines.waiting import Waiting
 from grpo_lightning.maths import ragged
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, FinishReason, RandomKey, Request
+
+Drawn = list[tuple[int, Completion]]
+"""Indices of requests and their completions."""
 
 
 def groups_of(requests: Sequence[Request]) -> list[Sequence[int]]:
@@ -31,61 +31,42 @@ def groups_of(requests: Sequence[Request]) -> list[Sequence[int]]:
     return [groups[prompt] for prompt in sorted(groups, key=len, reverse=True)]
 
 
-def chosen(requests: Sequence[Request], groups: Sequence[Sequence[int]]) -> list[list[Request]]:
-    """The requests whose indices `groups` holds."""
-    return [[requests[index] for index in group] for group in groups]
-
-
-def in_order(groups: Sequence[Sequence[int]], completions: Sequence[Completion]) -> list[Completion]:
-    """Completions of groups of indices, sorted by index."""
-    indices = chain.from_iterable(groups)
-    return [completion for _, completion in sorted(zip(indices, completions, strict=True), key=itemgetter(0))]
-
-
-def of_requests(groups: Sequence[Sequence[int]], finished: Finished | None) -> Finished | None:
-    """`finished`, called with indices into a batch of `groups` instead of indices of requests."""
-    indices = [*chain.from_iterable(groups)]
-    return None if finished is None else lambda row, completion: finished(indices[row], completion)
-
-
 class Batch:
-    """Completions that are decoded by one loop. Its tensors are indexed by completion, whether it has ended or not.
+    """Completions that are decoded together. Its tensors are indexed by completion, whether it has ended or not.
 
     Args:
         policy: What to decode with, in eval mode and with the slab's attention.
-        groups: Requests with equal `token_ids` are one group, the longest prompts first.
+        requests: Some or all of them are decoded here.
+        groups: Indices of requests with equal `token_ids`, group by group, the longest prompts first.
         sampling: The distribution to draw from.
         key: Seed of the run and exploration step.
         stops: What ends a completion; None lets nothing end it.
         shares: Whether a group's rows share their prompt's keys and values; None decides by what is faster.
-        finished: Called with each completion that has ended, and its index in the batch.
-        kept: The rows of conversations, to go on from and to keep these; None keeps nothing.
-        fits: The rows that fit at once, by the tokens of each. The others wait, and begin where rows have ended. None
-            begins all at once, which `kept` needs.
+        kept: The rows of conversations, to continue from and to keep these; None keeps nothing.
         read_tokens: Tokens of prompts, padding included, that are read at once.
     """
 
     def __init__(
         self,
         policy: Policy,
-        groups: Sequence[Sequence[Request]],
+        requests: Sequence[Request],
+        groups: Sequence[Sequence[int]],
         sampling: Sampling,
         key: RandomKey,
         stops: StopStrings | None,
         shares: bool | None = None,
-        finished: Finished | None = None,
         kept: KeptRows | None = None,
-        fits: Callable[[int], int] | None = None,
         read_tokens: int = READ_TOKENS,
     ) -> None:
         self.policy = policy
-        self.requests = [*chain.from_iterable(groups)]
-        self.waiting = Waiting(groups, fits, sampling.max_new_tokens)
+        self.indices = [*chain.from_iterable(groups)]
+        """Of each completion's request."""
+        self.requests = [requests[index] for index in self.indices]
+        self.sizes = [*map(len, groups)]
         self.sampling = sampling
         self.key = key
         self.stops = stops
         self.shares = shares
-        self.finished = finished
         self.kept = kept
         self.read_tokens = read_tokens
         plain = plain_layers(policy)
@@ -99,73 +80,64 @@ class Batch:
         self.logp = torch.zeros(shape, dtype=torch.float32, device=device)
         self.searched: list[list[int]] = [[] for _ in keys]
         """What was searched for stop strings of each completion so far."""
+        self.rows: Rows | None = None
+        """The completions that have not ended; None before their prompts are read."""
 
-    def run(self, check_every: int, progress: Progress) -> list[Completion]:
-        """Decodes until every completion has ended."""
-        longest = self.sampling.max_new_tokens
-        running = self.begin()
-        while len(running):
-            count = min(check_every, longest - running.oldest)
-            uniform = self._uniforms(running, check_every)
-            for index in range(count):
-                token, logp = draw(running.logits, uniform[:, index], self.sampling)
-                self.tokens[running.rows, running.drawn], self.logp[running.rows, running.drawn] = token, logp
-                running.ended |= torch.isin(token, self.stop_ids)
-                position = self.prompt_length[running.rows] + running.drawn
-                running.count_drawn()
-                if running.youngest < longest:
-                    running.decode(token, position)
-            self._look(running, count, progress)
-            running = self._refilled(running)
-        return self._completions()
+    @property
+    def has_ended(self) -> bool:
+        """Whether every completion has ended."""
+        return self.rows is not None and not len(self.rows)
 
-    def begin(self) -> Running:
-        """Reads the prompts of the first completions, as many as fit."""
-        return self._read(self.waiting.take(0, 0), self.sampling.max_new_tokens)
+    def decode(self, count: int) -> Drawn:
+        """Draws up to `count` tokens of each completion, and returns the completions that have ended."""
+        if self.rows is None:
+            self.rows = self._read()
+        rows, longest = self.rows, self.sampling.max_new_tokens
+        count = min(count, longest - rows.num_drawn)
+        uniform = self._uniforms(rows, count)
+        for index in range(count):
+            token, logp = draw(rows.logits, uniform[:, index], self.sampling)
+            self.tokens[rows.indices, rows.num_drawn], self.logp[rows.indices, rows.num_drawn] = token, logp
+            rows.ended |= torch.isin(token, self.stop_ids)
+            position = self.prompt_length[rows.indices] + rows.num_drawn
+            rows.num_drawn += 1
+            if rows.num_drawn < longest:
+                rows.decode(token, position)
+        if rows.num_drawn == longest:
+            rows.ended.fill_(True)
+        elif self.stops and self.stops.strings:
+            self._search(rows, count)
+        if self.kept:
+            self._keep(rows)
+        ended = rows.drop_ended()
+        return [*zip((self.indices[index] for index in ended.tolist()), self._completions(ended), strict=True)]
 
-    def _refilled(self, running: Running) -> Running:
-        """What goes on with those that have waited, if enough rows have ended."""
-        if not self.waiting:
-            return running
-        if not len(running):
-            return self.begin()
-        if parts := self.waiting.take(len(running), running.width):
-            running.tighten()
-            running.join(self._read(parts, 0, running.groups is not None), self.sampling.max_new_tokens)
-        return running
-
-    def _read(self, parts: Sequence[range], columns: int, shares: bool | None = None) -> Running:
+    def _read(self) -> Rows:
         """Reads every prompt once, and copies its keys and values to its completions, or shares them.
 
         Right-padded: causal attention keeps the padding out of sight, and decoding masks its columns.
-
-        Args:
-            parts: The completions of each prompt.
-            columns: Room for the tokens that follow.
-            shares: Whether prompts are shared; None decides by what is faster.
         """
-        device = self.policy.device
-        prompts = [self.requests[part[0]].token_ids for part in parts]
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        device, columns = self.policy.device, self.sampling.max_new_tokens
+        begins = [*accumulate(self.sizes, initial=0)]
+        groups = [self.requests[begin : begin + size] for begin, size in zip(begins, self.sizes, strict=False)]
+        prompts = [group[0].token_ids for group in groups]
         width = max(map(len, prompts))
-        known = [self.kept.find([self.requests[row] for row in part]) for part in parts] if self.kept else []
-        if any(known):
-            layers, last = read(self.policy, prompts, known)
-        else:
-            layers, last = self._read_whole(prompts)
-        keys = [(index, row) for index, part in enumerate(parts) for row in part]
-        prompt, rows = torch.tensor(keys, device=device).unbind(1)
+        known = [self.kept.find(group) for group in groups] if self.kept else []
+        layers, last = read(self.policy, prompts, known) if any(known) else self._read_whole(prompts)
+        indices = torch.arange(len(self.requests), device=device)
+        prompt = ragged.segments(torch.tensor(self.sizes, device=device))
         logits = self.policy.logits(last).index_select(0, prompt)
-        if self._shares(layers, len(rows)) if shares is None else shares:
+        if self._shares(layers):
+            lengths = torch.tensor([*map(len, prompts)], device=device)
             padded = min(map(len, prompts)) < width
             column = torch.arange(width, device=device)
-            groups = Groups.of(prompt, len(last), column >= lengths[:, None, None] if padded else None)
+            sharing = Groups.of(prompt, len(prompts), column >= lengths[:, None, None] if padded else None)
             for layer in layers:
-                layer.share(groups, columns)
-            return Running(self.policy, rows, layers, logits, width, None, groups=groups)
+                layer.share(sharing, columns)
+            return Rows(self.policy, indices, layers, logits, width, None, groups=sharing)
         for layer in layers:
             layer.expand(prompt, width + columns)
-        return Running(self.policy, rows, layers, logits, width, self._mask(rows, width, columns), self.windows)
+        return Rows(self.policy, indices, layers, logits, width, self._mask(width, columns), self.windows)
 
     def _read_whole(self, prompts: Sequence[list[int]]) -> tuple[list[SlabLayer], Tensor]:
         """Keys and values of prompts, right-padded, and [P, hidden] the states of their last tokens."""
@@ -189,70 +161,53 @@ class Batch:
         hidden = self.policy.hidden(ragged.pad(flat, lengths), past_key_values=cache, use_cache=True)
         return hidden[torch.arange(len(hidden), device=device), lengths - 1]
 
-    def _keep(self, running: Running, rows: Tensor) -> None:
-        """Keeps the keys and values of [r] `rows` of the cache for the next turn."""
+    def _keep(self, rows: Rows) -> None:
+        """Keeps the keys and values of the rows that have ended for the next turn."""
         assert self.kept is not None
-        completions = running.rows[rows]
-        drawn = self.tokens[completions, : running.layers[0].get_seq_length() - running.width].tolist()
+        ended = rows.ended.nonzero().squeeze(1)
+        completions = rows.indices[ended]
+        drawn = self.tokens[completions, : rows.layers[0].get_seq_length() - rows.width].tolist()
         requests = [self.requests[index] for index in completions.tolist()]
-        self.kept.save(requests, drawn, running.layers, rows, running.width)
+        self.kept.save(requests, drawn, rows.layers, ended, rows.width)
 
-    def _shares(self, layers: list[SlabLayer], rows: int) -> bool:
+    def _shares(self, layers: list[SlabLayer]) -> bool:
         """Whether rows see their prompt's keys and values where they are, and none is copied."""
         if self.windows:
             return False
-        return all(is_worth(layer.key_slab, rows) for layer in layers) if self.shares is None else self.shares
+        if self.shares is None:
+            return all(is_worth(layer.key_slab, len(self.requests)) for layer in layers)
+        return self.shares
 
-    def _mask(self, rows: Tensor, width: int, columns: int) -> Tensor | None:
-        """[r, width + columns] bool, False on the padding between prompt and completion; None without any."""
-        lengths = self.prompt_length[rows]
+    def _mask(self, width: int, columns: int) -> Tensor | None:
+        """[B, width + columns] bool, False on the padding between prompt and completion; None without any."""
+        lengths = self.prompt_length
         if bool((lengths == width).all()):
             return None
         column = torch.arange(width + columns, device=lengths.device)
         return (column < lengths[:, None]) | (column >= width)
 
-    def _uniforms(self, running: Running, count: int) -> Tensor:
+    def _uniforms(self, rows: Rows, count: int) -> Tensor:
         """[r, count] random numbers for the next tokens of each row."""
-        rows = running.rows
-        first = self.position[rows] + running.drawn
-        return uniforms(self.key, self.prompt_id[rows], self.sample[rows], first, count)
+        indices = rows.indices
+        first = self.position[indices] + rows.num_drawn
+        return uniforms(self.key, self.prompt_id[indices], self.sample[indices], first, count)
 
-    def _look(self, running: Running, count: int, progress: Progress) -> None:
-        """Drops the rows that have ended with one of the last `count` tokens, and tells of them."""
-        longest = self.sampling.max_new_tokens
-        if self.stops and self.stops.strings and running.youngest < longest:
-            self._search(running, count)
-        if running.oldest == longest:
-            running.ended |= running.drawn == longest
-        if self.kept:
-            self._keep(running, running.ended.nonzero().squeeze(1))
-        rows, over = running.rows, running.ended
-        if ended := running.drop_ended():
-            progress(ended)
-            self._hand_over(rows, over)
-
-    def _search(self, running: Running, count: int) -> None:
+    def _search(self, rows: Rows, count: int) -> None:
         """Marks the rows as ended whose last `count` tokens complete a stop string."""
         assert self.stops is not None
-        rows, found = running.rows, []
-        last = running.drawn[:, None] + torch.arange(-count, 0, device=rows.device)
+        ended = []
+        new_tokens = self.tokens[rows.indices, rows.num_drawn - count : rows.num_drawn]
         # The one wait for the device, unless a row has ended.
-        for row, *new in torch.cat([rows[:, None], self.tokens[rows[:, None], last]], 1).tolist():
-            seen = len(self.searched[row])
-            self.searched[row] += new
-            found.append(self.stops.first_end(self.searched[row], seen) is not None)
-        if any(found):
-            running.ended |= torch.tensor(found, device=rows.device)
+        for index, *new in torch.cat([rows.indices[:, None], new_tokens], 1).tolist():
+            seen = len(self.searched[index])
+            self.searched[index] += new
+            ended.append(self.stops.first_end(self.searched[index], seen) is not None)
+        if any(ended):
+            rows.ended |= torch.tensor(ended, device=rows.ended.device)
 
-    def _hand_over(self, rows: Tensor, over: Tensor) -> None:
-        """Calls `finished` with those of [r] `rows` that are `over`."""
-        if self.finished:
-            for row, completion in zip(rows[over].tolist(), self._completions(rows[over]), strict=True):
-                self.finished(row, completion)
-
-    def _completions(self, rows: Tensor | slice = slice(None)) -> list[Completion]:
-        """What was drawn of some rows, each completion up to its first stop token or string."""
-        drawn, logps = self.tokens[rows], self.logp[rows]
+    def _completions(self, indices: Tensor) -> list[Completion]:
+        """Completions that have ended, each up to its first stop token or string."""
+        drawn, logps = self.tokens[indices], self.logp[indices]
         stops = torch.isin(drawn, self.stop_ids)
         # A row that never stopped has all its tokens; the others end with their first stop token.
         stopped = stops.any(1)

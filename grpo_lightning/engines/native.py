@@ -1,21 +1,20 @@
 """The default engine: it decodes with the policy's own weights."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import chain, repeat
+from operator import itemgetter
 from typing import Literal
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.utilities import rank_zero_info
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 import grpo_lightning.engines.trial as trial
-from grpo_lightning.engines.base import Finished, Progress, RolloutEngine
-from grpo_lightning.engines.batch import Batch, chosen, groups_of, in_order, of_requests, plain_layers
+from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.batch import Batch, groups_of, plain_layers
 from grpo_lightning.engines.kept_rows import KeptRows
 from grpo_lightning.engines.kv_memory import (
     GIB,
@@ -31,7 +30,7 @@ from grpo_lightning.engines.slab import attention, mask, sharing_attention
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.pretrained import first_line
-from grpo_lightning.policy.threads import divided, in_threads, one_at_a_time
+from grpo_lightning.policy.threads import divided, in_threads
 from grpo_lightning.types import Completion, RandomKey, Request, UsageError
 
 ATTENTION = "grpo_slab"
@@ -67,14 +66,9 @@ class NativeEngine(RolloutEngine):
         threads: On a CPU, decode in so many threads, each with a part of the completions and of the cores. It is faster
             for small models, whose products are too small to be divided among cores. 1 decodes all together. Log-probs
             differ by rounding.
-        refill: Begin completions that wait as soon as a quarter of the rows is free, beside those that go on. False
-            decodes batch by batch, as it is in conversations. A group with more completions than half of the rows
-            begins in parts, and each part reads the prompt again. Log-probs differ by rounding.
     """
 
     shares_weights = True
-
-    hands_over = True
 
     def __init__(
         self,
@@ -85,7 +79,6 @@ class NativeEngine(RolloutEngine):
         dtype: Literal["bfloat16"] | None = None,
         share_prompts: bool = True,
         threads: int = 1,
-        refill: bool = True,
     ) -> None:
         if max_rows < 1 or check_every < 1 or threads < 1:
             raise UsageError(f"max_rows={max_rows}, check_every={check_every}, threads={threads}: give 1 or more")
@@ -97,13 +90,10 @@ class NativeEngine(RolloutEngine):
         self.threads = threads
         self.packed = packed
         self.dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
-        self.refill = refill
         self._copies: LinearCopies | None = None
         self.attention = SHARING_ATTENTION if share_prompts else ATTENTION
         self._shares: bool | None = None if share_prompts else False
         """False where prompts' keys and values are not shared; None decides by what is faster."""
-        self._refills = refill
-        """Whether completions that wait begin while others go on: not with a model that would decode them wrongly."""
         self._keeps: bool | None = None
         """Whether the model can go on from kept rows; None as long as nobody has asked."""
         self._kept: KeptRows | None = None
@@ -139,29 +129,16 @@ class NativeEngine(RolloutEngine):
     def check(self, policy: Policy, sampling: Sampling) -> None:
         """Raises UsageError for a policy that it would decode wrongly or not at all, or that does not fit."""
 
-        def decode(
-            requests: Sequence[Request], sampling: Sampling, shares: bool = False, refills: bool = False
-        ) -> list[Completion]:
-            groups = groups_of(requests)
-            # The first group has decoded two positions when there is room for the others.
-            rows = chain([len(groups[0])], repeat(len(requests)))
-            fits, every = (lambda tokens: next(rows), 2) if refills else (None, self.check_every)
+        def decode(requests: Sequence[Request], sampling: Sampling, shares: bool = False) -> list[Completion]:
             with _slab_attention(policy, self.attention), copies.in_use() if copies else nullcontext():
-                batch = Batch(policy, chosen(requests, groups), sampling, RandomKey(0, 0), None, shares, fits=fits)
-                return in_order(groups, batch.run(every, lambda ended: None))
+                batch = Batch(policy, requests, groups_of(requests), sampling, RandomKey(0, 0), None, shares)
+                return _whole(batch)
 
         copies = None
         with policy.gathered():
             fault = trial.fault(policy, decode)
             if not fault and self.attention == SHARING_ATTENTION:
                 self._shares = False if trial.fault(policy, partial(decode, shares=True)) else None
-            if not fault and self.refill:
-                may_share = self.attention == SHARING_ATTENTION and self._shares is None and policy.device.type == "cpu"
-                ways = [partial(decode, shares=shares, refills=True) for shares in {False, may_share}]
-                self._refills = not any(trial.fault(policy, way) for way in ways)
-                if not self._refills:
-                    name = type(policy.model).__name__
-                    rank_zero_info(f"model.engine.refill: {name} decodes batch by batch, rows that join change it")
             if not fault and (copies := self._copied(policy)):
                 fault = trial.fault(policy, decode, dtype=copies.dtype)
         if fault:
@@ -185,72 +162,52 @@ class NativeEngine(RolloutEngine):
         finally:
             self._kept = None
 
-    @torch.no_grad()
     def generate(
-        self,
-        requests: Sequence[Request],
-        sampling: Sampling,
-        key: RandomKey,
-        progress: Progress | None = None,
-        finished: Finished | None = None,
-    ) -> list[Completion]:
+        self, requests: Sequence[Request], sampling: Sampling, key: RandomKey
+    ) -> Iterator[tuple[int, Completion]]:
         """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
-        policy, stops = self.policy, StopStrings(self.policy, sampling.stop)
+        stops = StopStrings(self.policy, sampling.stop)
+        # What does not fit is refused here.
+        return self._draw(requests, [*self._batches(self.policy, requests, sampling.max_new_tokens)], sampling, key, stops)
+
+    @torch.no_grad()
+    def _draw(
+        self,
+        requests: Sequence[Request],
+        batches: Sequence[Sequence[Sequence[int]]],
+        sampling: Sampling,
+        key: RandomKey,
+        stops: StopStrings,
+    ) -> Iterator[tuple[int, Completion]]:
+        """As `generate`, of `batches` of groups of indices."""
+        policy = self.policy
+        assert policy is not None
         if not self.has(policy) and self._copies:
             self.sync(policy)
         if self._kept:
             self._kept.begin(policy)
             self._kept.shrink(self._room_to_keep(policy, requests, sampling.max_new_tokens))
-        done: list[Sequence[int]] = []
-        completions: list[Completion] = []
-        progress, finished = one_at_a_time(progress or (lambda ended: None)), one_at_a_time(finished)
-        fits = self._refilled_rows(policy, requests, sampling.max_new_tokens)
         read_tokens = read_at_once(policy.config, trial.compute_dtype(policy), self._memory(policy))
-        batches = [groups_of(requests)] if fits else self._batches(policy, requests, sampling.max_new_tokens)
-        with _decoding(policy, self.attention), self._copies.in_use() if self._copies else nullcontext():
-            for groups in batches:
-                parts = divided(groups, self._num_threads(policy))
-                work = []
-                for part in parts:
-                    own, ended = chosen(requests, part), of_requests(part, finished)
-                    batch = Batch(
-                        policy,
-                        own,
-                        sampling,
-                        key,
-                        stops,
-                        self._shares,
-                        finished=ended,
-                        kept=self._kept,
-                        fits=fits,
-                        read_tokens=max(1, read_tokens // len(parts)),
-                    )
-                    work.append(partial(batch.run, self.check_every, progress))
-                completions += chain.from_iterable(in_threads(work))
-                done += chain.from_iterable(parts)
+        for groups in batches:
+            parts = divided(groups, self._num_threads(policy))
+            read = max(1, read_tokens // len(parts))
+            going = [
+                Batch(policy, requests, part, sampling, key, stops, self._shares, self._kept, read) for part in parts
+            ]
+            while going:
+                with _decoding(policy, self.attention), self._copies.in_use() if self._copies else nullcontext():
+                    ended = in_threads([partial(batch.decode, self.check_every) for batch in going])
+                for some in ended:
+                    yield from some
+                going = [batch for batch in going if not batch.has_ended]
         if self._kept:
             self._kept.end()
-        return in_order(done, completions)
 
     def _num_threads(self, policy: Policy) -> int:
         """Threads to decode in: one on a GPU, with other processes, and where rows are kept between turns."""
         alone = policy.device.type == "cpu" and not (dist.is_available() and dist.is_initialized())
         return self.threads if alone and self._kept is None else 1
-
-    def _refilled_rows(
-        self, policy: Policy, requests: Sequence[Request], max_new_tokens: int
-    ) -> Callable[[int], int] | None:
-        """The rows of a thread that fit by the tokens of each, if requests wait for rows that end; None: batches."""
-        if not self._refills or self._kept is not None:
-            return None
-        # Free memory is known now: later the cache takes some of it.
-        threads, memory = self._num_threads(policy), self._memory(policy)
-        longest = max(len(request.token_ids) for request in requests)
-        rows = self._rows_that_fit(policy, longest + max_new_tokens, memory)
-        if not threads <= rows < len(requests):
-            return None
-        return lambda tokens: self._rows_that_fit(policy, tokens, memory) // threads
 
     def _batches(
         self, policy: Policy, requests: Sequence[Request], max_new_tokens: int
@@ -275,10 +232,10 @@ class NativeEngine(RolloutEngine):
         if batch:
             yield batch
 
-    def _rows_that_fit(self, policy: Policy, tokens: int, memory: int | None = None) -> int:
-        """Rows of `tokens` tokens each to decode at once, at least 1, in so many bytes or in those that are free."""
+    def _rows_that_fit(self, policy: Policy, tokens: int) -> int:
+        """Rows of `tokens` tokens each to decode at once, at least 1."""
         config, dtype = policy.config, trial.compute_dtype(policy)
-        memory = self._memory(policy) if memory is None else memory
+        memory = self._memory(policy)
         rows = rows_at_once(config, dtype, tokens, 1, memory, self.max_rows)
         if rows < 1:
             given = self.max_cache_gib is not None
@@ -323,17 +280,24 @@ def _in_two_turns(policy: Policy, attention: str, requests: Sequence[Request], s
         for turn in (first, requests):
             kept.begin(policy)
             kept.shrink(2**31)
-            groups = groups_of(turn)
-            batch = Batch(policy, chosen(turn, groups), sampling, RandomKey(0, 0), None, kept=kept)
-            completions = batch.run(sampling.max_new_tokens, lambda ended: None)
+            batch = Batch(policy, turn, groups_of(turn), sampling, RandomKey(0, 0), None, kept=kept)
+            completions = _whole(batch)
             kept.end()
-    return in_order(groups, completions)
+    return completions
+
+
+def _whole(batch: Batch) -> list[Completion]:
+    """The completions of a batch, in the order of its requests."""
+    ended = []
+    while not batch.has_ended:
+        ended += batch.decode(batch.sampling.max_new_tokens)
+    return [completion for _, completion in sorted(ended, key=itemgetter(0))]
 
 
 def _cannot_decode(policy: Policy, reason: str) -> UsageError:
     """The error for a policy that this engine does not decode."""
     name = type(policy.model).__name__
-    return UsageError(f"model.engine=NativeEngine cannot decode {name} ({reason}): use model.engine=TransformersEngine")
+    return UsageError(f"model.engine=NativeEngine cannot decode {name} ({reason}): use model.engine=PlainEngine")
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from grpo_lightning.maths import ragged
 
@@ -45,25 +44,6 @@ class Groups:
         prompts, prompt = self.prompt[rows].unique_consecutive(return_inverse=True)
         return prompts, Groups.of(prompt, len(prompts), None if self.hidden is None else self.hidden[prompts])
 
-    def narrow(self, columns: int) -> "Groups":
-        """Without the columns that only padding has after these."""
-        hidden = None if self.hidden is None else self.hidden[:, :, :columns]
-        return Groups(self.members, self.prompt, self.position, hidden, self.indices)
-
-    def join(self, other: "Groups", columns: int, others: int) -> "Groups":
-        """These groups and behind them those of other rows, whose prompts have `others` columns, these `columns`."""
-        width, hidden = max(columns, others), None
-        if self.hidden is not None or other.hidden is not None or columns != others:
-            parts = [(self, columns), (other, others)]
-            hidden = torch.cat([pad(groups._hidden(own), (0, width - own), value=True) for groups, own in parts])
-        prompt = torch.cat([self.prompt, other.prompt + len(self.members)])
-        return Groups.of(prompt, len(self.members) + len(other.members), hidden)
-
-    def _hidden(self, columns: int) -> Tensor:
-        """`hidden`, even without any."""
-        everything = self.members.new_zeros(len(self.members), 1, columns, dtype=torch.bool)
-        return everything if self.hidden is None else self.hidden
-
     def index(self, key_heads: int) -> tuple[Tensor, Tensor]:
         """Where the queries of [r, K] rows and key heads come from and go to in [P, K, R], both flat."""
         if key_heads not in self.indices:
@@ -90,26 +70,6 @@ class PromptPart:
         if len(prompts) == len(self.keys):
             return PromptPart(self.keys, self.values, groups)
         return PromptPart(self.keys.index_select(0, prompts), self.values.index_select(0, prompts), groups)
-
-    def narrow(self, groups: Groups) -> "PromptPart":
-        """With the columns alone that `groups` has."""
-        if groups.hidden is None or groups.hidden.shape[2] == self.keys.shape[2]:
-            return PromptPart(self.keys, self.values, groups)
-        columns = groups.hidden.shape[2]
-        return PromptPart(self.keys[:, :, :columns].clone(), self.values[:, :, :columns].clone(), groups)
-
-    def join(self, other: "PromptPart", groups: Groups) -> "PromptPart":
-        """These prompts and behind them other ones, padded with zeros."""
-        return PromptPart(_stacked(self.keys, other.keys), _stacked(self.values, other.values), groups)
-
-
-def _stacked(first: Tensor, second: Tensor) -> Tensor:
-    """[P, K, W, D], [Q, K, X, D] -> [P + Q, K, max(W, X), D], with zeros behind the shorter ones."""
-    columns = first.shape[2], second.shape[2]
-    both = first.new_zeros(len(first) + len(second), first.shape[1], max(columns), first.shape[3])
-    both[: len(first), :, : columns[0]] = first
-    both[len(first) :, :, : columns[1]] = second
-    return both
 
 
 def is_worth(keys: Tensor, rows: int) -> bool:

@@ -1,8 +1,8 @@
 """An engine whose completions are written by a function."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from grpo_lightning.engines.base import Finished, Progress, RolloutEngine
+from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.types import Completion, FinishReason, RandomKey, Request
@@ -21,31 +21,18 @@ class ScriptedEngine(RolloutEngine):
             `Request.sample` tell the prompts and the completions of a group apart.
     """
 
-    hands_over = True
-
     def __init__(self, script: Script) -> None:
         self.script = script
 
     def generate(
-        self,
-        requests: Sequence[Request],
-        sampling: Sampling,
-        key: RandomKey,
-        progress: Progress | None = None,
-        finished: Finished | None = None,
-    ) -> list[Completion]:
+        self, requests: Sequence[Request], sampling: Sampling, key: RandomKey
+    ) -> Iterator[tuple[int, Completion]]:
         """As `RolloutEngine.generate`; nothing is drawn."""
         assert self.policy is not None, "call sync(policy) first"
         tokenizer, stop = self.policy.tokenizer, min(self.policy.stop_ids)
         stops = StopStrings(self.policy, sampling.stop)
-        completions = []
         for index, request in enumerate(requests):
             text = self.script(request, str(tokenizer.decode(request.token_ids)))
             token_ids = [*tokenizer.encode(text, add_special_tokens=False), stop]
             reason = FinishReason.STOP if len(token_ids) <= sampling.max_new_tokens else FinishReason.LENGTH
-            completions.append(stops.cut(Completion(token_ids[: sampling.max_new_tokens], None, reason)))
-            if finished:
-                finished(index, completions[-1])
-        if progress:
-            progress(len(completions))
-        return completions
+            yield index, stops.cut(Completion(token_ids[: sampling.max_new_tokens], None, reason))

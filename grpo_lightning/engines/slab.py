@@ -129,50 +129,12 @@ class SlabLayer(DynamicLayer):
         self.capacity, self.length = capacity, 0
         self._allocate(keys, values, len(groups.prompt))
 
-    def keep(self, rows: Tensor, first: int = 0) -> None:
-        """Compacts the slab to `rows` [r] and to the columns from `first` on. What it takes stays taken."""
+    def keep(self, rows: Tensor) -> None:
+        """Compacts the slab to `rows` [r]. The memory of the others is not freed."""
         keys, values = self._view()
-        self.length -= first
-        self.key_slab[: len(rows), :, : self.length] = keys[:, :, first:].index_select(0, rows)
-        self.value_slab[: len(rows), :, : self.length] = values[:, :, first:].index_select(0, rows)
+        self.key_slab[: len(rows), :, : self.length] = keys.index_select(0, rows)
+        self.value_slab[: len(rows), :, : self.length] = values.index_select(0, rows)
         self.key_slab, self.value_slab = self.key_slab[: len(rows)], self.value_slab[: len(rows)]
-        self._view()
-
-    def tighten(self, first: int, groups: Groups | None) -> None:
-        """Gives back what the slab takes beyond its rows, and all columns but those from `first` on that are filled.
-
-        Args:
-            first: Column.
-            groups: Of the rows, narrowed to their prompts; None without shared prompts.
-        """
-        if self.prompts is not None and groups is not None:
-            self.prompts = self.prompts.narrow(groups)
-        keys, values = self._view()
-        self.key_slab, self.value_slab = keys[:, :, first:].clone(), values[:, :, first:].clone()
-        self.length = self.capacity = self.key_slab.shape[2]
-        self._view()
-
-    def join(self, other: "SlabLayer", capacity: int, groups: Groups | None) -> None:
-        """Appends the rows of another slab, so that both end with the same column; zeros are before the shorter ones.
-
-        Args:
-            other: Of the same layer. It shares prompts if this one does.
-            capacity: Positions of the new slab.
-            groups: Which of all rows go on from which prompt; None without shared prompts.
-        """
-        parts = self._view(), other._view()
-        own, rows, length = self.length, len(self.key_slab), max(self.length, other.length)
-        self.capacity, self.length = capacity, length
-        self._allocate(*parts[0], rows + len(other.key_slab))
-        for slab, mine, others in zip((self.key_slab, self.value_slab), *parts, strict=True):
-            # What is not seen has weight 0, and 0 times infinity would be NaN.
-            slab[:rows, :, : length - own] = 0
-            slab[:rows, :, length - own : length] = mine
-            slab[rows:, :, : length - other.length] = 0
-            slab[rows:, :, length - other.length : length] = others
-        if groups is not None:
-            assert self.prompts is not None and other.prompts is not None
-            self.prompts = self.prompts.join(other.prompts, groups)
         self._view()
 
     def regroup(self, prompts: Tensor, groups: Groups) -> None:

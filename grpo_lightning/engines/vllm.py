@@ -2,14 +2,15 @@
 
 import gc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from grpo_lightning import ranks
-from grpo_lightning.engines.base import Finished, Progress, RolloutEngine
+from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.guest import Guest
 from grpo_lightning.engines.kv_memory import GIB
 from grpo_lightning.engines.sampling import Sampling
@@ -51,8 +52,6 @@ class VLLMEngine(RolloutEngine):
     """
 
     gathers_weights = True
-
-    hands_over = True
 
     gap_causes = (
         "Likely causes: vLLM computes this architecture in another way, or in another precision; a weight that it did "
@@ -169,15 +168,9 @@ class VLLMEngine(RolloutEngine):
         # A head that is tied to the embedding may be apart in memory; where vLLM has none, it refuses the name.
         (self._has_head,) = self._llm.apply_model(lambda model: hasattr(model, "lm_head"))
 
-    @torch.no_grad()
     def generate(
-        self,
-        requests: Sequence[Request],
-        sampling: Sampling,
-        key: RandomKey,
-        progress: Progress | None = None,
-        finished: Finished | None = None,
-    ) -> list[Completion]:
+        self, requests: Sequence[Request], sampling: Sampling, key: RandomKey
+    ) -> Iterator[tuple[int, Completion]]:
         """As `RolloutEngine.generate`."""
         assert self.policy is not None and self._llm is not None, "call sync(policy) first"
         limit = self._llm.llm_engine.model_config.max_model_len
@@ -186,23 +179,42 @@ class VLLMEngine(RolloutEngine):
         stops = StopStrings(self.policy, sampling.stop)
         # Completions that are searched for strings end one by one.
         calls = calls_of(requests, sampling, key, together=not stops.strings)
-        completions = Completions(len(requests), stops, progress or (lambda ended: None), finished)
+        return self._draw(calls, sampling, Completions(stops))
+
+    @torch.no_grad()
+    def _draw(
+        self, calls: Sequence[Call], sampling: Sampling, completions: Completions
+    ) -> Iterator[tuple[int, Completion]]:
+        """As `generate`; whoever closes it early leaves no request in vLLM."""
+        open_calls = {str(index): len(call.rows) for index, call in enumerate(calls)}
         try:
-            with GUEST.at_home(self._device), torch.compiler.set_stance(self._stance):
-                self._run(calls, sampling, completions)
+            with self._at_home():
+                self._ask(calls, sampling, completions)
+            while open_calls:
+                with self._at_home():
+                    ended = self._step(calls, completions, open_calls)
+                yield from ended
+        except GeneratorExit:
+            with self._at_home():
+                self._llm.llm_engine.abort_request([*open_calls])
+            raise
         except BaseException:
             # vLLM would go on with the requests that it has at its next call.
             self.close()
             raise
-        return completions.all
+
+    @contextmanager
+    def _at_home(self) -> Iterator[None]:
+        with GUEST.at_home(self._device), torch.compiler.set_stance(self._stance):
+            yield
 
     @property
     def _stance(self) -> str:
         """On a CPU vLLM compiles only how it counts likelier tokens: 3 seconds for nothing."""
         return "default" if self._device.type == "cuda" else "force_eager"
 
-    def _run(self, calls: Sequence[Call], sampling: Sampling, completions: Completions) -> None:
-        """Lets vLLM draw until every completion has ended."""
+    def _ask(self, calls: Sequence[Call], sampling: Sampling, completions: Completions) -> None:
+        """Gives vLLM its requests."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -216,12 +228,27 @@ class VLLMEngine(RolloutEngine):
                 output_kind=RequestOutputKind.DELTA if piecewise else RequestOutputKind.FINAL_ONLY,
             )
             engine.add_request(str(index), tokens_input(call.token_ids), params)
-        while engine.has_unfinished_requests():
+
+    def _step(
+        self, calls: Sequence[Call], completions: Completions, open_calls: dict[str, int]
+    ) -> list[tuple[int, Completion]]:
+        """Lets vLLM draw until a completion has ended. Takes it off the `open_calls`."""
+        engine, ended = self._llm.llm_engine, list[tuple[int, Completion]]()
+        while not ended:
             for output in engine.step():
-                rows = calls[int(output.request_id)].rows
+                index, rows = output.request_id, calls[int(output.request_id)].rows
                 for one in output.outputs:
-                    if completions.add(rows[one.index], one.token_ids, one.logprobs.logprobs, one.finish_reason):
-                        engine.abort_request([output.request_id])
+                    logp, reason = one.logprobs.logprobs, one.finish_reason
+                    completion = completions.add(rows[one.index], one.token_ids, logp, reason)
+                    if completion is None:
+                        continue
+                    ended += [(row, completion) for row in rows[one.index]]
+                    open_calls[index] -= 1
+                    if not open_calls[index]:
+                        del open_calls[index]
+                    if reason is None:
+                        engine.abort_request([index])
+        return ended
 
     def close(self) -> None:
         """Ends vLLM. May be called twice."""

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from grpo_lightning.engines.base import Finished, Progress
 from grpo_lightning.engines.batch import groups_of
 from grpo_lightning.engines.philox import philox
 from grpo_lightning.engines.sampling import Sampling
@@ -115,15 +114,13 @@ def seeds_of(requests: Sequence[Request], key: RandomKey) -> list[int]:
 class Completions:
     """Completions as they grow; stop strings end them."""
 
-    count: int
     stops: StopStrings
-    progress: Progress
-    finished: Finished | None = None
-    found: dict[int, Completion] = field(default_factory=dict)
     drawn: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
 
-    def add(self, rows: Sequence[int], token_ids: Sequence[int], logp: Sequence[float], reason: str | None) -> bool:
-        """Adds tokens to the completion of the requests `rows`. Returns whether they end it and vLLM does not know.
+    def add(
+        self, rows: Sequence[int], token_ids: Sequence[int], logp: Sequence[float], reason: str | None
+    ) -> Completion | None:
+        """Adds tokens to the completion of the requests `rows`. Returns it if they end it.
 
         Args:
             rows: Indices of requests.
@@ -136,25 +133,14 @@ class Completions:
         ids += token_ids
         logps += logp
         if reason is None and not self._ends(ids, before):
-            return False
+            return None
         if reason not in (None, *REASONS):
             raise RuntimeError(f"vLLM ended a completion because of {reason!r}")
         ended = FinishReason.LENGTH if reason is None else REASONS[reason]
-        completion = self.stops.cut(Completion(ids, logps, ended))
-        for row in rows:
-            self.found[row] = completion
-            if self.finished:
-                self.finished(row, completion)
         del self.drawn[rows[0]]
-        self.progress(len(rows))
-        return reason is None
+        return self.stops.cut(Completion(ids, logps, ended))
 
     def _ends(self, ids: list[int], before: int) -> bool:
         """Whether a stop string is in the text; looked for every `CHECK_EVERY` tokens."""
         seen = before // CHECK_EVERY * CHECK_EVERY
         return len(ids) // CHECK_EVERY > before // CHECK_EVERY and self.stops.first_end(ids, seen) is not None
-
-    @property
-    def all(self) -> list[Completion]:
-        """The completion of each request, in their order."""
-        return [self.found[row] for row in range(self.count)]

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from queue import SimpleQueue
@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from safetensors import SafetensorError
 
 from grpo_lightning import ranks
-from grpo_lightning.engines.base import Finished, Progress, RolloutEngine
+from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.engines.trial import compute_dtype
@@ -54,8 +54,6 @@ class VLLMServerEngine(RolloutEngine):
     """
 
     gathers_weights = True
-
-    hands_over = True
 
     gap_causes = (
         "Likely causes: a server has another model than model.policy.path, or computes this architecture in another "
@@ -184,27 +182,25 @@ class VLLMServerEngine(RolloutEngine):
         everywhere(self._servers, lambda server: _resume(server, version))
 
     def generate(
-        self,
-        requests: Sequence[Request],
-        sampling: Sampling,
-        key: RandomKey,
-        progress: Progress | None = None,
-        finished: Finished | None = None,
-    ) -> list[Completion]:
+        self, requests: Sequence[Request], sampling: Sampling, key: RandomKey
+    ) -> Iterator[tuple[int, Completion]]:
         """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
         check_lengths(requests, sampling, self._max_model_len, "--max-model-len", "start the servers with a larger one")
         stops = StopStrings(self.policy, sampling.stop)
         # Completions that are searched for strings end one by one.
         calls = calls_of(requests, sampling, key, together=not stops.strings)
-        completions = Completions(len(requests), stops, progress or (lambda ended: None), finished)
-        servers = self._servers_of(calls, requests)
+        return self._draw(calls, self._servers_of(calls, requests), sampling, Completions(stops))
+
+    def _draw(
+        self, calls: Sequence[Call], servers: Sequence[Server], sampling: Sampling, completions: Completions
+    ) -> Iterator[tuple[int, Completion]]:
+        """As `generate`."""
         try:
-            _run(calls, servers, sampling, completions)
+            yield from _run(calls, servers, sampling, completions)
             self._check_weights(set(servers))
         except ServerError as error:
             raise RuntimeError(f"model.engine=VLLMServerEngine: {error}. {GO_ON}") from error
-        return completions.all
 
     def _servers_of(self, calls: Sequence[Call], requests: Sequence[Request]) -> list[Server]:
         """Who draws each call: prompts take turns, and ranks begin with different servers."""
@@ -245,8 +241,10 @@ def _resume(server: Server, version: str) -> None:
     server.post("/resume")
 
 
-def _run(calls: Sequence[Call], servers: Sequence[Server], sampling: Sampling, completions: Completions) -> None:
-    """Lets the servers draw until every completion has ended."""
+def _run(
+    calls: Sequence[Call], servers: Sequence[Server], sampling: Sampling, completions: Completions
+) -> Iterator[tuple[int, Completion]]:
+    """Lets the servers draw, and yields completions as they end."""
     stream = bool(completions.stops.strings)
     answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
     over: set[int] = set()
@@ -283,13 +281,16 @@ def _run(calls: Sequence[Call], servers: Sequence[Server], sampling: Sampling, c
                 raise answer
             for one in answer["choices"]:
                 logp = [entry["logprob"] for entry in one["logprobs"]["content"]]
-                reason = one["finish_reason"]
-                if completions.add(calls[index].rows[one["index"]], one["token_ids"], logp, reason):
-                    reason = "stop string"
-                open_calls[index] -= reason is not None
-            if not open_calls[index]:
-                del open_calls[index]
-                over.add(index)
+                rows = calls[index].rows[one["index"]]
+                completion = completions.add(rows, one["token_ids"], logp, one["finish_reason"])
+                if completion is None:
+                    continue
+                open_calls[index] -= 1
+                if not open_calls[index]:
+                    del open_calls[index]
+                    over.add(index)
+                for row in rows:
+                    yield row, completion
     finally:
         # Whatever is still drawn is not wanted.
         over.update(range(len(calls)))

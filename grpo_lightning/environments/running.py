@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from hashlib import blake2b
 from typing import Any
 
-from grpo_lightning.engines.base import Progress, RolloutEngine
+from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.stop_strings import StopStrings, text_up_to
+from grpo_lightning.engines.stop_strings import text_up_to
 from grpo_lightning.environments.base import Environment
 from grpo_lightning.environments.remote import Remote
 from grpo_lightning.policy.dialogue import PLAIN, Dialogue
@@ -121,7 +121,7 @@ class Conversations:
         group_size: int,
         sampling: Sampling,
         key: RandomKey,
-        progress: Progress | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> list[Sample]:
         """`group_size` conversations about each prompt's question, group after group.
 
@@ -137,7 +137,6 @@ class Conversations:
         self.load(policy.tokenizer)
         if self._format is not None and self._format.stop and self._format.stop not in sampling.stop:
             sampling = replace(sampling, stop=[*sampling.stop, self._format.stop])
-        stops = StopStrings(policy, sampling.stop)
         requests = Request.from_prompts(prompts, group_size)
         samples = [Sample(prompts[row // group_size], "", [], FinishReason.STOP) for row in range(len(requests))]
         self._instances.start({row: seed_of(key, request) for row, request in enumerate(requests)})
@@ -150,11 +149,11 @@ class Conversations:
                     turns = {row: one for row, one in asked.items() if isinstance(one, Request)}
                     answers: Sequence[Outcome | Completion] = self._instances.call([*calls.values()])
                     if not calls:  # all of them have come to the policy's turn
-                        answers = engine.generate([*turns.values()], sampling, key)
+                        answers = engine.complete([*turns.values()], sampling, key)
                     for row, answer in zip([*(calls or turns)], answers, strict=True):
                         try:
                             if isinstance(answer, Completion):
-                                asked[row] = talks[row].send(stops.cut(answer))
+                                asked[row] = talks[row].send(answer)
                             elif answer.status == Status.OK:
                                 asked[row] = talks[row].send(answer.value)
                             else:

@@ -1,17 +1,17 @@
 """Exploration: prompts -> engine -> rewards = samples, scores and their rollouts."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from grpo_lightning.engines.base import Progress, RolloutEngine
+from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.stop_strings import StopStrings, text_up_to
+from grpo_lightning.engines.stop_strings import text_up_to
 from grpo_lightning.environments.running import Conversations
 from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
 from grpo_lightning.maths.rollouts import Rollouts
@@ -19,6 +19,9 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.results import Scores, Segment
 from grpo_lightning.rewards.scorer import Scorer, Scoring
 from grpo_lightning.types import Completion, Piece, Prompt, RandomKey, Request, Sample, UsageError
+
+Progress = Callable[[int], None]
+"""Called with the number of completions that have just ended."""
 
 
 @dataclass(slots=True)
@@ -144,8 +147,7 @@ class Explorer:
         Every rank must call it, even without prompts: sharded weights are gathered for it. Of a conversation with an
         environment the completion is the last turn; `Sample.conversation` has all of it.
 
-        `scoring` gets the completions that end while others are drawn, where the engine hands them over. It gets no
-        conversations.
+        `scoring` gets completions as they end; it gets no conversations.
         """
         if self.conversations is not None:
             return self._converse(
@@ -155,22 +157,16 @@ class Explorer:
         with self.awake(), self._synced(policy):
             if not requests:
                 return [], []
-            stops = StopStrings(policy, sampling.stop) if sampling.stop else None
             found: dict[int, tuple[Completion, Sample]] = {}
-
-            def finished(row: int, completion: Completion) -> None:
-                completion = stops.cut(completion) if stops else completion
-                text = str(policy.tokenizer.decode(completion.written, skip_special_tokens=True))
-                found[row] = completion, sample_of(prompts[row // group_size], text, completion)
-                if scoring is not None:
-                    scoring.add(found[row][1])
-
-            early = {"finished": finished} if self.engine.hands_over and scoring is not None and scoring.early else {}
-            completions = self.engine.generate(requests, sampling, RandomKey(seed, step), progress, **early)
-        for row, completion in enumerate(completions):
-            if row not in found:
-                finished(row, completion)
-        rows = range(len(completions))
+            with closing(self.engine.generate(requests, sampling, RandomKey(seed, step))) as drawn:
+                for row, completion in drawn:
+                    text = str(policy.tokenizer.decode(completion.written, skip_special_tokens=True))
+                    found[row] = completion, sample_of(prompts[row // group_size], text, completion)
+                    if scoring is not None:
+                        scoring.add(found[row][1])
+                    if progress is not None:
+                        progress(1)
+        rows = range(len(requests))
         return [found[row][0] for row in rows], [found[row][1] for row in rows]
 
     def _converse(

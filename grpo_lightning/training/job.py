@@ -64,7 +64,7 @@ def job_of(
         max_tokens=loop.max_tokens,
         prompt_tokens=prompt_tokens,
         max_rows=getattr(engine, "max_rows", loop.prompts_per_step * loop.group_size),
-        refills=isinstance(engine, NativeEngine) and engine.refill and not talks,
+        refills=False,
         validated_prompts=0 if validation is None else validation.val_batch_size,
         val_samples=module.val_samples,
         max_cache=None if max_cache_gib is None else max_cache_gib * GIB,

@@ -1,0 +1,179 @@
+"""Decoding as it is defined: read the prompts, then draw a token per row, pass it on, and drop the rows that ended."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+import grpo_lightning.engines.trial as trial
+from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.philox import uniforms
+from grpo_lightning.engines.sampling import Sampling, draw
+from grpo_lightning.engines.stop_strings import StopStrings
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.types import Completion, FinishReason, RandomKey, Request, UsageError
+
+
+class PlainEngine(RolloutEngine):
+    """Decodes with the policy's own weights, with the attention and the cache of transformers.
+
+    It decodes nearly every model that transformers has. Prompts end in the same column, with padding before the shorter
+    ones. Equal prompts are read once, and their keys and values are copied to each completion.
+
+    Args:
+        max_rows: Completions decoded together. The others wait.
+        max_tokens: Tokens of prompts read together, padding included. Longer prompts are read in pieces.
+        check_every: Positions decoded between two checks for completions that have ended.
+    """
+
+    shares_weights = True
+
+    def __init__(self, max_rows: int = 1024, max_tokens: int = 16384, check_every: int = 8) -> None:
+        if max_rows < 1 or max_tokens < 1 or check_every < 1:
+            raise UsageError(f"max_rows={max_rows}, max_tokens={max_tokens}, check_every={check_every}: give 1 or more")
+        self.max_rows = max_rows
+        self.max_tokens = max_tokens
+        self.check_every = check_every
+        self._reads_pieces = True
+        """Whether a prompt may be read in pieces. `check` tries it."""
+
+    def check(self, policy: Policy, sampling: Sampling) -> None:
+        """Raises UsageError for a policy that it would decode wrongly or not at all."""
+        endless = StopStrings(policy, [])
+        endless.ids = frozenset()
+
+        def decode(requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+            engine = PlainEngine(max_tokens=4)  # Two columns of two prompts.
+            engine.policy, engine._reads_pieces = policy, self._reads_pieces
+            ended = engine._draw(requests, sampling, RandomKey(0, 0), endless)
+            return [completion for _, completion in sorted(ended, key=lambda one: one[0])]
+
+        with policy.gathered():
+            for self._reads_pieces in (True, False):
+                fault = trial.fault(policy, decode)
+                if not fault:
+                    return
+        raise UsageError(f"model.engine=PlainEngine cannot decode {type(policy.model).__name__} ({fault})")
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, key: RandomKey
+    ) -> Iterator[tuple[int, Completion]]:
+        """As `RolloutEngine.generate`."""
+        assert self.policy is not None, "call sync(policy) first"
+        return self._draw(requests, sampling, key, StopStrings(self.policy, sampling.stop))
+
+    def _draw(
+        self, requests: Sequence[Request], sampling: Sampling, key: RandomKey, stops: StopStrings
+    ) -> Iterator[tuple[int, Completion]]:
+        """As `generate`, with what ends a completion."""
+        assert self.policy is not None
+        # Prompts of similar length need little padding, and equal ones stand side by side.
+        order = sorted(range(len(requests)), key=lambda row: (len(requests[row].token_ids), requests[row].token_ids))
+        for first in range(0, len(order), self.max_rows):
+            going = order[first : first + self.max_rows]
+            with _evaluating(self.policy):
+                rows = _Rows(self.policy, [requests[row] for row in going], sampling, key)
+                rows.read(self.max_tokens if self._reads_pieces else None)
+            ids: dict[int, list[int]] = {row: [] for row in going}
+            logps: dict[int, list[float]] = {row: [] for row in going}
+            while going:
+                with _evaluating(self.policy):
+                    columns = rows.decode(self.check_every)
+                ended, seen = {}, len(ids[going[0]])
+                for row, token_ids, logp in zip(going, *columns, strict=True):
+                    ids[row] += token_ids
+                    logps[row] += logp
+                    if completion := _ended(ids[row], logps[row], seen, sampling.max_new_tokens, stops):
+                        ended[row] = completion
+                yield from ended.items()
+                stay = [index for index, row in enumerate(going) if row not in ended]
+                if 0 < len(stay) < len(going):
+                    rows.keep(stay)
+                going = [going[index] for index in stay]
+
+
+class _Rows:
+    """Completions that are decoded together, a row of the cache each."""
+
+    def __init__(self, policy: Policy, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> None:
+        self.policy = policy
+        self.prompts = [tuple(request.token_ids) for request in requests]
+        self.sampling = sampling
+        self.num_drawn = 0
+        self.cache: Any = None
+        keys = torch.tensor([(r.prompt_id, r.sample, r.position) for r in requests], device=policy.device)
+        self.uniform = uniforms(key, *keys.unbind(1), sampling.max_new_tokens)
+
+    def read(self, max_tokens: int | None) -> None:
+        """Reads each different prompt once, left-padded, at most `max_tokens` at once; None reads all at once."""
+        index = {prompt: row for row, prompt in enumerate(dict.fromkeys(self.prompts))}
+        width, device = max(map(len, index)), self.policy.device
+        ids = torch.tensor([[0] * (width - len(prompt)) + [*prompt] for prompt in index], device=device)
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in index], device=device)
+        self.mask = pad(mask, (0, self.sampling.max_new_tokens), value=1)
+        size = width if max_tokens is None else max(1, max_tokens // len(ids))
+        for first in range(0, width, size):
+            self._forward(ids[:, first : first + size], min(first + size, width))
+        self.width = width
+        self._take([index[prompt] for prompt in self.prompts])
+
+    def decode(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
+        """Draws up to `count` tokens per row. Returns the tokens and their log-probs, row by row."""
+        drawn = []
+        for _ in range(min(count, self.sampling.max_new_tokens - self.num_drawn)):
+            if self.num_drawn:
+                self._forward(self.token[:, None], self.width + self.num_drawn)
+            self.token, logp = draw(self.logits, self.uniform[:, self.num_drawn], self.sampling)
+            self.num_drawn += 1
+            drawn.append((self.token, logp))
+        tokens, logps = (torch.stack(column, 1).tolist() for column in zip(*drawn, strict=True))
+        return tokens, logps
+
+    def keep(self, rows: list[int]) -> None:
+        """Drops all rows but these."""
+        index = self._take(rows)
+        self.token, self.uniform = self.token[index], self.uniform[index]
+
+    def _take(self, rows: list[int]) -> Tensor:
+        """Makes row i of the cache what row `rows[i]` was, and returns [r] `rows`. A row may occur several times."""
+        index = torch.tensor(rows, device=self.mask.device)
+        self.cache.reorder_cache(index)
+        self.logits, self.mask = self.logits[index], self.mask[index]
+        return index
+
+    def _forward(self, ids: Tensor, length: int) -> None:
+        """Passes on [r, T] tokens, whose columns end at `length`; finds the logits [r, V] of what follows."""
+        takes = inspect.signature(self.policy.trunk.forward).parameters
+        mask, name = self.mask[:, :length], "past_key_values"
+        position = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        if "cache_params" in takes:  # Mamba's cache has no columns.
+            mask, name = mask[:, -ids.shape[1] :], "cache_params"
+        inputs: dict[str, Any] = {name: self.cache, "attention_mask": mask}
+        if "position_ids" in takes:
+            inputs["position_ids"] = position
+        output = self.policy.trunk(input_ids=ids, use_cache=True, **inputs)
+        self.logits, self.cache = self.policy.logits(output.last_hidden_state[:, -1]), output[name]
+
+
+@contextmanager
+def _evaluating(policy: Policy) -> Iterator[None]:
+    """The model is in eval mode, and nothing is kept for gradients."""
+    was_training = policy.model.training
+    policy.model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        policy.model.train(was_training)
+
+
+def _ended(ids: list[int], logp: list[float], seen: int, longest: int, stops: StopStrings) -> Completion | None:
+    """The completion, if a token after the first `seen` ends it; None if it goes on."""
+    end = next((index + 1 for index in range(seen, len(ids)) if ids[index] in stops.ids), None)
+    if end is None and len(ids) < longest and stops.first_end(ids, seen) is None:
+        return None
+    return stops.cut(Completion(ids[:end], logp[:end], FinishReason.STOP if end else FinishReason.LENGTH))
