@@ -41,9 +41,9 @@ def vllm(precision: str) -> RolloutEngine:
 
 def transformers(precision: str) -> RolloutEngine:
     """`generate` of transformers."""
-    from grpo_lightning.engines.transformers import TransformersEngine
+    from grpo_lightning.engines.plain import PlainEngine
 
-    return TransformersEngine()
+    return PlainEngine()
 
 
 ENGINES: dict[str, Callable[[str], RolloutEngine]] = {"native": native, "vllm": vllm, "transformers": transformers}

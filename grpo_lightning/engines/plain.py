@@ -57,7 +57,7 @@ class PlainEngine(RolloutEngine):
                 fault = trial.fault(policy, decode)
                 if not fault:
                     return
-        raise UsageError(f"model.engine=PlainEngine cannot decode {type(policy.model).__name__} ({fault})")
+        raise UsageError(f"model.engine=PlainEngine cannot decode {type(policy.model).__name__} ({fault}): use another model")
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, key: RandomKey

@@ -54,7 +54,7 @@ def test_defaults_and_classes_are_names(text: str) -> None:
         assert never not in words
     engines = re.search(r"default: NativeEngine; there are: ([^)]*)\)", words)
     assert engines, words[words.index("--model.engine") :][:400]
-    assert {"NativeEngine", "ScriptedEngine", "TransformersEngine"} <= {*engines[1].split(", ")}
+    assert {"NativeEngine", "ScriptedEngine", "PlainEngine"} <= {*engines[1].split(", ")}
     assert "default: {surrogate: Clipped, kl: K3, weighting: SequenceMean, correction: NoCorrection})" in words
     assert "default: AdamW {lr: 1e-06, weight_decay: 0.0}" in words
 

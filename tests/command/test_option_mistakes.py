@@ -110,7 +110,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "reward, no list": (["--model.rewards=MathVerfier"], ["model.rewards=MathVerfier", "Did you mean MathVerifier?"]),
     "one more reward": (["--model.rewards+=FormatRewrd"], ["model.rewards=FormatRewrd", "Did you mean FormatReward?"]),
     "reward in YAML": (["--config=rewards.yaml", "--model.rewards!"], ["model.rewards=FormatRewrd", "FormatReward?"]),
-    "engine": (["--model.engine=NativEngine"], ["model.engine=NativEngine", "NativeEngine?", "TransformersEngine"]),
+    "engine": (["--model.engine=NativEngine"], ["model.engine=NativEngine", "NativeEngine?", "PlainEngine"]),
     "reference": (["--model.reference=FrozenCopi"], ["model.reference=FrozenCopi", "FrozenCopy?", "MovingAverage"]),
     "a moving reference that never moves": (
         ["--model.reference=MovingAverage", "--model.objective.beta=0.1"],

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from grpo_lightning.engines import trial
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.transformers import TransformersEngine
+from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, RandomKey, Request, UsageError
 
@@ -41,48 +41,21 @@ def load(family: str, folder: Path) -> Policy:
         ("bloom", "its attention cannot be exchanged"),
         ("doge", "The size of tensor a .*"),
         ("falcon_h1", "its cache is not keys and values alone"),
-        ("minimax", "its cache is not keys and values alone"),
         ("gpt_oss", "attention with s_aux"),
     ],
 )
-def test_native_refuses_what_transformers_engine_decodes(tmp_path: Path, family: str, why: str) -> None:
+def test_native_refuses_what_plain_decodes(tmp_path: Path, family: str, why: str) -> None:
     policy = load(family, tmp_path)
     with pytest.raises(UsageError) as refused:
         NativeEngine().check(policy, SAMPLING)
     name = type(policy.model).__name__
     assert refused.match(
-        rf"^model\.engine=NativeEngine cannot decode {name} \({why}\): use model\.engine=TransformersEngine$"
+        rf"^model\.engine=NativeEngine cannot decode {name} \({why}\): use model\.engine=PlainEngine$"
     )
-    TransformersEngine().check(policy, SAMPLING)
+    PlainEngine().check(policy, SAMPLING)
 
 
-def test_transformers_engine_decodes_by_length_what_bears_no_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, forward = policy_of(), type(policy_of().model).forward
-    padded: list[int] = []
-
-    def without_mask(self: Any, *args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
-        padded.append(0 if attention_mask is None else int((attention_mask == 0).sum()))
-        return forward(self, *args, **kwargs)
-
-    monkeypatch.setattr(type(policy.model), "forward", without_mask)
-    engine = TransformersEngine()
-    engine.check(policy, SAMPLING)
-    assert not engine.pads
-    assert any(padded)
-    padded.clear()
-    engine.sync(policy)
-    requests = trial._requests(policy, [3, 1, 3, 5])
-    completions = engine.generate(requests, SAMPLING, RandomKey())
-    assert not any(padded)
-    monkeypatch.undo()
-    expected = NativeEngine()
-    expected.sync(policy)
-    assert [c.token_ids for c in completions] == [
-        c.token_ids for c in expected.generate(requests, SAMPLING, RandomKey())
-    ]
-
-
-@pytest.mark.parametrize("engine_class", [NativeEngine, TransformersEngine])
+@pytest.mark.parametrize("engine_class", [NativeEngine, PlainEngine])
 def test_a_wrong_cache_is_found_by_its_numbers(monkeypatch: pytest.MonkeyPatch, engine_class: type[Any]) -> None:
     policy = policy_of("gpt2")
     hidden = type(policy.model.base_model).forward
@@ -104,7 +77,7 @@ def test_an_engine_that_notes_nan_is_refused() -> None:
     def nan(requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         engine = NativeEngine()
         engine.sync(policy)
-        completions = engine.generate(requests, sampling, RandomKey())
+        completions = engine.complete(requests, sampling, RandomKey())
         assert completions[0].logp is not None
         completions[0].logp[0] = float("nan")
         return completions
@@ -112,7 +85,7 @@ def test_an_engine_that_notes_nan_is_refused() -> None:
     assert trial.gap(policy, nan).max() == float("inf")
 
 
-@pytest.mark.parametrize("engine_class", [NativeEngine, TransformersEngine])
+@pytest.mark.parametrize("engine_class", [NativeEngine, PlainEngine])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_the_check_leaves_everything_as_it_was(shape: str, engine_class: type[Any], autocast: bool) -> None:
     policy = policy_of(shape)
@@ -155,7 +128,7 @@ def test_a_refused_model_leaves_nothing_behind(
     assert code == 2
     assert err.splitlines()[-1] == (
         "grpo: error: model.engine=NativeEngine cannot decode GPTJForCausalLM (its attention cannot be exchanged): "
-        "use model.engine=TransformersEngine"
+        "use model.engine=PlainEngine"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["policy", "rows.jsonl"]
     assert "Traceback" not in out + err
@@ -168,7 +141,7 @@ def test_a_model_without_sdpa_fits_with_eager_and_says_so_once(
     save("gptj", "policy")
     Path("rows.jsonl").write_text('{"question": "1+1", "answer": "2"}\n' * 4)
     with caplog.at_level("INFO"):
-        code, _, err = command("fit", "--model.engine=TransformersEngine", "--trainer.limit_val_batches=0")
+        code, _, err = command("fit", "--model.engine=PlainEngine", "--trainer.limit_val_batches=0")
     assert code == 0, err
     said = [record.getMessage() for record in caplog.records if "sdpa" in record.getMessage()]
     said += [line for line in err.splitlines() if "sdpa" in line]
@@ -186,7 +159,7 @@ def test_sharded_weights_are_gathered_for_the_check(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Policy, "gathered", noted)
     NativeEngine().check(policy, SAMPLING)
-    TransformersEngine().check(policy, SAMPLING)
+    PlainEngine().check(policy, SAMPLING)
     assert inside == [True, True]
 
 
@@ -197,7 +170,7 @@ def test_weights_that_are_shared_out_over_ranks(tmp_path: Path) -> None:
         policy = policy_of()
         policy.shard(torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
         NativeEngine().check(policy, SAMPLING)
-        TransformersEngine().check(policy, SAMPLING)
+        PlainEngine().check(policy, SAMPLING)
         assert all(isinstance(parameter, DTensor) for parameter in policy.parameters())
     finally:
         torch.distributed.destroy_process_group()

@@ -1,26 +1,26 @@
 import random
 from collections.abc import Callable
+from contextlib import closing
 from functools import wraps
 from typing import Any
 
 import pytest
 import torch
-from helpers.drawing import hands_over_what_it_returns
+from helpers.drawing import yields_each_completion_once
 from helpers.tiny import CONTEXT, SHAPES, STOP_IDS, policy_of, prompts_of, teacher_forced, tokenizer
 from transformers.cache_utils import Cache
 
 from grpo_lightning.engines import batch as batch_module
 from grpo_lightning.engines import kv_memory, prompt_part, slab
-from grpo_lightning.engines import transformers as transformers_engine
-from grpo_lightning.engines.base import Progress, RolloutEngine
+from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.engines.transformers import TransformersEngine
+from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.policy.policy import Policy, recompute_activations
 from grpo_lightning.types import Completion, FinishReason, Prompt, RandomKey, Request, UsageError
 
-ENGINES = {"native": NativeEngine, "transformers": TransformersEngine}
+ENGINES = {"native": NativeEngine, "plain": PlainEngine}
 PROMPTS = prompts_of([4, 1, 9, 4, 6])
 """One of a single token, two of one length."""
 EQUAL = prompts_of([5, 5, 5])
@@ -50,11 +50,10 @@ def draw(
     requests: list[Request],
     length: int = 24,
     key: RandomKey | None = None,
-    progress: Progress | None = None,
     **sampling: Any,
 ) -> list[Completion]:
     engine.sync(policy)
-    return engine.generate(requests, Sampling(max_new_tokens=length, **sampling), key or RandomKey(), progress)
+    return engine.complete(requests, Sampling(max_new_tokens=length, **sampling), key or RandomKey())
 
 
 def tokens(completions: list[Completion]) -> list[list[int]]:
@@ -170,7 +169,7 @@ def test_another_seed_step_or_prompt_id_draws_other_completions(engine_class):
 )
 def test_both_engines_draw_the_same(policy, sampling):
     native = generate(NativeEngine(), policy, PROMPTS, seed=5, **sampling)
-    other = generate(TransformersEngine(), policy, PROMPTS, seed=5, **sampling)
+    other = generate(PlainEngine(), policy, PROMPTS, seed=5, **sampling)
     assert tokens(native) == tokens(other)
     assert [c.finish_reason for c in native] == [c.finish_reason for c in other]
     for left, right in zip(native, other, strict=True):
@@ -215,61 +214,41 @@ def test_filtered_log_probs_are_those_of_the_filtered_distribution(engine_class)
             assert noted == pytest.approx(float(renormalised[place, rank]), abs=1e-5)
 
 
-@pytest.mark.parametrize("max_rows", [4, 1024])
-def test_progress_adds_up_to_the_number_of_completions(engine_class, max_rows):
-    told: list[int] = []
-    policy = policy_of("gpt2")
-    generate(engine_class(max_rows=max_rows), policy, PROMPTS, progress=told.append)
-    assert sum(told) == 20
-    assert all(count >= 0 for count in told)
-
-
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0}, {"stop": ["a", "7"]}], ids=str)
 @pytest.mark.parametrize("max_rows", [4, 1024])
-def test_what_is_handed_over_is_what_is_returned(engine_class, max_rows, sampling):
-    hands_over_what_it_returns(engine_class(max_rows=max_rows), policy_of("gpt2"), **sampling)
+def test_each_completion_is_yielded_once(engine_class, max_rows, sampling):
+    yields_each_completion_once(engine_class(max_rows=max_rows), policy_of("gpt2"), **sampling)
 
 
-def test_native_hands_completions_over_while_others_are_decoded(monkeypatch):
-    events: list[Completion | str] = []
-    draw_token = batch_module.draw
-
-    def noted(*args):
-        events.append("position")
-        return draw_token(*args)
-
-    monkeypatch.setattr(batch_module, "draw", noted)
-    policy, engine = policy_of("gpt2"), NativeEngine(check_every=2)
+def test_completions_are_yielded_while_others_are_decoded(engine_class):
+    policy, engine = policy_of("gpt2"), engine_class(check_every=2)
     engine.sync(policy)
     requests = Request.from_prompts(PROMPTS, 4)
-    engine.generate(requests, Sampling(max_new_tokens=24), RandomKey(), None, lambda row, one: events.append(one))
-    handed = {index: len(event.token_ids) for index, event in enumerate(events) if isinstance(event, Completion)}
-    lengths = sorted(handed.values())
-    assert len(handed) == 20 and lengths[0] < lengths[2] < lengths[-1] == 24
-    for index, length in handed.items():
-        # It looks every second position, and after the last one.
-        assert events[:index].count("position") == length + length % 2
+    lengths = [len(one.token_ids) for _, one in engine.generate(requests, Sampling(max_new_tokens=24), RandomKey())]
+    # It looks every second position, and after the last one.
+    looks = [length + length % 2 for length in lengths]
+    assert looks == sorted(looks) and len(set(looks)) > 3
 
 
-def test_who_overrides_generate_says_anew_whether_it_hands_over():
-    class Cuts(NativeEngine):
-        def generate(self, *args, **kwargs):
-            return super().generate(*args, **kwargs)[:1]
+def test_nothing_is_held_between_two_completions(engine_class):
+    policy = policy_of("llama")
+    policy.model.train()
+    engine = engine_class(check_every=2)
+    engine.sync(policy)
+    attention = policy.model.config._attn_implementation
+    with closing(engine.generate(Request.from_prompts(PROMPTS, 4), Sampling(max_new_tokens=24), RandomKey())) as drawn:
+        for _ in drawn:
+            assert policy.model.training and torch.is_grad_enabled()
+            assert policy.model.config._attn_implementation == attention
 
-    class Slower(Cuts):
-        pass
 
-    class Promises(Cuts):
-        hands_over = True
-
-        def generate(self, *args, **kwargs):
-            return super().generate(*args, **kwargs)
-
-    class Renamed(NativeEngine):
-        pass
-
-    kinds = (NativeEngine, Cuts, Slower, Promises, Renamed)
-    assert [kind.hands_over for kind in kinds] == [True, False, False, True, True]
+def test_what_cannot_be_drawn_is_refused_before_the_first_completion(engine_class):
+    policy = policy_of("llama")
+    policy.tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>"]})
+    engine = engine_class()
+    engine.sync(policy)
+    with pytest.raises(UsageError, match="sampling.stop"):
+        engine.generate(Request.from_prompts(PROMPTS, 1), Sampling(stop=["<turn> a"]), RandomKey())
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -317,7 +296,7 @@ def test_new_weights_count_at_once(engine_class):
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(1.1)
-    after = engine.generate(Request.from_prompts(PROMPTS, 4), Sampling(max_new_tokens=24), RandomKey())
+    after = engine.complete(Request.from_prompts(PROMPTS, 4), Sampling(max_new_tokens=24), RandomKey())
     assert tokens(after) != tokens(before)
     assert_scored_as_teacher_forced(policy, PROMPTS, after)
 
@@ -344,9 +323,9 @@ def test_native_decodes_a_sliding_window_that_nothing_reaches():
 )
 def test_native_refuses_attention_it_does_not_know_and_names_the_engine_that_does(shape, overrides):
     policy = policy_of(shape, **overrides)
-    with pytest.raises(UsageError, match="engine=TransformersEngine"):
+    with pytest.raises(UsageError, match="engine=PlainEngine"):
         generate(NativeEngine(), policy, PROMPTS)
-    completions = generate(TransformersEngine(), policy, PROMPTS)
+    completions = generate(PlainEngine(), policy, PROMPTS)
     assert_scored_as_teacher_forced(policy, PROMPTS, completions)
 
 
@@ -377,7 +356,7 @@ def test_up_to_the_last_position_of_the_context(engine_class):
 
 @pytest.mark.parametrize(
     ("engine_class", "key"),
-    [(NativeEngine, "max_rows"), (NativeEngine, "check_every"), (TransformersEngine, "max_rows")],
+    [(NativeEngine, "max_rows"), (NativeEngine, "check_every"), (PlainEngine, "max_rows")],
 )
 def test_sizes_below_one_are_refused_by_name(engine_class, key):
     with pytest.raises(UsageError, match=f"{key}=0"):
@@ -391,15 +370,14 @@ def test_closing_twice_is_fine(engine_class):
 
 
 def test_scripted_engine_says_what_it_is_told():
-    policy, told = policy_of(), []
+    policy = policy_of()
     engine = ScriptedEngine(lambda request, text: f"{request.prompt_id}x{text[0]}{request.sample}")
-    completions = generate(engine, policy, PROMPTS[:2], group_size=3, progress=told.append)
+    completions = generate(engine, policy, PROMPTS[:2], group_size=3)
     texts = [tokenizer().decode(c.token_ids, skip_special_tokens=True) for c in completions]
     first, second = (prompt.text[0] for prompt in PROMPTS[:2])
     assert texts == [f"10x{first}{sample}" for sample in range(3)] + [f"20x{second}{sample}" for sample in range(3)]
     assert all(c.token_ids[-1] == 3 and c.finish_reason is FinishReason.STOP for c in completions)
     assert all(c.logp is None for c in completions)
-    assert told == [6]
     assert not engine.shares_weights
 
 
@@ -469,10 +447,8 @@ def watch_reading(monkeypatch: pytest.MonkeyPatch, policy: Policy, note: Callabl
         (NativeEngine(), "mistral"),
         (NativeEngine(max_rows=9, check_every=3), "llama"),
         (NativeEngine(threads=2), "llama"),
-        (TransformersEngine(), "llama"),
-        (TransformersEngine(max_rows=7), "gpt2"),
     ],
-    ids=["gpt2", "shared", "windows", "refill", "threads", "transformers", "transformers in batches"],
+    ids=["gpt2", "shared", "windows", "batches", "threads"],
 )
 def test_many_prompts_are_read_in_parts(
     monkeypatch: pytest.MonkeyPatch, engine: RolloutEngine, shape: str, limit: int
@@ -486,8 +462,7 @@ def test_many_prompts_are_read_in_parts(
     if shape != "shared":
         monkeypatch.setattr(slab.SlabLayer, "_allocate", with_nan(slab.SlabLayer._allocate))
     whole = len(read)
-    for module in (kv_memory, transformers_engine):
-        monkeypatch.setattr(module, "READ_TOKENS", limit)
+    monkeypatch.setattr(kv_memory, "READ_TOKENS", limit)
     found = generate(engine, policy, PROMPTS)
     assert tokens(found) == tokens(expected)
     for one, other in zip(found, expected, strict=True):
@@ -547,15 +522,22 @@ def test_a_second_turn_draws_what_one_long_completion_would_have_drawn(engine_cl
     assert sum(a.token_ids != b.token_ids for a, b in zip(second, repeated, strict=True)) > len(turns) // 2
 
 
-def test_what_cannot_share_its_prefill_is_decoded_without(monkeypatch):
-    policy = policy_of("llama")
-    engine = TransformersEngine()
+def test_a_model_that_reads_whole_prompts_alone_is_decoded_by_plain(monkeypatch):
+    policy, engine = policy_of("llama"), PlainEngine(max_tokens=8)
+    expected = tokens(generate(NativeEngine(), policy, PROMPTS))
     engine.check(policy, Sampling(max_new_tokens=4))
-    assert (engine.pads, engine.shares_prefill) == (True, True)
-    monkeypatch.setattr(Cache, "reorder_cache", lambda cache, rows: 1 / 0)
+    assert engine._reads_pieces
+    forward = type(policy.trunk).forward
+
+    @wraps(forward)
+    def whole_or_single(self, input_ids, *args, past_key_values=None, **kwargs):
+        assert past_key_values is None or input_ids.shape[1] == 1
+        return forward(self, input_ids, *args, past_key_values=past_key_values, **kwargs)
+
+    monkeypatch.setattr(type(policy.trunk), "forward", whole_or_single)
     engine.check(policy, Sampling(max_new_tokens=4))
-    assert (engine.pads, engine.shares_prefill) == (True, False)
-    assert tokens(generate(engine, policy, PROMPTS)) == tokens(generate(NativeEngine(), policy, PROMPTS))
+    assert not engine._reads_pieces
+    assert tokens(generate(engine, policy, PROMPTS)) == expected
 
 
 def test_an_engine_remembers_the_version_that_it_has(engine_class):

@@ -49,7 +49,7 @@ def turns_of(engine: NativeEngine, count: int = 3, sampling: Sampling = SHORT, g
     """Requests and completions of each turn of conversations."""
     requests, turns = Request.from_prompts(PROMPTS, group_size), []
     for _ in range(count):
-        completions = engine.generate(requests, sampling, KEY)
+        completions = engine.complete(requests, sampling, KEY)
         turns.append((requests, completions))
         requests = next_turn(requests, completions)
     return turns
@@ -145,12 +145,12 @@ def test_equal_conversations_go_on_from_one_row(read: list[tuple[int, int]]) -> 
     engine = engine_of(policy)
     requests = Request.from_prompts(PROMPTS[2:3], 4)
     with engine.conversations():
-        first = engine.generate(requests, replace(SHORT, temperature=0.0), KEY)
+        first = engine.complete(requests, replace(SHORT, temperature=0.0), KEY)
         second = [replace(request, token_ids=[*request.token_ids, *first[0].token_ids, 30]) for request in requests]
         read.clear()
-        found = engine.generate(second, SHORT, KEY)
+        found = engine.complete(second, SHORT, KEY)
         assert read == [(1, 2)]
-    assert_same([(second, found)], [(second, engine.generate(second, SHORT, KEY))])
+    assert_same([(second, found)], [(second, engine.complete(second, SHORT, KEY))])
 
 
 def test_a_history_that_is_rewritten_is_read_from_where_it_differs(read: list[tuple[int, int]]) -> None:
@@ -158,16 +158,16 @@ def test_a_history_that_is_rewritten_is_read_from_where_it_differs(read: list[tu
     engine = engine_of(policy)
     requests = Request.from_prompts(PROMPTS, 1)
     with engine.conversations():
-        turn = next_turn(requests, engine.generate(requests, SHORT, KEY))
+        turn = next_turn(requests, engine.complete(requests, SHORT, KEY))
         other = turn[0].token_ids[2] + 1
         turn[0].token_ids[2] = other  # of four tokens in the prompt
         turn[2].token_ids[0] += 1
         turn[3].token_ids[:] = turn[3].token_ids[:3]  # shorter than what is kept
         read.clear()
-        found = engine.generate(turn, SHORT, KEY)
+        found = engine.complete(turn, SHORT, KEY)
     # One prompt from its start, one from its third token on, the others from where they ended.
     assert read == [(1, len(turn[2].token_ids)), (4, len(turn[0].token_ids) - 2)]
-    assert_same([(turn, found)], [(turn, engine.generate(turn, SHORT, KEY))])
+    assert_same([(turn, found)], [(turn, engine.complete(turn, SHORT, KEY))])
     assert_scored_as_teacher_forced(policy, [(turn, found)])
 
 
@@ -176,14 +176,14 @@ def test_other_weights_read_everything_again(read: list[tuple[int, int]]) -> Non
     engine = engine_of(policy)
     requests = Request.from_prompts(PROMPTS, 1)
     with engine.conversations():
-        turn = next_turn(requests, engine.generate(requests, SHORT, KEY))
+        turn = next_turn(requests, engine.complete(requests, SHORT, KEY))
         with torch.no_grad():
             for parameter in policy.model.parameters():
                 parameter.mul_(1.1)
         policy.version += 1
         engine.sync(policy)
         read.clear()
-        found = engine.generate(turn, SHORT, KEY)
+        found = engine.complete(turn, SHORT, KEY)
         assert read == [(5, max(len(request.token_ids) for request in turn))]
     assert_scored_as_teacher_forced(policy, [(turn, found)])
 
@@ -208,10 +208,10 @@ def test_only_what_the_last_call_asked_for_is_kept() -> None:
     engine = engine_of(endless())
     requests = Request.from_prompts(PROMPTS, 1)
     with engine.conversations():
-        engine.generate(requests, SHORT, KEY)
+        engine.complete(requests, SHORT, KEY)
         assert engine._kept is not None
         assert engine._kept.num_tokens == sum(len(request.token_ids) + 6 for request in requests)
-        engine.generate(requests[:2], SHORT, KEY)
+        engine.complete(requests[:2], SHORT, KEY)
         assert engine._kept.num_tokens == sum(len(request.token_ids) + 6 for request in requests[:2])
 
 

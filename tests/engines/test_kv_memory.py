@@ -60,7 +60,7 @@ class Watched(NativeEngine):
 
     def draw(self, policy: Any) -> list[Completion]:
         self.sync(policy)
-        return self.generate(requests_of([4, 1, 9, 4, 6], 6), Sampling(max_new_tokens=24), RandomKey(3, 0))
+        return self.complete(requests_of([4, 1, 9, 4, 6], 6), Sampling(max_new_tokens=24), RandomKey(3, 0))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 6, 13])
@@ -77,7 +77,7 @@ def test_any_bound_gives_the_same_completions_within_it(monkeypatch: pytest.Monk
     assert bound / 2 < engine.largest <= bound
     cut = NativeEngine(max_rows=rows)
     cut.sync(policy)
-    rest = cut.generate(requests_of([4, 1, 9, 4, 6], 6), Sampling(max_new_tokens=24), RandomKey(3, 0))
+    rest = cut.complete(requests_of([4, 1, 9, 4, 6], 6), Sampling(max_new_tokens=24), RandomKey(3, 0))
     assert [c.token_ids for c in rest] == [c.token_ids for c in whole]
 
 
@@ -112,9 +112,9 @@ def test_reading_prompts_takes_less_than_twice_the_cache(autocast: bool) -> None
     engine.sync(policy)
     requests = requests_of([64] * 56, 1)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast), PeakBytes() as peak:
-        engine.generate(requests[:1], Sampling(max_new_tokens=2), RandomKey(0, 0))
+        engine.complete(requests[:1], Sampling(max_new_tokens=2), RandomKey(0, 0))
         before = peak.live  # The weights, whose transposes were seen, and autocast's copies of them.
-        engine.generate(requests, Sampling(max_new_tokens=2), RandomKey(0, 0))
+        engine.complete(requests, Sampling(max_new_tokens=2), RandomKey(0, 0))
     assert peak.most - before < 2 * 2**22
 
 
@@ -186,7 +186,7 @@ def test_the_cache_has_the_type_that_is_computed_in(
     engine = NativeEngine()
     engine.sync(policy)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        engine.generate(requests_of([4, 1], 2), Sampling(max_new_tokens=4), RandomKey())
+        engine.complete(requests_of([4, 1], 2), Sampling(max_new_tokens=4), RandomKey())
     assert dtypes == {(torch.bfloat16, torch.bfloat16)}
-    engine.generate(requests_of([4, 1], 2), Sampling(max_new_tokens=4), RandomKey())
+    engine.complete(requests_of([4, 1], 2), Sampling(max_new_tokens=4), RandomKey())
     assert dtypes == {(torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32)}

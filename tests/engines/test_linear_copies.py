@@ -20,7 +20,7 @@ SAMPLING = Sampling(max_new_tokens=12)
 
 def sampled(engine: NativeEngine, policy: Policy) -> list[Completion]:
     engine.sync(policy)
-    return engine.generate(REQUESTS, SAMPLING, RandomKey())
+    return engine.complete(REQUESTS, SAMPLING, RandomKey())
 
 
 def tokens(completions: list[Completion]) -> list[list[int]]:
@@ -104,12 +104,12 @@ def test_copies_are_never_those_of_earlier_weights(kind: str, options: dict[str,
     first = sampled(engine, policy)
     update(policy)
     # Without another sync.
-    second = engine.generate(REQUESTS, SAMPLING, RandomKey())
+    second = engine.complete(REQUESTS, SAMPLING, RandomKey())
     assert tokens(second) == tokens(sampled(NativeEngine(**options), policy))
     assert [c.logp for c in second] != [c.logp for c in first]
     weights = {name: value * 0.9 for name, value in policy.state_dict().items()}
     policy.load_state_dict(weights)
-    third = engine.generate(REQUESTS, SAMPLING, RandomKey())
+    third = engine.complete(REQUESTS, SAMPLING, RandomKey())
     assert [c.logp for c in third] == [c.logp for c in sampled(NativeEngine(**options), policy)]
     assert [c.logp for c in third] != [c.logp for c in second]
 
@@ -150,7 +150,7 @@ def test_under_autocast_the_copies_have_its_type(policy: Policy) -> None:
         engine.check(policy, SAMPLING)
         engine.sync(policy)
         assert engine._copies is not None and engine._copies.dtype is torch.bfloat16
-        completions = engine.generate(REQUESTS, SAMPLING, RandomKey())
+        completions = engine.complete(REQUESTS, SAMPLING, RandomKey())
         assert max(gaps(policy, completions)) < 0.5
 
 

@@ -25,7 +25,7 @@ LENGTHS = {"ragged": [4, 1, 9, 4, 6], "equal": [5, 5, 5]}
 def drawn(policy: Policy, requests: list[Request], engine: NativeEngine | None = None) -> list[Completion]:
     engine = engine or NativeEngine()
     engine.sync(policy)
-    return engine.generate(requests, SAMPLING, RandomKey())
+    return engine.complete(requests, SAMPLING, RandomKey())
 
 
 def tokens(completions: list[Completion]) -> list[list[int]]:

@@ -14,7 +14,7 @@ from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.engines.stop_strings import StopStrings
-from grpo_lightning.engines.transformers import TransformersEngine
+from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, FinishReason, RandomKey, UsageError
 
@@ -163,7 +163,7 @@ def drawn(
 ) -> list[Completion]:  # fmt: skip
     engine.sync(own)
     settings = {"max_new_tokens": 40} | sampling
-    return engine.generate(requests_of(lengths, group_size), Sampling(**settings, stop=list(strings)), RandomKey())
+    return engine.complete(requests_of(lengths, group_size), Sampling(**settings, stop=list(strings)), RandomKey())
 
 
 def spoken(own: Policy, completion: Completion) -> str:
@@ -182,8 +182,8 @@ ENGINES: dict[str, Any] = {
     "native, one look": lambda: NativeEngine(check_every=64),
     "native, looks always": lambda: NativeEngine(check_every=1),
     "native, few rows": lambda: NativeEngine(max_rows=3),
-    "transformers": TransformersEngine,
-    "transformers, few rows": lambda: TransformersEngine(max_rows=3),
+    "transformers": PlainEngine,
+    "transformers, few rows": lambda: PlainEngine(max_rows=3),
     "scripted": Scripted,
 }
 
@@ -216,7 +216,7 @@ def test_a_completion_that_ends_with_the_last_token_allowed_ended_by_itself() ->
     long = next(one for one in drawn(NativeEngine(), own, group_size=8) if len(one.token_ids) > 6)
     string = spoken(own, long)[2:5]
     (at,) = {completed_in(own, long, string)}
-    for engine in (NativeEngine(), TransformersEngine()):
+    for engine in (NativeEngine(), PlainEngine()):
         ends = {one.finish_reason for one in drawn(engine, own, [string], group_size=8, max_new_tokens=at)
                 if one.token_ids == long.token_ids[:at]}  # fmt: skip
         assert ends == {FinishReason.STOP}
@@ -230,7 +230,7 @@ def completed_in(own: Policy, completion: Completion, string: str) -> int:
     )
 
 
-@pytest.mark.parametrize("engine", [NativeEngine, TransformersEngine])
+@pytest.mark.parametrize("engine", [NativeEngine, PlainEngine])
 def test_rows_that_found_their_string_are_decoded_no_further(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     own = policy_of(scale=0.05)
     rows: list[int] = []

@@ -108,7 +108,7 @@ def test_greedy_is_that_of_the_default_engine(engine: VLLMEngine, policy: Policy
     native = NativeEngine()
     native.sync(policy)
     requests = Request.from_prompts(PROMPTS, 2)
-    expected = native.generate(requests, Sampling(max_new_tokens=24, temperature=0), RandomKey())
+    expected = native.complete(requests, Sampling(max_new_tokens=24, temperature=0), RandomKey())
     completions = draw(engine, policy, temperature=0, requests=requests)
     assert tokens(completions) == tokens(expected)
     assert gap(policy, PROMPTS, completions) < 1e-4
@@ -150,7 +150,7 @@ def test_progress_adds_up_to_the_number_of_completions(engine: VLLMEngine, polic
     engine.sync(policy)
     requests = Request.from_prompts(PROMPTS, 4)
     for sampling in (Sampling(8), Sampling(8, temperature=0), Sampling(8, stop=["a"])):
-        engine.generate(requests, sampling, RandomKey(), told.append)
+        engine.complete(requests, sampling, RandomKey(), told.append)
         assert sum(told) == 20
         told.clear()
 
@@ -257,7 +257,7 @@ def test_what_was_interrupted_leaves_nothing_behind(engine: VLLMEngine, policy: 
     expected = tokens(draw(engine, policy, stop=stop))
     before = state_of_the_process()
     with pytest.raises(KeyboardInterrupt):
-        engine.generate(Request.from_prompts(PROMPTS, 4), Sampling(24, stop=stop), RandomKey(), interrupt)
+        engine.complete(Request.from_prompts(PROMPTS, 4), Sampling(24, stop=stop), RandomKey(), interrupt)
     assert state_of_the_process() == before
     assert not engine.has(policy)
     assert tokens(draw(engine, policy, stop=stop)) == expected

@@ -135,7 +135,7 @@ def test_greedy_is_that_of_the_default_engine(engine: VLLMServerEngine, policy: 
     native = NativeEngine()
     native.sync(policy)
     requests = Request.from_prompts(PROMPTS, 2)
-    expected = native.generate(requests, Sampling(max_new_tokens=24, temperature=0), RandomKey())
+    expected = native.complete(requests, Sampling(max_new_tokens=24, temperature=0), RandomKey())
     completions = draw(engine, policy, requests, temperature=0)
     assert tokens(completions) == tokens(expected)
     assert gap(policy, PROMPTS, completions) < 1e-4
@@ -156,7 +156,7 @@ def test_progress_adds_up_to_the_number_of_completions(engine: VLLMServerEngine,
     engine.sync(policy)
     requests = Request.from_prompts(PROMPTS, 4)
     for sampling in (Sampling(8), Sampling(8, temperature=0), Sampling(8, stop=["a"])):
-        engine.generate(requests, sampling, RandomKey(), told.append)
+        engine.complete(requests, sampling, RandomKey(), told.append)
         assert sum(told) == 20
         told.clear()
 
@@ -498,7 +498,7 @@ def test_what_was_interrupted_leaves_nothing_behind(server: StandIn, policy: Pol
     engine = engine_of([server.url], policy)
     expected = tokens(draw(engine, policy, stop=stop))
     with pytest.raises(KeyboardInterrupt):
-        engine.generate(Request.from_prompts(PROMPTS, 4), Sampling(24, stop=stop), RandomKey(), interrupt)
+        engine.complete(Request.from_prompts(PROMPTS, 4), Sampling(24, stop=stop), RandomKey(), interrupt)
     assert nothing_is_open(engine)
     assert tokens(draw(engine, policy, stop=stop)) == expected
     engine.close()

@@ -83,5 +83,5 @@ def test_decoding_runs_without_the_math_kernel(
     engine = NativeEngine(check_every=4)
     engine.sync(policy)
     with sdpa_kernel(FAST), autocast:
-        completions = engine.generate(requests_of(lengths, 4), Sampling(max_new_tokens=12), RandomKey())
+        completions = engine.complete(requests_of(lengths, 4), Sampling(max_new_tokens=12), RandomKey())
     assert len(completions) == 8

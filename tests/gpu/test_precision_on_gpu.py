@@ -77,7 +77,7 @@ def test_the_engine_draws_from_the_policys_distribution(device: torch.device, fi
     policy, prompts = policy_of().to(device), prompts_of([5, 1, 9])
     engine = NativeEngine()
     engine.sync(policy)
-    completions = engine.generate(Request.from_prompts(prompts, 8), Sampling(max_new_tokens=48), RandomKey())
+    completions = engine.complete(Request.from_prompts(prompts, 8), Sampling(max_new_tokens=48), RandomKey())
     rollouts = Rollouts.from_lists(
         [prompt.token_ids for prompt in prompts],
         [row // 8 for row in range(len(completions))],

@@ -50,7 +50,7 @@ RUNS: dict[str, list[str]] = {
     "rows": ["--model.policy.share_prefix=false"],
     "deterministic": ["--trainer.deterministic=true"],
     "deterministic, filtered": ["--trainer.deterministic=true", "--model.sampling.top_p=0.9"],
-    "TransformersEngine": ["--model.engine=TransformersEngine"],
+    "PlainEngine": ["--model.engine=PlainEngine"],
     "torch.compile": ["--model.policy.compile=true"],
     "recomputed activations": ["--model.policy.gradient_checkpointing=true"],
     "GSPO that stops": [

@@ -47,7 +47,7 @@ def tokens_per_second(policy: Policy, autocast: bool) -> float:
         torch.cuda.synchronize()
         started = time.perf_counter()
         with context:
-            completions = engine.generate(
+            completions = engine.complete(
                 requests_of([64] * 4, 32), Sampling(max_new_tokens=max_new_tokens), RandomKey()
             )
     return sum(len(completion.token_ids) for completion in completions) / (time.perf_counter() - started)
@@ -108,10 +108,10 @@ def test_decoding_holds_the_cache_and_little_else(dtype: torch.dtype, figures: A
     policy = wide(dtype)
     engine = NativeEngine()
     engine.sync(policy)
-    engine.generate(requests_of([8], 2), Sampling(max_new_tokens=2), RandomKey())
+    engine.complete(requests_of([8], 2), Sampling(max_new_tokens=2), RandomKey())
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    engine.generate(requests_of([64] * 8, 8), Sampling(max_new_tokens=1024), RandomKey())
+    engine.complete(requests_of([64] * 8, 8), Sampling(max_new_tokens=1024), RandomKey())
     peak = (torch.cuda.max_memory_allocated() - before) / MIB
     cache = 8 * 2 * 4 * 64 * 64 * 1088 * dtype.itemsize / MIB
     figures.add(f"peak of decoding, {dtype}, cache of {cache:.0f} MiB", peak, "MiB")

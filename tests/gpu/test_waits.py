@@ -44,12 +44,12 @@ def test_a_decoding_step_never_waits(lengths: list[int], device: torch.device, m
     engine.sync(policy)
     sampling = Sampling(max_new_tokens=40)
     requests = Request.from_prompts(prompts, 4)
-    expected = engine.generate(requests, sampling, RandomKey())  # Libraries make their handles in the first call.
+    expected = engine.complete(requests, sampling, RandomKey())  # Libraries make their handles in the first call.
     monkeypatch.setattr(Policy, "hidden", guarded(Policy.hidden))
     monkeypatch.setattr(Policy, "logits", guarded(Policy.logits))
     monkeypatch.setattr(batch, "draw", guarded(batch.draw))
     monkeypatch.setattr(batch, "uniforms", guarded(batch.uniforms))
-    actual = engine.generate(requests, sampling, RandomKey())
+    actual = engine.complete(requests, sampling, RandomKey())
     assert [c.token_ids for c in actual] == [c.token_ids for c in expected]
 
 
@@ -71,10 +71,10 @@ def test_decoding_waits_once_per_look(device: torch.device, figures: Any) -> Non
     policy, waits = policy_of(scale=0.02).to(device), {}
     engine = NativeEngine(check_every=8)
     engine.sync(policy)
-    engine.generate(requests_of([5, 1, 7], 12), Sampling(max_new_tokens=16), RandomKey())
+    engine.complete(requests_of([5, 1, 7], 12), Sampling(max_new_tokens=16), RandomKey())
     for new_tokens in (8, 48):
         with counted() as lines:
-            engine.generate(requests_of([5, 1, 7], 12), Sampling(max_new_tokens=new_tokens), RandomKey())
+            engine.complete(requests_of([5, 1, 7], 12), Sampling(max_new_tokens=new_tokens), RandomKey())
         waits[new_tokens] = len(lines)
     figures.add("waits for 8 positions in decoding", waits[8], "waits")
     figures.add("waits for 48 positions in decoding", waits[48], "waits")

@@ -13,7 +13,7 @@ from grpo_lightning.engines.batch import Batch
 from grpo_lightning.engines.kv_memory import cache_bytes_per_token
 from grpo_lightning.engines.native import NativeEngine, _decoding
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.transformers import TransformersEngine
+from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.shared_prefix import ATTENTION
@@ -183,9 +183,9 @@ class Finding:
     native: str = ""
     """Why NativeEngine refuses it; empty where it decodes it."""
     transformers: str = ""
-    """Likewise TransformersEngine."""
+    """Likewise PlainEngine."""
     padded: bool = True
-    """Whether TransformersEngine decodes prompts of different lengths together."""
+    """Whether PlainEngine decodes prompts of different lengths together."""
     errors: tuple[str, ...] = ()
     """Whatever went wrong: raw exceptions and wrong numbers."""
 
@@ -224,7 +224,7 @@ def examine(family: str, dtype: str = "float32") -> Finding:
         finding.shares_prefix = policy.shares_prefix
         errors += scoring_errors(policy, reference, dtype)
         finding.native, native_errors = decoding(NativeEngine(), policy, reference, dtype)
-        transformers = TransformersEngine()
+        transformers = PlainEngine()
         finding.transformers, other_errors = decoding(transformers, policy, reference, dtype)
         finding.padded = transformers.pads
         finding.errors = tuple(errors + native_errors + other_errors)
@@ -305,7 +305,7 @@ def decoding(engine: RolloutEngine, policy: Policy, reference: PreTrainedModel, 
     found = []
     for temperature in (0.0, 1.0):
         try:
-            done = engine.generate(
+            done = engine.complete(
                 Request.from_prompts(prompts, group_size),
                 Sampling(max_new_tokens=10, temperature=temperature),
                 RandomKey(1, 0),

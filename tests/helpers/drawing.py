@@ -1,5 +1,6 @@
 """What the tests of all of vLLM's engines draw, and what every one of them promises."""
 
+from contextlib import closing
 from operator import itemgetter
 from typing import Any
 
@@ -26,7 +27,7 @@ def draw(
     if not engine.has(policy):
         engine.sync(policy)
     requests = requests or Request.from_prompts(PROMPTS, 4)
-    return engine.generate(requests, Sampling(max_new_tokens=length, **sampling), key or RandomKey())
+    return engine.complete(requests, Sampling(max_new_tokens=length, **sampling), key or RandomKey())
 
 
 def tokens(completions: list[Completion]) -> list[list[int]]:
@@ -54,14 +55,17 @@ def update(policy: Policy) -> None:
     policy.version += 1
 
 
-def hands_over_what_it_returns(engine: RolloutEngine, policy: Policy, **sampling: Any) -> None:
-    """Each completion is handed over once, with its index, as it is returned."""
+def yields_each_completion_once(engine: RolloutEngine, policy: Policy, **sampling: Any) -> None:
+    """Each request has one completion. An iterator that is closed early leaves nothing behind."""
     engine.sync(policy)
-    found: list[tuple[int, Completion]] = []
     requests, options = Request.from_prompts(PROMPTS, 4), Sampling(max_new_tokens=24, **sampling)
-    completions = engine.generate(requests, options, RandomKey(), None, lambda *one: found.append(one))
-    assert sorted(found, key=itemgetter(0)) == list(enumerate(completions))
-    assert completions == engine.generate(requests, options, RandomKey())
+    ended = sorted(engine.generate(requests, options, RandomKey()), key=itemgetter(0))
+    assert [index for index, _ in ended] == [*range(len(requests))]
+    training = policy.model.training
+    with closing(engine.generate(requests, options, RandomKey(1))) as early:
+        next(early)
+        assert policy.model.training is training
+    assert [completion for _, completion in ended] == engine.complete(requests, options, RandomKey())
 
 
 def ends_with_stop_tokens(engine: RolloutEngine, policy: Policy) -> None:

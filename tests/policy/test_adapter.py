@@ -123,7 +123,7 @@ def test_the_engine_draws_from_the_policy_with_its_adapter(shape: str, kind: str
     engine.check(policy, Sampling(max_new_tokens=8))
     engine.sync(policy)
     requests = requests_of([3, 5], 2)
-    found = engine.generate(requests, Sampling(max_new_tokens=8), RandomKey())
+    found = engine.complete(requests, Sampling(max_new_tokens=8), RandomKey())
     for request, completion in zip(requests, found, strict=True):
         ids = torch.tensor([[*request.token_ids, *completion.token_ids]])
         with torch.no_grad():

@@ -124,6 +124,6 @@ def test_decoding_needs_no_math_kernel(precision, model, lengths):
     engine = NativeEngine(check_every=4, share_prompts=False)  # As on a GPU.
     engine.sync(policy)
     with attention_calls() as calls, autocast:
-        engine.generate(requests_of(lengths, 4), Sampling(max_new_tokens=12), RandomKey())
+        engine.complete(requests_of(lengths, 4), Sampling(max_new_tokens=12), RandomKey())
     assert {call.query[-2] > 1 and call.is_causal for call in calls} == {True, False}, "prefill and decoding"
     assert_fast(calls)

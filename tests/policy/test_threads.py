@@ -64,7 +64,7 @@ def test_threads_draw_the_same_completions(policy: Policy, options: dict[str, An
         engine, ended = NativeEngine(threads=threads, **options), []
         engine.sync(policy)
         handed.clear()
-        found.append(engine.generate(requests, SAMPLING, RandomKey(), ended.append, handed.__setitem__))
+        found.append(engine.complete(requests, SAMPLING, RandomKey(), ended.append, handed.__setitem__))
         assert sum(ended) == len(requests)
         assert handed == dict(enumerate(found[-1]))
     for completions in found[1:]:

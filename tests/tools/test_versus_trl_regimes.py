@@ -49,7 +49,7 @@ def test_our_completions_end_at_their_lengths_and_say_what_the_policy_does(parts
         engine = parts.forced_lengths.forcing_engine(lambda step: wanted[step], check_every=4)
         engine.sync(policy)
         for step, lengths in wanted.items():
-            found = engine.generate(requests, Sampling(max_new_tokens=12), RandomKey(0, step))
+            found = engine.complete(requests, Sampling(max_new_tokens=12), RandomKey(0, step))
             assert [len(completion.token_ids) for completion in found] == lengths
             assert {completion.finish_reason for completion in found} == {FinishReason.STOP}
             tokens = [completion.token_ids for completion in found]

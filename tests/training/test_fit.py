@@ -14,7 +14,7 @@ from helpers.tiny import policy_of
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.engines.transformers import TransformersEngine
+from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.maths.advantages import Sign
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy.policy import Policy, recompute_activations
@@ -123,7 +123,7 @@ def test_gradient_norm_is_clipped_and_logged_before_clipping(tmp_path: Path) -> 
 
 
 def test_engines_give_the_same_run(tmp_path: Path) -> None:
-    for name, engine in (("native", NativeEngine()), ("transformers", TransformersEngine())):
+    for name, engine in (("native", NativeEngine()), ("transformers", PlainEngine())):
         fit(tmp_path / name, engine=engine, loop={"mu": 2}, trainer={"max_epochs": 2})
     native, fallback = scalars(tmp_path / "native"), scalars(tmp_path / "transformers")
     assert native.keys() == fallback.keys()

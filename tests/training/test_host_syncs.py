@@ -40,7 +40,7 @@ def decoding(
         engine.sync(policy)
         other.syncs.clear()
         settings = Sampling(max_new_tokens=new_tokens, **sampling)
-        completions = engine.generate(requests_of(lengths, 12), settings, RandomKey())
+        completions = engine.complete(requests_of(lengths, 12), settings, RandomKey())
     return other.syncs, [len(completion.token_ids) for completion in completions]
 
 

@@ -24,7 +24,7 @@ from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.slab import SlabLayer
-from grpo_lightning.engines.transformers import TransformersEngine
+from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.maths import ragged
 from grpo_lightning.maths.advantages import LeaveOneOut
 from grpo_lightning.maths.diagnostics import Diagnostics
@@ -160,7 +160,7 @@ def test_what_waits_for_the_device_is_noted_with_its_line(other):
 
 ENGINES: dict[str, Callable[[], RolloutEngine]] = {
     "native": lambda: NativeEngine(max_rows=8, check_every=4),
-    "transformers": TransformersEngine,
+    "transformers": PlainEngine,
 }
 
 
@@ -173,11 +173,11 @@ def test_engines_draw_the_same_elsewhere(shape, engine, lengths):
         policy.to("cpu")
         here, there = ENGINES[engine](), ENGINES[engine]()
         here.sync(policy)
-        expected = here.generate(Request.from_prompts(prompts, 4), sampling, RandomKey())
+        expected = here.complete(Request.from_prompts(prompts, 4), sampling, RandomKey())
         with other_device() as other:
             moved = copy.deepcopy(policy).to(other.device)
             there.sync(moved)
-            actual = there.generate(Request.from_prompts(prompts, 4), sampling, RandomKey())
+            actual = there.complete(Request.from_prompts(prompts, 4), sampling, RandomKey())
         assert [c.token_ids for c in actual] == [c.token_ids for c in expected]
         for left, right in zip(actual, expected, strict=True):
             assert left.logp == pytest.approx(right.logp, abs=1e-5)
@@ -257,8 +257,8 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
         },
         "objective": Objective(TargetProbability(), weighting=Unweighted()),
     },
-    "TransformersEngine, AdamW with a schedule, recomputed activations": lambda: {
-        "engine": TransformersEngine(),
+    "PlainEngine, AdamW with a schedule, recomputed activations": lambda: {
+        "engine": PlainEngine(),
         "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
         "lr_scheduler": lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer),
         "policy": recomputing(),

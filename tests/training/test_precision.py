@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.transformers import TransformersEngine
+from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.inspect.export import export
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
@@ -106,7 +106,7 @@ def test_nothing_learned_leaves_every_ratio_at_one(
     [
         ("gpt2", Clipped(), FrozenCopy, {}),
         ("llama", TargetProbability(), RecordedLogp, {}),
-        ("qwen3", SequenceClipped(), FrozenCopy, {"engine": TransformersEngine()}),
+        ("qwen3", SequenceClipped(), FrozenCopy, {"engine": PlainEngine()}),
         ("llama", SequenceClipped(), RecordedLogp, {"sampling": Sampling(12, top_k=20)}),
         ("llama", SequenceClipped(), RecordedLogp, {"sampling": Sampling(12, temperature=0.6)}),
     ],
@@ -161,9 +161,9 @@ def test_log_probs_and_gradients_are_near_float32(load: Load, shape: str, shares
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("engine", [NativeEngine(), TransformersEngine()], ids=lambda engine: type(engine).__name__)
+@pytest.mark.parametrize("engine", [NativeEngine(), PlainEngine()], ids=lambda engine: type(engine).__name__)
 def test_engines_log_probs_are_the_policys_in_every_precision(
-    tmp_path: Path, load: Load, engine: NativeEngine | TransformersEngine, precision: str
+    tmp_path: Path, load: Load, engine: NativeEngine | PlainEngine, precision: str
 ) -> None:
     fit_still(tmp_path, load("llama", precision), precision, {}, engine=engine)
     [gap] = scalars(tmp_path)["policy/logp_gap"].values()

@@ -211,7 +211,7 @@ def test_the_engine_samples_the_same_from_a_sharded_policy(mesh: DeviceMesh, mak
             policy.shard(mesh)
         engine.sync(policy)
         with policy.gathered():
-            found.append(engine.generate(requests_of([3, 5], 2), Sampling(max_new_tokens=6), RandomKey()))
+            found.append(engine.complete(requests_of([3, 5], 2), Sampling(max_new_tokens=6), RandomKey()))
     assert [c.token_ids for c in found[0]] == [c.token_ids for c in found[1]]
     assert found[0][0].logp == pytest.approx(found[1][0].logp, abs=1e-6)
 

@@ -16,7 +16,7 @@ from helpers.tiny import model_of, policy_of, prompts_of
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.engines.transformers import TransformersEngine
+from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.process.reward import ProcessReward
 from grpo_lightning.rewards.process.scorers import ArithmeticSegments
@@ -33,7 +33,7 @@ class DrawsOn(NativeEngine):
         return super().generate(requests, Sampling(sampling.max_new_tokens), *args, **kwargs)
 
 
-ENGINES = {"native": NativeEngine, "transformers": TransformersEngine, "user's own": DrawsOn}
+ENGINES = {"native": NativeEngine, "transformers": PlainEngine, "user's own": DrawsOn}
 
 
 def explore(engine: Any, policy: Policy, stop: Sequence[str] = (), count: int = 4) -> Exploration:
