@@ -39,14 +39,14 @@ def vllm(precision: str) -> RolloutEngine:
     return VLLMEngine()
 
 
-def transformers(precision: str) -> RolloutEngine:
-    """`generate` of transformers."""
+def plain(precision: str) -> RolloutEngine:
+    """Attention and cache of transformers."""
     from grpo_lightning.engines.plain import PlainEngine
 
     return PlainEngine()
 
 
-ENGINES: dict[str, Callable[[str], RolloutEngine]] = {"native": native, "vllm": vllm, "transformers": transformers}
+ENGINES: dict[str, Callable[[str], RolloutEngine]] = {"native": native, "vllm": vllm, "plain": plain}
 
 
 def requests_of(options: argparse.Namespace, vocabulary: int) -> list[Request]:

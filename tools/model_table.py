@@ -25,7 +25,7 @@ completions were compared with plain forwards of an independent copy
 
 - **Trains**: the policy's log-probs and gradients are right, in whole rows and with shared prefixes.
 - **Shared prefix**: a group's prompt goes through the model once.
-- **NativeEngine** is the default and the faster. `model.engine=PlainEngine` decodes what it cannot.
+- **NativeEngine** is the default and the faster with long prompts. `model.engine=PlainEngine` decodes what it cannot.
 - "by length": prompts of different lengths are not decoded together, since the model does not support padding.
 
 | architecture | class | trains | attention | shared prefix | NativeEngine | PlainEngine |
