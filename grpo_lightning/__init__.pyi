@@ -3,11 +3,11 @@
 from grpo_lightning import inspect as inspect
 from grpo_lightning.engines.base import RolloutEngine as RolloutEngine
 from grpo_lightning.engines.native import NativeEngine as NativeEngine
+from grpo_lightning.engines.plain import PlainEngine as PlainEngine
 from grpo_lightning.engines.sampling import Sampling as Sampling
 from grpo_lightning.engines.sampling import ValidationSampling as ValidationSampling
 from grpo_lightning.engines.scripted import ScriptedEngine as ScriptedEngine
 from grpo_lightning.engines.stop_strings import StopStrings as StopStrings
-from grpo_lightning.engines.plain import PlainEngine as PlainEngine
 from grpo_lightning.engines.vllm import VLLMEngine as VLLMEngine
 from grpo_lightning.engines.vllm_server import VLLMServerEngine as VLLMServerEngine
 from grpo_lightning.engines.weight_transfer import SharedFolder as SharedFolder

@@ -1,7 +1,7 @@
 """What a rollout engine is: requests in, completions out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -11,6 +11,9 @@ from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, RandomKey, Request
+
+Drawn = Generator[tuple[int, Completion], None, None]
+"""Yields the index of each request and its completion, in the order in which they end."""
 
 LOGP_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 1.0, torch.bfloat16: 1.0}
 """Gap in nats of one token that rounding explains between two ways to compute a log-prob, by the type of the products.
@@ -98,9 +101,7 @@ class RolloutEngine(ABC):
         yield
 
     @abstractmethod
-    def generate(
-        self, requests: Sequence[Request], sampling: Sampling, key: RandomKey
-    ) -> Iterator[tuple[int, Completion]]:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
         """Draws one completion per request, and yields its index and the completion as soon as it has ended.
 
         The random number of a token depends only on `key`, `prompt_id`, `sample` and the token's position. The other

@@ -19,9 +19,6 @@ from grpo_lightning.maths import ragged
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, FinishReason, RandomKey, Request
 
-Drawn = list[tuple[int, Completion]]
-"""Indices of requests and their completions."""
-
 
 def groups_of(requests: Sequence[Request]) -> list[Sequence[int]]:
     """Indices of the requests with equal `token_ids`, group by group, the longest prompts first."""
@@ -88,7 +85,7 @@ class Batch:
         """Whether every completion has ended."""
         return self.rows is not None and not len(self.rows)
 
-    def decode(self, count: int) -> Drawn:
+    def decode(self, count: int) -> list[tuple[int, Completion]]:
         """Draws up to `count` tokens of each completion, and returns the completions that have ended."""
         if self.rows is None:
             self.rows = self._read()

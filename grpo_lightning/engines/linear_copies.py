@@ -1,6 +1,5 @@
 """Copies of a model's linear layers for decoding: in the layout that few rows read fastest, or in fewer bytes."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -27,8 +26,7 @@ class LinearCopies:
     the experts of a mixture, keep their own weights. A head tied to the embedding is copied, the embedding is not.
 
     On a CPU the copies are packed for oneDNN. Its products of few rows take a third of the time of MKL's on AMD's
-    processors, and differ by rounding. Elsewhere only another type makes a copy. Layers that read the same states, such
-    as those of queries, keys and values, have one copy and one product together.
+    processors, and differ by rounding. Elsewhere only another type makes a copy.
 
     Args:
         policy: With whole weights.
@@ -37,16 +35,8 @@ class LinearCopies:
 
     def __init__(self, policy: Policy, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self._forwards: dict[nn.Module, Forward] = {}
-        self._joined: list[_Joined] = []
-        for layers in _siblings(policy.model):
-            forward = _forward(layers, dtype)
-            if forward and len(layers) == 1:
-                self._forwards[layers[0]] = forward
-            elif forward:
-                joined = _Joined(forward, [_weight(layer).shape[0] for layer in layers])
-                self._joined.append(joined)
-                self._forwards |= {layer: partial(joined, index) for index, layer in enumerate(layers)}
+        forwards = {layer: _forward(layer, dtype) for layer in linear_layers(policy.model)}
+        self._forwards = {layer: forward for layer, forward in forwards.items() if forward}
 
     def __len__(self) -> int:
         """Layers that have a copy."""
@@ -62,8 +52,6 @@ class LinearCopies:
         finally:
             for layer in self._forwards:
                 del layer.__dict__["forward"]
-            for joined in self._joined:
-                joined.forget()
 
 
 def linear_layers(model: PreTrainedModel) -> list[Any]:
@@ -77,60 +65,6 @@ def numbers_in_copies(model: PreTrainedModel) -> int:
     return sum(layer.weight.numel() for layer in linear_layers(model))
 
 
-SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Names of layers that read the same states, in most models."""
-
-
-def _siblings(model: PreTrainedModel) -> list[list[Any]]:
-    """The linear layers, those that probably read the same states together; beneath an adapter too."""
-    kin = {name: names for names in SIBLINGS for name in names}
-    found: dict[object, list[Any]] = {}
-    names = {module: name.split(".") for name, module in model.named_modules()}
-    for layer in dict.fromkeys(linear_layers(model)):
-        *parents, name = names[layer]
-        beneath = name == "base_layer"
-        if beneath:
-            *parents, name = parents
-        shape = type(layer), _weight(layer).shape[1], _weight(layer).dtype, beneath
-        found.setdefault((*parents, kin[name], *shape) if name in kin else layer, []).append(layer)
-    return list(found.values())
-
-
-class _Joined(threading.local):
-    """One product for several layers. Those called with other states than the first are computed again.
-
-    Each thread has states of its own.
-
-    Args:
-        forward: The product of all layers.
-        sizes: Outputs of each layer.
-    """
-
-    def __init__(self, forward: Forward, sizes: list[int]) -> None:
-        self.forward = forward
-        self.sizes = sizes
-        self.hidden: Tensor | None = None
-        self.version = 0
-        self.outputs: dict[int, Tensor] = {}
-
-    def __call__(self, index: int, hidden: Tensor) -> Tensor:
-        """What the layer at `index` makes of `hidden`."""
-        # Tensors of inference mode have no version.
-        version = 0 if hidden.is_inference() else hidden._version
-        if self.hidden is not hidden or self.version != version or index not in self.outputs:
-            self.hidden, self.version = hidden, version
-            self.outputs = dict(enumerate(self.forward(hidden).split(self.sizes, -1)))
-        output = self.outputs.pop(index)
-        if not self.outputs:
-            self.forget()
-        return output
-
-    def forget(self) -> None:
-        """Frees the states and what was made of them."""
-        self.hidden = None
-        self.outputs = {}
-
-
 def _weight(layer: Any) -> Tensor:
     """[outputs, inputs]; Conv1D is a linear layer whose weight is transposed."""
     weight: Tensor = layer.weight.detach()
@@ -138,18 +72,14 @@ def _weight(layer: Any) -> Tensor:
 
 
 @torch.no_grad()
-def _forward(layers: list[Any], dtype: torch.dtype) -> Forward | None:
-    """What computes as `layers` do, end to end, from a copy of their weights; None if a copy would be no better."""
-    weights = [_weight(layer) for layer in layers]
-    packs = weights[0].device.type == "cpu" and dtype in _packed_types()
-    if not packs and weights[0].dtype == dtype:
+def _forward(layer: Any, dtype: torch.dtype) -> Forward | None:
+    """What computes as the layer does, from a copy of its weight; None if a copy would be no better."""
+    weight = _weight(layer)
+    packs = weight.device.type == "cpu" and dtype in _packed_types()
+    if not packs and weight.dtype == dtype:
         return None
-    weight = torch.cat([one.to(dtype) for one in weights]) if len(weights) > 1 else weights[0].to(dtype)
-    bias = None
-    if any(layer.bias is not None for layer in layers):
-        each = zip(layers, weights, strict=True)
-        biases = [one.new_zeros(len(one)) if layer.bias is None else layer.bias.detach() for layer, one in each]
-        bias = torch.cat(biases).to(dtype)
+    weight = weight.to(dtype)
+    bias = None if layer.bias is None else layer.bias.detach().to(dtype)
     if packs:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
         return partial(_packed, dtype, packed, bias)

@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 import grpo_lightning.engines.trial as trial
-from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.base import Drawn, RolloutEngine
 from grpo_lightning.engines.batch import Batch, groups_of, plain_layers
 from grpo_lightning.engines.kept_rows import KeptRows
 from grpo_lightning.engines.kv_memory import (
@@ -162,14 +162,14 @@ class NativeEngine(RolloutEngine):
         finally:
             self._kept = None
 
-    def generate(
-        self, requests: Sequence[Request], sampling: Sampling, key: RandomKey
-    ) -> Iterator[tuple[int, Completion]]:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
         """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
         stops = StopStrings(self.policy, sampling.stop)
         # What does not fit is refused here.
-        return self._draw(requests, [*self._batches(self.policy, requests, sampling.max_new_tokens)], sampling, key, stops)
+        return self._draw(
+            requests, [*self._batches(self.policy, requests, sampling.max_new_tokens)], sampling, key, stops
+        )
 
     @torch.no_grad()
     def _draw(
@@ -179,7 +179,7 @@ class NativeEngine(RolloutEngine):
         sampling: Sampling,
         key: RandomKey,
         stops: StopStrings,
-    ) -> Iterator[tuple[int, Completion]]:
+    ) -> Drawn:
         """As `generate`, of `batches` of groups of indices."""
         policy = self.policy
         assert policy is not None
@@ -314,13 +314,12 @@ def _decoding(policy: Policy, attention: str = ATTENTION) -> Iterator[None]:
 def _slab_attention(policy: Policy, name: str) -> Iterator[None]:
     """Puts the model into eval mode with the slab's attention `name`, and restores it afterwards."""
     model = policy.model
-    was_training, implementation = model.training, model.config._attn_implementation
-    model.eval()
+    implementation = model.config._attn_implementation
     try:
         model.set_attn_implementation(name)
         if policy.text_config._attn_implementation != name:
             raise NotImplementedError("its attention cannot be exchanged")
-        yield
+        with policy.evaluating():
+            yield
     finally:
         model.set_attn_implementation(implementation)
-        model.train(was_training)

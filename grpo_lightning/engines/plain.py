@@ -1,8 +1,7 @@
 """Decoding as it is defined: read the prompts, then draw a token per row, pass it on, and drop the rows that ended."""
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,12 +9,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import grpo_lightning.engines.trial as trial
-from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.base import Drawn, RolloutEngine
 from grpo_lightning.engines.philox import uniforms
 from grpo_lightning.engines.sampling import Sampling, draw
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Completion, FinishReason, RandomKey, Request, UsageError
+from grpo_lightning.types import Completion, RandomKey, Request, UsageError
 
 
 class PlainEngine(RolloutEngine):
@@ -49,45 +48,42 @@ class PlainEngine(RolloutEngine):
         def decode(requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
             engine = PlainEngine(max_tokens=4)  # Two columns of two prompts.
             engine.policy, engine._reads_pieces = policy, self._reads_pieces
-            ended = engine._draw(requests, sampling, RandomKey(0, 0), endless)
-            return [completion for _, completion in sorted(ended, key=lambda one: one[0])]
+            ended = dict(engine._draw(requests, sampling, RandomKey(0, 0), endless))
+            return [ended[index] for index in range(len(requests))]
 
         with policy.gathered():
             for self._reads_pieces in (True, False):
-                fault = trial.fault(policy, decode)
-                if not fault:
+                if not (fault := trial.fault(policy, decode)):
                     return
-        raise UsageError(f"model.engine=PlainEngine cannot decode {type(policy.model).__name__} ({fault}): use another model")
+        name = type(policy.model).__name__
+        raise UsageError(f"model.engine=PlainEngine cannot decode {name} ({fault}): use another model")
 
-    def generate(
-        self, requests: Sequence[Request], sampling: Sampling, key: RandomKey
-    ) -> Iterator[tuple[int, Completion]]:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
         """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
         return self._draw(requests, sampling, key, StopStrings(self.policy, sampling.stop))
 
-    def _draw(
-        self, requests: Sequence[Request], sampling: Sampling, key: RandomKey, stops: StopStrings
-    ) -> Iterator[tuple[int, Completion]]:
+    @torch.no_grad()
+    def _draw(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey, stops: StopStrings) -> Drawn:
         """As `generate`, with what ends a completion."""
         assert self.policy is not None
         # Prompts of similar length need little padding, and equal ones stand side by side.
         order = sorted(range(len(requests)), key=lambda row: (len(requests[row].token_ids), requests[row].token_ids))
         for first in range(0, len(order), self.max_rows):
             going = order[first : first + self.max_rows]
-            with _evaluating(self.policy):
-                rows = _Rows(self.policy, [requests[row] for row in going], sampling, key)
-                rows.read(self.max_tokens if self._reads_pieces else None)
+            with self.policy.evaluating():
+                max_tokens = self.max_tokens if self._reads_pieces else None
+                rows = _Rows(self.policy, [requests[row] for row in going], sampling, key, max_tokens)
             ids: dict[int, list[int]] = {row: [] for row in going}
             logps: dict[int, list[float]] = {row: [] for row in going}
             while going:
-                with _evaluating(self.policy):
+                ended, seen = {}, rows.num_drawn
+                with self.policy.evaluating():
                     columns = rows.decode(self.check_every)
-                ended, seen = {}, len(ids[going[0]])
                 for row, token_ids, logp in zip(going, *columns, strict=True):
                     ids[row] += token_ids
                     logps[row] += logp
-                    if completion := _ended(ids[row], logps[row], seen, sampling.max_new_tokens, stops):
+                    if completion := stops.ended(ids[row], logps[row], seen, sampling.max_new_tokens):
                         ended[row] = completion
                 yield from ended.items()
                 stay = [index for index, row in enumerate(going) if row not in ended]
@@ -99,27 +95,23 @@ class PlainEngine(RolloutEngine):
 class _Rows:
     """Completions that are decoded together, a row of the cache each."""
 
-    def __init__(self, policy: Policy, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> None:
-        self.policy = policy
-        self.prompts = [tuple(request.token_ids) for request in requests]
-        self.sampling = sampling
-        self.num_drawn = 0
+    def __init__(
+        self, policy: Policy, requests: Sequence[Request], sampling: Sampling, key: RandomKey, max_tokens: int | None
+    ) -> None:
+        self.policy, self.sampling, self.num_drawn = policy, sampling, 0
         self.cache: Any = None
-        keys = torch.tensor([(r.prompt_id, r.sample, r.position) for r in requests], device=policy.device)
-        self.uniform = uniforms(key, *keys.unbind(1), sampling.max_new_tokens)
-
-    def read(self, max_tokens: int | None) -> None:
-        """Reads each different prompt once, left-padded, at most `max_tokens` at once; None reads all at once."""
-        index = {prompt: row for row, prompt in enumerate(dict.fromkeys(self.prompts))}
-        width, device = max(map(len, index)), self.policy.device
-        ids = torch.tensor([[0] * (width - len(prompt)) + [*prompt] for prompt in index], device=device)
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in index], device=device)
-        self.mask = pad(mask, (0, self.sampling.max_new_tokens), value=1)
-        size = width if max_tokens is None else max(1, max_tokens // len(ids))
-        for first in range(0, width, size):
-            self._forward(ids[:, first : first + size], min(first + size, width))
-        self.width = width
-        self._take([index[prompt] for prompt in self.prompts])
+        device, prompts = policy.device, [tuple(request.token_ids) for request in requests]
+        keys = torch.tensor([(r.prompt_id, r.sample, r.position) for r in requests], device=device)
+        self.uniform = uniforms(key, keys[:, 0], keys[:, 1], keys[:, 2], sampling.max_new_tokens)
+        index = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
+        self.width = max(map(len, index))
+        ids = torch.tensor([[0] * (self.width - len(prompt)) + [*prompt] for prompt in index], device=device)
+        seen = torch.tensor([[0] * (self.width - len(prompt)) + [1] * len(prompt) for prompt in index], device=device)
+        self.mask = pad(seen, (0, sampling.max_new_tokens), value=1)
+        size = self.width if max_tokens is None else max(1, max_tokens // len(ids))
+        for first in range(0, self.width, size):
+            self._forward(ids[:, first : first + size], min(first + size, self.width))
+        self.token = self._take([index[prompt] for prompt in prompts])
 
     def decode(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
         """Draws up to `count` tokens per row. Returns the tokens and their log-probs, row by row."""
@@ -152,28 +144,8 @@ class _Rows:
         position = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         if "cache_params" in takes:  # Mamba's cache has no columns.
             mask, name = mask[:, -ids.shape[1] :], "cache_params"
-        inputs: dict[str, Any] = {name: self.cache, "attention_mask": mask}
-        if "position_ids" in takes:
-            inputs["position_ids"] = position
+        places = {"position_ids": position} if "position_ids" in takes else {}
+        inputs = {name: self.cache, "attention_mask": mask, **places}
         output = self.policy.trunk(input_ids=ids, use_cache=True, **inputs)
-        self.logits, self.cache = self.policy.logits(output.last_hidden_state[:, -1]), output[name]
-
-
-@contextmanager
-def _evaluating(policy: Policy) -> Iterator[None]:
-    """The model is in eval mode, and nothing is kept for gradients."""
-    was_training = policy.model.training
-    policy.model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        policy.model.train(was_training)
-
-
-def _ended(ids: list[int], logp: list[float], seen: int, longest: int, stops: StopStrings) -> Completion | None:
-    """The completion, if a token after the first `seen` ends it; None if it goes on."""
-    end = next((index + 1 for index in range(seen, len(ids)) if ids[index] in stops.ids), None)
-    if end is None and len(ids) < longest and stops.first_end(ids, seen) is None:
-        return None
-    return stops.cut(Completion(ids[:end], logp[:end], FinishReason.STOP if end else FinishReason.LENGTH))
+        self.logits: Tensor = self.policy.logits(output.last_hidden_state[:, -1])
+        self.cache = output[name]

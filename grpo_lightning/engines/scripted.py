@@ -1,8 +1,8 @@
 """An engine whose completions are written by a function."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.base import Drawn, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.types import Completion, FinishReason, RandomKey, Request
@@ -24,9 +24,7 @@ class ScriptedEngine(RolloutEngine):
     def __init__(self, script: Script) -> None:
         self.script = script
 
-    def generate(
-        self, requests: Sequence[Request], sampling: Sampling, key: RandomKey
-    ) -> Iterator[tuple[int, Completion]]:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
         """As `RolloutEngine.generate`; nothing is drawn."""
         assert self.policy is not None, "call sync(policy) first"
         tokenizer, stop = self.policy.tokenizer, min(self.policy.stop_ids)

@@ -92,6 +92,13 @@ class StopStrings:
             return _first(completion, end, found[1])
         return completion if stop >= len(ids) - 1 else _first(completion, stop + 1, "")
 
+    def ended(self, token_ids: list[int], logp: list[float], seen: int, longest: int) -> Completion | None:
+        """The completion of these tokens, if one after the first `seen` ends it or it is the `longest`; else None."""
+        end = next((index + 1 for index in range(seen, len(token_ids)) if token_ids[index] in self.ids), None)
+        if end is None and len(token_ids) < longest and self.first_end(token_ids, seen) is None:
+            return None
+        return self.cut(Completion(token_ids[:end], logp[:end], FinishReason.STOP if end else FinishReason.LENGTH))
+
     def _search(self, token_ids: list[int]) -> int | None:
         """As `first_end`, of a whole completion. One that has no stop string is decoded once."""
         if not self.strings or not self._may_contain(self._decode(token_ids)):

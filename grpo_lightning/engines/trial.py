@@ -94,10 +94,8 @@ def gap(policy: Policy, decode: Decode, prompt_lengths: Sequence[int] = PROMPT_L
     length = min(NEW_TOKENS, (policy.context_length or 2**31) - max(prompt_lengths))
     requests = _requests(policy, prompt_lengths)
     completions = decode(requests, Sampling(max_new_tokens=max(1, length)))
-    was_training = policy.model.training
-    policy.model.eval()
     differences = []
-    try:
+    with policy.evaluating():
         for request, completion in zip(requests, completions, strict=True):
             prompt = request.token_ids
             input_ids = torch.tensor([[*prompt, *completion.token_ids]], device=policy.device)
@@ -106,8 +104,6 @@ def gap(policy: Policy, decode: Decode, prompt_lengths: Sequence[int] = PROMPT_L
             expected = logits.log_softmax(-1).gather(-1, input_ids[0, len(prompt) :, None]).squeeze(-1)
             difference = (expected - torch.tensor(completion.logp, device=policy.device)).abs()
             differences.append(difference.nan_to_num(torch.inf).cpu())
-    finally:
-        policy.model.train(was_training)
     return torch.cat(differences)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from grpo_lightning import ranks
-from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.base import Drawn, RolloutEngine
 from grpo_lightning.engines.guest import Guest
 from grpo_lightning.engines.kv_memory import GIB
 from grpo_lightning.engines.sampling import Sampling
@@ -168,9 +168,7 @@ class VLLMEngine(RolloutEngine):
         # A head that is tied to the embedding may be apart in memory; where vLLM has none, it refuses the name.
         (self._has_head,) = self._llm.apply_model(lambda model: hasattr(model, "lm_head"))
 
-    def generate(
-        self, requests: Sequence[Request], sampling: Sampling, key: RandomKey
-    ) -> Iterator[tuple[int, Completion]]:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
         """As `RolloutEngine.generate`."""
         assert self.policy is not None and self._llm is not None, "call sync(policy) first"
         limit = self._llm.llm_engine.model_config.max_model_len
@@ -182,9 +180,7 @@ class VLLMEngine(RolloutEngine):
         return self._draw(calls, sampling, Completions(stops))
 
     @torch.no_grad()
-    def _draw(
-        self, calls: Sequence[Call], sampling: Sampling, completions: Completions
-    ) -> Iterator[tuple[int, Completion]]:
+    def _draw(self, calls: Sequence[Call], sampling: Sampling, completions: Completions) -> Drawn:
         """As `generate`; whoever closes it early leaves no request in vLLM."""
         open_calls = {str(index): len(call.rows) for index, call in enumerate(calls)}
         try:

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from queue import SimpleQueue
@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from safetensors import SafetensorError
 
 from grpo_lightning import ranks
-from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.base import Drawn, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.engines.trial import compute_dtype
@@ -22,7 +22,7 @@ from grpo_lightning.engines.vllm_requests import Call, Completions, calls_of, ch
 from grpo_lightning.engines.weight_transfer import SharedFolder, Weights, WeightTransfer
 from grpo_lightning.policy.named_weights import named_weights
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Completion, RandomKey, Request, UsageError
+from grpo_lightning.types import RandomKey, Request, UsageError
 
 CONNECTIONS = 512
 """Requests of one rank that wait for answers at once."""
@@ -181,9 +181,7 @@ class VLLMServerEngine(RolloutEngine):
         self.transfer.send(self._servers, weights)
         everywhere(self._servers, lambda server: _resume(server, version))
 
-    def generate(
-        self, requests: Sequence[Request], sampling: Sampling, key: RandomKey
-    ) -> Iterator[tuple[int, Completion]]:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
         """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
         check_lengths(requests, sampling, self._max_model_len, "--max-model-len", "start the servers with a larger one")
@@ -194,7 +192,7 @@ class VLLMServerEngine(RolloutEngine):
 
     def _draw(
         self, calls: Sequence[Call], servers: Sequence[Server], sampling: Sampling, completions: Completions
-    ) -> Iterator[tuple[int, Completion]]:
+    ) -> Drawn:
         """As `generate`."""
         try:
             yield from _run(calls, servers, sampling, completions)
@@ -241,9 +239,7 @@ def _resume(server: Server, version: str) -> None:
     server.post("/resume")
 
 
-def _run(
-    calls: Sequence[Call], servers: Sequence[Server], sampling: Sampling, completions: Completions
-) -> Iterator[tuple[int, Completion]]:
+def _run(calls: Sequence[Call], servers: Sequence[Server], sampling: Sampling, completions: Completions) -> Drawn:
     """Lets the servers draw, and yields completions as they end."""
     stream = bool(completions.stops.strings)
     answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()

@@ -1,8 +1,8 @@
 """The policy π_θ: a causal LM, and the log-probs that it gives to the tokens of completions."""
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -364,23 +364,20 @@ class Policy(nn.Module):
         """
         if self.model.config._attn_implementation != "sdpa":
             return False
-        was_training = self.model.training
-        self.model.eval()
         trial = Rollouts.from_lists([[1, 2, 3], [4]], [0, 1, 0], [[2, 3], [1, 2, 3], [4]]).to(self.device)
-        expected = self._hidden(trial, PaddedRows.from_rollouts(trial))
-        rows, shared = False, False
-        try:
-            self.model.set_attn_implementation(shared_prefix.ATTENTION)
-            rows = same(self._hidden(trial, PaddedRows.from_rollouts(trial)), expected)
-            shared = (
-                rows and self._full_attention and same(self._hidden(trial, SharedPrefix.from_rollouts(trial)), expected)
-            )
-        except Exception as error:  # A model that fails with another attention keeps its own.
-            log.debug("%s keeps transformers' attention: %s", type(self.model).__name__, error)
-        finally:
-            self.model.train(was_training)
-            if not rows:
-                self.model.set_attn_implementation("sdpa")
+        rows = shared = False
+        with self.evaluating():
+            expected = self._hidden(trial, PaddedRows.from_rollouts(trial))
+            try:
+                self.model.set_attn_implementation(shared_prefix.ATTENTION)
+                rows = same(self._hidden(trial, PaddedRows.from_rollouts(trial)), expected)
+                if rows and self._full_attention:
+                    shared = same(self._hidden(trial, SharedPrefix.from_rollouts(trial)), expected)
+            except Exception as error:  # A model that fails with another attention keeps its own.
+                log.debug("%s keeps transformers' attention: %s", type(self.model).__name__, error)
+            finally:
+                if not rows:
+                    self.model.set_attn_implementation("sdpa")
         return shared
 
     @property
@@ -434,20 +431,18 @@ class Policy(nn.Module):
         """
         name = type(self.model).__name__
         refusal = f"policy.path={self.path}: {name}"
-        was_training = self.model.training
         # Two rows that differ only in their second half, as padding would.
         input_ids = torch.arange(1, 17, device=self.device).repeat(2, 1) % self.text_config.vocab_size
         input_ids[1, 8:] = 0
         try:
-            expected, actual = self._logits_both_ways(input_ids)
+            with self.evaluating():
+                expected, actual = self._logits_both_ways(input_ids)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             raise UsageError(
                 f"{refusal} does not work as a causal LM of text ({first_line(error)}); use another model"
             ) from error
-        finally:
-            self.model.train(was_training)
         if not torch.allclose(expected[0, :8], expected[1, :8], rtol=2e-2, atol=2e-2):
             raise UsageError(f"{refusal} is not causal, its logits depend on later tokens; use another model")
         if not torch.allclose(actual, expected, rtol=1e-3, atol=1e-3):
@@ -463,7 +458,6 @@ class Policy(nn.Module):
 
     def _logits_both_ways(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """[B, T, V] logits of the model's class and of `logits`, both from the head's output in float32."""
-        self.model.eval()
         head = self.model.get_output_embeddings().register_forward_hook(lambda module, args, output: output.float())
         try:
             expected = self.model(input_ids=input_ids, use_cache=False).logits.float()
@@ -478,6 +472,16 @@ class Policy(nn.Module):
         try:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 return self.logits(self.hidden(input_ids, use_cache=False))
+        finally:
+            self.model.train(was_training)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The model is in eval mode inside: without dropout."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            yield
         finally:
             self.model.train(was_training)
 

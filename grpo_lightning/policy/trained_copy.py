@@ -36,13 +36,8 @@ class TrainedCopy(nn.Module):
     @contextmanager
     def in_place_in(self, policy: Policy) -> Iterator[None]:
         """A context in which `policy` computes with these tensors, in eval mode; afterwards it has its own again."""
-        was_training = policy.model.training
-        policy.model.eval()
-        try:
-            with trained_tensors(policy, self.state_dict()):
-                yield
-        finally:
-            policy.model.train(was_training)
+        with policy.evaluating(), trained_tensors(policy, self.state_dict()):
+            yield
 
 
 @contextmanager

@@ -48,7 +48,6 @@ def job_of(
     is_loaded = hasattr(policy, "model")
     if is_loaded:
         attention = attention_of(policy.model)
-    talks = module.explorer.conversations is not None
     max_cache_gib = getattr(engine, "max_cache_gib", None)
     # Known once the weights are there; before that, what a model with these settings does.
     expected = policy.share_prefix and full and attention == ATTENTION

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from grpo_lightning.engines import trial
 from grpo_lightning.engines.native import NativeEngine
-from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.plain import PlainEngine
+from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, RandomKey, Request, UsageError
 
@@ -49,9 +49,7 @@ def test_native_refuses_what_plain_decodes(tmp_path: Path, family: str, why: str
     with pytest.raises(UsageError) as refused:
         NativeEngine().check(policy, SAMPLING)
     name = type(policy.model).__name__
-    assert refused.match(
-        rf"^model\.engine=NativeEngine cannot decode {name} \({why}\): use model\.engine=PlainEngine$"
-    )
+    assert refused.match(rf"^model\.engine=NativeEngine cannot decode {name} \({why}\): use model\.engine=PlainEngine$")
     PlainEngine().check(policy, SAMPLING)
 
 

@@ -8,15 +8,13 @@ import pytest
 import torch
 from helpers.drawing import yields_each_completion_once
 from helpers.tiny import CONTEXT, SHAPES, STOP_IDS, policy_of, prompts_of, teacher_forced, tokenizer
-from transformers.cache_utils import Cache
 
-from grpo_lightning.engines import batch as batch_module
 from grpo_lightning.engines import kv_memory, prompt_part, slab
 from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.policy.policy import Policy, recompute_activations
 from grpo_lightning.types import Completion, FinishReason, Prompt, RandomKey, Request, UsageError
 
@@ -247,7 +245,7 @@ def test_what_cannot_be_drawn_is_refused_before_the_first_completion(engine_clas
     policy.tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>"]})
     engine = engine_class()
     engine.sync(policy)
-    with pytest.raises(UsageError, match="sampling.stop"):
+    with pytest.raises(UsageError, match=r"sampling\.stop"):
         engine.generate(Request.from_prompts(PROMPTS, 1), Sampling(stop=["<turn> a"]), RandomKey())
 
 

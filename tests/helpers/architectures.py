@@ -12,8 +12,8 @@ from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.batch import Batch
 from grpo_lightning.engines.kv_memory import cache_bytes_per_token
 from grpo_lightning.engines.native import NativeEngine, _decoding
-from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.plain import PlainEngine
+from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.shared_prefix import ATTENTION

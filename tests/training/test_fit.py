@@ -12,9 +12,9 @@ from helpers.fitting import Digits, Echo, Gradients, fit, of_updates, relative, 
 from helpers.tiny import policy_of
 
 from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.maths.advantages import Sign
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy.policy import Policy, recompute_activations

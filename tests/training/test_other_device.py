@@ -22,9 +22,9 @@ from torch import Tensor
 from grpo_lightning.engines import philox
 from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.slab import SlabLayer
-from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.maths import ragged
 from grpo_lightning.maths.advantages import LeaveOneOut
 from grpo_lightning.maths.diagnostics import Diagnostics

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from grpo_lightning.engines.native import NativeEngine
-from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.plain import PlainEngine
+from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.inspect.export import export
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts

@@ -14,9 +14,9 @@ from helpers.fitting import Digits, KeepsSamples, fit, scalars
 from helpers.tiny import model_of, policy_of, prompts_of
 
 from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.process.reward import ProcessReward
 from grpo_lightning.rewards.process.scorers import ArithmeticSegments
