@@ -20,8 +20,7 @@ from grpo_lightning.types import Completion, RandomKey, Request, UsageError
 class PlainEngine(RolloutEngine):
     """Decodes with the policy's own weights, with the attention and the cache of transformers.
 
-    It decodes nearly every model that transformers has. Prompts end in the same column, with padding before the shorter
-    ones. Equal prompts are read once, and their keys and values are copied to each completion.
+    It decodes nearly every model. Prompts are padded on the left; equal ones are read once and copied to their rows.
 
     Args:
         max_rows: Completions decoded together. The others wait.
@@ -74,16 +73,15 @@ class PlainEngine(RolloutEngine):
             with self.policy.evaluating():
                 max_tokens = self.max_tokens if self._reads_pieces else None
                 rows = _Rows(self.policy, [requests[row] for row in going], sampling, key, max_tokens)
-            ids: dict[int, list[int]] = {row: [] for row in going}
-            logps: dict[int, list[float]] = {row: [] for row in going}
+            drawn: dict[int, tuple[list[int], list[float]]] = {row: ([], []) for row in going}
             while going:
                 ended, seen = {}, rows.num_drawn
                 with self.policy.evaluating():
                     columns = rows.decode(self.check_every)
                 for row, token_ids, logp in zip(going, *columns, strict=True):
-                    ids[row] += token_ids
-                    logps[row] += logp
-                    if completion := stops.ended(ids[row], logps[row], seen, sampling.max_new_tokens):
+                    drawn[row][0].extend(token_ids)
+                    drawn[row][1].extend(logp)
+                    if completion := stops.ended(*drawn[row], seen, sampling.max_new_tokens):
                         ended[row] = completion
                 yield from ended.items()
                 stay = [index for index, row in enumerate(going) if row not in ended]
@@ -100,6 +98,7 @@ class _Rows:
     ) -> None:
         self.policy, self.sampling, self.num_drawn = policy, sampling, 0
         self.cache: Any = None
+        self.logits = torch.empty(0)
         device, prompts = policy.device, [tuple(request.token_ids) for request in requests]
         keys = torch.tensor([(r.prompt_id, r.sample, r.position) for r in requests], device=device)
         self.uniform = uniforms(key, keys[:, 0], keys[:, 1], keys[:, 2], sampling.max_new_tokens)
@@ -147,5 +146,5 @@ class _Rows:
         places = {"position_ids": position} if "position_ids" in takes else {}
         inputs = {name: self.cache, "attention_mask": mask, **places}
         output = self.policy.trunk(input_ids=ids, use_cache=True, **inputs)
-        self.logits: Tensor = self.policy.logits(output.last_hidden_state[:, -1])
+        self.logits = self.policy.logits(output.last_hidden_state[:, -1])
         self.cache = output[name]
