@@ -166,14 +166,16 @@ class NativeEngine(RolloutEngine):
         """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
         stops = StopStrings(self.policy, sampling.stop)
+        if not self.has(self.policy) and self._copies:
+            self.sync(self.policy)
         # What does not fit is refused here.
-        return self._draw(
-            requests, [*self._batches(self.policy, requests, sampling.max_new_tokens)], sampling, key, stops
-        )
+        batches = [*self._batches(self.policy, requests, sampling.max_new_tokens)]
+        return self._draw(self.policy, requests, batches, sampling, key, stops)
 
     @torch.no_grad()
     def _draw(
         self,
+        policy: Policy,
         requests: Sequence[Request],
         batches: Sequence[Sequence[Sequence[int]]],
         sampling: Sampling,
@@ -181,10 +183,6 @@ class NativeEngine(RolloutEngine):
         stops: StopStrings,
     ) -> Drawn:
         """As `generate`, of `batches` of groups of indices."""
-        policy = self.policy
-        assert policy is not None
-        if not self.has(policy) and self._copies:
-            self.sync(policy)
         if self._kept:
             self._kept.begin(policy)
             self._kept.shrink(self._room_to_keep(policy, requests, sampling.max_new_tokens))

@@ -36,8 +36,8 @@ class PlainEngine(RolloutEngine):
         self.max_rows = max_rows
         self.max_tokens = max_tokens
         self.check_every = check_every
-        self._reads_pieces = True
-        """Whether a prompt may be read in pieces. `check` tries it."""
+        self._max_read: int | None = max_tokens
+        """None for a model that must read its prompts whole. `check` tries it."""
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
         """Raises UsageError for a policy that it would decode wrongly or not at all."""
@@ -45,13 +45,13 @@ class PlainEngine(RolloutEngine):
         endless.ids = frozenset()
 
         def decode(requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-            engine = PlainEngine(max_tokens=4)  # Two columns of two prompts.
-            engine.policy, engine._reads_pieces = policy, self._reads_pieces
-            ended = dict(engine._draw(requests, sampling, RandomKey(0, 0), endless))
+            engine = PlainEngine()
+            engine._max_read = self._max_read and 4  # Two columns of two prompts.
+            ended = dict(engine._draw(policy, requests, sampling, RandomKey(0, 0), endless))
             return [ended[index] for index in range(len(requests))]
 
         with policy.gathered():
-            for self._reads_pieces in (True, False):
+            for self._max_read in (self.max_tokens, None):
                 if not (fault := trial.fault(policy, decode)):
                     return
         name = type(policy.model).__name__
@@ -60,23 +60,23 @@ class PlainEngine(RolloutEngine):
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
         """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
-        return self._draw(requests, sampling, key, StopStrings(self.policy, sampling.stop))
+        return self._draw(self.policy, requests, sampling, key, StopStrings(self.policy, sampling.stop))
 
     @torch.no_grad()
-    def _draw(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey, stops: StopStrings) -> Drawn:
+    def _draw(
+        self, policy: Policy, requests: Sequence[Request], sampling: Sampling, key: RandomKey, stops: StopStrings
+    ) -> Drawn:
         """As `generate`, with what ends a completion."""
-        assert self.policy is not None
         # Prompts of similar length need little padding, and equal ones stand side by side.
         order = sorted(range(len(requests)), key=lambda row: (len(requests[row].token_ids), requests[row].token_ids))
         for first in range(0, len(order), self.max_rows):
             going = order[first : first + self.max_rows]
-            with self.policy.evaluating():
-                max_tokens = self.max_tokens if self._reads_pieces else None
-                rows = _Rows(self.policy, [requests[row] for row in going], sampling, key, max_tokens)
+            with policy.evaluating():
+                rows = _Rows(policy, [requests[row] for row in going], sampling, key, self._max_read)
             drawn: dict[int, tuple[list[int], list[float]]] = {row: ([], []) for row in going}
             while going:
                 ended, seen = {}, rows.num_drawn
-                with self.policy.evaluating():
+                with policy.evaluating():
                     columns = rows.decode(self.check_every)
                 for row, token_ids, logp in zip(going, *columns, strict=True):
                     drawn[row][0].extend(token_ids)

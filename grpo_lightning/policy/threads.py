@@ -6,13 +6,11 @@ part. Completions divided among threads wait only at the end.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
 from typing import TypeVar
 
 import torch
 
 T = TypeVar("T")
-Call = TypeVar("Call", bound=Callable[..., None] | None)
 
 
 def divided(groups: Sequence[Sequence[int]], parts: int) -> list[list[Sequence[int]]]:
@@ -56,16 +54,3 @@ def in_threads(work: Sequence[Callable[[], T]]) -> list[T]:
             return list(pool.map(run, work))
     finally:
         torch.set_num_threads(threads)  # It is each thread's own, but new threads begin with the last one that was set.
-
-
-def one_at_a_time(function: Call) -> Call:
-    """The function, which threads enter one after the other; None stays None."""
-    if function is None:
-        return function
-    lock = Lock()
-
-    def enter(*args: object) -> None:
-        with lock:
-            function(*args)
-
-    return enter  # type: ignore[return-value]

@@ -524,7 +524,7 @@ def test_a_model_that_reads_whole_prompts_alone_is_decoded_by_plain(monkeypatch)
     policy, engine = policy_of("llama"), PlainEngine(max_tokens=8)
     expected = tokens(generate(NativeEngine(), policy, PROMPTS))
     engine.check(policy, Sampling(max_new_tokens=4))
-    assert engine._reads_pieces
+    assert engine._max_read == 8
     forward = type(policy.trunk).forward
 
     @wraps(forward)
@@ -534,7 +534,7 @@ def test_a_model_that_reads_whole_prompts_alone_is_decoded_by_plain(monkeypatch)
 
     monkeypatch.setattr(type(policy.trunk), "forward", whole_or_single)
     engine.check(policy, Sampling(max_new_tokens=4))
-    assert not engine._reads_pieces
+    assert engine._max_read is None
     assert tokens(generate(engine, policy, PROMPTS)) == expected
 
 
