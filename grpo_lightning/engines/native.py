@@ -294,8 +294,7 @@ def _whole(batch: Batch) -> list[Completion]:
 
 def _cannot_decode(policy: Policy, reason: str) -> UsageError:
     """The error for a policy that this engine does not decode."""
-    name = type(policy.model).__name__
-    return UsageError(f"model.engine=NativeEngine cannot decode {name} ({reason}): use model.engine=PlainEngine")
+    return trial.refusal("NativeEngine", policy, reason, "model.engine=PlainEngine")
 
 
 @contextmanager

@@ -51,11 +51,11 @@ class PlainEngine(RolloutEngine):
             return [ended[index] for index in range(len(requests))]
 
         with policy.gathered():
-            for self._max_read in (self.max_tokens, None):
+            for max_read in (self.max_tokens, None):
+                self._max_read = max_read
                 if not (fault := trial.fault(policy, decode)):
                     return
-        name = type(policy.model).__name__
-        raise UsageError(f"model.engine=PlainEngine cannot decode {name} ({fault}): use another model")
+        raise trial.refusal("PlainEngine", policy, fault, "another model")
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
         """As `RolloutEngine.generate`."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.pretrained import first_line
-from grpo_lightning.types import Completion, Request
+from grpo_lightning.types import Completion, Request, UsageError
 
 Decode = Callable[[Sequence[Request], Sampling], list[Completion]]
 """Requests and sampling in, completions out; no token ends one."""
@@ -83,6 +83,12 @@ def fault(
             if not off.mean() <= tolerated or not off.max() <= SINGLE * tolerated:
                 return f"its log-probs would be off by {float(off.max()):.2g}"
     return ""
+
+
+def refusal(engine: str, policy: Policy, reason: str, instead: str) -> UsageError:
+    """The error for a policy that an engine cannot decode."""
+    name = type(policy.model).__name__
+    return UsageError(f"model.engine={engine} cannot decode {name} ({reason}): use {instead}")
 
 
 @torch.no_grad()
