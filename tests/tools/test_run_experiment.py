@@ -190,11 +190,7 @@ def test_a_run_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(run_experiment, "ROOT", tmp_path)
     policy_of().save_pretrained(tmp_path / "policy")
     (tmp_path / "e").mkdir()
-    (tmp_path / "e" / "own.py").write_text("from helpers.fitting import Digits
-
-class Own(Digits):
-    pass
-")
+    (tmp_path / "e" / "own.py").write_text("from helpers.fitting import Digits\nclass Own(Digits): ...\n")
     args = {
         **{"trainer.accelerator": "cpu", "trainer.max_epochs": 1, "trainer.limit_val_batches": 0},
         **{"model.policy.path": "policy", "model.rewards": [{"class_path": "e.own.Own"}]},
