@@ -109,12 +109,6 @@ def test_command_lines(tmp_path: Path):
     ]
 
 
-def test_what_is_fixed_may_be_said_otherwise(tmp_path: Path):
-    folder = write(tmp_path / "e", args={"trainer.enable_checkpointing": True, "model.x": None})
-    arguments = tool.Experiment.read(folder).runs(Path("runs/experiments/e"))[0].arguments
-    assert option(arguments, "trainer.enable_checkpointing") == "true" and option(arguments, "model.x") == "null"
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -218,23 +212,6 @@ def test_a_run_that_fails_says_why_and_the_others_count(root: Path, capfd: pytes
     assert not (root / "experiments/e/results.png").exists()  # --write is for what is whole
 
 
-def test_an_exception_is_told_and_stands_in_the_log(root: Path, monkeypatch: pytest.MonkeyPatch):
-    def broken(arguments: list[str]) -> None:
-        raise RuntimeError("out of luck")
-
-    monkeypatch.setattr(grpo_lightning.cli, "run", broken)
-    run = tool.Experiment.read(root / "experiments/e").runs(root / "runs/experiments/e")[0]
-    assert tool.train(run)[1] == "RuntimeError: out of luck"
-    assert "in broken" in (run.folder / "log.txt").read_text()
-
-
-def test_readme_without_marks(root: Path):
-    (root / "experiments/e/README.md").write_text(tool.OPEN)
-    with pytest.raises(SystemExit, match="it needs the lines <!-- results -->"):
-        tool.main(["experiments/e", "--write"])
-    assert not (root / "runs").exists()
-
-
 def test_a_folder_of_others_is_left_alone(root: Path):
     other = root / "runs/experiments/e/dapo/7/config.yaml"
     other.parent.mkdir(parents=True)
@@ -242,12 +219,6 @@ def test_a_folder_of_others_is_left_alone(root: Path):
     with pytest.raises(SystemExit, match=r"dapo/7: this is no run of this program"):
         tool.main(["experiments/e"])
     assert other.exists()
-
-
-def test_only_runs_of_the_experiment_are_removed(root: Path):
-    run = tool.Run("a", 0, root / "configs", [])
-    with pytest.raises(AssertionError, match="is not a run in"):
-        tool.remove(run, root / "runs" / "experiments" / "e")
 
 
 def test_the_models_are_made_where_a_file_names_them(root: Path, monkeypatch: pytest.MonkeyPatch):

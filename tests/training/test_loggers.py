@@ -1,5 +1,6 @@
 """What a run shows on the way: completions, configuration and metrics in any logger, the bar, and what stops it."""
 
+import io
 import json
 import re
 import shutil
@@ -31,7 +32,6 @@ from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training import step_statistics as statistics
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.callbacks.completions import SampledCompletions, show
-from grpo_lightning.training.callbacks.progress import clear_bars
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.loop import GRPOLoop
@@ -204,17 +204,16 @@ def test_every_logger_gets_the_options(grpo: Grpo, tmp_path: Path) -> None:
 # The bar.
 
 
-def test_bars_are_cleared_before_a_message(capsys: pytest.CaptureFixture[str]) -> None:
-    from tqdm import tqdm
-
-    bar = tqdm(total=3, file=sys.stdout, desc="explore")
-    bar.update()
-    clear_bars()
-    print("a message", file=sys.stdout)
-    bar.close()
-    out = capsys.readouterr().out
-    before = out[: out.index("a message")]
-    assert "explore" in before and before.endswith("\r") and before.rsplit("\r", 2)[1].strip() == ""
+def test_an_error_has_a_line_of_its_own_below_a_bar(grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = io.StringIO()  # stdout and stderr in the order in which a terminal shows them
+    monkeypatch.setattr(sys, "stdout", both)
+    monkeypatch.setattr(sys, "stderr", both)
+    Path("fails.py").write_text("def score(sample):\n    raise KeyError\n")
+    reward = ["--model.rewards+=FunctionReward", "--model.rewards.function=fails.py:score"]
+    assert grpo("fit", "--trainer.enable_progress_bar=true", *reward)[0] == 1
+    lines = [line.rpartition("\r")[2] for line in both.getvalue().split("\n")]
+    (line,) = [line for line in lines if "grpo: error" in line]
+    assert line.startswith("grpo: error: reward score failed")
 
 
 # Monitors.
@@ -322,10 +321,6 @@ def test_a_chat_template_without_a_system_turn_ends_in_a_message(grpo: Grpo, tmp
     line = errors.splitlines()[-1]
     assert all(word in line for word in ("data.system='12'", "System role not supported", "data.template"))
     assert not (tmp_path / "run").exists()
-    chat.chat_template = "{{ raise_exception('never') }}"
-    chat.save_pretrained(tmp_path / "policy")
-    code, _, errors = grpo("fit", "--data.chat=true", "--trainer.default_root_dir=other")
-    assert code == 2 and "data.chat=true" in errors and "data.chat=false" in errors
 
 
 def test_peak_memory_is_in_gib_on_linux_and_macos(monkeypatch: pytest.MonkeyPatch) -> None:

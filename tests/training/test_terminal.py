@@ -1,9 +1,7 @@
 """What a run prints: one line per step or a bar, and a summary at its end."""
 
 import math
-import os
 import re
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -125,31 +123,6 @@ def test_the_summary_of_a_resumed_run_knows_the_first_validation(
     assert f"avg@2 {scalars(tmp_path)['val/avg@2'][-1]:.2f} -> " in rows["validation"]
 
 
-class Terminate(L.Callback):
-    """SIGTERM to this very process in the first step."""
-
-    def on_train_batch_start(self, trainer: L.Trainer, *args: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_a_run_that_is_told_to_stop_ends_with_the_summary(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = VALIDATES | {"enable_checkpointing": True, "check_val_every_n_epoch": 3}
-    fit(tmp_path, [StepCheckpoint(), RunSummary(), Terminate()], trainer=trainer)
-    rows = summary_of(caplog)
-    assert rows["done"].startswith("1 of 3 steps in ") and rows["validation"].endswith(
-        "(before training): mean of Digits"
-    )
-
-
-def test_a_run_without_validation_or_checkpoint_has_a_short_summary(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "inspect").mkdir()
-    fit(tmp_path, [RunSummary()], trainer={"logger": False})
-    assert {*summary_of(caplog)} == {"done", "tokens"}
-    assert summary_of(caplog)["tokens"] == f"grpo inspect {tmp_path}"
-
-
 def test_the_command_line_prints_lines_unless_it_has_a_terminal(
     grpo: Grpo, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,16 +241,3 @@ def test_a_run_without_an_end_counts_its_steps_alone(tmp_path: Path, caplog: pyt
     look = Look()
     fit(tmp_path / "bar", [StepProgressBar(), look, Ends()], trainer=limit | {"enable_progress_bar": True})
     assert [before for before, _ in look.seen] == ["step 1 update: "]
-
-
-def test_lightnings_own_check_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = VALIDATES | {"num_sanity_val_steps": 1, "max_epochs": 1}
-    fit(tmp_path / "lines", [StepLines(), RunSummary()], trainer=trainer, loop={"validate_first": False})
-    (text,) = lines_of(caplog)
-    assert text.startswith("step 1/1: ") and "val avg@2" in text
-    assert summary_of(caplog)["validation"].endswith(" (after step 1): mean of Digits")
-    bar, look = StepProgressBar(), Look()
-    options = trainer | {"enable_progress_bar": True}
-    fit(tmp_path / "bar", [bar, look], trainer=options, loop={"validate_first": False})
-    (first,) = [after for before, after in look.seen if "update" in before]
-    assert "val/" not in first and "reward/mean" in first
