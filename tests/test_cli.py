@@ -13,20 +13,15 @@ from helpers.paths import ROOT
 from helpers.programs import programs
 from helpers.tiny import CONTEXT
 
-from grpo_lightning.cli import run
 from grpo_lightning.training.source import Synchronous
 
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 FILES = {
     "rows.jsonl": "".join(f'{{"question": "{row}", "answer": "{row}"}}\n' for row in range(8)),
     "empty.jsonl": "",
-    "no_answer.jsonl": '{"question": "1", "answer": "1"}\n{"question": "2"}\n',
-    "syntax.jsonl": '{"question": "1", "answer": "1"}\n{"question": "2",\n',
     "long.jsonl": f'{{"question": "1", "answer": "1"}}\n{{"question": "{"2" * (CONTEXT + 1)}", "answer": "2"}}\n',
     "longer.jsonl": 7 * f'{{"question": "{"2" * (CONTEXT + 1)}", "answer": "2"}}\n',
     "half.jsonl": '{"question": "1", "answer": "1"}\n{"question": "2 \\ud83d", "answer": "2"}\n',
-    "unknown.yaml": "model:\n  grad_clp: 1\n",
-    "syntax.yaml": "model: [\n",
     "rewards.yaml": "model:\n  rewards:\n    - class_path: MathVerifier\n    - class_path: MathVerifier\n",
     "broken.py": "def score(sample):\n    raise KeyError('nothing like this')\n"
     "def of_trl(prompts, completions, **kwargs):\n    return [1.0 for _ in completions]\n",
@@ -41,8 +36,6 @@ def folder(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch)
         (tmp_path / name).write_text(text)
     shutil.copytree(policy_folder, tmp_path / "policy")
     shutil.copytree(policy_folder, tmp_path / "no_config", ignore=shutil.ignore_patterns("config.json"))
-    shutil.copytree(policy_folder, tmp_path / "no_weights", ignore=shutil.ignore_patterns("*.safetensors"))
-    shutil.copytree(policy_folder, tmp_path / "no_tokenizer", ignore=shutil.ignore_patterns("tokenizer*"))
     shutil.copytree(policy_folder, tmp_path / "bad_config")
     (tmp_path / "bad_config" / "config.json").write_text("{")
     monkeypatch.chdir(tmp_path)
@@ -62,20 +55,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     # Keys and types.
-    "unknown flag": (["--model.grad_clp=1"], ["--model.grad_clp"]),
-    "unknown flag, value apart": (["--model.grad_clp", "1"], ["--model.grad_clp"]),
-    "unknown key in YAML": (["--config=unknown.yaml"], ["model.grad_clp"]),
-    "YAML syntax": (["--config=syntax.yaml"], ["line 2"]),
-    "no such YAML": (["--config=nowhere.yaml"], ["nowhere.yaml"]),
-    "wrong type": (["--loop.group_size=a"], ["loop.group_size", "int", "a"]),
-    "wrong choice": (["--model.policy.dtype=float8"], ["model.policy.dtype", "float8", "bfloat16"]),
-    "seed in two places": (["--loop.seed=1"], ["loop.seed", "seed_everything"]),
     "missing section": (NO_TASK, ["data.task"]),
     # The model.
-    "no such folder": (["--model.policy.path=./nowhere"], ["policy.path=./nowhere", "no such folder"]),
     "no model in folder": (["--model.policy.path=no_config"], ["policy.path=no_config", "config.json"]),
-    "no weights in folder": (["--model.policy.path=no_weights"], ["policy.path=no_weights", "safetensors"]),
-    "no tokenizer in folder": (["--model.policy.path=no_tokenizer"], ["policy.path=no_tokenizer", "okenizer"]),
     "config.json is no JSON": (["--model.policy.path=bad_config"], ["policy.path=bad_config", "JSON"]),
     "no such model on the hub": (
         ["--model.policy.path=nobody/nothing"],
@@ -84,19 +66,13 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     # The data.
     "no such file": (["--data.task.train=nowhere.jsonl"], ["data.task.train", "nowhere.jsonl", "does not exist"]),
     "empty file": (["--data.task.train=empty.jsonl"], ["data.task.train", "empty.jsonl", "no rows"]),
-    "row without answer": (["--data.task.train=no_answer.jsonl"], ["no_answer.jsonl:2", "'answer'"]),
-    "row is no JSON": (["--data.task.train=syntax.jsonl"], ["syntax.jsonl:2", "JSON"]),
-    "bad row for validation": (["--data.task.val=syntax.jsonl"], ["syntax.jsonl:2", "limit_val_batches=0"]),
     "no validation file": (["--data.task.val!"], ["data.task.val is not set", "limit_val_batches=0"]),
     "answer without the mark": (["--data.task.answer_pattern=answer=(.+)"], ["rows.jsonl:1", "answer=(.+)"]),
     "pattern in a flag is a comment": (
         ["--data.task.answer_pattern=#### (.+)"],
         ["data.task.answer_pattern=null", "[#]"],
     ),
-    "pattern is no pattern": (["--data.task.answer_pattern=(("], ["data.task.answer_pattern='(('"]),
     "half a character in a row": (["--data.task.train=half.jsonl"], ["half.jsonl:2", "'\\ud83d'", "half a character"]),
-    "half a character in the template": (["--data.template={question}\udcff"], ["'\\udcff' of the prompt", "template"]),
-    "prompt too long": (["--data.task.train=long.jsonl"], ["long.jsonl:2", str(CONTEXT), "data.skip_long=true"]),
     "prompts too long": (
         ["--data.task.train=longer.jsonl"],
         ["longer.jsonl:1: the prompt", "So do 6 more of 7: longer.jsonl:2, ", "longer.jsonl:5. Lower"],
@@ -104,38 +80,16 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "no room to answer": (["--model.sampling.max_new_tokens=200"], ["max_new_tokens=200", str(CONTEXT)]),
     "template without question": (["--data.template=Answer:"], ["data.template='Answer:'", "{question}"]),
     "chat without template": (["--data.chat=true"], ["data.chat", "data.template"]),
-    "template and file": (
-        ["--data.template={question}=", "--data.template_file=shots.txt"],
-        ["data.template_file=shots.txt", "data.template='{question}='"],
-    ),
-    "no template file": (
-        ["--data.template_file=shots.txt"],
-        ["data.template_file=shots.txt", "No such file", "looked in"],
-    ),
     "validation out of range": (["--model.val_sampling.top_p=2"], ["val_sampling.top_p=2.0", "above 0"]),
     "stop string with a special token": (["--model.sampling.stop=[<sep>a]"], ["sampling.stop", "'<sep>' alone"]),
-    "system without chat": (["--data.system=Think."], ["data.system", "data.chat=true"]),
-    "validate nothing": (["--data.val_limit=0"], ["data.val_limit=0", "1 or more", "limit_val_batches=0"]),
     # Sizes.
     "group of one": (["--loop.group_size=1"], ["loop.group_size=1", "2 or more"]),
     "minibatches do not fit": (["--loop.num_minibatches=3"], ["loop.prompts_per_step=2", "loop.num_minibatches=3"]),
-    "no passes": (["--loop.mu=0"], ["loop.mu=0", "1 or more"]),
-    "negative memory": (["--loop.max_tokens=-1"], ["loop.max_tokens=-1", "0 or more"]),
     "negative beta": (["--model.objective.beta=-1"], ["beta=-1.0", "0 (no KL term) or more"]),
-    "negative clipping": (["--model.grad_clip=-1"], ["grad_clip=-1.0", "0 (no clipping) or more"]),
     "temperature 0": (["--model.sampling.temperature=0"], ["sampling.temperature=0", "more than 0"]),
-    "temperature below 0": (["--model.sampling.temperature=-1"], ["temperature=-1.0"]),
-    "top_p 0": (["--model.sampling.top_p=0"], ["top_p=0.0", "above 0"]),
-    "too many failures": (["--model.max_failed_rewards=2"], ["max_failed_rewards=2.0", "0 to 1"]),
     # Rewards.
-    "unknown reward": (["--model.rewards=[MathVerfier]"], ["model.rewards", "MathVerfier"]),
-    "unknown key of a reward": (
-        ["--model.rewards=[{class_path: FormatReward, init_args: {wieght: 1}}]"],
-        ["model.rewards", "wieght"],
-    ),
     "no rewards": (["--model.rewards=[]"], ["rewards=[]", "at least one"]),
     "same reward twice": (["--config=rewards.yaml"], ["'math_verifier'", "twice", "name"]),
-    "weight is no number": (["--model.rewards.weight=.nan"], ["weight=nan", "FormatReward"]),
     "a function of TRL": (
         ["--model.rewards+=FunctionReward", "--model.rewards.function=broken.of_trl"],
         ["takes (prompts, completions)", "def f(sample)", "def f(samples)"],
@@ -144,59 +98,30 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         ["--model.rewards+=FunctionReward", "--model.rewards.function=nowhere.score"],
         ["function='nowhere.score'", "No module named 'nowhere'"],
     ),
-    "no such function": (
-        ["--model.rewards+=FunctionReward", "--model.rewards.function=broken.py:nothing"],
-        ["broken.py:nothing"],
-    ),
-    "function without module": (
-        ["--model.rewards+=FunctionReward", "--model.rewards.function=score"],
-        ["function='score'", "my_rewards.shorter"],
-    ),
     # The trainer.
     "clipping by the trainer": (["--trainer.gradient_clip_val=1"], ["trainer.gradient_clip_val", "model.grad_clip"]),
     "accumulation": (["--trainer.accumulate_grad_batches=2"], ["trainer.accumulate_grad_batches=2", "loop.max_tokens"]),
-    "updates instead of steps": (["--trainer.max_steps=2"], ["trainer.max_steps=2", "trainer.max_epochs"]),
     "time limit": (["--trainer.max_time=soon"], ["trainer.max_time=soon", "DD:HH:MM:SS"]),
     "another progress bar": (["--trainer.callbacks+=RichProgressBar"], ["RichProgressBar", "leave this one out"]),
-    "a learning rate below 0": (
-        ["--model.optimizer=SGD", "--model.optimizer.lr=-1"],
-        ["model.optimizer.lr=-1", "give 0 or more"],
-    ),
-    "a schedule that refuses": (
-        ["--model.lr_scheduler=LinearLR", "--model.lr_scheduler.start_factor=-1"],
-        ["model.lr_scheduler", "factor"],
-    ),
     "a callback that refuses": (
         ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/reward", "--trainer.callbacks.mode=up"],
         ["EarlyStopping", "mode", "up"],
     ),
     "a watched metric": (["--checkpoint.monitor=val/avg@1"], ["checkpoint.monitor=val/avg@1", "mean val/avg@2?"]),
-    "a metric's name elsewhere": (["--checkpoint.monitor=val/pass@1"], ["monitor=val/pass@1", "mean val/greedy?"]),
     "a metric watched the wrong way": (
         ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/avg@2"],
         ["EarlyStopping.mode=min", "val/avg@2 is better the larger", "mode=max"],
     ),
-    "checkpoints by the worst": (
-        ["--checkpoint.monitor=val/reward", "--checkpoint.mode=min"],
-        ["checkpoint.mode=min", "val/reward is better the larger", "mode=max"],
-    ),
     "a seed to be drawn": (["--seed_everything=true"], ["seed_everything=true", "from 0 to", "such as"]),
-    "a seed below 0": (["--seed_everything=-1"], ["seed_everything=-1", "from 0 to"]),
     "nothing around the loop": (["--trainer.barebones=true"], ["trainer.barebones=True", "trainer.logger=false"]),
-    "a logger that is not installed": (["--trainer.logger=CometLogger"], ["CometLogger", "pip install"]),
     "no policy yet": (["--model.policy.path=runs/tiny_policy"], ["runs/tiny_policy", "tools/make_tiny_policy.py"]),
-    "unknown accelerator": (["--trainer.accelerator=abacus"], ["trainer: ", "accelerator='abacus'"]),
-    "no device": (["--trainer.devices=0"], ["trainer: ", "devices='0'"]),
     "validate every 0 steps": (
         ["--trainer.check_val_every_n_epoch=0"],
         ["check_val_every_n_epoch=0", "limit_val_batches=0"],
     ),
     "float16": (["--trainer.precision=16-mixed"], ["trainer.precision=16-mixed", "bf16-mixed"]),
-    "no such checkpoint": (["--ckpt_path=nowhere.ckpt"], ["ckpt_path=nowhere.ckpt", "last"]),
     "best checkpoint": (["--ckpt_path=best"], ["ckpt_path=best", "last"]),
-    "checkpoint mode": (["--checkpoint.mode=most"], ["checkpoint.mode", "most", "max"]),
     "checkpoints to keep": (["--checkpoint.keep=-2"], ["checkpoint.keep=-2", "-1 for all"]),
-    "checkpoints never": (["--checkpoint.every_n_steps=0"], ["checkpoint.every_n_steps=0"]),
 }
 
 
@@ -219,29 +144,32 @@ def test_long_rows_can_be_left_out(grpo: Grpo, folder: Path, caplog: pytest.LogC
     assert "1 of 2 train questions do not fit the model's context and are left out" in caplog.text
 
 
-def test_a_folder_that_holds_a_run_is_left_as_it_is_or_continued(grpo: Grpo, folder: Path) -> None:
-    assert grpo("fit")[0] == 0
+def test_a_run_is_left_as_it_is_evaluated_or_continued(
+    grpo: Grpo, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        code, out, errors = grpo("fit", "--trainer.enable_model_summary!")
+    assert code == 0
+    told = f"{out}{errors}{caplog.text}"
+    assert "1 steps of 2 prompts x 2 completions" in told
+    assert [noise for noise in ("FLOPs", "available: False", "eval mode", "litlogger") if noise in told] == []
+
     before = contents(folder)
     code, _, errors = grpo("fit", "--loop.group_size=4")
     assert code == 2
     assert str(Path("run")) in errors and "--ckpt_path last" in errors
     assert contents(folder) == before
 
-    code, _, errors = grpo("fit", "--ckpt_path=last", "--trainer.max_epochs=2")
-    assert code == 0
-    assert len(scalars(folder / "run")["optim/lr"]) == 2
-
-
-def test_evaluating_a_run_leaves_its_configuration_and_reads_its_weights(grpo: Grpo, folder: Path) -> None:
-    assert grpo("fit", "--model.optimizer=SGD", "--model.optimizer.lr=0")[0] == 0
-    (config,) = (folder / "run").glob("config.yaml")
-    before = config.read_bytes()
+    config = (folder / "run" / "config.yaml").read_bytes()
     assert grpo("validate", "--ckpt_path=last")[0] == 0
     assert grpo("test", "--ckpt_path=run/checkpoints/last.ckpt")[0] == 0
-    assert config.read_bytes() == before
+    assert (folder / "run" / "config.yaml").read_bytes() == config
     code, _, errors = grpo("test", "--ckpt_path=last", "--trainer.default_root_dir=elsewhere")
     assert code == 2
     assert "ckpt_path=last" in errors and str(Path("elsewhere", "checkpoints", "last.ckpt")) in errors
+
+    assert grpo("fit", "--ckpt_path=last", "--trainer.max_epochs=2")[0] == 0
+    assert len(scalars(folder / "run")["optim/lr"]) == 2
 
 
 def checkpoints(folder: Path) -> dict[str, int]:
@@ -253,7 +181,6 @@ def checkpoints(folder: Path) -> dict[str, int]:
 def test_which_checkpoints_stay(grpo: Grpo, folder: Path) -> None:
     steps = "--trainer.max_epochs=5"
     for keep, every, kept in (
-        (0, 2, {}),
         (2, 2, {"step-4.ckpt": 4, "step-5.ckpt": 5}),
         (-1, 3, {"step-3.ckpt": 3, "step-5.ckpt": 5}),
     ):
@@ -264,11 +191,8 @@ def test_which_checkpoints_stay(grpo: Grpo, folder: Path) -> None:
 
 def test_last_is_the_last_even_if_another_is_the_best(grpo: Grpo, folder: Path) -> None:
     best = ["--checkpoint.keep=1", "--checkpoint.monitor=val/reward", "--trainer.check_val_every_n_epoch=2"]
-    assert grpo("fit", *best, "--trainer.max_epochs=5")[0] == 0
-    assert checkpoints(folder) == {"step-2.ckpt": 2, "last.ckpt": 5}  # every reward is 0, and the first best stays
-    code, _, errors = grpo("fit", "--checkpoint.monitor=val/nothing", "--trainer.default_root_dir=elsewhere")
-    assert code == 2
-    assert "checkpoint.monitor=val/nothing" in errors and "val/greedy" in errors
+    assert grpo("fit", *best, "--trainer.max_epochs=3")[0] == 0
+    assert checkpoints(folder) == {"step-2.ckpt": 2, "last.ckpt": 3}  # every reward is 0, and the first best stays
 
 
 def test_a_killed_run_has_its_last_step(grpo: Grpo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,25 +212,13 @@ def test_a_killed_run_has_its_last_step(grpo: Grpo, folder: Path, monkeypatch: p
 
 
 def test_a_limit_on_time_ends_a_run_after_a_whole_step(grpo: Grpo, folder: Path) -> None:
-    run = ["--trainer.max_epochs=50", "--loop.mu=2", "--checkpoint.every_n_steps=7"]
-    assert grpo("fit", *run, "--trainer.max_time={seconds: 1}")[0] == 0
-    (steps,) = checkpoints(folder).values()
-    assert 1 <= steps < 50
-    assert len(scalars(folder / "run")["optim/lr"]) == steps
+    limited = ["--trainer.max_epochs=5", "--loop.mu=2", "--checkpoint.every_n_steps=7", "--loop.validate_first=false"]
+    limited.append("--trainer.max_time={milliseconds: 1}")
+    assert grpo("fit", *limited)[0] == 0
+    assert [*checkpoints(folder).values()] == [1] and len(scalars(folder / "run")["optim/lr"]) == 1
     # A resumed run has all of the time again.
-    assert grpo("fit", *run, "--trainer.max_time={seconds: 1}", "--ckpt_path=last")[0] == 0
-    assert checkpoints(folder)["last.ckpt"] > steps
-
-
-def test_devices_that_are_not_there_and_empty_tables_are_not_printed(
-    grpo: Grpo, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("INFO"):
-        code, out, errors = grpo("fit", "--trainer.enable_model_summary!")
-    assert code == 0
-    told = f"{out}{errors}{caplog.text}"
-    assert "1 steps of 2 prompts x 2 completions" in told
-    assert [noise for noise in ("FLOPs", "available: False", "eval mode", "litlogger") if noise in told] == []
+    assert grpo("fit", *limited, "--ckpt_path=last")[0] == 0
+    assert checkpoints(folder)["last.ckpt"] == 2
 
 
 def test_a_trial_run_leaves_nothing(grpo: Grpo, folder: Path) -> None:
@@ -322,31 +234,12 @@ def test_a_reward_that_always_fails_stops_the_run_with_exit_code_1(grpo: Grpo) -
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("options", [["--model.policy.path=./nowhere"], ["--model.grad_clp=1"]], ids=["value", "key"])
-def test_the_program_itself(options: list[str], folder: Path) -> None:
-    with programs({"run": arguments("fit", *options)}, folder, anew="nowhere" in options[0]) as started:
+def test_the_program_itself(folder: Path) -> None:
+    with programs({"run": arguments("fit", "--model.policy.path=./nowhere")}, folder, anew=True) as started:
         assert started["run"].wait() == 2
     assert started["run"].output == ""
-    lines = started["run"].errors.splitlines()
-    assert ("error: " in lines[-1] and "nowhere" in lines[-1]) or "--model.grad_clp" in lines[-1]
-    assert len(lines) < 15 and not any("Traceback" in line for line in lines)
-    assert not (folder / "run").exists()
-
-
-def test_help_names_every_section_and_explains_it(grpo: Grpo, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        run(["fit", "--help"])
-    assert stopped.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
-    for section in ("trainer", "model", "data", "loop", "checkpoint", "completions", "predictions"):
-        assert f"--{section} CONFIG" in text
-    for explained in (
-        "--loop.group_size GROUP_SIZE G, completions per prompt. (type: int, default: 8)",
-        "--loop.mu MU μ, optimisation passes over the rollouts of one step.",
-        "--model.grad_clip GRAD_CLIP Largest norm of the gradient; 0 does not clip.",
-        "--data.template TEMPLATE The prompt, with `{question}` where the question goes.",
-    ):
-        assert explained in text
+    (line,) = started["run"].errors.splitlines()
+    assert "error: " in line and "nowhere" in line and not (folder / "run").exists()
 
 
 def printed(grpo: Grpo, *options: str) -> dict[str, Any]:
@@ -400,35 +293,26 @@ def test_text_that_starts_like_a_comment_is_text(grpo: Grpo, folder: Path) -> No
 
 
 def test_one_flag_swaps_a_part(grpo: Grpo) -> None:
-    base = ["--config", str(QUICKSTART), "--model.rewards!"]
-
     def model(*options: str) -> dict[str, Any]:
-        return printed(grpo, *base, *options)["model"]
+        return printed(grpo, "--config", str(QUICKSTART), "--model.rewards!", *options)["model"]
 
     def rewards(*options: str) -> list[tuple[str, float]]:
         parts = [class_and_arguments(reward) for reward in model(*options)["rewards"]]
         return [(name, arguments["weight"]) for name, arguments in parts]
 
-    objective = model("--model.objective.weighting=TokenMean", "--model.objective.surrogate.clip_high=0.28")[
-        "objective"
-    ]
-    assert class_and_arguments(objective["weighting"]) == ("TokenMean", {})
-    assert class_and_arguments(objective["surrogate"]) == (
-        "Clipped",
-        {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": None},
-    )
-    objective = model("--model.objective.weighting=FixedLength", "--model.objective.weighting.length=32")["objective"]
-    assert class_and_arguments(objective["weighting"]) == ("FixedLength", {"length": 32})
-    name, settings = class_and_arguments(model("--model.optimizer=SGD", "--model.optimizer.lr=1")["optimizer"])
+    weighting = ["--model.objective.weighting=FixedLength", "--model.objective.weighting.length=32"]
+    optimizer = ["--model.optimizer=SGD", "--model.optimizer.lr=1"]
+    schedule = ["--model.lr_scheduler=LinearLR", "--model.lr_scheduler.total_iters=9"]
+    found = model(*weighting, "--model.objective.surrogate.clip_high=0.28", *optimizer, *schedule)
+    assert class_and_arguments(found["objective"]["weighting"]) == ("FixedLength", {"length": 32})
+    clipped = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": None}
+    assert class_and_arguments(found["objective"]["surrogate"]) == ("Clipped", clipped)
+    name, settings = class_and_arguments(found["optimizer"])
     assert name == "SGD" and settings["lr"] == 1
-    name, settings = class_and_arguments(
-        model("--model.lr_scheduler=LinearLR", "--model.lr_scheduler.total_iters=9")["lr_scheduler"]
-    )
+    name, settings = class_and_arguments(found["lr_scheduler"])
     assert name == "LinearLR" and settings["total_iters"] == 9
 
     written = [("MathVerifier", 1.0), ("FormatReward", 0.2)]
-    assert rewards() == written
     assert rewards("--model.rewards=[MathVerifier]") == written[:1]
     added = ["--model.rewards+=FunctionReward", "--model.rewards.function=mine.shorter"]
-    assert rewards(*added) == [*written, ("FunctionReward", 1.0)]
     assert rewards(*added, "--model.rewards.weight=0.01") == [*written, ("FunctionReward", 0.01)]

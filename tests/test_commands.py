@@ -1,16 +1,18 @@
-"""Every command in the README, in CONTRIBUTING.md, in docs/ and in the heads of configurations runs as written.
+"""Every command in the README, in CONTRIBUTING.md, in docs/ and in the heads of configurations is one that works.
 
-In one scratch folder, in the order of the documents, after what `make demo` leaves behind. Sizes are added behind a
-command, or a whole run would take minutes; nothing in it is changed but NAME.
+In one scratch folder, in the order of the documents, after what `make demo` leaves behind. What is the first of its
+kind, or makes what others need, runs; the others go as far as a run, which is all that mistakes in options need.
 """
 
+import argparse
 import re
 import runpy
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,60 +34,33 @@ DOCUMENTS = [
 PROGRAMS = "grpo|grpo-verify|python|make|tensorboard|pip|source|echo|torchrun|git"
 
 NOT_RUN = {
-    r"make .*": "installs into .venv and takes minutes; what `make demo` runs is run here, with small sizes",
+    r"make .*": "installs into .venv and takes minutes",
     r"(python -m )?pip .*": "needs the network",
-    r"git .*": "needs the network",
     r"source .*": "is about the reader's shell",
     r"tensorboard .*": "serves until it is stopped",
-    r"python tools/run_experiment.py .*": "a quarter of an hour; small in tests/tools/test_run_experiment.py",
-    r"python tools/bench_verifier.py.*": "minutes; small in tests/tools/test_bench_verifier.py",
-    r".*smollm2.*": "needs a package of 93 MB from the network; small in tests/tools/test_get_smollm2.py",
-    r"python tools/model_table.py.*": "half a minute; its table is tested in tests/policy/test_models.py",
-    r"python tools/measure_precision.py.*": "minutes; small in tests/tools/test_measure_precision.py",
-    r"python tools/measure_memory.py.*": "minutes; small in tests/tools/test_measure_memory.py",
-    r"python tools/attack_verifier.py.*": "minutes; small in tests/rewards/verifier/test_fuzz.py",
-    r"python tools/measure_kl.py.*": "minutes; small in tests/tools/test_measure_kl.py",
-    r"python tools/plot_objective.py.*": "minutes; small in tests/tools/test_plot_objective.py",
-    r"python tools/plot_sick_runs.py.*": "minutes; small in tests/tools/test_plot_sick_runs.py",
+    r"grpo.*smollm2.*": "needs a package of 93 MB from the network; small in tests/tools/test_get_smollm2.py",
+    r"python docs/figures/model_table.py": "has no options",
     r".*gsm8k_qwen2.5_0.5b.yaml.*": "needs a GPU and GSM8K; small in tests/test_gsm8k.py",
     r"torchrun .*": "starts processes; this very line in tests/training/test_nodes.py",
     r"(?!grpo plan).*--trainer.devices.*": "starts processes; in tests/training/test_sharding.py",
     r"(?!grpo plan).*--trainer.strategy.*": "needs several devices; in tests/training/test_sharding.py",
     r"sbatch .*": "needs SLURM; the script runs in tests/test_slurm_script.py",
-    r"python tools/plan_sizes.py.*": "half a minute; its table is tested in tests/tools/test_plan_sizes.py",
     r".*--model.policy.compile true": "minutes of a C++ compiler; in tests/policy/test_policy.py and tests/gpu",
     r".*bitsandbytes.*": "needs a package of one's own; in tests/training/test_eight_bits.py, where it is there",
     r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report| export|)": "a name, no command",
     r".*(vllm|VLLMEngine).*": "needs vLLM; in tests/engines/test_vllm_runs.py",
     r".*WandbLogger": "needs wandb and an account",
     r".*HubPrompts.*": "needs the network",
-    r".*rock_paper_scissors.yaml.*": "needs its package; in tests/tools/test_make_turns_policy.py, where it is there",
-    r"python experiments/.*": "minutes; small in tests/tools/test_roofline.py and tests/tools/test_gpu_experiment.py",
-    r"python tools/make_turns_policy.py.*": "minutes; small in tests/tools/test_make_turns_policy.py",
-    r".*(tools_calculator|guess_number).yaml.*": "need their policy; small in tests/tools/test_make_turns_policy.py",
-    r"python tools/screenshots.py.*": "needs Chromium; small in tests/tools/test_screenshots.py",
+    r".*(rock_paper_scissors|tools_calculator|guess_number).yaml.*": "in tests/tools/test_make_turns_policy.py",
 }
-"""What is not run, and why."""
+"""What is not tried, and why."""
 
 ROW = "grpo fit --config configs/quickstart.yaml --trainer.default_root_dir runs/NAME"
 """What a flag alone, in a table or in the text, belongs to."""
 
-SIZES = {
-    "fit": "--trainer.check_val_every_n_epoch 1 --loop.group_size 2 --loop.prompts_per_step 4",
-    "validate": "",
-    "test": "",
-    "predict": "",
-    "plan": "",
-}
-ALL = (
-    "--data.val_limit 2 --model.val_samples 2 --trainer.enable_progress_bar false --trainer.enable_model_summary false"
-)
-TOOLS = {
-    "make_reward_model": "--questions 32 --num-passes 1 --max-new-tokens 8",
-    "label_segments": "--num-completions 1 --max-new-tokens 4",
-    "make_tiny_policy": "--updates 5 --hidden 64 --layers 1",
-}
-"""Sizes behind the commands."""
+SIZES = ["--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--loop.group_size=2"]
+SIZES += ["--loop.prompts_per_step=4", "--data.val_limit=2", "--model.val_samples=2"]
+"""Those of a run. The other commands have the last two, which say how much is validated."""
 
 
 def commands_in(text: str) -> Iterator[str]:
@@ -108,104 +83,128 @@ def commands_of(document: Path) -> list[str]:
     """Those of a document, or of the comments at the head of a configuration."""
     text = document.read_text(encoding="utf-8")
     if document.suffix == ".md":
-        return list(dict.fromkeys(commands_in(text)))
+        return list(commands_in(text))
     lines = [line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#   ")]
     return [
         line if re.match(PROGRAMS, line) else f"{ROW} --config {document.relative_to(ROOT)} {line}" for line in lines
     ]
 
 
-FIRST_IN = {command: document for document in reversed(DOCUMENTS) for command in commands_of(document)}
-CASES = [(document, one) for document in DOCUMENTS for one in commands_of(document) if FIRST_IN[one] == document]
+COMMANDS = list(dict.fromkeys(command for document in DOCUMENTS for command in commands_of(document)))
+TRIED = [one for one in COMMANDS if not any(re.fullmatch(pattern, one) for pattern in NOT_RUN)]
+FLAGS = [shlex.split(one.removeprefix(ROW)) for one in TRIED if one.startswith(f"{ROW} ")]
+WHOLE = [one for one in TRIED if not one.startswith(f"{ROW} ")]
 
 
-def reason(command: str) -> str | None:
-    """Why a command is not run."""
-    return next((why for pattern, why in NOT_RUN.items() if re.fullmatch(pattern, command)), None)
-
-
-def run_tool(name: str, words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", [name, *words])
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    runpy.run_path(str(ROOT / "tools" / f"{name}.py"), run_name="__main__")
+def runs(command: str) -> bool:
+    """Whether it is the first of its subcommand, or makes a folder that others name."""
+    if not command.startswith("grpo fit"):
+        return command == next(one for one in WHOLE if one.split()[:2] == command.split()[:2])
+    folder = re.search(r"default_root_dir (runs/\w+)", command)
+    return folder is not None and any(re.search(rf"{folder[1]}\b", one) for one in WHOLE if one != command)
 
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone after `make demo`, and with the files that the documents tell the reader to write."""
     folder = tmp_path_factory.mktemp("clone")
-    for name in ("configs", "tools", "experiments"):
+    for name in ("configs", "docs", "tools", "experiments"):
         (folder / name).symlink_to(ROOT / name)
+    load_tool("make_tiny_policy").make(folder / "runs" / "tiny_policy", updates=5, hidden=64, layers=1)
+    (folder / "runs" / "tiny_reward_model").symlink_to(folder / "runs" / "tiny_policy")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["grpo"])
-        tool = load_tool("make_tiny_policy")
-        tool.make(folder / "runs" / "tiny_policy", updates=5, hidden=64, layers=1)
-        run("grpo fit --config configs/quickstart.yaml", patch)
+        cli.run(["fit", "--config", "configs/quickstart.yaml", "--trainer.enable_progress_bar", "false", *SIZES])
     for document in DOCUMENTS:
-        for code in re.findall(
-            r"^```python\n(.*?)^```", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-        ):
+        for code in re.findall(r"^```python\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE):
             if name := re.match(r'(?:# |""")(\w+\.py)\b', code):
                 (folder / name[1]).write_text(code)
     (folder / "mine.yaml").write_text("{trainer: {default_root_dir: runs/mine}}")
     return folder
 
 
-def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The exit code of a command, run here, with its sizes behind it."""
-    words = shlex.split(command, comments=True)
-    match words:
-        case ["grpo", *arguments] if (code := overview.answer(arguments)) is not None:
-            return code
-        case ["grpo", subcommand, *_]:
-            sizes = f"{SIZES[subcommand]} {ALL}".split()
-            if subcommand == "fit":  # one step, or one step more
-                sizes += ["--trainer.max_epochs", "2" if "--ckpt_path" in words else "1"]
-            elif "JsonPrompts" not in words:
-                sizes += ["--data.task.num_val", "2"]
-            only_prints = "--print_config" in words or any(word.endswith(".help") for word in words)
-            try:
-                cli.run([*words[1:], *([] if only_prints else sizes)])
-            except SystemExit as stopped:
-                return int(stopped.code or 0)
-        case ["grpo-verify", *arguments]:
-            return verify.main(arguments)
-        case ["python", tool, *arguments] if Path(tool).parent.name == "tools":
-            name = Path(tool).stem
-            run_tool(name, [*arguments, *TOOLS.get(name, "").split()], monkeypatch)
-        case _:
-            return subprocess.run(["bash", "-c", command], timeout=LIMIT, check=False).returncode
-    return 0
-
-
-@pytest.mark.parametrize(
-    ("document", "command"),
-    [pytest.param(*case, id=f"{case[0].name}: {case[1][-60:]}") for case in CASES if reason(case[1]) is None],
-)
-def test_a_command_runs_as_it_is_written(
-    document: Path, command: str, scratch: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def there(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The scratch folder is the working directory, and its modules are found."""
     monkeypatch.chdir(scratch)
     monkeypatch.syspath_prepend(scratch)
     monkeypatch.setattr(sys, "argv", ["grpo"])
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def parse_alone(self: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> None:
+    """Ends a script as soon as its options are read."""
+    self.parse_known_args(args, namespace)[1] and self.error("unknown options")
+    raise SystemExit(0)
+
+
+def code_of(command: str, whole: bool, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of a command, in small or as far as a run."""
+    words = shlex.split(command, comments=True)
+    if not whole:
+        monkeypatch.setattr(cli.GRPOCLI, "_run_subcommand", lambda *_: None)
     try:
-        code = run(command.replace("NAME", f"own-{CASES.index((document, command))}"), monkeypatch)
-    finally:
-        torch.set_num_threads(threads)
+        match words:
+            case ["grpo", *arguments] if (code := overview.answer(arguments)) is not None:
+                return code
+            case ["grpo", subcommand, *arguments]:
+                prints = "--print_config" in words or any(word.endswith(".help") for word in words)
+                sizes = [] if prints else SIZES[-2:] if subcommand != "fit" or "--ckpt_path" in words else SIZES
+                cli.run([subcommand, *arguments, *sizes])
+            case ["grpo-verify", *arguments]:
+                return verify.main(arguments)
+            case ["python", script, *arguments]:
+                monkeypatch.setattr(sys, "argv", [script, *arguments])
+                monkeypatch.setattr(sys, "path", [str(Path(script).parent), str(ROOT / "tools"), *sys.path])
+                monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_alone)
+                runpy.run_path(script, run_name="__main__")
+            case _:
+                return subprocess.run(["bash", "-c", command], timeout=LIMIT, check=False).returncode
+    except SystemExit as stopped:
+        return int(stopped.code or 0)
+    return 0
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize("command", WHOLE, ids=lambda command: command[-60:])
+def test_a_command_works_as_it_is_written(
+    command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = code_of(command.replace("NAME", "own_name"), runs(command), monkeypatch)
     # grpo-verify ends with 1 where an answer is wrong, and an untrained policy's are.
-    allowed = {0, 1} if "grpo-verify --jsonl" in command else {0}
-    assert code in allowed, f"{document.name}: {command}\n{capfd.readouterr().err[-2000:]}"
+    assert code in ({0, 1} if "grpo-verify --jsonl" in command else {0}), capfd.readouterr().err[-2000:]
 
 
-def test_what_is_not_run_is_there() -> None:
+def together(flags: list[list[str]]) -> list[list[str]]:
+    """As few command lines as possible of flags none of which belongs to another."""
+    lines: list[list[str]] = []
+    for words in flags:
+        keys = [re.split(r"[=+]", word)[0] for word in words if word.startswith("--")]
+        for line in lines:
+            others = [re.split(r"[=+]", word)[0] for word in line if word.startswith("--")]
+            if not any(f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for a in keys for b in others):
+                line += words
+                break
+        else:
+            lines.append([*words])
+    return lines
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize("flags", together(FLAGS), ids=range(len(together(FLAGS))))
+def test_flags_work_as_they_are_written(
+    flags: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = f"{ROW.replace('NAME', 'flags')} {shlex.join(flags)}"
+    assert code_of(command, False, monkeypatch) == 0, f"{command}\n{capfd.readouterr().err[-2000:]}"
+
+
+def test_what_is_not_tried_is_there() -> None:
     """A reason that nothing has is out of date."""
     for pattern in NOT_RUN:
-        if pattern not in (r"(python -m )?pip .*", r"git .*"):
-            assert any(re.fullmatch(pattern, command) for _, command in CASES), pattern
-
-
-def test_the_documents_have_commands() -> None:
-    assert len([case for case in CASES if reason(case[1]) is None]) >= 25
+        assert any(re.fullmatch(pattern, command) for command in COMMANDS), pattern
+    assert len(WHOLE) > 50 and len(FLAGS) > 40

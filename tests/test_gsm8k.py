@@ -9,11 +9,10 @@ import pytest
 import torch
 from helpers.fitting import scalars
 from helpers.paths import DATA, ROOT, needs_gsm8k
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tokenizers import pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from grpo_lightning.cli import run
 from grpo_lightning.rewards.verifier.reading import number
@@ -101,31 +100,19 @@ def options(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> li
 
 
 @pytest.fixture(scope="session")
-def warnings() -> list[str]:
-    """What the run warned of."""
-    return []
-
-
-@pytest.fixture(scope="session")
-def run_folder(options: list[str], warnings: list[str]) -> Path:
-    """The folder of a whole run on all training questions: fit, then what was fitted validates and predicts."""
+def run_folder(options: list[str]) -> Path:
+    """The folder of a whole run on all training questions: fit, then what was fitted predicts. Nothing is warned of."""
+    warned: list[str] = []
     log, watch = logging.getLogger("grpo_lightning"), logging.Handler(logging.WARNING)
-    watch.emit = lambda record: warnings.append(record.getMessage())
+    watch.emit = lambda record: warned.append(record.getMessage())
     log.addHandler(watch)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["grpo"])
-        for command in (["fit"], ["validate", "--ckpt_path=last"], ["predict", "--ckpt_path=last"]):
-            run([command[0], *options, *command[1:]])
+        run(["fit", *options])
+        run(["predict", *options, "--ckpt_path=last"])
     log.removeHandler(watch)
+    assert warned == []
     return Path(next(option for option in options if "default_root_dir" in option).partition("=")[2])
-
-
-def test_the_tokenizer_keeps_a_question_as_it_is(policy_folder: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(policy_folder)
-    for question in questions(TEST, "test")[:200]:
-        ids = tokenizer.encode(question.text)
-        assert tokenizer.decode(ids) == question.text
-        assert len(ids) < len(question.text.encode())
 
 
 @pytest.mark.parametrize(("path", "rows"), [(TRAIN, 7473), (TEST, 1319)], ids=["train", "test"])
@@ -135,35 +122,17 @@ def test_every_gold_answer_is_a_number(path: Path, rows: int) -> None:
     assert None not in golds
 
 
-def test_the_run_warned_of_no_gold_answer(run_folder: Path, warnings: list[str]) -> None:
-    assert warnings == []
-
-
-def test_fit_logs_everything_there_is_to_see(run_folder: Path) -> None:
+def test_the_fit_is_on_policy_and_warms_up(run_folder: Path) -> None:
     logged = scalars(run_folder)
-    for name in (
-        "policy/objective", "policy/entropy", "policy/ratio_mean", "policy/ratio_max", "policy/kl_old",
-        "policy/clip_low", "policy/clip_high", "policy/logp_gap",
-        "optim/grad_norm", "optim/lr",
-        "reward/mean", "reward/std", "reward/zero_spread", "reward/math_verifier/mean", "reward/format_reward/mean",
-        "rollout/length_mean", "rollout/length_max", "rollout/truncated", "rollout/tokens",
-    ):  # fmt: skip
+    for name in ("policy/objective", "optim/grad_norm", "reward/math_verifier/mean", "rollout/truncated"):
         assert len(logged[name]) == STEPS, name
     for name in ("greedy", "avg@8", "pass@8", "maj@8", "reward", "length", "truncated"):
         assert len(logged[f"val/{name}"]) >= 1, name
-    (events, *_) = sorted(run_folder.glob("events.out.tfevents.*"))
-    times = EventAccumulator(str(events)).Reload()
     assert "optim/bad_updates" not in logged
-    for name in ("time/step", "time/explore", "time/reward", "time/logp", "time/optimise", "perf/tokens_per_second"):
-        assert all(event.value >= 0 for event in times.Scalars(name)), name
-
     assert set(logged["policy/ratio_max"].values()) == {1.0}
     assert max(logged["policy/logp_gap"].values()) < 1e-5
     assert set(logged["reward/mean"].values()) == {0.0}
-
-
-def test_warm_up_starts_at_a_tenth(run_folder: Path) -> None:
-    assert list(scalars(run_folder)["optim/lr"].values()) == pytest.approx([1e-7, 1.9e-7, 2.8e-7])
+    assert list(logged["optim/lr"].values()) == pytest.approx([1e-7, 1.9e-7, 2.8e-7])
 
 
 def test_predictions_are_scored_rows(run_folder: Path) -> None:
@@ -173,8 +142,6 @@ def test_predictions_are_scored_rows(run_folder: Path) -> None:
     assert [row["question"] for row in rows] == [q.text for q in asked for _ in range(SAMPLES)]
     assert [row["answer"] for row in rows] == [q.answer for q in asked for _ in range(SAMPLES)]
     for row in rows:
-        assert row["completion"] or row["finish_reason"] == "stop"
-        assert row["finish_reason"] in ("stop", "length")
         assert row["scores"] == {"math_verifier": 0.0, "format_reward": 0.0}
         assert row["statuses"]["math_verifier"] in ("no_answer", "ok", "unparseable")
         assert row["statuses"]["format_reward"] == "no_match"

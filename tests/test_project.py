@@ -72,7 +72,7 @@ def test_what_is_no_python_is_installed_too() -> None:
     assert files - given == set()
 
 
-@pytest.mark.parametrize("folder", ["tests/helpers", "tools"])
+@pytest.mark.parametrize("folder", ["tests/helpers", "tools", "docs/figures"])
 def test_no_script_hides_a_library(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program's folder comes first where Python looks for modules: a tokenizers.py there hides the library."""
     monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path) != ROOT / folder])

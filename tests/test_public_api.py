@@ -55,8 +55,12 @@ def test_an_unknown_name_is_named() -> None:
         grpo_lightning.GroupStdd  # noqa: B018
 
 
-def test_importing_the_face_imports_no_torch() -> None:
-    code = "import sys, grpo_lightning; assert not {'torch', 'lightning', 'transformers', 'sympy'} & {*sys.modules}"
+def test_importing_the_face_imports_no_torch_and_whoever_has_the_module_has_the_strategy() -> None:
+    code = (
+        "import sys, grpo_lightning; assert not {'torch', 'lightning', 'transformers', 'sympy'} & {*sys.modules}; "
+        "grpo_lightning.GRPOModule; from lightning.pytorch.strategies import StrategyRegistry; "
+        "assert 'fsdp2' in StrategyRegistry"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, env=environment())
 
 
@@ -81,11 +85,3 @@ def test_a_config_saved_by_a_run_names_no_inner_module(grpo: Grpo) -> None:
     look(yaml.safe_load(Path("run", "config.yaml").read_text()))
     own = [path for path in found if path.startswith("grpo_lightning.")]
     assert len(own) > 10 and all(path.count(".") == 1 for path in own)
-
-
-def test_whoever_has_the_module_has_the_strategy() -> None:
-    code = (
-        "import grpo_lightning; grpo_lightning.GRPOModule; from lightning.pytorch.strategies import StrategyRegistry; "
-        "assert 'fsdp2' in StrategyRegistry"
-    )
-    subprocess.run([sys.executable, "-c", code], env=environment(), check=True)

@@ -22,18 +22,6 @@ def test_every_picture_is_shown():
     assert sorted(shown) == sorted(f"reading_a_run/{path.name}" for path in (ROOT / "docs/reading_a_run").iterdir())
 
 
-def test_every_link_leads_somewhere():
-    headings = {
-        re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-")
-        for line in TEXT.splitlines()
-        if line.startswith("#")
-    }
-    for target in re.findall(r"(?<!!)\[[^\]]+\]\(([^)]+)\)", TEXT):
-        path, _, anchor = target.partition("#")
-        assert not path or (ROOT / "docs" / path).exists(), target
-        assert path or anchor in headings, target
-
-
 def as_logged(name: str) -> str:
     """A name with `<name>`, `<status>` and `<rule>` filled in."""
     return name.replace("<name>", "verifier").replace("<status>", "ok").replace("<rule>", "KLAbove")

@@ -20,7 +20,7 @@ FOLDER = Path("runs", JOB)
 
 SRUN = """
 while [[ $1 == --* ]]; do shift; done
-for rank in 0 1; do
+for ((rank = 0; rank < SLURM_NTASKS; rank++)); do
     SLURM_PROCID=$rank SLURM_NODEID=$rank SLURM_LOCALID=0 SLURM_STEP_ID=0 "$@" &
     tasks+=($!)
 done
@@ -32,7 +32,7 @@ for task in "${tasks[@]}"; do
 done
 exit "$worst"
 """
-"""Two nodes of one rank each; the exit code is the highest, as that of srun."""
+"""Nodes of one rank each; the exit code is the highest, as that of srun."""
 
 
 class Cluster:
@@ -114,9 +114,10 @@ def test_a_job_is_suspended_and_goes_on(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, SRUN)
     signals = ["--trainer.callbacks+=helpers.failing.Signals", "--trainer.callbacks.name=SIGUSR1"]
     options = [*arguments("fit", "--trainer.max_epochs=2", *signals, "--trainer.callbacks.step=1")[1:]]
-    for start, (code, step) in enumerate([(75, 1), (0, 2)]):
+    for start, (code, step, nodes) in enumerate([(75, 1, "2"), (0, 2, "1")]):
         port = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False).port  # free until rank 0 takes it
-        job = cluster.start(*options, MASTER_PORT=str(port), SLURM_RESTART_COUNT=str(start))
+        sizes = {"SLURM_NNODES": nodes, "SLURM_NTASKS": nodes}
+        job = cluster.start(*options, MASTER_PORT=str(port), SLURM_RESTART_COUNT=str(start), **sizes)
         output, _ = job.communicate(timeout=LIMIT)
         assert job.returncode == code, output
         assert len(scalars(tmp_path / FOLDER)["optim/lr"]) == step

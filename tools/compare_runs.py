@@ -1,13 +1,4 @@
-"""Compares the arms of an experiment over their seeds: a table with intervals, and a picture.
-
-python tools/compare_runs.py runs/does_kl_matter --metrics val/avg@8 val/avg@8:mean "val/avg@8>=0.9" --out results
-
-The folder holds a folder per arm, which holds a folder per seed with the run's event files. The others are compared
-with the first arm, in the order of `--arms`. A metric is a scalar's name and what to take of its curve:
-
-    val/avg@8         the last value
-    val/avg@8:mean    the mean over the curve (its area by its width)
-    val/avg@8>=0.9    the first x at which that is reached; <= as well
+"""The table and the picture that `tools/run_experiment.py` writes: arms over their seeds, with intervals.
 
 Shown are the mean over the seeds and the half-width of its 95 % interval (Student's t). The difference to the first
 arm is taken seed by seed, so what the two arms share, such as the order of the questions, cancels. Its interval does
@@ -15,7 +6,7 @@ not know how many differences are looked at: of twenty without effect one is mar
 
 x is `step` (exploration steps done, so equal rollouts), `update`, `seconds` (sum of time/step: without validation) or
 `tokens` (sum of rollout/tokens). The last value and the mean are taken where all runs of all arms have been: from the
-latest first x to the earliest last x, with straight lines between the points. So with `--x seconds` the last value is
+latest first x to the earliest last x, with straight lines between the points. So with `seconds` the last value is
 the one at equal time.
 
 A value that is not finite is a gap. A run whose statistic meets one does not count for it. The cell then shows n, the
@@ -23,9 +14,7 @@ number of seeds left, as it does where a run lacks the metric. Where not every r
 the mean of those that did and how many they were, without interval and difference.
 """
 
-import argparse
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +26,7 @@ from grpo_lightning.inspect.arms import flat, read_config
 from grpo_lightning.inspect.comparison import AXES, Arms, Curve, Metric, Table, compare, curves, means, shown
 from grpo_lightning.inspect.estimates import ENOUGH, Estimate, with_interval
 from grpo_lightning.inspect.judges import judge_of, warning
-from grpo_lightning.inspect.scalars import folders_of_runs, read_scalars
+from grpo_lightning.inspect.scalars import read_scalars
 
 Array = np.ndarray
 
@@ -140,23 +129,6 @@ def read_arms(folders: Mapping[str, Sequence[Path]]) -> Arms:
     return arms
 
 
-def find_runs(root: Path, names: Sequence[str] | None = None) -> dict[str, list[Path]]:
-    """The runs' folders by arm, from the layout root/arm/seed; seeds in the order of their numbers.
-
-    Raises:
-        ValueError: There is none, or an arm that is named is not there.
-    """
-    found: dict[str, list[Path]] = {}
-    for run in sorted(folders_of_runs(root, "*/*/")):
-        found.setdefault(run.parent.name, []).append(run)
-    missing = [name for name in names or [] if name not in found]
-    if not found or missing:
-        raise ValueError(
-            f"{root}: no runs at {', '.join(missing) or 'arm/seed'}; there are {', '.join(found) or 'none'}"
-        )
-    return {name: sorted(found[name], key=lambda run: (len(run.name), run.name)) for name in names or found}
-
-
 def write(folders: Mapping[str, Sequence[Path]], metrics: Sequence[Metric], axes: Sequence[str], out: Path) -> str:
     """Writes out.md and out.png; returns the former's text, a table per axis.
 
@@ -175,23 +147,3 @@ def write(folders: Mapping[str, Sequence[Path]], metrics: Sequence[Metric], axes
     out.with_name(f"{out.name}.md").write_text(text, encoding="utf-8")
     plot(arms, metrics, axes, out.with_name(f"{out.name}.png"))
     return text
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Compares the arms of an experiment over their seeds.")
-    parser.add_argument("root", type=Path, help="folder with a folder an arm, with a folder a seed")
-    parser.add_argument("--metrics", nargs="+", required=True, help="name, name:mean, name>=number, name<=number")
-    parser.add_argument("--x", nargs="+", choices=AXES, default=["step"], help="a table and a row of panels for each")
-    parser.add_argument("--arms", nargs="+", help="arms in this order, the one to compare with first; all by default")
-    parser.add_argument("--out", type=Path, required=True, help="writes OUT.md and OUT.png")
-    options = parser.parse_args(arguments)
-    try:
-        metrics = [Metric.parse(text) for text in options.metrics]
-        print(write(find_runs(options.root, options.arms), metrics, options.x, options.out))
-    except ValueError as error:
-        sys.exit(f"compare_runs: {error}")
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,8 @@ The experiment is described in `experiments/<name>/experiment.yaml`:
       no KL: {}
       beta 0.04: {model.objective.beta: 0.04}
       dapo: {config: configs/algorithms/dapo.yaml, loop.mu: 2}      # one or more files laid over those of every run
-    metrics: [val/avg@8, "val/avg@8:mean", "val/avg@8>=0.9"]        # as tools/compare_runs.py understands them
+    metrics: [val/avg@8, "val/avg@8:mean", "val/avg@8>=0.9"]        # the last value, the mean over the curve, and
+                                          # the first x at which that is reached; <= as well
     x: [step, seconds]                    # a table and a row of panels for each; step if left out
 
 Of two options with the same name the arm's counts; of an option and a file the option. A class comes before its own

@@ -24,7 +24,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 VERSUS = HERE.parent / "versus_trl"
-sys.path += [str(HERE.parent / "roofline"), str(VERSUS), str(ROOT / "tools"), str(ROOT)]
+sys.path += [str(HERE.parent / "roofline"), str(VERSUS), str(ROOT / "docs" / "figures"), str(ROOT)]
 
 import torch  # noqa: E402
 from compare import version_of  # noqa: E402

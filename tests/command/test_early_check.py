@@ -52,16 +52,6 @@ def test_what_is_right_or_not_known_passes(options: str) -> None:
     assert early.mistake(["fit", QUICKSTART, *shlex.split(options), "--print_config"]) is None
 
 
-def test_printed_configurations_pass(grpo: Grpo, tmp_path: Path) -> None:
-    code, out, errors = grpo(
-        "fit", "--model.objective.surrogate=CISPO", "--model.lr_scheduler=LinearLR", "--print_config"
-    )
-    assert code == 0, errors
-    (tmp_path / "printed.yaml").write_text(out)
-    for command in READ_HERE:
-        assert early.mistake([command, "--config=printed.yaml", "--print_config"]) is None
-
-
 def test_the_options_are_those_of_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     parsers: list[Parser] = []
 
@@ -80,14 +70,6 @@ def test_the_options_are_those_of_the_parser(monkeypatch: pytest.MonkeyPatch) ->
         parsers.clear()
 
 
-def test_keys_that_cannot_be_read_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning's trainer in another file."""
-    monkeypatch.setattr(keys, "TRAINER", "lightning.pytorch.nowhere.Trainer")
-    keys.sections.cache_clear()
-    assert early.mistake(["fit", "--trainer.no_such_key=3", "--print_config"]) is None
-    keys.sections.cache_clear()
-
-
 @pytest.mark.parametrize("name", [name for name in grpo_lightning.__all__ if keys.find(name)])
 def test_arguments_and_members_are_those_of_the_class(name: str) -> None:
     path, value = keys.find(name), getattr(grpo_lightning, name)
@@ -104,8 +86,6 @@ def test_arguments_and_members_are_those_of_the_class(name: str) -> None:
     "options",
     [
         ["--loop.gruop_size=3"],
-        ["--model.advantage", "GroupStdd"],
-        ["--config=missing.yaml"],
         ["--model.policy.path=./nowhere"],
         ["--ckpt_path=nowhere.ckpt"],
     ],
@@ -129,7 +109,6 @@ def test_torch_is_not_imported(options: list[str], tmp_path: Path) -> None:
         ["--model.advantage=GroupSTD"],
         ["--model.rewards+=FormatRewrd"],
         ["--model.objective.surrogate.clip_hi=0.3"],
-        ["--model.objective.bta=0.1"],
         ["--loop.stop={class_path: FirstOf, init_args: {rules: [KLAbov]}}"],
         ["--model.objective.surrogate.epsilon=0.1"],
         ["--model.sampling={temprature: 1}"],

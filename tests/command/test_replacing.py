@@ -33,13 +33,12 @@ def before(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("way", ["flag", "file"])
-@pytest.mark.parametrize("earlier", ["nothing", "a file"])
-def test_another_class_has_its_own_defaults(grpo: Grpo, tmp_path: Path, before: str, way: str, earlier: str) -> None:
-    (tmp_path / "after.yaml").write_text("model: {objective: {surrogate: CISPO}}")
-    change = "--model.objective.surrogate=CISPO" if way == "flag" else f"--config={tmp_path / 'after.yaml'}"
-    given = [change] if earlier == "nothing" else [before, change]
-    surrogate = model(grpo, *given)["objective"]["surrogate"]
-    assert surrogate == {"class_path": "CISPO", "init_args": {"clip_low": None, "clip_high": 4.0}}
+def test_another_class_has_its_own_defaults(grpo: Grpo, tmp_path: Path, before: str, way: str) -> None:
+    (tmp_path / "after.yaml").write_text("model: {objective: {surrogate: CISPO}, optimizer: torch.optim.SGD}")
+    flags = ["--model.objective.surrogate=CISPO", "--model.optimizer=torch.optim.SGD"]
+    found = model(grpo, before, *(flags if way == "flag" else [f"--config={tmp_path / 'after.yaml'}"]))
+    assert found["objective"]["surrogate"] == {"class_path": "CISPO", "init_args": {"clip_low": None, "clip_high": 4.0}}
+    assert found["optimizer"]["init_args"]["lr"] == 0.001
 
 
 def test_the_same_class_keeps_what_is_not_changed(grpo: Grpo, before: str) -> None:
@@ -49,17 +48,12 @@ def test_the_same_class_keeps_what_is_not_changed(grpo: Grpo, before: str) -> No
     assert again["init_args"]["clip_high"] == 0.28
 
 
-def test_another_optimizer_has_its_own_defaults(grpo: Grpo, before: str) -> None:
-    assert model(grpo, before, "--model.optimizer=torch.optim.SGD")["optimizer"]["init_args"]["lr"] == 0.001
-
-
 @pytest.mark.parametrize("way", ["flag", "file"])
-@pytest.mark.parametrize("second", ["FormatReward", "OverlongPenalty"])
-def test_a_list_is_replaced_as_a_whole(grpo: Grpo, tmp_path: Path, before: str, way: str, second: str) -> None:
-    (tmp_path / "after.yaml").write_text(f"model: {{rewards: [MathVerifier, {second}]}}")
-    flag = f"--model.rewards=[MathVerifier, {second}]"
+def test_a_list_is_replaced_as_a_whole(grpo: Grpo, tmp_path: Path, before: str, way: str) -> None:
+    (tmp_path / "after.yaml").write_text("model: {rewards: [MathVerifier, FormatReward]}")
+    flag = "--model.rewards=[MathVerifier, FormatReward]"
     rewards = model(grpo, before, flag if way == "flag" else f"--config={tmp_path / 'after.yaml'}")["rewards"]
-    assert [reward["class_path"] for reward in rewards] == ["MathVerifier", second]
+    assert [reward["class_path"] for reward in rewards] == ["MathVerifier", "FormatReward"]
     assert rewards[1]["init_args"]["weight"] == 1.0
 
 

@@ -53,8 +53,10 @@ def test_scored_and_decoded_as_a_plain_forward_does_or_refused_in_a_sentence(fam
     finding = examine(family)
     assert not finding.errors, "\n".join(finding.errors)
     cells = [cell.strip() for cell in model_table.row(finding).strip("|").split("|")]
-    assert family in page(), "run tools/model_table.py"
-    assert [status(cell) for cell in page()[family]] == [status(cell) for cell in cells[1:]], "run tools/model_table.py"
+    assert family in page(), "run docs/figures/model_table.py"
+    assert [status(cell) for cell in page()[family]] == [status(cell) for cell in cells[1:]], (
+        "run docs/figures/model_table.py"
+    )
 
 
 def test_the_page_names_every_family_and_no_other() -> None:

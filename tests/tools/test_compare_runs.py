@@ -36,21 +36,16 @@ def test_a_marked_difference():
     assert tool.shown_difference(Estimate(0.2, 0.248, 3)) == "+0.20 ± 0.25"
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Two arms with two seeds as event files; the second arm makes two updates a step."""
+def test_from_event_files_to_table_and_picture(tmp_path: Path):
+    """Two arms with two seeds; the second arm makes two updates a step."""
     for seed, end in enumerate((0.5, 0.7)):
-        write(tmp_path / "runs" / "plain" / str(seed), scalars([0.25, end]))
-        write(tmp_path / "runs" / "more" / str(seed), scalars([0.5, end + 0.25], updates_per_step=2, seconds=2.0))
-    return tmp_path
-
-
-def test_from_event_files_to_table_and_picture(folder: Path, capsys: pytest.CaptureFixture[str]):
-    out = folder / "new" / "results"
-    command = [str(folder / "runs"), "--out", str(out), "--arms", "plain", "more", "--x", "step", "seconds"]
-    tool.main([*command, "--metrics", "val/x", "val/x>=0.75"])
-    text = out.with_suffix(".md").read_text(encoding="utf-8")
-    assert text in capsys.readouterr().out
+        write(tmp_path / "plain" / str(seed), scalars([0.25, end]))
+        write(tmp_path / "more" / str(seed), scalars([0.5, end + 0.25], updates_per_step=2, seconds=2.0))
+    folders = {arm: [tmp_path / arm / seed for seed in "01"] for arm in ("plain", "more")}
+    out = tmp_path / "new" / "results"
+    metrics = [Metric.parse(text) for text in ("val/x", "val/x>=0.75")]
+    text = tool.write(folders, metrics, ["step", "seconds"], out)
+    assert text == out.with_suffix(".md").read_text(encoding="utf-8")
     step, seconds = (line for line in text.splitlines() if line.startswith("| more"))
     assert step == "| more | 2 | 0.8 ± 1.3 | **+0.25 ± 0** \\* | 2 ± 0 | – |"
     # At 2 seconds, when plain has ended: 0.5 in both seeds, less 0.5 and 0.7.
@@ -58,6 +53,10 @@ def test_from_event_files_to_table_and_picture(folder: Path, capsys: pytest.Capt
     assert "| plain | 2 | 0.6 ± 1.3 | – | never (0 of 2) | – |" in text
     with Image.open(out.with_suffix(".png")) as picture:
         assert picture.size == (600, 690)
+    with pytest.raises(ValueError, match="no run has logged val/nothing; logged are optim/updates"):
+        tool.write(folders, [Metric("val/nothing")], ["step"], out)
+    with pytest.raises(ValueError, match="arm 'none' has no run"):
+        tool.write({"none": []}, metrics, ["step"], out)
 
 
 def test_more_than_three_metrics_take_a_second_table():
@@ -65,27 +64,3 @@ def test_more_than_three_metrics_take_a_second_table():
     lines = tool.markdown(tool.compare({"a": arm(scalars([0.5, 1.0]))}, metrics)).splitlines()
     assert [line for line in lines if line.startswith("| a ")] == ["| a | 1 | 1 | 0.75 | 1 |", "| a | 1 | 1 |"]
     assert lines[4] == "| arm | seeds | exploration steps to val/x ≥ 0.2 |"
-
-
-def test_seeds_are_read_in_the_order_of_their_numbers(tmp_path: Path):
-    for seed in (10, 9, 0):
-        write(tmp_path / "arm" / str(seed), scalars([1.0]))
-    assert [run.name for run in tool.find_runs(tmp_path)["arm"]] == ["0", "9", "10"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--metrics", "val/nothing"], "no run has logged val/nothing; logged are optim/updates"),
-        (["--metrics", "val/x:median"], "give a scalar's name"),
-        (["--metrics", "val/x", "--arms", "plain", "third"], "no runs at third; there are more, plain"),
-    ],
-)
-def test_mistakes(folder: Path, arguments: list[str], message: str):
-    with pytest.raises(SystemExit, match=message):
-        tool.main([str(folder / "runs"), "--out", str(folder / "out"), *arguments])
-
-
-def test_folder_without_runs(tmp_path: Path):
-    with pytest.raises(SystemExit, match="no runs at arm/seed"):
-        tool.main([str(tmp_path), "--metrics", "val/x", "--out", str(tmp_path / "out")])

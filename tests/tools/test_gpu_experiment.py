@@ -1,7 +1,6 @@
-"""experiments/gpu on a CPU: its limits, what it prints without a GPU, and a tiny shape from end to end."""
+"""experiments/gpu on a CPU: its limits, its rows, and what it prints without a GPU."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -38,12 +37,6 @@ def test_limits_of_an_h100_are_those_of_the_readme(parts: SimpleNamespace) -> No
             assert f"| {line} |" in text
 
 
-@pytest.mark.parametrize("shape", ["0.5B", "1.5B"])
-def test_shapes_are_those_of_qwen(parts: SimpleNamespace, shape: str) -> None:
-    size = parts.counts.Model.from_config(parts.gpu.config_of(shape)).parameters
-    assert size == pytest.approx({"0.5B": 494_032_768, "1.5B": 1_543_714_304}[shape], rel=1e-3)
-
-
 def test_a_row_with_what_was_reached_and_one_of_a_side_that_failed(parts: SimpleNamespace) -> None:
     race = parts.gpu.race_of(parts.gpu.parse([*SIZES, "--steps", "1"]), 8)
     limits = {"sampling": 0.5, "update": 1.0, "operations": 6e12}
@@ -55,25 +48,3 @@ def test_a_row_with_what_was_reached_and_one_of_a_side_that_failed(parts: Simple
     assert parts.gpu.row_of("a side", race, limits, 10e12, found | {"tokens": [55]})[-1] == "tokens per step: [55]"
     failed = parts.gpu.row_of("a side", race, limits, 10e12, "OutOfMemoryError: a | b")
     assert (failed[0], failed[1], failed[-1], len(failed)) == ("a side", "–", "OutOfMemoryError: a / b", len(row))
-
-
-def test_mistakes(parts: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parts.gpu.parse(["--trl-rows", "12"])
-    assert "--trl-rows 12 --group-size 8: give a group of 2 or more" in capsys.readouterr().err
-
-
-@pytest.mark.whole
-def test_a_tiny_shape_on_the_cpu(
-    parts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text("# T\n<!-- results -->\n<!-- /results -->\nEnd.\n")
-    monkeypatch.setattr(parts.gpu, "README", readme)
-    runs = ["--steps", "1", "--warm-up", "1", "--sides", "ours", "--accelerator", "cpu", "--write"]
-    parts.gpu.main(["--shape", "tiny", *SIZES, *runs])
-    rows = [line.strip("| ").split(" | ") for line in readme.read_text().splitlines() if line.startswith("|")]
-    own, limit = rows[2:]
-    assert own[:3] == ["tiny", "8 + 6, bf16", "grpo_lightning"] and limit[0] == "limit"
-    assert float(own[4]) > 0 and own[6].endswith("%") and own[8].endswith("%")
-    assert "cpu: measured" in capsys.readouterr().out

@@ -27,16 +27,6 @@ def solution(row: dict, number: int, ends: list[int]):
     return tool.read(row, number, ends, policy_of(), "q{question}")
 
 
-def test_a_solution_is_cut_between_tokens():
-    found = solution(ROW, 3, [3, 6, 8])
-    ids = tokenizer().encode("abzcdze7")
-    assert found.segments == ["abz", "cdz", "e7"]
-    assert found.prefixes == [ids[:3], ids[:6]]
-    assert found.prompt.text == "qq1"
-    assert found.prompt.token_ids == tokenizer().encode("qq1")
-    assert solution(ROW, 3, [8]).prefixes == []
-
-
 def test_fractions_of_completions_that_reach_the_gold_answer():
     seen: list[tuple[Request, str]] = []
 

@@ -47,10 +47,10 @@ def test_model_loads_and_stops_at_eos(folder: Path, tokenizer: PreTrainedTokeniz
     assert ((output == tokenizer.eos_token_id).sum(1) == 1).all()
 
 
-def test_deterministic_for_a_seed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    for name, seed in (("same", 0), ("other", 1)):
-        tool.make(tmp_path / name, seed=seed, digits=1, updates=60, wrong=0.0, hidden=64, layers=1)
-    weights = [(path / "model.safetensors").read_bytes() for path in (folder, tmp_path / "same", tmp_path / "other")]
+def test_deterministic_for_a_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for name, seed in (("one", 0), ("same", 0), ("other", 1)):
+        tool.make(tmp_path / name, seed=seed, digits=1, updates=3, wrong=0.0, hidden=64, layers=1)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "same", "other")]
     assert weights[0] == weights[1] != weights[2]
     assert "10 held-out questions: greedy " in capsys.readouterr().out
 
@@ -96,9 +96,7 @@ def test_wrong_columns_are_followed(operator: str):
         assert abs(answer) == int(carry + digits) != abs(int(question.answer))
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--hidden", "100"], ["--wrong", "1.5"], ["--operators", "*"], ["--mistakes", "no"]]
-)
+@pytest.mark.parametrize("arguments", [["--hidden", "100"], ["--wrong", "1.5"]])
 def test_bad_arguments(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         tool.main(["--out", str(tmp_path), *arguments])

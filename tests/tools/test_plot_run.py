@@ -29,11 +29,6 @@ def test_the_last_value_at_a_step_wins(tmp_path: Path):
     }
 
 
-def test_more_points_than_tensorboard_keeps_by_default(tmp_path: Path):
-    write(tmp_path, "", {"reward/mean": {step: float(step) for step in range(10_500)}}, time=1.0)
-    assert tool.read_scalars(tmp_path)["reward/mean"] == [(step, float(step)) for step in range(10_500)]
-
-
 def test_picture(tmp_path: Path):
     points = {0: 0.25, 5: 0.5}
     names = ("reward/mean", "val/avg@4", "val/greedy", "val/maj@4")
@@ -51,12 +46,6 @@ def test_other_metrics(tmp_path: Path):
         assert picture.size == (1350, 350)
     with pytest.raises(SystemExit, match="no a/w is logged there; logged are a/x, a/y, a/z"):
         tool.main([str(tmp_path), "--metrics", "a/w", "--out", str(tmp_path / "run.png")])
-
-
-def test_run_without_validation(tmp_path: Path):
-    write(tmp_path, "", {"reward/mean": {0: 1.0}}, time=1.0)
-    tool.main([str(tmp_path), "--out", str(tmp_path / "run.png")])
-    assert (tmp_path / "run.png").stat().st_size > 0
 
 
 def test_folder_without_a_run(tmp_path: Path):

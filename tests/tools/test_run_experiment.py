@@ -1,18 +1,15 @@
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from helpers.loading import load_tool
 from helpers.paths import ROOT
-from helpers.tiny import policy_of, tokenizer
-from test_configs import Built
+from helpers.tiny import policy_of
 from torch.utils.tensorboard import SummaryWriter
 
 import grpo_lightning.cli
+from grpo_lightning.command.early import mistake
 
 tool = load_tool("run_experiment")
 
@@ -112,19 +109,12 @@ def test_command_lines(tmp_path: Path):
     ]
 
 
-def test_what_is_fixed_may_be_said_otherwise(tmp_path: Path):
-    folder = write(tmp_path / "e", args={"trainer.enable_checkpointing": True, "model.x": None})
-    arguments = tool.Experiment.read(folder).runs(Path("runs/experiments/e"))[0].arguments
-    assert option(arguments, "trainer.enable_checkpointing") == "true" and option(arguments, "model.x") == "null"
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"arms": {"a b": {}, "A-B": {}}}, "letters and digits differ"),
         ({"arms": {}}, "the arms need names"),
         ({"seeds": []}, "one seed or more"),
-        ({"metrics": None}, "give seeds, arms and metrics"),
         ({"metric": ["val/x"]}, "nothing else"),
         ({"metrics": ["val/x:median"]}, "metric 'val/x:median'"),
         ({"x": "hours"}, "x: hours: give any of step"),
@@ -140,18 +130,12 @@ EXPERIMENTS = sorted(ROOT.glob("experiments/*/experiment.yaml"))
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.parent.name)
-def test_experiments_of_the_repository_fit_the_signatures(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_experiments_of_the_repository_have_known_options(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tool.ROOT)
-    monkeypatch.setattr("sys.argv", ["grpo"])
     experiment = tool.Experiment.read(path.parent)
     tool.check(experiment, path.parent, write=True)
     for run in experiment.runs(Path("runs/experiments/e"))[: len(experiment.arms)]:
-        assert Built(run.arguments).model.explorer.scorer.rewards
-
-
-def test_missing_experiment(tmp_path: Path):
-    with pytest.raises(SystemExit, match=r"experiment\.yaml does not exist"):
-        tool.main([str(tmp_path)])
+        assert mistake([*run.arguments, "--print_config"]) is None
 
 
 def test_dry_run_prints_the_command_lines(root: Path, capsys: pytest.CaptureFixture[str]):
@@ -193,37 +177,26 @@ def test_runs_are_made_compared_and_kept(root: Path, capfd: pytest.CaptureFixtur
     assert "4 runs, 4 to make" in capfd.readouterr().out
 
 
-def test_runs_in_processes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With a class of the experiment's, by FILE.CLASS from the root, as `grpo` finds them."""
     import run_experiment  # by its name, as the processes find it
 
     monkeypatch.setattr(run_experiment, "ROOT", tmp_path)
-    policy_of("llama").model.save_pretrained(tmp_path / "policy")
-    tokenizer().save_pretrained(tmp_path / "policy")
+    policy_of().save_pretrained(tmp_path / "policy")
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "own.py").write_text("from helpers.fitting import Digits\nclass Own(Digits): ...\n")
     args = {
-        **{"trainer.accelerator": "cpu", "trainer.max_epochs": 2, "trainer.limit_val_batches": 0},
-        **{"model.policy.path": "policy", "model.rewards": [{"class_path": "helpers.fitting.Digits"}]},
-        **{"model.sampling.max_new_tokens": 4, "model.optimizer.class_path": "torch.optim.SGD"},
-        **{"model.optimizer.init_args.lr": 0.1, "data.task": "helpers.fitting.Echo", "loop.group_size": 2},
-        **{"loop.prompts_per_step": 2},
+        **{"trainer.accelerator": "cpu", "trainer.max_epochs": 1, "trainer.limit_val_batches": 0},
+        **{"model.policy.path": "policy", "model.rewards": [{"class_path": "e.own.Own"}]},
+        **{"model.sampling.max_new_tokens": 4, "data.task": "helpers.fitting.Echo"},
+        **{"loop.group_size": 2, "loop.prompts_per_step": 2},
     }
-    folder = write(tmp_path / "e", config=None, args=args, arms={"one": {}}, metrics=["reward/mean"], x="seconds")
+    changes = {"config": None, "args": args, "arms": {"one": {}}, "seeds": [0], "x": "seconds"}
+    folder = write(tmp_path / "e", metrics=["reward/mean"], **changes)
     run_experiment.main([str(folder), "--workers", "1"])
-    logs = {seed: (tmp_path / f"runs/experiments/e/one/{seed}/log.txt").read_text() for seed in (0, 7)}
-    assert all("step 2/2: reward " in log and "2 of 2 steps in " in log for log in logs.values())
-    assert "| one | 2 |" in (tmp_path / "runs/experiments/e/results.md").read_text()
-
-
-def test_classes_of_an_experiment_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """By FILE.CLASS from the root, as `grpo` finds them."""
-    for name in ("path", "argv"):
-        monkeypatch.setattr(sys, name, [*getattr(sys, name)])
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "experiments" / "own").mkdir(parents=True)
-    (tmp_path / "experiments" / "own" / "part_of_a_test.py").write_text("class Part:\n    pass\n")
-    threads = torch.get_num_threads()
-    tool.prepare_worker(tmp_path)
-    torch.set_num_threads(threads)
-    assert importlib.util.find_spec("experiments.own.part_of_a_test")
+    log = (tmp_path / "runs/experiments/e/one/0/log.txt").read_text()
+    assert "step 1/1: reward " in log and "1 of 1 steps in " in log
+    assert "| one | 1 |" in (tmp_path / "runs/experiments/e/results.md").read_text()
 
 
 def test_a_run_that_fails_says_why_and_the_others_count(root: Path, capfd: pytest.CaptureFixture[str]):
@@ -239,23 +212,6 @@ def test_a_run_that_fails_says_why_and_the_others_count(root: Path, capfd: pytes
     assert not (root / "experiments/e/results.png").exists()  # --write is for what is whole
 
 
-def test_an_exception_is_told_and_stands_in_the_log(root: Path, monkeypatch: pytest.MonkeyPatch):
-    def broken(arguments: list[str]) -> None:
-        raise RuntimeError("out of luck")
-
-    monkeypatch.setattr(grpo_lightning.cli, "run", broken)
-    run = tool.Experiment.read(root / "experiments/e").runs(root / "runs/experiments/e")[0]
-    assert tool.train(run)[1] == "RuntimeError: out of luck"
-    assert "in broken" in (run.folder / "log.txt").read_text()
-
-
-def test_readme_without_marks(root: Path):
-    (root / "experiments/e/README.md").write_text(tool.OPEN)
-    with pytest.raises(SystemExit, match="it needs the lines <!-- results -->"):
-        tool.main(["experiments/e", "--write"])
-    assert not (root / "runs").exists()
-
-
 def test_a_folder_of_others_is_left_alone(root: Path):
     other = root / "runs/experiments/e/dapo/7/config.yaml"
     other.parent.mkdir(parents=True)
@@ -263,12 +219,6 @@ def test_a_folder_of_others_is_left_alone(root: Path):
     with pytest.raises(SystemExit, match=r"dapo/7: this is no run of this program"):
         tool.main(["experiments/e"])
     assert other.exists()
-
-
-def test_only_runs_of_the_experiment_are_removed(root: Path):
-    run = tool.Run("a", 0, root / "configs", [])
-    with pytest.raises(AssertionError, match="is not a run in"):
-        tool.remove(run, root / "runs" / "experiments" / "e")
 
 
 def test_the_models_are_made_where_a_file_names_them(root: Path, monkeypatch: pytest.MonkeyPatch):

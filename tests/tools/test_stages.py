@@ -1,6 +1,5 @@
 """The lines that `make demo` and `make real` end with; the demo's stages run in tests/test_commands.py."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -49,23 +48,3 @@ def test_a_stage_that_fails_ends_the_program(capfd: pytest.CaptureFixture[str]) 
         )
     printed = capfd.readouterr().out
     assert "2/3 Failing" in printed and "Never" not in printed
-
-
-def test_answers_before_and_after(tmp_path: Path) -> None:
-    rows = [
-        {
-            "step": step,
-            "question": "1+1?",
-            "answer_prefix": "<a>",
-            "completion": text,
-            "scores": {"math_verifier": right},
-        }
-        for step, text, right in ((1, "3", 0.0), (1, "4", None), (14, "5", 0.0), (27, "2", 1.0))
-    ]
-    (tmp_path / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert load_tool("real").answers(tmp_path, 1).splitlines() == [
-        "step 1:",
-        "  1+1? '<a>3' (wrong)",
-        "step 27:",
-        "  1+1? '<a>2' (right)",
-    ]

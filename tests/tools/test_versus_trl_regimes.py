@@ -1,7 +1,6 @@
 """The regimes of experiments/versus_trl: lengths that both sides are made to have, phases, the table and the plot."""
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +10,12 @@ import pytest
 import torch
 from helpers.experiment import imported
 from helpers.paths import ROOT
-from helpers.tiny import CONTEXT, policy_of, requests_of, rollouts_of
+from helpers.tiny import policy_of, requests_of
 from transformers import GenerationConfig
 
 from grpo_lightning.engines import batch
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import FinishReason, RandomKey
 
 FOLDER = ROOT / "experiments" / "versus_trl"
@@ -119,39 +117,6 @@ def test_operations_of_sampling_rows_that_end(parts: SimpleNamespace, monkeypatc
     assert found == 100 * (5 + 2) + 10 * (1 + 2) + (25 + 6 + 7)
 
 
-def test_regimes_have_sizes_of_their_own(parts: SimpleNamespace, policy_folder: Path) -> None:
-    options = parts.compare.parse(["--regime", "all", "--precision", "fp32", "bf16"])
-    races = parts.compare.races_of(options)
-    assert [(race.regime, race.precision) for race in races[1:4]] == [
-        ("short", "bf16"),
-        ("long-prompt", "fp32"),
-        ("long-prompt", "bf16"),
-    ]
-    assert [race.lognormal for race in races] == [False] * 4 + [True] * 2
-    assert (races[0].prompt_tokens, races[0].rows, races[0].trl_rows, races[0].steps) == (16, 256, 256, 5)
-    real = parts.compare.parse(["--model", str(policy_folder), "--regime", "long-prompt", "--new-tokens", "3"])
-    (race,) = parts.compare.races_of(real)
-    assert (race.prompt_tokens, race.new_tokens, race.trl_rows, race.max_tokens, race.steps) == (490, 3, 8, 2304, 2)
-
-
-def test_mistakes_of_a_regime(parts: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parts.compare.parse(["--regime", "short", "--trl-rows", "24"])
-    assert "--trl-rows 24: give a multiple of --group-size=8" in capsys.readouterr().err
-
-
-def test_the_prompts_of_the_small_model_have_exactly_their_tokens(parts: SimpleNamespace, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    options = parts.compare.parse(["--regime", "short", "--prompts", "2"])
-    races = parts.compare.races_of(options)
-    parts.compare.prepare(options, races, tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(parts.race.model_folder(tmp_path))
-    lines = parts.race.prompts_file(tmp_path, races[0]).read_text().splitlines()
-    assert {len(tokenizer(json.loads(line)["question"])["input_ids"]) for line in lines} == {16}
-    assert tokenizer.eos_token_id >= 512
-
-
 def records(parts: SimpleNamespace) -> list[dict[str, Any]]:
     """A race that both ended, and one that TRL did not."""
     outcome = parts.result_tables.Outcome
@@ -176,18 +141,6 @@ def test_the_table_has_the_phases_of_both_sides(parts: SimpleNamespace) -> None:
     ]
 
 
-def test_a_later_measurement_replaces_an_earlier_one(parts: SimpleNamespace) -> None:
-    short, long = records(parts)
-    newer = short | {"note": "later"}
-    other = short | {"model": "135M"}
-    found = parts.regimes.merged([long, short], [other, newer])
-    assert [(record["model"], record["regime"], record["note"]) for record in found] == [
-        ("1M", "short", "later"),
-        ("1M", "long-answer", "a note"),
-        ("135M", "short", "a note"),
-    ]
-
-
 def test_written_are_records_table_and_plot(
     parts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,55 +153,6 @@ def test_written_are_records_table_and_plot(
     text = (tmp_path / "README.md").read_text()
     assert text.count("| TRL |") == 2 and text.count("a note.") == 1 and text.endswith("End.\n")
     assert (tmp_path / "regimes.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_the_readme_has_the_marks(parts: SimpleNamespace) -> None:
-    text = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert "new tables" in parts.regimes.between(text, "regimes", "new tables")
-
-
-def test_a_timer_adds_up_phases_and_takes_what_is_inside_out(
-    parts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    timer, now = parts.stopwatches.Timer(), [0.0]
-    monkeypatch.setattr(parts.stopwatches.time, "perf_counter", lambda: now[0])
-
-    def work(seconds: float) -> None:
-        now[0] += seconds
-
-    inner = timer.time("preparing", work)
-
-    def outer() -> None:
-        inner(2.0)
-        work(3.0)
-
-    for _ in range(2):
-        timer.time("forward and backward", outer, but="preparing")()
-        timer.end()
-    timer.add("reward", 4.0)
-    timer.end()
-    expected = Counter({"preparing": 2.0, "forward and backward": 3.0})
-    assert timer.steps == [expected, expected, Counter({"reward": 4.0})]
-    assert timer.ends == [5.0, 10.0, 10.0]
-    assert timer.medians(["reward", "preparing"], warm_up=1) == {"reward": 2.0, "preparing": 1.0}
-
-
-def test_the_parts_of_an_update_add_up_to_it(parts: SimpleNamespace) -> None:
-    policy: Policy = policy_of()
-    timer = parts.stopwatches.Timer()
-    parts.stopwatches.Parts(policy, timer)
-    rollouts = rollouts_of([CONTEXT - 8] * 2, prompt_lengths=[3])
-    with torch.no_grad():
-        policy(rollouts)
-    timer.end()
-    started = parts.stopwatches.time.perf_counter()
-    policy(rollouts).logp.sum().backward()
-    whole = parts.stopwatches.time.perf_counter() - started
-    timer.end()
-    silent, found = timer.steps
-    assert silent == Counter()
-    assert found["trunk"] > 0 and found["head"] > 0
-    assert found["trunk"] + found["head"] <= whole
 
 
 @pytest.mark.whole

@@ -35,9 +35,9 @@ def test_a_run_that_goes_back_shows_nothing_of_the_steps_it_does_again(logger: A
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate),
         )
 
-    go(4, 0.5)
+    go(3, 0.5)
     whole = read_scalars(tmp_path)
-    assert [step for step, _ in whole["val/reward"]] == [-1, 0, 1, 2, 3]
+    assert [step for step, _ in whole["val/reward"]] == [-1, 0, 1, 2]
     go(2, 0.25, str(tmp_path / "checkpoints" / "step-1.ckpt"))
     found = read_scalars(tmp_path)
     assert found["optim/lr"] == [(0, 0.5), (1, 0.25)]
@@ -67,7 +67,7 @@ class Elsewhere(Logger):
         pass
 
 
-@pytest.mark.parametrize("name", ["CSVLogger", "TensorBoardLogger", "test_board.Elsewhere"])
+@pytest.mark.parametrize("name", ["TensorBoardLogger", "test_board.Elsewhere"])
 def test_a_logger_is_one_word_and_its_run_is_reported(
     name: str, grpo: Grpo, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -75,7 +75,6 @@ def test_a_logger_is_one_word_and_its_run_is_reported(
         code, _, errors = grpo("fit", f"--trainer.logger={name}", *options)
         assert code == 0, errors
     shown = {
-        "CSVLogger": "run/metrics.csv",
         "TensorBoardLogger": "tensorboard --logdir run",
         "test_board.Elsewhere": "Elsewhere; run/metrics.csv",
     }

@@ -1,5 +1,6 @@
 """What a run shows on the way: completions, configuration and metrics in any logger, the bar, and what stops it."""
 
+import io
 import json
 import re
 import shutil
@@ -31,7 +32,6 @@ from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training import step_statistics as statistics
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.callbacks.completions import SampledCompletions, show
-from grpo_lightning.training.callbacks.progress import StepProgressBar, clear_bars
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.loop import GRPOLoop
@@ -102,38 +102,28 @@ def test_completions_and_histograms_stand_where_the_steps_scalars_do(tmp_path: P
     assert totals[2].sum / totals[2].num == pytest.approx(seen["reward/mean"][2])
 
 
-@pytest.mark.parametrize("kind", ["none", "csv", "tensorboard second", "tables"])
-def test_completions_reach_every_logger_that_shows_text_and_always_a_file(kind: str, tmp_path: Path) -> None:
-    shown = Tables()
-    board = TensorBoardLogger(tmp_path, name="", version="")
-    loggers: dict[str, Any] = {
-        "none": False,
-        "csv": CSVLogger(tmp_path),
-        "tensorboard second": [CSVLogger(tmp_path), board],
-        "tables": [CSVLogger(tmp_path), shown],
-    }
-    trainer = {"max_epochs": 2, "logger": loggers[kind]}
+def test_completions_reach_every_logger_that_shows_text_and_always_a_file(tmp_path: Path) -> None:
+    shown, board = Tables(), TensorBoardLogger(tmp_path / "several", name="", version="")
+    loggers: dict[str, Any] = {"none": False, "several": [CSVLogger(tmp_path / "several"), board, shown]}
     engine = ScriptedEngine(lambda request, text: f"{request.sample}ab")
-    fit(tmp_path, [SampledCompletions(every_n_steps=1, num_groups=1)], engine=engine, trainer=trainer)
-
-    found = lines_of(tmp_path)
-    assert [line["step"] for line in found] == [1] * 4 + [2] * 4
-    assert [line["completion"] for line in found[:4]] == [f"{place}ab" for place in range(4)]
-    assert found[0]["scores"] == {"digits": found[0]["reward"]} and found[0]["statuses"] == {"digits": "ok"}
-    assert found[0]["reward"] == pytest.approx(1 / 3) and found[0]["answer"] == "3"
-    if kind == "tables":
-        assert [step for step, _, _ in shown.tables] == [0, 1]
-        _, columns, rows = shown.tables[0]
-        assert columns == ["prompt", "gold", "completion", "ended", "reward", "digits"]
-        assert [row[2] for row in rows] == [f"{place}ab" for place in range(4)]
-        assert rows[0][4:] == ["0.33", "0.33 ok"]
-    if kind == "tensorboard second":
-        text = events_of(tmp_path).Tensors("completions/text_summary")[0].tensor_proto.string_val[0].decode()
-        assert text.partition("\n\n")[0].endswith(f"`grpo inspect {tmp_path}`")
-        assert text.partition("\n\n")[2].startswith(
-            "**prompt**\n\n> 3ab\n\n**gold** 3\n\n| reward | ended | digits | completion |"
-        )
-        assert "| 0.33 | stop | 0.33&nbsp;ok | <strong>0ab</strong> |" in text
+    for kind, logger in loggers.items():
+        trainer = {"max_epochs": 2, "logger": logger}
+        fit(tmp_path / kind, [SampledCompletions(every_n_steps=1, num_groups=1)], engine=engine, trainer=trainer)
+        found = lines_of(tmp_path / kind)
+        assert [line["step"] for line in found] == [1] * 4 + [2] * 4
+        assert [line["completion"] for line in found[:4]] == [f"{place}ab" for place in range(4)]
+        assert found[0]["scores"] == {"digits": found[0]["reward"]} and found[0]["statuses"] == {"digits": "ok"}
+        assert found[0]["reward"] == pytest.approx(1 / 3) and found[0]["answer"] == "3"
+    assert [step for step, _, _ in shown.tables] == [0, 1]
+    _, columns, rows = shown.tables[0]
+    assert columns == ["prompt", "gold", "completion", "ended", "reward", "digits"]
+    assert [row[2] for row in rows] == [f"{place}ab" for place in range(4)]
+    assert rows[0][4:] == ["0.33", "0.33 ok"]
+    text = events_of(tmp_path / "several").Tensors("completions/text_summary")[0].tensor_proto.string_val[0].decode()
+    head, _, page = text.partition("\n\n")
+    assert head.endswith(f"`grpo inspect {tmp_path / 'several'}`")
+    assert page.startswith("**prompt**\n\n> 3ab\n\n**gold** 3\n\n| reward | ended | digits | completion |")
+    assert "| 0.33 | stop | 0.33&nbsp;ok | <strong>0ab</strong> |" in text
 
 
 def test_a_logger_takes_the_table_in_its_own_way() -> None:
@@ -202,102 +192,28 @@ def test_half_a_character_does_not_end_the_run(tmp_path: Path) -> None:
 
 
 def test_every_logger_gets_the_options(grpo: Grpo, tmp_path: Path) -> None:
-    (tmp_path / "loggers.yaml").write_text(
-        "trainer: {logger: [{class_path: test_loggers.tables}, "
-        "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: run}}]}"
-    )
+    (tmp_path / "loggers.yaml").write_text("trainer: {logger: [{class_path: test_loggers.tables}, CSVLogger]}")
     code, _, errors = grpo("fit", "--config=loggers.yaml")
     assert code == 0, errors
     assert LOGGERS[-1].options["model"]["objective"]["beta"] == 0
     assert LOGGERS[-1].options["loop"]["group_size"] == 2
-    (hparams,) = (tmp_path / "run").glob("lightning_logs/version_0/hparams.yaml")
-    assert yaml.safe_load(hparams.read_text())["trainer"]["max_epochs"] == 1
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["loop"]["group_size"] == 2
     assert len(LOGGERS[-1].tables) == 1
-    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").exists()
 
 
 # The bar.
 
 
-class Watch(L.Callback):
-    """What the bar shows of the reward, at the first update of a step and after the step."""
-
-    def __init__(self) -> None:
-        self.in_step: list[float] = []
-        self.after: list[float] = []
-
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        assert isinstance(trainer.progress_bar_callback, StepProgressBar)
-        self.in_step.append(trainer.progress_bar_callback.get_metrics(trainer, pl_module)["reward/mean"])
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        bar = trainer.progress_bar_callback
-        assert isinstance(bar, StepProgressBar)
-        postfix = dict(part.split("=") for part in str(bar.train_progress_bar.postfix).split(", "))
-        self.after.append(float(postfix["reward/mean"]))
-
-
-def test_the_bar_shows_the_running_steps_reward_and_the_last_ones(tmp_path: Path) -> None:
-    watch = Watch()
-    trainer = {"max_epochs": 3, "enable_progress_bar": True}
-    fit(tmp_path, [StepProgressBar(), watch], trainer=trainer)
-    logged = list(scalars(tmp_path)["reward/mean"].values())
-    assert watch.in_step == pytest.approx(logged)
-    assert watch.after == pytest.approx(logged, abs=5e-3)  # it shows three digits
-    assert len(set(logged)) == 3
-
-
-def test_messages_and_errors_have_lines_of_their_own(grpo: Grpo, capsys: pytest.CaptureFixture[str]) -> None:
-    """stdout and stderr of the command in the order in which a terminal shows them."""
-    written: list[str] = []
-
-    class Both:
-        encoding = "utf-8"
-
-        def write(self, text: str) -> int:
-            written.append(text)
-            return len(text)
-
-        def flush(self) -> None:
-            pass
-
-        def isatty(self) -> bool:
-            return False
-
-    def fit_with(*options: str) -> list[str]:
-        written.clear()
-        out, err = sys.stdout, sys.stderr
-        sys.stdout = sys.stderr = Both()  # type: ignore[assignment]
-        from helpers.command import arguments
-
-        from grpo_lightning.cli import run
-
-        try:
-            run(arguments("fit", "--trainer.enable_progress_bar=true", "--trainer.max_epochs=2", *options))
-        except SystemExit:
-            pass
-        finally:
-            sys.stdout, sys.stderr = out, err
-        return [line.rpartition("\r")[2] for line in "".join(written).split("\n")]
-
+def test_an_error_has_a_line_of_its_own_below_a_bar(grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = io.StringIO()  # stdout and stderr in the order in which a terminal shows them
+    monkeypatch.setattr(sys, "stdout", both)
+    monkeypatch.setattr(sys, "stderr", both)
     Path("fails.py").write_text("def score(sample):\n    raise KeyError\n")
-    lines = fit_with("--model.rewards+=FunctionReward", "--model.rewards.function=fails.py:score")
-    assert [line for line in lines if "grpo: error" in line and not line.startswith("grpo: error")] == []
-    assert any(line.startswith("grpo: error: reward score failed") for line in lines)
-
-
-def test_bars_are_cleared_before_a_message(capsys: pytest.CaptureFixture[str]) -> None:
-    from tqdm import tqdm
-
-    bar = tqdm(total=3, file=sys.stdout, desc="explore")
-    bar.update()
-    clear_bars()
-    print("a message", file=sys.stdout)
-    bar.close()
-    out = capsys.readouterr().out
-    before = out[: out.index("a message")]
-    assert "explore" in before and before.endswith("\r") and before.rsplit("\r", 2)[1].strip() == ""
+    reward = ["--model.rewards+=FunctionReward", "--model.rewards.function=fails.py:score"]
+    assert grpo("fit", "--trainer.enable_progress_bar=true", *reward)[0] == 1
+    lines = [line.rpartition("\r")[2] for line in both.getvalue().split("\n")]
+    (line,) = [line for line in lines if "grpo: error" in line]
+    assert line.startswith("grpo: error: reward score failed")
 
 
 # Monitors.
@@ -306,10 +222,7 @@ def test_bars_are_cleared_before_a_message(capsys: pytest.CaptureFixture[str]) -
 def test_metrics_that_are_watched_are_checked_before_anything_is_written(grpo: Grpo, tmp_path: Path) -> None:
     stopping = "--trainer.callbacks+=EarlyStopping"
     for options, words in (
-        (["--checkpoint.monitor=val/rewards"], ["checkpoint.monitor=val/rewards", "val/reward,"]),
         (["--checkpoint.monitor=policy/kl_ref"], ["checkpoint.monitor=policy/kl_ref", "policy/kl_old"]),
-        (["--checkpoint.monitor=reward/math/mean"], ["checkpoint.monitor=reward/math/mean"]),
-        (["--checkpoint.monitor=val_loss"], ["checkpoint.monitor=val_loss"]),
         ([stopping, "--trainer.callbacks.monitor=val/acc"], ["EarlyStopping.monitor=val/acc", "val/greedy"]),
         (
             [stopping, "--trainer.callbacks.monitor=val/reward", "--trainer.limit_val_batches=0"],
@@ -320,10 +233,8 @@ def test_metrics_that_are_watched_are_checked_before_anything_is_written(grpo: G
         assert code == 2 and "Traceback" not in errors
         assert all(word in errors.splitlines()[-1] for word in words), errors
         assert not (tmp_path / "run").exists()
-    for monitor in ("reward/format_reward/no_match", "policy/kl_ref"):
-        options = [f"--checkpoint.monitor={monitor}", "--checkpoint.keep=1", "--model.objective.beta=0.1"]
-        code, _, errors = grpo("fit", *options, f"--trainer.default_root_dir={monitor.replace('/', '-')}")
-        assert code == 0, errors
+    code, _, errors = grpo("fit", "--checkpoint.monitor=reward/format_reward/no_match", "--checkpoint.keep=1")
+    assert code == 0, errors
 
 
 class Logs(L.Callback):
@@ -334,8 +245,8 @@ class Logs(L.Callback):
 
 
 def test_a_metric_of_ones_own_may_be_watched(tmp_path: Path) -> None:
-    for checkpoint in (StepCheckpoint(keep=1, monitor="mine"),):
-        fit(tmp_path, [Logs(), checkpoint], trainer={"max_epochs": 2, "enable_checkpointing": True})
+    watching = StepCheckpoint(keep=1, monitor="mine")
+    fit(tmp_path, [Logs(), watching], trainer={"max_epochs": 2, "enable_checkpointing": True})
     assert (tmp_path / "checkpoints" / "step-2.ckpt").exists()
     with pytest.raises(UsageError, match="val/mine"):
         fit(tmp_path / "typo", [Logs(), StepCheckpoint(monitor="val/mine")], trainer={"enable_checkpointing": True})
@@ -362,10 +273,9 @@ def test_the_names_are_those_that_a_run_logs(tmp_path: Path) -> None:
         ({"objective": Objective(correction=TruncatedRatio(1.02))}, {}, True),
         ({"sampling": Sampling(max_new_tokens=12, top_p=0.9)}, {"precision": "bf16-mixed"}, False),
         ({"loop": {"source": StaleSource(1)}}, {}, True),
-        ({}, {"precision": "bf16-mixed"}, True),
         ({}, {}, False),
     ],
-    ids=["corrected", "rounded and filtered", "late", "rounded", "exact"],
+    ids=["corrected", "rounded and filtered", "late", "exact"],
 )
 def test_a_mismatch_is_announced_where_it_is_logged(
     options: dict[str, Any], trainer: dict[str, Any], logs: bool, tmp_path: Path
@@ -394,10 +304,6 @@ def test_early_stopping_says_that_it_stopped_and_why(tmp_path: Path, caplog: pyt
         "EarlyStopping: stopped after step 3. Monitored metric reward/mean did not improve in the last 2 records. "
         "Best score: 1.000."
     )
-    caplog.clear()
-    patient = EarlyStopping("reward/mean", mode="max", patience=9, check_on_train_epoch_end=True)
-    fit(tmp_path / "patient", [patient], rewards=[Falls()], trainer={"max_epochs": 2})
-    assert "EarlyStopping" not in caplog.text
 
 
 # The rest.
@@ -415,11 +321,6 @@ def test_a_chat_template_without_a_system_turn_ends_in_a_message(grpo: Grpo, tmp
     line = errors.splitlines()[-1]
     assert all(word in line for word in ("data.system='12'", "System role not supported", "data.template"))
     assert not (tmp_path / "run").exists()
-    assert grpo("fit", "--data.chat=true")[0] == 0
-    chat.chat_template = "{{ raise_exception('never') }}"
-    chat.save_pretrained(tmp_path / "policy")
-    code, _, errors = grpo("fit", "--data.chat=true", "--trainer.default_root_dir=other")
-    assert code == 2 and "data.chat=true" in errors and "data.chat=false" in errors
 
 
 def test_peak_memory_is_in_gib_on_linux_and_macos(monkeypatch: pytest.MonkeyPatch) -> None:

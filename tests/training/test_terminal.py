@@ -1,12 +1,9 @@
 """What a run prints: one line per step or a bar, and a summary at its end."""
 
 import math
-import os
 import re
-import signal
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +34,10 @@ VALIDATES: dict[str, Any] = {"limit_val_batches": 1.0, "max_epochs": 3}
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.0, "0.0 s"),
         (9.94, "9.9 s"),
         (9.96, "10 s"),
-        (59.4, "59 s"),
         (59.6, "1 min 00 s"),
-        (125, "2 min 05 s"),
         (3599.6, "1 h 00 min"),
-        (7500, "2 h 05 min"),
         (190800, "2 d 05 h"),
     ],
 )
@@ -130,48 +123,13 @@ def test_the_summary_of_a_resumed_run_knows_the_first_validation(
     assert f"avg@2 {scalars(tmp_path)['val/avg@2'][-1]:.2f} -> " in rows["validation"]
 
 
-class Terminate(L.Callback):
-    """SIGTERM to this very process in the first step."""
-
-    def on_train_batch_start(self, trainer: L.Trainer, *args: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_a_run_that_is_told_to_stop_ends_with_the_summary(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = VALIDATES | {"enable_checkpointing": True, "check_val_every_n_epoch": 3}
-    fit(tmp_path, [StepCheckpoint(), RunSummary(), Terminate()], trainer=trainer)
-    rows = summary_of(caplog)
-    assert rows["done"].startswith("1 of 3 steps in ") and rows["validation"].endswith(
-        "(before training): mean of Digits"
-    )
-
-
-def test_a_run_that_stops_early_ends_with_the_summary(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    stopping = EarlyStopping("val/reward", mode="max", patience=1, min_delta=99.0)
-    fit(tmp_path, [stopping, RunSummary()], trainer=VALIDATES | {"max_epochs": 9})
-    (reason,) = [index for index, text in enumerate(caplog.messages) if text.startswith("EarlyStopping: stopped")]
-    assert reason < caplog.messages.index(next(text for text in caplog.messages if text.startswith("done")))
-    assert summary_of(caplog)["done"].startswith("2 of 9 steps")
-
-
-def test_a_run_without_validation_or_checkpoint_has_a_short_summary(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "inspect").mkdir()
-    fit(tmp_path, [RunSummary()], trainer={"logger": False})
-    assert {*summary_of(caplog)} == {"done", "tokens"}
-    assert summary_of(caplog)["tokens"] == f"grpo inspect {tmp_path}"
-
-
 def test_the_command_line_prints_lines_unless_it_has_a_terminal(
     grpo: Grpo, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, out, errors = grpo("fit", "--trainer.enable_progress_bar!")
     assert code == 0, errors
     assert [text.partition(":")[0] for text in lines_of(caplog)] == ["before training", "step 1/1"]
-    assert "update:" not in out + errors  # of a bar
-    for noise in ("available:", "FLOPs", "litlogger", "stopped: `max_epochs"):
-        assert noise not in out + errors
+    assert "update:" not in out + errors and "stopped: `max_epochs" not in out + errors  # of a bar, of Lightning
     assert summary_of(caplog)["go on"] == "grpo fit --config run/config.yaml --ckpt_path last --trainer.max_epochs 2"
     caplog.clear()
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
@@ -259,13 +217,11 @@ def test_a_loop_that_is_used_again_has_no_observer_of_the_run_before(bar: bool, 
         def on_train_batch_start(self, *args: Any) -> None:
             raise RuntimeError("stop")
 
-    loop = GRPOLoop(group_size=4, prompts_per_step=4)
-    for name, others in {"whole": [], "stopped": [Stops()]}.items():
-        shown = StepProgressBar() if bar else StepLines()
-        options = {"callbacks": [shown, *others, loop], "max_epochs": 1, "enable_progress_bar": bar}
-        with pytest.raises(RuntimeError, match="stop") if others else nullcontext():
-            fit(tmp_path / name, trainer=options)
-        assert loop.observers == [], name
+    loop, shown = GRPOLoop(group_size=4, prompts_per_step=4), StepProgressBar() if bar else StepLines()
+    options = {"callbacks": [shown, Stops(), loop], "max_epochs": 1, "enable_progress_bar": bar}
+    with pytest.raises(RuntimeError, match="stop"):
+        fit(tmp_path, trainer=options)
+    assert loop.observers == []
 
 
 class Ends(L.Callback):
@@ -275,11 +231,8 @@ class Ends(L.Callback):
         trainer.should_stop = True
 
 
-@pytest.mark.parametrize("steps", [-1, None])
-def test_a_run_without_an_end_counts_its_steps_alone(
-    steps: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    limit = {"max_epochs": steps, "max_time": {"days": 9}}
+def test_a_run_without_an_end_counts_its_steps_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    limit = {"max_epochs": -1, "max_time": {"days": 9}}
     fit(tmp_path / "lines", [StepLines(), RunSummary(), Ends()], trainer=VALIDATES | limit)
     assert [text.partition(":")[0] for text in lines_of(caplog)] == ["before training", "step 1"]
     assert summary_of(caplog)["done"].startswith("1 steps in ")
@@ -288,16 +241,3 @@ def test_a_run_without_an_end_counts_its_steps_alone(
     look = Look()
     fit(tmp_path / "bar", [StepProgressBar(), look, Ends()], trainer=limit | {"enable_progress_bar": True})
     assert [before for before, _ in look.seen] == ["step 1 update: "]
-
-
-def test_lightnings_own_check_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = VALIDATES | {"num_sanity_val_steps": 1, "max_epochs": 1}
-    fit(tmp_path / "lines", [StepLines(), RunSummary()], trainer=trainer, loop={"validate_first": False})
-    (text,) = lines_of(caplog)
-    assert text.startswith("step 1/1: ") and "val avg@2" in text
-    assert summary_of(caplog)["validation"].endswith(" (after step 1): mean of Digits")
-    bar, look = StepProgressBar(), Look()
-    options = trainer | {"enable_progress_bar": True}
-    fit(tmp_path / "bar", [bar, look], trainer=options, loop={"validate_first": False})
-    (first,) = [after for before, after in look.seen if "update" in before]
-    assert "val/" not in first and "reward/mean" in first

@@ -1,6 +1,6 @@
 """Writes docs/models.md: which architectures of transformers can be trained, and which engine decodes them.
 
-    python tools/model_table.py
+    python docs/figures/model_table.py
 
 Each is a tiny random model, saved, loaded and compared as tests/policy/test_models.py does. It takes a minute or two.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import transformers
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "models.md"
 
 HEAD = """# Models
@@ -44,7 +44,7 @@ What is not there, for any architecture:
 - **The router's auxiliary loss** of mixture-of-experts models: the objective alone is trained, and nothing balances the
   experts.
 
-This page is written by `python tools/model_table.py`; a test compares it with what the tests find.
+This page is written by `python docs/figures/model_table.py`; a test compares it with what the tests find.
 """
 
 
@@ -79,7 +79,7 @@ def reason(refusal: str) -> str:
 def main() -> None:
     """The command line."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-    from architectures import FAMILIES, examine
+    from helpers.architectures import FAMILIES, examine
 
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()

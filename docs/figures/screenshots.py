@@ -1,6 +1,6 @@
 """Takes the pictures of docs/inspect.md from a run's page, with Chromium.
 
-python tools/screenshots.py runs/quickstart [--compare runs/RUN2] [--out docs]
+python docs/figures/screenshots.py runs/quickstart [--compare runs/RUN2] [--out docs]
 
 inspect.png           a group of the step whose rewards differ most, and the card of one of its tokens
 inspect_follow.png    a validation prompt over the run

@@ -1,6 +1,7 @@
 """Measures what each precision does to a policy: its log-probs, by position, and the weights that 20 steps change.
 
-python tools/measure_precision.py --policy runs/tiny_policy --config configs/quickstart.yaml --out docs/precision.md
+python docs/figures/measure_precision.py [--policy runs/tiny_policy] [--config configs/quickstart.yaml]
+    [--out docs/precision.md]
 
 Prints the table; with --out, puts it between the marks of that file.
 """

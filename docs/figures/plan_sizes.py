@@ -1,6 +1,6 @@
 """Writes the plans of docs/multi_gpu.md: how models of four sizes train on 1, 8 and 64 GPUs.
 
-    python tools/plan_sizes.py --out docs/multi_gpu.md
+    python docs/figures/plan_sizes.py --out docs/multi_gpu.md
 
 For each it takes the simplest setup that fits, by the numbers of `grpo plan`. No weights are needed.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from grpo_lightning.engines.kv_memory import GIB
 from grpo_lightning.engines.native import NativeEngine

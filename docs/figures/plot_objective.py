@@ -1,6 +1,6 @@
 """Draws the parts of the objective from the project's own functions, and works through four examples in numbers.
 
-python tools/plot_objective.py [--out docs]
+python docs/figures/plot_objective.py [--out docs]
 
 objective.png     the clipped objective: unclipped, clipped, and the smaller of the two (π_old fixed, ε = 0.2)
 kl_surface.png    k3 over π_θ and π_ref
@@ -10,14 +10,18 @@ objective.md      a page with all of it
 
 import argparse
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from plot_run import BLUE, GREY, ORANGE
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+from plot_run import BLUE, GREY, ORANGE
 
 from grpo_lightning.maths.kl import K3
 from grpo_lightning.maths.rollouts import Rollouts
@@ -165,7 +169,7 @@ def plot_surrogates(out: Path) -> None:
 
 PAGE = """# The objective in pictures and numbers
 
-`python tools/plot_objective.py` makes this page from the package's own functions.
+`python docs/figures/plot_objective.py` makes this page from the package's own functions.
 
 ![The objective over the ratio](objective.png)
 

@@ -1,6 +1,6 @@
 """Compares the memory that `grpo fit` announces with what it then uses: real runs of a few steps on a CPU.
 
-    python tools/measure_memory.py --shape 1M 135M
+    python docs/figures/measure_memory.py --shape 1M 135M
 
 Each run is a process of its own, with random weights of that shape, and reads its own largest resident set from
 /proc/self/status (VmHWM). `MALLOC_TRIM_THRESHOLD_` and `MALLOC_MMAP_THRESHOLD_` are set, so that glibc gives freed
@@ -21,14 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from make_tiny_policy import make_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+from make_tiny_policy import make_tokenizer
 
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.types import Completion, FinishReason, Sample
 
+ROOT = Path(__file__).resolve().parents[2]
 SHAPES: dict[str, dict[str, Any]] = {
     "1M": {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 2, "heads": 6, "vocab_size": 101},
     "135M": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "heads": 9, "vocab_size": 49152},
@@ -161,7 +165,7 @@ def measure(case: Case, timeout: float | None = None) -> dict[str, Any]:
     """The result of `run_here`, from a process of its own."""
     with tempfile.TemporaryDirectory() as name:
         make(case, Path(name))
-        paths = [str(Path(__file__).parent.resolve()), str(Path(__file__).parents[1].resolve())]
+        paths = [str(Path(__file__).parent.resolve()), str(ROOT)]
         environment = {**os.environ, **GLIBC, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, str(Path(__file__).resolve()), "--run", *arguments(case)]
         done = subprocess.run(command, cwd=name, env=environment, capture_output=True, text=True, timeout=timeout)

@@ -1,6 +1,6 @@
 """Makes runs that are ill on purpose, and draws them for docs/reading_a_run.md.
 
-python tools/plot_sick_runs.py [--workers 2] [--out docs/reading_a_run]
+python docs/figures/plot_sick_runs.py [--workers 2] [--out docs/reading_a_run]
 
 The runs are those of experiments/sick_runs/experiment.yaml, made by tools/run_experiment.py; those that are complete
 are kept. The pictures are SVG files, one per illness, in the folder of `--out`. The table of the experiment's README,
@@ -10,12 +10,16 @@ others thin.
 
 import argparse
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
 import run_experiment
 from compare_runs import read_arms
 from plot_run import BLUE, GREEN, GREY, ORANGE
