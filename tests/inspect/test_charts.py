@@ -5,7 +5,6 @@ from xml.etree import ElementTree
 import pytest
 
 from grpo_lightning.inspect.charts import (
-    Scale,
     Series,
     XAxis,
     chart,
@@ -92,16 +91,6 @@ def test_ticks(low: float, high: float, whole: bool, expected: list[float]):
     assert ticks(low, high, 6, whole) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("exponent", range(-9, 10))
-@pytest.mark.parametrize("width", [1.0, 1.7, 2.3, 4.9, 6.1, 9.99])
-def test_there_are_enough_ticks_and_not_too_many(exponent: int, width: float):
-    low = 0.37 * 10.0**exponent
-    found = ticks(low, low + width * 10.0**exponent, 6)
-    assert 3 <= len(found) <= 6
-    labels = [tick_label(value, found[1] - found[0]) for value in found]
-    assert len(set(labels)) == len(labels)
-
-
 @pytest.mark.parametrize(
     ("value", "step", "expected"),
     [
@@ -120,10 +109,6 @@ def test_there_are_enough_ticks_and_not_too_many(exponent: int, width: float):
 )
 def test_tick_labels(value: float, step: float, expected: str):
     assert tick_label(value, step) == expected
-
-
-def test_scale_is_linear():
-    assert [Scale(0, 10, 100, 0)(value) for value in (0, 2.5, 10)] == ["100.0", "75.0", "0.0"]
 
 
 def test_the_strip_of_a_difference():

@@ -168,11 +168,6 @@ def test_a_threshold_that_not_every_run_reaches_has_no_interval_and_no_differenc
     assert (shown(some), shown(none), none.difference) == ("2 (1 of 2)", "never (0 of 2)", None)
 
 
-def test_a_run_whose_first_value_comes_after_the_others_ended_does_not_count():
-    arms = {"a": arm(scalars([0.5, 0.6])), "b": arm(scalars([0.7, 0.8], seconds=9.0))}
-    assert cell(arms, "val/x", "b", "seconds").estimate.n == 0
-
-
 def test_a_validation_before_the_first_step_is_step_zero():
     run = scalars([0.1, 0.2, 0.3], updates_per_step=2)
     run["val/x"].insert(0, (-1, 0.05))

@@ -1,6 +1,5 @@
 """The page of conversations: turns, rewards, branches, and what an environment wrote is text."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,14 +145,6 @@ def test_what_an_environment_wrote_is_text(chromium: Browser, tmp_path: Path, te
     assert chromium.complaints() == []
 
 
-def test_long_conversations_fold(chromium: Browser, tmp_path: Path) -> None:
-    said = talk(*[(OWN, ["guess "] * 20, 0.1), (USER, ["higher "] * 20, None)] * 40, closing=[(USER, "the end")])
-    chromium.open(page_of(tmp_path, [said]))
-    assert chromium.count(".token") < 300 and chromium.count(".unread") == 0
-    chromium.press("e")
-    assert chromium.count(".token") == 1600 and chromium.texts(".who")[-2:] == ["user", "user, not read"]
-
-
 def test_follow_and_compare_show_turns(chromium: Browser, tmp_path: Path) -> None:
     train = group_of([], completions=tools())
     followed = group_of(
@@ -167,16 +158,4 @@ def test_follow_and_compare_show_turns(chromium: Browser, tmp_path: Path) -> Non
     assert chromium.count(".side:first-child .who") == chromium.count(".side:last-child .who") == 8
     chromium.press("f")
     assert chromium.count(".follow .row:first-child .who") == 8
-    assert chromium.complaints() == []
-
-
-def test_records_without_conversations_have_no_turns(chromium: Browser, tmp_path: Path) -> None:
-    """Those of runs without an environment, and old ones."""
-    path = page_of(tmp_path, [completion_of(plain_tokens(["a", "b"]))])
-    assert (
-        "conversation"
-        not in json.loads((tmp_path / "inspect" / "step-000010.jsonl").read_text().splitlines()[1])["completions"][0]
-    )
-    chromium.open(path)
-    assert chromium.count(".turn, .who, .talks") == 0 and chromium.texts(".token") == ["a", "b"]
     assert chromium.complaints() == []

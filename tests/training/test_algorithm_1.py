@@ -86,12 +86,6 @@ def test_the_order_of_its_lines(tmp_path: Path) -> None:
     assert list(scalars(tmp_path)["reward/learning/seen"].values()) == [16, 32, 16]
 
 
-def test_without_iterations_the_reward_model_is_updated_at_every_step(tmp_path: Path) -> None:
-    log.clear()
-    fit(tmp_path, rewards=[Learning()])
-    assert log.count("12 reward model") == 3
-
-
 class Look(L.Callback):
     """What was explored at each step."""
 
@@ -256,21 +250,14 @@ def test_masks_reach_the_weights(tmp_path: Path) -> None:
     assert int((rank >= 0.5).sum()) == pytest.approx(len(rank) / 2, abs=1)
 
 
-def test_an_entropy_bonus_makes_the_policy_less_sure(tmp_path: Path) -> None:
-    # All rewards are the same, so nothing else moves it.
-    fit(tmp_path, objective=Objective(entropy_bonus=1.0), rewards=[Same()], policy=policy_of())
-    entropy = list(scalars(tmp_path)["policy/entropy"].values())
-    assert entropy[0] + 0.02 < entropy[1] < entropy[2]
-
-
 def test_target_probability_moves_tokens_to_their_targets(tmp_path: Path) -> None:
     """Enough small steps on the same rollouts bring most tokens to their targets."""
     fit(
         tmp_path,
-        loop={"mu": 100},
+        loop={"mu": 40},
         trainer={"max_epochs": 1},
         objective=Objective(surrogate=TargetProbability()),
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=3e-3),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=8e-3),
     )
     low, high = (of_updates(tmp_path, f"policy/clip_{end}")[0] for end in ("low", "high"))
     assert low[0] + high[0] < 0.2

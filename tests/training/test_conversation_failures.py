@@ -34,8 +34,7 @@ GAME = [
     "--checkpoint.every_n_steps=1",
     "--inspect.every_n_steps=0",
 ]
-FAIL = '{"1": "hang", "2": "fork", "3": "raise", "4": "shout", "5": "die", "8": "kill"}'
-
+FAIL = '{"1": "hang", "2": "fork", "3": "raise", "4": "shout", "5": "die", "9": "kill"}'
 
 
 def options_of(name: str, *more: str) -> list[str]:

@@ -47,9 +47,9 @@ def same(a: dict[str, dict[int, float]], b: dict[str, dict[int, float]]) -> bool
 
 def test_an_environment_of_one_turn_is_the_task_path_bit_for_bit(tmp_path: Path) -> None:
     gradients = [Gradients(), Gradients()]
-    task = fit(tmp_path / "task", [gradients[0]], trainer={"limit_val_batches": 1.0})
+    task = fit(tmp_path / "task", [gradients[0]], trainer={"limit_val_batches": 1})
     data = PromptDataModule(Echo(), val_batch_size=5, environment=Once(), limits=Limits(max_turns=1))
-    one = fit(tmp_path / "one", [gradients[1]], trainer={"limit_val_batches": 1.0}, data=data)
+    one = fit(tmp_path / "one", [gradients[1]], trainer={"limit_val_batches": 1}, data=data)
     for name, value in task.policy.state_dict().items():
         assert torch.equal(value, one.policy.state_dict()[name]), name
     for expected, actual in zip(gradients[0].updates, gradients[1].updates, strict=True):
@@ -65,7 +65,7 @@ def test_a_game_is_played_over_several_turns(tmp_path: Path) -> None:
         "rewards": [EnvironmentReward(), Digits(weight=0.1)],
         "sampling": Sampling(max_new_tokens=6, stop=LETTERS),
     }
-    fit(tmp_path, [kept, completions], trainer={"limit_val_batches": 1.0}, data=data, **options)
+    fit(tmp_path, [kept, completions], trainer={"limit_val_batches": 1}, data=data, **options)
     turns = [len(sample.conversation.ends) for one in kept.seen for sample in one.samples]
     assert max(turns) > 1
     for one in kept.seen:
@@ -123,6 +123,7 @@ def test_a_failure_costs_its_completions_and_is_counted(tmp_path: Path) -> None:
         tmp_path,
         [kept],
         trainer={"max_epochs": 1},
+        max_failed_rewards=1,
         loop={"prompts_per_step": 12},
         data=data,
         rewards=[EnvironmentReward()],

@@ -92,9 +92,6 @@ def test_the_file_writer_takes_summaries(tmp_path: Path) -> None:
     assert [internals.event_file(logger)] == [*tmp_path.glob("events.out.tfevents.*")]
 
 
-def test_a_callback_of_the_command_line_can_be_left_out(grpo: Grpo) -> None:
-    assert grpo("fit", "--trainer.enable_checkpointing=false")[0] == 0
-    assert not Path("run", "checkpoints").exists()
 
 
 def test_the_arguments_of_a_subcommand(grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from helpers.tiny import gradients, model_of, policy_of, rollouts_of, tokenizer
 from safetensors.torch import load_file
 from torch import Tensor
 
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.transformers import TransformersEngine
 from grpo_lightning.inspect.export import export
@@ -22,7 +21,7 @@ from grpo_lightning.maths.sequence_surrogates import SequenceClipped
 from grpo_lightning.maths.surrogates import Clipped, Surrogate
 from grpo_lightning.maths.target_probability import TargetProbability
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.snapshots import FrozenCopy, PolicySnapshot, RecordedLogp
+from grpo_lightning.policy.snapshots import FrozenCopy
 from grpo_lightning.types import UsageError
 
 PRECISIONS = {
@@ -88,8 +87,7 @@ def assert_still(folder: Path) -> None:
         assert set(seen[f"policy/{name}"].values()) == {float(value)}, name
 
 
-@pytest.mark.parametrize("max_tokens", [1, 60, 0])
-@pytest.mark.parametrize("num_minibatches", [1, 2, 4, 8])
+@pytest.mark.parametrize(("num_minibatches", "max_tokens"), [(8, 1), (2, 60), (1, 0)])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_nothing_learned_leaves_every_ratio_at_one(
     tmp_path: Path, load: Load, precision: str, num_minibatches: int, max_tokens: int
@@ -100,38 +98,24 @@ def test_nothing_learned_leaves_every_ratio_at_one(
     assert_still(tmp_path)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
-    ("shape", "surrogate", "old_policy", "options"),
+    ("precision", "shape", "surrogate", "options"),
     [
-        ("gpt2", Clipped(), FrozenCopy, {}),
-        ("llama", TargetProbability(), RecordedLogp, {}),
-        ("qwen3", SequenceClipped(), FrozenCopy, {"engine": TransformersEngine()}),
-        ("llama", SequenceClipped(), RecordedLogp, {"sampling": Sampling(12, top_k=20)}),
-        ("llama", SequenceClipped(), RecordedLogp, {"sampling": Sampling(12, temperature=0.6)}),
+        ("32-true", "gpt2", Clipped(), {"old_policy": FrozenCopy()}),
+        ("bf16-mixed", "llama", TargetProbability(), {"sampling": Sampling(12, top_k=20)}),
+        ("bf16-mixed", "qwen3", SequenceClipped(), {"old_policy": FrozenCopy(), "engine": TransformersEngine()}),
+        ("bfloat16 weights", "llama", SequenceClipped(), {"sampling": Sampling(12, temperature=0.6)}),
     ],
 )
 def test_nothing_learned_leaves_every_ratio_at_one_whatever_the_parts(
-    tmp_path: Path,
-    load: Load,
-    precision: str,
-    shape: str,
-    surrogate: Surrogate,
-    old_policy: type[PolicySnapshot],
-    options: dict[str, object],
+    tmp_path: Path, load: Load, precision: str, shape: str, surrogate: Surrogate, options: dict[str, object]
 ) -> None:
+    """The reference is at no distance either."""
     loop = {"num_minibatches": 4, "max_tokens": 60}
-    policy = load(shape, precision)
-    fit_still(tmp_path, policy, precision, loop, objective=Objective(surrogate), old_policy=old_policy(), **options)
-    ratios = scalars(tmp_path)
-    assert set(ratios["policy/ratio_max"].values()) == set(ratios["policy/ratio_mean"].values()) == {1.0}
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_reference_starts_at_no_distance(tmp_path: Path, load: Load, precision: str) -> None:
-    loop = {"num_minibatches": 4, "max_tokens": 60}
-    fit_still(tmp_path, load("llama", precision), precision, loop, objective=Objective(beta=0.1))
-    assert set(scalars(tmp_path)["policy/kl_ref"].values()) == {0.0}
+    fit_still(tmp_path, load(shape, precision), precision, loop, objective=Objective(surrogate, beta=0.1), **options)
+    seen = scalars(tmp_path)
+    assert set(seen["policy/ratio_max"].values()) == set(seen["policy/ratio_mean"].values()) == {1.0}
+    assert "top_k" in str(options) or set(seen["policy/kl_ref"].values()) == {0.0}
 
 
 def score(policy: Policy, precision: str, rollouts: Rollouts) -> tuple[Tensor, dict[str, Tensor]]:
@@ -146,7 +130,7 @@ def score(policy: Policy, precision: str, rollouts: Rollouts) -> tuple[Tensor, d
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("shares", [True, False], ids=["shared prefix", "rows"])
-@pytest.mark.parametrize("shape", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("shape", ["llama", "gpt2"])
 def test_log_probs_and_gradients_are_near_float32(load: Load, shape: str, shares: bool, precision: str) -> None:
     rollouts = rollouts_of([25, 9, 30, 17, 24, 3], [4, 6])
     reference, policy = load(shape, "32-true"), load(shape, precision)
@@ -161,11 +145,8 @@ def test_log_probs_and_gradients_are_near_float32(load: Load, shape: str, shares
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("engine", [NativeEngine(), TransformersEngine()], ids=lambda engine: type(engine).__name__)
-def test_engines_log_probs_are_the_policys_in_every_precision(
-    tmp_path: Path, load: Load, engine: NativeEngine | TransformersEngine, precision: str
-) -> None:
-    fit_still(tmp_path, load("llama", precision), precision, {}, engine=engine)
+def test_the_engines_log_probs_are_the_policys_in_every_precision(tmp_path: Path, load: Load, precision: str) -> None:
+    fit_still(tmp_path, load("llama", precision), precision, {})
     [gap] = scalars(tmp_path)["policy/logp_gap"].values()
     assert gap < LOGP_TOLERANCE[precision]
 

@@ -218,9 +218,11 @@ def test_a_second_fit_or_a_validation_leaves_the_reference(tmp_path: Path) -> No
         "logger": False,
         "default_root_dir": tmp_path,
     }
-    module = GRPOModule(policy_of(scale=0.05), [Digits()], objective=Objective(beta=0.1), optimizer=adam())
+    module = GRPOModule(
+        policy_of(scale=0.05), [Digits()], objective=Objective(beta=0.1), optimizer=adam(), val_samples=1
+    )
     module.sampling.max_new_tokens = 4
-    data = PromptDataModule(Echo(), val_limit=4)
+    data = PromptDataModule(Echo(), val_limit=2)
     start = {name: value.clone() for name, value in module.policy.state_dict().items()}
     for verb in ("fit", "validate", "fit"):
         getattr(L.Trainer(**trainer, callbacks=[GRPOLoop(4, 4)]), verb)(module, datamodule=data)
