@@ -135,25 +135,6 @@ def test_no_script_parses_html() -> None:
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
 
 
-def test_long_completions_fold(chromium: Browser, tmp_path: Path) -> None:
-    chromium.open(page_of(tmp_path, *["word "] * 3000))
-    assert 50 < chromium.count(".token") < 500
-    chromium.press("e")
-    assert chromium.count(".token") == 3000
-    chromium.press("e")
-    assert chromium.count(".token") < 500
-
-
-def test_keys_of_steps_groups_and_colours(page: Browser) -> None:
-    page.press("ArrowLeft", "ArrowLeft")
-    assert "step=5" in page.hash() and page.texts(".stepper b") == ["5"]
-    page.press("ArrowDown", "3")
-    assert "group=1" in page.hash() and "colour=advantage" in page.hash()
-    assert page.texts("#colours [aria-pressed=true]") == ["3advantage"]
-    page.press("End", "ArrowUp", "1")
-    assert page.texts(".stepper b") == ["15"] and "group=" not in page.hash() and "colour" not in page.hash()
-
-
 def test_tokens_by_keys(page: Browser) -> None:
     page.press("j", "j")
     assert page.texts("#card .heading .fact")[0].startswith("token 2 of")
@@ -168,16 +149,6 @@ def test_tokens_by_keys(page: Browser) -> None:
     assert "token=" in page.hash() and page.count(".token.pinned") == 1
     page.press("Escape")
     assert "token=" not in page.hash()
-
-
-def test_pointing_opens_the_card_and_a_click_pins_it(page: Browser) -> None:
-    page.mouse("mouseMoved", *page.middle_of(".token", 3))
-    assert page.texts("#card .heading .fact")[0].startswith("token 4 of")
-    assert page.count("#card .landscape .objective") == 1 and page.count("#card .alternatives tbody tr") >= 5
-    page.click(".token", 3)
-    page.mouse("mouseMoved", *page.middle_of(".token", 0))
-    assert page.texts("#card .heading .fact")[0].startswith("token 4 of")
-    assert "token=0.3" in page.hash()
 
 
 def test_the_card_has_the_records_numbers(page: Browser, words: Path) -> None:
@@ -220,65 +191,6 @@ def test_filters(page: Browser) -> None:
     page.evaluate("document.querySelector('#search').value = '('")
     page.evaluate("document.querySelector('#search').dispatchEvent(new Event('change'))")
     assert "regular expression" in page.texts("#groups .problem")[0].lower()
-
-
-def test_brushing_the_histogram_selects_tokens(page: Browser) -> None:
-    total = page.count(".token")
-    left, top, width = page.evaluate(
-        "(({x, y, width}) => [x, y, width])(document.querySelector('.histogram').getBoundingClientRect())"
-    )
-    page.mouse("mouseMoved", left + width * 0.51, top + 40)
-    page.mouse("mousePressed", left + width * 0.51, top + 40)
-    page.mouse("mouseMoved", left + width * 0.8, top + 40)
-    page.mouse("mouseMoved", left + width - 1, top + 40)
-    page.mouse("mouseReleased", left + width - 1, top + 40)
-    assert "brush=" in page.hash()
-    assert 0 < page.count(".token.faded") < total
-    rose = moves(page, ".token:not(.faded)")
-    assert rose and min(rose) > 0
-    page.press("Escape")
-    assert page.count(".token.faded") == 0
-
-
-def test_follow_shows_a_prompt_at_every_step(page: Browser) -> None:
-    page.press("f")
-    assert page.texts(".follow .when button") == ["step 5", "step 10", "step 15"]
-    assert page.texts(".follow .row:first-child .index") == ["greedy", "sampled", "sampled", "sampled"]
-    page.click(".follow .when button")
-    assert page.texts(".stepper b") == ["5"] and page.count(".head h1") == 1 and page.count(".follow") == 0
-
-
-def test_compare_begins_with_a_prompt_that_both_have(chromium: Browser, tmp_path: Path) -> None:
-    groups = [group_of([plain_tokens(["a"])], question=question) for question in ("here", "both")]
-    write_records(tmp_path / "one", [step_of(groups)])
-    write_records(tmp_path / "two", [step_of(groups[1:], step=7)])
-    write(tmp_path / "one", tmp_path / "page.html", tmp_path / "two")
-    chromium.open(tmp_path / "page.html", "#view=compare")
-    assert chromium.texts(".side h2") == ["one step 10", "two step 7"]
-    chromium.open(tmp_path / "page.html")
-    chromium.press("c")
-    assert chromium.texts("#groups .question") == ["both", "here"] and chromium.texts("#groups .lonely .question") == [
-        "here"
-    ]
-    assert chromium.texts(".side h2") == ["one step 10", "two step 7"]
-    chromium.press("ArrowDown")
-    assert "no record there" in chromium.texts(".side .empty")[0]
-    assert chromium.complaints() == []
-
-
-def test_a_failed_reward_says_so(chromium: Browser, tmp_path: Path) -> None:
-    completion = completion_of(
-        plain_tokens(["a"]), reward=None, right=None, scores={"judge": None}, statuses={"judge": "timeout"}, answer=None
-    )
-    write(
-        write_records(tmp_path, [step_of([group_of([], completions=[completion], mean=None, std=None)])]),
-        tmp_path / "p.html",
-    )
-    chromium.open(tmp_path / "p.html")
-    assert chromium.texts(".verdict") == ["? not judged"] and chromium.texts(".score") == ["judge failed timeout"]
-    chromium.press("!")
-    assert chromium.count(".completion.other") == 0
-    assert chromium.complaints() == []
 
 
 @pytest.mark.parametrize(
@@ -325,49 +237,6 @@ def test_numbers_at_the_edge(chromium: Browser, tmp_path: Path) -> None:
             == 0
         )
         chromium.press("x")
-    assert chromium.complaints() == []
-
-
-def answers_of(folder: Path) -> Path:
-    """The page of a run with a training group, and a validation prompt answered greedily and three times sampled."""
-    rng = np.random.default_rng(0)
-    completions = []
-    for index, right in enumerate((True, False, True, False)):
-        tokens = plain_tokens(["an ", "<|/answer>", " long", "word "] * 5, seed=index)
-        tokens.sampler_logp, tokens.old_logp = tokens.after_logp + rng.normal(0, 1e-6, 20).astype("f4"), None
-        tokens.entropy_after = np.full(20, 0.5, "f4")
-        tokens.top_after_ids, tokens.top_after_logp = np.full((20, 5), 3, "i4"), np.full((20, 5), -1.0, "f4")
-        completions.append(completion_of(tokens, right, greedy=index == 0))
-    followed = group_of([], kind="validation", roles=["followed"], completions=completions, update=None, mean=0.33)
-    moved = group_of([plain_tokens(["a", "b"])], roles=["moved"], question="pushed?")
-    worst = group_of([plain_tokens(["a", "b"])], roles=["worst", "moved"], question="worst?")
-    steps = [step_of([followed, moved, worst], step=step) for step in (1, 2)]
-    write(write_records(folder, steps, {"val/avg@4": [0.5, 0.6], "reward/mean": [0.5, 0.6]}), folder / "page.html")
-    return folder / "page.html"
-
-
-def test_validation_answers_have_no_change(chromium: Browser, tmp_path: Path) -> None:
-    """They were drawn after the updates: what differs is rounding."""
-    chromium.open(answers_of(tmp_path), "#view=follow")
-    assert chromium.texts("#colours [aria-pressed=true]") == ["2probability"] and "colour" not in chromium.hash()
-    assert chromium.evaluate("document.querySelector('#colours [data-colour=delta]').disabled")
-    assert chromium.evaluate("document.querySelector('#colours [data-colour=entropy]').disabled") is False
-    assert "under the policy of its step" in chromium.texts("#histogram .about")[0]
-    chromium.click(".follow .token")
-    card = "\n".join(chromium.texts("#card"))
-    assert (
-        chromium.count("#card .moved") == 0 and "before" not in card and "probability" in card and "entropy0.5" in card
-    )
-    chromium.press("1")
-    assert "colour=delta" in chromium.hash()
-    assert chromium.texts("#histogram .empty") == ["Validation answers have no such number: they are not learned from."]
-    assert chromium.evaluate(
-        "drawn = [...document.querySelectorAll('.token')]; drawn.every((t) => !t.style.backgroundColor)"
-    )
-    chromium.press("2", "Escape", "Escape")
-    assert chromium.texts("#colours [aria-pressed=true]") == ["2probability"], "in Tokens a validation prompt is alike"
-    chromium.press("ArrowDown")
-    assert chromium.texts("#colours [aria-pressed=true]") == ["1Δ log p"]
     assert chromium.complaints() == []
 
 

@@ -1,18 +1,15 @@
 """`grpo report` through its entry point, and its page as a browser sees it."""
 
 import html.parser
-import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from helpers.curves import scalars, write
-from helpers.paths import environment
 from helpers.waiting import LIMIT
 
 from grpo_lightning.inspect import report
@@ -58,12 +55,6 @@ def test_numbers_by_hand(experiment: Path) -> None:
     assert "val/avg@8 up to 2 exploration steps" in text
 
 
-def test_what_differs_is_a_table(experiment: Path) -> None:
-    page = run(experiment)
-    assert "What differs key plain twice loop.mu 1 2" in text_of(page)
-    assert "seed_everything" not in page and "default_root_dir" not in page
-
-
 def test_every_seed_is_drawn_and_a_band_from_three_on(experiment: Path) -> None:
     page = run(experiment, "--metrics", "val/avg@8")
     assert page.count('<polyline class="seed"') == 6 and page.count('<polygon class="band"') == 2
@@ -80,16 +71,6 @@ def test_the_mean_is_drawn_where_all_seeds_are(experiment: Path) -> None:
     (mean,) = re.findall(r'<polyline class="mean" points="([^"]*)"', page)
     assert len(mean.split()) == 2
     assert re.search(r"long/1 has 2 of 4 steps: last values and means compare up to there", text_of(page))
-
-
-def test_long_curves_are_drawn_by_means(tmp_path: Path) -> None:
-    page = run(make(tmp_path / "run", [float(i % 2) for i in range(400)]), "--metrics", "val/avg@8")
-    assert "a point per 2 steps, their mean" in text_of(page)
-    (mean,) = re.findall(r'<polyline class="mean" points="([^"]*)"', page)
-    assert len({point.split(",")[1] for point in mean.split()}) == 1, "0.5 everywhere"
-    assert len(mean.split()) == 200
-    page = run(make(tmp_path / "short", [float(i % 2) for i in range(200)]), "--metrics", "val/avg@8")
-    assert "a point per" not in text_of(page)
 
 
 def test_axes_and_thresholds(experiment: Path) -> None:
@@ -140,37 +121,6 @@ def test_names_and_values_are_text(tmp_path: Path) -> None:
 def test_mistakes(experiment: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main([str(experiment), *arguments]) == 2
     assert f"grpo: error: {message}" in capsys.readouterr().err
-
-
-def test_runs_without_a_common_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("a", "b"):
-        write(tmp_path / name, {"epoch": [(0, 0.0)], f"mine/{name}": [(0, 1.0)]})
-    assert report.main([str(tmp_path / "a"), str(tmp_path / "b")]) == 2
-    assert "no metric in common: a has mine/a; b has mine/b" in capsys.readouterr().err
-    assert report.main([str(tmp_path / "a")]) == 2
-    assert "none of the metrics shown by default is there. Give --metrics from: mine/a" in capsys.readouterr().err
-
-
-def test_an_axis_that_a_run_lacks(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(experiment / "plain" / "9", {"epoch": [(0, 0.0)], "val/avg@8": [(0, 1.0)]})
-    assert report.main([str(experiment), "--x", "seconds", "--metrics", "val/avg@8"]) == 2
-    error = capsys.readouterr().err
-    assert re.search(r"--x seconds: .*/plain/9 has not logged time/step. Give --x step", error)
-
-
-def test_the_command_imports_no_torch(experiment: Path, tmp_path: Path) -> None:
-    code = (
-        "import json, sys; sys.argv = ['grpo', 'report', *json.loads(sys.argv[1])]\n"
-        "from grpo_lightning.__main__ import main\n"
-        "try:\n    main()\nexcept SystemExit as stopped:\n    assert not stopped.code\n"
-        "print({'torch', 'lightning', 'transformers', 'tensorflow', 'matplotlib'} & {*sys.modules})"
-    )
-    arguments = json.dumps([str(experiment), "-o", str(tmp_path / "r.html")])
-    done = subprocess.run(
-        [sys.executable, "-c", code, arguments], capture_output=True, text=True, env=environment(), check=True
-    )
-    assert done.stdout.splitlines()[-1] == "set()"
-    assert done.stderr == ""
 
 
 BROWSERS_OWN = r"https?://[^/]*\.(google|googleapis|gvt1)\.com/"

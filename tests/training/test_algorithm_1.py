@@ -27,7 +27,7 @@ from grpo_lightning.rewards.results import RewardResult, Scores
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.loop import GRPOLoop
-from grpo_lightning.types import FinishReason, Sample, UsageError
+from grpo_lightning.types import FinishReason, Sample
 
 log: list[str] = []
 
@@ -178,23 +178,9 @@ def test_a_filter_looks_at_what_is_learned_from() -> None:
     assert passing([0.0, 1.0, 0.5, 0.5], []) == {10}
 
 
-def test_a_filter_of_an_unknown_reward_is_refused(tmp_path: Path) -> None:
-    dynamic = DynamicSampling(filter=HasSpread("wright"))
-    with pytest.raises(UsageError, match=r"filter.reward=wright: give one of digits, or `total`"):
-        fit(tmp_path, loop={"dynamic_sampling": dynamic})
-
-
 class Same(Digits):
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         return RewardResult([1.0] * len(samples), ["ok"] * len(samples))
-
-
-def test_dynamic_sampling_is_bounded(tmp_path: Path) -> None:
-    look = Look()
-    fit(tmp_path, [look], loop={"dynamic_sampling": DynamicSampling(max_rounds=3)}, rewards=[Same()])
-    assert [len(exploration.samples) for exploration in look.explorations] == [48, 48, 48]
-    assert [len(exploration.rollouts) for exploration in look.explorations] == [16, 16, 16]
-    assert list(scalars(tmp_path)["rollout/groups_kept"].values()) == [0, 0, 0]
 
 
 class Moved(FrozenCopy):

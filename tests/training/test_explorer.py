@@ -15,7 +15,6 @@ from helpers.tiny import policy_of, prompts_of
 
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training.explorer import Exploration, Explorer
@@ -108,17 +107,6 @@ def test_it_sleeps_after_every_use_or_after_several_that_belong_together() -> No
     assert engine.calls == ["wake", "generate", "generate", "sleep"]
 
 
-def test_it_sleeps_after_a_failure_too() -> None:
-    policy, engine = policy_of(), Watched()
-    explorer = Explorer(engine, Scorer([Digits()]))
-    policy.forward = policy.hidden = None  # type: ignore[method-assign,assignment]
-    with pytest.raises(TypeError), explorer.awake():
-        explore(explorer, policy)
-    assert engine.calls == ["wake", "sync", "generate", "sleep"]
-    with explorer.awake():
-        assert engine.calls[-1] == "wake"
-
-
 @pytest.mark.parametrize("count", [2, 0], ids=["prompts", "a rank without prompts"])
 @pytest.mark.parametrize("engine_class", [Watched, Apart])
 def test_weights_are_gathered_no_longer_than_the_engine_reads_them(
@@ -155,23 +143,6 @@ def test_recorded_log_probs_are_kept_and_marked(engine_class: type[Watched], fil
     assert found.sampler_is_policy is not any(name.startswith("top") for name in filters)
     # Filters raise the probability of what they leave.
     assert (gap < 1e-5) is found.sampler_is_policy
-
-
-def test_an_engine_that_knows_no_log_probs_leaves_none() -> None:
-    found = explore(ScriptedEngine(lambda request, text: "7ab"), policy_of())
-    assert found.rollouts.sampler_logp is None
-
-
-def test_parts_of_a_step_are_as_old_as_the_oldest_and_a_part_may_be_empty() -> None:
-    policy, engine = policy_of(), Watched()
-    parts = [explore(engine, policy), explore(engine, policy, count=0)]
-    policy.version += 1
-    parts.append(explore(engine, policy))
-    whole = Exploration.concat(parts)
-    assert whole.policy_version == 0
-    assert whole.sampler_is_policy
-    assert whole.rollouts.sampler_logp is not None
-    assert len(whole.rollouts.sampler_logp) == whole.rollouts.num_tokens
 
 
 def test_a_run_syncs_once_per_version_and_wakes_once_per_phase(tmp_path: Path) -> None:
@@ -235,13 +206,6 @@ def test_one_token_warns_and_many_stop_the_run(tmp_path: Path, off: float, every
 def test_filtered_log_probs_are_compared_with_nothing(tmp_path: Path, sampling: Sampling) -> None:
     fit(tmp_path, engine=Apart(), sampling=sampling, trainer={"max_epochs": 1})
     assert "policy/logp_gap" not in scalars(tmp_path)
-
-
-def test_an_engine_may_know_how_far_off_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Outdated, "logp_tolerance", {torch.float32: 100.0})
-    fit(tmp_path, engine=Outdated())
-    gaps = scalars(tmp_path)["policy/logp_gap"]
-    assert gaps[1] > 1e-3
 
 
 def test_parts_that_were_filtered_keep_their_samples() -> None:

@@ -11,7 +11,6 @@ import torch
 from helpers.fitting import Digits, Echo, Gradients, fit, of_updates, relative, scalars
 from helpers.tiny import policy_of
 
-from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.maths.advantages import Sign
 from grpo_lightning.maths.objective import Objective
@@ -19,12 +18,11 @@ from grpo_lightning.policy.policy import recompute_activations
 from grpo_lightning.policy.shared_prefix import SharedPrefix
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.rewards.scorer import RewardFailure
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.step import Minibatch
-from grpo_lightning.types import Sample, UsageError
+from grpo_lightning.types import Sample
 
 
 class Watch(L.Callback):
@@ -78,13 +76,6 @@ def test_later_passes_move_away_from_the_old_policy(tmp_path: Path) -> None:
     assert seen["policy/kl_old"] == {0: pytest.approx(sum(divergence) / 3, rel=1e-6)}
     assert len(seen["policy/logp_gap"]) == 1
     assert max(seen["policy/logp_gap"].values()) < 1e-5
-
-
-def test_weights_of_one_update_add_up_to_one(tmp_path: Path) -> None:
-    watch = Watch()
-    fit(tmp_path, [watch], loop={"num_minibatches": 2, "max_tokens": 40}, objective=Objective(beta=0.1))
-    for batch in watch.batches:
-        assert sum(float(pack.weight.sum()) for pack in batch.packs) == pytest.approx(1)
 
 
 def test_the_reference_is_refreshed_every_m_steps(tmp_path: Path) -> None:
@@ -164,11 +155,6 @@ def test_a_reward_that_fails_costs_its_samples_and_is_counted(tmp_path: Path) ->
     assert float(exploration.rollouts.select(torch.arange(4)).advantage.abs().max()) == 0
 
 
-def test_a_reward_that_fails_too_often_stops_the_run(tmp_path: Path) -> None:
-    with pytest.raises(RewardFailure, match=r"broken failed on 8 of 16 samples \(error: 8\)"):
-        fit(tmp_path, rewards=[Broken(share=2)], max_failed_rewards=0.4)
-
-
 def test_a_watched_reward_does_not_teach(tmp_path: Path) -> None:
     with_watch, without = Gradients(), Gradients()
     fit(tmp_path / "with", [with_watch], rewards=[Digits(), Broken(share=4, weight=0.0)], trainer={"max_epochs": 1})
@@ -227,13 +213,6 @@ def test_every_pass_over_the_data_has_its_own_order_and_no_question_is_lost() ->
     resumed = PromptDataModule(Echo(), seed=3)
     resumed.questions["train"] = data.questions["train"]
     assert [resumed.question(index).source for index in range(30, 72)] == drawn[30:]
-
-
-def test_fit_without_the_loop_says_what_is_missing(tmp_path: Path) -> None:
-    module = GRPOModule(policy_of(), [Digits()], sampling=Sampling(max_new_tokens=4))
-    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, limit_val_batches=0, max_epochs=1)
-    with pytest.raises(UsageError, match="GRPOLoop"):
-        trainer.fit(module, datamodule=PromptDataModule(Echo()))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

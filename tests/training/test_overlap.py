@@ -21,7 +21,7 @@ from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training.explorer import Exploration, Explorer
-from grpo_lightning.types import Completion, Request, Sample
+from grpo_lightning.types import Request, Sample
 
 """How long one thread waits for another before the test fails."""
 
@@ -82,37 +82,6 @@ def test_the_exploration_is_that_of_scoring_afterwards(
     assert late.seen == [sample.token_ids for sample in expected.samples]
     for name in ("token_ids", "lengths", "group", "row", *(["sampler_logp", "truncated"] if count else [])):
         assert getattr(actual.rollouts, name).equal(getattr(expected.rollouts, name))
-
-
-class Cuts(NativeEngine):
-    """Changes what the engine below it has drawn."""
-
-    def generate(self, *args: Any, **kwargs: Any) -> list[Completion]:
-        assert "finished" not in kwargs
-        cut = [one.token_ids[:2] for one in super().generate(*args, **kwargs)]
-        return [Completion(ids, [0.0] * len(ids), "length") for ids in cut]  # type: ignore[arg-type]
-
-
-def test_an_engine_that_hands_nothing_over_is_scored_by_what_it_returns() -> None:
-    reward = Waits()
-    found = explore(Explorer(Cuts(), Scorer([reward])))
-    assert reward.seen == [sample.token_ids for sample in found.samples]
-    assert max(map(len, reward.seen)) == 2
-
-
-def test_nobody_is_handed_completions_where_no_reward_wants_them() -> None:
-    asked: list[object] = []
-
-    class Asked(ScriptedEngine):
-        hands_over = True
-
-        def generate(self, *args: Any, **kwargs: Any) -> list[Completion]:
-            asked.append(kwargs.get("finished"))
-            return super().generate(*args, **kwargs)
-
-    for reward in (Digits(), Waits()):
-        explore(Explorer(Asked(lambda request, text: "7a"), Scorer([reward])))
-    assert asked[0] is None and asked[1] is not None
 
 
 def test_an_engine_that_fails_ends_what_waits() -> None:

@@ -15,7 +15,6 @@ from helpers.fitting import fit, scalars
 from helpers.programs import programs
 from helpers.tiny import model_of, tokenizer
 
-from grpo_lightning.maths.objective import Objective
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO
 from grpo_lightning.types import UsageError
@@ -114,35 +113,12 @@ def test_sigterm_ends_the_step_saves_and_resumes_exactly(tmp_path: Path) -> None
     assert scalars(tmp_path / "cut") == scalars(tmp_path / "whole")
 
 
-def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
-    fit(tmp_path, [StepCheckpoint()], trainer={"max_epochs": 1, "enable_checkpointing": True})
-    before = (tmp_path / "checkpoints" / "last.ckpt").read_bytes()
-    with pytest.raises(UsageError, match="--ckpt_path last"):
-        fit(tmp_path, [StepCheckpoint()], trainer={"max_epochs": 1, "enable_checkpointing": True})
-    assert (tmp_path / "checkpoints" / "last.ckpt").read_bytes() == before
-
-
 def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     files = AtomicCheckpointIO()
     files.save_checkpoint({"step": 1}, tmp_path / "last.ckpt")
     with pytest.raises(Exception, match="pickle"):
         files.save_checkpoint({"step": 2, "bad": lambda: None}, tmp_path / "last.ckpt")
     assert torch.load(tmp_path / "last.ckpt") == {"step": 1}
-
-
-def test_the_reference_is_in_the_checkpoint(tmp_path: Path) -> None:
-    module = fit(
-        tmp_path,
-        [StepCheckpoint()],
-        loop={"steps_per_iteration": 2},
-        trainer={"enable_checkpointing": True},
-        objective=Objective(beta=0.1),
-    )
-    saved = weights(tmp_path)
-    assert module.reference is not None
-    policy, reference = module.policy.state_dict(), module.reference.state_dict()
-    assert all(torch.equal(saved[f"reference.{name}"], value) for name, value in reference.items())
-    assert any(not torch.equal(policy[name], reference[f"policy.{name}"]) for name in policy)
 
 
 def test_another_runs_checkpoint_does_not_write_over_the_run_that_is_here(tmp_path: Path) -> None:

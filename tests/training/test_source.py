@@ -10,7 +10,6 @@ import torch
 from helpers.fitting import fit, scalars
 from torch import Tensor
 
-from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.explorer import Exploration
@@ -18,7 +17,6 @@ from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.observer import Observer
 from grpo_lightning.training.source import Synchronous
 from grpo_lightning.training.step import Minibatch
-from grpo_lightning.types import UsageError
 
 
 class OneStepLate(Synchronous):
@@ -141,9 +139,3 @@ def test_a_resumed_run_goes_on_with_the_version(tmp_path: Path) -> None:
     assert whole.seen == [0, 2, 4]
     assert resumed.seen == [4]
     assert resumed.drawn == whole.drawn[2:]
-
-
-def test_filters_are_refused_for_late_rollouts(tmp_path: Path) -> None:
-    sampling = Sampling(max_new_tokens=6, top_k=5)
-    with pytest.raises(UsageError, match=r"model\.sampling: set top_k=0, top_p=1 and min_p=0"):
-        fit(tmp_path, loop={"source": OneStepLate()}, trainer={"max_epochs": 3}, sampling=sampling)

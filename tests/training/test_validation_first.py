@@ -123,21 +123,3 @@ def test_validate_stands_where_the_run_validated_these_weights(tmp_path: Path) -
     # What the run has validated at these places, `validate` repeats.
     trainer.validate(module, data(), verbose=False)
     assert [*scalars(tmp_path / "fresh")["val/reward"]] == [-1, 0]
-
-
-@pytest.mark.parametrize(("hook", "after"), [("setup", True), ("on_validation_start", False)])
-def test_a_trainer_keeps_its_own_check_where_the_run_does_not_begin(hook: str, after: bool, tmp_path: Path) -> None:
-    class Stops(L.Callback):
-        """Raises in one hook."""
-
-    def stop(*args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("stop")
-
-    setattr(Stops, hook, stop)
-    module, trainer = made(tmp_path)
-    trainer.num_sanity_val_steps = 3
-    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    callbacks.insert(len(callbacks) if after else 0, Stops())
-    with pytest.raises(RuntimeError, match="stop"):
-        trainer.fit(module, datamodule=data())
-    assert trainer.num_sanity_val_steps == 3

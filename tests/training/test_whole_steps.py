@@ -61,15 +61,6 @@ def test_a_run_that_is_asked_to_stop_ends_its_step(kind: str, tmp_path: Path) ->
     assert points(tmp_path / "cut") == points(tmp_path / "whole")
 
 
-def test_a_trainers_own_least_number_of_steps_holds(tmp_path: Path) -> None:
-    class Asks(L.Callback):
-        def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-            trainer.should_stop = True
-
-    fit(tmp_path, [Asks()], loop={"mu": 2}, trainer={"max_epochs": 5, "min_epochs": 3})
-    assert [len(rates) for rates in of_updates(tmp_path, "optim/lr")] == [2, 2, 2]
-
-
 @pytest.mark.parametrize(
     "trainer", [{"val_check_interval": 0.5}, {"val_check_interval": 4, "check_val_every_n_epoch": None}], ids=str
 )

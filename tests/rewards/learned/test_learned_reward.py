@@ -19,21 +19,19 @@ from helpers.learning import EndsInLetter, explored, learn, reward_of, sample, s
 from helpers.paths import ROOT
 from helpers.programs import FORKS
 from helpers.tiny import tokenizer
+from helpers.waiting import LIMIT
 
 import grpo_lightning.rewards.learned.update as update_module
 from grpo_lightning.cli import GRPOCLI
 from grpo_lightning.rewards.base import Reward, RewardFailure
-from grpo_lightning.rewards.learned.labelled import hash_fraction, write_labelled
-from grpo_lightning.rewards.learned.reward import SEED, LearnedReward, sigmoid
+from grpo_lightning.rewards.learned.labelled import hash_fraction
+from grpo_lightning.rewards.learned.reward import LearnedReward
 from grpo_lightning.rewards.learned.update import RewardUpdate
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.types import Sample, UsageError
-
-from helpers.labelled_groups import group  # isort: skip
-from helpers.waiting import LIMIT
 
 
 @pytest.fixture
@@ -65,14 +63,6 @@ def test_it_learns_what_the_verifier_says(folder: Path):
     assert metrics[0]["overrated"] == pytest.approx(0.5 - metrics[0]["verified"])
     assert "accepted" not in metrics[0] and metrics[1]["accepted"] == 1
     assert {f"hack_{name}" for name in ("empty", "prose", "boxes", "restated")} < metrics[1].keys()
-
-
-def test_it_changes_at_the_end_of_an_iteration_only(folder: Path):
-    reward = reward_of(folder)
-    learn(reward, [0])
-    assert reward.version == 0 and reward([sample(0, "a")]).value == [0.5]
-    learn(reward, [1])
-    assert reward.version == 1 and reward([sample(0, "a")]).value != [0.5]
 
 
 def test_it_remembers_right_and_wrong_completions_of_each_prompt(folder: Path):
@@ -109,13 +99,6 @@ def test_a_verifier_that_is_broken_stops_the_run(folder: Path):
     samples = [sample(0, text) for text in ("a", "y1", "y2")]
     with pytest.raises(RewardFailure, match="2 timeouts"):
         reward.learn(samples, scores_of(reward, samples), iteration_ends=False)
-
-
-class Grades(EndsInLetter):
-    """No labels: from 0 to 5."""
-
-    def score(self, samples):
-        return RewardResult([5.0] * len(samples), ["ok"] * len(samples))
 
 
 def samples_of_a_step() -> list[Sample]:
@@ -157,11 +140,6 @@ def test_a_labeller_that_is_not_in_the_list_is_refused_with_the_names_there_are(
         Scorer(rewards[2:])
 
 
-def test_labels_are_from_0_to_1(folder: Path):
-    with pytest.raises(UsageError, match=r"gave 5\.0"):
-        learn(reward_of(folder, labeller=Grades()), [0])
-
-
 def test_without_passes_it_is_frozen_and_measured(folder: Path):
     reward = reward_of(folder, num_passes=0)
     before = {name: value.clone() for name, value in reward.model.model.state_dict().items()}
@@ -169,21 +147,6 @@ def test_without_passes_it_is_frozen_and_measured(folder: Path):
     assert same(before, reward.model.model.state_dict())
     assert metrics[1]["accepted"] == metrics[1]["version"] == metrics[1]["forgetting"] == 0
     assert metrics[1]["pairwise"] == 0.5
-
-
-def test_without_labels_it_is_used_as_it_is(folder: Path):
-    reward = LearnedReward(str(folder))
-    assert learn(reward, range(2)) == [{}, {}] and reward.state_dict() == {}
-
-
-def test_the_raw_score_where_it_is_asked_for(folder: Path):
-    squashed, raw = reward_of(folder), reward_of(folder, squash=False)
-    for reward in (squashed, raw):
-        learn(reward, range(2))
-    samples = [sample(0, "a"), sample(0, "4")]
-    assert [sigmoid(value) for value in raw(samples).value] == squashed(samples).value
-    assert learn(raw, [2]) == learn(squashed, [2])
-    assert sigmoid(-1000) == 0 and sigmoid(1000) == 1
 
 
 def test_forgetting_and_the_bound(folder: Path, caplog: pytest.LogCaptureFixture):
@@ -254,15 +217,6 @@ def test_what_is_held_out_is_never_trained_on(folder: Path, monkeypatch: pytest.
     assert metrics["version"] == reward.version and reward.iteration == 4
     waiting = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(waiting) == 2 and "2 prompts none is held" in waiting[0] and "4 prompts none is held" in waiting[1]
-
-
-def test_replay_begins_with_what_the_model_came_with(folder: Path):
-    write_labelled(folder / SEED, [group(f"old{number}", 1, 0) for number in range(40)])
-    reward = reward_of(folder)
-    assert len(reward.history) + len(reward.test) == 40
-    metrics = learn(reward, range(2))[-1]
-    assert metrics["replayed"] == pytest.approx(0.1, abs=0.05)
-    assert {iteration for iteration, _ in reward.history.strata} == {0, 1}
 
 
 def test_a_state_goes_on_exactly(folder: Path):
@@ -347,15 +301,6 @@ def test_mistakes_are_refused_by_key_and_value(options: dict[str, Any], says: st
     with pytest.raises(UsageError) as caught:
         LearnedReward("somewhere", **options)
     assert says in str(caught.value)
-
-
-def test_mistakes_that_show_before_the_run(folder: Path):
-    with pytest.raises(UsageError, match="no such folder"):
-        LearnedReward("/no/where").read_questions([])
-    with pytest.raises(UsageError, match="there is no such file"):
-        LearnedReward(str(folder), pairs="/no/where.jsonl").read_questions([])
-    with pytest.raises(UsageError, match="no chat template"):
-        LearnedReward(str(folder), chat=True).read_questions([])
 
 
 def test_the_question_in_its_own_chat_template(folder: Path):
