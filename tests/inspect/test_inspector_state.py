@@ -217,19 +217,6 @@ def test_a_fresh_run_removes_the_records_of_another(tmp_path: Path) -> None:
     assert len(RunData.read(tmp_path).steps) == 2
 
 
-def test_other_files_in_the_folder_are_let_be(tmp_path: Path) -> None:
-    write_records(tmp_path, [step_of([group_of([plain_tokens(["a", "b"])])], step=3)])
-    strays = ["step-000010-copy.jsonl", "step-.jsonl", "step-x.jsonl", "xstep-000001.jsonl", "step-000001.jsonl.bak"]
-    for name in strays:
-        (tmp_path / "inspect" / name).write_text("mine\n")
-    assert [record.step for record in read(tmp_path)] == [3]
-    data = RunData.read(tmp_path)
-    assert len(data.steps) == 1 and not data.notes
-    fit(tmp_path, [inspector()], trainer={"max_epochs": 1})
-    assert [record.step for record in read(tmp_path)] == [1]
-    assert all((tmp_path / "inspect" / name).read_text() == "mine\n" for name in strays)
-
-
 # What is described.
 
 

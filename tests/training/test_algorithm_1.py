@@ -149,7 +149,7 @@ class Form(Digits):
 
 @pytest.mark.parametrize(
     ("reward", "looks_at"),
-    [(None, "correctness"), ("correctness", "correctness"), ("total", "total"), ("form", "total")],
+    [(None, "correctness"), ("form", "total")],
 )
 def test_groups_must_differ_in_correctness_not_in_form(tmp_path: Path, reward: str | None, looks_at: str) -> None:
     """Questions of more than five tokens have all the same correctness, and by their form totals that differ."""

@@ -19,7 +19,6 @@ from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, Proximal
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.stale import EarlierWeights, StaleSource
 from grpo_lightning.training.step import Minibatch
 from grpo_lightning.types import UsageError
@@ -154,22 +153,6 @@ def test_the_objective_of_stale_rollouts_is_that_of_a_loop(tmp_path: Path) -> No
     for update, minibatch in enumerate(packs.updates):
         assert seen[update] == pytest.approx(expected_objective(minibatch, 1.01), abs=1e-6)
     assert abs(seen[3]) > 1e-4  # without a correction it is 0: advantages cancel
-
-
-def test_one_update_per_step_needs_no_further_pass(tmp_path: Path) -> None:
-    counts = []
-    for chosen in ({}, {"old_policy": Proximal(), "objective": Objective(correction=TruncatedRatio())}):
-        forwards: list[int] = []
-
-        class Counting(L.Callback):
-            """Counts forwards over rollouts."""
-
-            def on_fit_start(self, trainer: Any, pl_module: GRPOModule) -> None:
-                pl_module.policy.register_forward_hook(lambda *_: forwards.append(1))  # noqa: B023
-
-        fit(tmp_path / str(len(counts)), [Counting()], {"source": StaleSource(1)}, **chosen)
-        counts.append(len(forwards))
-    assert counts == [3, 3]
 
 
 def test_a_resumed_run_has_the_old_weights(tmp_path: Path) -> None:

@@ -202,12 +202,6 @@ def test_one_token_warns_and_many_stop_the_run(tmp_path: Path, off: float, every
     assert all("differ by up to 3 before the first update (expected: at most 1)" in message for message in warned)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(max_new_tokens=12, top_k=5), Sampling(max_new_tokens=12, top_p=0.9)])
-def test_filtered_log_probs_are_compared_with_nothing(tmp_path: Path, sampling: Sampling) -> None:
-    fit(tmp_path, engine=Apart(), sampling=sampling, trainer={"max_epochs": 1})
-    assert "policy/logp_gap" not in scalars(tmp_path)
-
-
 def test_parts_that_were_filtered_keep_their_samples() -> None:
     policy, engine = policy_of(), Watched()
     parts = [explore(engine, policy), explore(engine, policy)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.command import Grpo
 from helpers.fitting import fit, relative, scalars
-from helpers.tiny import gradients, model_of, policy_of, rollouts_of, tokenizer
+from helpers.tiny import gradients, model_of, rollouts_of, tokenizer
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -22,7 +22,6 @@ from grpo_lightning.maths.surrogates import Clipped, Surrogate
 from grpo_lightning.maths.target_probability import TargetProbability
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy
-from grpo_lightning.types import UsageError
 
 PRECISIONS = {
     "32-true": ("32-true", "float32"),
@@ -151,63 +150,11 @@ def test_the_engines_log_probs_are_the_policys_in_every_precision(tmp_path: Path
     assert gap < LOGP_TOLERANCE[precision]
 
 
-LONG = {"max_position_embeddings": 2048, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
-
-
-def divergence(policy: Policy, twin: Policy, precision: str, tokens: Tensor) -> Tensor:
-    """[T] KL(policy || twin) behind every position of one sequence."""
-    with torch.no_grad():
-        with autocast(precision):
-            own = policy.logits(policy.hidden(tokens, use_cache=False))[0].double().log_softmax(-1)
-        other = twin.logits(twin.hidden(tokens, use_cache=False))[0].double().log_softmax(-1)
-    return (own.exp() * (own - other)).sum(-1)
-
-
-def of_positions(kl: Tensor) -> list[float]:
-    """Its mean around positions 50, 500 and 1,400."""
-    return [float(kl[at - 40 : at + 40].mean()) for at in (50, 500, 1400)]
-
-
-@pytest.fixture(scope="module")
-def long_policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
-    folder = tmp_path_factory.mktemp("long")
-    policy_of("llama", scale=0.25, **LONG).save_pretrained(folder)
-    found = {name: Policy(str(folder), dtype=dtype) for name, (_, dtype) in PRECISIONS.items()}  # type: ignore[arg-type]
-    for policy in found.values():
-        policy.load()
-    return found
-
-
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bfloat16 weights"])
-def test_the_error_of_bfloat16_does_not_grow_with_the_position(
-    long_policies: dict[str, Policy], precision: str
-) -> None:
-    tokens = torch.randint(6, 64, (1, 1500), generator=torch.Generator().manual_seed(0))
-    near, middle, far = of_positions(divergence(long_policies[precision], long_policies["32-true"], precision, tokens))
-    assert max(middle, far) < 2 * near
-
-
-def test_the_error_of_rounded_frequencies_does() -> None:
-    # What precision bf16-true did, and why it is refused.
-    twin, rounded = (policy_of("llama", scale=0.25, **LONG) for _ in range(2))
-    for name, buffer in rounded.model.named_buffers():
-        if "inv_freq" in name:
-            buffer.copy_(buffer.bfloat16())
-    tokens = torch.randint(6, 64, (1, 1500), generator=torch.Generator().manual_seed(0))
-    near, _, far = of_positions(divergence(rounded, twin, "32-true", tokens))
-    assert far > 3 * near
-
-
 def test_true_half_precision_is_refused_with_the_alternatives(command: Grpo) -> None:
     code, _, message = command("fit", "--trainer.precision=bf16-true")
     assert code == 2
     assert len(message.strip().splitlines()) == 1
     assert "bf16-mixed" in message and "model.policy.dtype=bfloat16" in message
-
-
-def test_a_trainer_in_python_is_told_too(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="bf16-mixed"):
-        fit(tmp_path, trainer={"precision": "bf16-true"})
 
 
 @pytest.mark.filterwarnings("default:model.policy.dtype=bfloat16:UserWarning")

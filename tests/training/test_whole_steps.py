@@ -1,8 +1,5 @@
 """Runs stop, save and go on where a step has ended; and the last step is validated."""
 
-import os
-import shutil
-import signal
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +7,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from helpers.command import Grpo
 from helpers.fitting import fit, of_updates, points
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
@@ -97,14 +93,6 @@ def test_checkpoints_of_lightnings_own_are_of_whole_steps(options: dict[str, Any
     assert same(*ends)
 
 
-def test_python_s_default_checkpoint_goes_on(tmp_path: Path) -> None:
-    trainer = VALIDATES | {"limit_val_batches": 0}
-    fit(tmp_path / "cut", trainer=trainer | {"max_epochs": 2})
-    fit(tmp_path / "cut", trainer=trainer, ckpt_path=next((tmp_path / "cut").rglob("*.ckpt")))
-    fit(tmp_path / "whole", trainer=trainer)
-    assert same(*(next((tmp_path / name).rglob("epoch=2*.ckpt")) for name in ("cut", "whole")))
-
-
 def test_checkpoints_in_the_middle_of_a_step_are_refused(tmp_path: Path) -> None:
     class Saves(L.Callback):
         def on_validation_end(self, trainer: L.Trainer, *args: Any) -> None:
@@ -117,28 +105,3 @@ def test_checkpoints_in_the_middle_of_a_step_are_refused(tmp_path: Path) -> None
     for options in ({"every_n_train_steps": 1}, {"train_time_interval": timedelta(1)}):
         with pytest.raises(UsageError, match="every_n_epochs"):
             go(tmp_path / "c", [ModelCheckpoint(**options)])  # type: ignore[arg-type]
-
-
-class Suspend(L.Callback):
-    """SIGUSR1 in the second step."""
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        if trainer.current_epoch == 1:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-
-def test_a_checkpoint_callback_of_ones_own_stands_beside_the_runs(
-    grpo: Grpo, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    best = "{class_path: ModelCheckpoint, init_args: {monitor: val/reward, mode: max, filename: best}}"
-    steps = ["--trainer.max_epochs=4", "--trainer.check_val_every_n_epoch=2", "--model.optimizer.lr=0.01"]
-    code, _, errors = grpo("fit", *steps, f"--trainer.callbacks=[{best}, test_whole_steps.Suspend]")
-    assert code == 75, errors
-    (summary,) = [text for text in caplog.messages if text.startswith("done")]
-    assert "saved" in summary and "go on" in summary
-    shutil.copytree("run", "other")
-    on = ["--trainer.default_root_dir=other", "--ckpt_path=other/checkpoints/best.ckpt"]
-    code, _, errors = grpo("fit", *steps, f"--trainer.callbacks=[{best}]", *on)
-    assert code == 0, errors
-    assert grpo("fit", *steps, f"--trainer.callbacks=[{best}]", "--ckpt_path=last")[0] == 0
-    assert same("run/checkpoints/last.ckpt", "other/checkpoints/last.ckpt")
