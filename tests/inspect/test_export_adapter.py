@@ -69,10 +69,11 @@ def test_the_adapter_is_one_that_peft_reads(trained: Policy, tmp_path: Path, mon
     monkeypatch.chdir("/")
     exec(code.replace('folder = "."', f"folder = {str(tmp_path / 'out')!r}"), found)
     assert logp(found["model"].eval()).equal(logp(trained.model))
+    monkeypatch.chdir(tmp_path)
     assert yaml.safe_load(card.split("---\n", 2)[1])["library_name"] == "peft" and "This is an adapter" in card
-    trained.save_pretrained(tmp_path / "saved")
-    base = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
-    assert logp(PeftModel.from_pretrained(base, tmp_path / "saved").eval()).equal(logp(trained.model))
+    trained.save_pretrained("saved")
+    base = AutoModelForCausalLM.from_pretrained("policy")
+    assert logp(PeftModel.from_pretrained(base, "saved").eval()).equal(logp(trained.model))
     count = sum(value.numel() for value in trained.trained_state_dict().values())
     assert f"{count:,} parameters, float32" in card
 

@@ -61,7 +61,7 @@ def test_a_run_killed_while_environments_run_goes_on_bit_for_bit(
     monkeypatch.setenv("TMPDIR", str(tmp_path / "files"))
     monkeypatch.setenv("KILLED", str(tmp_path / "was-killed"))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    with programs({"broken": arguments("fit", *options_of("broken"))}, tmp_path) as started:
+    with programs({"broken": arguments("fit", *options_of("broken"))}, tmp_path, anew=True) as started:
         assert started["broken"].wait() == -signal.SIGKILL, started["broken"].errors
     assert (tmp_path / "was-killed").exists()
     last = torch.load(tmp_path / "broken" / "checkpoints" / "last.ckpt", weights_only=True)
