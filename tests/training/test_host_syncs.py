@@ -71,7 +71,7 @@ def waits(folder: Path, mu: int, **options: Any) -> Counter[tuple[str, str]]:
         fit(
             folder / f"{mu}",
             sampling=Sampling(max_new_tokens=6),
-            loop={"mu": mu, "max_tokens": 30, "stop": stop},  # several packs
+            loop={"prompts_per_step": 2, "mu": mu, "max_tokens": 30, "stop": stop},  # several packs
             trainer={"max_epochs": 1} | TRAINER,
             **options,
         )
