@@ -115,6 +115,7 @@ def test_under_autocast_float32_is_checked_too(monkeypatch: pytest.MonkeyPatch) 
         NativeEngine().check(policy, SAMPLING)
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("subcommand", ["fit", "validate", "test", "predict"])
 def test_a_refused_model_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Grpo, subcommand: str

@@ -1,12 +1,11 @@
-"""The runs test_invariance compares; as a script, `gradient_of_ranks.py STRATEGY FOLDER` does them on two ranks.
+"""The runs that test_invariance compares; as a script, `gradient_of_ranks.py FOLDER` does them on two ranks.
 
 Gradients of every objective, each with its own advantage, KL, masks and bonus, taken at a policy that stands still and
-an old policy far from it; and three runs that learn, whose ranks must decide alike.
+an old policy far from it; runs that learn, whose ranks must decide alike; and conversations of unequal lengths.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,10 @@ from torch import Tensor
 
 import grpo_lightning.training.strategy  # noqa: F401  # registers `fsdp2`
 from grpo_lightning import ranks
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
+from grpo_lightning.environments.running import Limits
 from grpo_lightning.maths.advantages import (
     AdvantageEstimator,
     BatchStd,
@@ -47,13 +49,16 @@ from grpo_lightning.maths.weightings import (
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, PolicySnapshot, Proximal
 from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.environment import EnvironmentReward
 from grpo_lightning.rewards.results import RewardResult, Segment
+from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.stale import StaleSource
 from grpo_lightning.training.step import Minibatch
-from grpo_lightning.types import Sample
+from grpo_lightning.types import Completion, Sample
 from helpers.fitting import Digits, Gradients, fit, scalars
+from helpers.guessing import Guess
 from helpers.tiny import policy_of
 from helpers.two_ranks import on_two_ranks
 
@@ -73,6 +78,15 @@ SURROGATES: list[Surrogate] = [
 WEIGHTINGS: list[TokenWeighting] = [SequenceMean(), TokenMean(), FixedLength(12), GroupTokenMean(), Unweighted()]
 
 
+PRECISIONS = [
+    ("32-true", torch.float32, False),
+    ("32-true", torch.float32, True),
+    ("bf16-mixed", torch.float32, True),
+    ("32-true", torch.bfloat16, False),
+]
+"""The trainer's, the weights', and whether prefixes are shared. The first is what the others are compared with."""
+
+
 @dataclass
 class Case:
     """What one exploration step is learned with."""
@@ -83,17 +97,17 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Every surrogate with every weighting; what else there is takes turns, in cycles of different lengths."""
+    """A case of every surrogate; what else there is takes turns, in cycles of different lengths."""
     advantages = [GroupStd(), BatchStd(), PerRewardStd(), ProcessSupervision(), GroupMean(), LeaveOneOut()]
     estimators: list[KLEstimator] = [K3(), ImportanceWeighted(), K2()]
     masks: list[list[TokenMask]] = [[], [Truncated()], [], [TopEntropy(0.4)]]
     found = []
-    for number, (surrogate, weighting) in enumerate(product(SURROGATES, WEIGHTINGS)):
+    for number, surrogate in enumerate(SURROGATES):
         objective = Objective(
             surrogate,
             estimators[number % 3],
             beta=0.1 if number % 2 else 0.0,
-            weighting=weighting,
+            weighting=WEIGHTINGS[number % 5],
             masks=masks[number // 2 % 4],
             entropy_bonus=0.05 if number % 7 == 3 else 0.0,
         )
@@ -165,9 +179,51 @@ class Groups(L.Callback):
             self.steps.append(sorted(place for places in ranks.gather(mine) for place in places))
 
 
-def runs(folder: Path, max_tokens: int, **trainer: Any) -> dict[str, Any]:
+LETTERS = list("abcdefghijklmnopqrstuvwxyz")
+"""End a turn. One that has none of them in two tokens is cut off, and ends its conversation: some are short."""
+SOMETIMES = (
+    "{% for m in messages %}{{ '§' if m.role == 'assistant' and not loop.last and m.content[:1] in 'abcdefgh0123' }}"
+    "{{ m.content }}{% endfor %}"
+)
+"""Rewrites turns with some beginnings: the policy has no token for the mark."""
+
+
+class Counting(NativeEngine):
+    """Counts the turns that it was asked for."""
+
+    turns = 0
+
+    def generate(self, *args: Any, **kwargs: Any) -> list[Completion]:
+        self.turns += 1
+        return super().generate(*args, **kwargs)
+
+
+def conversations(folder: Path, parts: bool, **trainer: Any) -> dict[str, Any]:
+    """The gradients of every update of some steps of a game, what was logged, and the turns that each rank drew."""
+    seen, policy, engine = Gradients(), policy_of(scale=0.05), Counting()
+    policy.tokenizer.chat_template = SOMETIMES
+    fit(
+        folder,
+        [seen],
+        loop={"max_tokens": 60 if parts else 0, "num_minibatches": 2, "group_size": 3},
+        trainer={"max_epochs": 3} | trainer,
+        data=PromptDataModule(Guess(), chat=True, limits=Limits(max_turns=10)),
+        rewards=[EnvironmentReward(), Vowels(weight=0.5)],
+        sampling=Sampling(max_new_tokens=2, stop=LETTERS),
+        policy=policy,
+        engine=engine,
+        objective=Objective(SequenceClipped(), beta=0.1),
+        advantage=ProcessSupervision(),
+        old_policy=Elsewhere(),
+        reference=Another(),
+    )
+    return {"gradients": seen.updates, "turns": ranks.gather(engine.turns), "logged": scalars(folder)}
+
+
+def runs(folder: Path, parts: bool, **trainer: Any) -> dict[str, Any]:
     """What the runs found: the gradient of every update, by run, and the groups that dynamic sampling chose."""
     found: dict[str, Any] = {}
+    max_tokens = 30 if parts else 0  # packs of one or two rows, and not as many on both ranks
 
     def run(
         name: str,
@@ -190,7 +246,7 @@ def runs(folder: Path, max_tokens: int, **trainer: Any) -> dict[str, Any]:
     run(
         "objectives",
         [TakeTurns()],
-        len(SURROGATES) * len(WEIGHTINGS),
+        len(SURROGATES),
         {},
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
         rewards=[Digits(), Vowels(weight=0.5)],
@@ -199,15 +255,14 @@ def runs(folder: Path, max_tokens: int, **trainer: Any) -> dict[str, Any]:
         reference=Another(),
     )
     run("learning", [], 2, {"steps_per_iteration": 1}, objective=Objective(beta=0.1), reference=MovingAverage())
-    groups = Groups()
-    run("sampling", [groups], 3, {"dynamic_sampling": DynamicSampling(max_rounds=3)}, rewards=[Vowels()])
-    found["groups"] = groups.steps
-    run("stop", [], 2, {"mu": 4, "stop": KLAbove(0.09)})
-    corrected = Objective(correction=TruncatedRatio(1.02))
-    run("stale", [], 4, {"source": StaleSource(2)}, objective=corrected, old_policy=Proximal())
-    for precision, dtype, shares in product(("32-true", "bf16-mixed"), (torch.float32, torch.bfloat16), (True, False)):
-        if (precision, dtype) == ("bf16-mixed", torch.bfloat16):
-            continue
+    if trainer.get("strategy") != "fsdp2":  # what the ranks decide does not depend on the shards
+        groups = Groups()
+        run("sampling", [groups], 3, {"dynamic_sampling": DynamicSampling(max_rounds=3)}, rewards=[Vowels()])
+        found["groups"] = groups.steps
+        run("stop", [], 2, {"mu": 4, "stop": KLAbove(0.09)})
+        corrected = Objective(correction=TruncatedRatio(1.02))
+        run("stale", [], 4, {"source": StaleSource(2)}, objective=corrected, old_policy=Proximal())
+    for precision, dtype, shares in PRECISIONS:
         policy = policy_of(scale=0.05)
         for parameter in policy.parameters():  # not the rotary frequencies
             parameter.data = parameter.data.to(dtype)
@@ -225,9 +280,9 @@ def runs(folder: Path, max_tokens: int, **trainer: Any) -> dict[str, Any]:
             policy=policy,
         )
         found[name]["ratios"] = scalars(folder / name).get("policy/ratio_max")  # of rank 0 alone
+    found["conversations"] = conversations(folder / "conversations", parts, **trainer)
     return found
 
 
 if __name__ == "__main__":
-    # The budget makes packs of one or two rows, and not as many on both ranks.
-    on_two_ranks(runs, max_tokens=30)
+    on_two_ranks(runs)

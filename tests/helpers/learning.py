@@ -1,11 +1,8 @@
-"""A learned reward on tiny samples; as a script, `learning.py FOLDER RANK WORLD_SIZE`, one rank of several."""
+"""A learned reward on tiny samples."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.learned.reward import LearnedReward
@@ -57,27 +54,10 @@ def scores_of(reward: LearnedReward, samples: Sequence[Sample]) -> Scores:
     return Scorer([reward])(samples)
 
 
-def learn(reward: LearnedReward, steps: Sequence[int], rank: int = 0, world_size: int = 1) -> list[dict[str, float]]:
-    """Lets the reward learn from this rank's completions of some steps; every second ends an iteration."""
+def learn(reward: LearnedReward, steps: Sequence[int]) -> list[dict[str, float]]:
+    """Lets the reward learn from the completions of some steps; every second ends an iteration."""
     metrics = []
     for step in steps:
-        samples = [one for one in explored(step) if one.prompt.id % world_size == rank]
+        samples = explored(step)
         metrics.append(reward.learn(samples, scores_of(reward, samples), iteration_ends=step % 2 == 1))
     return metrics
-
-
-def main() -> None:
-    folder, rank, world_size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size
-    )
-    torch.manual_seed(rank)
-    reward = reward_of(folder / "policy")
-    metrics = learn(reward, range(4), rank, world_size)
-    torch.save({"metrics": metrics, "state": reward.state_dict()}, folder / f"rank{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

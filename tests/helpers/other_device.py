@@ -61,7 +61,6 @@ class _Module:
 def device() -> torch.device:
     """The device; PyTorch knows it from the first call on, for the rest of the process."""
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
-    _register_autocast()
     # For threads that have not entered `OtherDevice`: transformers reads weights in several.
     memory = torch.library.Library("aten", "IMPL", "PrivateUse1")
     _LIBRARIES.append(memory)
@@ -195,8 +194,6 @@ def _run(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], syncs: H
     if (name := operation_that_waits(operation, args, kwargs, on_device)) is not None:
         syncs.add(name)
     _note_copies(operation, args, kwargs, there, syncs)
-    if torch.are_deterministic_algorithms_enabled() and there:
-        _refuse_chance(operation, args)
 
     owners: dict[int, Tensor] = {}
 
@@ -221,28 +218,6 @@ def _run(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], syncs: H
         with no_dispatch():  # The outer tensor's own shape.
             operation(*args, **kwargs)
     return tree_map(wrapped, results)
-
-
-RANDOM_ORDER = {
-    aten.put.default,
-    aten.put_.default,
-    aten.kthvalue.default,
-    aten.median.default,
-    aten.median.dim,
-    aten.nanmedian.default,
-    aten.nanmedian.dim,
-    aten.histc.default,
-    aten.scatter_reduce.two,
-    aten.scatter_reduce_.two,
-}
-"""Operations that raise on CUDA under `torch.use_deterministic_algorithms` (its documentation, torch 2.13)."""
-
-
-def _refuse_chance(operation: Any, args: Any) -> None:
-    """Raises where CUDA has no deterministic algorithm."""
-    floats = operation in (aten.cumsum.default, aten.cumsum_.default) and args[0].is_floating_point()
-    if operation in RANDOM_ORDER or floats:
-        raise RuntimeError(f"{operation} does not have a deterministic implementation")
 
 
 COPIES = {aten._to_copy.default, aten.copy_.default, aten.copy.default, aten._copy_from.default}
@@ -360,58 +335,5 @@ StrategyRegistry.register("other_device", OtherStrategy)
 
 TRAINER = {"accelerator": NAME, "strategy": "other_device", "devices": 1}
 """The Trainer's options for it."""
-
-LOWER = (
-    *("linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "einsum"),
-    *("conv1d", "conv2d", "conv3d", "scaled_dot_product_attention"),
-)
-"""What autocast does in the lower precision on CUDA (torch's documentation of autocast, 2.13)."""
-
-FLOAT32 = (
-    *("softmax.int", "log_softmax.int", "cumsum", "cumprod", "sum", "sum.dim_IntList", "prod", "exp", "expm1", "log"),
-    *(
-        "log10",
-        "log1p",
-        "log2",
-        "pow.Tensor_Scalar",
-        "pow.Tensor_Tensor",
-        "reciprocal",
-        "rsqrt",
-        "layer_norm",
-        "norm.Scalar",
-    ),
-)
-"""What it does in float32."""
-
-
-def _register_autocast() -> None:
-    """Gives the device CUDA's rules of mixed precision."""
-    fallback = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
-    fallback.fallback(torch.library.fallthrough_kernel)
-    library = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")
-    _LIBRARIES.extend([fallback, library])
-    key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
-
-    def register(name: str, lower: bool) -> None:
-        packet, _, overload = name.partition(".")
-        operation = getattr(getattr(aten, packet), overload or "default")
-
-        def cast(value: Any) -> Any:
-            if on_device(value) and value.is_floating_point() and value.dtype != torch.float64:
-                return value.to(torch.get_autocast_dtype(NAME) if lower else torch.float32)
-            return value
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with torch._C._ExcludeDispatchKeyGuard(key):
-                args, kwargs = tree_map(cast, (args, kwargs))
-                return operation(*args, **kwargs)
-
-        library.impl(name, run)
-
-    for name in LOWER:
-        register(name, lower=True)
-    for name in FLOAT32:
-        register(name, lower=False)
-
 
 _LIBRARIES: list[torch.library.Library] = []

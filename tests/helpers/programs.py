@@ -1,7 +1,8 @@
 """`grpo` in processes of its own, forked from one that has made the imports, which are most of what a small run costs.
 
 What a fork shares with the others, and a new interpreter does not, is the seed of Python's hashes. So some tests start
-new interpreters: those of invariance, nodes, SLURM, and some of sharding and of ranks that fail together.
+new interpreters: those of invariance, nodes, SLURM, and some of resuming, sharding and ranks that fail together. A fork
+leaves out the trial of the engine too (`helpers.preloaded`).
 """
 
 import atexit

@@ -5,7 +5,7 @@ import pytest
 import yaml
 from helpers.curves import scalars, write
 
-from grpo_lightning.inspect.arms import arms_of, difference_names, flat, read_runs, short_keys, shown
+from grpo_lightning.inspect.arms import arms_of, flat, read_runs, shown
 from grpo_lightning.types import UsageError
 
 
@@ -64,26 +64,6 @@ def test_a_run_with_changed_options_has_had_two_configurations(tmp_path: Path):
     assert arms[1].shown("model.optimizer.lr") == "3e-4 → 1e-4 at step 5"
 
 
-def test_two_by_two_needs_two_differences():
-    configs = [{"loop.mu": mu, "model.beta": beta} for mu in (1, 2) for beta in (0.0, 0.5)]
-    assert difference_names(configs) == ["mu 1, beta 0", "mu 1, beta 0.5", "mu 2, beta 0", "mu 2, beta 0.5"]
-    assert difference_names([{"a": 1}, {"a": 1}]) == ["", ""]
-
-
-def test_a_class_names_its_arm_rather_than_its_arguments_or_the_trainer():
-    configs = [
-        {"trainer.max_epochs": 2, "model.kl": "K3", "model.kl.cap": 1},
-        {"trainer.max_epochs": 3, "model.kl": "K2"},
-    ]
-    assert difference_names(configs) == ["kl K3", "kl K2"]
-
-
-def test_keys_are_short_and_clear():
-    keys = ["model.a.weight", "model.b.weight", "loop.mu", "model.rewards.0", "x.loop.mu2"]
-    assert list(short_keys(keys).values()) == ["a.weight", "b.weight", "mu", "rewards.0", "mu2"]
-    assert short_keys(["mu", "loop.mu"]) == {"mu": "mu", "loop.mu": "loop.mu"}
-
-
 def test_flat_by_hand():
     raw = {
         "rewards": [{"class_path": "grpo_lightning.FormatReward", "init_args": {"weight": 0.2}}],
@@ -135,18 +115,6 @@ def test_folders_of_arms_name_them(tmp_path: Path):
     assert sorted(arm.name for arm in arms) == ["lr 1e-4", "lr 3e-4"]
 
 
-def test_a_folder_of_different_runs_is_no_arm(tmp_path: Path):
-    make(tmp_path / "runs" / "quickstart")
-    make(tmp_path / "runs" / "dapo", mu=4)
-    assert [arm.name for arm in arms_of(read_runs([tmp_path / "runs"]))] == ["dapo", "quickstart"]
-
-
-def test_a_run_given_twice_counts_once(tmp_path: Path):
-    run = make(tmp_path / "run")
-    (arm,) = arms_of(read_runs([run, tmp_path, run]))
-    assert (arm.name, list(arm.runs)) == ("run", ["0"])
-
-
 def test_equal_runs_with_equal_seeds_are_told_apart_by_their_folders(tmp_path: Path):
     folders = [make(tmp_path / part / str(seed), seed=seed) for part in ("before", "after") for seed in (0, 1)]
     arms = arms_of(read_runs(folders))
@@ -154,13 +122,6 @@ def test_equal_runs_with_equal_seeds_are_told_apart_by_their_folders(tmp_path: P
     arms = arms_of(read_runs([make(tmp_path / "runs" / name) for name in ("one", "two")]))
     assert [arm.name for arm in arms] == ["one", "two"]
     assert [arm.name for arm in arms_of(read_runs([tmp_path / "runs"]))] == ["one", "two"]
-
-
-def test_runs_of_a_named_arm_with_equal_seeds_are_kept(tmp_path: Path):
-    for name in ("x", "y"):
-        make(tmp_path / "experiment" / "arm" / name)
-    (arm,) = arms_of(read_runs([tmp_path / "experiment"]))
-    assert list(arm.runs) == ["x", "y"]
 
 
 def test_without_configuration_the_folders_count(tmp_path: Path):
@@ -186,13 +147,3 @@ def test_a_broken_configuration(tmp_path: Path, text: str, message: str):
     (tmp_path / "run" / "config.yaml").write_text(text)
     with pytest.raises(UsageError, match=message):
         read_runs([tmp_path / "run"])
-
-
-def test_folders_that_hold_no_run(tmp_path: Path):
-    with pytest.raises(UsageError, match=r"nothing: there is no such folder\. Give the folder of a run"):
-        read_runs([tmp_path / "nothing"])
-    with pytest.raises(UsageError, match=r"no curves .* in it"):
-        read_runs([tmp_path])
-    (tmp_path / "events.out.tfevents.1").write_bytes(b"")
-    with pytest.raises(UsageError, match="its curves hold no readable scalars"):
-        read_runs([tmp_path])

@@ -1,17 +1,13 @@
-import math
 import re
 from xml.etree import ElementTree
 
 import pytest
 
 from grpo_lightning.inspect.charts import (
-    Scale,
     Series,
     XAxis,
     chart,
     outside,
-    strip,
-    tick_label,
     ticks,
     y_range,
 )
@@ -90,47 +86,3 @@ def test_an_outlier_does_not_flatten_the_curve_and_is_reported():
 )
 def test_ticks(low: float, high: float, whole: bool, expected: list[float]):
     assert ticks(low, high, 6, whole) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("exponent", range(-9, 10))
-@pytest.mark.parametrize("width", [1.0, 1.7, 2.3, 4.9, 6.1, 9.99])
-def test_there_are_enough_ticks_and_not_too_many(exponent: int, width: float):
-    low = 0.37 * 10.0**exponent
-    found = ticks(low, low + width * 10.0**exponent, 6)
-    assert 3 <= len(found) <= 6
-    labels = [tick_label(value, found[1] - found[0]) for value in found]
-    assert len(set(labels)) == len(labels)
-
-
-@pytest.mark.parametrize(
-    ("value", "step", "expected"),
-    [
-        (0.2, 0.2, "0.2"),
-        (1.0, 0.2, "1.0"),
-        (0.0, 0.2, "0"),
-        (-2.0, 1.0, "-2"),
-        (12000, 2000, "12k"),
-        (2000, 1000, "2k"),
-        (2500000, 500000, "2.5M"),
-        (12050, 50, "12050"),
-        (3e-6, 1e-6, "3e-6"),
-        (1.2e-5, 2e-6, "1.2e-5"),
-        (60, 10, "60"),
-    ],
-)
-def test_tick_labels(value: float, step: float, expected: str):
-    assert tick_label(value, step) == expected
-
-
-def test_scale_is_linear():
-    assert [Scale(0, 10, 100, 0)(value) for value in (0, 2.5, 10)] == ["100.0", "75.0", "0.0"]
-
-
-def test_the_strip_of_a_difference():
-    # From -2 to 2 on 2 to 118: 29 per unit from 60.
-    svg = strip([0.0, 1.0], 0.5, 9.0, 2.0)
-    assert re.findall(r'cx="([^"]*)"', svg) == ["60.0", "89.0"]
-    assert 'class="span" x1="2.0" x2="118.0"' in svg, "cut off at the ends"
-    assert 'class="middle" x1="74.5"' in svg
-    assert "span" not in strip([0.0], 0.0, math.nan, 1.0)
-    ElementTree.fromstring(svg)

@@ -67,15 +67,6 @@ def test_fewer_than_four(num_groups: int) -> None:
     assert [names[0] for names in roles.values()] == ["mixed", "moved", "worst"][:num_groups]
 
 
-def test_none_at_all() -> None:
-    assert Choice.from_groups(GROUPS, 0).roles({}) == {}
-    assert Choice.from_groups([], 4).roles({}) == {}
-
-
-def test_the_order_of_the_groups_does_not_matter() -> None:
-    assert Choice.from_groups(GROUPS[::-1], 5) == Choice.from_groups(GROUPS, 5)
-
-
 def test_summary_of_a_group() -> None:
     rollouts = rollouts_of([2, 1, 1], [3, 3], group=[0, 0, 1])
     rollouts.advantage = torch.tensor([1.0, -2.0, 0.5, 1.0])

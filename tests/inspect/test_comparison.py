@@ -25,12 +25,6 @@ def test_metrics_are_read(text: str, expected: tuple):
     assert Metric.parse(text) == Metric(*expected)
 
 
-@pytest.mark.parametrize("text", ["val/x:median", "val/x>=high", "val/x>0.9", "", "val/x:"])
-def test_metrics_that_are_none(text: str):
-    with pytest.raises(ValueError, match="metric"):
-        Metric.parse(text)
-
-
 def cumulative_t(t: float, df: int) -> float:
     """Student's distribution by its closed form for whole degrees of freedom (Abramowitz and Stegun 26.7.3-4)."""
     theta = math.atan(t / df**0.5)
@@ -72,17 +66,6 @@ def test_last_value_and_paired_difference_by_hand():
     other = arm(*(scalars([0.0, last]) for last in (1.19, 5.2, 9.21)))
     marked = cell({"a": base, "b": other}, "val/x", "b").difference
     assert marked.excludes_zero and with_interval(marked, "+") == "+0.200 ± 0.025"
-
-
-def test_seeds_are_paired_by_name():
-    arms = {"a": {"0": scalars([1.0]), "1": scalars([2.0])}, "b": {"1": scalars([2.5]), "7": scalars([9.0])}}
-    found = cell(arms, "val/x", "b")
-    assert (found.difference.mean, found.difference.n, found.estimate.n) == (0.5, 1, 2)
-
-
-def test_mean_over_the_curve():
-    # Over steps 1, 2, 3 the values 0, 1, 1: area 0.5 + 1, width 2.
-    assert cell({"a": arm(scalars([0.0, 1.0, 1.0]))}, "val/x:mean", "a").values == {"0": 0.75}
 
 
 def test_the_axis_of_updates_counts_those_made():
@@ -160,17 +143,6 @@ def test_means_leave_gaps_out():
     assert [(x, y.mean, y.n) for x, y in found] == [(1, 2.0, 2), (2, 4.0, 1), (3, 3.0, 1)]
     # 1 and 3: s = √2, t(1) = 12.7062, half = 12.7062 * √2 / √2.
     assert found[0][1].half == pytest.approx(12.7062, abs=1e-4)
-
-
-def test_a_threshold_that_not_every_run_reaches_has_no_interval_and_no_difference():
-    arms = {"a": arm(scalars([0.1, 0.9]), scalars([0.1, 0.2])), "b": arm(scalars([0.1, 0.1]), scalars([0.1, 0.1]))}
-    some, none = cell(arms, "val/x>=0.9", "a"), cell(arms, "val/x>=0.9", "b")
-    assert (shown(some), shown(none), none.difference) == ("2 (1 of 2)", "never (0 of 2)", None)
-
-
-def test_a_run_whose_first_value_comes_after_the_others_ended_does_not_count():
-    arms = {"a": arm(scalars([0.5, 0.6])), "b": arm(scalars([0.7, 0.8], seconds=9.0))}
-    assert cell(arms, "val/x", "b", "seconds").estimate.n == 0
 
 
 def test_a_validation_before_the_first_step_is_step_zero():

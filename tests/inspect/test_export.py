@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 import yaml
 from helpers.command import Grpo, arguments
 from helpers.programs import programs
-from helpers.tiny import rollouts_of
+from helpers.tiny import policy_of, rollouts_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grpo_lightning.command import overview
@@ -44,13 +43,24 @@ def export(*words: str) -> int:
     return code
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a policy, and a run of two steps whose weights have moved."""
+    folder = tmp_path_factory.mktemp("export")
+    policy_of().save_pretrained(folder / "policy")
+    (folder / "rows.jsonl").write_text("".join(f'{{"question": "{n}", "answer": "{n}"}}\n' for n in range(8)))
+    with programs({"run": arguments("fit", "--trainer.max_epochs=2", *LEARNS)}, folder) as started:
+        assert started["run"].wait() == 0, started["run"].errors[-3000:]
+    started = AutoModelForCausalLM.from_pretrained(folder / "policy").state_dict()
+    assert any(not torch.equal(value, started[name]) for name, value in weights_in(folder / LAST).items())
+    return folder
+
+
 @pytest.fixture
-def trained(grpo: Grpo) -> Path:
-    """A run of two steps, in the working directory, whose weights have moved."""
-    code, _, errors = grpo("fit", "--trainer.max_epochs=2", *LEARNS)
-    assert code == 0, errors
-    started = AutoModelForCausalLM.from_pretrained("policy").state_dict()
-    assert any(not torch.equal(value, started[name]) for name, value in weights_in(LAST).items())
+def trained(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run, in a working directory that may be changed."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     return Path("run")
 
 
@@ -64,29 +74,43 @@ LEARNS = [
 
 
 @pytest.mark.usefixtures("trained")
-def test_log_probs_are_the_policys_bit_for_bit_without_this_package(tmp_path: Path) -> None:
+def test_it_has_the_runs_log_probs_bit_for_bit_without_this_package_and_is_a_policy_to_train_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("out.partial").mkdir()  # what an export that was killed left
+    Path("out.partial", "model.safetensors").write_bytes(b"half")
+    Path("out").mkdir()  # an empty folder is as good as none
     assert export("run", "--out", "out") == 0
+    assert not Path("out.partial").exists()
+    mask = os.umask(0)
+    os.umask(mask)
+    assert {path.stat().st_mode & 0o777 for path in Path("out").iterdir()} == {0o666 & ~mask}
     outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-c", ALONE, str(tmp_path / "out"), str(tmp_path / "logp.pt")]
     subprocess.run(command, check=True, cwd="/", env=outside | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
-    expected = AutoModelForCausalLM.from_pretrained("policy")
-    expected.load_state_dict(weights_in(LAST))
-    logp = expected(input_ids=torch.arange(6, 30)[None]).logits.log_softmax(-1)
+    model = AutoModelForCausalLM.from_pretrained("policy")
+    model.load_state_dict(weights_in(LAST))
+    logp = model(input_ids=torch.arange(6, 30)[None]).logits.log_softmax(-1)
     assert torch.equal(torch.load("logp.pt", weights_only=True), logp)
-
-
-@pytest.mark.usefixtures("trained")
-def test_it_is_a_policy_to_train_on(tmp_path: Path) -> None:
-    assert export("run", "--out", "out") == 0
-    exported, trained = Policy("out"), Policy("policy")
-    for policy in (exported, trained):
+    exported, expected = Policy("out"), Policy("policy")
+    for policy in (exported, expected):
         policy.load()
-    trained.model.load_state_dict(weights_in(LAST))
+    expected.model.load_state_dict(weights_in(LAST))
     rollouts = rollouts_of([5, 3, 7])
     with torch.no_grad():
-        assert torch.equal(exported(rollouts).logp, trained(rollouts).logp)
-    assert exported.stop_ids == trained.stop_ids and len(exported.stop_ids) > 1
-    assert exported.tokenizer.get_vocab() == trained.tokenizer.get_vocab()
+        assert torch.equal(exported(rollouts).logp, expected(rollouts).logp)
+    assert exported.stop_ids == expected.stop_ids and len(exported.stop_ids) > 1
+    assert exported.tokenizer.get_vocab() == expected.tokenizer.get_vocab()
+    # The card: its head, the configuration, and the use of it, which runs.
+    card = Path("out", "README.md").read_text()
+    _, head, body = card.split("---\n", 2)
+    assert yaml.safe_load(head)["library_name"] == "transformers"
+    block = body.split("```yaml\n")[1].split("\n```")[0]
+    assert yaml.safe_load(block) == yaml.safe_load(Path("run", "config.yaml").read_text())
+    assert f"| torch | {torch.__version__} |" in card
+    use = card.split("```python\n")[1].split("\n```")[0].replace('question = "..."', 'question = "12"')
+    monkeypatch.chdir("out")
+    exec(use, {})
 
 
 @pytest.mark.usefixtures("trained")
@@ -123,27 +147,6 @@ def test_an_earlier_checkpoint_of_its_own_numbers(grpo: Grpo) -> None:
     assert f"| `val/reward` | {curve[0][1]:.4g} | {curve[2][1]:.4g} |" in card
     model = AutoModelForCausalLM.from_pretrained("out")
     assert all(torch.equal(value, weights_in(Path("two.ckpt"))[name]) for name, value in model.state_dict().items())
-
-
-@pytest.mark.usefixtures("trained")
-def test_the_card_has_the_configuration_and_a_head_that_is_yaml() -> None:
-    assert export("run", "--out", "out") == 0
-    card = Path("out", "README.md").read_text()
-    _, head, body = card.split("---\n", 2)
-    assert yaml.safe_load(head)["library_name"] == "transformers"
-    block = body.split("```yaml\n")[1].split("\n```")[0]
-    assert yaml.safe_load(block) == yaml.safe_load(Path("run", "config.yaml").read_text())
-    assert f"| torch | {torch.__version__} |" in card
-
-
-@pytest.mark.usefixtures("trained")
-def test_the_use_in_the_card_runs(tmp_path: Path) -> None:
-    assert export("run", "--out", "out") == 0
-    block = Path("out", "README.md").read_text().split("```python\n")[1].split("\n```")[0]
-    code = block.replace('question = "..."', 'question = "12"')
-    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "out", capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout
 
 
 MISTAKES = {
@@ -189,40 +192,6 @@ def test_a_mistake_is_one_message_and_writes_nothing(
     assert line.startswith("grpo: error: ")
     assert [word for word in said if word not in line] == [], line
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk on which the weights do not fit."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"no tmpfs may be mounted here: {mounted.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.mark.usefixtures("trained")
-def test_a_full_disk_is_one_message_and_leaves_nothing(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
-    assert export("run", "--out", str(small_disk / "out")) == 1
-    errors = capsys.readouterr().err
-    assert "Traceback" not in errors
-    assert "the disk refuses to write: No space left on device" in errors.strip().splitlines()[-1]
-    assert list(small_disk.iterdir()) == []
-
-
-@pytest.mark.usefixtures("trained")
-def test_what_an_export_that_was_killed_left_is_no_obstacle() -> None:
-    Path("out.partial").mkdir()
-    Path("out.partial", "model.safetensors").write_bytes(b"half")
-    Path("out").mkdir()  # an empty folder is as good as none
-    assert export("run", "--out", "out") == 0
-    assert not Path("out.partial").exists()
-    mask = os.umask(0)
-    os.umask(mask)
-    assert {path.stat().st_mode & 0o777 for path in Path("out").iterdir()} == {0o666 & ~mask}
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])

@@ -1,14 +1,14 @@
 """`grpo export` of a run with an adapter: the adapter alone, or merged into the model."""
 
-import os
-import subprocess
-import sys
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
-from helpers.command import Grpo
+from helpers.command import arguments
+from helpers.programs import programs
 from helpers.tiny import policy_of, rollouts_of
 from peft import PeftModel
 from test_export import LAST, LEARNS, export, weights_in
@@ -17,23 +17,31 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.policy import Policy
 
-AFTERWARDS = """
-import sys, torch
-torch.save(model.eval()(input_ids=torch.arange(6, 30)[None]).logits.log_softmax(-1), sys.argv[1])
-"""
 IDS = torch.arange(6, 30)[None]
-KERNELS = ["ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"]
 # PEFT asks by a name that transformers has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
 
 
-@pytest.fixture(params=["lora", "dora"])
-def trained(request: pytest.FixtureRequest, grpo: Grpo) -> Policy:
-    """The policy of a run of two steps whose adapter has moved, with what its checkpoint has."""
+@pytest.fixture(scope="module", params=["lora", "dora"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bool]:
+    """A folder with a run of two steps whose adapter has moved, and whether it is DoRA."""
     dora = request.param == "dora"
+    folder = tmp_path_factory.mktemp(request.param)
+    policy_of().save_pretrained(folder / "policy")
+    (folder / "rows.jsonl").write_text("".join(f'{{"question": "{n}", "answer": "{n}"}}\n' for n in range(8)))
     adapter = f"{{class_path: LoRA, init_args: {{rank: 4, dora: {str(dora).lower()}}}}}"
-    code, _, errors = grpo("fit", "--trainer.max_epochs=2", *LEARNS, f"--model.policy.adapter={adapter}")
-    assert code == 0, errors
+    options = ["--trainer.max_epochs=2", *LEARNS, f"--model.policy.adapter={adapter}"]
+    with programs({"run": arguments("fit", *options)}, folder) as started:
+        assert started["run"].wait() == 0, started["run"].errors[-3000:]
+    return folder, dora
+
+
+@pytest.fixture
+def trained(run: tuple[Path, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Policy:
+    """The policy with what its checkpoint has, in a working directory that may be changed."""
+    folder, dora = run
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     # With transformers' own layers, to compare bits.
     policy = Policy("policy", adapter=LoRA(rank=4, dora=dora), fused=False)
     policy.load()
@@ -47,7 +55,7 @@ def logp(model: torch.nn.Module) -> torch.Tensor:
     return model(input_ids=IDS).logits.log_softmax(-1)
 
 
-def test_the_adapter_is_one_that_peft_reads(trained: Policy, tmp_path: Path) -> None:
+def test_the_adapter_is_one_that_peft_reads(trained: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert export("run", "--out", "out", "--as", "adapter") == 0
     names = {path.name for path in Path("out").iterdir()}
     assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "README.md"} <= names
@@ -57,13 +65,15 @@ def test_the_adapter_is_one_that_peft_reads(trained: Policy, tmp_path: Path) -> 
     # The use in the card, where the relative path of the base would be wrong.
     card = Path("out", "README.md").read_text()
     code = card.split("```python\n")[1].split("\n```")[0].replace('question = "..."', 'question = "12"')
-    code = code.replace('folder = "."', f"folder = {str(tmp_path / 'out')!r}") + AFTERWARDS
-    command = [sys.executable, "-c", code, str(tmp_path / "logp.pt")]
-    # The same instructions of the processor as here: others round otherwise.
-    kernels = {name: os.environ[name] for name in KERNELS if name in os.environ}
-    subprocess.run(command, check=True, cwd="/", env={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **kernels})
-    assert torch.load("logp.pt", weights_only=True).equal(logp(trained.model))
+    found: dict[str, Any] = {}
+    monkeypatch.chdir("/")
+    exec(code.replace('folder = "."', f"folder = {str(tmp_path / 'out')!r}"), found)
+    assert logp(found["model"].eval()).equal(logp(trained.model))
+    monkeypatch.chdir(tmp_path)
     assert yaml.safe_load(card.split("---\n", 2)[1])["library_name"] == "peft" and "This is an adapter" in card
+    trained.save_pretrained("saved")
+    base = AutoModelForCausalLM.from_pretrained("policy")
+    assert logp(PeftModel.from_pretrained(base, "saved").eval()).equal(logp(trained.model))
     count = sum(value.numel() for value in trained.trained_state_dict().values())
     assert f"{count:,} parameters, float32" in card
 
@@ -99,9 +109,3 @@ def test_mistakes(trained: Policy, capsys: pytest.CaptureFixture[str]) -> None:
     assert export("run", "--out", "out") == 2
     assert "was trained on other weights" in capsys.readouterr().err
     assert not Path("out").exists()
-
-
-def test_a_saved_policy_with_an_adapter_is_its_adapter(trained: Policy) -> None:
-    trained.save_pretrained("saved")
-    base = AutoModelForCausalLM.from_pretrained("policy")
-    assert logp(PeftModel.from_pretrained(base, "saved").eval()).equal(logp(trained.model))

@@ -1,16 +1,13 @@
 """`grpo inspect` as a user calls it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helpers.inspecting import group_of, plain_tokens, step_of, write_records
-from helpers.paths import environment
 
 from grpo_lightning.inspect.command import main
-from grpo_lightning.inspect.page import NUM_POINTS, SCRIPTS, RecordedStep, RunData, build, curves_of
+from grpo_lightning.inspect.page import NUM_POINTS, RecordedStep, RunData, build, curves_of
 from grpo_lightning.inspect.record import path_of, read
 from grpo_lightning.types import UsageError
 
@@ -39,14 +36,6 @@ def test_the_page_is_in_the_runs_folder(run: Path, capsys: pytest.CaptureFixture
     assert list(data) == ["page", "step-0-1", "step-0-2", "step-0-3"]
     assert data["step-0-2"] == [json.loads(line) for line in path_of(run, 2).read_text().splitlines()]
     assert str(run) not in (run / "inspect.html").read_text(encoding="utf-8")
-
-
-def test_the_page_is_where_one_asks_for_it(run: Path, tmp_path: Path) -> None:
-    assert main([str(run), "-o", str(tmp_path / "page.html"), "--compare", str(run)]) == 0
-    assert [name for name in blocks(tmp_path / "page.html") if name.startswith("step-1-")] == [
-        f"step-1-{step}" for step in (1, 2, 3)
-    ]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "run"]
 
 
 def test_a_small_limit_thins_the_steps_evenly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,26 +76,6 @@ def test_mistakes_get_one_message(
     assert error.startswith("grpo: error: ") and message in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("breakage", ["cut", "bytes", "other format", "ragged", "not a step"])
-def test_a_broken_file_is_told(run: Path, capsys: pytest.CaptureFixture[str], breakage: str) -> None:
-    path = path_of(run, 2)
-    text = path.read_text()
-    group = json.loads(text.splitlines()[1])
-    group["completions"][0]["tokens"]["pieces"].append("c")
-    ragged = "\n".join([text.splitlines()[0], json.dumps(group)])
-    broken = {
-        "cut": text[:-200],
-        "bytes": "\udcff",
-        "other format": text.replace('"format": 1', '"format": 9'),
-        "ragged": ragged,
-        "not a step": "[]",
-    }
-    path.write_bytes(broken[breakage].encode(errors="surrogateescape"))
-    assert main([str(run)]) == 0
-    assert "step-000002.jsonl cannot be read and is left out" in capsys.readouterr().out
-    assert [name for name in blocks(run / "inspect.html") if name != "page"] == ["step-0-1", "step-0-3"]
-
-
 BROKEN = {
     "a step that is text": (
         0,
@@ -115,46 +84,18 @@ BROKEN = {
         "`step` of the step is",
     ),
     "a step of another file": (0, '"step": 2', '"step": 3', "its name is not that of its step, step-000003.jsonl"),
-    "a step that is true": (0, '"step": 2', '"step": true', "`step` of the step is true, not a whole number"),
+    "another format": (0, '"format": 1', '"format": 9', ""),
     "an update that is NaN": (1, '"update": 3', '"update": NaN', "NaN is no JSON"),
-    "an update beyond all numbers": (1, '"update": 3', '"update": 1e999', "`update` of a group is Infinity"),
-    "a mean that is NaN": (1, '"mean": 0.5', '"mean": NaN', "NaN is no JSON"),
-    "a mean that is text": (1, '"mean": 0.5', '"mean": "x"', '`mean` of a group is "x", not a finite number or null'),
     "a mean beyond all numbers": (1, '"mean": 0.5', '"mean": 1e999', "`mean` of a group is Infinity"),
     "no ids": (1, '"ids"', '"idz"', "a completion's tokens misses `ids`"),
     "ids that are no base64": (1, '"ids": "', '"ids": "%', "`ids` of a completion's tokens is no base64"),
-    "pieces that are null": (
-        1,
-        '"pieces": ["a"',
-        '"pieces": [null',
-        "`pieces` of a completion's tokens has null, not a text",
-    ),
-    "pieces that are one text": (
-        1,
-        '"pieces": ["a", "b"]',
-        '"pieces": "ab"',
-        '`pieces` of a completion\'s tokens is "ab"',
-    ),
+    "more pieces than ids": (1, '"pieces": ["a", "b"]', '"pieces": ["a", "b", "c"]', ""),
+    "pieces that are null": (1, '["a", "b"]', '[null, "b"]', "`pieces` of a completion's tokens has null, not a text"),
     "no objective": (0, '"objective": {', '"objective": null, "was": {', "`objective` of the step is null"),
-    "a surrogate that is text": (
-        0,
-        '"surrogate": {',
-        '"surrogate": "Clipped", "was": {',
-        "`surrogate` of the objective is",
-    ),
-    "a vocabulary by words": (
-        1,
-        '"vocabulary": {}',
-        '"vocabulary": {"a": "b"}',
-        "`vocabulary` of a group is an object, not an object with whole numbers as keys",
-    ),
-    "a segment beyond the end": (
-        1,
-        '"segments": {}',
-        '"segments": {"prm": [[2, 1.0]]}',
-        "a segment of prm ends outside",
-    ),
+    "a segment beyond the end": (1, '"segments": {}', '"segments": {"a": [[2, 1.0]]}', "a segment of a ends outside"),
     "deep": (0, '"temperature": 1.0', '"temperature": ' + "[" * 100_000 + "]" * 100_000, "nested too deeply"),
+    "cut": (1, '"vocabulary"', '"voc\n', ""),
+    "bytes": (1, '"a"', '"\udcff"', ""),
 }
 """What makes a file unreadable: (line, what is there, what then is, what the note says)."""
 
@@ -166,7 +107,7 @@ def test_a_value_of_another_kind_leaves_the_file_out(run: Path, capsys: pytest.C
     lines = path.read_text().splitlines()
     assert old in lines[line]
     lines[line] = lines[line].replace(old, new, 1)
-    path.write_text("\n".join(lines) + "\n")
+    path.write_bytes(("\n".join(lines) + "\n").encode(errors="surrogateescape"))
     assert main([str(run)]) == 0
     out = capsys.readouterr().out
     assert "inspect/step-000002.jsonl cannot be read and is left out: " in out and message in out
@@ -200,13 +141,6 @@ def test_fields_of_a_later_version_are_dropped(run: Path) -> None:
     assert [record.step for record in read(run)] == [1, 2, 3]
 
 
-def test_half_a_pair_of_surrogates_stays(run: Path) -> None:
-    path = path_of(run, 2)
-    path.write_text(path.read_text().replace("What is", "\\ud800 What is", 1))
-    assert main([str(run)]) == 0
-    assert blocks(run / "inspect.html")["step-0-2"][1]["question"].startswith("\ud800 What is")
-
-
 @pytest.mark.parametrize("name", ["inspect/step-000002.jsonl", "config.yaml", "events.out.tfevents.0"])
 def test_no_file_of_a_run_is_overwritten(run: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     (run / name).touch()
@@ -219,47 +153,9 @@ def test_no_file_of_a_run_is_overwritten(run: Path, capsys: pytest.CaptureFixtur
     assert "that is a folder" in capsys.readouterr().err
 
 
-def test_one_step_that_is_too_large_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(run), "--max_mb", "0.0001"]) == 0
-    out = capsys.readouterr().out
-    assert "Step 3 of run alone has 0.00" in out and "more than --max_mb allows" in out and "inspect.num_groups" in out
-
-
 def test_every_value_in_the_page_is_escaped(run: Path) -> None:
     page = build([RunData('a"><b>', [RecordedStep('1"><b>', ["{}"])], {}, {})])
     assert "<b>" not in page and page.count("&quot;&gt;&lt;b&gt;") >= 2
-
-
-def test_it_starts_without_torch() -> None:
-    program = (
-        "import sys; from grpo_lightning.__main__ import main\n"
-        "try: main()\n"
-        "except SystemExit as stopped: code = stopped.code\n"
-        "assert not code and not {'torch', 'lightning', 'tensorboard'} & {*sys.modules}, code"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "inspect", "--help"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "usage: grpo inspect [-h] [-o FILE] [--compare RUN2] [--max_mb MB] RUN" in done.stdout
-    assert len(done.stdout.splitlines()) < 20
-
-
-def test_a_page_is_written_without_torch(run: Path) -> None:
-    program = (
-        "import sys; from grpo_lightning.inspect.command import main\n"
-        "assert main(sys.argv[1:]) == 0 and not {'torch', 'lightning'} & {*sys.modules}"
-    )
-    subprocess.run([sys.executable, "-c", program, str(run)], env=environment(), check=True)
-
-
-def test_every_script_is_in_the_page() -> None:
-    assets = Path(__file__).parents[2] / "grpo_lightning" / "inspect" / "assets"
-    assert sorted(SCRIPTS) == sorted(path.stem for path in assets.glob("*.js"))
 
 
 def test_curves_are_those_that_the_run_has() -> None:
@@ -276,7 +172,3 @@ def test_curves_are_those_that_the_run_has() -> None:
     assert len(curves["reward"]) == NUM_POINTS and curves["reward"][0] == (0, 0) and curves["reward"][-1] == (999, 999)
     assert curves_of({}) == curves_of({"policy/kl_old": [(0, 0.0), (1, 0.0)]}) == {}
     assert curves_of({"policy/kl_old": [(0, 1.0)]}) == {"KL old": [(0, 1.0)]}
-
-
-def test_a_run_without_curves_has_a_page(run: Path) -> None:
-    assert RunData.read(run).curves == {}

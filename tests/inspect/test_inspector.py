@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -26,21 +25,18 @@ from grpo_lightning.inspect.inspector import Inspector
 from grpo_lightning.inspect.record import CompletionRecord, GroupRecord, StepRecord, files_of
 from grpo_lightning.maths.corrections import RatioMask
 from grpo_lightning.maths.diagnostics import Diagnostics
-from grpo_lightning.maths.kl import ImportanceWeighted, KLEstimator
-from grpo_lightning.maths.kl_penalty import KLPenalty
-from grpo_lightning.maths.masks import TokenMask, TopEntropy, Truncated
+from grpo_lightning.maths.kl import KLEstimator
+from grpo_lightning.maths.masks import TopEntropy, Truncated
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.process_supervision import ProcessSupervision
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.stopping import StopRule
 from grpo_lightning.maths.surrogates import Clipped, Surrogate
-from grpo_lightning.maths.target_probability import TargetProbability
-from grpo_lightning.maths.weightings import TokenWeighting, Unweighted
+from grpo_lightning.maths.weightings import TokenWeighting
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, Proximal
 from grpo_lightning.rewards.results import RewardResult, Segment
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.source import Synchronous
@@ -95,39 +91,36 @@ def check_terms(folder: Path, num_updates: int = 2) -> list[StepRecord]:
     return records
 
 
-@pytest.mark.parametrize("name", SURROGATES)
-def test_terms_of_every_surrogate_sum_to_the_logged_objective(name: str, tmp_path: Path) -> None:
-    objective = Objective(SURROGATES[name](), beta=0.05)
-    records = check_terms_of(tmp_path, objective)
-    if isinstance(objective.surrogate, TargetProbability):
-        columns = trained(records[0])[0].completions[0].tokens.columns
-        assert columns.keys() == {"logp_low", "logp_high"}
+OBJECTIVES: dict[str, Callable[[], Objective]] = {
+    **{name: lambda make=make: Objective(make(), beta=0.05) for name, make in SURROGATES.items()},
+    **{cls.__name__: lambda cls=cls: Objective(weighting=make(cls)) for cls in members(TokenWeighting)},
+    **{cls.__name__: lambda cls=cls: Objective(kl=make(cls), beta=0.5) for cls in members(KLEstimator)},
+    "Truncated": lambda: Objective(masks=[Truncated()], entropy_bonus=0.01),
+    "TopEntropy": lambda: Objective(masks=[TopEntropy(0.4)], entropy_bonus=0.01),
+}
 
 
-@pytest.mark.parametrize("cls", members(TokenWeighting), ids=lambda cls: cls.__name__)
-def test_terms_of_every_weighting(cls: type[TokenWeighting], tmp_path: Path) -> None:
-    rate = 1e-3 if cls is Unweighted else 0.5
-    check_terms_of(tmp_path, Objective(weighting=make(cls)), rate)
+class TakeTurns(L.Callback):
+    """An objective a step. Stands before the loop."""
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, GRPOModule)
+        pl_module.objective = [*OBJECTIVES.values()][trainer.current_epoch]()
 
 
-@pytest.mark.parametrize("cls", members(KLEstimator), ids=lambda cls: cls.__name__)
-def test_terms_of_every_kl(cls: type[KLEstimator], tmp_path: Path) -> None:
-    records = check_terms_of(tmp_path, Objective(kl=make(cls), beta=0.5))
-    tokens = completions(trained(records[-1]))[0].tokens
-    assert tokens.kl is not None and tokens.ref_logp is not None and np.abs(tokens.kl).max() > 1e-4
-
-
-@pytest.mark.parametrize("mask", [Truncated, lambda: TopEntropy(0.4)], ids=["Truncated", "TopEntropy"])
-def test_terms_with_masks_and_an_entropy_bonus(mask: Callable[[], TokenMask], tmp_path: Path) -> None:
-    records = check_terms_of(tmp_path, Objective(masks=[mask()], entropy_bonus=0.01))
-    weights = np.concatenate(
-        [one.tokens.weight for one in completions(trained(records[0])) if one.tokens.weight is not None]
+def test_terms_of_every_part_sum_to_the_logged_objective(tmp_path: Path) -> None:
+    steps = {"trainer": {"max_epochs": len(OBJECTIVES)}}
+    records = check_terms_of(
+        tmp_path, Objective(beta=0.05), 0.02, callbacks=[TakeTurns()], reference=Another(), **LEARNING | steps
     )
-    assert 0 < (weights == 0).mean() < 1
-
-
-def test_terms_with_a_penalty_in_the_reward(tmp_path: Path) -> None:
-    check_terms_of(tmp_path, Objective(kl=ImportanceWeighted(), beta=0.1), reward_kl=KLPenalty(0.2))
+    by_name = {name: completions(trained(record)) for name, record in zip(OBJECTIVES, records, strict=True)}
+    assert by_name["TargetProbability"][0].tokens.columns.keys() == {"logp_low", "logp_high"}
+    for name in ("K1", "K2", "K3", "ImportanceWeighted"):
+        tokens = by_name[name][0].tokens
+        assert tokens.kl is not None and tokens.ref_logp is not None and np.abs(tokens.kl).max() > 1e-4
+    for name in ("Truncated", "TopEntropy"):
+        weights = [one.tokens.weight for one in by_name[name] if one.tokens.weight is not None]
+        assert 0 < (np.concatenate(weights) == 0).mean() < 1
 
 
 def test_terms_of_stale_rollouts_with_a_correction(tmp_path: Path) -> None:
@@ -144,6 +137,16 @@ def test_terms_of_stale_rollouts_with_a_correction(tmp_path: Path) -> None:
             expected = np.where((ratio < 0.97) | (ratio > 1.03), 0, ratio)
             np.testing.assert_allclose(one.correction, expected, rtol=1e-5)
             assert ((one.weight == 0) == (expected == 0)).all()
+
+
+class Another(FrozenCopy):
+    """A reference that is not the policy, whose KL term would be 0."""
+
+    @torch.no_grad()
+    def refresh(self, policy: Policy) -> None:
+        super().refresh(policy)
+        for parameter in self.policy.parameters():
+            parameter.mul_(1.2)
 
 
 class Halves(Digits):
@@ -168,9 +171,11 @@ def test_terms_with_process_supervision(tmp_path: Path) -> None:
     assert one.tokens.advantage[0] != one.tokens.advantage[-1]
 
 
-def check_terms_of(folder: Path, objective: Objective, rate: float = 0.5, **options: Any) -> list[StepRecord]:
+def check_terms_of(
+    folder: Path, objective: Objective, rate: float = 0.5, callbacks: Sequence[L.Callback] = (), **options: Any
+) -> list[StepRecord]:
     optimizer = lambda parameters: torch.optim.SGD(parameters, lr=rate)  # noqa: E731
-    fit(folder, [inspector()], objective=objective, optimizer=optimizer, **LEARNING | options)
+    fit(folder, [inspector(), *callbacks], objective=objective, optimizer=optimizer, **LEARNING | options)
     return check_terms(folder)
 
 
@@ -221,10 +226,9 @@ def test_clipped_tokens_are_those_that_the_run_counted(tmp_path: Path) -> None:
 # The passes.
 
 
-@pytest.mark.parametrize("shape", ["llama", "gpt2"])
-def test_after_is_a_fresh_forward_with_the_saved_weights(shape: str, tmp_path: Path) -> None:
-    still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if shape == "gpt2" else {}
-    policy = policy_of(shape, scale=0.1, **still)
+def test_after_is_a_fresh_forward_with_the_saved_weights(tmp_path: Path) -> None:
+    shape = "llama"
+    policy = policy_of(shape, scale=0.1)
     trainer = {"max_epochs": 2, "enable_checkpointing": True, "limit_val_batches": 1}
     loop = {"mu": 2, "num_minibatches": 2}
     fit(tmp_path, [inspector(), StepCheckpoint(keep=-1)], loop, trainer, policy=policy, objective=Objective(beta=0.1))
@@ -265,33 +269,6 @@ def check(
         assert group.vocabulary[id] == policy.tokenizer.decode([id])
 
 
-def test_metrics_by_hand(tmp_path: Path) -> None:
-    fit(tmp_path, [inspector(num_followed=0)], loop={"num_minibatches": 2, "mu": 2})
-    logged = scalars(tmp_path)
-    for record in read(tmp_path):
-        agreeing = total = 0.0
-        changes: dict[bool | None, list[float]] = {True: [], False: [], None: []}
-        for one in completions(trained(record)):
-            tokens = one.tokens
-            if tokens.update_logp is None:
-                continue  # no advantage: no update learned from it
-            assert tokens.weight is not None and tokens.advantage is not None
-            assert tokens.after_logp is not None and tokens.old_logp is not None
-            change = tokens.after_logp - tokens.old_logp
-            push = tokens.weight * tokens.advantage
-            total += float(np.abs(push).sum())
-            agreeing += float(np.abs(push)[change * push > 0].sum())
-            changes[one.right] += change.tolist()
-        assert logged["update/agreement"][record.step - 1] == pytest.approx(agreeing / total, rel=1e-4)
-        assert 0.4 < agreeing / total < 1
-        for right, name in ((True, "right"), (False, "wrong")):
-            values = logged.get(f"update/delta_logp_{name}", {})
-            assert (record.step - 1 in values) == bool(changes[right])
-            if changes[right]:
-                expected = sum(changes[right]) / len(changes[right])
-                assert values[record.step - 1] == pytest.approx(expected, rel=1e-3, abs=1e-6)
-
-
 # Nothing else changes.
 
 
@@ -310,20 +287,19 @@ class Moody(Digits):
 
 
 @pytest.mark.filterwarnings("ignore:the sampler's and the policy's log-probs")  # dropout
-@pytest.mark.parametrize("dropout", [False, True])
-def test_nothing_else_of_the_run_changes(dropout: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_else_of_the_run_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     found: dict[str, GRPOModule] = {}
     warnings = {}
     for name, callbacks in (("with", [inspector()]), ("without", []), ("off", [inspector(every_n_steps=0)])):
         caplog.clear()
         # The rewards draw in the validation before the first step too, where no step has set the states yet.
         L.seed_everything(0, verbose=False)
-        policy = policy_of("gpt2", resid_pdrop=0.3) if dropout else policy_of()
+        policy = policy_of("gpt2", resid_pdrop=0.3)
         found[name] = fit(
             tmp_path / name,
             callbacks,
             loop={"mu": 2, "num_minibatches": 2, "max_tokens": 60},
-            trainer={"limit_val_batches": 1, "check_val_every_n_epoch": 2},
+            trainer={"max_epochs": 2, "limit_val_batches": 1, "check_val_every_n_epoch": 2},
             policy=policy,
             rewards=[Moody()],
             objective=Objective(beta=0.1),
@@ -342,7 +318,7 @@ def test_nothing_else_of_the_run_changes(dropout: bool, tmp_path: Path, caplog: 
     for name in ("with", "off"):
         for key, value in found["without"].state_dict().items():
             assert torch.equal(found[name].state_dict()[key], value), key
-    assert len(read(tmp_path / "with")) == 4 and not (tmp_path / "off" / "inspect").exists()
+    assert len(read(tmp_path / "with")) == 3 and not (tmp_path / "off" / "inspect").exists()
     assert scalars(tmp_path / "off").keys() == expected.keys()
 
 
@@ -350,9 +326,9 @@ def test_nothing_else_of_the_run_changes(dropout: bool, tmp_path: Path, caplog: 
 
 
 def test_every_nth_and_the_last_step(tmp_path: Path) -> None:
-    fit(tmp_path, [Inspector(every_n_steps=3)], trainer={"max_epochs": 8})
-    assert [record.step for record in read(tmp_path)] == [3, 6, 8]
-    assert sorted(scalars(tmp_path)["update/agreement"]) == [2, 5, 7]
+    fit(tmp_path, [Inspector(every_n_steps=2)], trainer={"max_epochs": 5})
+    assert [record.step for record in read(tmp_path)] == [2, 4, 5]
+    assert sorted(scalars(tmp_path)["update/agreement"]) == [1, 3, 4]
 
 
 class Watch(L.Callback):
@@ -404,18 +380,10 @@ def test_followed_prompts_have_the_answers_of_validation(tmp_path: Path) -> None
         assert np.allclose(one.tokens.ref_logp, one.tokens.after_logp, rtol=0, atol=1e-5)
 
 
-def test_without_validation_nothing_is_followed(tmp_path: Path) -> None:
-    fit(tmp_path, [inspector()], trainer={"max_epochs": 1, "limit_val_batches": 0})
-    (record,) = read(tmp_path)
-    assert record.step == 1 and len(record.groups) == 4 and trained(record) == record.groups
-
-
 def test_what_records_nothing(tmp_path: Path, grpo: Grpo) -> None:
     fit(tmp_path / "trial", [inspector()], trainer={"fast_dev_run": True, "logger": False})
     assert not (tmp_path / "trial").exists()
     assert grpo("validate")[0] == 0
-    assert not (tmp_path / "run" / "inspect").exists()
-    assert grpo("fit", "--inspect.every_n_steps=0")[0] == 0
     assert not (tmp_path / "run" / "inspect").exists()
 
 
@@ -462,18 +430,6 @@ def test_an_update_that_a_stop_rule_refuses_is_the_last_that_is_seen(tmp_path: P
             assert np.allclose(one.tokens.update_logp, one.tokens.after_logp, rtol=0, atol=2e-6)
 
 
-def test_a_group_that_no_update_reached(tmp_path: Path) -> None:
-    loop = {"num_minibatches": 4, "stop": AtUpdate(2)}
-    fit(tmp_path, [inspector()], loop=loop, trainer={"max_epochs": 1})
-    (record,) = read(tmp_path)
-    by_id = {group.prompt_id: group for group in trained(record)}
-    assert [by_id[id].update for id in range(4)] == [0, 1, None, None]
-    tokens = max((one.tokens for one in by_id[3].completions), key=lambda tokens: np.abs(tokens.advantage).max())
-    assert tokens.update_logp is None and tokens.surrogate is None and tokens.push is None and tokens.clip is None
-    assert tokens.advantage is not None and tokens.weight is not None and tokens.advantage.any()
-    assert tokens.old_logp is not None and tokens.after_logp is not None
-
-
 class SomeEqual(Digits):
     """Every second group has no spread."""
 
@@ -497,26 +453,6 @@ def test_a_group_without_advantage_is_recorded_with_terms_of_zero(tmp_path: Path
             assert (tokens.terms(0.0, 0.0) == 0).all() and tokens.push is not None and not tokens.push.any()
             assert tokens.after_logp is not None and tokens.old_logp is not None
             assert np.allclose(tokens.old_logp, tokens.sampler_logp, rtol=0, atol=1e-5)
-
-
-class Late(Synchronous):
-    """Hands out what was sampled a step before."""
-
-    waiting: Exploration | None = None
-
-    def next(self, step: int) -> Exploration:
-        ready = self.waiting or super().next(step)
-        self.waiting = super().next(step + 1)
-        return ready
-
-
-def test_late_rollouts(tmp_path: Path) -> None:
-    fit(tmp_path, [inspector()], loop={"source": Late(), "mu": 2}, objective=Objective(beta=0.05))
-    records = check_terms(tmp_path, num_updates=1)
-    for one in completions(trained(records[-1])):
-        # π_old is the sampler, which is two updates behind.
-        assert np.array_equal(one.tokens.old_logp, one.tokens.sampler_logp)
-        assert not np.allclose(one.tokens.old_logp, one.tokens.update_logp, rtol=0, atol=1e-3)
 
 
 class WithTools(Synchronous):
@@ -563,22 +499,6 @@ def test_given_tokens_are_marked(tmp_path: Path) -> None:
         assert one.segments["halves"][-1][0] == n - 1
 
 
-def test_dynamic_sampling_records_what_is_learned_from(tmp_path: Path) -> None:
-    loop = {"dynamic_sampling": DynamicSampling(), "mu": 2}
-    fit(tmp_path, [inspector()], loop=loop, rewards=[SomeEqual()], trainer={"max_epochs": 2})
-    for record in read(tmp_path):
-        assert len(trained(record)) == 4 and all(group.prompt_id % 2 == 0 for group in trained(record))
-        assert all(group.std for group in trained(record))
-
-
-def test_bf16_is_recorded_in_float32(tmp_path: Path) -> None:
-    fit(tmp_path, [inspector()], loop={"mu": 2}, trainer={"max_epochs": 1, "precision": "bf16-mixed"})
-    (record,) = read(tmp_path)
-    for one in completions(trained(record)):
-        assert one.tokens.after_logp is not None and one.tokens.after_logp.dtype == np.float32
-        assert np.isfinite(one.tokens.after_logp).all()
-
-
 # Resuming, and broken files.
 
 
@@ -588,18 +508,18 @@ def test_a_killed_and_resumed_run_has_the_same_records(tmp_path: Path) -> None:
         callbacks = [StepCheckpoint(), inspector(num_groups=2)]
         fit(folder, callbacks, loop={"mu": 2}, trainer=trainer, ckpt_path=resume)
 
-    go(tmp_path / "whole", 4)
-    go(tmp_path / "cut", 2)
+    go(tmp_path / "whole", 3)
+    go(tmp_path / "cut", 1)
     shutil.copytree(tmp_path / "cut" / "checkpoints", tmp_path / "saved")
-    go(tmp_path / "cut", 3, "last")
-    # Killed after step 3 had written its record and a part of another, before its checkpoint.
+    go(tmp_path / "cut", 2, "last")
+    # Killed after step 2 had written its record and a part of another, before its checkpoint.
     shutil.rmtree(tmp_path / "cut" / "checkpoints")
     shutil.copytree(tmp_path / "saved", tmp_path / "cut" / "checkpoints")
     (tmp_path / "cut" / "inspect" / "step-000007.jsonl").write_text("of a longer run\n")
-    (tmp_path / "cut" / "inspect" / "step-000004.jsonl.partial").write_text('{"step')
-    go(tmp_path / "cut", 4, "last")
+    (tmp_path / "cut" / "inspect" / "step-000003.jsonl.partial").write_text('{"step')
+    go(tmp_path / "cut", 3, "last")
     whole, cut = files_of(tmp_path / "whole"), files_of(tmp_path / "cut")
-    assert [path.name for path in cut] == [path.name for path in whole] == [f"step-00000{n}.jsonl" for n in range(5)]
+    assert [path.name for path in cut] == [path.name for path in whole] == [f"step-00000{n}.jsonl" for n in range(4)]
     for ours, theirs in zip(cut, whole, strict=True):
         assert ours.read_bytes() == theirs.read_bytes()
     assert sorted(path.name for path in (tmp_path / "cut" / "inspect").iterdir()) == [path.name for path in whole]
@@ -642,14 +562,6 @@ def test_a_file_says_what_it_was_given(tmp_path: Path) -> None:
             pairs = zip(one.tokens.ids.tolist(), one.tokens.pieces, strict=True)
             assert "".join(piece for id, piece in pairs if id >= len(SPECIAL)) == one.text
             assert (one.finish_reason == "stop") == (one.tokens.ids[-1] in STOP_IDS)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_disk_that_refuses_ends_in_one_message(grpo: Grpo, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "inspect").write_text("a file where the folder should be")
-    code, _, errors = grpo("fit")
-    assert code == 1 and "inspect" in errors.splitlines()[-1]
 
 
 def test_the_example_of_the_documentation(

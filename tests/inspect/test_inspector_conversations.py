@@ -66,12 +66,6 @@ def test_a_branch_begins_with_history_and_the_last_has_the_closing_words() -> No
     assert second.closing == [("user", "bye")]
 
 
-def test_turns_without_a_given_token_between_are_told_apart() -> None:
-    talk = Conversation(CONVERSATION.messages, [Piece([1, 2, 3], [False, True, True], None)], [0, 1], [0.1, 0.2])
-    record = ConversationRecord.from_piece(talk, 0, [True, True])
-    assert record.turns == [TurnRecord("assistant", 0, 0.1), TurnRecord("assistant", 1, 0.2)]
-
-
 def run_of(folder: Path, every_n_steps: int = 1, **options: Any) -> None:
     """Two steps of a game in which the policy's turns often end as the template would not end them."""
     settings: dict[str, Any] = {
@@ -79,7 +73,7 @@ def run_of(folder: Path, every_n_steps: int = 1, **options: Any) -> None:
         "rewards": [EnvironmentReward()],
         "sampling": Sampling(max_new_tokens=6, stop=LETTERS),
         "loop": {"mu": 2, "num_minibatches": 2, "max_tokens": 120},
-        "trainer": {"max_epochs": 2, "limit_val_batches": 1.0},
+        "trainer": {"max_epochs": 2, "limit_val_batches": 1},
     }
     inspector = Inspector(every_n_steps, num_groups=1000, num_samples=2)
     fit(folder, [inspector], **settings | options)
@@ -162,16 +156,6 @@ def test_the_run_is_the_same_without_the_inspector(run: Path, tmp_path: Path) ->
 
 
 @pytest.mark.whole
-def test_a_failed_environment_is_followed_too(tmp_path: Path) -> None:
-    data = PromptDataModule(Guess(fail={"1": "reset"}), val_batch_size=5, limits=Limits(max_turns=2))
-    run_of(tmp_path, data=data, loop={"prompts_per_step": 12})
-    (failed,) = [group for group in read(tmp_path)[-1].groups if group.kind == "validation" and group.gold == "1"]
-    assert [len(one.tokens) for one in failed.completions] == [0, 0, 0]
-    assert all(one.reward is None and one.conversation for one in failed.completions)
-    assert "no such game" in failed.completions[0].conversation.error
-
-
-@pytest.mark.whole
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -191,16 +175,3 @@ def test_a_broken_conversation_is_named(run: Path, tmp_path: Path, change: dict[
     path_of(tmp_path, 2).write_text(f"{head}\n{json.dumps(row)}\n")
     with pytest.raises(UsageError, match=message):
         read(tmp_path)
-
-
-@pytest.mark.whole
-def test_records_without_conversations_are_read(run: Path, tmp_path: Path) -> None:
-    """As they were written before there were any."""
-    head, line, *_ = path_of(run, 2).read_text().splitlines()
-    row = json.loads(line)
-    for completion in row["completions"]:
-        del completion["conversation"]
-    path_of(tmp_path, 2).parent.mkdir()
-    path_of(tmp_path, 2).write_text(f"{head}\n{json.dumps(row)}\n")
-    (record,) = read(tmp_path)
-    assert all(one.conversation is None for one in record.groups[0].completions)

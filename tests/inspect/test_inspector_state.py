@@ -1,6 +1,6 @@
 """What an inspector keeps from one moment to the next: which answers, which updates, which files, which loop."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from grpo_lightning.inspect.page import RunData
 from grpo_lightning.inspect.record import CompletionRecord, StepRecord, describe, files_of
 from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.stopping import KLAbove, StopRule
+from grpo_lightning.maths.stopping import StopRule
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.types import Completion, RandomKey, Request
 
@@ -41,15 +41,14 @@ def followed(record: StepRecord) -> list[CompletionRecord]:
 
 def test_answers_of_older_weights_are_not_taken(tmp_path: Path) -> None:
     options: dict[str, Any] = {"loop": {"mu": 4}, "val_samples": 3}
-    for name, interval in (("whole", 4), ("third", 3), ("half", 2)):
+    for name, interval in (("whole", 4), ("third", 3)):
         trainer = {**FRESH, "max_epochs": 2, "val_check_interval": interval, "check_val_every_n_epoch": 1}
         fit(tmp_path / name, [inspector()], trainer=trainer, **options)
-    whole, third, half = (read(tmp_path / name) for name in ("whole", "third", "half"))
+    whole, third = (read(tmp_path / name) for name in ("whole", "third"))
     texts = [[one.text for one in followed(record)] for record in whole]
     assert texts[1] != texts[2]
-    for records in (third, half):
-        assert [[one.text for one in followed(record)] for record in records] == texts
-    for one in [one for records in (whole, third, half) for record in records for one in followed(record)]:
+    assert [[one.text for one in followed(record)] for record in third] == texts
+    for one in [one for records in (whole, third) for record in records for one in followed(record)]:
         if not one.greedy:
             assert np.allclose(one.tokens.sampler_logp, one.tokens.after_logp, rtol=0, atol=1e-5)
 
@@ -86,11 +85,9 @@ def test_the_validation_before_the_first_step_answers_the_followed_prompts(
 @pytest.mark.parametrize(
     ("sampling", "validation", "temperature", "is_known"),
     [
-        (Sampling(max_new_tokens=12), None, 1.0, True),
         (Sampling(max_new_tokens=12), ValidationSampling(temperature=0.5), 0.5, True),
         (Sampling(max_new_tokens=12, temperature=0.5), ValidationSampling(temperature=0.0), 1.0, False),
         (Sampling(max_new_tokens=12, temperature=0.5), ValidationSampling(top_k=3), 0.5, False),
-        (Sampling(max_new_tokens=12, top_p=0.5), ValidationSampling(top_p=1.0), 1.0, True),
     ],
 )
 def test_followed_tokens_are_measured_at_the_temperature_they_were_drawn_at(
@@ -146,7 +143,6 @@ class Bad(L.Callback):
 
 MADE_ONE: dict[str, tuple[dict[str, Any], list[L.Callback]]] = {
     "refused": ({"stop": AtUpdate(2)}, []),
-    "refused by KLAbove": ({"stop": KLAbove(1e-12)}, []),
     "not finite": ({}, [Bad(at=1)]),
 }
 
@@ -174,17 +170,6 @@ def test_metrics_count_only_updates_that_were_made(name: str, tmp_path: Path) ->
         assert (key in logged) == bool(changes[right])
         if changes[right]:
             assert logged[key] == pytest.approx(sum(changes[right]) / len(changes[right]), rel=1e-3, abs=1e-6)
-
-
-def test_an_update_of_an_earlier_pass_counts(tmp_path: Path) -> None:
-    loop = {"num_minibatches": 2, "mu": 2, "stop": AtUpdate(3)}
-    fit(tmp_path / "second", [inspector()], loop, {"max_epochs": 1})
-    fit(tmp_path / "first", [inspector()], {"num_minibatches": 2}, {"max_epochs": 1})
-    found = [
-        {key: [*values.values()] for key, values in scalars(tmp_path / name).items() if key.startswith("update/")}
-        for name in ("first", "second")
-    ]
-    assert found[0] == found[1] and found[0]
 
 
 # What stays behind.
@@ -217,28 +202,7 @@ def test_an_interrupted_step_leaves_nothing_behind(tmp_path: Path) -> None:
     fit(tmp_path / "fresh", [inspector(every_n_steps=2)], trainer={**VALIDATES, "max_epochs": 1, "max_steps": 1})
     names = [[file.name for file in files_of(tmp_path / name)] for name in ("next", "fresh")]
     assert names[0] == names[1]
-    assert one._candidates is None and one._groups is None and one._metrics == {} and one._seconds == 0.0
     assert all(one not in loop.observers for loop in loops[1:])
-
-
-def test_state_and_loop_are_left_at_the_end(tmp_path: Path) -> None:
-    one, loops = inspector(), []
-
-    class Looks(L.Callback):
-        def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-            loops.append(GRPOLoop.find(trainer))
-            assert loops[0].observers.count(one) == 1
-
-        def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-            # As a failure in the midst of a step would leave it.
-            one._groups, one._metrics, one._seconds = [], {"update/agreement": 0.5}, 9.0
-
-    module = fit(tmp_path, [one, Looks()], trainer={**VALIDATES, "max_epochs": 1})
-    assert one not in loops[0].observers
-    one._groups, one._seconds, module.evaluation.kept = [], 9.0, {0: []}
-    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    one.setup(trainer, module, "validate")
-    assert one._groups is None and one._seconds == 0.0 and module.evaluation.kept == {}
 
 
 # Which files.
@@ -253,19 +217,6 @@ def test_a_fresh_run_removes_the_records_of_another(tmp_path: Path) -> None:
     assert len(RunData.read(tmp_path).steps) == 2
 
 
-def test_other_files_in_the_folder_are_let_be(tmp_path: Path) -> None:
-    write_records(tmp_path, [step_of([group_of([plain_tokens(["a", "b"])])], step=3)])
-    strays = ["step-000010-copy.jsonl", "step-.jsonl", "step-x.jsonl", "xstep-000001.jsonl", "step-000001.jsonl.bak"]
-    for name in strays:
-        (tmp_path / "inspect" / name).write_text("mine\n")
-    assert [record.step for record in read(tmp_path)] == [3]
-    data = RunData.read(tmp_path)
-    assert len(data.steps) == 1 and not data.notes
-    fit(tmp_path, [inspector()], trainer={"max_epochs": 1})
-    assert [record.step for record in read(tmp_path)] == [1]
-    assert all((tmp_path / "inspect" / name).read_text() == "mine\n" for name in strays)
-
-
 # What is described.
 
 
@@ -276,57 +227,15 @@ class Part:
         vars(self).update(settings)
 
 
-class Table(Mapping[str, float]):
-    """A mapping of the user's own."""
-
-    def __init__(self, **values: float) -> None:
-        self._values = values
-
-    def __getitem__(self, key: str) -> float:
-        return self._values[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-
 def test_an_object_that_points_back_is_described_once() -> None:
     part, child, shared = Part(low=0.8), Part(high=1.2), Part(c=3)
-    part.child, child.parent, part.parts = child, part, [child, part]
-    part.twice = [shared, shared]
-    found = describe(part)
-    assert found == {
+    part.child, child.parent, part.twice = child, part, [shared, shared]
+    assert describe(part) == {
         "class": "Part",
         "low": 0.8,
         "child": {"class": "Part", "high": 1.2, "parent": {"class": "Part"}},
-        "parts": [{"class": "Part", "high": 1.2, "parent": {"class": "Part"}}, {"class": "Part"}],
         "twice": [{"class": "Part", "c": 3}, {"class": "Part", "c": 3}],
     }
-    endless: list[Any] = [1]
-    endless.append(endless)
-    assert describe(endless) == [1, {"class": "list"}]
     table: dict[Any, Any] = {"a": float("inf"), 2: [Part(x=1)]}
     table["itself"] = table
-    expected = {"a": None, "2": [{"class": "Part", "x": 1}], "itself": {"class": "dict"}}
-    assert describe(table) == expected and describe(Table(a=1.5)) == {"a": 1.5}
-
-
-def test_a_long_chain_is_cut() -> None:
-    chain = Part()
-    for _ in range(5000):
-        chain = Part(next=chain)
-    found, depth = describe(chain), 0
-    while "next" in found:
-        found, depth = found["next"], depth + 1
-    assert found == {"class": "Part"} and 5 < depth < 100
-
-
-def test_an_objective_that_points_back_is_recorded(tmp_path: Path) -> None:
-    objective = Objective()
-    objective.surrogate.owner = objective  # type: ignore[attr-defined]
-    fit(tmp_path, [inspector()], objective=objective, trainer={"max_epochs": 1})
-    (record,) = read(tmp_path)
-    assert record.objective["surrogate"]["owner"] == {"class": "Objective"}
-    assert StepRecord.from_lines(record.lines()).lines() == record.lines()
+    assert describe(table) == {"a": None, "2": [{"class": "Part", "x": 1}], "itself": {"class": "dict"}}

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from helpers.contracts import VARIANTS, make, members
-from helpers.inspecting import random_record
 from helpers.tiny import rollouts_of
 from torch import Tensor
 
@@ -94,12 +93,3 @@ class Fussy(Surrogate):
 def test_a_surrogate_that_cannot_be_asked_has_no_curve() -> None:
     one, logp = completion(Clipped())
     assert curves(Objective(Fussy()), one, logp, logp, logp) == {}
-
-
-def test_the_record_keeps_it() -> None:
-    record, _ = random_record(Objective(beta=0.1))
-    again = type(record).from_lines(record.lines())
-    own, read = (one.groups[0].completions[0].tokens for one in (record, again))
-    assert own.curve is not None and read.curve is not None and read.curve_kl is not None and read.bounds is not None
-    assert read.curve.shape == (len(read), 40) and read.curve.dtype.name == "float16"
-    assert (read.curve == own.curve.astype("f2")).all()

@@ -113,12 +113,6 @@ def test_what_cannot_be_seen_is_named(chromium: Browser, tmp_path: Path) -> None
     assert chromium.complaints() == []
 
 
-def test_right_to_left_text_leaves_the_order_of_the_tokens(chromium: Browser, tmp_path: Path) -> None:
-    chromium.open(page_of(tmp_path, "a", "\u0634\u0643\u0631\u0627", " \u202e\u05e9\u05dc", "b"))
-    lefts = chromium.evaluate("[...document.querySelectorAll('.token')].map((one) => one.getBoundingClientRect().x)")
-    assert lefts == sorted(lefts)
-
-
 def test_only_its_own_script_may_run(chromium: Browser, words: Path, tmp_path: Path) -> None:
     """The policy in the page's head stops what would get past the escaping."""
     html = words.read_text(encoding="utf-8")
@@ -141,39 +135,6 @@ def test_no_script_parses_html() -> None:
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
 
 
-def test_long_completions_fold(chromium: Browser, tmp_path: Path) -> None:
-    chromium.open(page_of(tmp_path, *["word "] * 3000))
-    assert 50 < chromium.count(".token") < 500
-    chromium.press("e")
-    assert chromium.count(".token") == 3000
-    chromium.press("e")
-    assert chromium.count(".token") < 500
-
-
-def test_keys_of_steps_groups_and_colours(page: Browser) -> None:
-    page.press("ArrowLeft", "ArrowLeft")
-    assert "step=5" in page.hash() and page.texts(".stepper b") == ["5"]
-    page.press("ArrowDown", "3")
-    assert "group=1" in page.hash() and "colour=advantage" in page.hash()
-    assert page.texts("#colours [aria-pressed=true]") == ["3advantage"]
-    page.press("End", "ArrowUp", "1")
-    assert page.texts(".stepper b") == ["15"] and "group=" not in page.hash() and "colour" not in page.hash()
-
-
-def test_every_key_of_the_list_does_something(page: Browser) -> None:
-    page.press("?")
-    assert page.evaluate("document.getElementById('help').open")
-    listed = " ".join(page.texts("#help dt kbd"))
-    page.press("Escape")
-    page.evaluate("document.getElementById('help').close()")
-    for key in "jkJKnNbxerwtu!/>sf[]cd":
-        assert key in listed, key
-    for key in ("j", "b", "x", "r", "s", "f", "c", "d"):
-        before = page.hash(), page.texts("#card h2")
-        page.press(key)
-        assert (page.hash(), page.texts("#card h2")) != before, key
-
-
 def test_tokens_by_keys(page: Browser) -> None:
     page.press("j", "j")
     assert page.texts("#card .heading .fact")[0].startswith("token 2 of")
@@ -188,16 +149,6 @@ def test_tokens_by_keys(page: Browser) -> None:
     assert "token=" in page.hash() and page.count(".token.pinned") == 1
     page.press("Escape")
     assert "token=" not in page.hash()
-
-
-def test_pointing_opens_the_card_and_a_click_pins_it(page: Browser) -> None:
-    page.mouse("mouseMoved", *page.middle_of(".token", 3))
-    assert page.texts("#card .heading .fact")[0].startswith("token 4 of")
-    assert page.count("#card .landscape .objective") == 1 and page.count("#card .alternatives tbody tr") >= 5
-    page.click(".token", 3)
-    page.mouse("mouseMoved", *page.middle_of(".token", 0))
-    assert page.texts("#card .heading .fact")[0].startswith("token 4 of")
-    assert "token=0.3" in page.hash()
 
 
 def test_the_card_has_the_records_numbers(page: Browser, words: Path) -> None:
@@ -223,15 +174,6 @@ def test_a_permalink_opens_what_it_names(chromium: Browser, words: Path) -> None
     assert chromium.complaints() == []
 
 
-@pytest.mark.parametrize(
-    "link", ["#step=x&group=-1&token=9.9999", "#colour=no&view=no&sort=no", "#search=(&above=x&brush=1", "#%%%"]
-)
-def test_a_broken_link_opens_the_page(chromium: Browser, words: Path, link: str) -> None:
-    chromium.open(words, link)
-    assert chromium.count("#content *") > 0 and chromium.count("#groups h2") == 1
-    assert chromium.complaints() == []
-
-
 def test_filters(page: Browser) -> None:
     page.press("ArrowLeft", "ArrowLeft", "ArrowDown")
     right = page.count(".completion.right")
@@ -249,107 +191,6 @@ def test_filters(page: Browser) -> None:
     page.evaluate("document.querySelector('#search').value = '('")
     page.evaluate("document.querySelector('#search').dispatchEvent(new Event('change'))")
     assert "regular expression" in page.texts("#groups .problem")[0].lower()
-
-
-def test_groups_are_sorted(page: Browser) -> None:
-    page.press("s")
-    movements = page.evaluate(
-        "[...document.querySelectorAll('#groups li')].map((one) => one.textContent.match(/σ ([\\d.]+)/)[1])"
-    )
-    assert [float(one) for one in movements] == sorted((float(one) for one in movements), reverse=True)
-
-
-def test_brushing_the_histogram_selects_tokens(page: Browser) -> None:
-    total = page.count(".token")
-    left, top, width = page.evaluate(
-        "(({x, y, width}) => [x, y, width])(document.querySelector('.histogram').getBoundingClientRect())"
-    )
-    page.mouse("mouseMoved", left + width * 0.51, top + 40)
-    page.mouse("mousePressed", left + width * 0.51, top + 40)
-    page.mouse("mouseMoved", left + width * 0.8, top + 40)
-    page.mouse("mouseMoved", left + width - 1, top + 40)
-    page.mouse("mouseReleased", left + width - 1, top + 40)
-    assert "brush=" in page.hash()
-    assert 0 < page.count(".token.faded") < total
-    rose = moves(page, ".token:not(.faded)")
-    assert rose and min(rose) > 0
-    page.press("Escape")
-    assert page.count(".token.faded") == 0
-
-
-def test_clicking_a_curve_goes_to_a_step(page: Browser) -> None:
-    assert page.texts(".multiples figcaption span") == ["reward", "validation", "length", "KL ref", "entropy"]
-    left, top, height = page.evaluate(
-        "(({x, y, height}) => [x, y, height])(document.querySelector('.curve').getBoundingClientRect())"
-    )
-    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-        page.mouse(kind, left + 8, top + height / 2)
-    assert page.texts(".stepper b") == ["5"]
-
-
-def test_follow_shows_a_prompt_at_every_step(page: Browser) -> None:
-    page.press("f")
-    assert page.texts(".follow .when button") == ["step 5", "step 10", "step 15"]
-    assert page.texts(".follow .row:first-child .index") == ["greedy", "sampled", "sampled", "sampled"]
-    page.click(".follow .when button")
-    assert page.texts(".stepper b") == ["5"] and page.count(".head h1") == 1 and page.count(".follow") == 0
-
-
-def test_compare_shows_a_prompt_in_both_runs(page: Browser) -> None:
-    page.press("c")
-    assert page.texts(".side h2") == ["one step 15", "two step 15"]
-    assert page.count(".side:first-child .completion") == page.count(".side:last-child .completion") == 8
-    page.click(".side:last-child .token")
-    assert page.count("#card .terms") == 1 and page.count(".side:last-child .token.pinned") == 1
-    page.press("3")
-    assert page.count(".side:last-child .token.pinned") == 1
-
-
-def test_compare_begins_with_a_prompt_that_both_have(chromium: Browser, tmp_path: Path) -> None:
-    groups = [group_of([plain_tokens(["a"])], question=question) for question in ("here", "both")]
-    write_records(tmp_path / "one", [step_of(groups)])
-    write_records(tmp_path / "two", [step_of(groups[1:], step=7)])
-    write(tmp_path / "one", tmp_path / "page.html", tmp_path / "two")
-    chromium.open(tmp_path / "page.html", "#view=compare")
-    assert chromium.texts(".side h2") == ["one step 10", "two step 7"]
-    chromium.open(tmp_path / "page.html")
-    chromium.press("c")
-    assert chromium.texts("#groups .question") == ["both", "here"] and chromium.texts("#groups .lonely .question") == [
-        "here"
-    ]
-    assert chromium.texts(".side h2") == ["one step 10", "two step 7"]
-    chromium.press("ArrowDown")
-    assert "no record there" in chromium.texts(".side .empty")[0]
-    assert chromium.complaints() == []
-
-
-def test_given_tokens_and_segments(chromium: Browser, tmp_path: Path) -> None:
-    record, _ = random_record(Objective(beta=0.04), given=0.5)
-    [group] = record.groups
-    group.completions[0].segments = {"prm": [(1, 0.5), (2, 0.25)]}
-    write(write_records(tmp_path, [record]), tmp_path / "page.html")
-    chromium.open(tmp_path / "page.html")
-    given = sum(int(one.tokens.given.sum()) for one in group.completions if one.tokens.given is not None)
-    assert chromium.count(".token.given") == given > 0
-    assert chromium.texts(".segment") == ["0.5", "0.25"]
-    chromium.click(".token.given")
-    assert "did not draw" in chromium.texts("#card .empty")[0]
-    assert chromium.complaints() == []
-
-
-def test_a_failed_reward_says_so(chromium: Browser, tmp_path: Path) -> None:
-    completion = completion_of(
-        plain_tokens(["a"]), reward=None, right=None, scores={"judge": None}, statuses={"judge": "timeout"}, answer=None
-    )
-    write(
-        write_records(tmp_path, [step_of([group_of([], completions=[completion], mean=None, std=None)])]),
-        tmp_path / "p.html",
-    )
-    chromium.open(tmp_path / "p.html")
-    assert chromium.texts(".verdict") == ["? not judged"] and chromium.texts(".score") == ["judge failed timeout"]
-    chromium.press("!")
-    assert chromium.count(".completion.other") == 0
-    assert chromium.complaints() == []
 
 
 @pytest.mark.parametrize(
@@ -378,16 +219,6 @@ def test_a_broken_file_is_left_out_and_the_page_opens(chromium: Browser, tmp_pat
     assert chromium.complaints() == []
 
 
-def test_all_files_broken(chromium: Browser, tmp_path: Path) -> None:
-    write_records(tmp_path, [step_of([])])
-    path_of(tmp_path, 10).write_text("{}")
-    write(tmp_path, tmp_path / "page.html")
-    chromium.open(tmp_path / "page.html")
-    assert chromium.texts("#content .empty") == ["No step to show."] and chromium.count("#notes .problem") == 1
-    chromium.press(*"jJnbxersfc[]1", "ArrowUp", "ArrowRight", "End", "Escape")
-    assert chromium.complaints() == []
-
-
 def test_numbers_at_the_edge(chromium: Browser, tmp_path: Path) -> None:
     """Log-probs of 0 and minus infinity, equal values, a single token."""
     tokens = plain_tokens(["a", "b", "c"])
@@ -409,88 +240,6 @@ def test_numbers_at_the_edge(chromium: Browser, tmp_path: Path) -> None:
     assert chromium.complaints() == []
 
 
-def answers_of(folder: Path) -> Path:
-    """The page of a run with a training group, and a validation prompt answered greedily and three times sampled."""
-    rng = np.random.default_rng(0)
-    completions = []
-    for index, right in enumerate((True, False, True, False)):
-        tokens = plain_tokens(["an ", "<|/answer>", " long", "word "] * 5, seed=index)
-        tokens.sampler_logp, tokens.old_logp = tokens.after_logp + rng.normal(0, 1e-6, 20).astype("f4"), None
-        tokens.entropy_after = np.full(20, 0.5, "f4")
-        tokens.top_after_ids, tokens.top_after_logp = np.full((20, 5), 3, "i4"), np.full((20, 5), -1.0, "f4")
-        completions.append(completion_of(tokens, right, greedy=index == 0))
-    followed = group_of([], kind="validation", roles=["followed"], completions=completions, update=None, mean=0.33)
-    moved = group_of([plain_tokens(["a", "b"])], roles=["moved"], question="pushed?")
-    worst = group_of([plain_tokens(["a", "b"])], roles=["worst", "moved"], question="worst?")
-    steps = [step_of([followed, moved, worst], step=step) for step in (1, 2)]
-    write(write_records(folder, steps, {"val/avg@4": [0.5, 0.6], "reward/mean": [0.5, 0.6]}), folder / "page.html")
-    return folder / "page.html"
-
-
-def test_validation_answers_have_no_change(chromium: Browser, tmp_path: Path) -> None:
-    """They were drawn after the updates: what differs is rounding."""
-    chromium.open(answers_of(tmp_path), "#view=follow")
-    assert chromium.texts("#colours [aria-pressed=true]") == ["2probability"] and "colour" not in chromium.hash()
-    assert chromium.evaluate("document.querySelector('#colours [data-colour=delta]').disabled")
-    assert chromium.evaluate("document.querySelector('#colours [data-colour=entropy]').disabled") is False
-    assert "under the policy of its step" in chromium.texts("#histogram .about")[0]
-    chromium.click(".follow .token")
-    card = "\n".join(chromium.texts("#card"))
-    assert (
-        chromium.count("#card .moved") == 0 and "before" not in card and "probability" in card and "entropy0.5" in card
-    )
-    chromium.press("1")
-    assert "colour=delta" in chromium.hash()
-    assert chromium.texts("#histogram .empty") == ["Validation answers have no such number: they are not learned from."]
-    assert chromium.evaluate(
-        "drawn = [...document.querySelectorAll('.token')]; drawn.every((t) => !t.style.backgroundColor)"
-    )
-    chromium.press("2", "Escape", "Escape")
-    assert chromium.texts("#colours [aria-pressed=true]") == ["2probability"], "in Tokens a validation prompt is alike"
-    chromium.press("ArrowDown")
-    assert chromium.texts("#colours [aria-pressed=true]") == ["1Δ log p"]
-    assert chromium.complaints() == []
-
-
-def test_the_greedy_answer_is_counted_apart(chromium: Browser, tmp_path: Path) -> None:
-    chromium.open(answers_of(tmp_path), "#group=0")
-    counted = "greedy ✓, 1 of 3 sampled right"
-    assert f"sampled reward 0.33 ± 0.5{counted}" in chromium.texts(".head .facts")[0]
-    assert counted in chromium.texts("#groups li .fact")[0]
-    chromium.press("f")
-    assert chromium.texts(".follow .when span")[0] == counted
-
-
-def test_a_role_says_what_it_was_taken_for(chromium: Browser, tmp_path: Path) -> None:
-    chromium.open(answers_of(tmp_path))
-    assert chromium.texts("#groups .roles") == ["validation", "pushed", "worst, moved"]
-    titles = chromium.evaluate("[...document.querySelectorAll('#groups .roles')].map((one) => one.title)")
-    assert "pushed hardest" in titles[1] and "lowest mean reward" in titles[2] and "moved most" in titles[2]
-
-
-def test_tooltips_name_what_is_meant(chromium: Browser, tmp_path: Path) -> None:
-    chromium.open(answers_of(tmp_path))
-    assert "exploration step 2: x is 1 in TensorBoard" in chromium.evaluate(
-        "document.querySelector('.stepper b').closest('[title]').title"
-    )
-    assert chromium.evaluate("[...document.querySelectorAll('#curves figure')].map((one) => one.title)") == [
-        "reward/mean: from 0.5 to 0.6",
-        "val/avg@4: from 0.5 to 0.6",
-    ]
-    assert "Clipped" in chromium.evaluate("document.querySelector('.objective').title")
-
-
-def test_four_answers_fit_and_tokens_stay_whole(chromium: Browser, tmp_path: Path) -> None:
-    chromium.open(answers_of(tmp_path), "#view=follow")
-    edge = chromium.evaluate("document.querySelector('#middle').getBoundingClientRect().right")
-    answers = "[...document.querySelectorAll('.follow .row:first-child .completion')]"
-    boxes = f"{answers}.map((one) => one.getBoundingClientRect())"
-    assert chromium.evaluate(f"Math.max(...{boxes}.map((box) => box.right))") <= edge
-    assert len({*chromium.evaluate(f"{boxes}.map((box) => box.top)")}) == 1, "one row at 1366 pixels"
-    lines = "[...document.querySelectorAll('.token')].map((one) => [one.textContent, one.getClientRects().length])"
-    assert {count for text, count in chromium.evaluate(lines) if text == "<|/answer>"} == {1}
-
-
 def test_the_terms_shown_multiply(chromium: Browser, tmp_path: Path) -> None:
     """Small weights have three figures too."""
     record, _ = random_record(Objective(beta=0.04))
@@ -508,34 +257,6 @@ def test_the_terms_shown_multiply(chromium: Browser, tmp_path: Path) -> None:
         small += "e-" in right
         assert float(right) == pytest.approx(eval(left.replace("×", "*")), rel=0.02)
     assert small
-
-
-def test_probabilities_that_differ_look_different(chromium: Browser, tmp_path: Path) -> None:
-    tokens = plain_tokens(["a", "b"])
-    tokens.old_logp = np.log(np.float32([0.99612, 0.5]))
-    tokens.after_logp = np.log(np.float32([0.99609, 0.4]))
-    tokens.push = tokens.advantage = np.float32([1, 1])
-    write(write_records(tmp_path, [step_of([group_of([tokens])])]), tmp_path / "page.html")
-    chromium.open(tmp_path / "page.html")
-    chromium.click(".token", 0)
-    assert "Pushed up; it fell: 99.612 % → 99.609 %" in chromium.texts("#card .moved")[0]
-    assert chromium.count("#card .against") == 0
-    chromium.click(".token", 1)
-    assert "Pushed up, and yet it fell: 50.0 % → 40.0 %" in chromium.texts("#card .against")[0]
-
-
-def test_a_token_without_a_curve_has_its_slope(chromium: Browser, tmp_path: Path) -> None:
-    """As the records of an earlier version, or those of a long completion."""
-    record, _ = random_record(Objective())
-    for completion in record.groups[0].completions[1:]:
-        completion.tokens.curve = None
-    write(write_records(tmp_path, [record]), tmp_path / "page.html")
-    chromium.open(tmp_path / "page.html")
-    for index, expected in ((0, 1), (6, 0)):
-        chromium.click(".token", index)
-        assert chromium.count("#card .landscape .objective") == expected
-        assert chromium.count("#card .landscape .tangent") == 1
-        assert ("No curve is recorded" in chromium.texts("#card .about")[0]) == (not expected)
 
 
 def test_a_part_that_fails_leaves_the_others(chromium: Browser, tmp_path: Path) -> None:

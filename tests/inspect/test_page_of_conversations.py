@@ -1,6 +1,5 @@
 """The page of conversations: turns, rewards, branches, and what an environment wrote is text."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,23 +88,6 @@ def test_turns_stand_under_who_wrote_them(chromium: Browser, tmp_path: Path) -> 
     assert chromium.complaints() == []
 
 
-def test_given_tokens_have_no_number_and_no_colour(chromium: Browser, tmp_path: Path) -> None:
-    chromium.open(page_of(tmp_path, tools()))
-    for key in "123456780":
-        chromium.press(key)
-        assert chromium.evaluate(
-            "[...document.querySelectorAll('.token.given')].every((t) => !t.style.backgroundColor)"
-        )
-    chromium.press("1")
-    assert chromium.evaluate(
-        "[...document.querySelectorAll('.token:not(.given)')].every((t) => t.style.backgroundColor)"
-    )
-    chromium.click(".token.given", 1)
-    assert "the policy did not draw this token" in chromium.texts("#card .empty")[0]
-    assert "NaN" not in chromium.evaluate("document.body.innerText")
-    assert chromium.complaints() == []
-
-
 def test_branches_belong_to_their_conversation(chromium: Browser, tmp_path: Path) -> None:
     chromium.open(page_of(tmp_path, tools()))
     assert chromium.texts(".completion .index") == ["#1", "#2", "#2", "#3", "#4"]
@@ -143,40 +125,4 @@ def test_what_an_environment_wrote_is_text(chromium: Browser, tmp_path: Path, te
     assert chromium.texts(".who")[5] == f"{text}, not read"
     assert chromium.evaluate("window.broken") is None
     assert chromium.count("script:not([type])") == 1 and chromium.count("img, a, iframe") == 0
-    assert chromium.complaints() == []
-
-
-def test_long_conversations_fold(chromium: Browser, tmp_path: Path) -> None:
-    said = talk(*[(OWN, ["guess "] * 20, 0.1), (USER, ["higher "] * 20, None)] * 40, closing=[(USER, "the end")])
-    chromium.open(page_of(tmp_path, [said]))
-    assert chromium.count(".token") < 300 and chromium.count(".unread") == 0
-    chromium.press("e")
-    assert chromium.count(".token") == 1600 and chromium.texts(".who")[-2:] == ["user", "user, not read"]
-
-
-def test_follow_and_compare_show_turns(chromium: Browser, tmp_path: Path) -> None:
-    train = group_of([], completions=tools())
-    followed = group_of(
-        [], kind="validation", roles=["followed"], question="followed?", completions=tools(), update=None
-    )
-    for name in ("one", "two"):
-        write_records(tmp_path / name, [step_of([train, followed], step=step) for step in (1, 2)])
-    write(tmp_path / "one", tmp_path / "page.html", tmp_path / "two")
-    chromium.open(tmp_path / "page.html")
-    chromium.press("c")
-    assert chromium.count(".side:first-child .who") == chromium.count(".side:last-child .who") == 8
-    chromium.press("f")
-    assert chromium.count(".follow .row:first-child .who") == 8
-    assert chromium.complaints() == []
-
-
-def test_records_without_conversations_have_no_turns(chromium: Browser, tmp_path: Path) -> None:
-    """Those of runs without an environment, and old ones."""
-    path = page_of(tmp_path, [completion_of(plain_tokens(["a", "b"]))])
-    assert (
-        "conversation"
-        not in json.loads((tmp_path / "inspect" / "step-000010.jsonl").read_text().splitlines()[1])["completions"][0]
-    )
-    chromium.open(path)
-    assert chromium.count(".turn, .who, .talks") == 0 and chromium.texts(".token") == ["a", "b"]
     assert chromium.complaints() == []

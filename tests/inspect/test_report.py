@@ -1,18 +1,15 @@
 """`grpo report` through its entry point, and its page as a browser sees it."""
 
 import html.parser
-import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from helpers.curves import scalars, write
-from helpers.paths import environment
 from helpers.waiting import LIMIT
 
 from grpo_lightning.inspect import report
@@ -58,17 +55,6 @@ def test_numbers_by_hand(experiment: Path) -> None:
     assert "val/avg@8 up to 2 exploration steps" in text
 
 
-def test_the_base_can_be_chosen(experiment: Path) -> None:
-    text = text_of(run(experiment, "--metrics", "val/avg@8:last", "--base", "twice"))
-    assert "twice 3 0.80 ± 0.50 plain 3 0.60 ± 0.25 −0.20 ± 0.25" in text
-
-
-def test_what_differs_is_a_table(experiment: Path) -> None:
-    page = run(experiment)
-    assert "What differs key plain twice loop.mu 1 2" in text_of(page)
-    assert "seed_everything" not in page and "default_root_dir" not in page
-
-
 def test_every_seed_is_drawn_and_a_band_from_three_on(experiment: Path) -> None:
     page = run(experiment, "--metrics", "val/avg@8")
     assert page.count('<polyline class="seed"') == 6 and page.count('<polygon class="band"') == 2
@@ -85,29 +71,6 @@ def test_the_mean_is_drawn_where_all_seeds_are(experiment: Path) -> None:
     (mean,) = re.findall(r'<polyline class="mean" points="([^"]*)"', page)
     assert len(mean.split()) == 2
     assert re.search(r"long/1 has 2 of 4 steps: last values and means compare up to there", text_of(page))
-
-
-def test_long_curves_are_drawn_by_means(tmp_path: Path) -> None:
-    page = run(make(tmp_path / "run", [float(i % 2) for i in range(400)]), "--metrics", "val/avg@8")
-    assert "a point per 2 steps, their mean" in text_of(page)
-    (mean,) = re.findall(r'<polyline class="mean" points="([^"]*)"', page)
-    assert len({point.split(",")[1] for point in mean.split()}) == 1, "0.5 everywhere"
-    assert len(mean.split()) == 200
-    page = run(make(tmp_path / "short", [float(i % 2) for i in range(200)]), "--metrics", "val/avg@8")
-    assert "a point per" not in text_of(page)
-
-
-def test_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = run(make(tmp_path / "quickstart", [0.25, 0.75]))
-    assert "What differs" not in page and "vs. " not in text_of(page)
-    assert "<title>quickstart</title>" in page
-    assert "quickstart 1 0.75 0.5" in text_of(page)
-    assert "1 configuration, 1 run. Open it in a browser." in capsys.readouterr().out
-
-
-def test_defaults_are_those_that_exist(experiment: Path) -> None:
-    captions = re.findall(r"<figcaption><strong>([^<]*)", run(experiment))
-    assert captions == ["val/avg@8", "val/greedy", "time/step"]
 
 
 def test_axes_and_thresholds(experiment: Path) -> None:
@@ -142,16 +105,6 @@ def test_names_and_values_are_text(tmp_path: Path) -> None:
     assert f"{HOSTILE}1 {HOSTILE}0" in text_of(page)
 
 
-def test_a_name_that_is_no_unicode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make(tmp_path / "experiment" / "plain", [0.1, 0.2])
-    try:
-        (tmp_path / "experiment" / "plain").rename(f"{tmp_path}/experiment/\udcff")
-    except OSError as error:
-        pytest.skip(f"the file system takes no such name: {error}")
-    assert report.main([str(tmp_path / "experiment")]) == 2
-    assert "experiment/?: TensorBoard reads no path that is not Unicode. Rename it" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -168,56 +121,6 @@ def test_a_name_that_is_no_unicode(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_mistakes(experiment: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main([str(experiment), *arguments]) == 2
     assert f"grpo: error: {message}" in capsys.readouterr().err
-
-
-def test_an_unknown_metric_gets_few_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    logged = scalars([0.5, 0.6], name="val/greedy") | {"val/avg@8": scalars([0.5, 0.6])["val/x"]}
-    logged |= {f"reward/part{number}": scalars([0.5, 0.6])["val/x"] for number in range(60)}
-    write(tmp_path / "run", logged)
-    run_ = tmp_path / "run"
-    assert report.main([str(run_), "--metrics", "reward/part1O"]) == 2
-    error = capsys.readouterr().err
-    assert "reward/part1," in error and error.count("reward/part") == 7
-    assert report.main([str(run_), "--metrics", "zzz"]) == 2
-    assert "such as val/avg@8" in capsys.readouterr().err
-
-
-def test_a_difference_without_an_interval_has_no_picture(tmp_path: Path) -> None:
-    for arm, beta in (("a", 0.0), ("b", 0.1)):
-        make(tmp_path / "two" / arm / "0", [0.5, 0.6 + beta], beta=beta)
-    page = run(tmp_path / "two", "--metrics", "val/avg@8:last")
-    assert 'class="strip"' not in page and "0.1" in text_of(page)
-
-
-def test_runs_without_a_common_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("a", "b"):
-        write(tmp_path / name, {"epoch": [(0, 0.0)], f"mine/{name}": [(0, 1.0)]})
-    assert report.main([str(tmp_path / "a"), str(tmp_path / "b")]) == 2
-    assert "no metric in common: a has mine/a; b has mine/b" in capsys.readouterr().err
-    assert report.main([str(tmp_path / "a")]) == 2
-    assert "none of the metrics shown by default is there. Give --metrics from: mine/a" in capsys.readouterr().err
-
-
-def test_an_axis_that_a_run_lacks(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(experiment / "plain" / "9", {"epoch": [(0, 0.0)], "val/avg@8": [(0, 1.0)]})
-    assert report.main([str(experiment), "--x", "seconds", "--metrics", "val/avg@8"]) == 2
-    error = capsys.readouterr().err
-    assert re.search(r"--x seconds: .*/plain/9 has not logged time/step. Give --x step", error)
-
-
-def test_the_command_imports_no_torch(experiment: Path, tmp_path: Path) -> None:
-    code = (
-        "import json, sys; sys.argv = ['grpo', 'report', *json.loads(sys.argv[1])]\n"
-        "from grpo_lightning.__main__ import main\n"
-        "try:\n    main()\nexcept SystemExit as stopped:\n    assert not stopped.code\n"
-        "print({'torch', 'lightning', 'transformers', 'tensorflow', 'matplotlib'} & {*sys.modules})"
-    )
-    arguments = json.dumps([str(experiment), "-o", str(tmp_path / "r.html")])
-    done = subprocess.run(
-        [sys.executable, "-c", code, arguments], capture_output=True, text=True, env=environment(), check=True
-    )
-    assert done.stdout.splitlines()[-1] == "set()"
-    assert done.stderr == ""
 
 
 BROWSERS_OWN = r"https?://[^/]*\.(google|googleapis|gvt1)\.com/"

@@ -27,7 +27,7 @@ from grpo_lightning.rewards.results import RewardResult, Scores
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.loop import GRPOLoop
-from grpo_lightning.types import FinishReason, Sample, UsageError
+from grpo_lightning.types import FinishReason, Sample
 
 log: list[str] = []
 
@@ -84,12 +84,6 @@ def test_the_order_of_its_lines(tmp_path: Path) -> None:
     step = ["6 old policy", "8 rewards", "9 advantages", "11 update", "11 update"]
     assert log[2:] == ["3 reference", *step, "replay", *step, "12 reward model", "3 reference", *step, "replay"]
     assert list(scalars(tmp_path)["reward/learning/seen"].values()) == [16, 32, 16]
-
-
-def test_without_iterations_the_reward_model_is_updated_at_every_step(tmp_path: Path) -> None:
-    log.clear()
-    fit(tmp_path, rewards=[Learning()])
-    assert log.count("12 reward model") == 3
 
 
 class Look(L.Callback):
@@ -155,7 +149,7 @@ class Form(Digits):
 
 @pytest.mark.parametrize(
     ("reward", "looks_at"),
-    [(None, "correctness"), ("correctness", "correctness"), ("total", "total"), ("form", "total")],
+    [(None, "correctness"), ("form", "total")],
 )
 def test_groups_must_differ_in_correctness_not_in_form(tmp_path: Path, reward: str | None, looks_at: str) -> None:
     """Questions of more than five tokens have all the same correctness, and by their form totals that differ."""
@@ -184,23 +178,9 @@ def test_a_filter_looks_at_what_is_learned_from() -> None:
     assert passing([0.0, 1.0, 0.5, 0.5], []) == {10}
 
 
-def test_a_filter_of_an_unknown_reward_is_refused(tmp_path: Path) -> None:
-    dynamic = DynamicSampling(filter=HasSpread("wright"))
-    with pytest.raises(UsageError, match=r"filter.reward=wright: give one of digits, or `total`"):
-        fit(tmp_path, loop={"dynamic_sampling": dynamic})
-
-
 class Same(Digits):
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         return RewardResult([1.0] * len(samples), ["ok"] * len(samples))
-
-
-def test_dynamic_sampling_is_bounded(tmp_path: Path) -> None:
-    look = Look()
-    fit(tmp_path, [look], loop={"dynamic_sampling": DynamicSampling(max_rounds=3)}, rewards=[Same()])
-    assert [len(exploration.samples) for exploration in look.explorations] == [48, 48, 48]
-    assert [len(exploration.rollouts) for exploration in look.explorations] == [16, 16, 16]
-    assert list(scalars(tmp_path)["rollout/groups_kept"].values()) == [0, 0, 0]
 
 
 class Moved(FrozenCopy):
@@ -256,21 +236,14 @@ def test_masks_reach_the_weights(tmp_path: Path) -> None:
     assert int((rank >= 0.5).sum()) == pytest.approx(len(rank) / 2, abs=1)
 
 
-def test_an_entropy_bonus_makes_the_policy_less_sure(tmp_path: Path) -> None:
-    # All rewards are the same, so nothing else moves it.
-    fit(tmp_path, objective=Objective(entropy_bonus=1.0), rewards=[Same()], policy=policy_of())
-    entropy = list(scalars(tmp_path)["policy/entropy"].values())
-    assert entropy[0] + 0.02 < entropy[1] < entropy[2]
-
-
 def test_target_probability_moves_tokens_to_their_targets(tmp_path: Path) -> None:
     """Enough small steps on the same rollouts bring most tokens to their targets."""
     fit(
         tmp_path,
-        loop={"mu": 100},
+        loop={"mu": 40},
         trainer={"max_epochs": 1},
         objective=Objective(surrogate=TargetProbability()),
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=3e-3),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=8e-3),
     )
     low, high = (of_updates(tmp_path, f"policy/clip_{end}")[0] for end in ("low", "high"))
     assert low[0] + high[0] < 0.2

@@ -15,7 +15,7 @@ from grpo_lightning.maths.kl_penalty import KLPenalty
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.process_supervision import ProcessSupervision
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.weightings import FixedLength, SequenceMean, TokenWeighting
+from grpo_lightning.maths.weightings import TokenWeighting
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, RecordedLogp
 from grpo_lightning.training.explorer import Exploration, Explorer
@@ -93,14 +93,6 @@ def test_advantages_do_not_depend_on_the_pieces(policy: Policy, both: Any, advan
 def test_weights_do_not_depend_on_the_pieces(policy: Policy, both: Any, weighting: Any) -> None:
     found = [prepared(policy, one, objective=Objective(weighting=weighting())).weight for one in both]
     assert torch.equal(*found) and found[0].all()
-
-
-def test_a_weighting_sees_whole_completions(policy: Policy, both: Any) -> None:
-    lengths = [len(one.token_ids) for one in both[0][1].samples]
-    weight = prepared(policy, both[0], objective=Objective(weighting=SequenceMean())).weight
-    assert weight.tolist() == pytest.approx([1 / (6 * length) for length in lengths for _ in range(length)])
-    weight = prepared(policy, both[0], objective=Objective(weighting=FixedLength())).weight
-    assert weight.tolist() == pytest.approx([1 / (6 * 9)] * sum(lengths))
 
 
 def test_turns_are_credited_across_pieces(policy: Policy, both: Any) -> None:

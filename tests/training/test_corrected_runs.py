@@ -7,8 +7,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from helpers.command import Grpo
-from helpers.contracts import members
+from helpers.contracts import make, members
 from helpers.fitting import Gradients, fit, of_updates, relative, scalars
 from helpers.tiny import policy_of
 from torch import Tensor
@@ -20,8 +19,6 @@ from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, Proximal
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.training.source import Synchronous
 from grpo_lightning.training.stale import EarlierWeights, StaleSource
 from grpo_lightning.training.step import Minibatch
 from grpo_lightning.types import UsageError
@@ -29,27 +26,18 @@ from grpo_lightning.types import UsageError
 CORRECTING = [cls for cls in members(Correction) if cls is not NoCorrection]
 
 
-@pytest.mark.parametrize("cls", CORRECTING, ids=lambda cls: cls.__name__)
-def test_with_an_exact_engine_every_factor_is_one(cls: type, grpo: Grpo) -> None:
-    found = {}
-    for name in ("NoCorrection", cls.__name__):
-        code, _, errors = grpo(
-            "fit",
-            f"--model.objective.correction={name}",
-            f"--trainer.default_root_dir={name}",
-            "--trainer.limit_val_batches=0",
-            "--model.rewards=[RandomReward]",
-            "--loop.group_size=8",
-            "--model.sampling.max_new_tokens=12",
-        )
-        assert code == 0, errors
-        found[name] = scalars(name)
-    corrected, plain = found[cls.__name__], found["NoCorrection"]
-    (gap,) = corrected["mismatch/gap"].values()
-    assert gap < 1e-5
-    for name, expected in (("kl", 0), ("corrected", 0), ("masked", 0), ("ess", 1)):
-        assert corrected[f"mismatch/{name}"] == {0: pytest.approx(expected, abs=1e-6)}
-    assert corrected["optim/grad_norm"][0] == pytest.approx(plain["optim/grad_norm"][0], rel=1e-5)
+def test_with_an_exact_engine_every_factor_is_one(tmp_path: Path) -> None:
+    one_step = {"max_epochs": 1}
+    fit(tmp_path / "plain", trainer=one_step)
+    plain = scalars(tmp_path / "plain")
+    for cls in CORRECTING:
+        fit(tmp_path / cls.__name__, trainer=one_step, objective=Objective(correction=make(cls)))
+        corrected = scalars(tmp_path / cls.__name__)
+        (gap,) = corrected["mismatch/gap"].values()
+        assert gap < 1e-5
+        for name, expected in (("kl", 0), ("corrected", 0), ("masked", 0), ("ess", 1)):
+            assert corrected[f"mismatch/{name}"] == {0: pytest.approx(expected, abs=1e-6)}, cls
+        assert corrected["optim/grad_norm"][0] == pytest.approx(plain["optim/grad_norm"][0], rel=1e-5)
     assert plain["optim/grad_norm"][0] > 0
     # The engine is exact: without a correction there is nothing to watch.
     assert not [name for name in plain if name.startswith("mismatch/")]
@@ -138,35 +126,6 @@ def test_rollouts_are_exactly_as_old_as_the_lag(tmp_path: Path) -> None:
     assert module.policy.version == 5
 
 
-def test_the_policy_is_its_own_again_after_the_exploration(tmp_path: Path) -> None:
-    class Before(L.Callback):
-        """The weights after each update and before the next."""
-
-        def __init__(self) -> None:
-            self.ended: list[dict[str, Tensor]] = []
-            self.begun: list[dict[str, Tensor]] = []
-
-        def on_train_batch_start(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-            self.begun.append({name: p.detach().clone() for name, p in pl_module.policy.named_parameters()})
-
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-            self.ended.append({name: p.detach().clone() for name, p in pl_module.policy.named_parameters()})
-
-    seen = Before()
-    fit(tmp_path, [seen], {"source": StaleSource(1)}, {"max_epochs": 4})
-    for ended, begun in zip(seen.ended[:-1], seen.begun[1:], strict=True):
-        assert all(torch.equal(ended[name], begun[name]) for name in begun)
-    assert not torch.equal(seen.begun[0]["model.lm_head.weight"], seen.begun[1]["model.lm_head.weight"])
-
-
-def test_without_a_lag_it_is_the_source_that_there_was(tmp_path: Path) -> None:
-    for name, source in (("stale", StaleSource(0)), ("plain", Synchronous())):
-        fit(tmp_path / name, loop={"source": source, "mu": 2})
-    stale, plain = scalars(tmp_path / "stale"), scalars(tmp_path / "plain")
-    assert set(stale.pop("rollout/lag").values()) == {0}
-    assert stale == plain
-
-
 @pytest.mark.parametrize("old_policy", ["sampler", "proximal"])
 def test_what_pi_old_of_stale_rollouts_is(tmp_path: Path, old_policy: str) -> None:
     packs = Packs()
@@ -196,24 +155,8 @@ def test_the_objective_of_stale_rollouts_is_that_of_a_loop(tmp_path: Path) -> No
     assert abs(seen[3]) > 1e-4  # without a correction it is 0: advantages cancel
 
 
-def test_one_update_per_step_needs_no_further_pass(tmp_path: Path) -> None:
-    counts = []
-    for chosen in ({}, {"old_policy": Proximal(), "objective": Objective(correction=TruncatedRatio())}):
-        forwards: list[int] = []
-
-        class Counting(L.Callback):
-            """Counts forwards over rollouts."""
-
-            def on_fit_start(self, trainer: Any, pl_module: GRPOModule) -> None:
-                pl_module.policy.register_forward_hook(lambda *_: forwards.append(1))  # noqa: B023
-
-        fit(tmp_path / str(len(counts)), [Counting()], {"source": StaleSource(1)}, **chosen)
-        counts.append(len(forwards))
-    assert counts == [3, 3]
-
-
-@pytest.mark.parametrize("lag", [1, 3])
-def test_a_resumed_run_has_the_old_weights(tmp_path: Path, lag: int) -> None:
+def test_a_resumed_run_has_the_old_weights(tmp_path: Path) -> None:
+    lag = 3
     saving = {"enable_checkpointing": True}
 
     def run(name: str, steps: int, **more: Any) -> None:
@@ -233,17 +176,6 @@ def test_a_resumed_run_has_the_old_weights(tmp_path: Path, lag: int) -> None:
     whole = scalars(tmp_path / "whole")
     assert scalars(tmp_path / "cut") == whole
     assert whole["rollout/lag"][4] == lag and whole["mismatch/kl"][4] > 1e-6
-
-
-def test_a_run_goes_on_with_another_lag(tmp_path: Path) -> None:
-    saving = {"enable_checkpointing": True}
-    last = tmp_path / "checkpoints" / "last.ckpt"
-    lags = []
-    for steps, source in ((3, StaleSource(3)), (5, StaleSource(1)), (7, Synchronous()), (9, StaleSource(1))):
-        more = {"ckpt_path": last} if last.exists() else {}
-        fit(tmp_path, [StepCheckpoint()], {"source": source}, {"max_epochs": steps} | saving, **more)
-        lags = list(scalars(tmp_path)["rollout/lag"].values())
-    assert lags == [0, 1, 2, 1, 1, 0, 1]  # of seven steps: two had no lag to log
 
 
 # What is refused
@@ -271,11 +203,6 @@ def test_filters_are_refused_before_the_run_where_they_would_change_pi_old(tmp_p
         fit(tmp_path, loop={"source": StaleSource(1)}, sampling=sampling)
     # A proximal π_old is the policy's own.
     fit(tmp_path, loop={"source": StaleSource(1)}, sampling=sampling, old_policy=Proximal())
-
-
-def test_a_negative_lag_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"loop\.source\.lag=-1: give 0 or more"):
-        StaleSource(-1)
 
 
 def test_a_failed_exploration_leaves_the_policy_its_own_weights() -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.command import Grpo, arguments
+from helpers.command import Grpo
 from helpers.fitting import scalars
-from helpers.programs import programs
 from helpers.tiny import policy_of
 from torch import Tensor
 
@@ -36,25 +35,6 @@ def test_it_trains_and_resumes_exactly(grpo: Grpo, tmp_path: Path) -> None:
     saved = torch.load(tmp_path / "cut" / "checkpoints" / "last.ckpt", weights_only=True)
     states = saved["optimizer_states"][0]["state"].values()
     assert torch.uint8 in {leaf.dtype for state in states for leaf in tree_leaves(state) if isinstance(leaf, Tensor)}
-
-
-def test_two_ranks_train_as_one_and_resume(grpo: Grpo, tmp_path: Path) -> None:
-    policy_of(hidden_size=64, intermediate_size=96).save_pretrained(tmp_path / "policy")
-    two = ["--trainer.devices=2", "--trainer.strategy=ddp"]
-    for steps in (1, 2):
-        more = [*ADAM, f"--trainer.max_epochs={steps}", "--ckpt_path=last"]
-        commands = {name: [*more, *how] for name, how in (("one", []), ("two", two))}
-        runs = {name: arguments("fit", *how, f"--trainer.default_root_dir={name}") for name, how in commands.items()}
-        with programs(runs, tmp_path) as started:
-            for name, program in started.items():
-                assert program.wait() == 0, f"{name}: {program.errors[-3000:]}"
-    one, found = scalars(tmp_path / "one"), scalars(tmp_path / "two")
-    assert len(one["optim/grad_norm"]) == 2
-    for name in ("optim/grad_norm", "policy/objective", "reward/mean", "policy/logp_gap"):
-        assert found[name] == pytest.approx(one[name], rel=1e-4, abs=1e-5)
-    weights = [torch.load(tmp_path / run / "checkpoints" / "last.ckpt", weights_only=True) for run in ("one", "two")]
-    for name, value in weights[0]["state_dict"].items():
-        assert torch.allclose(weights[1]["state_dict"][name].float(), value.float(), atol=1e-4), name
 
 
 def test_a_plan_counts_8_bits() -> None:

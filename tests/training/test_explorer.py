@@ -10,18 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.command import Grpo
 from helpers.fitting import Digits, fit, scalars
 from helpers.tiny import policy_of, prompts_of
 
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training.explorer import Exploration, Explorer
-from grpo_lightning.training.step_statistics import StepStatistics
-from grpo_lightning.training.throughput import Work
 from grpo_lightning.types import Completion, UsageError
 
 
@@ -99,14 +95,6 @@ def test_an_engine_is_synced_once_per_version(engine_class: type[Watched]) -> No
     assert engine.calls.count("generate") == 3
 
 
-def test_an_engine_that_dropped_its_weights_is_synced_again() -> None:
-    policy, engine = policy_of(), Apart()
-    explore(engine, policy)
-    engine.version = None
-    explore(engine, policy)
-    assert engine.calls.count("sync") == 2
-
-
 def test_it_sleeps_after_every_use_or_after_several_that_belong_together() -> None:
     policy, engine = policy_of(), Watched()
     explorer = Explorer(engine, Scorer([Digits()]))
@@ -117,17 +105,6 @@ def test_it_sleeps_after_every_use_or_after_several_that_belong_together() -> No
         explore(explorer, policy)
         explore(explorer, policy)
     assert engine.calls == ["wake", "generate", "generate", "sleep"]
-
-
-def test_it_sleeps_after_a_failure_too() -> None:
-    policy, engine = policy_of(), Watched()
-    explorer = Explorer(engine, Scorer([Digits()]))
-    policy.forward = policy.hidden = None  # type: ignore[method-assign,assignment]
-    with pytest.raises(TypeError), explorer.awake():
-        explore(explorer, policy)
-    assert engine.calls == ["wake", "sync", "generate", "sleep"]
-    with explorer.awake():
-        assert engine.calls[-1] == "wake"
 
 
 @pytest.mark.parametrize("count", [2, 0], ids=["prompts", "a rank without prompts"])
@@ -168,23 +145,6 @@ def test_recorded_log_probs_are_kept_and_marked(engine_class: type[Watched], fil
     assert (gap < 1e-5) is found.sampler_is_policy
 
 
-def test_an_engine_that_knows_no_log_probs_leaves_none() -> None:
-    found = explore(ScriptedEngine(lambda request, text: "7ab"), policy_of())
-    assert found.rollouts.sampler_logp is None
-
-
-def test_parts_of_a_step_are_as_old_as_the_oldest_and_a_part_may_be_empty() -> None:
-    policy, engine = policy_of(), Watched()
-    parts = [explore(engine, policy), explore(engine, policy, count=0)]
-    policy.version += 1
-    parts.append(explore(engine, policy))
-    whole = Exploration.concat(parts)
-    assert whole.policy_version == 0
-    assert whole.sampler_is_policy
-    assert whole.rollouts.sampler_logp is not None
-    assert len(whole.rollouts.sampler_logp) == whole.rollouts.num_tokens
-
-
 def test_a_run_syncs_once_per_version_and_wakes_once_per_phase(tmp_path: Path) -> None:
     engine = Apart()
     loop = {"mu": 2, "num_minibatches": 2}
@@ -197,12 +157,6 @@ def test_a_run_syncs_once_per_version_and_wakes_once_per_phase(tmp_path: Path) -
     gaps = scalars(tmp_path)["policy/logp_gap"]
     assert len(gaps) == 2
     assert max(gaps.values()) < 1e-5
-
-
-def test_an_engine_apart_learns_what_the_default_learns(tmp_path: Path) -> None:
-    apart = fit(tmp_path / "apart", engine=Apart()).policy.state_dict()
-    default = fit(tmp_path / "default").policy.state_dict()
-    assert all(value.equal(default[name]) for name, value in apart.items())
 
 
 def test_an_engine_whose_weights_did_not_arrive_stops_the_run_before_it_learns(tmp_path: Path) -> None:
@@ -248,78 +202,6 @@ def test_one_token_warns_and_many_stop_the_run(tmp_path: Path, off: float, every
     assert all("differ by up to 3 before the first update (expected: at most 1)" in message for message in warned)
 
 
-def test_shared_weights_that_differ_only_warn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Outdated, "shares_weights", True)
-    with pytest.warns(UserWarning, match="the engine does not draw from this policy"):
-        fit(tmp_path, engine=Outdated())
-    assert len(scalars(tmp_path)["policy/logp_gap"]) == 3
-
-
-@pytest.mark.parametrize("sampling", [Sampling(max_new_tokens=12, top_k=5), Sampling(max_new_tokens=12, top_p=0.9)])
-def test_filtered_log_probs_are_compared_with_nothing(tmp_path: Path, sampling: Sampling) -> None:
-    fit(tmp_path, engine=Apart(), sampling=sampling, trainer={"max_epochs": 1})
-    assert "policy/logp_gap" not in scalars(tmp_path)
-
-
-def test_an_engine_may_know_how_far_off_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Outdated, "logp_tolerance", {torch.float32: 100.0})
-    fit(tmp_path, engine=Outdated())
-    gaps = scalars(tmp_path)["policy/logp_gap"]
-    assert gaps[1] > 1e-3
-
-
-SERVER = '''
-from pathlib import Path
-
-from grpo_lightning import NativeEngine, RolloutEngine
-
-
-class Server(RolloutEngine):
-    """Notes when it is called, and lets another engine do the work.
-
-    Args:
-        notes: File for the notes.
-    """
-
-    def __init__(self, notes: str) -> None:
-        self.notes = Path(notes)
-        self.inner = NativeEngine()
-
-    def note(self, call):
-        with self.notes.open("a") as file:
-            print(call, file=file)
-
-    def wake(self):
-        self.note("wake")
-
-    def sleep(self):
-        self.note("sleep")
-
-    def sync(self, policy):
-        self.note(f"sync {policy.version}")
-        self.inner.sync(policy)
-        super().sync(policy)
-
-    def generate(self, requests, sampling, key, progress=None):
-        groups = len({tuple(request.token_ids) for request in requests})
-        self.note(f"generate {len(requests)} of {groups} at step {key.step}")
-        return self.inner.generate(requests, sampling, key, progress)
-'''
-
-
-def test_an_engine_in_a_file_of_the_users(tmp_path: Path, grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "server.py").write_text(SERVER)
-    monkeypatch.syspath_prepend(tmp_path)
-    options = ["--model.engine=server.Server", "--model.engine.notes=notes.txt", "--trainer.max_epochs=2"]
-    code, _, err = grpo("fit", *options, "--trainer.limit_val_batches=0")
-    assert code == 0, err
-    step = "wake\nsync {0}\ngenerate 4 of 2 at step {0}\nsleep\n"
-    assert Path("notes.txt").read_text() == step.format(0) + step.format(1)
-    gaps = scalars("run")["policy/logp_gap"]
-    assert len(gaps) == 2
-    assert max(gaps.values()) < 1e-5
-
-
 def test_parts_that_were_filtered_keep_their_samples() -> None:
     policy, engine = policy_of(), Watched()
     parts = [explore(engine, policy), explore(engine, policy)]
@@ -330,12 +212,6 @@ def test_parts_that_were_filtered_keep_their_samples() -> None:
     assert whole.prompt_ids == parts[0].prompt_ids + parts[1].prompt_ids
     assert whole.rollouts.row.tolist() == [4, 5, 6, 7, 12, 13, 14, 15]
     assert whole.metrics == {"source/filtered": 1.0}
-
-
-def test_a_rank_without_completions_reports_a_step() -> None:
-    nothing = explore(Watched(), policy_of(), count=0)
-    statistics = StepStatistics.from_exploration(nothing, 4, {"explore": 1.0}, Work())
-    assert statistics.maxima["rollout/length_max"] == 0
 
 
 def test_a_closed_engine_is_synced_before_its_next_use(tmp_path: Path) -> None:

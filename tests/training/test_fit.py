@@ -11,22 +11,18 @@ import torch
 from helpers.fitting import Digits, Echo, Gradients, fit, of_updates, relative, scalars
 from helpers.tiny import policy_of
 
-from grpo_lightning.engines.native import NativeEngine
-from grpo_lightning.engines.plain import PlainEngine
-from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.maths.advantages import Sign
 from grpo_lightning.maths.objective import Objective
-from grpo_lightning.policy.policy import Policy, recompute_activations
+from grpo_lightning.policy.policy import recompute_activations
 from grpo_lightning.policy.shared_prefix import SharedPrefix
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.rewards.scorer import RewardFailure
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.step import Minibatch
-from grpo_lightning.types import Sample, UsageError
+from grpo_lightning.types import Sample
 
 
 class Watch(L.Callback):
@@ -48,11 +44,11 @@ def test_a_policy_learns(tmp_path: Path) -> None:
     fit(
         tmp_path,
         loop={"group_size": 8, "prompts_per_step": 8},
-        trainer={"max_epochs": 30},
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+        trainer={"max_epochs": 20},
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.02),
     )
     reward = scalars(tmp_path)["reward/mean"]
-    assert reward[0] < 0.35 < 0.9 < reward[29]
+    assert reward[0] < 0.35 < 0.9 < reward[19]
 
 
 def test_mu_passes_over_the_minibatches_of_one_exploration(tmp_path: Path) -> None:
@@ -66,18 +62,6 @@ def test_mu_passes_over_the_minibatches_of_one_exploration(tmp_path: Path) -> No
     assert [batch.on_policy for batch in step] == [True, False, False, False, False, False]
     assert len({id(batch.step) for batch in step}) == 1
     assert watch.batches[6].step is not step[0].step
-
-
-@pytest.mark.parametrize(("mu", "forwards"), [(1, 1), (3, 3)])
-def test_one_minibatch_needs_no_pass_for_the_old_policy(
-    tmp_path: Path, mu: int, forwards: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted = []
-    forward = Policy.forward
-    monkeypatch.setattr(Policy, "forward", lambda self, *args: counted.append(1) or forward(self, *args))
-    fit(tmp_path, loop={"mu": mu}, trainer={"max_epochs": 1})
-    assert len(counted) == forwards
-    assert of_updates(tmp_path, "policy/ratio_max")[0][0] == 1.0
 
 
 def test_later_passes_move_away_from_the_old_policy(tmp_path: Path) -> None:
@@ -94,22 +78,10 @@ def test_later_passes_move_away_from_the_old_policy(tmp_path: Path) -> None:
     assert max(seen["policy/logp_gap"].values()) < 1e-5
 
 
-def test_weights_of_one_update_add_up_to_one(tmp_path: Path) -> None:
-    watch = Watch()
-    fit(tmp_path, [watch], loop={"num_minibatches": 2, "max_tokens": 40}, objective=Objective(beta=0.1))
-    for batch in watch.batches:
-        assert sum(float(pack.weight.sum()) for pack in batch.packs) == pytest.approx(1)
-
-
 def test_the_reference_is_refreshed_every_m_steps(tmp_path: Path) -> None:
     fit(tmp_path, loop={"steps_per_iteration": 2}, trainer={"max_epochs": 5}, objective=Objective(beta=0.01))
     kl = scalars(tmp_path)["policy/kl_ref"]
     assert [kl[step] < 1e-9 for step in range(5)] == [True, False, True, False, True]
-
-
-def test_beta_zero_means_no_reference(tmp_path: Path) -> None:
-    assert fit(tmp_path, trainer={"max_epochs": 1}).reference is None
-    assert "policy/kl_ref" not in scalars(tmp_path)
 
 
 def test_gradient_norm_is_clipped_and_logged_before_clipping(tmp_path: Path) -> None:
@@ -120,22 +92,6 @@ def test_gradient_norm_is_clipped_and_logged_before_clipping(tmp_path: Path) -> 
     assert scalars(tmp_path / "clipped")["optim/grad_norm"][0] == pytest.approx(norm, rel=1e-5)
     scaled = {name: gradient * 1e-3 / norm for name, gradient in seen.updates[0].items()}
     assert relative(clipped.updates[0], scaled) < 1e-4
-
-
-def test_engines_give_the_same_run(tmp_path: Path) -> None:
-    for name, engine in (("native", NativeEngine()), ("transformers", PlainEngine())):
-        fit(tmp_path / name, engine=engine, loop={"mu": 2}, trainer={"max_epochs": 2})
-    native, fallback = scalars(tmp_path / "native"), scalars(tmp_path / "transformers")
-    assert native.keys() == fallback.keys()
-    assert native["rollout/tokens"] == fallback["rollout/tokens"]
-    assert list(native["optim/grad_norm"].values()) == pytest.approx(
-        list(fallback["optim/grad_norm"].values()), rel=1e-4
-    )
-
-
-def test_mixed_precision_runs(tmp_path: Path) -> None:
-    fit(tmp_path, loop={"mu": 2}, trainer={"precision": "bf16-mixed", "limit_val_batches": 1.0})
-    assert all(math.isfinite(value) for value in scalars(tmp_path)["optim/grad_norm"].values())
 
 
 class Poison(L.Callback):
@@ -199,11 +155,6 @@ def test_a_reward_that_fails_costs_its_samples_and_is_counted(tmp_path: Path) ->
     assert float(exploration.rollouts.select(torch.arange(4)).advantage.abs().max()) == 0
 
 
-def test_a_reward_that_fails_too_often_stops_the_run(tmp_path: Path) -> None:
-    with pytest.raises(RewardFailure, match=r"broken failed on 8 of 16 samples \(error: 8\)"):
-        fit(tmp_path, rewards=[Broken(share=2)], max_failed_rewards=0.4)
-
-
 def test_a_watched_reward_does_not_teach(tmp_path: Path) -> None:
     with_watch, without = Gradients(), Gradients()
     fit(tmp_path / "with", [with_watch], rewards=[Digits(), Broken(share=4, weight=0.0)], trainer={"max_epochs": 1})
@@ -262,13 +213,6 @@ def test_every_pass_over_the_data_has_its_own_order_and_no_question_is_lost() ->
     resumed = PromptDataModule(Echo(), seed=3)
     resumed.questions["train"] = data.questions["train"]
     assert [resumed.question(index).source for index in range(30, 72)] == drawn[30:]
-
-
-def test_fit_without_the_loop_says_what_is_missing(tmp_path: Path) -> None:
-    module = GRPOModule(policy_of(), [Digits()], sampling=Sampling(max_new_tokens=4))
-    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, limit_val_batches=0, max_epochs=1)
-    with pytest.raises(UsageError, match="GRPOLoop"):
-        trainer.fit(module, datamodule=PromptDataModule(Echo()))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

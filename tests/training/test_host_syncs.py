@@ -45,26 +45,17 @@ def decoding(
 
 
 @pytest.mark.parametrize(
-    ("shape", "lengths"), [("llama", [5, 1, 7]), ("gpt2", [4, 4])], ids=["ragged prompts", "prompts of one length"]
+    ("shape", "lengths", "stop"), [("llama", [5, 1, 7], []), ("gpt2", [4, 4], ["</answer>"])], ids=["ragged", "stop"]
 )
-def test_decoding_waits_once_per_look(shape, lengths):
+def test_decoding_waits_once_per_look_and_once_more_for_stop_strings(shape, lengths, stop):
     waits = {}
     for new_tokens in (8, 40):
-        syncs, drawn = decoding(policy_of(shape, scale=0.02), lengths, new_tokens)
+        syncs, drawn = decoding(policy_of(shape, scale=0.02), lengths, new_tokens, stop=stop)
         assert max(drawn) > new_tokens - 8, "completions that end early would prove nothing"
         waits[new_tokens] = len(syncs)
     # A look at position 8, 16, 24 and 32.
-    assert waits[40] - waits[8] <= 4, str(syncs)
-    assert waits[8] <= BATCH, str(syncs)
-
-
-def test_stop_strings_cost_one_wait_more_per_look():
-    waits = {}
-    for new_tokens in (8, 40):
-        syncs, drawn = decoding(policy_of("llama", scale=0.02), [5, 1, 7], new_tokens, stop=["</answer>"])
-        assert max(drawn) > new_tokens - 8
-        waits[new_tokens] = len(syncs)
-    assert waits[40] - waits[8] <= 2 * 4, str(syncs)
+    assert waits[40] - waits[8] <= (8 if stop else 4), str(syncs)
+    assert stop or waits[8] <= BATCH, str(syncs)
 
 
 # Updates
@@ -73,50 +64,36 @@ UPDATE = 1
 """Waits of one update: the numbers that are logged come to the host together, and decide there."""
 
 
-def waits(folder: Path, mu: int, max_tokens: int = 0, shares: bool = True, **options: Any) -> Counter[tuple[str, str]]:
+def waits(folder: Path, mu: int, **options: Any) -> Counter[tuple[str, str]]:
     """The waits of a whole run of one step with `mu` updates, by line and operation."""
-    policy = policy_of(scale=0.05)
-    policy.shares_prefix &= shares
     stop = options.pop("stop", None)
     with other_device() as other:
         fit(
-            folder / f"{mu}-{max_tokens}",
-            policy=policy,
+            folder / f"{mu}",
             sampling=Sampling(max_new_tokens=6),
-            loop={"mu": mu, "max_tokens": max_tokens, "stop": stop},
+            loop={"prompts_per_step": 2, "mu": mu, "max_tokens": 30, "stop": stop},  # several packs
             trainer={"max_epochs": 1} | TRAINER,
             **options,
         )
     return other.syncs.by_line()
 
 
-def of_one_update(folder: Path, **options: Any) -> Counter[tuple[str, str]]:
-    """What an update more costs; the first is left out, which checks the sampler's log-probs."""
-    more = waits(folder, 3, **options)
-    more.subtract(waits(folder, 2, **options))
-    return +more
-
-
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
-    "Clipped, shared prefix": lambda: {"objective": Objective(beta=0.1)},
-    "GSPO, stops by KL": lambda: {"objective": Objective(SequenceClipped()), "stop": KLAbove(1e3)},
-    "targets, stops when settled": lambda: {"objective": Objective(TargetProbability()), "stop": AllSettled(1.0)},
-    "a correction of tokens": lambda: {"objective": Objective(correction=ProbabilityGap())},
-    "a correction of completions": lambda: {"objective": Objective(correction=GeometricMask())},
-    "entropy bonus, stops at a plateau": lambda: {
-        "objective": Objective(entropy_bonus=0.1),
+    "Clipped, a correction of tokens, an entropy bonus": lambda: {
+        "objective": Objective(beta=0.1, correction=ProbabilityGap(), entropy_bonus=0.1),
         "stop": ObjectivePlateau(9),
     },
+    "GSPO, a correction of completions, stops by KL": lambda: {
+        "objective": Objective(SequenceClipped(), correction=GeometricMask()),
+        "stop": KLAbove(1e3),
+    },
+    "targets, stops when settled": lambda: {"objective": Objective(TargetProbability()), "stop": AllSettled(1.0)},
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_update_waits_for_the_device_a_few_times(case, tmp_path):
-    update = of_one_update(tmp_path, max_tokens=30, **CASES[case]())  # Several packs.
-    assert update.total() == UPDATE, update
-
-
-def test_rows_of_a_model_that_shares_nothing_wait_once_per_pack(tmp_path):
-    """transformers looks whether a row holds several sequences, where it makes the mask."""
-    one_pack = of_one_update(tmp_path, shares=False)
-    assert one_pack.total() == UPDATE + 1, one_pack
+def test_an_update_waits_for_the_device_once(case, tmp_path):
+    # What an update more costs; the first is left out, which checks the sampler's log-probs.
+    update = waits(tmp_path, 3, **CASES[case]())
+    update.subtract(waits(tmp_path, 2, **CASES[case]()))
+    assert (+update).total() == UPDATE, +update

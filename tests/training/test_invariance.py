@@ -12,31 +12,33 @@ from typing import Any
 import pytest
 import torch
 from helpers.fitting import Gradients, fit, relative, scalars
-from helpers.gradient_of_ranks import SURROGATES, WEIGHTINGS, cases, runs
+from helpers.gradient_of_ranks import PRECISIONS, SURROGATES, WEIGHTINGS, cases, runs
 from helpers.tiny import gradients, policy_of, rollouts_of
 from helpers.two_ranks import in_every_way
 
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Clipped, Reinforce, Surrogate
-from grpo_lightning.maths.weightings import BatchSize, FixedLength, SequenceMean, TokenMean, TokenWeighting
+from grpo_lightning.maths.weightings import BatchSize, TokenWeighting
 
 Found = dict[str, dict[str, Any]]
 
 WAYS = ["parts", "ddp", "fsdp2"]
 """A small token budget in one process, and two processes with one; each against whole minibatches in one process."""
+DECIDING = ["parts", "ddp"]
+"""Of what the ranks decide together, whether weights are sharded or not."""
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What `gradient_of_ranks` found in each way."""
     folder = tmp_path_factory.mktemp("invariance")
-    found = in_every_way("gradient_of_ranks.py", runs, folder, max_tokens=30)
+    found = in_every_way("gradient_of_ranks.py", runs, folder)
     for surrogate, measure in product(("Clipped", "SequenceClipped", "TargetProbability"), ("clip_low", "clip_high")):
         share = scalars(folder / "whole" / "objectives")[f"policy/{measure}"]
         own = [n for n, case in enumerate(cases()) if type(case.objective.surrogate).__name__ == surrogate]
         # The mean of a step's two updates, the first of which is at the bounds nowhere. They are not there for show.
-        assert 2 * sum(share[step] for step in own) / len(own) > 0.1
+        assert 2 * sum(share[step] for step in own) / len(own) > 0.05
     return found
 
 
@@ -60,7 +62,7 @@ def test_every_surrogate_has_its_cases() -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_every_objective_has_the_same_gradient(found: Found, way: str) -> None:
     whole = found["whole"]["objectives"]
-    assert len(whole) == 2 * len(SURROGATES) * len(WEIGHTINGS)
+    assert len(whole) == 2 * len(SURROGATES)
     assert largest_difference(found[way]["objectives"], whole) < 1e-6
 
 
@@ -69,7 +71,7 @@ def test_a_run_that_learns_has_the_same_gradients(found: Found, way: str) -> Non
     assert largest_difference(found[way]["learning"], found["whole"]["learning"]) < 1e-6
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", DECIDING)
 def test_dynamic_sampling_chooses_the_same_groups(found: Found, way: str) -> None:
     groups = found["whole"]["groups"]
     # Some step had to look further than the four prompts it drew first.
@@ -78,7 +80,7 @@ def test_dynamic_sampling_chooses_the_same_groups(found: Found, way: str) -> Non
     assert largest_difference(found[way]["sampling"], found["whole"]["sampling"]) < 1e-6
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", DECIDING)
 def test_a_stop_rule_stops_at_the_same_update(found: Found, way: str) -> None:
     # Two steps of up to 8 updates: the rule stopped one of them early.
     assert 2 < len(found["whole"]["stop"]) < 16
@@ -86,19 +88,14 @@ def test_a_stop_rule_stops_at_the_same_update(found: Found, way: str) -> None:
     assert largest_difference(found[way]["stop"], found["whole"]["stop"]) < 1e-5
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", DECIDING)
 def test_stale_rollouts_and_their_corrections_are_the_same(found: Found, way: str) -> None:
     assert len(found["whole"]["stale"]) == 8
     assert largest_difference(found[way]["stale"], found["whole"]["stale"]) < 1e-6
 
 
 @pytest.mark.parametrize("way", ["whole", *WAYS])
-@pytest.mark.parametrize("shares", [True, False], ids=["shared prefix", "rows"])
-@pytest.mark.parametrize(
-    ("precision", "dtype"),
-    [("32-true", torch.float32), ("bf16-mixed", torch.float32), ("32-true", torch.bfloat16)],
-    ids=["32-true", "bf16-mixed", "bfloat16 weights"],
-)
+@pytest.mark.parametrize(("precision", "dtype", "shares"), PRECISIONS)
 def test_every_precision_over_ranks(found: Found, way: str, precision: str, dtype: torch.dtype, shares: bool) -> None:
     run, exact = found[way][f"still {precision} {dtype} {shares}"], found["whole"]["still 32-true torch.float32 False"]
     assert run["ratios"] and set(run["ratios"].values()) == {1.0}, "nothing was learned"
@@ -106,39 +103,41 @@ def test_every_precision_over_ranks(found: Found, way: str, precision: str, dtyp
     assert largest_difference(run["gradients"], exact["gradients"]) < tolerance
 
 
-@pytest.mark.parametrize("weighting", [SequenceMean(), TokenMean(), FixedLength(12)], ids=lambda w: type(w).__name__)
-@pytest.mark.parametrize("max_tokens", [1, 40, 100])
-def test_the_token_budget_does_not_change_the_gradient(
-    tmp_path: Path, weighting: TokenWeighting, max_tokens: int
-) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_conversations_of_unequal_lengths_have_the_same_gradients(found: Found, way: str) -> None:
+    expected, actual = found["whole"]["conversations"], found[way]["conversations"]
+    assert len(expected["gradients"]) == 6
+    assert largest_difference(actual["gradients"], expected["gradients"]) < 1e-6
+    for name in ("rollout/turns", "rollout/branches", "rollout/given", "reward/mean"):
+        assert actual["logged"][name] == pytest.approx(expected["logged"][name])
+    # History was rewritten, and the ranks drew unequal numbers of turns.
+    assert max(expected["logged"]["rollout/branches"].values()) > 0
+    assert way == "parts" or len({*actual["turns"]}) == 2
+
+
+def test_a_row_at_a_time_has_the_gradient_of_the_whole(tmp_path: Path) -> None:
     whole, parts = Gradients(), Gradients()
-    for seen, budget in ((whole, 0), (parts, max_tokens)):
-        fit(
-            tmp_path / str(budget),
-            [seen],
-            loop={"max_tokens": budget},
-            trainer={"max_epochs": 1},
-            objective=Objective(beta=0.1, weighting=weighting),
-        )
+    for seen, budget in ((whole, 0), (parts, 1)):
+        fit(tmp_path / str(budget), [seen], {"max_tokens": budget}, {"max_epochs": 1}, objective=Objective(beta=0.1))
     assert len(whole.updates) == 1
     assert largest_difference(parts.updates, whole.updates) < 1e-6
 
 
 def test_packs_passed_in_threads_do_not_change_the_gradient(tmp_path: Path) -> None:
-    seen = {name: Gradients() for name in ("one", "two", "two again", "three")}
-    for (name, recorded), threads in zip(seen.items(), (1, 2, 2, 3), strict=True):
+    seen = {name: Gradients() for name in ("one", "two", "two again")}
+    for (name, recorded), threads in zip(seen.items(), (1, 2, 2), strict=True):
         policy = policy_of(scale=0.05)
         policy.threads = threads
         fit(
             tmp_path / name,
             [recorded],
             loop={"max_tokens": 40, "mu": 2},
-            trainer={"max_epochs": 2},
+            trainer={"max_epochs": 1},
             policy=policy,
             objective=Objective(beta=0.1, entropy_bonus=0.01),
         )
     one = seen.pop("one").updates
-    assert len(one) == 4
+    assert len(one) == 2
     for recorded in seen.values():
         assert largest_difference(recorded.updates, one) < 1e-6
     for first, again in zip(seen["two"].updates, seen["two again"].updates, strict=True):

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.command import Grpo
 from helpers.fitting import Digits, fit, scalars
 from helpers.games import explore as explore_games
 from helpers.games import player
@@ -22,7 +21,7 @@ from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training.explorer import Exploration, Explorer
-from grpo_lightning.types import Completion, Request, Sample
+from grpo_lightning.types import Request, Sample
 
 """How long one thread waits for another before the test fails."""
 
@@ -85,37 +84,6 @@ def test_the_exploration_is_that_of_scoring_afterwards(
         assert getattr(actual.rollouts, name).equal(getattr(expected.rollouts, name))
 
 
-class Cuts(NativeEngine):
-    """Changes what the engine below it has drawn."""
-
-    def generate(self, *args: Any, **kwargs: Any) -> list[Completion]:
-        assert "finished" not in kwargs
-        cut = [one.token_ids[:2] for one in super().generate(*args, **kwargs)]
-        return [Completion(ids, [0.0] * len(ids), "length") for ids in cut]  # type: ignore[arg-type]
-
-
-def test_an_engine_that_hands_nothing_over_is_scored_by_what_it_returns() -> None:
-    reward = Waits()
-    found = explore(Explorer(Cuts(), Scorer([reward])))
-    assert reward.seen == [sample.token_ids for sample in found.samples]
-    assert max(map(len, reward.seen)) == 2
-
-
-def test_nobody_is_handed_completions_where_no_reward_wants_them() -> None:
-    asked: list[object] = []
-
-    class Asked(ScriptedEngine):
-        hands_over = True
-
-        def generate(self, *args: Any, **kwargs: Any) -> list[Completion]:
-            asked.append(kwargs.get("finished"))
-            return super().generate(*args, **kwargs)
-
-    for reward in (Digits(), Waits()):
-        explore(Explorer(Asked(lambda request, text: "7a"), Scorer([reward])))
-    assert asked[0] is None and asked[1] is not None
-
-
 def test_an_engine_that_fails_ends_what_waits() -> None:
     reward = Waits()
 
@@ -149,7 +117,7 @@ def test_a_run_has_the_numbers_of_one_that_scores_afterwards(tmp_path: Path, mon
     def run(name: str) -> Any:
         reward = FunctionReward(f"{tmp_path / 'rewards.py'}:graded", num_workers=3)
         engine = NativeEngine(check_every=1, max_rows=6)
-        options = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
+        options = {"max_epochs": 2, "limit_val_batches": 1}
         return fit(tmp_path / name, trainer=options, engine=engine, rewards=[reward, Digits(weight=0.5)])
 
     early = run("early").policy.state_dict()
@@ -159,42 +127,3 @@ def test_a_run_has_the_numbers_of_one_that_scores_afterwards(tmp_path: Path, mon
     numbers = scalars(tmp_path / "early")
     assert repr(numbers) == repr(scalars(tmp_path / "late"))
     assert max(numbers["reward/graded/error"].values()) > 0 and "val/greedy" in numbers
-
-
-ENGINE = '''
-from pathlib import Path
-
-from helpers.waiting import wait_until
-
-from grpo_lightning import ScriptedEngine
-
-
-class Slow(ScriptedEngine):
-    """Writes the last completion only when a reward has begun with another one."""
-
-    def __init__(self) -> None:
-        super().__init__(self.answer)
-
-    def answer(self, request, text):
-        wait_until(lambda: request.sample != 1 or Path("begun").exists())
-        return "7" * (1 + request.sample)
-
-
-def begins(sample):
-    Path("begun").touch()
-    return len(sample.text)
-'''
-
-
-@pytest.mark.whole
-def test_a_reward_in_a_worker_begins_before_the_last_completion_is_drawn(
-    tmp_path: Path, grpo: Grpo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("slow_engine.py").write_text(ENGINE)
-    monkeypatch.syspath_prepend(".")
-    rewards = '[{"class_path": "FunctionReward", "init_args": {"function": "slow_engine.begins"}}]'
-    options = ["--model.engine=slow_engine.Slow", f"--model.rewards={rewards}", "--trainer.limit_val_batches=0"]
-    code, _, err = grpo("fit", *options, "--loop.prompts_per_step=1")
-    assert code == 0, err
-    assert Path("begun").exists()
-    assert scalars("run")["reward/begins/mean"][0] == 1.5

@@ -77,12 +77,6 @@ def test_one_row_stays_if_all_are_idle_and_its_gradient_is_zero():
     assert all(parameter.grad is not None for parameter in policy.parameters())
 
 
-def test_a_row_with_one_token_of_advantage_is_not_idle():
-    rollouts = weighted([0.0] * 8)
-    rollouts.advantage[-1] = -1e-20
-    assert without_idle_rows(rollouts).row.tolist() == [7]
-
-
 def test_a_row_whose_tokens_of_advantage_are_all_masked_is_idle():
     # Both rows of advantage lose weight: the first all of it, the fifth that of one token.
     rollouts = weighted([1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0])
@@ -101,12 +95,6 @@ def test_an_idle_pack_adds_nothing(policy, beta):
     assert largest(without) > 0.01
     for name, gradient in backward(policy, [*packs, idle], beta).items():
         assert gradient.equal(without[name])
-
-
-def test_an_idle_pack_is_one_token_that_knows_every_number() -> None:
-    idle = idle_pack(temperature=0.7)
-    assert (len(idle), idle.num_tokens, idle.temperature) == (1, 1, 0.7)
-    assert all(getattr(idle, name).tolist() == [0] for name in Rollouts.FLOATS)
 
 
 def test_lightning_hands_on_the_very_packs_the_loop_made() -> None:

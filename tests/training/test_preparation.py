@@ -20,8 +20,7 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.weightings import TokenMean
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, RecordedLogp
-from grpo_lightning.training.preparation import Preparation, minibatch_of_rows, most
-from grpo_lightning.types import UsageError
+from grpo_lightning.training.preparation import Preparation, minibatch_of_rows
 
 LENGTHS = [4, 9, 1, 6, 2, 5, 3, 7]
 GROUP = [0, 0, 1, 1, 2, 2, 3, 3]
@@ -120,19 +119,6 @@ def test_log_probs_of_old_policy_and_reference_are_those_of_single_completions(p
                 torch.testing.assert_close(pack.old_logp.double(), tokens, atol=1e-5, rtol=0)
 
 
-def test_log_probs_that_nothing_reads_are_not_computed(policy: Policy) -> None:
-    rollouts, packs = cut(policy, num_minibatches=1)
-    assert rollouts.old_logp is None and rollouts.ref_logp is None
-    assert all(pack.old_logp is None for pack in packs[0])
-
-
-def test_minibatches_and_packs_hold_every_completion_once(policy: Policy) -> None:
-    _, packs = cut(policy, max_tokens=20)
-    rows = [[row for pack in minibatch for row in pack.row.tolist()] for minibatch in packs]
-    assert [sorted(found) for found in rows] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert all(len(minibatch) > 1 for minibatch in packs)
-
-
 def test_weights_are_those_of_the_whole_minibatch(policy: Policy) -> None:
     _, packs = cut(policy, max_tokens=20, objective=Objective(beta=0.1, weighting=TokenMean()))
     for minibatch, rows in zip(packs, ([0, 1, 2, 3], [4, 5, 6, 7]), strict=True):
@@ -183,11 +169,6 @@ def test_rollouts_of_an_earlier_policy_take_log_pi_old_from_their_sampler(policy
     for pack in [pack for minibatch in packs for pack in minibatch]:
         expected = torch.cat([rollouts.sampler_logp.split(LENGTHS)[row] for row in pack.row.tolist()])
         assert torch.equal(pack.old_logp, expected)
-
-
-def test_rollouts_of_an_earlier_policy_without_log_probs_are_refused(policy: Policy) -> None:
-    with pytest.raises(UsageError, match="their engine recorded no log-probs"):
-        cut(policy, version=policy.version - 1)
 
 
 class OtherRank:
@@ -241,9 +222,3 @@ def test_minibatches_are_dealt_by_prompt_id_over_all_ranks(monkeypatch: pytest.M
     assert minibatch_of_rows([31, 31, 7, 7], 2).tolist() == [1, 1, 0, 0]
     monkeypatch.setattr(ranks, "gather", OtherRank([{8, 40}]))
     assert minibatch_of_rows([], 2).tolist() == []
-
-
-def test_the_most_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert most(3) == 3
-    monkeypatch.setattr(ranks, "gather", OtherRank([5]))
-    assert most(3) == 5

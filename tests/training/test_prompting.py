@@ -10,7 +10,6 @@ from helpers.fitting import Echo
 from helpers.tiny import policy_of, tokenizer
 
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.format import FormatReward
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.rewards.verifier.extraction import whole_turn
@@ -30,11 +29,6 @@ def data(chat_template: str = "", **options: Any) -> PromptDataModule:
     found = PromptDataModule(Echo(), **options)
     found.load("fit", policy, Sampling(max_new_tokens=8), Scorer([FormatReward(weight=1.0)]))
     return found
-
-
-def test_a_template_may_be_a_file(tmp_path: Path) -> None:
-    (tmp_path / "shots.txt").write_text("Q: 1+1\nA: 2\n\nQ: {question}\nA:\n")
-    assert data(template_file=str(tmp_path / "shots.txt")).render(Question("3+4", "7")) == "Q: 1+1\nA: 2\n\nQ: 3+4\nA:"
 
 
 def test_a_template_file_that_cannot_be_used_is_the_users_mistake(tmp_path: Path) -> None:
@@ -89,13 +83,6 @@ def test_an_answer_that_the_prefix_opened_is_found(prefix: str, text: str) -> No
         verifier.close()
 
 
-def test_the_form_counts_the_prefix() -> None:
-    reward = FormatReward()
-    rest = "so</think><answer>42</answer>"
-    assert reward([sample("Q<think>", rest, "<think>")]).value == [1.0]
-    assert reward([sample("Q", rest)]).value == [0.0]
-
-
 def test_a_prefix_is_drawn_after_and_recorded(grpo: Grpo, tmp_path: Path) -> None:
     chat = tokenizer()
     chat.chat_template = CHAT
@@ -113,16 +100,6 @@ def test_a_prefix_is_drawn_after_and_recorded(grpo: Grpo, tmp_path: Path) -> Non
     lines = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
     assert lines and {line["answer_prefix"] for line in lines} == {"ab"}
     assert {line["statuses"]["own"] for line in lines} == {"ok"}
-
-
-def test_a_template_that_refuses_is_found_before_the_run_without_a_limit_of_context(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Policy, "context_length", None)
-    policy = policy_of()
-    policy.tokenizer.chat_template = "{{ raise_exception('never') }}"
-    with pytest.raises(UsageError, match=r"data.chat=true.*never"):
-        PromptDataModule(Echo(), chat=True).load("fit", policy, Sampling(), Scorer([FormatReward()]))
 
 
 @pytest.mark.parametrize(("longer", "key"), [("train", "sampling"), ("val", "val_sampling")])

@@ -15,19 +15,18 @@ from helpers.fitting import fit, scalars
 from helpers.programs import programs
 from helpers.tiny import model_of, tokenizer
 
-from grpo_lightning.maths.objective import Objective
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO
 from grpo_lightning.types import UsageError
 
-STEPS = 12
+STEPS = 6
 OPTIONS = f"""
 seed_everything: 7
 trainer:
   accelerator: cpu
   max_epochs: {STEPS}
   enable_progress_bar: false
-  check_val_every_n_epoch: 4
+  check_val_every_n_epoch: 3
 model:
   rewards:
     - class_path: FormatReward
@@ -39,8 +38,8 @@ model:
   val_samples: 2
 data:
   task: {{class_path: Arithmetic, init_args: {{num_train: 10, num_val: 8}}}}
-loop: {{group_size: 4, prompts_per_step: 4, mu: 2, num_minibatches: 2, steps_per_iteration: 3}}
-checkpoint: {{every_n_steps: 2}}
+loop: {{group_size: 4, prompts_per_step: 4, mu: 2, num_minibatches: 2, steps_per_iteration: 2}}
+checkpoint: {{every_n_steps: 1}}
 """
 
 
@@ -81,8 +80,8 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_five_sigkills_at_random_moments_change_nothing(runs: Path) -> None:
-    die_and_go_on(runs, 5)
+def test_sigkills_at_random_moments_change_nothing(runs: Path) -> None:
+    die_and_go_on(runs, 3)
     unbroken, killed = weights(runs / "unbroken"), weights(runs / "killed")
     assert unbroken.keys() == killed.keys()
     assert all(torch.equal(unbroken[name], killed[name]) for name in unbroken)
@@ -114,14 +113,6 @@ def test_sigterm_ends_the_step_saves_and_resumes_exactly(tmp_path: Path) -> None
     assert scalars(tmp_path / "cut") == scalars(tmp_path / "whole")
 
 
-def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
-    fit(tmp_path, [StepCheckpoint()], trainer={"max_epochs": 1, "enable_checkpointing": True})
-    before = (tmp_path / "checkpoints" / "last.ckpt").read_bytes()
-    with pytest.raises(UsageError, match="--ckpt_path last"):
-        fit(tmp_path, [StepCheckpoint()], trainer={"max_epochs": 1, "enable_checkpointing": True})
-    assert (tmp_path / "checkpoints" / "last.ckpt").read_bytes() == before
-
-
 def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     files = AtomicCheckpointIO()
     files.save_checkpoint({"step": 1}, tmp_path / "last.ckpt")
@@ -130,36 +121,19 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     assert torch.load(tmp_path / "last.ckpt") == {"step": 1}
 
 
-def test_the_reference_is_in_the_checkpoint(tmp_path: Path) -> None:
-    module = fit(
-        tmp_path,
-        [StepCheckpoint()],
-        loop={"steps_per_iteration": 2},
-        trainer={"enable_checkpointing": True},
-        objective=Objective(beta=0.1),
-    )
-    saved = weights(tmp_path)
-    assert module.reference is not None
-    policy, reference = module.policy.state_dict(), module.reference.state_dict()
-    assert all(torch.equal(saved[f"reference.{name}"], value) for name, value in reference.items())
-    assert any(not torch.equal(policy[name], reference[f"policy.{name}"]) for name in policy)
-
-
 def test_another_runs_checkpoint_does_not_write_over_the_run_that_is_here(tmp_path: Path) -> None:
     def go(folder: Path, steps: int, path: Path | None = None) -> None:
         trainer = {"max_epochs": steps, "enable_checkpointing": True}
         fit(folder, [StepCheckpoint(keep=2)], trainer=trainer, ckpt_path=path)
 
-    go(tmp_path / "here", 3)
-    go(tmp_path / "other", 2)
-    before = {path.name: path.read_bytes() for path in (tmp_path / "here" / "checkpoints").iterdir()}
+    def files(folder: Path) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (folder / "checkpoints").iterdir()}
+
+    go(tmp_path / "here", 2)
+    go(tmp_path / "other", 1)
+    before = files(tmp_path / "here"), files(tmp_path / "other")
     with pytest.raises(UsageError, match="already holds a run"):
-        go(tmp_path / "here", 4, tmp_path / "other" / "checkpoints" / "last.ckpt")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "here" / "checkpoints").iterdir()} == before
+        go(tmp_path / "here", 3, tmp_path / "other" / "checkpoints" / "last.ckpt")
     # An empty folder takes it up, and leaves the other run alone.
-    go(tmp_path / "new", 4, tmp_path / "other" / "checkpoints" / "last.ckpt")
-    assert sorted(path.name for path in (tmp_path / "other" / "checkpoints").iterdir()) == [
-        "last.ckpt",
-        "step-1.ckpt",
-        "step-2.ckpt",
-    ]
+    go(tmp_path / "new", 2, tmp_path / "other" / "checkpoints" / "last.ckpt")
+    assert (files(tmp_path / "here"), files(tmp_path / "other")) == before

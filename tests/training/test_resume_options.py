@@ -15,7 +15,7 @@ from helpers.tiny import model_of, policy_of, tokenizer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from test_first_look import started
-from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
+from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau, SequentialLR, StepLR
 
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy.policy import Policy
@@ -89,11 +89,9 @@ class Halving:
 
 SCHEDULES: dict[str, Any] = {
     "linear": schedule,
-    "one cycle": lambda optimizer: OneCycleLR(optimizer, max_lr=0.05, total_steps=9),
     "in turn": lambda optimizer: SequentialLR(
         optimizer, [LinearLR(optimizer, total_iters=2), StepLR(optimizer, step_size=1)], milestones=[2]
     ),
-    "chained": lambda optimizer: ChainedScheduler([LinearLR(optimizer, total_iters=3), StepLR(optimizer, 2)]),
     "one's own": Halving,
 }
 
@@ -105,13 +103,13 @@ def test_any_schedule_resumes_bit_for_bit_and_may_change_its_rate(make: Any, tmp
     shutil.copytree(tmp_path / "cut", tmp_path / "other")
     go(tmp_path / "cut", 3, "last", lr_scheduler=make)
     assert same(tmp_path / "cut", tmp_path / "whole")
-    assert scalars(tmp_path / "cut") == scalars(tmp_path / "whole")
+    whole = scalars(tmp_path / "whole")
+    assert scalars(tmp_path / "cut") == whole
 
-    # From half the rate on: the third update has the rate that a run with that rate has there.
+    # From half the rate on: the third update has half of what it would have had.
     go(tmp_path / "other", 3, "last", lr_scheduler=make, optimizer=adam(0.005))
-    go(tmp_path / "slow", 3, lr_scheduler=make, optimizer=adam(0.005))
-    assert scalars(tmp_path / "other")["optim/lr"][2] == scalars(tmp_path / "slow")["optim/lr"][2]
-    assert scalars(tmp_path / "other")["optim/lr"][1] == scalars(tmp_path / "whole")["optim/lr"][1]
+    other, rates = scalars(tmp_path / "other")["optim/lr"], whole["optim/lr"]
+    assert other == {0: rates[0], 1: rates[1], 2: pytest.approx(rates[2] / 2)}
 
 
 def test_the_learning_rate_that_is_given_wins_and_the_moments_stay(run: Path, half: Path) -> None:
@@ -131,11 +129,6 @@ def test_a_schedule_may_be_added_and_taken_away(run: Path, tmp_path: Path) -> No
     assert scalars(run)["optim/lr"][2] == pytest.approx(0.01 * 0.75)
     go(run, 4, "last")
     assert scalars(run)["optim/lr"][3] == pytest.approx(0.01)
-
-
-def test_a_schedule_that_is_too_short_for_the_updates_made(run: Path) -> None:
-    with pytest.raises(UsageError, match="does not reach update 2"):
-        go(run, 3, "last", lr_scheduler=lambda optimizer: OneCycleLR(optimizer, max_lr=0.1, total_steps=1))
 
 
 def test_another_optimizer_is_refused(run: Path) -> None:
@@ -165,29 +158,29 @@ def test_a_schedule_that_waits_for_a_metric_is_refused(tmp_path: Path) -> None:
 # Snapshots.
 
 
-@pytest.mark.parametrize("first", [RecordedLogp, FrozenCopy, MovingAverage])
-@pytest.mark.parametrize("then", [RecordedLogp, FrozenCopy, MovingAverage])
+@pytest.mark.parametrize(
+    ("first", "then"), [(RecordedLogp, MovingAverage), (FrozenCopy, RecordedLogp), (MovingAverage, FrozenCopy)]
+)
 def test_a_run_may_go_on_with_another_old_policy(
     first: type[PolicySnapshot], then: type[PolicySnapshot], tmp_path: Path
 ) -> None:
-    go(tmp_path, 2, old_policy=first(), loop={"mu": 2})
+    go(tmp_path, 1, old_policy=first(), loop={"mu": 2})
     held = [name for name in checkpoint_of(tmp_path)["state_dict"] if name.startswith("old_policy.")]
     assert bool(held) == (first is MovingAverage)
-    module = go(tmp_path, 3, "last", old_policy=then(), loop={"mu": 2})
-    assert len(scalars(tmp_path)["policy/kl_old"]) == 3
+    module = go(tmp_path, 2, "last", old_policy=then(), loop={"mu": 2})
+    assert len(scalars(tmp_path)["policy/kl_old"]) == 2
     if then is FrozenCopy:  # refreshed at the start of the step, it is the policy from before it
         saved = module.old_policy.state_dict()
         assert saved and any(not torch.equal(value, module.state_dict()[name]) for name, value in saved.items())
 
 
-def test_a_frozen_old_policy_resumes_bit_for_bit(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"loop": {"mu": 2}}
+def test_an_old_policy_resumes_bit_for_bit(tmp_path: Path) -> None:
     for snapshot in (FrozenCopy, MovingAverage):
-        whole, cut = tmp_path / f"{snapshot.__name__}-whole", tmp_path / f"{snapshot.__name__}-cut"
-        go(whole, 3, old_policy=snapshot(), **options)
-        go(cut, 2, old_policy=snapshot(), **options)
-        go(cut, 3, "last", old_policy=snapshot(), **options)
-        assert same(cut, whole) and scalars(cut) == scalars(whole)
+        folders = [tmp_path / f"{snapshot.__name__}-{name}" for name in ("whole", "cut")]
+        for folder, starts in zip(folders, ([2], [1, 2]), strict=True):
+            for steps in starts:
+                go(folder, steps, "last" if steps > starts[0] else None, old_policy=snapshot(), loop={"mu": 2})
+        assert same(*folders) and scalars(folders[0]) == scalars(folders[1])
 
 
 def test_beta_and_the_kind_of_reference_may_change(tmp_path: Path) -> None:
@@ -220,9 +213,11 @@ def test_a_second_fit_or_a_validation_leaves_the_reference(tmp_path: Path) -> No
         "logger": False,
         "default_root_dir": tmp_path,
     }
-    module = GRPOModule(policy_of(scale=0.05), [Digits()], objective=Objective(beta=0.1), optimizer=adam())
+    module = GRPOModule(
+        policy_of(scale=0.05), [Digits()], objective=Objective(beta=0.1), optimizer=adam(), val_samples=1
+    )
     module.sampling.max_new_tokens = 4
-    data = PromptDataModule(Echo(), val_limit=4)
+    data = PromptDataModule(Echo(), val_limit=2)
     start = {name: value.clone() for name, value in module.policy.state_dict().items()}
     for verb in ("fit", "validate", "fit"):
         getattr(L.Trainer(**trainer, callbacks=[GRPOLoop(4, 4)]), verb)(module, datamodule=data)
@@ -235,27 +230,18 @@ def test_a_second_fit_or_a_validation_leaves_the_reference(tmp_path: Path) -> No
 # Where checkpoints are, and which stay.
 
 
-@pytest.mark.parametrize("kind", ["none", "csv", "two"])
+@pytest.mark.parametrize("kind", ["none", "two"])
 def test_checkpoints_are_in_the_runs_folder_whatever_the_logger(kind: str, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-
     def trainer() -> dict[str, Any]:
-        csv = CSVLogger(run)
-        loggers: dict[str, Any] = {
-            "none": False,
-            "csv": csv,
-            "two": [csv, TensorBoardLogger(run, name="", version="")],
-        }
-        return {"logger": loggers[kind]}
+        two = [CSVLogger(tmp_path), TensorBoardLogger(tmp_path, name="", version="")]
+        return {"logger": two if kind == "two" else False}
 
-    go(run, 1, trainer=trainer())
-    assert [path.relative_to(run) for path in run.rglob("*.ckpt")] == [Path("checkpoints/last.ckpt")]
+    go(tmp_path, 1, trainer=trainer())
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*.ckpt")] == [Path("checkpoints/last.ckpt")]
     with pytest.raises(UsageError, match="already holds a run"):
-        go(run, 1, trainer=trainer())
-    go(run, 2, "last", trainer=trainer())
-    assert checkpoint_of(run)["epoch"] == 1
-    go(tmp_path / "whole", 2)
-    assert same(run, tmp_path / "whole")
+        go(tmp_path, 1, trainer=trainer())
+    go(tmp_path, 2, "last", trainer=trainer())
+    assert checkpoint_of(tmp_path)["epoch"] == 1
 
 
 def kept(folder: Path) -> list[str]:
@@ -263,20 +249,15 @@ def kept(folder: Path) -> list[str]:
 
 
 def test_retention_follows_the_options_of_the_resumed_run(tmp_path: Path) -> None:
-    go(tmp_path, 4, keep=StepCheckpoint(keep=3))
-    assert kept(tmp_path) == ["last.ckpt", "step-2.ckpt", "step-3.ckpt", "step-4.ckpt"]
-    go(tmp_path, 5, "last", keep=StepCheckpoint(keep=1))
-    assert kept(tmp_path) == ["last.ckpt", "step-5.ckpt"]
-    go(tmp_path, 7, "last", keep=StepCheckpoint(keep=2))
-    assert kept(tmp_path) == ["last.ckpt", "step-6.ckpt", "step-7.ckpt"]
-    go(tmp_path, 9, "last", keep=StepCheckpoint(keep=-1))
-    everything = ["last.ckpt", "step-6.ckpt", "step-7.ckpt", "step-8.ckpt", "step-9.ckpt"]
-    assert kept(tmp_path) == everything
+    go(tmp_path, 3, keep=StepCheckpoint(keep=2))
+    assert kept(tmp_path) == ["last.ckpt", "step-2.ckpt", "step-3.ckpt"]
+    go(tmp_path, 5, "last", keep=StepCheckpoint(keep=-1))
+    assert kept(tmp_path) == ["last.ckpt", "step-2.ckpt", "step-3.ckpt", "step-4.ckpt", "step-5.ckpt"]
     moved = Path(shutil.move(tmp_path, tmp_path.with_name("moved")))
-    (moved / "checkpoints" / "step-9.ckpt").unlink()
-    go(moved, 10, "last", keep=StepCheckpoint(keep=3))
-    assert kept(moved) == ["last.ckpt", "step-10.ckpt", "step-7.ckpt", "step-8.ckpt"]
-    go(moved, 11, "last", keep=StepCheckpoint(keep=0))
+    (moved / "checkpoints" / "step-5.ckpt").unlink()
+    go(moved, 6, "last", keep=StepCheckpoint(keep=2))
+    assert kept(moved) == ["last.ckpt", "step-4.ckpt", "step-6.ckpt"]
+    go(moved, 7, "last", keep=StepCheckpoint(keep=0))
     assert kept(moved) == ["last.ckpt"]
 
 
@@ -300,10 +281,8 @@ def test_another_monitor_or_mode_does_not_compare_with_the_old_scores(tmp_path: 
     best = {"monitor": "reward/scripted/mean", "keep": 1}
     go(tmp_path, 3, "last", keep=StepCheckpoint(**best, mode="min"), rewards=rewards)
     assert kept(tmp_path) == ["last.ckpt", "step-2.ckpt", "step-3.ckpt"]
-    go(tmp_path, 4, "last", keep=StepCheckpoint(**best, mode="min"), rewards=rewards)
-    assert kept(tmp_path) == ["last.ckpt", "step-2.ckpt", "step-4.ckpt"]
-    go(tmp_path, 6, "last", keep=StepCheckpoint(**best, mode="max"), rewards=rewards)
-    assert kept(tmp_path) == ["last.ckpt", "step-2.ckpt", "step-4.ckpt", "step-6.ckpt"]
+    go(tmp_path, 5, "last", keep=StepCheckpoint(**best, mode="max"), rewards=rewards)
+    assert kept(tmp_path) == ["last.ckpt", "step-2.ckpt", "step-3.ckpt", "step-4.ckpt"]
 
 
 class Draws(Digits):
@@ -405,27 +384,12 @@ def test_a_changed_option_is_taken_said_and_both_configurations_are_kept(
     assert len(list(run.glob("config*.yaml"))) == 3
 
 
-def test_a_config_that_does_not_change_stays(grpo: Grpo, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    kill = ["--checkpoint.every_n_steps=1", TWO, "--trainer.callbacks+=test_resume_options.StopAfterOne"]
-    assert grpo("fit", *kill)[0] == 0
-    before = (tmp_path / "run" / "config.yaml").read_bytes()
-    code, _, _ = grpo("fit", LAST, *kill)
-    assert code == 0 and "continued with other options" not in caplog.text
-    assert [path.name for path in (tmp_path / "run").glob("config*")] == ["config.yaml"]
-    assert (tmp_path / "run" / "config.yaml").read_bytes() == before
-
-
-class StopAfterOne(L.Callback):
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        trainer.should_stop = True
-
-
 def test_what_cannot_be_resumed_ends_with_one_message(grpo: Grpo, tmp_path: Path) -> None:
     assert grpo("fit", TWO, "--checkpoint.keep=1")[0] == 0
     last = tmp_path / "run" / "checkpoints" / "last.ckpt"
     other = tmp_path / "other.ckpt"
     whole = last.read_bytes()
-    files: dict[str, bytes] = {"cut.ckpt": whole[: len(whole) // 2], "empty.ckpt": b"", "text.ckpt": b"step 3\n"}
+    files: dict[str, bytes] = {"cut.ckpt": whole[: len(whole) // 2], "text.ckpt": b"step 3\n"}
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     torch.save({"weights": torch.zeros(2)}, other)
@@ -433,7 +397,6 @@ def test_what_cannot_be_resumed_ends_with_one_message(grpo: Grpo, tmp_path: Path
     torch.save({key: value for key, value in content.items() if key != "optimizer_states"}, tmp_path / "weights.ckpt")
     for options, words in (
         ([TWO], ["trainer.max_epochs=2", "has done 2 steps", "--trainer.max_epochs 4"]),
-        (["--trainer.max_epochs=1"], ["trainer.max_epochs=1", "has done 2 steps"]),
         (["--trainer.max_epochs=3", "--model.optimizer=SGD", "--model.optimizer.lr=1"], ["SGD", "AdamW"]),
     ):
         code, _, errors = grpo("fit", LAST, *options)
@@ -441,8 +404,7 @@ def test_what_cannot_be_resumed_ends_with_one_message(grpo: Grpo, tmp_path: Path
         assert all(word in errors.splitlines()[-1] for word in words), errors
     for verb, name, words in (
         ("fit", "cut.ckpt", ["cut.ckpt", "damaged", "other.ckpt"]),
-        ("validate", "empty.ckpt", ["empty.ckpt", "damaged"]),
-        ("test", "text.ckpt", ["text.ckpt", "checkpoint"]),
+        ("validate", "text.ckpt", ["text.ckpt", "checkpoint"]),
         ("fit", "other.ckpt", ["other.ckpt", "not a checkpoint of `grpo fit`"]),
         ("fit", "weights.ckpt", ["weights.ckpt", "the weights alone"]),
     ):
@@ -453,11 +415,6 @@ def test_what_cannot_be_resumed_ends_with_one_message(grpo: Grpo, tmp_path: Path
     last.write_bytes(files["cut.ckpt"])
     code, _, errors = grpo("fit", LAST, "--trainer.max_epochs=3")
     assert code == 2 and "damaged" in errors and "step-2.ckpt" in errors.splitlines()[-1]
-    (tmp_path / "policy").rename(tmp_path / "small")
-    policy_of(intermediate_size=56).save_pretrained(tmp_path / "policy")
-    last.write_bytes(whole)
-    code, _, errors = grpo("fit", LAST, "--trainer.max_epochs=3")
-    assert code == 2 and "Traceback" not in errors and "another model" in errors.splitlines()[-1]
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
@@ -482,7 +439,6 @@ def test_last_of_a_folder_without_a_run_is_said_and_one_elsewhere_is_named(
 def test_a_plateau_schedule_and_cut_passes_are_refused_before_anything_is_written(grpo: Grpo, tmp_path: Path) -> None:
     for options, words in (
         (["--model.lr_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau"], ["ReduceLROnPlateau: it", "LinearLR"]),
-        (["--trainer.limit_train_batches=0.5"], ["trainer.limit_train_batches=0.5", "loop.mu"]),
         (["--trainer.limit_train_batches=1"], ["trainer.limit_train_batches=1", "loop.mu"]),
         (["--trainer.overfit_batches=1"], ["trainer.overfit_batches=1", "data.task"]),
         (["--trainer.reload_dataloaders_every_n_epochs=1"], ["reload_dataloaders_every_n_epochs=1"]),
@@ -491,16 +447,3 @@ def test_a_plateau_schedule_and_cut_passes_are_refused_before_anything_is_writte
         assert code == 2 and "Traceback" not in errors
         assert all(word in errors for word in words), errors
         assert not (tmp_path / "run").exists()
-    with pytest.raises(UsageError, match=r"limit_train_batches=0\.5"):
-        go(tmp_path / "python", 1, trainer={"limit_train_batches": 0.5})
-
-
-def test_validate_logs_where_the_run_validated_the_same_weights(grpo: Grpo, tmp_path: Path) -> None:
-    assert grpo("fit", TWO, "--loop.mu=2")[0] == 0
-    of_run = scalars(tmp_path / "run")["val/reward"]
-    assert sorted(of_run) == [-1, 0, 1]
-    assert grpo("validate", LAST)[0] == 0
-    assert scalars(tmp_path / "run")["val/reward"] == of_run  # `scalars` would have found a contradiction
-    assert grpo("validate", LAST, "--trainer.logger=CSVLogger")[0] == 0
-    header, row = (line.split(",") for line in (tmp_path / "run" / "metrics.csv").read_text().splitlines())
-    assert row[header.index("step")] == "1"

@@ -23,7 +23,7 @@ from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
 from grpo_lightning.types import RandomKey, UsageError
 
 OPTIONS = [
-    "--trainer.max_epochs=4",
+    "--trainer.max_epochs=3",
     "--trainer.check_val_every_n_epoch=2",
     "--trainer.callbacks+=helpers.fitting.Shares",
     '--model.rewards=[{"class_path": "FormatReward", "init_args": {"pattern": ".*[a-m]+.*"}}]',
@@ -48,7 +48,14 @@ LIGHTNINGS = [
     "--trainer.strategy.data_parallel_size=2",
     "--trainer.strategy.tensor_parallel_size=1",
 ]
-HALF = "--trainer.max_epochs=2"
+KEEPS = ["--checkpoint.every_n_steps=1", "--checkpoint.keep=-1"]
+LETTERS = '{"class_path": "FormatReward", "init_args": {"pattern": ".*[a-m]+.*", "weight": %d}}'
+LEARNED = (
+    '{"class_path": "LearnedReward", "init_args": {"path": "policy", "labeller": %s, "lr": 0.01, "held_out": 0.3, '
+    '"min_gain": -1, "max_forgetting": 1}}'
+)
+REWARDS = f"--model.rewards=[{LETTERS % 1}, {LEARNED % (LETTERS % 1)}]"
+"""The second of two is learned."""
 
 
 def finish(runs: dict[str, list[str]], folder: Path, of: list[str] = OPTIONS, anew: bool = False) -> None:
@@ -63,18 +70,16 @@ def finish(runs: dict[str, list[str]], folder: Path, of: list[str] = OPTIONS, an
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four steps in one process and in two; and two steps in two, continued in various ways."""
+    """Three steps in one process and in two; and the last of them again, in various ways."""
     folder = tmp_path_factory.mktemp("sharding")
     policy_of(scale=0.05).save_pretrained(folder / "policy")
     rows = (f'{{"question": "{"1" * row}", "answer": "{row}"}}\n' for row in range(1, 10))
     (folder / "rows.jsonl").write_text("".join(rows))
-    finish({"two": FSDP2}, folder, anew=True)
-    finish({"one": [], "cut": [*FSDP2, HALF], "lightnings": [*LIGHTNINGS, HALF]}, folder)
-    last = f"--ckpt_path={folder / 'cut' / 'checkpoints' / 'last.ckpt'}"
-    finish(
-        {"resumed": [*FSDP2, last], "moved": [last], "lightnings": [*LIGHTNINGS, "--ckpt_path=last"]},
-        folder,
-    )
+    finish({"two": [*FSDP2, *KEEPS, REWARDS]}, folder, anew=True)
+    finish({"one": [REWARDS], "lightnings": [*LIGHTNINGS, REWARDS, "--trainer.max_epochs=2"]}, folder)
+    on = f"--ckpt_path={folder / 'two' / 'checkpoints' / 'step-2.ckpt'}"
+    lightnings = [*LIGHTNINGS, REWARDS, "--ckpt_path=last"]
+    finish({"resumed": [*FSDP2, REWARDS, on], "moved": [REWARDS, on], "lightnings": lightnings}, folder)
     return folder
 
 
@@ -90,9 +95,10 @@ def assert_close(found: dict[str, dict[int, float]], expected: dict[str, dict[in
 
 def test_two_ranks_log_what_one_logs(runs: Path) -> None:
     one, two = scalars(runs / "one"), scalars(runs / "two")
-    assert list(one["optim/grad_norm"]) == [0, 1, 2, 3] and list(one["val/reward"]) == [-1, 1, 3]
+    assert list(one["optim/grad_norm"]) == [0, 1, 2] and list(one["val/reward"]) == [-1, 1, 2]
     assert max(one["policy/kl_ref"].values()) > 1e-5
-    assert_close(two, one, 1e-5)
+    assert max(one["reward/learned_reward/version"].values()) > 1
+    assert_close(two, one, 1e-4)
 
 
 def test_each_rank_holds_half(runs: Path) -> None:
@@ -110,10 +116,9 @@ def test_a_run_that_was_cut_goes_on_exactly(runs: Path) -> None:
     whole, resumed = weights(runs / "two"), weights(runs / "resumed")
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
-    late = {name: {s: v for s, v in values.items() if s >= 2} for name, values in scalars(runs / "two").items()}
-    found = scalars(runs / "resumed")
+    late, found = scalars(runs / "two"), scalars(runs / "resumed")
     for name in ("optim/grad_norm", "optim/lr", "policy/objective", "policy/kl_ref"):
-        assert list(late[name]) == [2, 3] and found[name] == late[name]
+        assert found[name] == {2: late[name][2]}
 
 
 def test_a_checkpoint_is_that_of_one_process_and_goes_on_there(runs: Path) -> None:
@@ -128,21 +133,6 @@ def test_lightnings_own_strategy_gives_the_same_and_resumes(runs: Path) -> None:
     for name in [name for name in found if name.startswith("update/")]:
         found[name] = {update: found[name][update] for update in expected[name]}
     assert_close(found, expected, 0.0)
-
-
-def test_a_learned_reward_learns_on_two_ranks_what_it_learns_on_one(runs: Path) -> None:
-    letters = '{"class_path": "FormatReward", "init_args": {"pattern": ".*[a-m]+.*", "weight": %d}}'
-    learned = (
-        '{"class_path": "LearnedReward", "init_args": {"path": "policy", "labeller": %s, "lr": 0.01, "held_out": 0.3, '
-        '"min_gain": -1, "max_forgetting": 1}}'
-    )
-    rewards = f"--model.rewards=[{letters % 0}, {learned % (letters % 1)}]"
-    finish({"learned": [rewards], "learned by two": [*FSDP2, rewards]}, runs)
-    one, two = scalars(runs / "learned"), scalars(runs / "learned by two")
-    # The third iteration has no held-out prompt: its prompts are learned from with the fourth's.
-    assert list(one["reward/learned_reward/version"].values()) == [1, 2, 2, 3]
-    assert max(one["reward/std"].values()) > 1e-3
-    assert_close(two, one, 1e-4)
 
 
 def test_lightnings_own_checkpoint_is_refused_elsewhere(

@@ -7,19 +7,16 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from helpers.command import Grpo
 from helpers.fitting import fit, scalars
 from torch import Tensor
 
-from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.observer import Observer
-from grpo_lightning.training.source import RolloutSource, Synchronous
+from grpo_lightning.training.source import Synchronous
 from grpo_lightning.training.step import Minibatch
-from grpo_lightning.types import UsageError
 
 
 class OneStepLate(Synchronous):
@@ -65,17 +62,6 @@ def test_ratios_of_late_rollouts_are_against_their_sampler(tmp_path: Path) -> No
         assert seen["policy/ratio_max"][update] == pytest.approx(float(ratio.max()), rel=1e-5)
     # The gap to the sampler tells only of rollouts that are on policy.
     assert len(seen["policy/logp_gap"]) == 1
-
-
-def test_a_policy_learns_from_late_rollouts(tmp_path: Path) -> None:
-    fit(
-        tmp_path,
-        loop={"group_size": 8, "prompts_per_step": 8, "mu": 2, "source": OneStepLate()},
-        trainer={"max_epochs": 30},
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
-    )
-    reward = list(scalars(tmp_path)["reward/mean"].values())
-    assert reward[0] < 0.35 < 0.9 < reward[-1]
 
 
 def test_a_skipped_update_leaves_the_version(tmp_path: Path) -> None:
@@ -131,46 +117,6 @@ def test_observers_are_told_how_a_step_goes(tmp_path: Path) -> None:
     assert (rewarded, reported) == (("rewarded", mean), ("reported", mean))
 
 
-class Fixed(RolloutSource):
-    """Samples once, and hands the same rollouts out at every step."""
-
-    def __init__(self) -> None:
-        self.sampler = Synchronous()
-        self.exploration: Exploration | None = None
-
-    def next(self, step: int) -> Exploration:
-        self.sampler.setup(self.inputs)
-        self.exploration = self.exploration or self.sampler.next(0)
-        self.exploration.metrics = {"rollout/age": float(step)}
-        return self.exploration
-
-    def metric_names(self, dynamic_sampling: Any) -> list[str]:
-        return ["rollout/age"]
-
-
-def test_a_source_logs_numbers_of_its_own(tmp_path: Path) -> None:
-    fit(tmp_path, loop={"source": Fixed()})
-    seen = scalars(tmp_path)
-    assert list(seen["rollout/age"].values()) == [0, 1, 2]
-    assert len({*seen["rollout/tokens"].values()}) == 1
-
-
-def test_a_source_outside_the_package_is_named_on_the_command_line(grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path.cwd()))
-    Path("late.py").write_text(
-        "from grpo_lightning import Exploration, Synchronous\n\n\n"
-        "class OneStepLate(Synchronous):\n"
-        "    waiting = None\n\n"
-        "    def next(self, step: int) -> Exploration:\n"
-        "        ready = self.waiting or super().next(step)\n"
-        "        self.waiting = super().next(step + 1)\n"
-        "        return ready\n"
-    )
-    code, _, errors = grpo("fit", "--loop.source=late.OneStepLate")
-    assert code == 0, errors
-    assert "late.OneStepLate" in Path("run/config.yaml").read_text()
-
-
 class Versions(L.Callback):
     """The policy's version and the source's first question at the beginning of each step."""
 
@@ -193,9 +139,3 @@ def test_a_resumed_run_goes_on_with_the_version(tmp_path: Path) -> None:
     assert whole.seen == [0, 2, 4]
     assert resumed.seen == [4]
     assert resumed.drawn == whole.drawn[2:]
-
-
-def test_filters_are_refused_for_late_rollouts(tmp_path: Path) -> None:
-    sampling = Sampling(max_new_tokens=6, top_k=5)
-    with pytest.raises(UsageError, match=r"model\.sampling: set top_k=0, top_p=1 and min_p=0"):
-        fit(tmp_path, loop={"source": OneStepLate()}, trainer={"max_epochs": 3}, sampling=sampling)

@@ -1,6 +1,5 @@
 """Stop strings through the explorer and a whole run: texts end with the string, and tokens with its last one."""
 
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from helpers.all_tokenizers import STABLE
-from helpers.command import Grpo
 from helpers.fitting import Digits, KeepsSamples, fit, scalars
 from helpers.tiny import model_of, policy_of, prompts_of
 
@@ -23,7 +21,7 @@ from grpo_lightning.rewards.process.scorers import ArithmeticSegments
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.sandbox.pool import Outcome
 from grpo_lightning.training.explorer import Exploration, Explorer
-from grpo_lightning.types import Completion, FinishReason, Sample
+from grpo_lightning.types import Completion, FinishReason
 
 
 class DrawsOn(NativeEngine):
@@ -120,20 +118,3 @@ def test_a_fit_learns_from_what_the_strings_leave(tmp_path: Path) -> None:
     truncated = sum(sample.truncated for sample in step) / len(lengths)
     assert found["rollout/truncated"][0] == pytest.approx(truncated)
     assert truncated < scalars(tmp_path / "whole")["rollout/truncated"][0]
-
-
-def test_by_the_command_line(grpo: Grpo, tmp_path: Path) -> None:
-    letters = "[" + ", ".join("abcdefghijklmnopqrstuvwxyz") + "]"
-    code, _, errors = grpo("fit", f"--model.sampling.stop={letters}", "--model.sampling.max_new_tokens=30")
-    assert code == 0, errors
-    lines = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
-    for line in lines:
-        assert not any(character in "abcdefghijklmnopqrstuvwxyz" for character in line["completion"][:-1])
-    assert any(line["finish_reason"] == "stop" and line["completion"][-1:].islower() for line in lines)
-
-
-def test_samples_know_what_their_text_is_of() -> None:
-    prompt = prompts_of([3])[0]
-    assert Sample(prompt, "ab", [1, 2, 3], FinishReason.STOP).written == [1, 2]
-    assert Sample(prompt, "ab", [1, 2, 3], FinishReason.STOP, "b").written == [1, 2, 3]
-    assert Sample(prompt, "ab", [1, 2, 3], FinishReason.LENGTH).written == [1, 2, 3]

@@ -15,10 +15,9 @@ from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.types import UsageError
 
 Run = dict[str, dict[int, float]]
-VALIDATES: dict[str, Any] = {"max_epochs": 3, "limit_val_batches": 1.0}
+VALIDATES: dict[str, Any] = {"max_epochs": 3, "limit_val_batches": 1}
 
 
 def go(folder: Path, first: bool = True, callbacks: Any = (), ckpt_path: str | None = None, **trainer: Any) -> Run:
@@ -48,11 +47,6 @@ def test_a_run_without_validation_and_a_trial_have_none(tmp_path: Path, trainer:
 
     fit(tmp_path, [Look()], trainer=VALIDATES | trainer)
     assert ran == []
-
-
-def test_it_does_not_wait_for_every_nth_step(tmp_path: Path) -> None:
-    seen = go(tmp_path, check_val_every_n_epoch=2)
-    assert [*seen["val/reward"]] == [-1, 1, 2]  # the last step always
 
 
 def test_a_resumed_run_does_not_repeat_it(tmp_path: Path) -> None:
@@ -91,14 +85,6 @@ def test_early_stopping_and_monitors_do_not_count_it(tmp_path: Path) -> None:
         assert sorted(Path(path).name for path in best.best_k_models) == ["step-1.ckpt", "step-2.ckpt"]
 
 
-def test_another_run_in_the_folder_is_left_alone(tmp_path: Path) -> None:
-    go(tmp_path, callbacks=[StepCheckpoint()], enable_checkpointing=True)
-    before = scalars(tmp_path)
-    with pytest.raises(UsageError, match="already holds a run"):
-        go(tmp_path, callbacks=[StepCheckpoint()], enable_checkpointing=True)
-    assert scalars(tmp_path) == before
-
-
 def made(folder: Path, *callbacks: L.Callback) -> tuple[GRPOModule, L.Trainer]:
     module = GRPOModule(policy_of(scale=0.05), [Digits()], sampling=Sampling(max_new_tokens=12), val_samples=2)
     trainer = L.Trainer(
@@ -108,6 +94,7 @@ def made(folder: Path, *callbacks: L.Callback) -> tuple[GRPOModule, L.Trainer]:
         num_sanity_val_steps=0,
         enable_progress_bar=False,
         enable_model_summary=False,
+        limit_val_batches=1,
         enable_checkpointing=any(isinstance(callback, StepCheckpoint) for callback in callbacks),
         logger=TensorBoardLogger(folder, name="", version=""),
         default_root_dir=folder,
@@ -136,29 +123,3 @@ def test_validate_stands_where_the_run_validated_these_weights(tmp_path: Path) -
     # What the run has validated at these places, `validate` repeats.
     trainer.validate(module, data(), verbose=False)
     assert [*scalars(tmp_path / "fresh")["val/reward"]] == [-1, 0]
-
-
-@pytest.mark.parametrize("hook", ["setup", "on_validation_start"])
-@pytest.mark.parametrize("after", [False, True])
-def test_a_trainer_keeps_its_own_check_where_the_run_does_not_begin(hook: str, after: bool, tmp_path: Path) -> None:
-    class Stops(L.Callback):
-        """Raises in one hook."""
-
-    def stop(*args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("stop")
-
-    setattr(Stops, hook, stop)
-    module, trainer = made(tmp_path)
-    trainer.num_sanity_val_steps = 3
-    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    callbacks.insert(len(callbacks) if after else 0, Stops())
-    with pytest.raises(RuntimeError, match="stop"):
-        trainer.fit(module, datamodule=data())
-    assert trainer.num_sanity_val_steps == 3
-
-
-def test_a_trainer_has_its_own_check_back_when_the_run_has_ended(tmp_path: Path) -> None:
-    module, trainer = made(tmp_path)
-    trainer.num_sanity_val_steps = 3
-    trainer.fit(module, datamodule=data())
-    assert trainer.num_sanity_val_steps == 3

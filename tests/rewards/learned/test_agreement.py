@@ -44,11 +44,6 @@ def test_the_rank_correlation_is_spearmans():
     assert TWO.spearman() == pytest.approx(expected, abs=1e-6)
 
 
-def test_correlation_with_the_length():
-    assert TWO.correlation(2 * TWO.probability + 3) == pytest.approx(1)
-    assert math.isnan(TWO.correlation(torch.ones(6)))
-
-
 def test_what_is_undefined_is_nan():
     right = agreement([0.9, 0.2], [1, 1], [0, 0])
     assert all(math.isnan(number) for number in (right.pairwise(), right.auc(), right.spearman()))
@@ -56,12 +51,6 @@ def test_what_is_undefined_is_nan():
     assert math.isnan(same.spearman()) and same.pairwise() == 0.5
     empty = agreement([], [], [])
     assert all(math.isnan(n) for n in (empty.pairwise(), empty.auc(), empty.brier(), empty.ece(), empty.accuracy()))
-
-
-def test_accuracy_is_the_first_that_is_defined():
-    assert TWO.accuracy() == TWO.pairwise()
-    assert agreement([0.9, 0.2, 0.3], [1, 0, 0], [0, 1, 2]).accuracy() == 1.0  # auc
-    assert agreement([0.9, 0.2, 0.8], [1, 1, 1], [0, 1, 1]).accuracy() == pytest.approx(2 / 3)
 
 
 def test_large_scores_keep_their_order():

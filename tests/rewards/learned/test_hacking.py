@@ -1,6 +1,5 @@
 """The alarm, by hand."""
 
-import json
 import logging
 
 import pytest
@@ -32,16 +31,6 @@ def test_a_rise_within_the_noise_is_none():
     # Two standard errors of the difference: 2 * sqrt(2) * 0.01 = 0.028.
     assert not iteration(alarm, 0.527, 0.4)
     assert iteration(alarm, 0.527 + 0.03, 0.4)
-
-
-def test_its_state_goes_on():
-    one, other = HackingAlarm(2), HackingAlarm(2)
-    for reward in (0.5, 0.6, 0.7):
-        iteration(one, reward, 0.5)
-    one.add([0.1], [0.0])
-    other.load_state_dict(json.loads(json.dumps(one.state_dict())))
-    assert iteration(other, 0.9, 0.5) == iteration(one, 0.9, 0.5)
-    assert one.state_dict() == other.state_dict()
 
 
 def test_the_worthless_completions():

@@ -6,15 +6,9 @@ from pathlib import Path
 import pytest
 from helpers.labelled_groups import group
 
-from grpo_lightning.rewards.learned.labelled import LabelledGroup, hash_fraction, read_labelled, write_labelled
+from grpo_lightning.rewards.learned.labelled import LabelledGroup, read_labelled, write_labelled
 from grpo_lightning.rewards.learned.reward import split
 from grpo_lightning.types import UsageError
-
-
-def test_the_outcome_of_a_group_is_right_wrong_or_both():
-    assert [group("q", *labels).outcome for labels in ((1, 1), (0,), (0, 1), (0.2, 0.4), (0.9, 0.9))] == [
-        "right", "wrong", "both", "both", "right",
-    ]  # fmt: skip
 
 
 def test_at_most_so_many_of_each_label_stay():
@@ -77,14 +71,3 @@ def test_the_held_out_prompts_are_the_same_in_every_iteration():
         g.prompt for g in [*again, *held_out_again]
     }
     assert not {g.prompt for g in new} & {g.prompt for g in held_out}
-
-
-@pytest.mark.parametrize("prompts", ["ab", "ba", "a", "b", "abab"])
-def test_the_prompt_alone_decides(prompts: str):
-    """Whatever else comes with it: of `a` and `b` one has a chance below the fraction between theirs."""
-    below, above = sorted("ab", key=hash_fraction)
-    fraction = (hash_fraction(below) + hash_fraction(above)) / 2
-    new, held_out = split([group(prompt, 1) for prompt in prompts], fraction)
-    assert {g.prompt for g in held_out} == {below} & set(prompts)
-    assert {g.prompt for g in new} == {above} & set(prompts)
-    assert split([group(prompt, 1) for prompt in prompts], 1e-9)[1] == []

@@ -1,6 +1,5 @@
 """The reservoir and what is drawn from it."""
 
-import json
 from collections import Counter
 from random import Random
 
@@ -9,7 +8,6 @@ from helpers.labelled_groups import group
 
 from grpo_lightning.rewards.learned.labelled import LabelledGroup
 from grpo_lightning.rewards.learned.replay import ReplayBuffer, equal_room, mixed
-from grpo_lightning.types import UsageError
 
 
 def groups(count: int, *labels: float, name: str = "q") -> list[LabelledGroup]:
@@ -70,18 +68,6 @@ def test_an_iteration_is_added_once_and_in_order():
         buffer.add(3, groups(1, 1), Random(0))
 
 
-def test_its_state_is_plain_and_whole():
-    buffer = ReplayBuffer(10)
-    buffer.add(0, groups(6, 1), Random(0))
-    buffer.add(1, groups(6, 1, 0), Random(1))
-    copy = ReplayBuffer(10)
-    copy.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
-    assert copy.strata == buffer.strata
-    for one in (buffer, copy):
-        one.add(2, groups(5, 0), Random(2))
-    assert copy.strata == buffer.strata and list(copy) == list(buffer)
-
-
 def test_a_tenth_of_every_batch_is_history():
     new, history = groups(180, 1, name="new"), groups(50, 0, name="old")
     batches = [*mixed(new, history, 20, 0.1, Random(0))]
@@ -98,17 +84,6 @@ def test_a_share_that_is_no_whole_number_is_exact_over_the_batches():
     assert [old for _, old in batches[:10]] == [1, 2, 1, 2, 2] * 2
 
 
-def test_batches_at_the_edges():
-    assert [(len(b), old) for b, old in mixed(groups(5, 1), [], 2, 0.5, Random(0))] == [(2, 0), (2, 0), (1, 0)]
-    assert [(len(b), old) for b, old in mixed(groups(3, 1), groups(9, 0), 4, 0.0, Random(0))] == [(3, 0)]
-    # The last batch keeps the share: 5 new of a batch of 10 at a half.
-    assert [(len(b), old) for b, old in mixed(groups(8, 1), groups(9, 0), 10, 0.5, Random(0))] == [(10, 5), (6, 3)]
-    # Less history than its share: each at most once.
-    assert [(len(b), old) for b, old in mixed(groups(18, 1), groups(1, 0), 10, 0.5, Random(0))] == [(10, 1), (10, 1)]
-    assert [*mixed([], groups(9, 0), 4, 0.5, Random(0))] == []
-    assert sum(len(b) - old for b, old in mixed(groups(7, 1), groups(9, 0), 1, 0.9, Random(0))) == 7
-
-
 def test_history_is_drawn_evenly():
     drawn: Counter[str] = Counter()
     for batch, old in mixed(groups(8000, 1, name="new"), groups(20, 0, name="old"), 10, 0.2, Random(0)):
@@ -116,8 +91,3 @@ def test_history_is_drawn_evenly():
     # 1000 batches draw 2 of 20: 100 each, standard deviation sqrt(1000 * 0.1 * 0.9) = 9.5.
     assert sum(drawn.values()) == 2000
     assert len(drawn) == 20 and all(abs(count - 100) < 4 * 9.5 for count in drawn.values())
-
-
-def test_a_size_of_nothing_is_refused():
-    with pytest.raises(UsageError, match="buffer_size=0"):
-        ReplayBuffer(0)
