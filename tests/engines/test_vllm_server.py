@@ -1,8 +1,6 @@
 """VLLMServerEngine on stand-ins for `vllm serve`, and with `-m vllm` on a real one: both keep the same contract."""
 
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
@@ -17,7 +15,7 @@ from helpers import vllm_serve, vllm_server_stand_in, vllm_stand_in
 from helpers.command import Grpo, arguments
 from helpers.drawing import PROMPTS, VLLMContract, draw, gap, tokens, update
 from helpers.fitting import fit, scalars
-from helpers.paths import environment
+from helpers.programs import programs
 from helpers.tiny import policy_of
 from helpers.vllm_server_stand_in import StandIn
 
@@ -130,14 +128,8 @@ def test_two_sharded_ranks_learn_from_servers_what_one_learns(
     assert code == 0, err
     pushes = [len(server.bodies) for server in servers]
     more = ["--trainer.devices=2", "--trainer.strategy=fsdp2", f"--trainer.default_root_dir={tmp_path / 'two'}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "grpo_lightning", *arguments("fit", *options, *more)],
-        capture_output=True,
-        text=True,
-        env=environment(OMP_WAIT_POLICY="PASSIVE", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1"),
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    with programs({"two": arguments("fit", *options, *more)}, tmp_path) as started:
+        assert started["two"].wait() == 0, started["two"].errors[-3000:]
     one, two = scalars("one"), scalars(tmp_path / "two")
     assert max(two["policy/logp_gap"].values()) < 1e-4
     for name in ("reward/mean", "policy/entropy", "val/avg@1"):
