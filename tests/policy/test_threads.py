@@ -55,6 +55,7 @@ def test_one_at_a_time_leaves_none_as_it_is() -> None:
     assert called == [3] and one_at_a_time(None) is None
 
 
+@pytest.mark.parametrize("shape", ["llama", "gpt2"])
 @pytest.mark.parametrize("options", [{}, {"packed": True}, {"max_rows": 4}], ids=str)
 def test_threads_draw_the_same_completions(policy: Policy, options: dict[str, Any]) -> None:
     found: list[list[Completion]] = []

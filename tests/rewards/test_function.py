@@ -140,7 +140,7 @@ def test_what_the_function_sees(module):
 
 def test_dotted_paths_and_the_working_directory(module, monkeypatch):
     monkeypatch.chdir(module.parent)
-    for function in ("users_rewards.sees", "users_rewards:sees", "users_rewards.py:sees"):
+    for function in ("users_rewards.sees", "users_rewards.py:sees"):
         reward = FunctionReward(function)
         assert reward([sample("good")]).value == [1.0]
         reward.close()
