@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 from make_tiny_policy import make_tokenizer
 
+from grpo_lightning.engines.base import Drawn
 from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.types import Completion, FinishReason, Sample
+from grpo_lightning.types import Completion, FinishReason, RandomKey, Request, Sample
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES: dict[str, dict[str, Any]] = {
@@ -68,11 +71,12 @@ class CutEngine(NativeEngine):
         super().__init__(max_rows=max_rows)
         self.lengths = lengths
 
-    def generate(self, *args: Any, **kwargs: Any) -> list[Completion]:
-        completions = super().generate(*args, **kwargs)
+    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
+        """As `NativeEngine.generate`, when all are drawn."""
         rng = random.Random(0)
-        cut = []
-        for number, completion in enumerate(completions):
+        for number, (index, completion) in enumerate(
+            sorted(super().generate(requests, sampling, key), key=itemgetter(0))
+        ):
             longest = len(completion.token_ids)
             drawn = {
                 "full": 1.0,
@@ -82,8 +86,7 @@ class CutEngine(NativeEngine):
             length = max(1, min(longest, round(drawn * longest)))
             reason = FinishReason.LENGTH if length == longest else FinishReason.STOP
             assert completion.logp is not None
-            cut.append(Completion(completion.token_ids[:length], completion.logp[:length], reason))
-        return cut
+            yield index, Completion(completion.token_ids[:length], completion.logp[:length], reason)
 
 
 class Alternating(Reward):

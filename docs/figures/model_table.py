@@ -26,7 +26,6 @@ completions were compared with plain forwards of an independent copy
 - **Trains**: the policy's log-probs and gradients are right, in whole rows and with shared prefixes.
 - **Shared prefix**: a group's prompt goes through the model once.
 - **NativeEngine** is the default and the faster with long prompts. `model.engine=PlainEngine` decodes what it cannot.
-- "by length": prompts of different lengths are not decoded together, since the model does not support padding.
 
 | architecture | class | trains | attention | shared prefix | NativeEngine | PlainEngine |
 |---|---|---|---|---|---|---|
@@ -53,13 +52,12 @@ def row(finding: Any) -> str:
     if finding.refused:
         cells = [reason(finding.refused), "", "", "", ""]
     else:
-        other = "yes" if finding.padded else "yes, by length"
         cells = [
             "yes",
             finding.attention,
             "yes" if finding.shares_prefix else "no",
             reason(finding.native) or "yes",
-            reason(finding.transformers) or other,
+            reason(finding.plain) or "yes",
         ]
     return f"| {' | '.join([finding.family, finding.name, *cells])} |"
 

@@ -18,7 +18,7 @@ from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, FinishReason, RandomKey, UsageError
 
-TRIALS = 25
+TRIALS = 15
 
 
 @cache
@@ -135,7 +135,7 @@ RARE: dict[str, tuple[str, list[str], str, int | None]] = {
 """A kind of tokenizer, tokens, a stop string, and the number of tokens that complete it."""
 
 
-@pytest.mark.parametrize("every", [1, 3, 8, 64, 999])
+@pytest.mark.parametrize("every", [1, 3, 64, 999])
 @pytest.mark.parametrize("case", RARE)
 def test_what_random_texts_rarely_have(case: str, every: int) -> None:
     kind, tokens, string, expected = RARE[case]
@@ -180,23 +180,19 @@ class Scripted(ScriptedEngine):
 ENGINES: dict[str, Any] = {
     "native": NativeEngine,
     "native, one look": lambda: NativeEngine(check_every=64),
-    "native, looks always": lambda: NativeEngine(check_every=1),
-    "native, few rows": lambda: NativeEngine(max_rows=3),
-    "transformers": PlainEngine,
-    "transformers, few rows": lambda: PlainEngine(max_rows=3),
+    "native, looks always": lambda: NativeEngine(check_every=1, max_rows=3),
+    "transformers": lambda: PlainEngine(max_rows=3),
     "scripted": Scripted,
 }
 
 
-@pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_every_engine_draws_the_beginning_of_the_unstopped_completion(engine: str, kind: str) -> None:
-    if engine == "scripted":
-        kind = "characters"
+def test_every_engine_draws_the_beginning_of_the_unstopped_completion(engine: str) -> None:
+    kind = "characters" if engine == "scripted" else "byte_fallback"
     own, rng, ended, early = policy(kind), random.Random(kind), 0, 0
     lengths, group_size = [4, 1, 7], 4
     whole = drawn(ENGINES[engine](), own, lengths=lengths, group_size=group_size)
-    for _ in range(3):
+    for _ in range(2):
         strings = strings_in(rng, spoken(own, rng.choice(whole))) + strings_in(rng, spoken(own, rng.choice(whole)))
         for long, short in zip(whole, drawn(ENGINES[engine](), own, strings, lengths, group_size), strict=True):
             expected = completed(kind, 0, long.written, strings)
@@ -204,7 +200,7 @@ def test_every_engine_draws_the_beginning_of_the_unstopped_completion(engine: st
             assert short.finish_reason is (long.finish_reason if expected is None else FinishReason.STOP)
             assert bool(short.stop_string) is (expected is not None)
             if long.logp is not None:
-                exact = engine in ("native, one look", "transformers")  # Else other rows are decoded together.
+                exact = engine == "native, one look"  # Else other rows are decoded together.
                 assert short.logp == (long.logp[:expected] if exact else pytest.approx(long.logp[:expected], abs=1e-5))
             ended += expected is not None
             early += expected is not None and expected < len(long.token_ids) - 1
@@ -244,7 +240,7 @@ def test_rows_that_found_their_string_are_decoded_no_further(engine: Any, monkey
     assert len(rows) <= 1 + 8
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["native", "transformers", "scripted"])
 def test_a_special_token_may_end_completions_as_a_stop_token_does(engine: str) -> None:
     own = policy_of(scale=0.05)
     whole = drawn(ENGINES[engine](), own, group_size=12)

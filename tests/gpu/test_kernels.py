@@ -8,7 +8,7 @@ import torch
 from helpers.sdpa_kernels import EFFICIENT, FLASH, MATH, Call
 from helpers.tiny import model_of, requests_of, rollouts_of, tokenizer
 from packaging.version import Version
-from policy.test_sdpa_kernels import CASES, LENGTHS, MODELS
+from policy.test_sdpa_kernels import CASES, MODELS, WAYS
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from grpo_lightning.engines.native import NativeEngine
@@ -54,9 +54,8 @@ def policy_in(precision: str, model: str, device: torch.device) -> tuple[Policy,
     return policy, torch.autocast("cuda", dtype=torch.bfloat16) if mixed else nullcontext()
 
 
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize(("lengths", "precision"), WAYS)
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("shares", [True, False], ids=["shared prefix", "rows"])
 def test_training_runs_without_the_math_kernel(
     shares: bool, precision: str, model: str, lengths: list[int], device: torch.device
@@ -73,9 +72,8 @@ def test_training_runs_without_the_math_kernel(
     assert bool(logp.isfinite().all())
 
 
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize(("lengths", "precision"), WAYS)
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("precision", PRECISIONS)
 def test_decoding_runs_without_the_math_kernel(
     precision: str, model: str, lengths: list[int], device: torch.device
 ) -> None:

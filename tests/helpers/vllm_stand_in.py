@@ -86,7 +86,7 @@ class Engine:
         self.engine_core = SimpleNamespace(shutdown=self.shut_down)
         self.requests: dict[str, list[Child]] = {}
         self.cache: dict[tuple[int, ...], Tensor] = {}
-        """Logits after a prompt: what a prefix cache would have computed from old weights."""
+        """Logits after each sequence: what a prefix cache would have computed from old weights."""
 
     def shut_down(self) -> None:
         torch.accelerator.empty_cache()  # raises on a CPU, but for what vLLM puts there
@@ -129,9 +129,10 @@ class Engine:
         assert torch.get_default_dtype() == torch.float32 and not torch.is_autocast_enabled("cpu")
         assert not torch.are_deterministic_algorithms_enabled()  # its top-p has no deterministic form
         ids = [*child.prompt, *child.token_ids]
-        logits = self.model(input_ids=torch.tensor([ids])).logits[:, -1]
-        if not child.token_ids:
-            logits = self.cache.setdefault(tuple(ids), logits)
+        key = tuple(ids)
+        if key not in self.cache:
+            self.cache[key] = self.model(input_ids=torch.tensor([ids])).logits[:, -1]
+        logits = self.cache[key]
         uniform = torch.rand(1, generator=child.generator)
         token, logp = draw(logits, uniform, child.params.sampling)
         child.token_ids.append(int(token))

@@ -12,6 +12,7 @@ from helpers.fitting import fit, scalars
 from helpers.inspecting import group_of, plain_tokens, step_of, write_records
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from grpo_lightning.engines.base import Drawn
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.inspect import read
@@ -22,7 +23,7 @@ from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.stopping import StopRule
 from grpo_lightning.training.loop import GRPOLoop
-from grpo_lightning.types import Completion, RandomKey, Request
+from grpo_lightning.types import RandomKey, Request
 
 VALIDATES = {"limit_val_batches": 1}
 FRESH = {**VALIDATES, "max_epochs": 1}
@@ -60,7 +61,7 @@ class Counting(NativeEngine):
         super().__init__()
         self.calls: list[tuple[RandomKey, float]] = []
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey, *rest: Any) -> list[Completion]:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey, *rest: Any) -> Drawn:
         self.calls.append((key, sampling.temperature))
         return super().generate(requests, sampling, key, *rest)
 

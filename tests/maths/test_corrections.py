@@ -67,7 +67,7 @@ def factor_of(correction: Correction, rollouts: Rollouts) -> Tensor:
     return torch.ones(rollouts.num_tokens) if factor is None else factor
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", MASKS_AND_LOOPS)
 def test_factors_are_those_of_a_loop_in_float64(name: str, seed: int) -> None:
     correction, loop = MASKS_AND_LOOPS[name]
@@ -284,21 +284,6 @@ def test_the_mismatch_is_that_of_a_loop_by_length_and_pack() -> None:
             assert float(found[f"mismatch/{name}{by}"]) == pytest.approx(value, rel=1e-4), (name, by)
     assert 0 < float(found["mismatch/masked"]) < float(found["mismatch/corrected"]) < 1
     assert float(found["mismatch/ess"]) < 0.9
-
-
-def test_the_mismatch_of_equal_policies_is_none() -> None:
-    rollouts = rollouts_of([5, 1, 9])
-    rollouts.old_logp = rollouts.sampler_logp
-    found = Mismatch.from_pack(rollouts, rollouts.sampler_logp, None).metrics()
-    values = {name: float(value) for name, value in found.items() if name.count("/") == 1}
-    expected = {"kl": 0, "gap": 0, "corrected": 0, "masked": 0, "ess": pytest.approx(1)}
-    assert values == {f"mismatch/{name}": value for name, value in expected.items()}
-
-
-def test_without_recorded_log_probs_there_is_nothing_to_log() -> None:
-    rollouts = rollouts_of([5, 1])
-    rollouts.sampler_logp = None
-    assert Mismatch.from_pack(rollouts, rollouts.old_logp, None).metrics() == {}
 
 
 def test_the_mismatch_of_ranks_is_that_of_all() -> None:

@@ -13,8 +13,7 @@ from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.ragged import spread
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Clipped, Reinforce
-from grpo_lightning.maths.weightings import BatchSize, FixedLength, SequenceMean, TokenMean
-from grpo_lightning.types import UsageError
+from grpo_lightning.maths.weightings import BatchSize, SequenceMean
 
 # Two prompts, G = 4.
 LENGTHS, GROUP = [3, 7, 1, 5, 2, 4, 6, 1], [0, 0, 0, 0, 1, 1, 1, 1]
@@ -85,18 +84,6 @@ def test_worked_example_4(ref, kl_term, total):
     assert both == pytest.approx(total, abs=5.01e-5)
 
 
-@pytest.mark.parametrize("ref", [0.5, 0.1, 1e-50])
-def test_worked_example_4_to_six_digits(ref):
-    """Â/π_old and β (π_ref/π_θ - 1)/π_θ, a hair under the boundary."""
-    theta = 0.6 * (1 - 1e-6)
-    rollouts = rollouts_of([1])
-    rollouts.advantage, rollouts.weight = torch.tensor([0.01]), torch.ones(1)
-    rollouts.old_logp, rollouts.ref_logp = torch.tensor([math.log(0.5)]), torch.tensor([math.log(ref)])
-    logp = torch.tensor([math.log(theta)], requires_grad=True)
-    _, gradient, _ = evaluate(Objective(surrogate=Clipped(0.2, 0.2), beta=0.02), logp, rollouts)
-    assert float(gradient) / theta == pytest.approx(0.01 / 0.5 + 0.02 * (ref / theta - 1) / theta, abs=1e-6)
-
-
 def on_policy_gradient(theta: float, ref: float, advantage: float, beta: float) -> float:
     """dJ/dlog π_θ of one token whose π_old is π_θ."""
     rollouts = rollouts_of([1])
@@ -122,16 +109,7 @@ def test_eq_21_is_zero_where_the_advantage_is_beta_times_one_minus_the_ratio(the
     assert on_policy_gradient(theta, ref, advantage + 1e-3, beta) == pytest.approx(1e-3, rel=1e-3)
 
 
-@pytest.mark.parametrize("ref", [1e-30, 1e-3, 0.2, 0.5, 0.999])
-@pytest.mark.parametrize("theta", [1e-3, 0.3, 0.999])
-def test_an_advantage_over_beta_always_pushes_up(theta, ref):
-    assert on_policy_gradient(theta, ref, advantage=0.05, beta=0.04) > 0
-    assert on_policy_gradient(theta, ref, advantage=0.05, beta=0.04) == pytest.approx(
-        0.05 + 0.04 * (ref / theta - 1), rel=1e-4
-    )
-
-
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("beta", [0.0, 0.04, 1.0])
 def test_gradient_is_that_of_eq_21_where_the_policy_is_the_old_policy(seed, beta):
     rollouts, _ = random_rollouts(seed)
@@ -145,7 +123,7 @@ def test_gradient_is_that_of_eq_21_where_the_policy_is_the_old_policy(seed, beta
     torch.testing.assert_close(gradient, rollouts.weight * expected, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("beta", [0.0, 0.04])
 @pytest.mark.parametrize("epsilon", [0.1, 0.2])
 def test_objective_is_eq_3_computed_in_loops(seed, beta, epsilon):
@@ -178,17 +156,6 @@ def test_objective_and_gradient_of_packs_add_up_to_those_of_the_whole():
         assert float(getattr(together, name)) == pytest.approx(float(getattr(diagnostics, name)), rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("weighting", [SequenceMean(), TokenMean(), FixedLength(10)], ids=lambda w: type(w).__name__)
-def test_a_weight_is_a_factor_of_its_token_gradient(weighting):
-    rollouts, logp = random_rollouts(1)
-    rollouts.weight = torch.ones(rollouts.num_tokens)
-    _, unweighted, _ = evaluate(Objective(beta=0.04), logp, rollouts)
-    batch = BatchSize(num_completions=8, num_groups=2, num_tokens=sum(LENGTHS))
-    rollouts.weight = spread(weighting(rollouts.lengths, rollouts.group, batch), rollouts.lengths)
-    _, weighted, _ = evaluate(Objective(beta=0.04), logp, rollouts)
-    torch.testing.assert_close(weighted, rollouts.weight * unweighted)
-
-
 def test_beta_zero_needs_no_reference_and_ignores_one():
     rollouts, logp = random_rollouts(2)
     with_reference = evaluate(Objective(), logp, rollouts)
@@ -199,15 +166,6 @@ def test_beta_zero_needs_no_reference_and_ignores_one():
     assert float(without[2].kl_ref) == 0
     # Where there is a reference, it is watched all the same.
     assert float(with_reference[2].kl_ref) > 0
-
-
-def test_old_and_reference_log_probs_get_no_gradient():
-    rollouts, logp = random_rollouts(3)
-    rollouts.old_logp, rollouts.ref_logp = rollouts.old_logp.clone(), rollouts.ref_logp.clone()
-    value, _ = Objective(beta=0.04)(logp, torch.zeros_like(logp), rollouts)
-    value.backward()
-    assert logp.grad is not None
-    assert rollouts.old_logp.grad is rollouts.ref_logp.grad is None
 
 
 def test_diagnostics_are_sums_over_the_tokens():
@@ -282,11 +240,6 @@ def test_reduction_over_ranks_sums_but_for_the_maximum():
     assert [float(getattr(reduced, name)) for name in names] == [11.0 + 2 * i for i in range(len(names))]
 
 
-def test_a_negative_beta_is_refused_by_name():
-    with pytest.raises(UsageError, match=r"beta=-0\.04"):
-        Objective(beta=-0.04)
-
-
 # Entropy, masks and other estimators of the KL
 
 
@@ -342,7 +295,7 @@ def test_masks_take_the_weight_of_their_tokens_only():
     assert weight(Truncated(), TopEntropy(0.2)) == pytest.approx([1 / 6, 0, 1 / 3, 0, 0, 0])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_mask_leaves_the_gradients_of_other_tokens_as_they_are(seed):
     rollouts, logp = random_rollouts(seed)
     batch = BatchSize(num_completions=8, num_groups=2, num_tokens=sum(LENGTHS))

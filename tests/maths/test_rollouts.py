@@ -54,7 +54,7 @@ def test_select_by_hand():
 
 
 @pytest.mark.parametrize("given", [0.0, 1.0])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 def test_select_takes_the_rows_in_their_order_with_only_the_prompts_they_need(seed, given):
     rollouts = random_rollouts(seed, given)
     rng = random.Random(1000 + seed)
@@ -75,7 +75,7 @@ def test_select_leaves_out_what_is_not_there(name):
 
 
 @pytest.mark.parametrize("given", [0.0, 1.0])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("max_tokens", [0, 1, 25, 60])
 def test_packs_keep_every_row_whole_and_once_within_the_budget(seed, max_tokens, given):
     rollouts = random_rollouts(seed, given)
@@ -110,7 +110,7 @@ def test_concat_by_hand():
 
 
 @pytest.mark.parametrize("given", [0.0, 1.0])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_concat_says_what_its_parts_say(seed, given):
     parts = [random_rollouts(seed, given), random_rollouts(100 + seed, given), random_rollouts(200 + seed, given)]
     rows = rows_of(Rollouts.concat(parts))
@@ -173,27 +173,10 @@ def test_packs_count_context():
     assert len(given.packs(9, by_group=True)) == 1
 
 
-def test_completions_that_are_all_drawn_have_no_context():
-    rollouts = Rollouts.from_lists([[1]], [0], [[7, 8]], drawn=[[True, True]])
-    assert rollouts.context_ids is rollouts.context_lengths is rollouts.position is None
-
-
 @pytest.mark.parametrize("drawn", [[[False, False]], [[True]], [[True, False, True]]])
 def test_a_completion_has_a_drawn_token_and_a_flag_per_token(drawn):
     with pytest.raises(AssertionError):
         Rollouts.from_lists([[1]], [0], [[7, 8]], drawn=drawn)
-
-
-def test_rollouts_of_nobody():
-    nobody = Rollouts.from_lists([], [], [])
-    assert (len(nobody), nobody.num_tokens) == (0, 0)
-    dtypes = {getattr(nobody, name).dtype for name in ("prompt_token_ids", "group", "token_ids", "lengths", "row")}
-    assert dtypes == {torch.int64}
-
-
-def test_row_still_counts_in_the_whole_step_after_two_selections():
-    rollouts = rollouts_of([1, 2, 3, 4])
-    assert rollouts.select(torch.tensor([3, 1, 0])).select(torch.tensor([1, 0])).row.tolist() == [1, 3]
 
 
 def test_to_moves_every_tensor_and_keeps_dtypes():

@@ -8,7 +8,6 @@ from torch import Tensor
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.sequence_surrogates import GMPO, OffPolicyMask, SequenceClipped, SequenceClippedToken
 from grpo_lightning.maths.surrogates import CISPO, SAPO, Clipped, Reinforce, Surrogate, SurrogateResult
-from grpo_lightning.types import UsageError
 
 # Worked examples of the write-up this project follows: π_old, Â, then rows of π_θ, ratio, clipped ratio and
 # clipped objective. The clipped ratio is min(ratio, clip(ratio)) for Â > 0 and max(...) for Â < 0.
@@ -72,20 +71,6 @@ def test_worked_example(name):
     assert result.clipped_low.tolist() == (held & (advantage < 0)).tolist()
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_worked_example_to_six_digits(name):
-    """The columns that are printed to three digits, computed from π_old, π_θ and ε = 0.2 in Python floats."""
-    old, advantage, rows = EXAMPLES[name]
-    theta = [row[0] for row in rows]
-    logp = torch.tensor(theta).log()
-    result = surrogate(logp, torch.full_like(logp, old).log(), torch.full_like(logp, advantage))
-    for value, p, printed in zip(result.value.tolist(), theta, rows, strict=True):
-        ratio = p / old
-        clipped = min(max(ratio, 0.8), 1.2)
-        assert value == pytest.approx(min(ratio * advantage, clipped * advantage), abs=1e-6)
-        assert (ratio, value) == pytest.approx((printed[1], printed[3]), abs=5.01e-4)
-
-
 def grid() -> tuple[Tensor, Tensor]:
     """Ratios from 0.01 to 3.01 crossed with advantages of both signs and 0."""
     ratio = torch.linspace(0.01, 3.01, 151)
@@ -119,61 +104,6 @@ def test_gradient_is_ratio_times_advantage_and_exactly_zero_where_clipped(low, h
     assert (gradient[held & ~edge] == 0).all()
     free = ~held & ~edge
     torch.testing.assert_close(gradient[free], (ratio * advantage)[free], rtol=1e-6, atol=1e-7)
-
-
-def test_the_bounds_are_not_symmetric():
-    ratio = torch.tensor([1.25, 1.35, 0.85, 0.75])
-    advantage = torch.tensor([1.0, 1.0, -1.0, -1.0])
-    result = surrogate(ratio.log(), torch.zeros(4), advantage, clip_low=0.2, clip_high=0.28)
-    torch.testing.assert_close(result.value, torch.tensor([1.25, 1.28, -0.85, -0.80]))
-    assert result.clipped_high.tolist() == [False, True, False, False]
-    assert result.clipped_low.tolist() == [False, False, False, True]
-
-
-def test_a_good_token_below_and_a_bad_token_above_the_bounds_are_not_clipped():
-    ratio, advantage = torch.tensor([0.5, 3.0]), torch.tensor([1.0, -1.0])
-    logp = ratio.log().requires_grad_()
-    result = surrogate(logp, torch.zeros(2), advantage)
-    (gradient,) = torch.autograd.grad(result.value.sum(), logp)
-    torch.testing.assert_close(gradient, torch.tensor([0.5, -3.0]))
-    assert not (result.clipped_low | result.clipped_high).any()
-
-
-@pytest.mark.parametrize("advantage", [-2.0, 0.0, 2.0])
-def test_values_and_gradients_stay_finite_at_absurd_ratios(advantage):
-    logp = torch.tensor([-1e4, -500.0, -100.0, 0.0, 0.0, 0.0, -math.inf]).requires_grad_()
-    old_logp = torch.tensor([0.0, 0.0, 0.0, -100.0, -500.0, -1e4, 0.0])
-    result = surrogate(logp, old_logp, torch.full((7,), advantage))
-    (gradient,) = torch.autograd.grad(result.value.sum(), logp)
-    assert result.value.isfinite().all()
-    assert gradient.isfinite().all()
-    if advantage > 0:  # 0 below and 1 + ε above, both times Â.
-        torch.testing.assert_close(result.value, torch.tensor([0, 0, 0, 2.4, 2.4, 2.4, 0]), atol=1e-8, rtol=1e-6)
-    if advantage < 0:  # 1 - ε below; above, the objective is unbounded, held only by the clamp of the ratio.
-        torch.testing.assert_close(result.value[[0, 1, 2, 6]], torch.full((4,), -1.6))
-        assert (result.value[3:6] < -1e6).all()
-
-
-def test_at_ratio_one_the_gradient_is_the_advantage():
-    rollouts = rollouts_of([5])
-    logp = rollouts.old_logp.clone().requires_grad_()
-    result = Clipped()(logp, rollouts.old_logp, rollouts)
-    (gradient,) = torch.autograd.grad(result.value.sum(), logp)
-    assert result.value.tolist() == gradient.tolist() == rollouts.advantage.tolist()
-
-
-def test_zero_advantage_is_never_clipped_and_pushes_nowhere():
-    logp = torch.tensor([-3.0, 0.0, -0.1]).requires_grad_()
-    result = surrogate(logp, torch.tensor([-0.1, -3.0, -0.1]), torch.zeros(3))
-    (gradient,) = torch.autograd.grad(result.value.sum(), logp)
-    assert result.value.tolist() == gradient.tolist() == [0, 0, 0]
-    assert not (result.clipped_low | result.clipped_high).any()
-
-
-@pytest.mark.parametrize(("key", "value"), [("clip_low", -0.1), ("clip_low", 1.1), ("clip_high", -0.5)])
-def test_bounds_out_of_range_are_refused_by_name(key, value):
-    with pytest.raises(UsageError, match=f"{key}={value}"):
-        Clipped(**{key: value})
 
 
 # The other members
@@ -245,14 +175,6 @@ def test_dual_clip_by_hand():
     # It goes with any bound above, and with none.
     result, _ = by_hand(Clipped(0.2, None, dual_clip=1.5), [2], [-1.0], [1.4, 1.6])
     assert result.value.tolist() == pytest.approx([-1.4, -1.5])
-
-
-def test_dual_clip_agrees_with_eq_5_on_a_grid():
-    ratio, advantage = grid()
-    result = surrogate(ratio.log(), torch.zeros_like(ratio), advantage, clip_low=0.2, clip_high=0.28, dual_clip=2.0)
-    for r, a, value in zip(ratio.tolist(), advantage.tolist(), result.value.tolist(), strict=True):
-        single = min(r * a, min(max(r, 0.8), 1.28) * a)
-        assert value == pytest.approx(max(single, 2 * a) if a < 0 else single, abs=1e-5)
 
 
 def test_the_ratio_of_a_sequence_by_hand():
@@ -427,7 +349,7 @@ LOOPS = {
 
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.parametrize("same_for_all_tokens", [True, False])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_members_agree_with_loops_written_from_their_papers(name, same_for_all_tokens, seed):
     member, loop = LOOPS[name]
     rollouts = rollouts_of([3, 7, 1, 5, 2, 4, 6, 1], seed=seed)
@@ -447,17 +369,3 @@ def test_members_agree_with_loops_written_from_their_papers(name, same_for_all_t
         gradients += found[1]
     assert result.value.tolist() == pytest.approx(values, rel=1e-5, abs=1e-6)
     assert gradient.tolist() == pytest.approx(gradients, rel=1e-4, abs=1e-5)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_gspo_and_gspo_token_have_one_gradient_where_the_advantage_is_the_sequence_s(seed):
-    rollouts = rollouts_of([3, 7, 1, 5], seed=seed)
-    assert rollouts.old_logp is not None
-    noise = torch.randn(rollouts.num_tokens, generator=torch.Generator().manual_seed(seed))
-    logp = rollouts.old_logp + 0.2 * noise
-    whole, token = (
-        value_and_gradient(member, logp, rollouts.old_logp, rollouts)
-        for member in (SequenceClipped(0.2, 0.2), SequenceClippedToken(0.2, 0.2))
-    )
-    torch.testing.assert_close(whole[0].value, token[0].value)
-    torch.testing.assert_close(whole[1], token[1])

@@ -76,9 +76,11 @@ def test_the_gradient_is_that_of_pefts_own_model_in_a_plain_loop(kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_switched_off_it_is_the_base_model_bit_for_bit(shape: str, kind: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("shape", "dtype"), [("llama", torch.float32), ("gpt2", torch.bfloat16)])
+def test_switched_off_and_before_training_it_is_the_base_model(shape: str, kind: str, dtype: torch.dtype) -> None:
     base = Policy.from_model(model_of(shape).to(dtype), tokenizer())
+    untrained = adapted(shape, moved=0.0, dtype=dtype, **KINDS[kind])
+    assert torch.allclose(logp(untrained), logp(base), atol=1e-6 if dtype == torch.float32 else 0.05)
     policy = adapted(shape, dtype=dtype, **KINDS[kind])
     trained = policy.trained_state_dict().keys()
     assert float((logp(policy) - logp(base)).abs().max()) > 1e-3
@@ -90,20 +92,15 @@ def test_switched_off_it_is_the_base_model_bit_for_bit(shape: str, kind: str, dt
     assert policy.trained_state_dict().keys() == trained
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_before_training_it_is_the_base_model(shape: str, kind: str) -> None:
-    policy = adapted(shape, moved=0.0, **KINDS[kind])
-    assert torch.allclose(logp(policy), logp(policy_of(shape)), atol=1e-6)
-
-
-def test_the_matrices_are_float32_whatever_the_weights(shape: str) -> None:
-    policy = adapted(shape, dtype=torch.bfloat16)
+def test_the_matrices_are_float32_whatever_the_weights() -> None:
+    policy = adapted(dtype=torch.bfloat16)
     assert {value.dtype for value in policy.trained_state_dict().values()} == {torch.float32}
     assert policy.model.dtype == torch.bfloat16
     policy(ROLLOUTS).logp.sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in policy.parameters() if p.requires_grad)
 
 
+@pytest.mark.parametrize("shape", ["llama", "gpt2"])
 def test_every_linear_layer_but_the_head_has_one(shape: str) -> None:
     policy = adapted(shape)
     assert len(adapted_layers(policy.model)) == 2 * (4 if shape == "gpt2" else 7)
@@ -117,7 +114,7 @@ def test_some_layers_by_their_names() -> None:
     assert len(adapted_layers(adapted(target_modules=r".*layers\.1\..*_proj").model)) == 7
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize(("shape", "kind"), [("llama", "dora"), ("gpt2", "lora")])
 def test_the_engine_draws_from_the_policy_with_its_adapter(shape: str, kind: str) -> None:
     policy, engine = adapted(shape, **KINDS[kind]), NativeEngine()
     engine.check(policy, Sampling(max_new_tokens=8))

@@ -69,15 +69,6 @@ def test_an_answer_prefix_ends_the_text_and_is_not_closed(template: str, expecte
     assert chat_text(spell, "Q") == expected.removesuffix("So ").removesuffix(" " if template == MISTRAL else "")
 
 
-def test_it_is_what_transformers_continues_where_both_work() -> None:
-    for template in (IM, GEMMA, MISTRAL, TEMPLATE):
-        spell = tokenizer()
-        spell.chat_template = template
-        turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "So"}]
-        continued = spell.apply_chat_template(turns, tokenize=False, continue_final_message=True)
-        assert chat_text(spell, "Q", answer_prefix="So") == continued
-
-
 @pytest.mark.parametrize("template", [TRIMMING, "{% for m in messages[:1] %}{{ m['content'] }}{% endfor %}"])
 def test_a_prefix_that_the_template_changes_is_refused(template: str) -> None:
     spell = tokenizer()
@@ -101,7 +92,7 @@ def test_a_system_turn_that_is_refused_or_left_out_is_one_message() -> None:
 
 @pytest.mark.parametrize(
     "template",
-    ["{{ messages[9].content }}", "{{ messages[0]['content'] + 1 }}", "{% for m in messages %}", "{{ nothing() }}"],
+    ["{{ messages[9].content }}", "{% for m in messages %}"],
 )
 def test_whatever_a_template_raises_is_one_message_even_with_a_system_turn(template: str) -> None:
     spell = tokenizer()

@@ -177,7 +177,7 @@ def test_all_ids_decode_to_the_whole_conversation_or_it_is_a_branch(name: str, m
     tools = TOOLS if name != "gemma_3" else None
     dialogue, end = Dialogue(tokenizer, tools or ()), END[TEMPLATES[name][1]]
     kept_turns = branches = 0
-    for seed in range(60):
+    for seed in range(25):
         rng = random.Random(seed)
         messages = [user("Q" + said(rng))]
         ids = dialogue.start(messages)
@@ -203,7 +203,7 @@ def test_all_ids_decode_to_the_whole_conversation_or_it_is_a_branch(name: str, m
                 kept_turns += 1
                 ids = ids + drawn + given
             assert decoded(tokenizer, ids) == whole
-    assert kept_turns > 60
+    assert kept_turns > 25
     assert branches > 0 or name in ("qwen_2_5", "smollm2")
 
 

@@ -49,8 +49,10 @@ def error(actual: Tensor, expected: Tensor) -> float:
     return float((actual.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize(
+    ("heads", "dtype"),
+    [("MHA", torch.float32), ("GQA", torch.float64), ("GQA", torch.bfloat16), ("MQA", torch.float64)],
+)
 @pytest.mark.parametrize("pack", PACKS)
 @pytest.mark.parametrize("leaf", [4, 256])
 def test_outputs_and_gradients(

@@ -8,22 +8,7 @@ import transformers
 from helpers.architectures import FAMILIES, examine
 from transformers import CONFIG_MAPPING
 
-BFLOAT16 = (
-    "llama",
-    "qwen2",
-    "qwen3",
-    "gpt2",
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "granite",
-    "cohere",
-    "mistral",
-    "phi3",
-    "opt",
-    "mamba",
-    "deepseek_v3",
-)
+BFLOAT16 = ("llama", "gpt2", "gemma2", "granite", "mamba", "deepseek_v3")
 """Of each kind one: among them those that scale or cap their logits."""
 
 

@@ -99,14 +99,3 @@ def test_sharded_weights_are_assembled_one_at_a_time(tmp_path: Path, monkeypatch
         assert all(isinstance(parameter, DTensor) for parameter in policy.parameters())
     finally:
         distributed.destroy_process_group()
-
-
-def test_sharded_experts_are_assembled_layer_by_layer(tmp_path: Path) -> None:
-    expected = checkpoint(policy_of("qwen3_moe", **EXPERTS), tmp_path)
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        policy = policy_of("qwen3_moe", **EXPERTS)
-        policy.shard(init_device_mesh("cpu", (1,)))
-        assert_equal(dict(named_weights(policy, tied_head=False)), expected)
-    finally:
-        distributed.destroy_process_group()

@@ -27,10 +27,11 @@ from grpo_lightning.policy import policy as policy_module
 from grpo_lightning.policy import token_logp
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.offloading import InMainMemory
-from grpo_lightning.policy.policy import Policy, remove_dropout
+from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import UsageError
 
 LENGTHS, PROMPT_LENGTHS = [4, 9, 1, 6, 2], [3, 1, 8]
+GPT2_RATES = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
 def save(folder: Path, shape: str, **overrides: Any) -> str:
@@ -114,17 +115,6 @@ def test_padding_does_not_matter(policy):
         torch.testing.assert_close(alone.entropy, together.entropy[own], atol=5e-6, rtol=0)
 
 
-def test_packs_of_any_size_add_up_to_the_gradient_of_the_whole(policy):
-    rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
-    whole = gradient_of(policy, rollouts)
-    packs = rollouts.packs(max_tokens=20)
-    assert len(packs) > 2
-    policy.zero_grad()
-    for pack in packs:
-        (pack.weight * policy(pack).logp).sum().backward()
-    assert_same_gradient(dict(gradients(policy)), whole, tolerance=1e-5)
-
-
 def test_a_later_token_changes_no_earlier_log_prob(policy):
     rollouts = rollouts_of([6], [3])
     before = policy(rollouts).logp.detach()
@@ -135,7 +125,7 @@ def test_a_later_token_changes_no_earlier_log_prob(policy):
     assert (after[4:] != before[4:]).all()
 
 
-@pytest.mark.parametrize("elements", [1, 64, 64 * 5])
+@pytest.mark.parametrize("elements", [1, 64 * 5])
 def test_the_head_in_chunks_gives_the_same_values_and_gradient(policy, elements, monkeypatch):
     rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
     rollouts.temperature = 0.7
@@ -173,9 +163,16 @@ def test_gradient_checkpointing_gives_the_same_gradient(tmp_path, shape, first_l
     assert len(runs) == 2  # Forward, and again in the backward pass.
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("options", [{}, {"fused": False}, {"adapter": LoRA(rank=4)}], ids=["fused", "plain", "lora"])
-@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize(
+    ("recomputes", "autocast", "options"),
+    [
+        (False, False, {}),
+        (True, True, {}),
+        (False, True, {"fused": False}),
+        (True, False, {"adapter": LoRA(rank=4)}),
+    ],
+    ids=["fused", "recomputed", "plain", "lora"],
+)
 def test_activations_in_main_memory_give_the_same_gradient(tmp_path, monkeypatch, recomputes, options, autocast):
     rollouts, path = rollouts_of(LENGTHS, PROMPT_LENGTHS), save(tmp_path, "llama", intermediate_size=56)
     plain = load(path, gradient_checkpointing=recomputes, **options).train()
@@ -203,37 +200,17 @@ def test_activations_in_main_memory_give_the_same_gradient(tmp_path, monkeypatch
     assert 0 < len(moved) < (12 if recomputes else 150) and not weights & {*moved}
 
 
-def test_on_a_cpu_no_activation_is_moved(tmp_path, monkeypatch):
-    monkeypatch.setattr("grpo_lightning.policy.offloading.SMALL", 1)
-    monkeypatch.setattr(InMainMemory, "take", lambda *_: pytest.fail("moved"))
-    policy = load(save(tmp_path, "llama"), offload_activations=True).train()
-    gradient_of(policy, rollouts_of(LENGTHS, PROMPT_LENGTHS))
-
-
-@pytest.mark.parametrize("name", ["resid_pdrop", "embd_pdrop", "attn_pdrop"])
+@pytest.mark.parametrize("name", ["resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"])
 def test_dropout_is_off_by_default_and_kept_on_request(tmp_path, name):
-    rates = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} | {name: 0.1}
-    path, rollouts = save(tmp_path, "gpt2", **rates), rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    rates = {"attention_dropout": 0.3} if name == "attention_dropout" else dict.fromkeys(GPT2_RATES, 0.0) | {name: 0.1}
+    shape, rollouts = "llama" if name == "attention_dropout" else "gpt2", rollouts_of(LENGTHS, PROMPT_LENGTHS)
+    path = save(tmp_path, shape, **rates)
     without, kept = load(path).train(), load(path, dropout=True).train()
     first = without(rollouts).logp
     assert without(rollouts).logp.equal(first)
     assert without.eval()(rollouts).logp.equal(first)
     assert not kept(rollouts).logp.equal(kept(rollouts).logp)
     assert kept.eval()(rollouts).logp.equal(first)
-
-
-def test_attention_dropout_of_llama_is_off_too(tmp_path):
-    path, rollouts = save(tmp_path, "llama", attention_dropout=0.3), rollouts_of(LENGTHS, PROMPT_LENGTHS)
-    without, kept = load(path).train(), load(path, dropout=True).train()
-    assert without(rollouts).logp.equal(without(rollouts).logp)
-    assert not kept(rollouts).logp.equal(kept(rollouts).logp)
-
-
-def test_remove_dropout_reaches_modules_and_attributes():
-    model = model_of("gpt2", resid_pdrop=0.2, embd_pdrop=0.3, attn_pdrop=0.4)
-    remove_dropout(model)
-    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.0}
-    assert model.config.resid_pdrop == model.config.embd_pdrop == model.config.attn_pdrop == 0.0
 
 
 @pytest.mark.parametrize(
@@ -258,55 +235,6 @@ def test_models_that_change_their_logits_after_the_head(tmp_path, shape, overrid
     logp, entropy = expected_logp_and_entropy(policy, rollouts, 0.7)
     torch.testing.assert_close(scored.logp, logp, atol=1e-5, rtol=0)
     torch.testing.assert_close(scored.entropy, entropy, atol=1e-5, rtol=0)
-
-
-def test_a_model_that_changes_its_logits_in_an_unknown_way_is_refused(tmp_path):
-    policy = load(save(tmp_path, "llama"))
-
-    def shift(module: torch.nn.Module, args: Any, output: Any) -> Any:
-        output.logits = output.logits + torch.linspace(0, 0.1, 64)
-        return output
-
-    policy.model.register_forward_hook(shift)
-    with pytest.raises(UsageError, match=r"policy\.path=.*LlamaForCausalLM changes its logits"):
-        policy._check_head()
-
-
-@pytest.mark.parametrize("auto", ["tokenizer", "config", "load"])
-class TestLoadingErrors:
-    """Whatever is asked for first says what is wrong with policy.path."""
-
-    def ask(self, path: str, auto: str) -> None:
-        policy = Policy(path)
-        if auto == "load":
-            policy.load()
-        else:
-            getattr(policy, auto)
-
-    def test_missing_folder(self, tmp_path, auto):
-        with pytest.raises(UsageError, match=r"policy\.path=.*nowhere: no such folder .*save_pretrained"):
-            self.ask(str(tmp_path / "nowhere"), auto)
-        with pytest.raises(UsageError, match=r"policy\.path=\./nowhere: no such folder"):
-            self.ask("./nowhere", auto)
-
-    def test_folder_without_a_model(self, tmp_path, auto):
-        (tmp_path / "notes.txt").write_text("no model here")
-        with pytest.raises(UsageError, match=r"policy\.path=.*found no usable model.*config\.json"):
-            self.ask(str(tmp_path), auto)
-
-    @pytest.mark.parametrize("name", ["no-such-model", "nobody/no-such-model"])
-    def test_hub_id_that_is_not_cached_while_offline(self, tmp_path, monkeypatch, auto, name):
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-        with pytest.raises(UsageError, match=f"policy.path={name}.*HF_HUB_OFFLINE is set"):
-            self.ask(name, auto)
-
-
-def test_folder_without_weights_is_a_usage_error(tmp_path):
-    path = save(tmp_path, "llama")
-    (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(UsageError, match=r"policy\.path=.*AutoModelForCausalLM found no usable model"):
-        load(path)
 
 
 def test_weights_are_read_once_and_only_when_asked_for(tmp_path):
@@ -384,7 +312,7 @@ def test_compiled_policy_gives_the_same(tmp_path, monkeypatch):
         ("llama", {}),
     ],
 )
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_bfloat16_weights_are_no_reason_to_refuse_a_head(tmp_path, shape, overrides, seed):
     # The model scales and caps in bfloat16, ours in float32: with large logits they differ by rounding.
     attention = "eager" if shape == "gemma2" else "sdpa"
@@ -473,7 +401,7 @@ def gemma3(folder: Path) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("family", ["bert", "cpmant", "phimoe", "modernbert-decoder"])
+@pytest.mark.parametrize("family", ["bert", "phimoe"])
 def test_models_that_would_be_scored_wrongly_are_refused_and_leave_no_weights(tmp_path, family):
     architectures.save(family, str(tmp_path))
     policy = Policy(str(tmp_path))
@@ -504,14 +432,10 @@ def test_the_version_moves_on_when_weights_are_read_into_the_policy():
     # A copy, and what is done to it, leave the policy's version alone.
     copy.deepcopy(policy).load_state_dict(other.state_dict())
     assert policy.version == 1
-
-
-def test_what_encloses_a_policy_moves_its_version_on_too():
-    policy = policy_of()
     outer = torch.nn.Module()
     outer.policy = policy
-    outer.load_state_dict({f"policy.{name}": value for name, value in policy_of(seed=1).state_dict().items()})
-    assert policy.version == 1
+    outer.load_state_dict({f"policy.{name}": value for name, value in other.state_dict().items()})
+    assert policy.version == 2
 
 
 def with_adapter() -> Policy:

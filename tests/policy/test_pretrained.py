@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.tiny import model_of, tokenizer
 from huggingface_hub.errors import RepositoryNotFoundError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from grpo_lightning.policy import pretrained
 from grpo_lightning.types import UsageError
@@ -32,8 +32,10 @@ def test_a_home_folder_is_found(folder, monkeypatch):
     assert pretrained.source("~/model", "policy.path") == str(folder)
 
 
-@pytest.mark.parametrize("path", ["./nowhere", "/no/where", "~/nowhere", "some/where/else"])
-@pytest.mark.parametrize("auto_class", [AutoConfig, AutoTokenizer, AutoModelForTokenClassification])
+@pytest.mark.parametrize(
+    ("path", "auto_class"),
+    [("./nowhere", AutoConfig), ("~/nowhere", AutoTokenizer), ("some/where/else", AutoModelForCausalLM)],
+)
 def test_a_wrong_folder_gives_one_message_whatever_is_read(auto_class, path):
     with pytest.raises(UsageError) as caught:
         pretrained.load(auto_class, path, "reward.path")
@@ -60,9 +62,7 @@ def asked(monkeypatch, tmp_path):
     return asked_of
 
 
-@pytest.mark.parametrize(
-    "path", ["runs/mine", "runs/tiny_policy", "models/mine", "models/tiny_policy", "tiny_policy", "./a", "a/b/c", "a/"]
-)
+@pytest.mark.parametrize("path", ["runs/mine", "models/tiny_policy", "./a", "a/b/c", "a/"])
 def test_what_looks_like_a_folder_is_not_asked_of_the_hub(asked, path):
     with pytest.raises(UsageError, match="no such folder") as caught:
         pretrained.source(path, "policy.path")
@@ -134,13 +134,3 @@ def test_a_folder_without_weights_is_seen_without_reading_them(folder):
     (folder / "model.safetensors").unlink()
     with pytest.raises(UsageError, match=r"policy\.path=.*no weights"):
         pretrained.check_weights(str(folder), "policy.path")
-
-
-def test_a_lack_of_memory_is_not_put_down_to_the_path(folder):
-    class Large:
-        @staticmethod
-        def from_pretrained(path):
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        pretrained.load(Large, str(folder), "policy.path")

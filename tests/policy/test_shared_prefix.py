@@ -14,6 +14,7 @@ from grpo_lightning.policy.parts import Part
 from grpo_lightning.policy.policy import Policy, recompute_activations
 from grpo_lightning.policy.shared_prefix import SharedPrefix
 
+OTHERS = ("qwen3", "gpt2", "granite", "cohere")
 CASES = {
     "prompts of different lengths": ([5, 1, 9, 3, 7, 2], [4, 1, 6]),
     "prompts of one length": ([5, 1, 9, 3], [4, 4]),
@@ -39,8 +40,9 @@ def takes_parts(monkeypatch: pytest.MonkeyPatch, always: bool) -> None:
     monkeypatch.setattr(Heads, "cost", lambda *args: -float("inf") if always else float("inf"))
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("shape", ["llama", "qwen2", "qwen3", "gpt2", "granite", "cohere"])
+@pytest.mark.parametrize(
+    ("case", "shape"), [*((case, "llama") for case in CASES), *(("prompts of different lengths", s) for s in OTHERS)]
+)
 @pytest.mark.parametrize("parts", [True, False], ids=["parts", "copies"])
 def test_log_probs_and_gradients_are_those_of_single_rows(
     parts: bool, shape: str, case: str, monkeypatch: pytest.MonkeyPatch
@@ -98,17 +100,12 @@ def test_without_fused_attention_is_by_copies_in_the_given_order() -> None:
         assert (rollouts.layout.tokens is None) == (not fused)
 
 
-def test_tokens_in_order_are_not_gathered() -> None:
-    rollouts = rollouts_of([3, 3, 5, 5], [2, 4], [0, 0, 1, 1])
-    assert SharedPrefix.from_rollouts(rollouts).tokens is None
-
-
 def test_a_long_completion_pads_no_short_ones() -> None:
     buckets = [bucket for bucket, _ in buckets_of([3], [0] * 9, [20] * 8 + [1000])]
     assert buckets == [Bucket(1, 0, 3), Bucket(8, 3, 20), Bucket(1, 3, 1000)]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_padding_is_bounded_by_half(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     lengths = (64 * torch.randn(200, generator=generator).exp()).long().clamp(16, 3000).tolist()

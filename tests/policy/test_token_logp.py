@@ -20,11 +20,8 @@ from grpo_lightning.policy.token_logp import Head, takes, token_logp
 TOKENS, WIDTH, VOCABULARY = 7, 6, 13
 SCALE = 0.7
 
-Blocks = tuple[int, int, int]
-"""Elements of a block, logits kept and rows at once."""
 
-
-@pytest.fixture(params=[(1000, 1000, 1000), (35, 0, 1000), (20, 40, 5), (1, 30, 3)], ids=str)
+@pytest.fixture(params=[(1000, 1000, 1000), (35, 0, 1000), (20, 40, 5)], ids=str)
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Elements of a block: everything in one, or several uneven ones of which none or some are kept."""
     block, kept, rows = request.param
@@ -65,8 +62,7 @@ def test_numbers_are_those_of_the_softmax(block: int, bias: bool) -> None:
     assert logp.requires_grad and not entropy.requires_grad and not top_logp.requires_grad
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("entropy_gradient", [False, True])
+@pytest.mark.parametrize(("bias", "entropy_gradient"), [(False, True), (True, False)])
 def test_the_gradient_is_that_of_finite_differences(block: int, bias: bool, entropy_gradient: bool) -> None:
     hidden, head, ids = inputs(bias)
     how = Head(SCALE, torch.float64, 0, keeps=True, entropy_gradient=entropy_gradient, block=block)
@@ -102,14 +98,6 @@ def test_the_entropy_alone_has_a_gradient(block: int) -> None:
     )
     for one, other in zip(actual, expected, strict=True):
         close(one, other)
-
-
-def test_a_second_backward_is_the_first(block: int) -> None:
-    hidden, head, ids = inputs(bias=False)
-    logp = token_logp(hidden, head, ids, block=block)[0]
-    first, second = (torch.autograd.grad(logp.sum(), [hidden, head.weight], retain_graph=True) for _ in range(2))
-    close(first[0], second[0])
-    close(first[1], second[1])
 
 
 @pytest.mark.parametrize("trained", ["states", "head"])
@@ -200,8 +188,7 @@ def policy(request: pytest.FixtureRequest) -> Iterator[Policy]:
     return policy_of(shape, **overrides)
 
 
-@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
-@pytest.mark.parametrize("at_once", [None, 100], ids=["one block", "blocks"])
+@pytest.mark.parametrize(("at_once", "autocast"), [(None, True), (100, False)], ids=["autocast", "blocks"])
 def test_the_policy_scores_as_without_it(policy: Policy, at_once: int | None, autocast: bool) -> None:
     rollouts = rollouts_of([4, 9, 1, 6, 2], [3, 1, 8])
     policy.fused = False

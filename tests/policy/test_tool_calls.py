@@ -161,18 +161,13 @@ def arguments(text: str) -> str:
         (GOOD_JSON + GOOD_JSON, "not valid JSON (Extra data"),
         (GOOD_JSON[:-1], "not valid JSON"),
         ("[]", 'the keys "name" and "arguments" alone'),
-        ("null", 'the keys "name" and "arguments" alone'),
-        ('"add"', 'the keys "name" and "arguments" alone'),
         ('{"name": "add"}', 'the keys "name" and "arguments" alone'),
         ('{"name": "add", "arguments": {}, "id": 1}', 'the keys "name" and "arguments" alone'),
         ('{"name": "add", "name": "now", "arguments": {}}', "a key occurs twice"),
         ('{"name": "add", "arguments": {"a": 1, "b": 2, "a": 3}}', "a key occurs twice"),
         ('{"name": ["add"], "arguments": {}}', "there is no tool ['add']"),
-        ('{"name": {"add": 1}, "arguments": {}}', "there is no tool {'add': 1}"),
-        ('{"name": "__init__", "arguments": {}}', "there is no tool '__init__'"),
         ('{"name": "Add", "arguments": {"a": 1, "b": 2}}', "there is no tool 'Add'"),
         ('{"name": "add", "arguments": "{}"}', "the arguments of add are not an object"),
-        ('{"name": "add", "arguments": [1, 2]}', "the arguments of add are not an object"),
         ('{"name": "add", "arguments": {"a": 1}}', "add lacks the argument b"),
         ('{"name": "add", "arguments": {"a": 1, "b": 2, "self": 3}}', "add has no argument 'self'"),
         ('{"name": "add", "arguments": {"a": "1", "b": 2}}', "a='1' of add does not fit"),
@@ -181,7 +176,6 @@ def arguments(text: str) -> str:
         ('{"name": "add", "arguments": {"a": 1.0, "b": 2}}', "a=1.0 of add does not fit"),
         (arguments('{"query": 1}'), 'query=1 of look does not fit {"type": "string"}'),
         (arguments('{"query": "", "limit": NaN}'), "not valid JSON"),
-        (arguments('{"query": "", "limit": -Infinity}'), "not valid JSON"),
         (arguments('{"query": "", "limit": 1e999}'), "not valid JSON"),
         (arguments('{"query": "", "limit": true}'), "limit=True of look does not fit"),
         (arguments('{"query": "", "exact": 1}'), "exact=1 of look does not fit"),
@@ -189,16 +183,13 @@ def arguments(text: str) -> str:
         (arguments('{"query": "", "pages": ["1"]}'), "pages=['1'] of look does not fit"),
         (arguments('{"query": "", "key": []}'), "key=[] of look does not fit"),
         (arguments('{"query": "\\ud800"}'), "not valid JSON"),
-        (arguments('{"\\udfff": 1}'), "not valid JSON"),
         (arguments('{"query": "a\nb"}'), "not valid JSON"),
         (arguments('{"query": 1%s}' % ("0" * 5000)), "not valid JSON"),
-        (arguments("[" * 1000), f"more than {MAX_BRACKETS} brackets"),
         ("[" * 9000 + "]" * 900, f"more than {MAX_BRACKETS} brackets"),
         ('{"a":' * 1500, f"more than {MAX_BRACKETS} brackets"),
         (arguments('{"query": "%s"}' % ("x" * MAX_CHARACTERS)), f"no end within {MAX_CHARACTERS} characters"),
         (arguments('{"query": "", "%s": 1}' % ("x" * 5000)), "look has no argument 'xxx"),
         ("\x00", "not valid JSON"),
-        ("</tool_call", "not valid JSON"),
     ],
 )
 def test_bad_calls(body: str, error: str) -> None:
@@ -228,11 +219,6 @@ def test_calls_beyond_the_limit_are_one_error(max_calls: int) -> None:
         *calls, beyond = form.find(text * 50_000, TOOLS)
         assert calls == [GOOD] * max_calls
         assert beyond == BadCall(f"Error: a turn may make {max_calls} calls; the others were not made.")
-
-
-def test_no_calls_at_all_are_the_users_mistake() -> None:
-    with pytest.raises(UsageError, match="max_calls=0 of PlainTag: give 1 or more"):
-        PlainTag(0)
 
 
 def test_bad_calls_count_too() -> None:
@@ -268,7 +254,7 @@ ALPHABET += ["\n", "\x00", "true", "null", "1e9", GOOD_JSON, '"', "\ufffd", "0" 
 def test_no_text_raises_an_exception(form: ToolFormat) -> None:
     rng = random.Random(0)
     good = bad = 0
-    for _ in range(5000):
+    for _ in range(1000):
         text = "".join(rng.choices(ALPHABET, k=rng.randrange(20)))
         for tools in ([ADD], TOOLS, []):
             for found in form.find(text, tools):
@@ -279,13 +265,6 @@ def test_no_text_raises_an_exception(form: ToolFormat) -> None:
                     bad += 1
                     assert len(found.error) < 400
     assert bad > 0 and good > 0
-
-
-@pytest.mark.parametrize("form", [HermesJson(), PlainTag()], ids=lambda form: type(form).__name__)
-def test_the_description_names_tools_and_form(form: ToolFormat) -> None:
-    text = form.describe([ADD, EVALUATE])
-    assert "Adds two numbers." in text and "expression" in text
-    assert ("<tool>add a b</tool>" if isinstance(form, PlainTag) else "<tool_call>") in text
 
 
 def test_the_descriptions_in_full() -> None:

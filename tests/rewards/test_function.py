@@ -41,7 +41,7 @@ number = 3
 import asyncio, time
 
 async def waits(sample):
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.01)
     if sample.text == "wait":
         await asyncio.sleep(60)
     if sample.text == "block":
@@ -140,20 +140,10 @@ def test_what_the_function_sees(module):
 
 def test_dotted_paths_and_the_working_directory(module, monkeypatch):
     monkeypatch.chdir(module.parent)
-    for function in ("users_rewards.sees", "users_rewards:sees", "users_rewards.py:sees"):
+    for function in ("users_rewards.sees", "users_rewards.py:sees"):
         reward = FunctionReward(function)
         assert reward([sample("good")]).value == [1.0]
         reward.close()
-
-
-def test_an_async_function_is_awaited(module):
-    reward = FunctionReward(f"{module}:waits", timeout=3.0, num_workers=1)
-    reward.read_questions([])
-    result = reward([sample(text) for text in ("good", "wait", "raise", "own timeout", "none", "true")])
-    assert result.status == ["ok", "timeout", "error", "error", "not_a_number", "ok"]
-    assert result.value[0] == 2.5
-    assert result.value[5] == 1.0
-    reward.close()
 
 
 def test_one_worker_has_one_event_loop(module):
@@ -171,19 +161,23 @@ def test_async_calls_wait_together(module):
     reward.close()
 
 
-def test_a_failure_among_those_that_wait_together_is_its_own(module):
-    reward = FunctionReward(f"{module}:waits", timeout=3.0, num_workers=1, concurrency=4)
-    texts = ["good", "wait", "raise", "own timeout", "good", "none", "dead", "true", "block", "numpy"]
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_an_async_function_is_awaited_and_a_failure_among_those_that_wait_together_is_its_own(module, concurrency):
+    reward = FunctionReward(f"{module}:waits", timeout=1.5, num_workers=2, concurrency=concurrency)
+    reward.read_questions([])
+    texts = ["good", "wait", "raise", "own timeout", "dead", "none", "true", "numpy"]
+    if concurrency > 1:
+        texts += ["block", "good"]
     result = reward([sample(text) for text in texts])
     assert result.status == [
-        "ok", "timeout", "error", "error", "ok", "not_a_number", "crash", "ok", "timeout", "ok",
-    ]  # fmt: skip
-    expected = [2.5, None, None, None, 2.5, None, None, 1.0, None, 0.5]
+        "ok", "timeout", "error", "error", "crash", "not_a_number", "ok", "ok", "timeout", "ok",
+    ][: len(texts)]  # fmt: skip
+    expected = [2.5, None, None, None, None, None, 1.0, 0.5, None, 2.5][: len(texts)]
     assert [None if math.isnan(value) else value for value in result.value] == expected
     reward.close()
 
 
-@pytest.mark.parametrize(("function", "concurrency"), [("longest", 1), ("longest_later", 1), ("longest_later", 3)])
+@pytest.mark.parametrize(("function", "concurrency"), [("longest", 1), ("longest_later", 3)])
 def test_a_function_of_samples_gets_those_of_a_prompt_together(module, function, concurrency):
     reward = FunctionReward(f"{module}:{function}", concurrency=concurrency)
     gated = Gated(reward, FormatReward())

@@ -90,7 +90,7 @@ def functions(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pool():
-    pool = WorkerPool(num_workers=2, timeout=2.0, memory_limit_mb=256)
+    pool = WorkerPool(num_workers=2, timeout=LIMIT, memory_limit_mb=256, cpu_seconds=1.0)
     yield pool
     pool.close()
 
@@ -110,12 +110,9 @@ def test_outcomes_come_in_the_order_of_the_tasks(pool, functions):
     assert pool.map(functions("double"), []) == []
 
 
-@pytest.mark.parametrize("name", ["textwrap.dedent", "textwrap:dedent"])
-def test_a_function_is_found_by_each_form_of_its_path(pool, name):
-    assert pool.map(name, [["  a"]])[0].value == "a"
-
-
-def test_a_dict_is_one_argument_with_attributes(pool, functions):
+def test_a_function_is_found_by_each_form_of_its_path_and_a_dict_is_one_argument(pool, functions):
+    for name in ("textwrap.dedent", "textwrap:dedent"):
+        assert pool.map(name, [["  a"]])[0].value == "a"
     assert pool.map(functions("attribute"), [{"text": "abc"}])[0].value == "ABC"
 
 
@@ -132,18 +129,18 @@ def test_each_failure_costs_its_own_task_only(pool, functions):
 
 
 def test_processor_time_has_its_own_limit(functions):
-    pool = WorkerPool(num_workers=1, timeout=60, cpu_seconds=0.3)
+    pool = WorkerPool(num_workers=1, timeout=LIMIT, cpu_seconds=0.3)
     assert [o.status for o in pool.map(functions("hang"), [[1], [0]])] == ["timeout", "ok"]
     assert pool.map(functions("hang_in_c"), [[1]])[0].status == "timeout"
-    assert pool.map(functions("sleep"), [[0.6]])[0].value == "awake"
+    assert pool.map(functions("sleep"), [[0.4]])[0].value == "awake"
     pool.close()
 
 
-def test_a_lost_worker_is_replaced_at_once(functions):
+def test_a_worker_that_took_too_long_is_ended_even_in_c_and_replaced_at_once(functions):
     pool = WorkerPool(num_workers=2, timeout=0.3)
-    pool.load(functions("hang"))
+    pool.load(functions("hang_in_c"))
     lost = {worker.process.pid for worker in pool._running}
-    pool.map(functions("hang"), [[1]])
+    assert pool.map(functions("hang_in_c"), [[1]])[0].status == "timeout"
     assert pool._running
     assert lost.isdisjoint(worker.process.pid for worker in pool._running)
     pool.close()
@@ -160,10 +157,6 @@ def test_a_fork_has_workers_of_its_own(pool, functions):
             os._exit(0 if value == 42 else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert before & {outcome.value for outcome in pool.map(functions("pid"), [[0]] * 4)}
-
-
-def test_a_hang_in_c_is_ended(pool, functions):
-    assert pool.map(functions("hang_in_c"), [[1]])[0].status == "timeout"
 
 
 def test_what_a_task_prints_or_reads_does_not_reach_the_protocol(pool, functions):
@@ -184,7 +177,7 @@ def test_an_answer_is_that_of_its_own_task(functions):
 @pytest.mark.parametrize("end", ["close", "hang", "die"])
 def test_processes_and_files_end_with_the_worker(functions, tmp_path, end):
     report = tmp_path / "report"
-    pool = WorkerPool(num_workers=1, timeout=20 if end != "hang" else 1)
+    pool = WorkerPool(num_workers=1, timeout=LIMIT, cpu_seconds=0.5)
     (outcome,) = pool.map(functions("leave_things"), [[str(report), end]])
     assert outcome.status == {"close": "ok", "hang": "timeout", "die": "crash"}[end]
     pool.close()
@@ -264,21 +257,11 @@ def test_close_ends_a_map_in_another_thread(functions, tmp_path):
     thread.start()
     wait_until(lambda: started.exists() and started.read_text())
     pool.close()
+    pool.close()
     thread.join(LIMIT)
     assert len(ended) == 1
     assert not exists(int(started.read_text()))
     assert pool.map(functions("double"), [[4]])[0].value == 8
-    pool.close()
-
-
-def test_close_leaves_no_process_and_the_pool_starts_again(functions):
-    pool = WorkerPool(num_workers=2, timeout=5)
-    pids = {outcome.value for outcome in pool.map(functions("pid"), [[0]] * 8)}
-    assert all(exists(pid) for pid in pids)
-    pool.close()
-    pool.close()
-    assert not any(exists(pid) for pid in pids)
-    assert pool.map(functions("double"), [[1]])[0].value == 2
     pool.close()
 
 
@@ -342,12 +325,12 @@ def test_descriptors_above_1023(functions):
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
     null = os.open(os.devnull, os.O_RDONLY)
     opened = [null]
-    pool = WorkerPool(2, timeout=2.0)
+    pool = WorkerPool(2, timeout=LIMIT, cpu_seconds=0.3)
     try:
         while opened[-1] < 1100:
             opened.append(os.dup(null))
-        outcomes = pool.map(functions("double"), [[n] for n in range(20)])
-        assert [outcome.value for outcome in outcomes] == [2 * n for n in range(20)]
+        outcomes = pool.map(functions("double"), [[n] for n in range(4)])
+        assert [outcome.value for outcome in outcomes] == [2 * n for n in range(4)]
         assert all(worker.fileno() > 1023 for worker in pool._running)
         assert [o.status for o in pool.map(functions("hang"), [[0], [1]])] == ["ok", "timeout"]
         assert [o.status for o in pool.map(functions("die"), [[1]])] == ["crash"]

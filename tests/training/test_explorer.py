@@ -13,12 +13,13 @@ import torch
 from helpers.fitting import Digits, fit, scalars
 from helpers.tiny import policy_of, prompts_of
 
+from grpo_lightning.engines.base import Drawn
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training.explorer import Exploration, Explorer
-from grpo_lightning.types import Completion, UsageError
+from grpo_lightning.types import UsageError
 
 
 class Watched(NativeEngine):
@@ -41,7 +42,7 @@ class Watched(NativeEngine):
         self.calls.append("sync")
         super().sync(policy)
 
-    def generate(self, *args: Any, **kwargs: Any) -> list[Completion]:
+    def generate(self, *args: Any, **kwargs: Any) -> Drawn:
         self.calls.append("generate")
         return super().generate(*args, **kwargs)
 
@@ -56,7 +57,7 @@ class Apart(Watched):
         super().sync(policy)
         self.own = copy.deepcopy(policy)
 
-    def generate(self, *args: Any, **kwargs: Any) -> list[Completion]:
+    def generate(self, *args: Any, **kwargs: Any) -> Drawn:
         synced, self.policy = self.policy, self.own
         try:
             return super().generate(*args, **kwargs)
@@ -177,13 +178,13 @@ class Off(Apart):
     def product_dtype(self, policy: Policy) -> torch.dtype:
         return torch.bfloat16
 
-    def generate(self, *args: Any, **kwargs: Any) -> list[Completion]:
-        completions, count = super().generate(*args), 0
-        for completion in completions:
+    def generate(self, *args: Any) -> Drawn:
+        count = 0
+        for row, completion in super().generate(*args):
             for index in range(len(completion.token_ids)):
                 completion.logp[index] += self.off * (count % self.every == 0)
                 count += 1
-        return completions
+            yield row, completion
 
 
 @pytest.mark.parametrize(

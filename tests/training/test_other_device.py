@@ -19,7 +19,6 @@ from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.slab import SlabLayer
-from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.maths.advantages import LeaveOneOut
 from grpo_lightning.maths.kl_penalty import KLPenalty
 from grpo_lightning.maths.masks import TopEntropy, Truncated

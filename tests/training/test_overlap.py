@@ -68,13 +68,10 @@ def test_a_reward_begins_before_the_native_engine_has_drawn_the_last_token(monke
 
 @pytest.mark.parametrize("count", [3, 0], ids=["prompts", "a rank without prompts"])
 @pytest.mark.parametrize("stop", [(), ("a", "7", "<eos>")])
-def test_the_exploration_is_that_of_scoring_afterwards(
-    monkeypatch: pytest.MonkeyPatch, stop: Sequence[str], count: int
-) -> None:
+def test_the_exploration_is_that_of_scoring_afterwards(stop: Sequence[str], count: int) -> None:
     early, late = Waits(), Waits()
     late.scores_early = False
     actual = explore(Explorer(NativeEngine(check_every=2), Scorer([early])), stop, count)
-    monkeypatch.setattr(NativeEngine, "hands_over", False)
     expected = explore(Explorer(NativeEngine(check_every=2), Scorer([late])), stop, count)
     assert repr(actual.samples) == repr(expected.samples)
     assert actual.scores == expected.scores

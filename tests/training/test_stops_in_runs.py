@@ -21,17 +21,9 @@ from grpo_lightning.rewards.process.scorers import ArithmeticSegments
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.sandbox.pool import Outcome
 from grpo_lightning.training.explorer import Exploration, Explorer
-from grpo_lightning.types import Completion, FinishReason
+from grpo_lightning.types import FinishReason
 
-
-class DrawsOn(NativeEngine):
-    """An engine of a user's, which does not look for stop strings."""
-
-    def generate(self, requests: Any, sampling: Sampling, *args: Any, **kwargs: Any) -> list[Completion]:
-        return super().generate(requests, Sampling(sampling.max_new_tokens), *args, **kwargs)
-
-
-ENGINES = {"native": NativeEngine, "transformers": PlainEngine, "user's own": DrawsOn}
+ENGINES = {"native": NativeEngine, "plain": PlainEngine}
 
 
 def explore(engine: Any, policy: Policy, stop: Sequence[str] = (), count: int = 4) -> Exploration:

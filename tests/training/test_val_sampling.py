@@ -10,10 +10,11 @@ from helpers.command import Grpo
 from helpers.fitting import Digits, fit, scalars
 from helpers.tiny import policy_of
 
+from grpo_lightning.engines.base import Drawn
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.types import Completion, UsageError
+from grpo_lightning.types import UsageError
 
 TRAINING = Sampling(max_new_tokens=12, temperature=0.9, top_p=0.8, stop=["ab"])
 
@@ -41,7 +42,7 @@ class Watched(NativeEngine):
         super().check(policy, sampling)
         self.asked.append(sampling)
 
-    def generate(self, requests: Any, sampling: Sampling, *args: Any, **kwargs: Any) -> list[Completion]:
+    def generate(self, requests: Any, sampling: Sampling, *args: Any, **kwargs: Any) -> Drawn:
         self.asked.append(sampling)
         return super().generate(requests, sampling, *args, **kwargs)
 

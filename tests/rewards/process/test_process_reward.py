@@ -19,6 +19,7 @@ from grpo_lightning.rewards.process.reward import ProcessReward, last_tokens
 from grpo_lightning.rewards.process.scorers import ArithmeticSegments, SegmentScorer
 from grpo_lightning.rewards.process.splitters import ByLine, ByPattern, ByTag, Splitter
 from grpo_lightning.rewards.results import Segment
+from grpo_lightning.sandbox.pool import Outcome
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 
@@ -87,8 +88,13 @@ def test_texts_are_cut_into_segments(splitter: Splitter, text: str, expected: li
     splitter.close()
 
 
-def test_a_catastrophic_pattern_costs_its_sample(folder: str, bpe: PreTrainedTokenizerFast):
-    reward = ProcessReward(Lengths(), folder, ByPattern("(a+)+b", timeout=2.0))
+def test_a_text_that_cannot_be_split_costs_its_sample(
+    folder: str, bpe: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+):
+    splitter = ByPattern("(a+)+b")
+    found = [*splitter(["aab c"]), Outcome("timeout")]
+    monkeypatch.setattr(ByPattern, "__call__", lambda self, texts: found)
+    reward = ProcessReward(Lengths(), folder, splitter)
     result = reward([sample(text, [*bpe.encode(text), 0]) for text in ("aab c", "a" * 60)])
     assert result.status == ["ok", "timeout"]
     assert result.value[0] == 2
