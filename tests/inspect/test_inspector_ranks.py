@@ -32,7 +32,8 @@ OPTIONS = [
 ]
 TWO = ["--trainer.devices=2"]
 FSDP2 = [*TWO, "--trainer.strategy=fsdp2"]
-DIES = ["--trainer.callbacks+=helpers.failing.Dies", "--trainer.callbacks.step=3"]
+DIES = ["--trainer.callbacks+=helpers.failing.Fails", "--trainer.callbacks.phase=saving", "--trainer.callbacks.step=3"]
+DIES += ["--trainer.callbacks.kind=kill"]
 LAST = "--ckpt_path=last"
 
 

@@ -14,7 +14,7 @@ from helpers.command import Grpo
 from helpers.fitting import fit, of_updates, points
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint, refuse_other_starts
 from grpo_lightning.types import UsageError
 
 pytestmark = [
@@ -132,6 +132,14 @@ def test_checkpoints_in_the_middle_of_a_step_are_refused(tmp_path: Path) -> None
             go(tmp_path / "c", [ModelCheckpoint(**options)])  # type: ignore[arg-type]
 
 
+def test_a_folder_that_the_nodes_do_not_share_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grpo_lightning.ranks.gather", lambda value: [value, value])
+    refuse_other_starts(True)
+    monkeypatch.setattr("grpo_lightning.ranks.gather", lambda value: [False, value])
+    with pytest.raises(UsageError, match=r"rank 1 finds last.ckpt and rank 0 does not.*a disk that all nodes share"):
+        refuse_other_starts(True)
+
+
 class Suspend(L.Callback):
     """SIGUSR1 in the second step."""
 
@@ -145,8 +153,10 @@ def test_a_checkpoint_callback_of_ones_own_stands_beside_the_runs(
 ) -> None:
     best = "{class_path: ModelCheckpoint, init_args: {monitor: val/reward, mode: max, filename: best}}"
     steps = ["--trainer.max_epochs=4", "--trainer.check_val_every_n_epoch=2", "--model.optimizer.lr=0.01"]
+    before = signal.getsignal(signal.SIGUSR1)
     code, _, errors = grpo("fit", *steps, f"--trainer.callbacks=[{best}, test_whole_steps.Suspend]")
     assert code == 75, errors
+    assert signal.getsignal(signal.SIGUSR1) == before
     (summary,) = [text for text in caplog.messages if text.startswith("done")]
     assert "saved" in summary and "go on" in summary
     shutil.copytree("run", "other")
