@@ -28,8 +28,8 @@ told=
 
 # A preemption sends SIGTERM; srun passes signals on to all ranks.
 trap 'told=yes; kill -USR1 $!' TERM USR1
-# One rank per GPU; when one fails, `grpo` itself ends the others and prints why.
-srun --kill-on-bad-exit=0 grpo fit "$@" \
+# One rank per GPU. A minute after the first has ended the others end too: time to save a step, when all are suspended.
+srun --kill-on-bad-exit=0 --wait=60 grpo fit "$@" \
     --trainer.num_nodes "$SLURM_NNODES" --trainer.devices "$SLURM_NTASKS_PER_NODE" \
     --trainer.default_root_dir "$run" --ckpt_path last &
 step=$!

@@ -173,7 +173,6 @@ from grpo_lightning.training.dynamic_sampling import DynamicSampling as DynamicS
 from grpo_lightning.training.evaluation import Validation as Validation
 from grpo_lightning.training.explorer import Exploration as Exploration
 from grpo_lightning.training.explorer import Explorer as Explorer
-from grpo_lightning.training.fellow_ranks import FailTogether as FailTogether
 from grpo_lightning.training.loop import GRPOLoop as GRPOLoop
 from grpo_lightning.training.module import GRPOModule as GRPOModule
 from grpo_lightning.training.observer import Observer as Observer

@@ -15,15 +15,18 @@ import lightning as L
 import torch
 import transformers.utils.logging
 from jsonargparse.typing import import_object
+from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ProgressBar, Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info
+from torch.distributed.elastic.multiprocessing.errors import record
 
 from grpo_lightning import engines, environments, games, maths, policy, rewards, tasks
 from grpo_lightning.command import early
 from grpo_lightning.command.imports import refusal
+from grpo_lightning.command.launched_ranks import LaunchedRanks
 from grpo_lightning.command.mistakes import refused_argument
 from grpo_lightning.command.overview import COMMANDS
 from grpo_lightning.command.parser import Parser
@@ -45,7 +48,6 @@ from grpo_lightning.training.callbacks.summary import RunSummary
 from grpo_lightning.training.callbacks.time_limit import StepTimer
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO, read_checkpoint
 from grpo_lightning.training.data import PromptDataModule
-from grpo_lightning.training.fellow_ranks import FailTogether, fail_together, last_words
 from grpo_lightning.training.loop import PASSES, GRPOLoop
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.optimizer_options import refuse_metric
@@ -278,7 +280,7 @@ class GRPOCLI(LightningCLI):
         if config.max_time is not None:
             kwargs["max_time"] = None
             given = [*given, time_limit(config.max_time)]
-        kwargs["callbacks"] = [FailTogether(), shown, FirstLook(), RunSummary(FOLDER), *given]
+        kwargs["callbacks"] = [shown, FirstLook(), RunSummary(FOLDER), *given]
         if config.enable_checkpointing is False:
             internals.without_callback(self, "checkpoint")
         kwargs["plugins"] = [AtomicCheckpointIO(), *(config.plugins or [])]
@@ -350,8 +352,19 @@ def time_limit(limit: Any) -> Timer:
 def run(args: Sequence[str] | None = None) -> None:
     """Runs the command line; the user's mistakes end it with one message and exit code 2."""
     quieten()
-    with fail_together():
-        run_rank(args)
+    try:
+        with LaunchedRanks():
+            # torchrun then prints the error of the rank that failed first.
+            (record(run_rank) if TorchElasticEnvironment.detect() else run_rank)(args)
+    except (RewardFailure, FloatingPointError, disk.DiskFailure) as error:
+        sys.exit(fail(error, code=1))
+    except Exception as error:
+        mistake = usage_error(error)
+        if mistake is None and is_out_of_memory(error):
+            sys.exit(fail(MemoryError(out_of_memory_message(error)), code=1))
+        if mistake is None:
+            raise
+        sys.exit(fail(mistake, code=2))
 
 
 def run_rank(args: Sequence[str] | None = None) -> None:
@@ -363,15 +376,6 @@ def run_rank(args: Sequence[str] | None = None) -> None:
         (PlanCLI if list(given[:1]) == ["plan"] else GRPOCLI)(args)
     except KeyboardInterrupt:  # before Lightning runs
         sys.exit(EXIT_CODE)
-    except (RewardFailure, FloatingPointError, disk.DiskFailure) as error:
-        sys.exit(fail(error, code=1))
-    except Exception as error:
-        mistake = usage_error(error)
-        if mistake is None and is_out_of_memory(error):
-            sys.exit(fail(MemoryError(out_of_memory_message(error)), code=1))
-        if mistake is None:
-            raise
-        sys.exit(fail(mistake, code=2))
 
 
 def quieten() -> None:
@@ -404,4 +408,5 @@ def usage_error(error: BaseException | None) -> UsageError | None:
 
 def fail(error: Exception, code: int) -> int:
     """Prints what went wrong on standard error; returns the exit code."""
-    return last_words(f"grpo: error: {error}", code)
+    print(f"grpo: error: {error}", file=sys.stderr)
+    return code

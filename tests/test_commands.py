@@ -41,7 +41,7 @@ NOT_RUN = {
     r"grpo.*smollm2.*": "needs a package of 93 MB from the network; small in tests/tools/test_get_smollm2.py",
     r"python docs/figures/model_table.py": "has no options",
     r".*gsm8k_qwen2.5_0.5b.yaml.*": "needs a GPU and GSM8K; small in tests/test_gsm8k.py",
-    r"torchrun .*": "starts processes; this very line in tests/training/test_nodes.py",
+    r"torchrun .*": "starts processes; this very line in tests/command/test_launched_ranks.py",
     r"(?!grpo plan).*--trainer.devices.*": "starts processes; in tests/training/test_sharding.py",
     r"(?!grpo plan).*--trainer.strategy.*": "needs several devices; in tests/training/test_sharding.py",
     r"sbatch .*": "needs SLURM; the script runs in tests/test_slurm_script.py",

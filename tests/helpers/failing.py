@@ -2,16 +2,17 @@
 
 import os
 import signal
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
-import torch
 
-from grpo_lightning.rewards.base import Reward, RewardFailure
+from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import Sample, UsageError
+from helpers.waiting import LIMIT
 
 
 class Fails(L.Callback):
@@ -20,52 +21,43 @@ class Fails(L.Callback):
     Args:
         phase: Where.
         rank: On which rank; -1 is all.
-        kind: What: `usage`, `reward`, `memory`, `bug`, `interrupt`, or `kill` for a process that just ends.
+        kind: What: `usage`, `bug`, or `kill` for a process that just ends.
+        others_wait: Whether the other ranks wait there, for much longer than a test.
+        step: The first exploration step in which it does.
     """
 
-    def __init__(self, phase: str, rank: int = 1, kind: str = "bug") -> None:
-        self.phase, self.rank, self.kind = phase, rank, kind
+    def __init__(self, phase: str, rank: int = 1, kind: str = "bug", others_wait: bool = False, step: int = 1) -> None:
+        self.phase, self.rank, self.kind, self.others_wait, self.step = phase, rank, kind, others_wait, step
 
     def _in(self, phase: str, trainer: L.Trainer) -> None:
-        if phase == self.phase and self.rank in (-1, trainer.global_rank):
+        if phase != self.phase or trainer.current_epoch + 1 < self.step:
+            return
+        if self.rank in (-1, trainer.global_rank):
             if self.kind == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            raise {
-                "usage": UsageError("data.task=x: a mistake; give y"),
-                "reward": RewardFailure("reward r failed on 2 of 2 samples"),
-                "memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
-                "bug": ZeroDivisionError("the true reason"),
-                "interrupt": KeyboardInterrupt(),
-            }[self.kind]
+            if self.kind == "usage":
+                raise UsageError("data.task=x: a mistake; give y")
+            raise ZeroDivisionError("the true reason")
+        if self.others_wait:
+            time.sleep(10 * LIMIT)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._in("setup", trainer)
         assert isinstance(pl_module, GRPOModule)
         explorer = pl_module.explorer
-        generate, check = explorer.engine.generate, explorer.scorer.stop_if_broken
+        generate = explorer.engine.generate
 
         def failing_generate(*args: Any, **kwargs: Any) -> Any:
             self._in("exploring", trainer)
             return generate(*args, **kwargs)
 
-        def failing_check(*args: Any) -> None:
-            self._in("scoring", trainer)
-            check(*args)
-
         explorer.engine.generate = failing_generate  # type: ignore[method-assign]
-        explorer.scorer.stop_if_broken = failing_check  # type: ignore[method-assign]
 
     def on_before_optimizer_step(self, trainer: L.Trainer, *args: Any) -> None:
         self._in("updating", trainer)
 
-    def on_validation_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        self._in("validating", trainer)
-
     def on_save_checkpoint(self, trainer: L.Trainer, *args: Any) -> None:
         self._in("saving", trainer)
-
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._in("ending", trainer)
 
 
 class OneBadQuestion(Reward):
@@ -75,21 +67,6 @@ class OneBadQuestion(Reward):
         if any(sample.answer == "1" for sample in samples):
             raise ValueError("a bad row")
         return RewardResult([float(len(sample.text)) for sample in samples], ["ok"] * len(samples))
-
-
-class Dies(L.Callback):
-    """Kills the last rank before a step is saved, when everything else of the step is written.
-
-    Args:
-        step: Which, counted from 1.
-    """
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_save_checkpoint(self, trainer: L.Trainer, *args: Any) -> None:
-        if trainer.current_epoch + 1 == self.step and trainer.global_rank == trainer.world_size - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Signals(L.Callback):

@@ -1,8 +1,8 @@
 """`grpo` in processes of its own, forked from one that has made the imports, which are most of what a small run costs.
 
 What a fork shares with the others, and a new interpreter does not, is the seed of Python's hashes. So some tests start
-new interpreters: those of invariance, nodes, SLURM, and some of resuming, sharding and ranks that fail together. A fork
-leaves out the trial of the engine too (`helpers.preloaded`).
+new interpreters: those of invariance, SLURM and some of sharding. A fork leaves out the trial of the engine too
+(`helpers.preloaded`).
 """
 
 import atexit
@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,12 +37,15 @@ class Program:
         folder: The working directory.
         anew: Whether it is a new interpreter instead of a fork; and so are its ranks.
         together: Whether `errors` has what goes to standard output as well, in order.
+        more: Variables of its environment.
     """
 
-    def __init__(self, arguments: Sequence[str], folder: Path, anew: bool = False, together: bool = False) -> None:
+    def __init__(
+        self, arguments: Sequence[str], folder: Path, anew: bool = False, together: bool = False, **more: str
+    ) -> None:
         said = Path(tempfile.mkdtemp(prefix="program-", dir=folder.parent))
         self._said = [said / "errors" if together else said / "output", said / "errors"]
-        variables = environment(**HERE)
+        variables = environment(**HERE, **more)
         self._process: Any
         if anew:
             command = [sys.executable, "-m", "grpo_lightning", *arguments]
@@ -157,12 +159,10 @@ def _become(arguments: list[str], variables: dict[str, str]) -> NoReturn:
     from lightning.fabric.utilities.rank_zero import _get_rank, rank_zero_only
 
     import grpo_lightning.__main__ as program
-    from grpo_lightning.training import fellow_ranks
 
     os.environ.clear()
     os.environ.update(variables)
     rank_zero_only.rank = _get_rank() or 0  # found by the import, otherwise
-    fellow_ranks.STARTED = time.time()
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.argv = [str(program.__file__), *arguments]

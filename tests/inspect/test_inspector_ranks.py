@@ -31,7 +31,8 @@ OPTIONS = [
     "--inspect.num_samples=2",
 ]
 FSDP2 = ["--trainer.devices=2", "--trainer.strategy=fsdp2"]
-DIES = ["--trainer.callbacks+=helpers.failing.Dies", "--trainer.callbacks.step=2"]
+DIES = ["--trainer.callbacks+=helpers.failing.Fails", "--trainer.callbacks.phase=saving", "--trainer.callbacks.step=2"]
+DIES += ["--trainer.callbacks.kind=kill"]
 LAST = "--ckpt_path=last"
 
 

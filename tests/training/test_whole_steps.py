@@ -10,7 +10,7 @@ import torch
 from helpers.fitting import fit, of_updates, points
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint, refuse_other_starts
 from grpo_lightning.types import UsageError
 
 pytestmark = [
@@ -105,3 +105,13 @@ def test_checkpoints_in_the_middle_of_a_step_are_refused(tmp_path: Path) -> None
     for options in ({"every_n_train_steps": 1}, {"train_time_interval": timedelta(1)}):
         with pytest.raises(UsageError, match="every_n_epochs"):
             go(tmp_path / "c", [ModelCheckpoint(**options)])  # type: ignore[arg-type]
+
+
+def test_a_folder_that_the_nodes_do_not_share_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grpo_lightning.ranks.gather", lambda value: [value, value])
+    refuse_other_starts(True)
+    monkeypatch.setattr("grpo_lightning.ranks.gather", lambda value: [False, value])
+    with pytest.raises(UsageError, match=r"rank 1 finds last.ckpt and rank 0 does not.*a disk that all nodes share"):
+        refuse_other_starts(True)
+
+

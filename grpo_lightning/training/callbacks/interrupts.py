@@ -8,8 +8,8 @@ from types import FrameType
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from grpo_lightning.training.fellow_ranks import SUSPENDED
-
+SUSPENDED = 75
+"""Exit code of a run that SIGUSR1 has ended: to be continued. EX_TEMPFAIL of sysexits.h."""
 EXIT_CODE = 128 + signal.SIGINT
 """The exit code that a shell expects of a program that Ctrl-C has ended."""
 
