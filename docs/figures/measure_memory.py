@@ -78,12 +78,12 @@ class CutEngine(NativeEngine):
             sorted(super().generate(requests, sampling, key), key=itemgetter(0))
         ):
             longest = len(completion.token_ids)
-            drawn = {
+            fraction = {
                 "full": 1.0,
                 "lognormal": rng.lognormvariate(math.log(1 / 8), 1.0),
                 "runaway": 1.0 if number == 0 else 0.06,
             }[self.lengths]
-            length = max(1, min(longest, round(drawn * longest)))
+            length = max(1, min(longest, round(fraction * longest)))
             reason = FinishReason.LENGTH if length == longest else FinishReason.STOP
             assert completion.logp is not None
             yield index, Completion(completion.token_ids[:length], completion.logp[:length], reason)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import vllm_stand_in
-from helpers.drawing import PROMPTS, VLLMContract, draw, gap, tokens, update
+from helpers.drawing import PROMPTS, VLLMContract, draw, gap, interrupt, tokens, update
 from helpers.tiny import policy_of, prompts_of
 
 from grpo_lightning.engines.sampling import Sampling
@@ -148,9 +148,8 @@ def test_what_surrounds_it_does_not_matter(engine: VLLMEngine, policy: Policy) -
 def test_what_was_interrupted_leaves_nothing_behind(engine: VLLMEngine, policy: Policy, stop: list[str]) -> None:
     expected = tokens(draw(engine, policy, FEW, stop=stop))
     before = state_of_the_process()
-    with pytest.raises(KeyboardInterrupt), closing(engine.generate(FEW, Sampling(24, stop=stop), RandomKey())) as drawn:
-        for _ in drawn:
-            raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        interrupt(engine, FEW, Sampling(24, stop=stop))
     assert state_of_the_process() == before
     assert not engine._llm.llm_engine.has_unfinished_requests()
     assert tokens(draw(engine, policy, FEW, stop=stop)) == expected

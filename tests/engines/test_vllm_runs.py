@@ -29,6 +29,8 @@ OPTIONS = [
     "--model.val_samples=1",
     "--model.optimizer=torch.optim.AdamW",
     "--model.optimizer.lr=0.003",
+    "--loop.group_size=4",
+    "--loop.prompts_per_step=4",
     "--trainer.max_epochs=2",
     "--data.val_limit=2",
 ]
@@ -47,12 +49,12 @@ def read(folder: Path) -> Policy:
     return policy
 
 
-def rounded(folder: Path | str) -> dict[str, dict[int, float]]:
-    """A run's scalars to five digits, but for the gap, which is rounding alone."""
+def found_in(folder: Path | str) -> dict[str, dict[int, float]]:
+    """A run's scalars but for the gap, which is rounding alone."""
     found = scalars(folder)
     gaps = found.pop("policy/logp_gap")
     assert max(gaps.values()) < 1e-4
-    return {name: {at: float(f"{value:.4g}") for at, value in curve.items()} for name, curve in found.items()}
+    return found
 
 
 def test_a_run_and_its_exact_resume(vllm: str, grpo: Grpo, policy_folder: Path) -> None:
@@ -63,7 +65,7 @@ def test_a_run_and_its_exact_resume(vllm: str, grpo: Grpo, policy_folder: Path) 
     whole, resumed = (read_weights(folder) for folder in ("whole", "half"))
     assert whole.keys() == resumed.keys()
     assert [name for name, weight in whole.items() if not weight.equal(resumed[name])] == []
-    assert rounded("whole")["reward/mean"] == rounded("half")["reward/mean"]
+    assert found_in("whole")["reward/mean"] == found_in("half")["reward/mean"]
 
 
 def read_weights(folder: str) -> dict[str, Tensor]:
@@ -114,10 +116,9 @@ def test_two_ranks_learn_what_one_learns_and_validate_unequal_numbers_of_prompts
     options = [f"--model.policy.path={policy_folder}", "--data.val_limit=7"]
     code, _, err = grpo("fit", *OPTIONS, *options, "--trainer.default_root_dir=one")
     assert code == 0, err
-    expected = rounded("one")
-    for strategy in ("ddp", "fsdp2"):
-        more: list[Any] = ["--trainer.devices=2", f"--trainer.strategy={strategy}"]
-        finish([*options, *more, f"--trainer.default_root_dir={strategy}"], tmp_path)
-        found = rounded(tmp_path / strategy)
-        for name in ("reward/mean", "policy/entropy", "val/avg@1"):
-            assert found[name] == expected[name], (strategy, name)
+    expected = found_in("one")
+    more: list[Any] = ["--trainer.devices=2", "--trainer.strategy=fsdp2"]
+    finish([*options, *more, "--trainer.default_root_dir=two"], tmp_path)
+    found = found_in(tmp_path / "two")
+    for name in ("reward/mean", "policy/entropy", "val/avg@1"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-4), name

@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, nullcontext
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers import vllm_serve, vllm_server_stand_in, vllm_stand_in
 from helpers.command import Grpo, arguments
-from helpers.drawing import PROMPTS, VLLMContract, draw, gap, tokens, update
+from helpers.drawing import PROMPTS, VLLMContract, draw, gap, interrupt, tokens, update
 from helpers.fitting import fit, scalars
 from helpers.programs import programs
 from helpers.tiny import policy_of
@@ -26,7 +26,7 @@ from grpo_lightning.engines.vllm_server import THREADS, VLLMServerEngine
 from grpo_lightning.engines.weight_transfer import SharedFolder, parts
 from grpo_lightning.policy.named_weights import named_weights
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import RandomKey, Request, UsageError
+from grpo_lightning.types import Request, UsageError
 
 FEW = Request.from_prompts(PROMPTS[:2], 2)
 
@@ -318,9 +318,8 @@ def test_a_server_that_dies_or_an_interrupt_leaves_nothing_open(
     assert nothing_is_open(engine)
     server.refusals.clear()
     assert tokens(draw(engine, policy, FEW, stop=stop)) == expected
-    with pytest.raises(KeyboardInterrupt), closing(engine.generate(FEW, Sampling(24, stop=stop), RandomKey())) as drawn:
-        for _ in drawn:
-            raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        interrupt(engine, FEW, Sampling(24, stop=stop))
     assert nothing_is_open(engine)
     assert tokens(draw(engine, policy, FEW, stop=stop)) == expected
     engine.close()

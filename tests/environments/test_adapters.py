@@ -51,12 +51,6 @@ def test_seeds_of_the_splits_do_not_overlap() -> None:
     assert (task.questions("val")[1].text, task.questions("val")[1].source) == ("game, seed 1", "game:1")
 
 
-@pytest.mark.parametrize("name", ["num_train", "num_val"])
-def test_seeds_are_at_least_one(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name}=0 of Counting: give 1 or more"):
-        Counting("game", **{"num_train": 1, "num_val": 1, name: 0})
-
-
 def test_a_package_that_lacks_is_named_with_its_extra() -> None:
     class Lacking(Counting):
         module = "no_such_package.client"
@@ -159,12 +153,6 @@ def test_skyrl_gym_asks_again_after_a_wrong_answer() -> None:
     environment.close()
 
 
-def test_an_environment_that_skyrl_gym_lacks_is_named() -> None:
-    wants("skyrl_gym")
-    with pytest.raises(UsageError, match=r"name=nothing of SkyRLGym: .* gsm8k_multi_turn"):
-        SkyRLGym("nothing")
-
-
 SERVER = """
 import sys
 import uvicorn
@@ -235,14 +223,6 @@ def test_a_field_that_an_observation_lacks_is_named(url: str) -> None:
     with pytest.raises(ValueError, match="the observation has no text: give one of metadata, hint"):
         environment.reset(environment.questions("val")[0])
     environment.close()
-
-
-def test_conversations_have_sessions_of_their_own(url: str) -> None:
-    environment = OpenEnv(url, action="word", observation="hint")
-    assert answers_of(environment, lambda seed: f"word{seed}") == [
-        ["say word200", "turn 1", 1.0],
-        ["say word201", "turn 1", 1.0],
-    ]
 
 
 def test_a_server_that_is_not_there_costs_the_conversation() -> None:

@@ -95,8 +95,8 @@ def test_positions_are_those_among_all_drawn_tokens(talk: Any) -> None:
 
 
 def test_conversations_of_different_lengths_do_not_matter_to_each_other(policy: Policy, talk: Any) -> None:
-    together = talk(Guess(), halving, "0123456789")
-    for answer, sample in zip("0123456789", together, strict=True):
+    together = talk(Guess(), halving, "0257")
+    for answer, sample in zip("0257", together, strict=True):
         (alone,) = talk(Guess(), halving, answer)
         assert whole(policy, alone) == whole(policy, sample)
         assert sample.text == answer

@@ -71,6 +71,13 @@ def yields_each_completion_once(engine: RolloutEngine, policy: Policy, **samplin
     assert [completion for _, completion in ended] == engine.complete(requests, options, RandomKey())
 
 
+def interrupt(engine: RolloutEngine, requests: list[Request], sampling: Sampling) -> None:
+    """Ctrl-C when the first completion has ended."""
+    with closing(engine.generate(requests, sampling, RandomKey())) as drawn:
+        for _ in drawn:
+            raise KeyboardInterrupt
+
+
 class VLLMContract:
     """What every engine of vLLM promises, of fixtures `engine` and `policy`."""
 

@@ -347,13 +347,6 @@ def test_process_supervision_normalises_all_steps_of_the_group_together():
     assert result[0] == result[1] == pytest.approx([0, math.sqrt(0.75)], abs=1e-7)
 
 
-def test_a_completion_without_steps_gets_nothing():
-    steps = [[(0, 1.0)], [], [(0, 3.0)]]
-    batch = batch_of([[0, 0, 0]], [1], [0, 0, 0], [1, 3, 1], [steps])
-    result = per_completion(ProcessSupervision(advantage_eps=0).per_token(batch), [1, 3, 1])
-    assert result == [[pytest.approx(-math.sqrt(0.5))], [0, 0, 0], [pytest.approx(math.sqrt(0.5))]]
-
-
 def test_a_reward_for_the_whole_is_one_step_at_the_last_token():
     # Steps normalised to -1, 0, 1, and the reward for the whole, 0 and 10, to ∓0.7071 with weight 2.
     steps = [[(0, 1.0), (1, 2.0)], [(0, 3.0)]]

@@ -25,8 +25,8 @@ def test_top_entropy_by_hand():
     assert TopEntropy(fraction=1.0)(rollouts).all()
 
 
-@pytest.mark.parametrize("count", [1, 3, 10, 97, 1000])
-@pytest.mark.parametrize("share", [0.1, 0.2, 0.25, 0.3, 0.7, 0.9])
+@pytest.mark.parametrize("count", [1, 10, 97])
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.7])
 def test_of_tokens_that_all_differ_the_share_stays_rounded_down(count, share):
     # 0.1 * 10 is 1 in spite of rounding.
     order = random.Random(count).sample(range(count), count)
@@ -42,8 +42,3 @@ def test_tokens_of_equal_entropy_stay_or_go_together():
     rollouts = rollouts_of([8])
     rollouts.columns["entropy_rank"] = torch.tensor([0.0, 0.5] * 4)
     assert TopEntropy(fraction=0.5)(rollouts).tolist() == [False, True] * 4
-
-
-def test_only_top_entropy_asks_for_a_pass_over_the_rollouts():
-    assert TopEntropy().reads_entropy
-    assert not Truncated().reads_entropy

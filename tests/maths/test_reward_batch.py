@@ -66,13 +66,6 @@ def test_concat_numbers_rows_and_groups_on():
     assert rows_of(both.segments[1]) == [(0, 1, 0.1), (2, 0, 0.2), (4, 4, 0.3)]
 
 
-def test_concat_of_one_is_the_same():
-    one = RewardBatch.concat([FIRST])
-    assert one.value.equal(FIRST.value)
-    assert one.group.equal(FIRST.group)
-    assert rows_of(one.segments[1]) == rows_of(FIRST.segments[1])
-
-
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_batch_of_nobody_takes_no_steps_away(place):
     batches = [FIRST, SECOND]

@@ -12,9 +12,6 @@ from grpo_lightning.maths.weightings import (
     TokenWeighting,
     Unweighted,
 )
-from grpo_lightning.types import UsageError
-
-WEIGHTINGS = [SequenceMean(), TokenMean(), FixedLength(16), Unweighted()]
 
 
 def weights(weighting: TokenWeighting, lengths: list[int]) -> list[float]:
@@ -66,41 +63,3 @@ def test_group_token_mean_is_the_mean_over_groups_of_the_mean_over_their_tokens(
 
 def test_sum_by_hand():
     assert weights(Unweighted(), [2, 5, 1, 10]) == [1, 1, 1, 1]
-
-
-def test_the_mean_of_ones_is_one():
-    lengths = [2, 5, 1, 10]
-    for weighting in (SequenceMean(), TokenMean(), GroupTokenMean()):
-        total = sum(w * n for w, n in zip(weights(weighting, lengths), lengths, strict=True))
-        assert total == pytest.approx(1)
-    total = sum(w * n for w, n in zip(weights(FixedLength(16), lengths), lengths, strict=True))
-    assert total == pytest.approx(18 / 64)
-
-
-@pytest.mark.parametrize("weighting", WEIGHTINGS, ids=lambda weighting: type(weighting).__name__)
-@pytest.mark.parametrize("seed", range(5))
-def test_parts_of_a_batch_have_the_weights_of_the_whole_so_gradients_add_up(weighting, seed):
-    rng = random.Random(seed)
-    lengths = torch.tensor([rng.randrange(1, 17) for _ in range(24)])
-    group = torch.arange(24) // 4
-    batch = BatchSize(num_completions=24, num_groups=6, num_tokens=int(lengths.sum()))
-    whole = weighting(lengths, group, batch)
-    assert (whole.shape, whole.dtype) == (lengths.shape, torch.float32)
-    order = torch.tensor(rng.sample(range(24), 24))
-    parts = order.split([1, 7, 16])
-    assert torch.cat([weighting(lengths[rows], group[rows], batch) for rows in parts]).equal(whole[order])
-
-    # And so does the gradient of the weighted sum over the tokens.
-    def gradient(rows: torch.Tensor) -> torch.Tensor:
-        values = torch.ones(24, requires_grad=True)
-        weight = weighting(lengths[rows], group[rows], batch)
-        (weight * lengths[rows] * values[rows]).sum().backward()
-        assert values.grad is not None
-        return values.grad
-
-    torch.testing.assert_close(sum(gradient(rows) for rows in parts), gradient(torch.arange(24)))
-
-
-def test_a_length_below_one_is_refused_by_name():
-    with pytest.raises(UsageError, match="length=0"):
-        FixedLength(0)

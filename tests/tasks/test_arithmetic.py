@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -53,11 +52,6 @@ def test_in_a_sentence_the_same_sums_are_asked():
             assert (asked.answer, asked.metadata) == (same.answer, same.metadata)
             assert asked.text.removeprefix("What is ").replace(" ", "").replace("?", "=") == same.text
     assert texts(Arithmetic(sentence=True), "val")[:2] == ["What is 68 + 88?", "What is 62 + 4?"]
-
-
-def test_words_and_digits_exclude_each_other():
-    with pytest.raises(UsageError, match="set one"):
-        Arithmetic(words=True, sentence=True)
 
 
 def test_in_words_the_same_sums_are_asked():
@@ -129,22 +123,10 @@ def test_answers_are_pythons(operators: list[str], terms: int):
         assert question.text == question.metadata["expression"] + "="
 
 
-def test_numbers_are_even_and_reach_the_ends():
-    operands = [int(text[:-1].split("+")[0]) for text in texts(Arithmetic(num_train=9000), "train")]
-    assert (min(operands), max(operands)) == (0, 99)
-    assert abs(sum(operands) / len(operands) - 49.5) < 1
-
-
 def test_shuffled_is_a_permutation_whose_prefix_is_stable():
     assert sorted(shuffled(1000, 1000, seed=3)) == list(range(1000))
     assert shuffled(1000, 10, seed=3) == shuffled(1000, 1000, seed=3)[:10]
     assert max(shuffled(10**40, 100, seed=0)) > 9 * 10**39
-
-
-def test_ten_thousand_are_quick():
-    start = time.process_time()
-    Arithmetic(max_digits=6, operators=["+", "-", "*"], num_terms=4, num_train=10_000).questions("train")
-    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(
@@ -167,8 +149,3 @@ def test_ten_thousand_are_quick():
 def test_an_argument_out_of_range_is_refused_by_key_and_value(arguments: dict, message: str):
     with pytest.raises(UsageError, match=message):
         Arithmetic(**arguments)
-
-
-def test_bad_split():
-    with pytest.raises(UsageError, match=r"split='dev' of Arithmetic: use train, val, test or predict"):
-        Arithmetic().questions("dev")  # type: ignore[arg-type]

@@ -148,23 +148,6 @@ def test_questions_of_another_task(reward):
     assert math.isnan(result.value[0])
 
 
-def test_fits_the_command_line(command, policy_folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, _, err = command(
-        "fit",
-        f"--model.policy.path={policy_folder}",
-        "--data.task=ReasoningGym",
-        "--data.task.name=chain_sum",
-        '--data.task.config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}',
-        "--data.task.num_train=20",
-        "--data.task.num_val=4",
-        "--data.template=Q",
-        "--model.rewards=[ReasoningGymReward]",
-        *(f"--data.task.{split}!" for split in ("train", "val", "test")),
-    )
-    assert code != 0 and "{question}" in err  # it got as far as the template
-
-
 def test_an_entry_that_has_changed_is_not_scored(reward, sums):
     question = replace(sums[0], text=sums[0].text + "!")
     assert reward([sample(question, question.answer)]).status == ["error"]

@@ -269,10 +269,3 @@ def test_long_solutions_are_left_out(tmp_path: Path) -> None:
     assert "data.task.max_lines=2: each of the 2 answers of" in message(long, max_lines=2)
     with pytest.raises(UsageError, match=r"data.task.max_lines=0: give 1 or more"):
         JsonPrompts(train=path, max_lines=0)
-
-
-@needs_gsm8k
-def test_the_easiest_of_gsm8k() -> None:
-    splits: dict[str, str] = {"train": str(GSM8K / "train.jsonl"), "val": str(GSM8K / "test.jsonl")}
-    task = JsonPrompts(**splits, answer_pattern=r"####\s*(.+)", max_lines=3)
-    assert (len(task.questions("train")), len(task.questions("val"))) == (1961, 326)

@@ -8,7 +8,7 @@ import pytest
 FUZZ = attack_verifier.load_fuzz()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_pairs_of_known_verdict(seed):
     wrong, rejected, right = [], [], 0
     for pair in itertools.islice(FUZZ.pairs(1000 + seed), 1000):

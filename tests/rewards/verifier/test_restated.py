@@ -49,18 +49,8 @@ def test_what_is_longer_than_the_gold_answer_and_equal_to_what_is_asked() -> Non
     ("gold", "answer", "question"),
     [
         ("(x+1)(x+2)", "-(-x^2-3x-2)", "Factor $x^2+3x+2$."),
-        ("(x+1)(x+2)", r"\frac{2x^2+6x+4}{2}", "Factor $x^2+3x+2$."),
-        ("(x+1)(x+2)", r"\frac{(2x+2)(x+2)}{2}", "Factor $x^2+3x+2$."),
-        ("-4(x-2)(x+2)", "-4(x^2-4)", "Factor $16-4x^2$."),
-        ("3(x+2)", "3x+6", "Factor $3x+6$."),
-        ("x^2(x+1)", "x(x^2+x)", "Factor $x^3+x^2$."),
-        ("x^2+3x+2", r"\frac{x+1}{(x+2)^{-1}}", "Expand $(x+1)(x+2)$."),
-        ("x^2+3x+2", "x(x+3)+2", "Expand $(x+1)(x+2)$."),
-        (r"2^3\cdot3^2\cdot5", "360", "Find the prime factorization of 360."),
         (r"4.5\times10^4", r"45000\times10^0", "Write 45000 in scientific notation."),
         ("2^{10}", "1024", "Write 1024 as a power of 2."),
-        (r"\frac12+\frac{\sqrt3}{2}i", r"e^{7i\pi/3}", r"Write $e^{i\pi/3}$ in rectangular form."),
-        ("x^2+3x+2", "(x+1)(x+2)", "Let $f(x)=x+1$ and $g(x)=x+2$. Find $f(x)g(x)$."),
     ],
 )
 def test_a_form_is_asked_for(gold: str, answer: str, question: str) -> None:
@@ -73,9 +63,6 @@ def test_a_form_is_asked_for(gold: str, answer: str, question: str) -> None:
     [
         ("-4(x-2)(x+2)", "4(2-x)(x+2)", "Factor $16-4x^2$."),
         ("(x+3)^2", "(x+3)(x+3)", "Factor $x^2+6x+9$."),
-        ("x^2+3x+2", "(x+1)(x+2)", "What is the area of the garden?"),
-        (r"\frac{x+1}{2}", r"\frac12x+\frac12", r"Simplify $\frac{x^2-1}{2x-2}$."),
-        (r"x^{5/6}", r"\sqrt[6]{x^5}", r"Simplify $x^{1/2}x^{1/3}$."),
     ],
 )
 def test_other_forms_are_right_where_none_is_asked_for(gold: str, answer: str, question: str) -> None:
@@ -93,13 +80,7 @@ def test_lists_have_no_order_and_their_numbers_may_stand_in_the_question() -> No
         ("83", r"\frac{1245}{15}", "Boxes of 15 pounds on a bridge for 5000."),
         ("7", r"\frac{84}{12}", "How many dozens of eggs will she eat?"),
         ("100", "10^2", "A square has side 10."),
-        (r"\frac{\pi}{3}", r"\frac{60\pi}{180}", "Convert 60 degrees to radians."),
-        (r"\frac{\pi}{3}", r"60^\circ", "Convert 60 degrees to radians."),
         (r"\frac34", r"\frac{12}{16}", r"Reduce $\frac{6}{8}$ to lowest terms."),
-        ("x>4", "2x>8", "Solve $2x-3>5$."),
-        ("x^2+2", "(x+1)^2-2(x+1)+3", "If $f(x-1)=x^2-2x+3$, find $f(x)$."),
-        (r"\frac{ab}{a+b}", r"\frac{1}{\frac{a+b}{ab}}", r"Simplify $\frac{1}{\frac1a+\frac1b}$."),
-        ("(x-3)(x+2)", r"x(x-1-\frac{6}{x})", "Factor $x^2-x-6$."),
         ("2^{12}", "8^4", "Write $(2^3)^4$ as a power of 2."),
     ],
 )
