@@ -12,6 +12,7 @@ from helpers.tiny import gradients, model_of, rollouts_of, tokenizer
 from safetensors.torch import load_file
 from torch import Tensor
 
+from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.inspect.export import export
 from grpo_lightning.maths.objective import Objective
