@@ -122,7 +122,7 @@ def test_engines_draw_the_same_elsewhere(shape, engine):
         expected = here.complete(Request.from_prompts(prompts, 4), sampling, RandomKey())
         with other_device() as other:
             moved = copy.deepcopy(policy).to(other.device)
-            if not sampling.top_k:
+            if shape == "llama" and not sampling.top_k:
                 there.check(moved, sampling)
             there.sync(moved)
             actual = there.complete(Request.from_prompts(prompts, 4), sampling, RandomKey())
