@@ -19,11 +19,12 @@ from transformers import AutoConfig, PreTrainedConfig
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from grpo_lightning.training.memory import CUDA_CONTEXT, Estimate, Job, Spread, amount
+from grpo_lightning.training.plan import within
+
 from grpo_lightning.engines.kv_memory import GIB
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.training.memory import CUDA_CONTEXT, Estimate, Job, Spread, amount
-from grpo_lightning.training.plan import within
 
 SIZES: dict[str, dict[str, Any]] = {
     "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from grpo_lightning.training.memory import optimizer_bytes
 from helpers.command import Grpo, arguments
 from helpers.fitting import scalars
 from helpers.programs import programs
@@ -13,7 +14,6 @@ from helpers.tiny import policy_of
 from torch import Tensor
 
 from grpo_lightning.training.internals import tree_leaves
-from grpo_lightning.training.memory import optimizer_bytes
 
 pytestmark = [
     pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes"),

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from grpo_lightning.training.memory import Estimate, Job, MemoryTable, Spread, optimizer_bytes, remedies
+from grpo_lightning.training.simulation import Held, LiveBytes, Twin, most
 from helpers.tiny import model_of, policy_of
 from transformers import LlamaConfig
 
@@ -14,8 +16,6 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.fused_layers import fuse
 from grpo_lightning.policy.policy import Policy, recompute_activations, remove_dropout
-from grpo_lightning.training.memory import Estimate, Job, MemoryTable, Spread, optimizer_bytes, remedies
-from grpo_lightning.training.simulation import Held, LiveBytes, Twin, most
 
 PARAMETERS = 2 * 64 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32) + 32
 """tiny.py's Llama: embedding and head; queries, output, keys, values, MLP and norms of two layers; the last norm."""

@@ -6,13 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.command import Grpo
-from helpers.paths import ROOT
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-
-from grpo_lightning.cli import run
-from grpo_lightning.engines.native import NativeEngine
-from grpo_lightning.policy.policy import Policy
 from grpo_lightning.training.callbacks.memory import (
     PHASE_OF,
     is_out_of_memory,
@@ -20,10 +13,17 @@ from grpo_lightning.training.callbacks.memory import (
     phase_of,
 )
 from grpo_lightning.training.job import spread_of
-from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.memory import PHASES, Spread
-from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.plan import Planner, device_bytes
+from helpers.command import Grpo
+from helpers.paths import ROOT
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from grpo_lightning.cli import run
+from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.strategy import FSDP2Strategy
 
 CONFIGS = ROOT / "configs"
