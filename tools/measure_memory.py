@@ -151,9 +151,9 @@ def run_here(options: Sequence[str]) -> None:
     used = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     report = next(callback for callback in getattr(cli.trainer, "callbacks", []) if isinstance(callback, MemoryReport))
     assert report.plan is not None
-    table = report.plan.table
-    found = {"announced": max(table.sums), "used": int(used.split()[1]) * 1024, "phase": table.phase}
-    print(json.dumps(found | {"process": report.plan.trainer.process, "table": str(table)}))
+    plan = report.plan
+    found = {"announced": max(plan.sums), "used": int(used.split()[1]) * 1024, "phase": plan.phase}
+    print(json.dumps(found | {"process": plan.trainer.process, "table": str(plan)}))
 
 
 def measure(case: Case, timeout: float | None = None) -> dict[str, Any]:

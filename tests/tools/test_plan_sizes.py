@@ -21,12 +21,12 @@ def test_the_page_has_every_plan() -> None:
 
 @pytest.mark.parametrize(("size", "billions"), [("0.5B", 0.49), ("1.5B", 1.54), ("7B", 7.62), ("32B", 32.76)])
 def test_the_shapes_are_those_of_the_models(size: str, billions: float) -> None:
-    assert tool.Estimate(tool.job_of(size)).num_parameters / 1e9 == pytest.approx(billions, abs=0.006)
+    assert sum(one.numel() for one in tool.plan_of(size).fake.parameters()) / 1e9 == pytest.approx(billions, abs=0.006)
 
 
 def test_a_plan_is_what_grpo_plan_prints(grpo: Grpo, tmp_path: Path) -> None:
     """The first row: the tool's own number, that of the page, and that of the command line."""
-    plan = tool.plan_of("0.5B", 1)
+    plan = tool.choice_of("0.5B", 1)
     assert str(plan) in ROWS.splitlines()
     folder = tmp_path / "policy"
     config = tool.config_of("0.5B").to_dict() | {"model_type": "qwen2"}

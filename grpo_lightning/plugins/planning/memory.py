@@ -3,6 +3,7 @@
 import copy
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,10 +29,7 @@ PHASES = ("exploring", "log-probs", "updating")
 
 @dataclass
 class Devices:
-    """`cpu` or `cuda`, how many over all nodes, the trainer's strategy and precision, and the bytes of a bare process.
-
-    The strategy `fsdp2` shards whatever is of the size of the weights; others exchange gradients in a copy of them.
-    """
+    """`cpu` or `cuda`, how many over all nodes, how the trainer uses them, and the bytes of a process by itself."""
 
     kind: str = "cpu"
     count: int = 1
@@ -42,19 +40,20 @@ class Devices:
 
 @dataclass
 class Plan:
-    """What a run holds on one device, in bytes; no weight needs to have been read.
-
-    It needs the tokens of the longest prompt, and the number of prompts that are validated at once.
-    """
+    """What a run holds on one device, in bytes."""
 
     model: GRPOModule
     loop: GRPOLoop
     trainer: Devices
     prompt_tokens: int
+    """Of the longest prompt."""
     validated: int = 0
+    """Prompts validated at once."""
 
     def __post_init__(self) -> None:
-        self.policy, self.engine = self.model.policy, self.model.explorer.engine
+        self.policy, self.engine = Policy.__new__(Policy), self.model.explorer.engine
+        # A sharded policy is of another class, which cannot be copied.
+        vars(self.policy).update(vars(self.model.policy))
 
     def changed(self, key: str, value: Any) -> "Plan":
         """The plan with another value for a key such as `loop.max_tokens`."""
@@ -79,8 +78,7 @@ class Plan:
         group = [row // loop.group_size for row in range(prompts * loop.group_size)]
         completion = [0] * self._longest(self.model.sampling)
         rollouts = Rollouts.from_lists([[0] * self.prompt_tokens] * prompts, group, [completion] * len(group))
-        packs = rollouts.packs(loop.max_tokens, self.fake.shares_prefix)
-        pack = max(packs, key=lambda one: len(one.all_token_ids))
+        pack = max(rollouts.packs(loop.max_tokens, self.fake.shares_prefix), key=lambda one: len(one.all_token_ids))
         scored, updated = (peak_of(self.fake, pack, backward, mixed, entropy > 0) for backward in (False, True))
         return len(pack.all_token_ids), len(pack), scored, updated
 
@@ -193,9 +191,10 @@ def remedies(plan: Plan, phase: str, says: Callable[[str], object] = str) -> Ite
     ]
     for text, value in [(text, value) for text, value, helps in tried if helps]:
         says(text)
-        saved = held - plan.changed(text.split("=")[0], value).sums[index]
-        if saved > 0.01 * (held - trainer.process):
-            yield f"{text} saves {amount(saved)}"
+        with suppress(Exception):  # not every model takes an adapter
+            saved = held - plan.changed(text.split("=")[0], value).sums[index]
+            if saved > 0.01 * (held - trainer.process):
+                yield f"{text} saves {amount(saved)}"
 
 
 def amount(size: float) -> str:

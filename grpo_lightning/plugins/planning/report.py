@@ -196,6 +196,5 @@ def phase_of(traceback: TracebackType | None) -> str:
 def out_of_memory_message(error: BaseException) -> str:
     """One message: the reason in one sentence, and the notes."""
     notes = getattr(error, "__notes__", ["`grpo plan` with the same options prints what the run would hold"])
-    # The message of CUDA continues with the allocator.
     reason = (str(error) or type(error).__name__).strip().splitlines()[0].split(" Of the allocated memory")[0]
     return "\n".join([f"out of memory: {reason}", *notes])
