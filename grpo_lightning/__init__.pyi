@@ -97,6 +97,8 @@ from grpo_lightning.maths.weightings import SequenceMean as SequenceMean
 from grpo_lightning.maths.weightings import TokenMean as TokenMean
 from grpo_lightning.maths.weightings import TokenWeighting as TokenWeighting
 from grpo_lightning.maths.weightings import Unweighted as Unweighted
+from grpo_lightning.plugins.planning.report import MemoryReport as MemoryReport
+from grpo_lightning.plugins.planning.report import Planner as Planner
 from grpo_lightning.policy.adapter import LoRA as LoRA
 from grpo_lightning.policy.dialogue import Dialogue as Dialogue
 from grpo_lightning.policy.policy import Policy as Policy
@@ -162,7 +164,6 @@ from grpo_lightning.training.callbacks.completions import SampledCompletions as 
 from grpo_lightning.training.callbacks.config import SaveConfig as SaveConfig
 from grpo_lightning.training.callbacks.layout import FirstLook as FirstLook
 from grpo_lightning.training.callbacks.lines import StepLines as StepLines
-from grpo_lightning.training.callbacks.memory import MemoryReport as MemoryReport
 from grpo_lightning.training.callbacks.predictions import PredictionWriter as PredictionWriter
 from grpo_lightning.training.callbacks.progress import StepProgressBar as StepProgressBar
 from grpo_lightning.training.callbacks.summary import RunSummary as RunSummary

@@ -23,6 +23,7 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info
 from torch.distributed.elastic.multiprocessing.errors import record
 
+import grpo_lightning
 from grpo_lightning import engines, environments, games, maths, policy, rewards, tasks
 from grpo_lightning.command import early
 from grpo_lightning.command.imports import refusal
@@ -41,7 +42,6 @@ from grpo_lightning.training.callbacks.config import SaveConfig
 from grpo_lightning.training.callbacks.interrupts import EXIT_CODE
 from grpo_lightning.training.callbacks.layout import FirstLook
 from grpo_lightning.training.callbacks.lines import StepLines
-from grpo_lightning.training.callbacks.memory import MemoryReport, is_out_of_memory, out_of_memory_message
 from grpo_lightning.training.callbacks.predictions import PredictionWriter
 from grpo_lightning.training.callbacks.progress import StepProgressBar, keep_messages_off_bars
 from grpo_lightning.training.callbacks.summary import RunSummary
@@ -51,7 +51,6 @@ from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.loop import PASSES, GRPOLoop
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.optimizer_options import refuse_metric
-from grpo_lightning.training.plan import Planner, PlanningTrainer
 from grpo_lightning.training.precision import validate_precision
 from grpo_lightning.training.restoring import refuse_half_a_step
 from grpo_lightning.training.stale import StaleSource as StaleSource  # its name is known in YAML
@@ -109,7 +108,7 @@ class GRPOCLI(LightningCLI):
         parser.add_lightning_class_args(SampledCompletions, "completions")
         parser.add_lightning_class_args(Inspector, "inspect")
         parser.add_lightning_class_args(PredictionWriter, "predictions")
-        parser.add_lightning_class_args(MemoryReport, "memory")
+        parser.add_lightning_class_args(grpo_lightning.MemoryReport, "memory")
         # GRPOModule's own defaults, spelled out for --help and --print_config.
         parser.set_defaults(
             {
@@ -295,7 +294,7 @@ class PlanCLI(GRPOCLI):
 
     def setup_parser(self, *args: Any, **kwargs: Any) -> None:
         """Makes the parser, with the subcommand `plan`."""
-        self.trainer_class = PlanningTrainer
+        self.trainer_class = type("PlanningTrainer", (L.Trainer,), {"plan": grpo_lightning.Planner.plan})
         super().setup_parser(*args, **kwargs)
 
     @staticmethod
@@ -312,7 +311,7 @@ class PlanCLI(GRPOCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """A planner with the trainer's settings, instead of a trainer."""
-        return Planner(self.config_init.plan.trainer, self.config_init.plan.loop)
+        return grpo_lightning.Planner(self.config_init.plan.trainer, self.config_init.plan.loop)
 
     def after_instantiate_classes(self) -> None:
         """Nothing: the weights may not exist here."""
@@ -360,8 +359,9 @@ def run(args: Sequence[str] | None = None) -> None:
         sys.exit(fail(error, code=1))
     except Exception as error:
         mistake = usage_error(error)
-        if mistake is None and is_out_of_memory(error):
-            sys.exit(fail(MemoryError(out_of_memory_message(error)), code=1))
+        report = import_module("grpo_lightning.plugins.planning.report")
+        if mistake is None and report.is_out_of_memory(error):
+            sys.exit(fail(MemoryError(report.out_of_memory_message(error)), code=1))
         if mistake is None:
             raise
         sys.exit(fail(mistake, code=2))

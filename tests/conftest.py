@@ -35,7 +35,7 @@ WHOLE_RUN = {
 }
 """Names in a test module that makes whole runs, starts processes, or takes a while in one piece."""
 
-LONG = {"test_engines", "test_function", "test_memory"}
+LONG = {"test_engines", "test_function"}
 """Test modules of many tests that together take more than 10 seconds."""
 
 

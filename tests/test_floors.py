@@ -23,6 +23,7 @@ FLOORS = [
     "training",
     "inspect",
     "command",
+    "plugins",
     "cli __main__",
 ]
 

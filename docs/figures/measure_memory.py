@@ -146,9 +146,8 @@ def arguments(case: Case) -> list[str]:
 def run_here(options: Sequence[str]) -> None:
     """Fits, and prints what was announced and what was used, in bytes."""
     from grpo_lightning.cli import GRPOCLI, quieten
+    from grpo_lightning.plugins.planning.report import MemoryReport
     from grpo_lightning.policy.policy import Policy
-    from grpo_lightning.training.callbacks.memory import MemoryReport
-    from grpo_lightning.training.memory import MemoryTable
 
     quieten()
     # Random weights of a small vocabulary end a completion soon; CutEngine alone says when.
@@ -158,10 +157,10 @@ def run_here(options: Sequence[str]) -> None:
     cli = GRPOCLI(options)
     used = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     report = next(callback for callback in getattr(cli.trainer, "callbacks", []) if isinstance(callback, MemoryReport))
-    assert report.job is not None
-    table = MemoryTable.from_job(report.job)
-    found = {"announced": table.peak, "used": int(used.split()[1]) * 1024, "phase": table.phase}
-    print(json.dumps(found | {"process": table["process"][0], "table": str(table)}))
+    assert report.plan is not None
+    plan = report.plan
+    found = {"announced": max(plan.sums), "used": int(used.split()[1]) * 1024, "phase": plan.phase}
+    print(json.dumps(found | {"process": plan.trainer.process, "table": str(plan)}))
 
 
 def measure(case: Case, timeout: float | None = None) -> dict[str, Any]:

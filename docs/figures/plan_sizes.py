@@ -6,11 +6,11 @@ For each it takes the simplest setup that fits, by the numbers of `grpo plan`. N
 """
 
 import argparse
+import copy
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from grpo_lightning.engines.kv_memory import GIB
 from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.training.memory import CUDA_CONTEXT, Estimate, Job, Spread, amount
-from grpo_lightning.training.plan import within
+from grpo_lightning.plugins.planning.memory import Devices, Plan, amount
+from grpo_lightning.plugins.planning.report import process_bytes
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.rewards.format import FormatReward
+from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.training.module import GRPOModule
 
 SIZES: dict[str, dict[str, Any]] = {
     "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
@@ -58,17 +62,15 @@ class Setup:
         found |= {"model.policy.gradient_checkpointing": "true"} if self.recomputes else {}
         return found | {"loop.max_tokens": self.max_tokens}
 
-    def fields(self, gpus: int) -> dict[str, Any]:
-        """Fields of the job."""
-        spread = Spread.sharded(gpus) if self.sharded else Spread.replicated(gpus) if gpus > 1 else Spread.single()
+    def applied(self, plan: Plan, gpus: int) -> Plan:
+        """The plan of this setup."""
         precision = "32-true" if self.dtype == torch.bfloat16 else "bf16-mixed"
-        return {
-            "spread": spread,
-            "recomputes": self.recomputes,
-            "max_tokens": self.max_tokens,
-            "dtype": self.dtype,
-            "precision": precision,
-        }
+        strategy = "fsdp2" if self.sharded else "ddp"
+        changes = {"trainer.count": gpus, "trainer.strategy": strategy, "trainer.precision": precision}
+        changes |= {"loop.max_tokens": self.max_tokens, "model.policy.gradient_checkpointing": self.recomputes}
+        for key, value in (changes | {"model.policy.dtype": self.dtype}).items():
+            plan = plan.changed(key, value)
+        return plan
 
 
 SETUPS = [
@@ -96,27 +98,17 @@ def config_of(size: str) -> PreTrainedConfig:
     )
 
 
-def job_of(size: str) -> Job:
-    """The job of a size, on one GPU."""
-    engine = NativeEngine()
-    return Job(
-        config=config_of(size),
-        optimizer=partial(torch.optim.AdamW, lr=1e-6),
-        sampling=Sampling(max_new_tokens=NEW_TOKENS),
-        group_size=GROUP,
-        prompts_per_step=PROMPTS,
-        num_minibatches=1,
-        max_tokens=0,
-        prompt_tokens=PROMPT_TOKENS,
-        max_rows=engine.max_rows,
-        bounds_cache=True,
-        device="cuda",
-        process=CUDA_CONTEXT,
-    )
+def plan_of(size: str) -> Plan:
+    """The plan of a size, on one GPU."""
+    policy = Policy(size)
+    policy.config = config_of(size)
+    module = GRPOModule(policy, [FormatReward()], NativeEngine(), Sampling(max_new_tokens=NEW_TOKENS))
+    loop = GRPOLoop(group_size=GROUP, prompts_per_step=PROMPTS)
+    return Plan(module, loop, Devices("cuda", process=process_bytes("cuda")), PROMPT_TOKENS)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Choice:
     """A size on a number of GPUs."""
 
     size: str
@@ -135,34 +127,33 @@ class Plan:
         return f"| {self.size} | {self.gpus} | {how}{caution} | {amount(self.peak)} | {self.phase} |"
 
 
-def least(estimate: Estimate) -> float:
-    """Bytes of weights, gradients and optimizer state, whatever a pass holds; it costs nothing to find."""
-    shards, whole = estimate.job.spread.shards, estimate.weights
-    kept = estimate.job.process + (whole + estimate.optimizer[0]) / shards
-    gathered = whole - whole / shards  # while completions are sampled
-    return kept + max(gathered, estimate.gradients / shards)
+def least(plan: Plan) -> float:
+    """Bytes of what a plan holds whatever a pass and decoding hold; it costs nothing to find."""
+    bare = copy.copy(plan)
+    vars(bare).update(passes=(0, 0, 0, 0))
+    held = {name: values for name, values, _ in bare.rows if name not in ("key-value cache", "activations, logits")}
+    return max(map(sum, zip(*held.values(), strict=True)))
 
 
-def plan_of(size: str, gpus: int) -> Plan:
+def choice_of(size: str, gpus: int) -> Choice:
     """The simplest setup that fits."""
     smallest = float("inf")
     for setup in SETUPS:
         if setup.sharded and gpus == 1:
             continue
-        job = replace(job_of(size), **setup.fields(gpus), prompts_per_step=max(1, PROMPTS // gpus))
-        estimate = Estimate(job)
-        smallest = min(smallest, least(estimate))
-        if least(estimate) > MEMORY_GIB * GIB:
+        plan = setup.applied(plan_of(size), gpus)
+        smallest = min(smallest, least(plan))
+        if least(plan) > MEMORY_GIB * GIB:
             continue
-        _, table = within(estimate, MEMORY_GIB * GIB)
-        if table.peak <= MEMORY_GIB * GIB:
-            return Plan(size, gpus, setup, table.peak, table.phase)
-    return Plan(size, gpus, None, smallest)
+        plan = plan.within(MEMORY_GIB * GIB)
+        if max(plan.sums) <= MEMORY_GIB * GIB:
+            return Choice(size, gpus, setup, max(plan.sums), plan.phase)
+    return Choice(size, gpus, None, smallest)
 
 
-def plans(sizes: tuple[str, ...] = tuple(SIZES)) -> Iterator[Plan]:
+def choices(sizes: tuple[str, ...] = tuple(SIZES)) -> Iterator[Choice]:
     """The simplest setup that fits, for each size and number of GPUs."""
-    return (plan_of(size, gpus) for size in sizes for gpus in GPUS)
+    return (choice_of(size, gpus) for size in sizes for gpus in GPUS)
 
 
 HEAD = """| model | GPUs | the simplest setup that fits | peak per GPU | phase of the peak |
@@ -172,7 +163,7 @@ HEAD = """| model | GPUs | the simplest setup that fits | peak per GPU | phase o
 
 def table() -> str:
     """The plans as a table of Markdown."""
-    return HEAD + "\n".join(map(str, plans())) + "\n"
+    return HEAD + "\n".join(map(str, choices())) + "\n"
 
 
 def main() -> None:

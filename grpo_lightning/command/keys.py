@@ -152,10 +152,11 @@ def sections(command: str) -> Options:
     """The options of a command: its sections, and those that are in none."""
     found = {"model": find("GRPOModule"), "data": find("PromptDataModule")}
     found |= {
-        ast.literal_eval(name): find(ast.unparse(owner), CLI) for owner, name in calls("add_lightning_class_args")
+        ast.literal_eval(name): find(own := ast.unparse(owner).rpartition(".")[2], CLI) or find(own)
+        for owner, name in calls("add_lightning_class_args")
     }
     found["trainer"] = TRAINER
-    runs = ("grpo_lightning.training.plan.Planner" if command == "plan" else TRAINER, command)
+    runs = ("grpo_lightning.plugins.planning.report.Planner" if command == "plan" else TRAINER, command)
     own = [name for name in arguments(*runs) or () if name not in ("model", "datamodule") and "dataloaders" not in name]
     alone = dict.fromkeys(["config", "print_config", "seed_everything", *own], Option())
     return {name: Option(path, flat=True, default=path) for name, path in found.items()} | alone

@@ -151,7 +151,9 @@ class Policy(nn.Module):
         policy = cls(path=str(model.name_or_path), adapter=adapter)
         policy.tokenizer = tokenizer
         policy.config = model.config
-        policy._adapt(model)
+        if adapter is not None:
+            policy.base = fingerprint(model)
+            adapter.add(model)
         policy.model = model.eval()
         look_for_no_padding(policy.model)
         policy.shares_prefix = policy._try_shared_prefix()
@@ -180,17 +182,9 @@ class Policy(nn.Module):
         if hasattr(self, "model"):
             return
         model = self._read_weights()
-        if not self.dropout:
-            remove_dropout(model)
-        self._adapt(model)
-        if products.by_onednn(self.products):
-            products.use_onednn(model)
-        if self.fused and not self.compile_model:
-            fuse(model)
-        if self.gradient_checkpointing:
-            recompute_activations(model)
-        freeze_all_but_text(model)
-        look_for_no_padding(model)
+        if self.adapter is not None:
+            self.base = fingerprint(model)
+        self.prepare(model)
         self.model, self.config = model, model.config
         # As in training: Lightning loads where every new tensor is made on the GPU.
         with torch.device("cpu"):
@@ -203,11 +197,20 @@ class Policy(nn.Module):
             # Tried in any case: it also sets an attention that avoids slow kernels.
             self.shares_prefix = self._try_shared_prefix() and self.share_prefix
 
-    def _adapt(self, model: PreTrainedModel) -> None:
-        """Adds the adapter, if there is one."""
+    def prepare(self, model: PreTrainedModel) -> None:
+        """Makes a model as it was read into the one that is passed. Its weights may have no numbers."""
+        if not self.dropout:
+            remove_dropout(model)
         if self.adapter is not None:
-            self.base = fingerprint(model)
             self.adapter.add(model)
+        if products.by_onednn(self.products):
+            products.use_onednn(model)
+        if self.fused and not self.compile_model:
+            fuse(model)
+        if self.gradient_checkpointing:
+            recompute_activations(model)
+        freeze_all_but_text(model)
+        look_for_no_padding(model)
 
     def _read_weights(self) -> PreTrainedModel:
         """The model with `sdpa` attention, or `eager` if it has none: both work with weights of any type."""

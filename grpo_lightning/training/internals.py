@@ -23,9 +23,6 @@ from torch.utils._pytree import tree_leaves as tree_leaves
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"
-"""Its warnings are about tensors without numbers, which a plan makes on purpose."""
-
 OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
     # Lightning looks for `last.ckpt` before `setup`, when the callback does not know its folder yet.
     ModelCheckpoint: ("_find_last_checkpoints",),

@@ -1,0 +1,1 @@
+"""Folders that can each be deleted: the core imports none of them."""

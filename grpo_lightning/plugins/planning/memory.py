@@ -1,0 +1,202 @@
+"""The memory that each device of a run needs: by formulas, and by a rehearsal of the passes."""
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from grpo_lightning.engines import kv_memory
+from grpo_lightning.engines.kv_memory import GIB
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.plugins.planning.rehearsal import peak_of, without_numbers
+from grpo_lightning.policy.adapter import LoRA
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.snapshots import FrozenCopy
+from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.training.module import GRPOModule
+
+PHASES = ("exploring", "log-probs", "updating")
+"""Sampling completions, passes without gradients over them, and forward, backward and optimizer."""
+
+
+@dataclass
+class Devices:
+    """`cpu` or `cuda`, how many over all nodes, how the trainer uses them, and the bytes of a process by itself."""
+
+    kind: str = "cpu"
+    count: int = 1
+    strategy: str = "auto"
+    precision: str = "32-true"
+    process: float = 0
+
+
+@dataclass
+class Plan:
+    """What a run holds on one device, in bytes."""
+
+    model: GRPOModule
+    loop: GRPOLoop
+    trainer: Devices
+    prompt_tokens: int
+    """Of the longest prompt."""
+    validated: int = 0
+    """Prompts validated at once."""
+
+    def __post_init__(self) -> None:
+        self.policy, self.engine = Policy.__new__(Policy), self.model.explorer.engine
+        # A sharded policy is of another class, which cannot be copied.
+        vars(self.policy).update(vars(self.model.policy))
+
+    def changed(self, key: str, value: Any) -> "Plan":
+        """The plan with another value for a key such as `loop.max_tokens`."""
+        plan, (part, name) = copy.copy(self), key.removeprefix("model.").split(".")
+        setattr(plan, part, copy.copy(getattr(self, part)))
+        setattr(getattr(plan, part), name, value)
+        lost = ("rows",) if part == "engine" or name == "strategy" else ("rows", "fake", "passes")
+        plan.__dict__ = {name: value for name, value in vars(plan).items() if name not in lost}
+        return plan
+
+    @cached_property
+    def fake(self) -> Policy:
+        """The policy without numbers."""
+        dtype = torch.float64 if self.trainer.precision.startswith("64") else self.policy.dtype
+        return without_numbers(self.policy, dtype, self.trainer.kind)
+
+    @cached_property
+    def passes(self) -> tuple[int, int, int, int]:
+        """Tokens and rows of the fullest pack; bytes of a forward over it without gradients, and with its backward."""
+        loop, mixed, entropy = self.loop, self.trainer.precision.startswith("bf16"), self.model.objective.entropy_bonus
+        prompts = max(1, loop.prompts_per_step // self.trainer.count // loop.num_minibatches)
+        group = [row // loop.group_size for row in range(prompts * loop.group_size)]
+        completion = [0] * self._longest(self.model.sampling)
+        rollouts = Rollouts.from_lists([[0] * self.prompt_tokens] * prompts, group, [completion] * len(group))
+        pack = max(rollouts.packs(loop.max_tokens, self.fake.shares_prefix), key=lambda one: len(one.all_token_ids))
+        scored, updated = (peak_of(self.fake, pack, backward, mixed, entropy > 0) for backward in (False, True))
+        return len(pack.all_token_ids), len(pack), scored, updated
+
+    def _longest(self, sampling: Sampling) -> int:
+        """Most tokens of a completion; of a conversation, as many as its limits allow."""
+        talks = self.model.explorer.conversations
+        most = (talks and talks.limits.max_tokens) or self.model.explorer.longest(sampling)
+        return max(1, min(most, (self.policy.context_length or sys.maxsize) - self.prompt_tokens))
+
+    @property
+    def decoding(self) -> tuple[int, int, int]:
+        """Rows decoded at once, tokens of each, and bytes of their cache and logits, in training or validation."""
+        found, config, model = [(0, 0, 0)], self.policy.config, self.model
+        limit = getattr(self.engine, "max_cache_gib", None)
+        dtype = torch.bfloat16 if self.trainer.precision.startswith("bf16") else self.fake.model.dtype
+        memory = sys.maxsize if limit is None else int(limit * GIB)
+        prompts = max(1, self.loop.prompts_per_step // self.trainer.count)
+        trained = (prompts * self.loop.group_size, model.sampling)
+        for wanted, sampling in (trained, (self.validated * model.val_samples, model.val_sampling)):
+            # An engine with weights of its own has a memory of its own.
+            if wanted and self.engine.shares_weights:
+                tokens, most = self.prompt_tokens + self._longest(sampling), getattr(self.engine, "max_rows", wanted)
+                rows = max(1, kv_memory.rows_at_once(config, dtype, tokens, 1, memory, min(most, wanted)))
+                found.append((rows, tokens, rows * kv_memory.row_bytes(config, dtype, tokens)))
+        return max(found, key=lambda one: one[2])
+
+    @cached_property
+    def rows(self) -> list[tuple[str, tuple[float, ...], str]]:
+        """What takes memory: its name, its bytes in each of PHASES, and a note."""
+        fake, model, cuda = self.fake, self.model, self.trainer.kind == "cuda"
+        shards = self.trainer.count if self.trainer.strategy == "fsdp2" else 1
+        whole = sum(one.nbytes for one in (*fake.parameters(), *fake.buffers()))
+        trained = [parameter for parameter in fake.parameters() if parameter.requires_grad]
+        gradients = sum(parameter.nbytes for parameter in trained) / shards
+        exchanged = self.trainer.count > 1 and shards == 1
+        state = state_ratio(model.optimizer, trained[0].dtype)
+        # The update comes when the activations are gone. On a GPU torch's optimizers update all parameters at once.
+        stepping = gradients if cuda else max(parameter.nbytes for parameter in trained) / shards
+        copies = sum(isinstance(one, FrozenCopy) for one in (model.old_policy, model.reference))
+        copied = (copies + self.loop.source.num_copies) * (whole / shards if fake.adapter is None else gradients)
+        # While exploring all weights are gathered; in a pass those in no layer, and two layers with their gradients.
+        layers = [layer for layer in fake.modules() if isinstance(layer, GradientCheckpointingLayer) and shards > 1]
+        sizes = [sum(one.nbytes for one in layer.parameters()) for layer in layers]
+        gathered = whole - sum(sizes) + 2 * max(sizes) if sizes else 0
+        both = gathered + min(gathered, gradients * shards)
+        rows, tokens, cache = self.decoding
+        total, own = sum(map(torch.numel, fake.parameters())), sum(map(torch.numel, trained))
+        packed, in_rows, scored, updated = self.passes
+        pack = f"a pack of {packed} tokens in {in_rows} rows"
+        found = [
+            ("process", (self.trainer.process,) * 3, "CUDA context" if cuda else "Python and libraries"),
+            ("weights", (whole / shards,) * 3, f"{total / 1e6:.2f} M parameters, {own / 1e6:.2f} M trained"),
+            ("gradients", (0, 0, gradients * (1 + exchanged)), "and a copy to exchange" if exchanged else ""),
+            ("optimizer", (state * gradients,) * 3, f"{state:.2g} x the gradients"),
+            ("frozen copies", (copied,) * 3, "reference, old policies"),
+            ("gathered weights", (whole - whole / shards, gathered, both), f"of {shards} shards"),
+            ("key-value cache", (cache, 0, 0), f"{rows} rows x {tokens} tokens, and logits"),
+            ("activations, logits", (scored, scored, max(updated, stepping)), pack),
+        ]
+        return [row for row in found if any(row[1])]
+
+    @property
+    def sums(self) -> tuple[float, ...]:
+        """The sum of each phase."""
+        return tuple(map(sum, zip(*(values for _, values, _ in self.rows), strict=True)))
+
+    @property
+    def phase(self) -> str:
+        """The phase with the largest sum."""
+        return PHASES[self.sums.index(max(self.sums))]
+
+    def __str__(self) -> str:
+        unit, size = ("GiB", GIB) if max(self.sums) >= 8 * GIB else ("MiB", 2**20)
+        lines = [f"{f'memory of each device, {unit}':<34}" + "".join(f"{phase:>11}" for phase in PHASES)]
+        for name, values, note in [*self.rows, ("sum", self.sums, "")]:
+            numbers = "".join(f"{value / size:>11.2f}" if value else f"{'-':>11}" for value in values)
+            lines.append(f"  {name:<32}{numbers}  {note}".rstrip())
+        return "\n".join(lines)
+
+    def within(self, has: float | None) -> "Plan":
+        """The plan on a device of `has` bytes; an engine that bounds its cache takes a part of what is free."""
+        needs, bounds = self.sums[0], getattr(self.engine, "max_cache_gib", 0) is None
+        if has is None or not bounds or needs <= has:
+            return self
+        part = kv_memory.CUDA_FRACTION if self.trainer.kind == "cuda" else kv_memory.CPU_FRACTION
+        return self.changed("model.engine.max_cache_gib", max(0, (has - needs + self.decoding[2]) * part / GIB))
+
+
+def state_ratio(optimizer: Callable[..., torch.optim.Optimizer], dtype: torch.dtype) -> float:
+    """Bytes of an optimizer's state per byte of its parameters, found by an update of a small one."""
+    parameter = nn.Parameter(torch.ones(64, 96, dtype=dtype))
+    parameter.grad = torch.ones_like(parameter)
+    stepping = optimizer([parameter])
+    stepping.step()
+    states = [one for one in stepping.state[parameter].values() if isinstance(one, Tensor) and one.ndim]
+    return sum(state.nbytes for state in states) / parameter.nbytes
+
+
+def remedies(plan: Plan, phase: str, says: Callable[[str], object] = str) -> Iterator[str]:
+    """Keys that lower the sum of a phase, each as it is found: those first that need no passes. `says` gets all."""
+    index, policy, trainer, exploring = PHASES.index(phase), plan.policy, plan.trainer, phase == "exploring"
+    held, half, tokens = plan.sums[index], plan.decoding[2] / 2 / GIB, max(1, plan.passes[0] // 2)
+    tried = [
+        ("trainer.strategy=fsdp2", "fsdp2", trainer.count > 1 and trainer.strategy != "fsdp2"),
+        (f"model.engine.max_cache_gib={half:.2g}", half, exploring and hasattr(plan.engine, "max_cache_gib")),
+        (f"loop.max_tokens={tokens}", tokens, not exploring),
+        ("model.policy.gradient_checkpointing=true", True, phase == "updating" and not policy.gradient_checkpointing),
+        ("trainer.precision=bf16-mixed", "bf16-mixed", not trainer.precision.startswith(("bf16", "64"))),
+        ("model.policy.adapter=LoRA", LoRA(), policy.adapter is None),
+    ]
+    for text, value in [(text, value) for text, value, helps in tried if helps]:
+        says(text)
+        with suppress(Exception):  # not every model takes an adapter
+            saved = held - plan.changed(text.split("=")[0], value).sums[index]
+            if saved > 0.01 * (held - trainer.process):
+                yield f"{text} saves {amount(saved)}"
+
+
+def amount(size: float) -> str:
+    """1.5 * 2**30 -> 1.50 GiB."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

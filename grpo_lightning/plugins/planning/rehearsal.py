@@ -1,0 +1,96 @@
+"""The memory of a pass, found by the policy's own code, whatever its options, on tensors that have no numbers."""
+
+import copy
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.shared_prefix import ATTENTION
+from grpo_lightning.policy.token_logp import logits_at_once
+from grpo_lightning.training import internals
+
+
+class LiveBytes(internals.TorchDispatchMode):
+    """Counts the bytes of live tensors that were made under it; views and `known` tensors cost nothing."""
+
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        # Fake tensors work out their shapes by tensors of the device `meta`.
+        tensors = [leaf for leaf in internals.tree_leaves(made) if isinstance(leaf, Tensor) and not leaf.is_meta]
+        for storage in (tensor.untyped_storage() for tensor in tensors):
+            if storage not in self._seen:
+                self._seen.add(storage)
+                self._change(storage.nbytes())
+                weakref.finalize(storage, self._change, -storage.nbytes())
+        return made
+
+    def _change(self, size: int) -> None:
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+
+def without_numbers(policy: Policy, dtype: torch.dtype, device: str) -> Policy:
+    """A policy of the same settings and shape, loaded or not, without numbers; as on a device of this kind."""
+    fake = copy.copy(policy)
+    fake._modules = {}
+    # Activations in main memory count as if they stayed; compiled models need less; oneDNN computes with numbers.
+    fake.kept, fake.compile_model, fake.products = nullcontext, False, "torch"
+    fake.logits_at_once = logits_at_once(device)
+    if hasattr(policy, "model"):
+        attention = internals.attention_of(policy.model)
+    else:  # What models do as a rule: the policy tries it when it has its weights.
+        attention = "eager" if policy.attention == "eager" else ATTENTION
+        fake.shares_prefix = policy.share_prefix and attention == ATTENTION and policy._full_attention
+    with torch.device("meta"):
+        fake.model = AutoModelForCausalLM.from_config(
+            copy.deepcopy(policy.config),
+            dtype=dtype,
+            # flash_attention_2 cannot be made without a GPU; it holds what sdpa's fused kernels hold.
+            attn_implementation=ATTENTION if attention.startswith("flash") else attention,
+            trust_remote_code=policy.trust_remote_code,
+        )
+        fake.prepare(fake.model)
+    with internals.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake.model.to_empty(device="cpu")
+    fake.model.tie_weights()
+    fake.__dict__["_mode"] = mode
+    return fake
+
+
+def peak_of(fake: Policy, pack: Rollouts, backward: bool, autocasts: bool, entropy_gradient: bool = False) -> int:
+    """Most bytes at once beside weights and gradients: of a forward over `pack`, and perhaps its backward."""
+    mode = fake.__dict__["_mode"]
+    fake.model.train(backward)
+    with mode:
+        for parameter in fake.parameters():
+            parameter.grad = torch.zeros_like(parameter) if backward and parameter.requires_grad else None
+    grads = [parameter.grad for parameter in fake.parameters() if parameter.grad is not None]
+    live = LiveBytes([*fake.parameters(), *fake.buffers(), *grads])
+
+    def transformer(**inputs: Any) -> Any:
+        # What the transformer makes itself must be fake too; packs and their layouts must not.
+        with mode, live:
+            return fake.trunk(**inputs)
+
+    fake.__dict__["_transformer"] = transformer
+    with live, torch.autocast("cpu", torch.bfloat16, enabled=autocasts), torch.set_grad_enabled(backward):
+        scored = Policy.forward(fake, pack, entropy_gradient)
+        if backward:
+            (scored.logp + scored.entropy).sum().backward()
+        del scored
+    pack.layout = None  # its masks have no numbers
+    return live.peak

@@ -1,0 +1,200 @@
+"""`grpo plan`; and what a fit says of its memory: before its first step, at its end, and when memory runs out."""
+
+import os
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from traceback import walk_tb
+from types import TracebackType
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
+from lightning.pytorch.utilities import rank_zero_info
+
+from grpo_lightning.engines.kv_memory import GIB, available_bytes, free_bytes
+from grpo_lightning.plugins.planning.memory import PHASES, Devices, Plan, amount, remedies
+from grpo_lightning.policy.policy import first_line
+from grpo_lightning.training.data import PromptDataModule
+from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.training.step_statistics import peak_memory_gib
+from grpo_lightning.types import UsageError, at_least
+
+PHASE_OF = {
+    "GRPOModule.configure_model": "loading",
+    "GRPOModule.validation_step": "validating",
+    "Explorer.sample": "exploring",
+    "Preparation.cut": "log-probs",
+    "GRPOModule.training_step": "updating",
+}
+"""The phase of a run while one of these functions is on the stack."""
+
+
+class MemoryReport(Callback):
+    """Prints what each device will hold, before the first step, and adds it to out-of-memory errors.
+
+    Args:
+        show: Print the table, and at the end what was used.
+    """
+
+    def __init__(self, show: bool = True) -> None:
+        self.show = show
+        # Here, before any weight is read.
+        self._process = process_bytes("cpu")
+        self.plan: Plan | None = None
+        """The run, known when the fit starts."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Prints the table, on rank 0."""
+        if self.show and trainer.is_global_zero:
+            plan = self._plan(trainer, pl_module)
+            try:
+                rank_zero_info(str(plan))
+                self.plan = plan
+            except Exception as error:
+                rank_zero_info(f"memory: not known for {plan.policy.config.model_type} ({first_line(error)})")
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Prints what was planned and what was used at most."""
+        if self.plan is not None:
+            used = peak_memory_gib(pl_module.device) * GIB + (process_bytes("cuda") if pl_module.on_gpu else 0)
+            rank_zero_info(f"memory: {amount(max(self.plan.sums))} planned, {amount(used)} used at most")
+
+    def _plan(self, trainer: L.Trainer, module: L.LightningModule) -> Plan:
+        data, device = getattr(trainer, "datamodule", None), trainer.strategy.root_device
+        assert isinstance(module, GRPOModule) and isinstance(data, PromptDataModule)
+        strategy = "fsdp2" if isinstance(trainer.strategy, ModelParallelStrategy) else "ddp"
+        process = self._process if device.type == "cpu" else process_bytes("cuda")
+        devices = Devices(device.type, trainer.world_size, strategy, str(trainer.precision), process)
+        validated = data.val_batch_size if trainer.limit_val_batches else 0
+        plan = Plan(module, GRPOLoop.find(trainer), devices, longest_prompt(data), validated)
+        if getattr(plan.engine, "max_cache_gib", 0) is None:
+            plan = plan.changed("model.engine.max_cache_gib", free_bytes(device) / GIB)
+        return plan
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Adds where memory ran out, the table, and the keys that help, as notes."""
+        if not is_out_of_memory(exception):
+            return
+        phase = phase_of(exception.__traceback__)
+        # The frames hold the tensors that did not fit.
+        exception.__traceback__ = None
+        exception.add_note(f"It happened in this phase: {phase}.")
+        try:
+            plan = self.plan or self._plan(trainer, pl_module)
+            exception.add_note(str(plan))
+            helps = remedies(plan, phase if phase in PHASES else plan.phase)
+            exception.add_note("What helps: " + ("; ".join(helps) or "a smaller model or a larger device"))
+        except Exception as error:
+            exception.add_note(f"What the run holds could not be worked out: {error}")
+
+
+@dataclass
+class Planner:
+    """The settings of a trainer that is never made: its devices may not exist here."""
+
+    settings: Any
+    loop: GRPOLoop
+
+    def plan(
+        self,
+        model: GRPOModule,
+        datamodule: PromptDataModule,
+        memory_gib: float | None = None,
+        prompt_tokens: int | None = None,
+        ckpt_path: str | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Print the memory that each device would need, and the keys that help if it does not fit. Nothing runs.
+
+        Args:
+            model: Its weights are not read.
+            datamodule: For the longest prompt.
+            memory_gib: Memory of one device in GiB. Without it, what a CPU has left, divided among the processes.
+            prompt_tokens: Tokens of the longest prompt. Without it, that of the training questions.
+            ckpt_path: Unused; the configuration of a run may have it.
+            weights_only: Unused; the configuration of a run may have it.
+        """
+        at_least("memory_gib", memory_gib, 0.001)
+        at_least("prompt_tokens", prompt_tokens, 1)
+        devices = self.devices
+        self.loop.validate(model)
+        model.connect(datamodule)
+        tokens, source = prompt_tokens, "--prompt_tokens"
+        try:
+            if tokens is None:
+                datamodule.load("fit", model.policy, model.sampling, model.explorer.scorer, validates=False)
+                tokens, source = longest_prompt(datamodule), "of the training questions"
+        except UsageError as error:
+            tokens, source = 512, f"assumed; give --prompt_tokens. {error}"
+        validated = 0 if self.settings.limit_val_batches == 0 else datamodule.val_batch_size
+        plan = Plan(model, self.loop, devices, tokens, validated)
+        here = None if devices.kind == "cuda" else devices.process + available_bytes() / devices.count
+        has = memory_gib * GIB if memory_gib else here
+        print(f"{model.policy.path}: longest prompt {tokens} tokens ({source})")
+        try:
+            plan = plan.within(has)
+        except Exception as error:
+            why = f"the memory of {model.policy.config.model_type} cannot be planned ({first_line(error)})"
+            raise UsageError(f"model.policy.path={model.policy.path}: {why}") from error
+        peak, phase, fits = max(plan.sums), plan.phase, "give --memory_gib to compare it with a device"
+        if has is not None:
+            fits = f"it {'fits' if peak <= has else 'does not fit'} {amount(has)}"
+        print(plan, f"the peak is {amount(peak)}, {phase}: {fits}", sep="\n", flush=True)
+        trying = partial(print, "  trying", file=sys.stderr, flush=True)
+        for remedy in remedies(plan, phase, trying) if has is None or peak > has else ():
+            print(f"  {remedy}", flush=True)
+
+    @property
+    def devices(self) -> Devices:
+        """What the trainer would run on."""
+        trainer, strategy = self.settings, self.settings.strategy
+        cuda = torch.cuda.is_available() if trainer.accelerator == "auto" else trainer.accelerator != "cpu"
+        given, here = str(trainer.devices), max(1, torch.cuda.device_count() if cuda else 1)
+        ids = given.strip("[](), ").split(",")
+        listed, number = len(ids) > 1 or given[-1] in ",])", int(ids[0]) if ids[0].isdigit() else 0
+        number = here if given in ("auto", "-1") else len(ids) if listed else number
+        at_least("trainer.devices", number, 1)
+        if isinstance(strategy, str) and strategy not in ("auto", *StrategyRegistry):
+            raise UsageError(f"trainer.strategy={strategy}: give auto, ddp or fsdp2")
+        kind = StrategyRegistry[strategy]["strategy"] if strategy in StrategyRegistry else type(strategy)
+        name, device = "fsdp2" if issubclass(kind, ModelParallelStrategy) else "ddp", "cuda" if cuda else "cpu"
+        return Devices(device, number * int(trainer.num_nodes), name, str(trainer.precision), process_bytes(device))
+
+
+def longest_prompt(data: PromptDataModule, tried: int = 16) -> int:
+    """Tokens of the longest prompt among the `tried` longest texts of the questions that are loaded."""
+    questions = [question for split in data.questions.values() for question in split]
+    longest = sorted(questions, key=lambda question: -len(question.text))[:tried]
+    return max((len(data.encode(data.render(question))) for question in longest), default=1)
+
+
+def process_bytes(kind: str) -> float:
+    """Bytes that a process takes now, and 24 MiB for its libraries later; on a GPU, 600 MiB as NVIDIA's tools tell."""
+    file = Path("/proc/self/statm")
+    pages = int(file.read_text().split()[1]) if file.is_file() else 0
+    return 600 * 2**20 if kind == "cuda" else pages * os.sysconf("SC_PAGE_SIZE") + 24 * 2**20
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out, on a GPU or on this machine."""
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    ran_out = isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+    return ran_out or isinstance(error, (torch.OutOfMemoryError, MemoryError))
+
+
+def phase_of(traceback: TracebackType | None) -> str:
+    """The phase that the run was in: that of the outermost of PHASE_OF on the stack."""
+    names = (frame.f_code.co_qualname for frame, _ in walk_tb(traceback))
+    return next((PHASE_OF[name] for name in names if name in PHASE_OF), "another part of the run")
+
+
+def out_of_memory_message(error: BaseException) -> str:
+    """One message: the reason in one sentence, and the notes."""
+    notes = getattr(error, "__notes__", ["`grpo plan` with the same options prints what the run would hold"])
+    reason = (str(error) or type(error).__name__).strip().splitlines()[0].split(" Of the allocated memory")[0]
+    return "\n".join([f"out of memory: {reason}", *notes])
