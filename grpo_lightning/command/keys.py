@@ -157,8 +157,10 @@ def sections(command: str) -> Options:
     }
     found["trainer"] = TRAINER
     runs = ("grpo_lightning.plugins.planning.report.Planner" if command == "plan" else TRAINER, command)
-    own = [name for name in arguments(*runs) or () if name not in ("model", "datamodule") and "dataloaders" not in name]
-    alone = dict.fromkeys(["config", "print_config", "seed_everything", *own], Option())
+    runs_own = [
+        name for name in arguments(*runs) or () if name not in ("model", "datamodule") and "dataloaders" not in name
+    ]
+    alone = dict.fromkeys(["config", "print_config", "seed_everything", *runs_own], Option())
     return {name: Option(path, flat=True, default=path) for name, path in found.items()} | alone
 
 

@@ -60,11 +60,6 @@ def linear_layers(model: PreTrainedModel) -> list[Any]:
     return [layer for layer in layers if type(layer) in (nn.Linear, OneDNNLinear, Conv1D)]
 
 
-def numbers_in_copies(model: PreTrainedModel) -> int:
-    """Elements of the weights that are copied."""
-    return sum(layer.weight.numel() for layer in linear_layers(model))
-
-
 def _weight(layer: Any) -> Tensor:
     """[outputs, inputs]; Conv1D is a linear layer whose weight is transposed."""
     weight: Tensor = layer.weight.detach()
