@@ -63,7 +63,8 @@ def test_its_configuration_runs(task: str, config: str, tmp_path: Path, monkeypa
         pytest.importorskip("textarena", reason="the extra textarena is not installed")
     monkeypatch.setattr(sys, "argv", ["grpo"])
     disable_progress_bar()
-    tool.make(tmp_path / "policy", task, updates=80, hidden=64, layers=1)
+    updates = 80 if task == "calculator" else 5  # it has to have learned to call
+    tool.make(tmp_path / "policy", task, updates=updates, hidden=64, layers=1)
     options = {
         "trainer.default_root_dir": tmp_path / "run",
         "trainer.max_epochs": 1,
