@@ -186,7 +186,7 @@ class GRPOCLI(LightningCLI):
                 refuse_overwriting(folder)
             loop = GRPOLoop.find(trainer)
             loop.validate(self.model)
-            loop.validate_trainer(trainer, self.model)
+            loop.validate_trainer(trainer)
             try_optimizer(self.model)
         self.model.policy.check()
         self.model.read_questions(self.datamodule, stage, validates=trainer.limit_val_batches != 0)
@@ -245,6 +245,9 @@ class GRPOCLI(LightningCLI):
         try:
             super()._run_subcommand(subcommand)
         except Exception as error:
+            watched = re.match("Early stopping conditioned on|`ModelCheckpoint.monitor=", str(error))
+            if watched:  # they name the metrics that there are
+                raise UsageError(" ".join(str(error).split())) from error
             refused = disk.refusal(error, folder)
             if refused is None:
                 raise

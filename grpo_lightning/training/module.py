@@ -440,17 +440,6 @@ class GRPOModule(L.LightningModule):
             return False
         return self._may_differ(late=not minibatch.on_policy, dtype=self.explorer.engine.product_dtype(self.policy))
 
-    def logs_mismatch(self, late: bool, precision: str) -> bool:
-        """Whether a run logs `mismatch/`: its sampler may be another policy than π_θ, and not on purpose.
-
-        Args:
-            late: Whether some rollouts are of an earlier policy.
-            precision: Precision of the trainer.
-        """
-        dtype = self.policy.model.dtype if hasattr(self.policy, "model") else self.policy.dtype
-        dtype = self.explorer.engine.dtype or (torch.bfloat16 if "16" in precision else dtype)
-        return self.sampling.unfiltered and self._may_differ(late, dtype)
-
     def _may_differ(self, late: bool, dtype: torch.dtype) -> bool:
         rounds = dtype not in (torch.float32, torch.float64)
         return self.objective.correction.reads_sampler or late or rounds or not self.explorer.engine.shares_weights

@@ -144,9 +144,6 @@ class Fixed(RolloutSource):
         self.exploration.metrics = {"rollout/age": float(step)}
         return self.exploration
 
-    def metric_names(self, dynamic_sampling: Any) -> list[str]:
-        return ["rollout/age"]
-
 
 def test_a_source_logs_numbers_of_its_own(tmp_path: Path) -> None:
     fit(tmp_path, loop={"source": Fixed()})
