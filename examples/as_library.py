@@ -20,6 +20,7 @@ def train(path: str, folder: Path, steps: int = 60, prompts: int = 32, questions
     module = grpo.GRPOModule(
         policy=grpo.Policy(path),
         rewards=[grpo.MathVerifier(), grpo.FormatReward(weight=0.2)],
+        engine=grpo.NativeEngine(),
         sampling=grpo.Sampling(max_new_tokens=32),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-4, weight_decay=0.0),
     )

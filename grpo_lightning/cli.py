@@ -24,15 +24,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.distributed.elastic.multiprocessing.errors import record
 
 import grpo_lightning
-from grpo_lightning import engines, environments, games, maths, policy, rewards, tasks
 from grpo_lightning.command import early
 from grpo_lightning.command.imports import refusal
 from grpo_lightning.command.launched_ranks import LaunchedRanks
 from grpo_lightning.command.mistakes import refused_argument
 from grpo_lightning.command.overview import COMMANDS
 from grpo_lightning.command.parser import Parser
-from grpo_lightning.inspect.inspector import Inspector
-from grpo_lightning.inspect.record import FOLDER
 from grpo_lightning.rewards.scorer import RewardFailure
 from grpo_lightning.training import disk, internals
 from grpo_lightning.training.board import Board, RunCSVLogger, is_in
@@ -57,8 +54,14 @@ from grpo_lightning.training.stale import StaleSource as StaleSource  # its name
 from grpo_lightning.training.strategy import refuse_fsdp1
 from grpo_lightning.types import UsageError, at_least
 
-FAMILIES = (maths, tasks, rewards, policy, engines, environments, games)
+FAMILIES = (
+    *("maths", "tasks", "rewards", "policy", "engines"),
+    *("environments", "games"),
+)
 """The folders of the families. A class in any of their files is known by its short name in YAML."""
+
+RECORDS = "inspect"
+"""The section of the inspector, and the folder of its records in that of the run."""
 
 REPLACED_BY = {
     "gradient_clip_val": "model.grad_clip",
@@ -106,7 +109,7 @@ class GRPOCLI(LightningCLI):
         parser.add_lightning_class_args(GRPOLoop, "loop")
         parser.add_lightning_class_args(StepCheckpoint, "checkpoint")
         parser.add_lightning_class_args(SampledCompletions, "completions")
-        parser.add_lightning_class_args(Inspector, "inspect")
+        parser.add_lightning_class_args(grpo_lightning.Inspector, "inspect")
         parser.add_lightning_class_args(PredictionWriter, "predictions")
         parser.add_lightning_class_args(grpo_lightning.MemoryReport, "memory")
         # GRPOModule's own defaults, spelled out for --help and --print_config.
@@ -185,7 +188,7 @@ class GRPOCLI(LightningCLI):
                 refuse_overwriting(folder)
             loop = GRPOLoop.find(trainer)
             loop.validate(self.model)
-            loop.validate_trainer(trainer, self.model)
+            loop.validate_trainer(trainer)
             try_optimizer(self.model)
         self.model.policy.check()
         self.model.read_questions(self.datamodule, stage, validates=trainer.limit_val_batches != 0)
@@ -244,6 +247,9 @@ class GRPOCLI(LightningCLI):
         try:
             super()._run_subcommand(subcommand)
         except Exception as error:
+            watched = re.match("Early stopping conditioned on|`ModelCheckpoint.monitor=", str(error))
+            if watched:  # they name the metrics that there are
+                raise UsageError(" ".join(str(error).split())) from error
             refused = disk.refusal(error, folder)
             if refused is None:
                 raise
@@ -279,7 +285,7 @@ class GRPOCLI(LightningCLI):
         if config.max_time is not None:
             kwargs["max_time"] = None
             given = [*given, time_limit(config.max_time)]
-        kwargs["callbacks"] = [shown, FirstLook(), RunSummary(FOLDER), *given]
+        kwargs["callbacks"] = [shown, FirstLook(), RunSummary(RECORDS), *given]
         if config.enable_checkpointing is False:
             internals.without_callback(self, "checkpoint")
         kwargs["plugins"] = [AtomicCheckpointIO(), *(config.plugins or [])]
@@ -323,7 +329,8 @@ class PlanCLI(GRPOCLI):
 
 def import_families() -> None:
     """Imports every file of the family folders, so that their classes are found."""
-    for folder in FAMILIES:
+    for name in FAMILIES:
+        folder = import_module(f"grpo_lightning.{name}")
         for module in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}."):
             import_module(module.name)
 

@@ -265,6 +265,12 @@ class Sample:
         return self.prompt.answer_prefix + self.text
 
     @property
+    def whole_turn(self) -> str:
+        """`turn`, with `<think>` before it if the prompt before the answer prefix ends with it."""
+        asked = self.prompt.text.removesuffix(self.prompt.answer_prefix)
+        return "<think>" + self.turn if asked.rstrip().endswith("<think>") else self.turn
+
+    @property
     def answer(self) -> str:
         """The gold answer."""
         return self.prompt.question.answer

@@ -107,7 +107,6 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/reward", "--trainer.callbacks.mode=up"],
         ["EarlyStopping", "mode", "up"],
     ),
-    "a watched metric": (["--checkpoint.monitor=val/avg@1"], ["checkpoint.monitor=val/avg@1", "mean val/avg@2?"]),
     "a metric watched the wrong way": (
         ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/avg@2"],
         ["EarlyStopping.mode=min", "val/avg@2 is better the larger", "mode=max"],

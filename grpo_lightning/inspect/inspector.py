@@ -1,6 +1,6 @@
 """The callback that records, token by token, what a step's updates did."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -14,7 +14,7 @@ from grpo_lightning import ranks
 from grpo_lightning.inspect.candidates import Candidates
 from grpo_lightning.inspect.following import Followed
 from grpo_lightning.inspect.measuring import Measure
-from grpo_lightning.inspect.movement import METRICS, Movement
+from grpo_lightning.inspect.movement import Movement
 from grpo_lightning.inspect.record import FOLDER, NAME, GroupRecord, StepRecord, describe, files_of, path_of, step_of
 from grpo_lightning.training import disk
 from grpo_lightning.training.data import PromptDataModule
@@ -70,11 +70,6 @@ class Inspector(Callback, Observer):
         self._groups: list[GroupRecord] | None = None
         self._metrics: dict[str, float] = {}
         self._begins = True
-
-    @property
-    def metric_names(self) -> Sequence[str]:  # type: ignore[override]
-        """What it logs with the recorded steps."""
-        return (*METRICS, SECONDS) if self.every_n_steps else ()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Follows the loop of the run, unless it is switched off or the run is a trial."""

@@ -25,9 +25,6 @@ MEASURES = ("kl", "gap", "corrected", "masked", "ess")
 FAR = 1.0
 """Nats; rounding alone hardly ever makes so large a difference."""
 
-METRICS = tuple(f"mismatch/{name}" for name in MEASURES)
-"""The names of what is logged of all completions together; those of a class of length have its name behind."""
-
 
 @dataclass(slots=True)
 class Mismatch:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.rewards.verifier.extraction import whole_turn
 from grpo_lightning.sandbox.pool import WorkerPool, inside
 from grpo_lightning.types import Sample, Status, UsageError
 
@@ -44,7 +43,7 @@ class FormatReward(Reward):
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Status `ok` or `no_match`; where the pattern takes too long, NaN and `timeout`."""
-        texts = [whole_turn(sample) for sample in samples]
+        texts = [sample.whole_turn for sample in samples]
         if not self.pattern:
             matches: list[bool | str] = [has_default_form(text) for text in texts]
         else:

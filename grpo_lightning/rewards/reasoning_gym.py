@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.rewards.verifier.extraction import extract_answer, whole_turn
+from grpo_lightning.rewards.verifier.extraction import extract_answer
 from grpo_lightning.sandbox.pool import LoadError, WorkerPool, inside
 from grpo_lightning.tasks.reasoning_gym import METADATA
 from grpo_lightning.types import Question, Sample, Status, UsageError
@@ -64,7 +64,7 @@ class ReasoningGymReward(Reward):
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Status `ok`; `no_answer`, worth 0; or, with NaN, `error` (the scorer's), `timeout`, `memory` or `crash`."""
-        answers = [extract_answer(whole_turn(sample)) for sample in samples]
+        answers = [extract_answer(sample.whole_turn) for sample in samples]
         asked = [row for row, answer in enumerate(answers) if answer is not None]
         tasks = [_task(samples[row].prompt.question, answers[row]) for row in asked]
         result = RewardResult([0.0] * len(samples), [Status.NO_ANSWER] * len(samples), answers)

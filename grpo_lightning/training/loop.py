@@ -21,7 +21,6 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning import ranks
 from grpo_lightning.engines.trial import compute_dtype
-from grpo_lightning.maths import mismatch
 from grpo_lightning.maths.group_filters import TOTAL
 from grpo_lightning.maths.stopping import FixedPasses, Passes, StopRule
 from grpo_lightning.policy.adapter import num_elements
@@ -33,15 +32,7 @@ from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.training.monitors import (
-    CONVERSATION,
-    STEP,
-    UPDATE,
-    is_own,
-    keep_patience,
-    report_early_stopping,
-    validate_monitors,
-)
+from grpo_lightning.training.monitors import keep_patience, report_early_stopping, validate_monitors
 from grpo_lightning.training.observer import Observer
 from grpo_lightning.training.pace import has_end
 from grpo_lightning.training.preparation import Preparation, minibatch_of_rows
@@ -189,7 +180,7 @@ class GRPOLoop(Callback):
         if self.source.is_late:
             refuse_for_late_rollouts(module)
 
-    def validate_trainer(self, trainer: Any, module: GRPOModule) -> None:
+    def validate_trainer(self, trainer: Any) -> None:
         """Raises UsageError for a trainer that cuts passes short, or a callback that watches what is not logged."""
         limit, overfit = trainer.limit_train_batches, trainer.overfit_batches
         whole = isinstance(limit, float) and limit == 1 and not overfit  # an int is a number of updates
@@ -204,35 +195,7 @@ class GRPOLoop(Callback):
                     "ModelCheckpoint.every_n_train_steps, train_time_interval: they save in the middle of a step, from "
                     "where no run goes on. Give every_n_epochs (exploration steps), or save_weights_only=true"
                 )
-        parts = [module, *trainer.callbacks, *module.evaluation.scorer.rewards]
-        names = self.metrics(module, trainer.limit_val_batches != 0, str(trainer.precision))
-        names += [name for one in trainer.callbacks if isinstance(one, Observer) for name in one.metric_names]
-        validate_monitors(
-            trainer.callbacks,
-            names,
-            [reward.name for reward in module.explorer.scorer.rewards],
-            own=any(map(is_own, parts)),
-        )
-
-    def metrics(self, module: GRPOModule, validates: bool, precision: str = "32-true") -> list[str]:
-        """The names of all metrics that the run logs, except those of single rewards and their statuses.
-
-        Args:
-            module: What is trained.
-            validates: Whether the run has validation.
-            precision: Precision of the trainer.
-        """
-        names = [*STEP, *UPDATE]
-        names += mismatch.METRICS if module.logs_mismatch(self.source.is_late, precision) else []
-        names += ["optim/updates"] if self.updates_per_step > 1 else []
-        names += [f"optim/stopped_by/{name}" for name in self.stop.names]
-        names += ["rollout/wasted"] if self.dynamic_sampling else []
-        names += CONVERSATION if module.explorer.conversations is not None else []
-        names += ["policy/kl_ref"] if module.reference is not None else []
-        names += self.source.metric_names(self.dynamic_sampling)
-        return names + (
-            [f"val/{name}" for name in module.evaluation.metrics] + ["time/fraction_validate"] if validates else []
-        )
+        validate_monitors(trainer.callbacks, validates=trainer.limit_val_batches != 0)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Connects source, data and trainer."""
@@ -241,7 +204,7 @@ class GRPOLoop(Callback):
         module, data = _module(pl_module), _data(trainer)
         module.connect(data)
         self.validate(module)
-        self.validate_trainer(trainer, module)
+        self.validate_trainer(trainer)
         if self.prompts_per_step % (self.num_minibatches * trainer.world_size):
             raise UsageError(
                 f"loop.prompts_per_step={self.prompts_per_step} is not a multiple of loop.num_minibatches="

@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from grpo_lightning.engines.base import FAR_FRACTION, MEAN_FRACTION, RolloutEngine
-from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.maths.advantages import AdvantageEstimator, GroupStd
@@ -114,7 +114,7 @@ class GRPOModule(L.LightningModule):
         self._val_sampling = val_sampling or ValidationSampling()
         self.objective = objective or Objective()
         refuse_filtered_correction(self.objective, self.sampling)
-        self.explorer = Explorer(engine or NativeEngine(), Scorer(rewards, max_failed_rewards, correct))
+        self.explorer = Explorer(engine or PlainEngine(), Scorer(rewards, max_failed_rewards, correct))
         self.advantage = advantage or GroupStd()
         self.reward_kl = reward_kl
         self.old_policy = old_policy or RecordedLogp()
@@ -439,17 +439,6 @@ class GRPOModule(L.LightningModule):
         if minibatch.step.passes.updates or not minibatch.step.exploration.sampler_is_policy:
             return False
         return self._may_differ(late=not minibatch.on_policy, dtype=self.explorer.engine.product_dtype(self.policy))
-
-    def logs_mismatch(self, late: bool, precision: str) -> bool:
-        """Whether a run logs `mismatch/`: its sampler may be another policy than π_θ, and not on purpose.
-
-        Args:
-            late: Whether some rollouts are of an earlier policy.
-            precision: Precision of the trainer.
-        """
-        dtype = self.policy.model.dtype if hasattr(self.policy, "model") else self.policy.dtype
-        dtype = self.explorer.engine.dtype or (torch.bfloat16 if "16" in precision else dtype)
-        return self.sampling.unfiltered and self._may_differ(late, dtype)
 
     def _may_differ(self, late: bool, dtype: torch.dtype) -> bool:
         rounds = dtype not in (torch.float32, torch.float64)

@@ -1,15 +1,12 @@
 """What is told how an exploration step goes, while it goes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from grpo_lightning.training.step import Step
 
 
 class Observer:
     """Follows an exploration step: `GRPOLoop.observers.append(...)`. A progress bar is one."""
-
-    metric_names: Sequence[str] = ()
-    """The names of the metrics that it logs, if it is a callback of the trainer; other callbacks may watch them."""
 
     def exploring(self, num_completions: int) -> None:
         """A step, or another round of it, begins to sample so many completions on this rank."""

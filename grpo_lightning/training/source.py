@@ -66,10 +66,6 @@ class RolloutSource(ABC):
         each with an id of its own; a rank may have none of them.
         """
 
-    def metric_names(self, dynamic_sampling: DynamicSampling | None) -> list[str]:
-        """The names of the numbers in `Exploration.metrics`, which a callback may watch."""
-        return []
-
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold, so that a resumed run continues exactly. It is the same on every rank."""
         return {}
@@ -129,10 +125,6 @@ class Synchronous(RolloutSource):
         return inputs.explorer.explore(
             inputs.policy, prompts, inputs.group_size, inputs.sampling, inputs.seed, step, progress
         )
-
-    def metric_names(self, dynamic_sampling: DynamicSampling | None) -> list[str]:
-        """Those of dynamic sampling."""
-        return ["rollout/rounds", "rollout/groups_kept"] if dynamic_sampling else []
 
     def state_dict(self) -> dict[str, Any]:
         """The number of questions drawn so far."""

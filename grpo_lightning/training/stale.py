@@ -11,7 +11,6 @@ from torch import Tensor
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.sharding import assembled
 from grpo_lightning.policy.trained_copy import copied, trained_tensors
-from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.training.source import Synchronous
 from grpo_lightning.types import at_least
@@ -90,10 +89,6 @@ class StaleSource(Synchronous):
         if self.lag:
             self.earlier.append(EarlierWeights.of(policy, step))
         return exploration
-
-    def metric_names(self, dynamic_sampling: DynamicSampling | None) -> list[str]:
-        """Those of `Synchronous`, and the lag."""
-        return [*super().metric_names(dynamic_sampling), LAG]
 
     def state_dict(self) -> dict[str, Any]:
         """The stream of questions, and the weights of the last steps. Every rank must call it."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from grpo_lightning.engines import trial
+from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.policy.sharding import assembled
 from grpo_lightning.rewards.base import Reward
@@ -123,6 +124,7 @@ def fit(
     settings: dict[str, Any] = {
         "policy": policy_of(scale=0.05),
         "rewards": [Digits()],
+        "engine": NativeEngine(),
         "sampling": Sampling(max_new_tokens=12),
     }
     grpo = GRPOModule(**settings | {"optimizer": optimizer, "grad_clip": 0.0, "val_samples": 2} | module)

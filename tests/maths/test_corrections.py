@@ -19,7 +19,7 @@ from grpo_lightning.maths.corrections import (
     SequenceMask,
     TruncatedRatio,
 )
-from grpo_lightning.maths.mismatch import CLASSES, METRICS, Mismatch
+from grpo_lightning.maths.mismatch import CLASSES, MEASURES, Mismatch
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Clipped, Reinforce
@@ -278,7 +278,7 @@ def test_the_mismatch_is_that_of_a_loop_by_length_and_pack() -> None:
     found = whole.metrics()
     factor = objective.factor(rollouts.old_logp, rollouts)
     lengths = {"": {}, "/16": {"longest": 16}, "/64": {"longest": 64, "over": 16}}
-    assert found.keys() == {f"{name}{by}" for name in METRICS for by in lengths}
+    assert found.keys() == {f"mismatch/{name}{by}" for name in MEASURES for by in lengths}
     for by, bounds in lengths.items():
         for name, value in expected_mismatch(rollouts, factor, **bounds).items():
             assert float(found[f"mismatch/{name}{by}"]) == pytest.approx(value, rel=1e-4), (name, by)

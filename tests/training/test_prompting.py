@@ -12,7 +12,6 @@ from helpers.tiny import policy_of, tokenizer
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.rewards.format import FormatReward
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.rewards.verifier.extraction import whole_turn
 from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
@@ -67,7 +66,7 @@ def sample(prompt: str, text: str, answer_prefix: str = "") -> Sample:
     ],
 )
 def test_verifier_and_format_read_the_whole_turn(prompt: str, prefix: str, text: str, turn: str) -> None:
-    assert whole_turn(sample(prompt, text, prefix)) == turn
+    assert sample(prompt, text, prefix).whole_turn == turn
 
 
 @pytest.mark.parametrize(

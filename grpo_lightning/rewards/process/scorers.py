@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from grpo_lightning.rewards.base import Run
 from grpo_lightning.rewards.process.equations import truths
-from grpo_lightning.rewards.verifier.extraction import extract_answer, whole_turn
+from grpo_lightning.rewards.verifier.extraction import extract_answer
 from grpo_lightning.rewards.verifier.reading import number, same_number
 from grpo_lightning.types import Question, Sample, UsageError
 
@@ -72,4 +72,4 @@ class ArithmeticSegments(SegmentScorer):
 
 
 def _has_gold_answer(sample: Sample) -> bool:
-    return same_number(sample.answer, extract_answer(whole_turn(sample)) or "")
+    return same_number(sample.answer, extract_answer(sample.whole_turn) or "")

@@ -3,7 +3,6 @@
 import re
 
 from grpo_lightning.rewards.verifier.rules import rewriting, rule
-from grpo_lightning.types import Sample
 
 _BRACES = rule(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", r"«\boxed{»7«\,»«}»", "7", flags=re.DOTALL)
 _UNBRACED = rule(r"\\(?:boxed|fbox)\s*(\d+|[A-Za-z])(?!\s*[{A-Za-z])", r"So «\boxed 7».", r"\boxed{7}")
@@ -146,12 +145,6 @@ def extract_answer(text: str) -> str | None:
             label = _LABEL.match(answer)
             return answer[label.end() :].rstrip(".") if label else answer or None
     return None
-
-
-def whole_turn(sample: Sample) -> str:
-    """The assistant's turn with its answer prefix, and `<think>` before it if the prompt before that ends with it."""
-    asked = sample.prompt.text.removesuffix(sample.prompt.answer_prefix)
-    return "<think>" + sample.turn if asked.rstrip().endswith("<think>") else sample.turn
 
 
 def _boxed(text: str) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 from grpo_lightning.rewards.base import Reward, RewardFailure
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.verifier.comparison import DIFFERENT, EQUAL, GOLD_BAD, RESTATED, UNPARSEABLE
-from grpo_lightning.rewards.verifier.extraction import extract_answer, whole_turn
+from grpo_lightning.rewards.verifier.extraction import extract_answer
 from grpo_lightning.rewards.verifier.reading import MAX_CHARS, canonical, plain_number
 from grpo_lightning.sandbox.pool import WorkerPool
 from grpo_lightning.types import Question, Sample, Status, UsageError
@@ -147,7 +147,7 @@ class MathVerifier(Reward):
     def grade(self, samples: Sequence[Sample]) -> tuple[list[str | None], list[Verdict]]:
         """The answer of each completion, and its verdict."""
         self._check_golds([sample.answer for sample in samples])
-        answers = [extract_answer(whole_turn(sample)) for sample in samples]
+        answers = [extract_answer(sample.whole_turn) for sample in samples]
         verdicts: list[Verdict | Pair] = []
         for sample, answer in zip(samples, answers, strict=True):
             if not self._good_golds[sample.answer]:
