@@ -109,7 +109,7 @@ class TakeTurns(L.Callback):
 
 
 def test_terms_of_every_part_sum_to_the_logged_objective(tmp_path: Path) -> None:
-    steps = {"trainer": {"max_epochs": len(OBJECTIVES)}, "loop": LEARNING["loop"] | {"group_size": 2}}
+    steps = {"trainer": {"max_epochs": len(OBJECTIVES)}}
     records = check_terms_of(
         tmp_path, Objective(beta=0.05), 0.02, callbacks=[TakeTurns()], reference=Another(), **LEARNING | steps
     )
