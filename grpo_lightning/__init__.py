@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
 
         return version("grpo-lightning")
     if name == "inspect":
-        return import_module(f"{__name__}.{name}")
+        return import_module(f"{__name__}.plugins.{name}")
     if name not in _FILES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_FILES[name]), name)

@@ -54,10 +54,8 @@ from grpo_lightning.training.stale import StaleSource as StaleSource  # its name
 from grpo_lightning.training.strategy import refuse_fsdp1
 from grpo_lightning.types import UsageError, at_least
 
-FAMILIES = (
-    *("maths", "tasks", "rewards", "policy", "engines"),
-    *("environments", "games"),
-)
+PLUGINS = ("fast", "verifier", "learned", "process", "conversations", "vllm")
+FAMILIES = ("maths", "tasks", "rewards", "policy", "engines", *(f"plugins.{name}" for name in PLUGINS))
 """The folders of the families. A class in any of their files is known by its short name in YAML."""
 
 RECORDS = "inspect"

@@ -22,7 +22,7 @@ from helpers.waiting import LIMIT
 
 from grpo_lightning import cli
 from grpo_lightning.command import overview
-from grpo_lightning.rewards.verifier import cli as verify
+from grpo_lightning.plugins.verifier import cli as verify
 
 DOCUMENTS = [
     ROOT / "README.md",

@@ -11,13 +11,13 @@ from helpers.paths import ROOT
 from helpers.tiny import policy_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from grpo_lightning.inspect.inspector import Inspector
 from grpo_lightning.maths.corrections import TruncatedRatio
 from grpo_lightning.maths.mismatch import CLASSES
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.stopping import KLAbove
+from grpo_lightning.plugins.inspect.inspector import Inspector
+from grpo_lightning.plugins.learned.reward import LearnedReward
 from grpo_lightning.policy.snapshots import Proximal
-from grpo_lightning.rewards.learned.reward import LearnedReward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.board import Board
 from grpo_lightning.training.callbacks.completions import SampledCompletions

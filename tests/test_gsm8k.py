@@ -15,7 +15,7 @@ from tokenizers.trainers import BpeTrainer
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from grpo_lightning.cli import run
-from grpo_lightning.rewards.verifier.reading import number
+from grpo_lightning.plugins.verifier.reading import number
 from grpo_lightning.tasks.tables import JsonPrompts
 from grpo_lightning.types import Question
 

@@ -8,8 +8,8 @@ import yaml
 from helpers.command import OPTIONS, Grpo
 from helpers.fitting import scalars
 
-from grpo_lightning.inspect import report
-from grpo_lightning.inspect.record import read
+from grpo_lightning.plugins.inspect import report
+from grpo_lightning.plugins.inspect.record import read
 
 FUNCTION = '''
 def brief(sample):

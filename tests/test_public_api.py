@@ -13,8 +13,6 @@ from helpers.paths import environment
 
 import grpo_lightning
 from grpo_lightning.engines.base import RolloutEngine
-from grpo_lightning.engines.weight_transfer import WeightTransfer
-from grpo_lightning.environments.base import Environment
 from grpo_lightning.maths.advantages import AdvantageEstimator
 from grpo_lightning.maths.corrections import Correction
 from grpo_lightning.maths.group_filters import GroupFilter
@@ -23,12 +21,14 @@ from grpo_lightning.maths.masks import TokenMask
 from grpo_lightning.maths.stopping import StopRule
 from grpo_lightning.maths.surrogates import Surrogate
 from grpo_lightning.maths.weightings import TokenWeighting
+from grpo_lightning.plugins.conversations.base import Environment
+from grpo_lightning.plugins.conversations.tool_calls import ToolFormat
+from grpo_lightning.plugins.learned.loss import RewardLoss
+from grpo_lightning.plugins.process.scorers import SegmentScorer
+from grpo_lightning.plugins.process.splitters import Splitter
+from grpo_lightning.plugins.vllm.weight_transfer import WeightTransfer
 from grpo_lightning.policy.snapshots import PolicySnapshot
-from grpo_lightning.policy.tool_calls import ToolFormat
 from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.learned.loss import RewardLoss
-from grpo_lightning.rewards.process.scorers import SegmentScorer
-from grpo_lightning.rewards.process.splitters import Splitter
 from grpo_lightning.tasks.base import Task
 from grpo_lightning.training.source import RolloutSource
 
@@ -46,7 +46,7 @@ def test_every_member_of_a_family_is_public(family: type) -> None:
 @pytest.mark.parametrize("name", grpo_lightning.__all__)
 def test_every_public_name_is_there(name: str) -> None:
     value = getattr(grpo_lightning, name)
-    assert value.__name__ == name
+    assert value.__name__.rpartition(".")[2] == name
     assert inspect.getdoc(value)
 
 

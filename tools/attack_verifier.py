@@ -18,9 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from grpo_lightning.rewards.verifier.comparison import compare
-from grpo_lightning.rewards.verifier.extraction import extract_answer
-from grpo_lightning.rewards.verifier.math_verifier import EQUAL, Verdict, decide
+from grpo_lightning.plugins.verifier.comparison import compare
+from grpo_lightning.plugins.verifier.extraction import extract_answer
+from grpo_lightning.plugins.verifier.math_verifier import EQUAL, Verdict, decide
 
 FUZZ = Path(__file__).parents[1] / "tests" / "rewards" / "verifier" / "fuzz.py"
 

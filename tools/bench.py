@@ -25,11 +25,11 @@ from transformers import GenerationConfig
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning.plugins.fast.products import use_onednn
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.products import use_onednn
 from grpo_lightning.types import RandomKey, Request
 
 SWITCHES = {"fused": "the log-probs of drawn tokens, and what else is fused"}

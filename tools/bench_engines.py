@@ -27,14 +27,14 @@ from grpo_lightning.types import RandomKey, Request
 
 def native(precision: str) -> RolloutEngine:
     """The default engine with all that makes it fast."""
-    from grpo_lightning.engines.native import NativeEngine
+    from grpo_lightning.plugins.fast.native import NativeEngine
 
     return NativeEngine(packed=True, dtype="bfloat16" if precision == "bf16" else None)
 
 
 def vllm(precision: str) -> RolloutEngine:
     """vLLM in this process."""
-    from grpo_lightning.engines.vllm import VLLMEngine
+    from grpo_lightning.plugins.vllm.engine import VLLMEngine
 
     return VLLMEngine()
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 
 from math_verify import parse, verify
 
-from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
+from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample
 
 Answers = tuple[str, list[str], list[str]]

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 from plot_run import BLUE, GREEN, GREY, ORANGE
 
-from grpo_lightning.inspect.arms import flat, read_config
-from grpo_lightning.inspect.comparison import AXES, Arms, Curve, Metric, Table, compare, curves, means, shown
-from grpo_lightning.inspect.estimates import ENOUGH, Estimate, with_interval
-from grpo_lightning.inspect.judges import judge_of, warning
-from grpo_lightning.inspect.scalars import read_scalars
+from grpo_lightning.plugins.inspect.arms import flat, read_config
+from grpo_lightning.plugins.inspect.comparison import AXES, Arms, Curve, Metric, Table, compare, curves, means, shown
+from grpo_lightning.plugins.inspect.estimates import ENOUGH, Estimate, with_interval
+from grpo_lightning.plugins.inspect.judges import judge_of, warning
+from grpo_lightning.plugins.inspect.scalars import read_scalars
 
 Array = np.ndarray
 

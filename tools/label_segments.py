@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lightning.engines.base import RolloutEngine
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning.plugins.process.reward import last_tokens
+from grpo_lightning.plugins.process.splitters import ByPattern
+from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.process.reward import last_tokens
-from grpo_lightning.rewards.process.splitters import ByPattern
-from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.types import Completion, FinishReason, Prompt, Question, RandomKey, Request, Sample, Status
 
 ROWS_AT_ONCE = 64

@@ -15,14 +15,14 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning.plugins.learned.labelled import write_labelled
+from grpo_lightning.plugins.learned.loss import BinaryCrossEntropy, BradleyTerry, SumOf
+from grpo_lightning.plugins.learned.reward import SEED, LearnedReward
+from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.rewards.learned.labelled import write_labelled
-from grpo_lightning.rewards.learned.loss import BinaryCrossEntropy, BradleyTerry, SumOf
-from grpo_lightning.rewards.learned.reward import SEED, LearnedReward
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.tasks.arithmetic import Arithmetic
 from grpo_lightning.training.explorer import Explorer
 from grpo_lightning.types import Prompt, Sample, UsageError

@@ -22,11 +22,11 @@ from make_tiny_policy import BATCH, EOS, Example, learn, make_model, make_tokeni
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_lightning.environments.adapters.textarena import TextArena
-from grpo_lightning.environments.base import Environment
-from grpo_lightning.games.guess_number import GuessNumber
+from grpo_lightning.plugins.conversations.adapters.textarena import TextArena
+from grpo_lightning.plugins.conversations.base import Environment
+from grpo_lightning.plugins.conversations.calculator import value_of
+from grpo_lightning.plugins.conversations.games.guess_number import GuessNumber
 from grpo_lightning.tasks.arithmetic import Arithmetic
-from grpo_lightning.tasks.calculator import value_of
 from grpo_lightning.types import Question
 
 Task = Literal["calculator", "guess", "hands"]
@@ -39,7 +39,7 @@ DIGITS, NUM_QUESTIONS = 5, 8000
 HANDS = ["[rock]", "[paper]", "[scissors]"]
 HANDS_GAME: dict[str, Any] = {
     "game": "IteratedRockPaperScissors-v0",
-    "opponent": "grpo_lightning.environments.adapters.opponents.next_hand",
+    "opponent": "grpo_lightning.plugins.conversations.adapters.opponents.next_hand",
     "options": {"num_rounds": 3},
 }
 SIZES: dict[Task, dict[str, int]] = {

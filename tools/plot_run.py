@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_lightning.inspect.arms import flat, read_config
-from grpo_lightning.inspect.judges import measure
-from grpo_lightning.inspect.scalars import read_scalars, validation_names
+from grpo_lightning.plugins.inspect.arms import flat, read_config
+from grpo_lightning.plugins.inspect.judges import measure
+from grpo_lightning.plugins.inspect.scalars import read_scalars, validation_names
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
 """Okabe and Ito's colours, which the colour-blind can tell apart."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from plot_run import plot
 
-from grpo_lightning.inspect.arms import flat, read_config
-from grpo_lightning.inspect.judges import measure
-from grpo_lightning.inspect.scalars import read_scalars, validation_names
+from grpo_lightning.plugins.inspect.arms import flat, read_config
+from grpo_lightning.plugins.inspect.judges import measure
+from grpo_lightning.plugins.inspect.scalars import read_scalars, validation_names
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -19,9 +19,9 @@ from transformers import AutoConfig, PreTrainedConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grpo_lightning.engines.kv_memory import GIB
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.plugins.fast.kv_memory import GIB
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.plugins.planning.memory import Devices, Plan, amount
 from grpo_lightning.plugins.planning.report import process_bytes
 from grpo_lightning.policy.policy import Policy

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from grpo_lightning.engines.kv_memory import cache_bytes_per_token
+from grpo_lightning.plugins.fast.kv_memory import cache_bytes_per_token
 from grpo_lightning.policy.adapter import num_elements
 from grpo_lightning.training.throughput import Cost
 

@@ -26,9 +26,9 @@ from regimes import between  # noqa: E402
 from result_tables import table  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
-from grpo_lightning.engines.native import NativeEngine  # noqa: E402
 from grpo_lightning.engines.sampling import Sampling  # noqa: E402
 from grpo_lightning.maths.rollouts import Rollouts  # noqa: E402
+from grpo_lightning.plugins.fast.native import NativeEngine  # noqa: E402
 from grpo_lightning.policy.policy import Policy  # noqa: E402
 from grpo_lightning.types import RandomKey, Request  # noqa: E402
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from grpo_lightning.policy.products import product
+from grpo_lightning.plugins.fast.products import product
 
 BANDWIDTHS = {
     "B200": 8.0e12,

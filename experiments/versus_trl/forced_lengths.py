@@ -81,7 +81,7 @@ def forcing_engine(lengths_of: Callable[[int], Sequence[int]], **options: Any) -
     """
     import torch
 
-    from grpo_lightning.engines import batch, native
+    from grpo_lightning.plugins.fast import batch, native
 
     class ForcingEngine(native.NativeEngine):
         """Ends each row at its own length."""

@@ -37,8 +37,8 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
     import lightning as L
     import torch
 
-    from grpo_lightning.engines.native import NativeEngine
     from grpo_lightning.engines.sampling import Sampling
+    from grpo_lightning.plugins.fast.native import NativeEngine
     from grpo_lightning.policy.policy import Policy
     from grpo_lightning.rewards.base import Reward
     from grpo_lightning.rewards.results import RewardResult
@@ -90,7 +90,7 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
 
     def new_engine():
         if engine == "vllm":
-            from grpo_lightning.engines.vllm import VLLMEngine
+            from grpo_lightning.plugins.vllm.engine import VLLMEngine
 
             return VLLMEngine()
         if race.lognormal:

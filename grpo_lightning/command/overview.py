@@ -22,10 +22,14 @@ COMMANDS: dict[str, Command] = {
     "validate": Command("Measures a policy, or a checkpoint, on the validation questions."),
     "test": Command("Measures a policy, or a checkpoint, on the test questions."),
     "predict": Command("Writes completions of your prompts, with their scores, to a file."),
-    "inspect": Command("Writes a page that shows what a run did to each token.", "grpo_lightning.inspect.command"),
-    "report": Command("Compares runs on one page: curves, a table, what differs.", "grpo_lightning.inspect.report"),
+    "inspect": Command(
+        "Writes a page that shows what a run did to each token.", "grpo_lightning.plugins.inspect.command"
+    ),
+    "report": Command(
+        "Compares runs on one page: curves, a table, what differs.", "grpo_lightning.plugins.inspect.report"
+    ),
     "export": Command(
-        "Writes a run's policy as a model for transformers and vLLM.", "grpo_lightning.inspect.export_command"
+        "Writes a run's policy as a model for transformers and vLLM.", "grpo_lightning.plugins.inspect.export_command"
     ),
     "plan": Command("Prints what memory a run would take, without weights or devices. It takes the options of fit."),
 }

@@ -143,8 +143,8 @@ class _Rows:
         position = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         if "cache_params" in takes:  # Mamba's cache has no columns.
             mask, name = mask[:, -ids.shape[1] :], "cache_params"
-        places = {"position_ids": position} if "position_ids" in takes else {}
-        inputs = {name: self.cache, "attention_mask": mask, **places}
+        where = {"position_ids": position} if "position_ids" in takes else {}
+        inputs = {name: self.cache, "attention_mask": mask, **where}
         output = self.policy.trunk(input_ids=ids, use_cache=True, **inputs)
         self.logits = self.policy.logits(output.last_hidden_state[:, -1])
         self.cache = output[name]

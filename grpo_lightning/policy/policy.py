@@ -24,15 +24,16 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.policy import pretrained, products, sharding, shared_prefix
+from grpo_lightning.plugins.fast import products, shared_prefix
+from grpo_lightning.plugins.fast.fused_layers import fuse
+from grpo_lightning.plugins.fast.offloading import InMainMemory
+from grpo_lightning.plugins.fast.shared_prefix import SharedPrefix
+from grpo_lightning.plugins.fast.token_logp import takes, token_logp
+from grpo_lightning.policy import pretrained, sharding
 from grpo_lightning.policy.adapter import LoRA, fingerprint, switched_off
 from grpo_lightning.policy.adapter import save as save_adapter
-from grpo_lightning.policy.fused_layers import fuse
-from grpo_lightning.policy.offloading import InMainMemory
 from grpo_lightning.policy.padded_rows import PaddedRows
 from grpo_lightning.policy.pretrained import first_line
-from grpo_lightning.policy.shared_prefix import SharedPrefix
-from grpo_lightning.policy.token_logp import takes, token_logp
 from grpo_lightning.types import UsageError
 
 log = logging.getLogger(__name__)

@@ -9,13 +9,13 @@ import lightning as L
 import torch
 
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.environments.base import Environment
-from grpo_lightning.environments.running import Conversations, Limits
-from grpo_lightning.environments.tools import ToolEnvironment
+from grpo_lightning.plugins.conversations.base import Environment
+from grpo_lightning.plugins.conversations.reward import EnvironmentReward
+from grpo_lightning.plugins.conversations.running import Conversations, Limits
+from grpo_lightning.plugins.conversations.tools import ToolEnvironment
 from grpo_lightning.policy.chat import chat_text
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.environment import EnvironmentReward
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.tasks.base import Split, Task
 from grpo_lightning.training.step import Minibatch

@@ -12,9 +12,9 @@ from torch import Tensor
 from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import text_up_to
-from grpo_lightning.environments.running import Conversations
 from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
 from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.plugins.conversations.running import Conversations
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.results import Scores, Segment
 from grpo_lightning.rewards.scorer import Scorer, Scoring

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 from helpers import vllm_stand_in
 
-from grpo_lightning.engines.vllm import VLLMEngine
+from grpo_lightning.plugins.vllm.engine import VLLMEngine
 
 
 @pytest.fixture(params=["stand-in", pytest.param("vllm", marks=pytest.mark.vllm)])

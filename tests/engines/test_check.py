@@ -12,9 +12,9 @@ from helpers.tiny import model_of, policy_of, tokenizer
 from torch.distributed.tensor import DTensor
 
 from grpo_lightning.engines import trial
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, RandomKey, Request, UsageError
 

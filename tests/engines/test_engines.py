@@ -9,12 +9,12 @@ import torch
 from helpers.drawing import yields_each_completion_once
 from helpers.tiny import CONTEXT, SHAPES, STOP_IDS, policy_of, prompts_of, teacher_forced, tokenizer
 
-from grpo_lightning.engines import kv_memory, prompt_part, slab
 from grpo_lightning.engines.base import RolloutEngine
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
+from grpo_lightning.plugins.fast import kv_memory, prompt_part, slab
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.policy.policy import Policy, recompute_activations
 from grpo_lightning.types import Completion, FinishReason, Prompt, RandomKey, Request, UsageError
 

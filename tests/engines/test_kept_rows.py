@@ -7,11 +7,11 @@ import pytest
 import torch
 from helpers.tiny import policy_of, prompts_of, teacher_forced
 
-from grpo_lightning.engines import kept_rows
-from grpo_lightning.engines.kept_rows import KeptRows
-from grpo_lightning.engines.kv_memory import GIB, cache_bytes_per_token, row_bytes
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.plugins.fast import kept_rows
+from grpo_lightning.plugins.fast.kept_rows import KeptRows
+from grpo_lightning.plugins.fast.kv_memory import GIB, cache_bytes_per_token, row_bytes
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, FinishReason, RandomKey, Request
 

@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig
 
-from grpo_lightning.engines import kv_memory
-from grpo_lightning.engines.kv_memory import GIB, cache_bytes_per_token, free_bytes, row_bytes, rows_at_once
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.slab import SlabLayer
+from grpo_lightning.plugins.fast import kv_memory
+from grpo_lightning.plugins.fast.kv_memory import GIB, cache_bytes_per_token, free_bytes, row_bytes, rows_at_once
+from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning.plugins.fast.slab import SlabLayer
 from grpo_lightning.types import Completion, RandomKey, UsageError
 
 # Two layers x keys and values x 2 heads of size 8.

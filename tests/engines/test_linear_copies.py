@@ -7,10 +7,11 @@ from helpers.tiny import policy_of, prompts_of, requests_of, teacher_forced
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grpo_lightning.engines import linear_copies, trial
-from grpo_lightning.engines.linear_copies import LinearCopies
-from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.engines import trial
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.plugins.fast import linear_copies
+from grpo_lightning.plugins.fast.linear_copies import LinearCopies
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, RandomKey
 

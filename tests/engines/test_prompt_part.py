@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from grpo_lightning.engines import batch, prompt_part, slab
-from grpo_lightning.engines.native import NativeEngine
-from grpo_lightning.engines.prompt_part import Groups, PromptPart, in_two_parts, is_worth, of_products, part
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.slab import SlabLayer
+from grpo_lightning.plugins.fast import batch, prompt_part, slab
+from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning.plugins.fast.prompt_part import Groups, PromptPart, in_two_parts, is_worth, of_products, part
+from grpo_lightning.plugins.fast.slab import SlabLayer
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, RandomKey, Request
 

@@ -18,8 +18,8 @@ from helpers.drawing import PROMPTS, VLLMContract, draw, gap, interrupt, tokens,
 from helpers.tiny import policy_of, prompts_of
 
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.vllm import VLLMEngine
-from grpo_lightning.engines.vllm_requests import STRIDE, calls_of, seeds_of
+from grpo_lightning.plugins.vllm.engine import VLLMEngine
+from grpo_lightning.plugins.vllm.requests import STRIDE, calls_of, seeds_of
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import FinishReason, RandomKey, Request, UsageError
 
@@ -181,7 +181,8 @@ def test_a_failure_while_weights_are_handed_over_ends_it(
     engine: VLLMEngine, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.sync(policy)
-    monkeypatch.setattr("grpo_lightning.engines.vllm.named_weights", lambda *args: [("no_such.weight", torch.zeros(1))])
+    wrong = [("no_such.weight", torch.zeros(1))]
+    monkeypatch.setattr("grpo_lightning.plugins.vllm.engine.named_weights", lambda *args: wrong)
     with pytest.raises(ValueError, match="no_such"):
         engine.sync(policy)
     assert engine._llm is None and not engine.has(policy)

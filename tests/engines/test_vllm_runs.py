@@ -15,8 +15,8 @@ from helpers.paths import environment
 from helpers.tiny import policy_of
 from torch import Tensor
 
-from grpo_lightning.engines import vllm as module
-from grpo_lightning.engines.vllm import VLLMEngine
+from grpo_lightning.plugins.vllm import engine as module
+from grpo_lightning.plugins.vllm.engine import VLLMEngine
 from grpo_lightning.policy.named_weights import named_weights
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import UsageError

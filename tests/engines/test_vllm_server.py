@@ -19,11 +19,12 @@ from helpers.programs import programs
 from helpers.tiny import policy_of
 from helpers.vllm_server_stand_in import StandIn
 
-from grpo_lightning.engines import vllm_server, weight_transfer
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.vllm_http import Server, ServerError
-from grpo_lightning.engines.vllm_server import THREADS, VLLMServerEngine
-from grpo_lightning.engines.weight_transfer import SharedFolder, parts
+from grpo_lightning.plugins.vllm import server as vllm_server
+from grpo_lightning.plugins.vllm import weight_transfer
+from grpo_lightning.plugins.vllm.http import Server, ServerError
+from grpo_lightning.plugins.vllm.server import THREADS, VLLMServerEngine
+from grpo_lightning.plugins.vllm.weight_transfer import SharedFolder, parts
 from grpo_lightning.policy.named_weights import named_weights
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Request, UsageError

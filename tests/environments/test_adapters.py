@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 import pytest
 from helpers.paths import environment
 
-from grpo_lightning.environments.adapters.base import Seeds
-from grpo_lightning.environments.adapters.openenv import OpenEnv
-from grpo_lightning.environments.adapters.opponents import any_move, next_hand
-from grpo_lightning.environments.adapters.skyrl_gym import SkyRLGym
-from grpo_lightning.environments.adapters.textarena import TextArena
-from grpo_lightning.environments.base import Environment
-from grpo_lightning.environments.remote import Remote
+from grpo_lightning.plugins.conversations.adapters.base import Seeds
+from grpo_lightning.plugins.conversations.adapters.openenv import OpenEnv
+from grpo_lightning.plugins.conversations.adapters.opponents import any_move, next_hand
+from grpo_lightning.plugins.conversations.adapters.skyrl_gym import SkyRLGym
+from grpo_lightning.plugins.conversations.adapters.textarena import TextArena
+from grpo_lightning.plugins.conversations.base import Environment
+from grpo_lightning.plugins.conversations.remote import Remote
 from grpo_lightning.sandbox.instances import Call, Instances
 from grpo_lightning.types import Question, Status, UsageError
 

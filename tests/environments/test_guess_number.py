@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from grpo_lightning.environments.base import Turn
-from grpo_lightning.games.guess_number import GuessNumber
+from grpo_lightning.plugins.conversations.base import Turn
+from grpo_lightning.plugins.conversations.games.guess_number import GuessNumber
 from grpo_lightning.types import UsageError
 
 

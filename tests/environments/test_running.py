@@ -10,10 +10,10 @@ from helpers.tiny import policy_of
 
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.environments.base import Environment
-from grpo_lightning.environments.running import Conversations, Limits
-from grpo_lightning.environments.tools import ToolEnvironment
-from grpo_lightning.policy.dialogue import PLAIN
+from grpo_lightning.plugins.conversations.base import Environment
+from grpo_lightning.plugins.conversations.dialogue import PLAIN
+from grpo_lightning.plugins.conversations.running import Conversations, Limits
+from grpo_lightning.plugins.conversations.tools import ToolEnvironment
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Prompt, Question, RandomKey, Request, Sample, UsageError
 
@@ -133,7 +133,7 @@ def test_a_failure_costs_its_conversation_only(
     talk: Any, monkeypatch: pytest.MonkeyPatch, way: str, status: str, error: str
 ) -> None:
     refuses = "{% for m in messages if m.role == 'judge' %}{{ raise_exception('no such role') }}{% endfor %}"
-    monkeypatch.setattr("grpo_lightning.policy.dialogue.PLAIN", refuses + PLAIN)
+    monkeypatch.setattr("grpo_lightning.plugins.conversations.dialogue.PLAIN", refuses + PLAIN)
     samples = talk(Guess(fail={"7": way}), halving, "5747")
     assert [sample.failed for sample in samples] == [False, True, False, True]
     assert samples[1].conversation.status == status

@@ -11,8 +11,8 @@ from packaging.version import Version
 from policy.test_sdpa_kernels import CASES, MODELS, WAYS
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.policy.policy import Policy, recompute_activations
 from grpo_lightning.types import RandomKey
 

@@ -9,12 +9,12 @@ import torch
 from helpers.fitting import fit, scalars
 from helpers.tiny import policy_of, prompts_of, rollouts_of
 
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.sequence_surrogates import SequenceClipped
 from grpo_lightning.maths.surrogates import Clipped
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.types import RandomKey, Request
 
 GPU: dict[str, Any] = {"accelerator": "gpu", "devices": 1}

@@ -72,7 +72,7 @@ def test_a_run_on_a_gpu(name: str, folder: Path, command: Grpo) -> None:
 
 def test_activations_wait_in_main_memory(folder: Path, command: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is moved there and back is the same, bit for bit."""
-    monkeypatch.setattr("grpo_lightning.policy.offloading.SMALL", 1)
+    monkeypatch.setattr("grpo_lightning.plugins.fast.offloading.SMALL", 1)
     for name in ("false", "true"):
         options = ["--trainer.deterministic=true", f"--model.policy.offload_activations={name}"]
         code, _, error = command("fit", *GPU, *LEARNING, *options, f"--trainer.default_root_dir={name}")

@@ -11,10 +11,10 @@ import torch
 from helpers.fitting import fit
 from helpers.tiny import policy_of, prompts_of, requests_of
 
-from grpo_lightning.engines import batch
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.objective import Objective
+from grpo_lightning.plugins.fast import batch
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import RandomKey, Request
 

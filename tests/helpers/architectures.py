@@ -9,14 +9,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from grpo_lightning.engines.base import RolloutEngine
-from grpo_lightning.engines.batch import Batch
-from grpo_lightning.engines.kv_memory import cache_bytes_per_token
-from grpo_lightning.engines.native import NativeEngine, _decoding
 from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.plugins.fast.batch import Batch
+from grpo_lightning.plugins.fast.kv_memory import cache_bytes_per_token
+from grpo_lightning.plugins.fast.native import NativeEngine, _decoding
+from grpo_lightning.plugins.fast.shared_prefix import ATTENTION
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.shared_prefix import ATTENTION
 from grpo_lightning.types import Completion, RandomKey, Request, UsageError
 from helpers.tiny import STOP_IDS, prompts_of, requests_of, tokenizer
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from grpo_lightning.engines.base import RolloutEngine
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import StopStrings
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, FinishReason, Prompt, RandomKey, Request
 from helpers.tiny import STOP_IDS, prompts_of, teacher_forced

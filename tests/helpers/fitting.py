@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from grpo_lightning.engines import trial
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.policy.sharding import assembled
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult

@@ -2,10 +2,10 @@
 
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.environments.running import Conversations, Limits
+from grpo_lightning.plugins.conversations.reward import EnvironmentReward
+from grpo_lightning.plugins.conversations.running import Conversations, Limits
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.environment import EnvironmentReward
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training.explorer import Exploration, Explorer
 from grpo_lightning.types import Prompt, Question

@@ -15,10 +15,8 @@ from torch import Tensor
 
 import grpo_lightning.training.strategy  # noqa: F401  # registers `fsdp2`
 from grpo_lightning import ranks
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.environments.running import Limits
 from grpo_lightning.maths.advantages import (
     AdvantageEstimator,
     BatchStd,
@@ -46,10 +44,12 @@ from grpo_lightning.maths.weightings import (
     TokenWeighting,
     Unweighted,
 )
+from grpo_lightning.plugins.conversations.reward import EnvironmentReward
+from grpo_lightning.plugins.conversations.running import Limits
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, PolicySnapshot, Proximal
 from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.environment import EnvironmentReward
 from grpo_lightning.rewards.results import RewardResult, Segment
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.dynamic_sampling import DynamicSampling

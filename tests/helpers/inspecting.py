@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from grpo_lightning.inspect.landscape import curves
-from grpo_lightning.inspect.record import (
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.plugins.inspect.landscape import curves
+from grpo_lightning.plugins.inspect.record import (
     FOLDER,
     CompletionRecord,
     GroupRecord,
@@ -20,8 +22,6 @@ from grpo_lightning.inspect.record import (
     describe,
     path_of,
 )
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.rollouts import Rollouts
 from helpers.tiny import rollouts_of
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from grpo_lightning.rewards.learned.labelled import LabelledGroup
+from grpo_lightning.plugins.learned.labelled import LabelledGroup
 
 
 def group(prompt: str, *labels: float, completions: Sequence[str] = ()) -> LabelledGroup:

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo_lightning.inspect.record import NUM_ALTERNATIVES, GroupRecord, TokenRecord
 from grpo_lightning.maths.advantages import GroupStd
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.weightings import BatchSize
+from grpo_lightning.plugins.inspect.record import NUM_ALTERNATIVES, GroupRecord, TokenRecord
 from helpers.inspecting import completion_of, group_of, step_of, token_records, update_columns, write_records
 
 SOLUTIONS = (

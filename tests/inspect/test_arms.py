@@ -5,7 +5,7 @@ import pytest
 import yaml
 from helpers.curves import scalars, write
 
-from grpo_lightning.inspect.arms import arms_of, flat, read_runs, shown
+from grpo_lightning.plugins.inspect.arms import arms_of, flat, read_runs, shown
 from grpo_lightning.types import UsageError
 
 

@@ -3,7 +3,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from grpo_lightning.inspect.charts import (
+from grpo_lightning.plugins.inspect.charts import (
     Series,
     XAxis,
     chart,

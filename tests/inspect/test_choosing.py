@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.tiny import prompts_of, rollouts_of
 
-from grpo_lightning.inspect.choosing import Choice, GroupSummary, summarise
+from grpo_lightning.plugins.inspect.choosing import Choice, GroupSummary, summarise
 from grpo_lightning.rewards.results import RewardResult, Scores
 from grpo_lightning.training.explorer import Exploration
 from grpo_lightning.types import FinishReason, Sample

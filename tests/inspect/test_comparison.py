@@ -3,8 +3,8 @@ import math
 import pytest
 from helpers.curves import arm, scalars
 
-from grpo_lightning.inspect.comparison import Metric, coarsened, compare, curve, means, shown
-from grpo_lightning.inspect.estimates import Estimate, estimate, t_quantile, with_interval
+from grpo_lightning.plugins.inspect.comparison import Metric, coarsened, compare, curve, means, shown
+from grpo_lightning.plugins.inspect.estimates import Estimate, estimate, t_quantile, with_interval
 
 
 def cell(arms: dict, metric: str, name: str, axis: str = "step"):

@@ -16,7 +16,7 @@ from helpers.tiny import policy_of, rollouts_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grpo_lightning.command import overview
-from grpo_lightning.inspect.scalars import read_scalars
+from grpo_lightning.plugins.inspect.scalars import read_scalars
 from grpo_lightning.policy.policy import Policy
 
 ALONE = """

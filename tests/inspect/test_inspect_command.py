@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from helpers.inspecting import group_of, plain_tokens, step_of, write_records
 
-from grpo_lightning.inspect.command import main
-from grpo_lightning.inspect.page import NUM_POINTS, RecordedStep, RunData, build, curves_of
-from grpo_lightning.inspect.record import path_of, read
+from grpo_lightning.plugins.inspect.command import main
+from grpo_lightning.plugins.inspect.page import NUM_POINTS, RecordedStep, RunData, build, curves_of
+from grpo_lightning.plugins.inspect.record import path_of, read
 from grpo_lightning.types import UsageError
 
 

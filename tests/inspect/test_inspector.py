@@ -20,9 +20,6 @@ from helpers.paths import ROOT
 from helpers.tiny import SPECIAL, STOP_IDS, policy_of, rollouts_of
 
 import grpo_lightning
-from grpo_lightning.inspect import read
-from grpo_lightning.inspect.inspector import Inspector
-from grpo_lightning.inspect.record import CompletionRecord, GroupRecord, StepRecord, files_of
 from grpo_lightning.maths.corrections import RatioMask
 from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.kl import KLEstimator
@@ -33,6 +30,9 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.stopping import StopRule
 from grpo_lightning.maths.surrogates import Clipped, Surrogate
 from grpo_lightning.maths.weightings import TokenWeighting
+from grpo_lightning.plugins.inspect import read
+from grpo_lightning.plugins.inspect.inspector import Inspector
+from grpo_lightning.plugins.inspect.record import CompletionRecord, GroupRecord, StepRecord, files_of
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, Proximal
 from grpo_lightning.rewards.results import RewardResult, Segment
@@ -390,14 +390,14 @@ def test_what_records_nothing(tmp_path: Path, grpo: Grpo) -> None:
 def test_it_is_on_by_default(tmp_path: Path, grpo: Grpo) -> None:
     code, _, errors = grpo("fit", "--trainer.max_epochs=2")
     assert code == 0, errors
-    assert [record.step for record in grpo_lightning.inspect.read(tmp_path / "run")] == [0, 2]
+    assert [record.step for record in grpo_lightning.plugins.inspect.read(tmp_path / "run")] == [0, 2]
     assert "time/inspect" in events(tmp_path / "run")
     code, _, errors = grpo("fit", "--inspect.num_groups=-1", "--trainer.default_root_dir=other")
     assert code == 2 and "inspect.num_groups=-1" in errors
 
 
 def events(folder: Path) -> set[str]:
-    from grpo_lightning.inspect.scalars import read_scalars
+    from grpo_lightning.plugins.inspect.scalars import read_scalars
 
     return {*read_scalars(next(folder.rglob("events.out.tfevents.*")).parent)}
 

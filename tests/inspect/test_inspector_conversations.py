@@ -10,13 +10,13 @@ from helpers.fitting import fit, of_updates, scalars
 from helpers.guessing import Guess
 
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.environments.running import Limits
-from grpo_lightning.inspect import read
-from grpo_lightning.inspect.inspector import Inspector
-from grpo_lightning.inspect.record import CompletionRecord, StepRecord, path_of
-from grpo_lightning.inspect.turns import ConversationRecord, TurnRecord
 from grpo_lightning.maths.process_supervision import ProcessSupervision
-from grpo_lightning.rewards.environment import EnvironmentReward
+from grpo_lightning.plugins.conversations.reward import EnvironmentReward
+from grpo_lightning.plugins.conversations.running import Limits
+from grpo_lightning.plugins.inspect import read
+from grpo_lightning.plugins.inspect.inspector import Inspector
+from grpo_lightning.plugins.inspect.record import CompletionRecord, StepRecord, path_of
+from grpo_lightning.plugins.inspect.turns import ConversationRecord, TurnRecord
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.types import Conversation, Piece, UsageError
 

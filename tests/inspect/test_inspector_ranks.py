@@ -10,7 +10,7 @@ from helpers.fitting import scalars
 from helpers.programs import programs
 from helpers.tiny import policy_of
 
-from grpo_lightning.inspect import read
+from grpo_lightning.plugins.inspect import read
 
 OPTIONS = [
     "--trainer.max_epochs=3",

@@ -13,15 +13,15 @@ from helpers.inspecting import group_of, plain_tokens, step_of, write_records
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from grpo_lightning.engines.base import Drawn
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
-from grpo_lightning.inspect import read
-from grpo_lightning.inspect.inspector import Inspector
-from grpo_lightning.inspect.page import RunData
-from grpo_lightning.inspect.record import CompletionRecord, StepRecord, describe, files_of
 from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.stopping import StopRule
+from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning.plugins.inspect import read
+from grpo_lightning.plugins.inspect.inspector import Inspector
+from grpo_lightning.plugins.inspect.page import RunData
+from grpo_lightning.plugins.inspect.record import CompletionRecord, StepRecord, describe, files_of
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.types import RandomKey, Request
 

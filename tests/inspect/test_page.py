@@ -11,9 +11,9 @@ from helpers.chromium import Browser, browser, needs_chromium
 from helpers.inspecting import completion_of, group_of, plain_tokens, random_record, step_of, write_records
 from helpers.word_run import word_run
 
-from grpo_lightning.inspect.page import write
-from grpo_lightning.inspect.record import path_of
 from grpo_lightning.maths.objective import Objective
+from grpo_lightning.plugins.inspect.page import write
+from grpo_lightning.plugins.inspect.record import path_of
 
 pytestmark = [needs_chromium, pytest.mark.whole]
 HOSTILE = {

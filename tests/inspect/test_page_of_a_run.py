@@ -7,12 +7,12 @@ from helpers.chromium import browser, needs_chromium
 from helpers.fitting import fit
 from torch import Tensor
 
-from grpo_lightning.inspect.command import main
-from grpo_lightning.inspect.inspector import Inspector
-from grpo_lightning.inspect.record import read
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Surrogate, SurrogateResult
+from grpo_lightning.plugins.inspect.command import main
+from grpo_lightning.plugins.inspect.inspector import Inspector
+from grpo_lightning.plugins.inspect.record import read
 from grpo_lightning.policy.snapshots import FrozenCopy
 
 

@@ -8,7 +8,7 @@ from helpers import tiny
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from grpo_lightning.inspect.pieces import byte_of_letter, decode, pieces_of, vocabulary_of
+from grpo_lightning.plugins.inspect.pieces import byte_of_letter, decode, pieces_of, vocabulary_of
 
 TEXTS = [
     "Hello world, 12 + 34 = 46.",

@@ -12,7 +12,7 @@ import yaml
 from helpers.curves import scalars, write
 from helpers.waiting import LIMIT
 
-from grpo_lightning.inspect import report
+from grpo_lightning.plugins.inspect import report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 HOSTILE = "<script>document.title='hacked'</script>"

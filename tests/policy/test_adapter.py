@@ -10,8 +10,8 @@ from helpers.adapters import adapted, move
 from helpers.tiny import model_of, policy_of, requests_of, rollouts_of, tokenizer
 from peft import get_peft_model
 
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.policy import adapter as adapters
 from grpo_lightning.policy.adapter import LoRA, adapted_layers, fingerprint
 from grpo_lightning.policy.policy import Policy

@@ -11,7 +11,7 @@ from tokenizers import decoders
 from transformers import AutoTokenizer
 from transformers.utils import get_json_schema
 
-from grpo_lightning.policy.dialogue import Dialogue
+from grpo_lightning.plugins.conversations.dialogue import Dialogue
 from grpo_lightning.types import Message, UsageError
 
 

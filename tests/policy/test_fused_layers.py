@@ -12,12 +12,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
 
-from grpo_lightning.policy import gated_mlp, rotary
-from grpo_lightning.policy.fused_layers import fuse, fused
-from grpo_lightning.policy.gated_mlp import FusedGatedMLP
+from grpo_lightning.plugins.fast import gated_mlp, rotary
+from grpo_lightning.plugins.fast.fused_layers import fuse, fused
+from grpo_lightning.plugins.fast.gated_mlp import FusedGatedMLP
+from grpo_lightning.plugins.fast.products import OneDNNProducts, TorchProducts, use_onednn
+from grpo_lightning.plugins.fast.rms_norm import FusedRMSNorm, _RMSNorm
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.products import OneDNNProducts, TorchProducts, use_onednn
-from grpo_lightning.policy.rms_norm import FusedRMSNorm, _RMSNorm
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "smollm3", "granite", "gemma", "phi3", "olmo2", "gpt2")
 

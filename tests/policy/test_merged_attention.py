@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from grpo_lightning.policy import parts
-from grpo_lightning.policy.copies import Bucket
-from grpo_lightning.policy.merged_attention import CALL, Heads, merged_attention, takes
-from grpo_lightning.policy.parts import Part, calls_of, parts_of
+from grpo_lightning.plugins.fast import parts
+from grpo_lightning.plugins.fast.copies import Bucket
+from grpo_lightning.plugins.fast.merged_attention import CALL, Heads, merged_attention, takes
+from grpo_lightning.plugins.fast.parts import Part, calls_of, parts_of
 
 PACKS: dict[str, tuple[list[int], list[list[int]]]] = {
     "equal": ([6, 6, 6], [[5, 5], [5, 5], [5, 5]]),

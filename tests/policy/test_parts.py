@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 import torch
 
-from grpo_lightning.policy import parts
-from grpo_lightning.policy.parts import Call, Part, calls_of, parts_of, triangles
+from grpo_lightning.plugins.fast import parts
+from grpo_lightning.plugins.fast.parts import Call, Part, calls_of, parts_of, triangles
 
 PACKS: dict[str, tuple[list[int], list[list[int]]]] = {
     "equal": ([4, 4, 4], [[3, 3], [3, 3], [3, 3]]),

@@ -23,10 +23,10 @@ from torch import Tensor
 from transformers import LlamaModel
 
 from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.plugins.fast import token_logp
+from grpo_lightning.plugins.fast.offloading import InMainMemory
 from grpo_lightning.policy import policy as policy_module
-from grpo_lightning.policy import token_logp
 from grpo_lightning.policy.adapter import LoRA
-from grpo_lightning.policy.offloading import InMainMemory
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import UsageError
 
@@ -190,7 +190,7 @@ def test_activations_in_main_memory_give_the_same_gradient(tmp_path, monkeypatch
             moved.append(tensor.numel())
             return super().take(tensor)
 
-    monkeypatch.setattr("grpo_lightning.policy.offloading.SMALL", 1)
+    monkeypatch.setattr("grpo_lightning.plugins.fast.offloading.SMALL", 1)
     policy.kept = Moves
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         expected = gradient_of(plain, rollouts)

@@ -8,10 +8,10 @@ from helpers.adapters import adapted
 from helpers.tiny import gradients, policy_of, rollouts_of
 from torch import Tensor, nn
 
-from grpo_lightning.engines.linear_copies import LinearCopies
-from grpo_lightning.policy import products
+from grpo_lightning.plugins.fast import products
+from grpo_lightning.plugins.fast.linear_copies import LinearCopies
+from grpo_lightning.plugins.fast.products import OneDNNLinear, use_onednn
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.products import OneDNNLinear, use_onednn
 from grpo_lightning.types import UsageError
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")

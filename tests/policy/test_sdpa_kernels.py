@@ -9,8 +9,8 @@ import torch
 from helpers.sdpa_kernels import Call, attention_calls, is_fast
 from helpers.tiny import model_of, requests_of, rollouts_of, tokenizer
 
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.policy.policy import Policy, recompute_activations
 from grpo_lightning.types import RandomKey
 

@@ -6,13 +6,13 @@ from helpers.fitting import relative
 from helpers.tiny import gradients, policy_of, rollouts_of, teacher_forced
 
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.policy import copies
-from grpo_lightning.policy.copies import Bucket, buckets_of
-from grpo_lightning.policy.merged_attention import Heads
+from grpo_lightning.plugins.fast import copies
+from grpo_lightning.plugins.fast.copies import Bucket, buckets_of
+from grpo_lightning.plugins.fast.merged_attention import Heads
+from grpo_lightning.plugins.fast.parts import Part
+from grpo_lightning.plugins.fast.shared_prefix import SharedPrefix
 from grpo_lightning.policy.padded_rows import PaddedRows
-from grpo_lightning.policy.parts import Part
 from grpo_lightning.policy.policy import Policy, recompute_activations
-from grpo_lightning.policy.shared_prefix import SharedPrefix
 
 OTHERS = ("qwen3", "gpt2", "granite", "cohere")
 CASES = {

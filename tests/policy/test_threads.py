@@ -6,8 +6,8 @@ import pytest
 import torch
 from helpers.tiny import policy_of, requests_of
 
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.threads import divided, in_threads
 from grpo_lightning.types import Completion, RandomKey, UsageError

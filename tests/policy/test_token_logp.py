@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.policy import token_logp as module
+from grpo_lightning.plugins.fast import token_logp as module
+from grpo_lightning.plugins.fast.token_logp import Head, takes, token_logp
 from grpo_lightning.policy.policy import Policy, TokenLogp
-from grpo_lightning.policy.token_logp import Head, takes, token_logp
 
 TOKENS, WIDTH, VOCABULARY = 7, 6, 13
 SCALE = 0.7

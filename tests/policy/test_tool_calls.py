@@ -9,7 +9,7 @@ from helpers.chats import TEMPLATES, byte_level, chat_tokenizer
 from make_tiny_policy import make_tokenizer
 from transformers.utils import get_json_schema
 
-from grpo_lightning.policy.tool_calls import (
+from grpo_lightning.plugins.conversations.tool_calls import (
     MAX_BRACKETS,
     MAX_CHARACTERS,
     BadCall,

@@ -15,9 +15,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from grpo_lightning.plugins.learned.classifier import SequenceClassifier
+from grpo_lightning.plugins.process.models import PrefixModel, TokenModel
 from grpo_lightning.rewards.base import Reward, Run
-from grpo_lightning.rewards.classifier import SequenceClassifier
-from grpo_lightning.rewards.process.models import PrefixModel, TokenModel
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 EOS = 5

@@ -10,16 +10,16 @@ import pytest
 from helpers.tiny import prompts_of
 from helpers.waiting import LIMIT
 
+from grpo_lightning.plugins.learned.reward import LearnedReward
+from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.early import THREADS
 from grpo_lightning.rewards.format import FormatReward
 from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.rewards.gate import Gated
-from grpo_lightning.rewards.learned.reward import LearnedReward
 from grpo_lightning.rewards.length import CosineLength, LengthReward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.types import Conversation, FinishReason, Sample, Status
 
 MODULE = """

@@ -8,12 +8,12 @@ import pytest
 import torch
 from helpers.tiny import prompts_of
 
+from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.format import FormatReward
 from grpo_lightning.rewards.gate import Gated
 from grpo_lightning.rewards.results import RewardResult, Scores, Segment
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.types import FinishReason, Question, Sample, UsageError
 
 

@@ -5,8 +5,8 @@ import math
 import pytest
 from helpers.tiny import prompts_of
 
+from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 from grpo_lightning.rewards.length import CosineLength, LengthReward
-from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.types import FinishReason, Sample, UsageError
 
 

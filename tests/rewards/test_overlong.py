@@ -2,8 +2,8 @@ import pytest
 import torch
 from helpers.tiny import prompts_of
 
+from grpo_lightning.plugins.verifier.control import LastNumber
 from grpo_lightning.rewards.base import Run
-from grpo_lightning.rewards.control import LastNumber
 from grpo_lightning.rewards.length import CosineLength
 from grpo_lightning.rewards.overlong import OverlongPenalty
 from grpo_lightning.types import FinishReason, Sample, UsageError

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from grpo_lightning.rewards.verifier.number_words import in_digits
-from grpo_lightning.rewards.verifier.tokens import Token
+from grpo_lightning.plugins.verifier.number_words import in_digits
+from grpo_lightning.plugins.verifier.tokens import Token
 from grpo_lightning.tasks.arithmetic import Arithmetic, shuffled
 from grpo_lightning.tasks.base import Split
 from grpo_lightning.tasks.number_names import in_words

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_lightning.rewards.reasoning_gym import ReasoningGymReward
+from grpo_lightning.plugins.verifier.reasoning_gym import ReasoningGymReward
 from grpo_lightning.tasks.reasoning_gym import ReasoningGym
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 

@@ -6,7 +6,7 @@ import bench
 import pytest
 import torch
 
-from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.plugins.fast.native import NativeEngine
 
 TINY = ["--prompts", "2", "--group-size", "2", "--prompt-tokens", "5", "--new-tokens", "3", "--rounds", "2"]
 SIZES = bench.Sizes(prompts=2, group_size=3, prompt_tokens=5, new_tokens=4)

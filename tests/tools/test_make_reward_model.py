@@ -6,8 +6,8 @@ from helpers.tiny import policy_of
 from transformers import AutoModelForSequenceClassification
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_lightning.rewards.learned.labelled import read_labelled
-from grpo_lightning.rewards.learned.reward import SEED, LearnedReward
+from grpo_lightning.plugins.learned.labelled import read_labelled
+from grpo_lightning.plugins.learned.reward import SEED, LearnedReward
 
 tool = load_tool("make_reward_model")
 

@@ -10,9 +10,9 @@ from make_tiny_policy import EOS
 from transformers.utils.logging import disable_progress_bar
 
 from grpo_lightning.cli import run
-from grpo_lightning.environments.tools import ToolEnvironment
-from grpo_lightning.games.guess_number import GuessNumber
-from grpo_lightning.policy.dialogue import PLAIN, Dialogue
+from grpo_lightning.plugins.conversations.dialogue import PLAIN, Dialogue
+from grpo_lightning.plugins.conversations.games.guess_number import GuessNumber
+from grpo_lightning.plugins.conversations.tools import ToolEnvironment
 from grpo_lightning.tasks.arithmetic import Arithmetic
 
 tool = load_tool("make_turns_policy")

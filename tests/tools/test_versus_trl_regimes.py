@@ -13,9 +13,9 @@ from helpers.paths import ROOT
 from helpers.tiny import policy_of, requests_of
 from transformers import GenerationConfig
 
-from grpo_lightning.engines import batch
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.plugins.fast import batch
 from grpo_lightning.types import FinishReason, RandomKey
 
 FOLDER = ROOT / "experiments" / "versus_trl"

@@ -11,8 +11,8 @@ from helpers.fitting import fit
 from lightning.pytorch.loggers import Logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from grpo_lightning.inspect import report
-from grpo_lightning.inspect.scalars import read_scalars
+from grpo_lightning.plugins.inspect import report
+from grpo_lightning.plugins.inspect.scalars import read_scalars
 from grpo_lightning.training.board import Board, RunCSVLogger
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.callbacks.completions import SampledCompletions

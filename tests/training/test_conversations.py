@@ -13,9 +13,9 @@ from helpers.guessing import Guess, Once
 from helpers.tiny import policy_of
 
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.environments.running import Limits
 from grpo_lightning.maths.process_supervision import ProcessSupervision
-from grpo_lightning.rewards.environment import EnvironmentReward
+from grpo_lightning.plugins.conversations.reward import EnvironmentReward
+from grpo_lightning.plugins.conversations.running import Limits
 from grpo_lightning.training.callbacks.completions import SampledCompletions
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.loop import GRPOLoop

@@ -4,7 +4,7 @@ import pytest
 from helpers.command import Grpo
 from helpers.fitting import fitted_scalars
 
-from grpo_lightning.engines.native import NativeEngine
+from grpo_lightning.plugins.fast.native import NativeEngine
 
 
 def test_packed_copies_change_no_scalar(grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:

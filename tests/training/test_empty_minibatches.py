@@ -11,7 +11,7 @@ from helpers.command import OPTIONS, Grpo, arguments
 from helpers.fitting import of_updates, scalars
 from helpers.programs import programs
 
-from grpo_lightning.environments.base import Environment, Turn
+from grpo_lightning.plugins.conversations.base import Environment, Turn
 from grpo_lightning.tasks.base import Task
 from grpo_lightning.types import Question
 

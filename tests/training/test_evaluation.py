@@ -15,13 +15,13 @@ from helpers.tiny import policy_of, prompts_of
 from grpo_lightning import ranks
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
+from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 from grpo_lightning.rewards.base import Reward, RewardFailure
 from grpo_lightning.rewards.format import FormatReward
 from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.rewards.length import CosineLength
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.training.callbacks.predictions import PredictionWriter
 from grpo_lightning.training.data import PromptBatch, PromptDataModule
 from grpo_lightning.training.evaluation import Answer, Evaluation, Validation, grades_alike

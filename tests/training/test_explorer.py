@@ -14,8 +14,8 @@ from helpers.fitting import Digits, fit, scalars
 from helpers.tiny import policy_of, prompts_of
 
 from grpo_lightning.engines.base import Drawn
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training.explorer import Exploration, Explorer

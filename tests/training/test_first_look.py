@@ -13,8 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from grpo_lightning.inspect.scalars import read_scalars
 from grpo_lightning.maths.objective import Objective
+from grpo_lightning.plugins.inspect.scalars import read_scalars
 from grpo_lightning.training.board import Board, copies
 from grpo_lightning.training.callbacks.config import hyperparameters
 from grpo_lightning.training.callbacks.layout import FirstLook

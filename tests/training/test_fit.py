@@ -14,8 +14,8 @@ from helpers.tiny import policy_of
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.maths.advantages import Sign
 from grpo_lightning.maths.objective import Objective
+from grpo_lightning.plugins.fast.shared_prefix import SharedPrefix
 from grpo_lightning.policy.policy import recompute_activations
-from grpo_lightning.policy.shared_prefix import SharedPrefix
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint

@@ -14,13 +14,13 @@ from helpers.host_syncs import HostSyncs
 from helpers.other_device import TRAINER, other_device
 from helpers.tiny import policy_of, requests_of
 
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.corrections import GeometricMask, ProbabilityGap
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.sequence_surrogates import SequenceClipped
 from grpo_lightning.maths.stopping import AllSettled, KLAbove, ObjectivePlateau
 from grpo_lightning.maths.target_probability import TargetProbability
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import RandomKey
 

@@ -10,11 +10,11 @@ import torch
 from helpers.fitting import fit, scalars
 from helpers.guessing import Guess
 
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.environments.running import Limits
+from grpo_lightning.plugins.conversations.reward import EnvironmentReward
+from grpo_lightning.plugins.conversations.running import Limits
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.rewards.environment import EnvironmentReward
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.training.loop import GRPOLoop
 

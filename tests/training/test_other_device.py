@@ -15,10 +15,8 @@ from helpers.tiny import policy_of, prompts_of
 from torch import Tensor
 
 from grpo_lightning.engines.base import RolloutEngine
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.slab import SlabLayer
 from grpo_lightning.maths.advantages import LeaveOneOut
 from grpo_lightning.maths.kl_penalty import KLPenalty
 from grpo_lightning.maths.masks import TopEntropy, Truncated
@@ -27,10 +25,12 @@ from grpo_lightning.maths.sequence_surrogates import SequenceClipped
 from grpo_lightning.maths.stopping import FirstOf, KLAbove, ObjectivePlateau
 from grpo_lightning.maths.target_probability import TargetProbability
 from grpo_lightning.maths.weightings import Unweighted
-from grpo_lightning.policy import attention
+from grpo_lightning.plugins.fast import attention
+from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning.plugins.fast.slab import SlabLayer
+from grpo_lightning.plugins.learned.reward import LearnedReward
 from grpo_lightning.policy.policy import recompute_activations
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
-from grpo_lightning.rewards.learned.reward import LearnedReward
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.preparation import Preparation

@@ -12,11 +12,11 @@ from helpers.games import player
 from helpers.tiny import policy_of, prompts_of
 from helpers.waiting import LIMIT
 
-from grpo_lightning.engines import batch as batch_module
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.policy.dialogue import PLAIN
+from grpo_lightning.plugins.conversations.dialogue import PLAIN
+from grpo_lightning.plugins.fast import batch as batch_module
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import Scorer

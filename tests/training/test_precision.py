@@ -14,12 +14,12 @@ from torch import Tensor
 
 from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.inspect.export import export
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.sequence_surrogates import SequenceClipped
 from grpo_lightning.maths.surrogates import Clipped, Surrogate
 from grpo_lightning.maths.target_probability import TargetProbability
+from grpo_lightning.plugins.inspect.export import export
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy
 

@@ -10,9 +10,9 @@ from helpers.fitting import Echo
 from helpers.tiny import policy_of, tokenizer
 
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 from grpo_lightning.rewards.format import FormatReward
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.training.data import PromptDataModule
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 

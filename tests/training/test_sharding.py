@@ -15,8 +15,8 @@ from helpers.tiny import policy_of, requests_of, rollouts_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.sharding import data_mesh
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage

@@ -11,13 +11,13 @@ from helpers.all_tokenizers import STABLE
 from helpers.fitting import Digits, KeepsSamples, fit, scalars
 from helpers.tiny import model_of, policy_of, prompts_of
 
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
+from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning.plugins.process.reward import ProcessReward
+from grpo_lightning.plugins.process.scorers import ArithmeticSegments
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.rewards.process.reward import ProcessReward
-from grpo_lightning.rewards.process.scorers import ArithmeticSegments
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.sandbox.pool import Outcome
 from grpo_lightning.training.explorer import Exploration, Explorer

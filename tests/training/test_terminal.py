@@ -13,7 +13,7 @@ from helpers.command import Grpo
 from helpers.fitting import fit, scalars
 from lightning.pytorch.callbacks import EarlyStopping
 
-from grpo_lightning.inspect.inspector import Inspector
+from grpo_lightning.plugins.inspect.inspector import Inspector
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training import pace as paces

@@ -11,8 +11,8 @@ from helpers.fitting import Digits, fit, scalars
 from helpers.tiny import policy_of
 
 from grpo_lightning.engines.base import Drawn
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import UsageError
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from grpo_lightning.engines import kv_memory
-from grpo_lightning.engines.kv_memory import GIB
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.plugins.fast import kv_memory
+from grpo_lightning.plugins.fast.kv_memory import GIB
 from grpo_lightning.plugins.planning.rehearsal import peak_of, without_numbers
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.policy import Policy

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.plugins.fast.shared_prefix import ATTENTION
+from grpo_lightning.plugins.fast.token_logp import logits_at_once
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.shared_prefix import ATTENTION
-from grpo_lightning.policy.token_logp import logits_at_once
 from grpo_lightning.training import internals
 
 

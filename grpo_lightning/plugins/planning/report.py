@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info
 
-from grpo_lightning.engines.kv_memory import GIB, available_bytes, free_bytes
+from grpo_lightning.plugins.fast.kv_memory import GIB, available_bytes, free_bytes
 from grpo_lightning.plugins.planning.memory import PHASES, Devices, Plan, amount, remedies
 from grpo_lightning.policy.policy import first_line
 from grpo_lightning.training.data import PromptDataModule

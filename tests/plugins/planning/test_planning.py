@@ -14,10 +14,10 @@ from helpers.tiny import policy_of, rollouts_of
 from lightning.pytorch.strategies import DDPStrategy
 
 from grpo_lightning.cli import run
-from grpo_lightning.engines.native import NativeEngine
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.maths.objective import Objective
+from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.plugins.planning import memory, report
 from grpo_lightning.plugins.planning.memory import PHASES, Devices, Plan, remedies, state_ratio
 from grpo_lightning.plugins.planning.rehearsal import LiveBytes, peak_of, without_numbers

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grpo_lightning.rewards.learned.agreement import Agreement, forgotten
+from grpo_lightning.plugins.learned.agreement import Agreement, forgotten
 
 
 def agreement(probability: list[float], label: list[float], group: list[int]) -> Agreement:

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from grpo_lightning.rewards.learned.hacking import HackingAlarm, hacks
+from grpo_lightning.plugins.learned.hacking import HackingAlarm, hacks
 
 
 def iteration(alarm: HackingAlarm, reward: float, label: float) -> bool:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from helpers.labelled_groups import group
 
-from grpo_lightning.rewards.learned.labelled import LabelledGroup, read_labelled, write_labelled
-from grpo_lightning.rewards.learned.reward import split
+from grpo_lightning.plugins.learned.labelled import LabelledGroup, read_labelled, write_labelled
+from grpo_lightning.plugins.learned.reward import split
 from grpo_lightning.types import UsageError
 
 

@@ -21,15 +21,15 @@ from helpers.programs import FORKS
 from helpers.tiny import tokenizer
 from helpers.waiting import LIMIT
 
-import grpo_lightning.rewards.learned.update as update_module
+import grpo_lightning.plugins.learned.update as update_module
 from grpo_lightning.cli import GRPOCLI
+from grpo_lightning.plugins.learned.labelled import hash_fraction
+from grpo_lightning.plugins.learned.reward import LearnedReward
+from grpo_lightning.plugins.learned.update import RewardUpdate
+from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 from grpo_lightning.rewards.base import Reward, RewardFailure
-from grpo_lightning.rewards.learned.labelled import hash_fraction
-from grpo_lightning.rewards.learned.reward import LearnedReward
-from grpo_lightning.rewards.learned.update import RewardUpdate
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.types import Sample, UsageError
 

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 from helpers.labelled_groups import group
 
-from grpo_lightning.rewards.learned.labelled import LabelledGroup
-from grpo_lightning.rewards.learned.replay import ReplayBuffer, equal_room, mixed
+from grpo_lightning.plugins.learned.labelled import LabelledGroup
+from grpo_lightning.plugins.learned.replay import ReplayBuffer, equal_room, mixed
 
 
 def groups(count: int, *labels: float, name: str = "q") -> list[LabelledGroup]:

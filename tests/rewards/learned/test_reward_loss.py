@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grpo_lightning.rewards.learned.loss import (
+from grpo_lightning.plugins.learned.loss import (
     BinaryCrossEntropy,
     BradleyTerry,
     LabelledBatchSize,

@@ -7,7 +7,7 @@ import torch
 from helpers.tiny import CONTEXT, SHAPES, model_of, tokenizer
 from transformers import AutoModelForSequenceClassification
 
-from grpo_lightning.rewards.learned.model import PADDING, RewardModel, float32
+from grpo_lightning.plugins.learned.model import PADDING, RewardModel, float32
 
 END = 5  # <end>
 

@@ -9,10 +9,10 @@ import torch
 from helpers.labelled_groups import group
 from helpers.tiny import model_of, tokenizer
 
-from grpo_lightning.rewards.learned.labelled import LabelledGroup
-from grpo_lightning.rewards.learned.loss import BinaryCrossEntropy, BradleyTerry, RewardLoss, SumOf
-from grpo_lightning.rewards.learned.model import RewardModel
-from grpo_lightning.rewards.learned.update import Quality, RewardUpdate, Trial, packs
+from grpo_lightning.plugins.learned.labelled import LabelledGroup
+from grpo_lightning.plugins.learned.loss import BinaryCrossEntropy, BradleyTerry, RewardLoss, SumOf
+from grpo_lightning.plugins.learned.model import RewardModel
+from grpo_lightning.plugins.learned.update import Quality, RewardUpdate, Trial, packs
 
 
 @pytest.fixture

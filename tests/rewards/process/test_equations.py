@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from grpo_lightning.rewards.process.equations import truths
+from grpo_lightning.plugins.process.equations import truths
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
 from grpo_lightning.maths.process_supervision import ProcessSupervision
-from grpo_lightning.rewards.process.reward import ProcessReward, last_tokens
-from grpo_lightning.rewards.process.scorers import ArithmeticSegments, SegmentScorer
-from grpo_lightning.rewards.process.splitters import ByLine, ByPattern, ByTag, Splitter
+from grpo_lightning.plugins.process.reward import ProcessReward, last_tokens
+from grpo_lightning.plugins.process.scorers import ArithmeticSegments, SegmentScorer
+from grpo_lightning.plugins.process.splitters import ByLine, ByPattern, ByTag, Splitter
 from grpo_lightning.rewards.results import Segment
 from grpo_lightning.sandbox.pool import Outcome
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.paths import DATA, needs_math_cases
 
-from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
+from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample
 
 OWN = Path(__file__).with_name("cases.jsonl")

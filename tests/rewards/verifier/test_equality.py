@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_lightning.rewards.verifier.comparison import compare
+from grpo_lightning.plugins.verifier.comparison import compare
 
 
 @pytest.mark.parametrize(

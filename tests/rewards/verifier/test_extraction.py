@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from grpo_lightning.rewards.verifier.extraction import extract_answer
+from grpo_lightning.plugins.verifier.extraction import extract_answer
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from grpo_lightning.rewards.verifier.comparison import compare
-from grpo_lightning.rewards.verifier.finished import unfinished, unfinished_number
-from grpo_lightning.rewards.verifier.grammar import read_claim
+from grpo_lightning.plugins.verifier.comparison import compare
+from grpo_lightning.plugins.verifier.finished import unfinished, unfinished_number
+from grpo_lightning.plugins.verifier.grammar import read_claim
 
 GIVEN = "Three numbers are 3, 4 and 12."
 

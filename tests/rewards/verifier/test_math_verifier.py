@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from helpers.paths import DATA, needs_gsm8k
 
+from grpo_lightning.plugins.verifier.comparison import compare
+from grpo_lightning.plugins.verifier.extraction import extract_answer
+from grpo_lightning.plugins.verifier.math_verifier import _COMPARE, MathVerifier, Verdict, decide
+from grpo_lightning.plugins.verifier.reading import canonical, number
 from grpo_lightning.rewards.base import RewardFailure
-from grpo_lightning.rewards.verifier.comparison import compare
-from grpo_lightning.rewards.verifier.extraction import extract_answer
-from grpo_lightning.rewards.verifier.math_verifier import _COMPARE, MathVerifier, Verdict, decide
-from grpo_lightning.rewards.verifier.reading import canonical, number
 from grpo_lightning.sandbox.pool import IDLE, Outcome, WorkerPool
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
@@ -409,7 +409,7 @@ def test_hostile_answers_past_the_guards_execute_nothing(tmp_path, monkeypatch):
 def test_a_worker_needs_no_computer_algebra(tmp_path):
     script = tmp_path / "tries.py"
     script.write_text(
-        "import sys\nfrom grpo_lightning.rewards.verifier.comparison import compare\n"
+        "import sys\nfrom grpo_lightning.plugins.verifier.comparison import compare\n"
         "def algebra(gold, answer):\n"
         "    return [compare(gold, answer), sorted({'sympy', 'torch', 'math_verify'} & set(sys.modules))]\n"
     )

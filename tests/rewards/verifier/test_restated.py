@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_lightning.rewards.verifier.comparison import compare
+from grpo_lightning.plugins.verifier.comparison import compare
 
 LINE = "Solve $2x+3y=6$ for $y$."
 CIRCLE = "Write $x^2+y^2-4x+6y=3$ in standard form."

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from grpo_lightning.rewards import verifier
-from grpo_lightning.rewards.verifier.rules import EXAMPLES, Rewriting, rewriting, rule
+from grpo_lightning.plugins import verifier
+from grpo_lightning.plugins.verifier.rules import EXAMPLES, Rewriting, rewriting, rule
 
 PACKAGE = Path(verifier.__file__).parent
 MODULES = sorted(info.name for info in iter_modules([str(PACKAGE)]))

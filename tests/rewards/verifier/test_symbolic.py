@@ -2,8 +2,8 @@
 
 import pytest
 
-from grpo_lightning.rewards.verifier import equality
-from grpo_lightning.rewards.verifier.comparison import compare
+from grpo_lightning.plugins.verifier import equality
+from grpo_lightning.plugins.verifier.comparison import compare
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import sys
 import pytest
 from helpers.paths import ROOT
 
-from grpo_lightning.rewards.verifier.cli import main, sample_of
-from grpo_lightning.rewards.verifier.math_verifier import MathVerifier
+from grpo_lightning.plugins.verifier.cli import main, sample_of
+from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 
 ROWS = [
     {"gold": "18", "completion": "So #### 18", "id": "a"},
@@ -116,7 +116,7 @@ def test_called_wrongly(capsys, arguments):
 
 
 def test_as_a_program(tmp_path):
-    command = [sys.executable, "-m", "grpo_lightning.rewards.verifier.cli", "1/2", "0.5"]
+    command = [sys.executable, "-m", "grpo_lightning.plugins.verifier.cli", "1/2", "0.5"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     assert "equal" in done.stdout
@@ -124,4 +124,4 @@ def test_as_a_program(tmp_path):
 
 def test_it_is_a_command_of_the_package():
     pyproject = (ROOT / "pyproject.toml").read_text()
-    assert 'grpo-verify = "grpo_lightning.rewards.verifier.cli:main"' in pyproject
+    assert 'grpo-verify = "grpo_lightning.plugins.verifier.cli:main"' in pyproject

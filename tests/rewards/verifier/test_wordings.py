@@ -4,15 +4,15 @@ from fractions import Fraction
 
 import pytest
 
-from grpo_lightning.rewards.verifier.asked import words_of
-from grpo_lightning.rewards.verifier.choices import choices_in
-from grpo_lightning.rewards.verifier.comparison import compare
-from grpo_lightning.rewards.verifier.extraction import extract_answer
-from grpo_lightning.rewards.verifier.number_words import in_digits
-from grpo_lightning.rewards.verifier.numbers import exact
-from grpo_lightning.rewards.verifier.prose import is_allowed, read_sentence
-from grpo_lightning.rewards.verifier.tokens import tokenize
-from grpo_lightning.rewards.verifier.units import UNITS, conversion
+from grpo_lightning.plugins.verifier.asked import words_of
+from grpo_lightning.plugins.verifier.choices import choices_in
+from grpo_lightning.plugins.verifier.comparison import compare
+from grpo_lightning.plugins.verifier.extraction import extract_answer
+from grpo_lightning.plugins.verifier.number_words import in_digits
+from grpo_lightning.plugins.verifier.numbers import exact
+from grpo_lightning.plugins.verifier.prose import is_allowed, read_sentence
+from grpo_lightning.plugins.verifier.tokens import tokenize
+from grpo_lightning.plugins.verifier.units import UNITS, conversion
 
 QUESTION = (
     "Tom picks 12 apples in 4 weeks and Jane's 7 ducks eat some. How many more does he pick than Jane in 4 weeks?"

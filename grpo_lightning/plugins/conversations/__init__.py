@@ -1,0 +1,1 @@
+"""Conversations: dialogue, tools, environments and games."""

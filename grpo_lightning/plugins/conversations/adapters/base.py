@@ -1,0 +1,68 @@
+"""What environments of other libraries have in common: an extra to install, and questions that are seeds."""
+
+import importlib
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from grpo_lightning.plugins.conversations.base import Environment
+from grpo_lightning.tasks.base import Split, Task
+from grpo_lightning.types import Question, UsageError, at_least
+
+SEED = "seed"
+"""The key of a question's metadata that holds its seed."""
+
+
+class Adapter(Environment):
+    """An environment of another library.
+
+    Raises:
+        UsageError: The library is not installed.
+    """
+
+    module: str
+    """What is imported of it."""
+    extra: str
+    """The extra that installs it."""
+
+    def __init__(self) -> None:
+        package = self.module.partition(".")[0]
+        if find_spec(package) is None:
+            raise UsageError(f"{package} is not installed: pip install grpo-lightning[{self.extra}]")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Imports the library, once for all processes that are copied from this one."""
+        self.__dict__ |= state
+        importlib.import_module(self.module)
+
+    @property
+    def library(self) -> Any:
+        """The module."""
+        return importlib.import_module(self.module)
+
+
+class Seeds(Adapter, Task):
+    """An environment that makes up what it asks, from a seed per question.
+
+    Validation has the first `num_val` seeds, test (and predict) the next `num_val`, training the ones after them.
+
+    Args:
+        label: What stands before the seed in the question's text, which the policy does not see.
+        num_train: Seeds to train on.
+        num_val: Seeds held out for validation, and as many others for test.
+    """
+
+    judge = "EnvironmentReward"
+
+    def __init__(self, label: str, num_train: int, num_val: int) -> None:
+        super().__init__()
+        at_least("num_train", num_train, 1, type(self).__name__)
+        at_least("num_val", num_val, 1, type(self).__name__)
+        self.label, self.num_train, self.num_val = label, num_train, num_val
+
+    def questions(self, split: Split) -> Sequence[Question]:
+        """The seeds of a split."""
+        bounds = {"val": (0, self.num_val), "train": (2 * self.num_val, 2 * self.num_val + self.num_train)}
+        seeds = range(*bounds.get(split, (self.num_val, 2 * self.num_val)))
+        label = self.label
+        return [Question(f"{label}, seed {seed}", "", f"{label}:{seed}", {SEED: seed}) for seed in seeds]

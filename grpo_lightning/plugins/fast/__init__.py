@@ -1,0 +1,1 @@
+"""Speed: the shared prefix, fused layers and products, and the native engine."""

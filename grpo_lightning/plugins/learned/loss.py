@@ -1,0 +1,118 @@
+"""The RewardLoss family: the function that a reward model minimises."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from grpo_lightning.plugins.learned.labelled import LabelledGroup
+from grpo_lightning.types import UsageError
+
+
+@dataclass(slots=True)
+class LabelledBatchSize:
+    """The size of the batch of one optimizer update of the reward model, which may be computed in several packs."""
+
+    num_completions: int
+    num_contested: int
+    """The number of prompts with pairs of a better and a worse completion."""
+
+    @classmethod
+    def from_groups(cls, groups: Sequence[LabelledGroup]) -> "LabelledBatchSize":
+        """Counts `groups`."""
+        return cls(sum(map(len, groups)), sum(group.contested for group in groups))
+
+
+class RewardLoss(ABC):
+    """A loss of raw scores r. The losses of the packs of a batch add up to the loss of the batch."""
+
+    @abstractmethod
+    def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
+        """The term of these completions in the loss of their batch.
+
+        Args:
+            score: [B] float32 raw scores.
+            label: [B] float32 labels from 0 to 1.
+            group: [B] int64 index of each completion's prompt; the completions of a prompt are adjacent.
+            batch: Size of the whole batch.
+        """
+
+
+class BinaryCrossEntropy(RewardLoss):
+    """-[y log σ(r) + (1-y) log(1-σ(r))], the mean over completions: σ(r) becomes the probability of being right.
+
+    Use it where the size of the reward matters, not only the order of completions.
+    """
+
+    def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
+        """As in `RewardLoss`."""
+        return F.binary_cross_entropy_with_logits(score, label, reduction="sum") / max(batch.num_completions, 1)
+
+
+class BradleyTerry(RewardLoss):
+    """-log σ(r_w - r_l - margin) over the pairs of a better and a worse completion of one prompt.
+
+    The mean over a prompt's pairs, then over the prompts that have pairs. Only differences of scores
+    count, which is all that GRPO sees, so it can learn from preferences. σ(r) is then not a probability.
+
+    Args:
+        margin: Difference of scores up to which a pair still has a large loss.
+        center: Coefficient of (r_w + r_l)², which keeps scores near 0.
+    """
+
+    def __init__(self, margin: float = 0.0, center: float = 0.01) -> None:
+        if not 0 <= center < math.inf or not 0 <= margin < math.inf:
+            raise UsageError(f"margin={margin}, center={center} of BradleyTerry: give 0 or more")
+        self.margin = margin
+        self.center = center
+
+    def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
+        """As in `RewardLoss`."""
+        better, worse, weight = pairs(label, group)
+        loss = -F.logsigmoid(score[better] - score[worse] - self.margin)
+        loss = loss + self.center * (score[better] + score[worse]).square()
+        return (weight * loss).sum() / max(batch.num_contested, 1)
+
+
+class SumOf(RewardLoss):
+    """A weighted sum of losses, to learn probability and order at once.
+
+    Args:
+        losses: The terms.
+        weights: Factor of each term; None is 1 for all.
+    """
+
+    def __init__(self, losses: list[RewardLoss], weights: list[float] | None = None) -> None:
+        self.losses = losses
+        self.weights = [1.0] * len(losses) if weights is None else weights
+        if not losses or len(self.weights) != len(losses):
+            raise UsageError(f"weights={self.weights} of SumOf: give one or more losses, and one weight for each")
+
+    def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
+        """As in `RewardLoss`."""
+        terms = [loss(score, label, group, batch) for loss in self.losses]
+        return torch.stack([weight * term for weight, term in zip(self.weights, terms, strict=True)]).sum()
+
+
+def pairs(label: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The pairs of a better and a worse completion of one prompt: [P] rows of the better and [P] rows of the worse.
+
+    The third tensor holds [P] weights, which sum to 1 over the pairs of each prompt.
+    """
+    better, worse, weight = [], [], []
+    first = 0
+    for count in torch.unique_consecutive(group, return_counts=True)[1].tolist():
+        labels = label[first : first + count]
+        found = (labels[:, None] > labels[None, :]).nonzero() + first
+        better.append(found[:, 0])
+        worse.append(found[:, 1])
+        weight.append(torch.full((len(found),), 1 / max(len(found), 1), device=label.device))
+        first += count
+    if not better:
+        nothing = torch.zeros(0, dtype=torch.int64, device=label.device)
+        return nothing, nothing, label.new_zeros(0)
+    return torch.cat(better), torch.cat(worse), torch.cat(weight)

@@ -1,0 +1,120 @@
+"""Replay: a bounded sample of everything a reward model has learned from, so that it does not forget."""
+
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any
+
+from grpo_lightning.plugins.learned.labelled import LabelledGroup
+from grpo_lightning.types import at_least
+
+
+class ReplayBuffer:
+    """A bounded reservoir over all iterations, stratified by iteration and label.
+
+    The unit is a prompt with its completions, because pairs are made within a prompt. Its label is `right`, `wrong` or
+    `both`. Every stratum holds a uniform sample of what was ever added to it. All strata have equal room, which shrinks
+    as iterations are added; room that a stratum does not need goes to the others.
+
+    Args:
+        size: Largest number of prompts.
+    """
+
+    def __init__(self, size: int) -> None:
+        at_least("buffer_size", size, 1, "LearnedReward")
+        self.size = size
+        # In a random order that never changes, so that the first k of a stratum are a uniform sample of it.
+        self.strata: dict[tuple[int, str], list[LabelledGroup]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self.strata.values()))
+
+    def __iter__(self) -> Iterator[LabelledGroup]:
+        for stratum in self.strata.values():
+            yield from stratum
+
+    def add(self, iteration: int, groups: Sequence[LabelledGroup], rng: Random) -> None:
+        """Adds all prompts of an iteration, which must be later than the iterations added before.
+
+        Args:
+            iteration: The iteration.
+            groups: All of its prompts.
+            rng: Decides which are kept.
+        """
+        assert all(iteration > earlier for earlier, _ in self.strata), "an iteration is added once, in order"
+        for group in rng.sample(groups, len(groups)):
+            self.strata.setdefault((iteration, group.outcome), []).append(group)
+        room = equal_room([len(stratum) for stratum in self.strata.values()], self.size)
+        kept = zip(self.strata.items(), room, strict=True)
+        self.strata = {key: stratum[:size] for (key, stratum), size in kept if size}
+
+    def by_iteration(self) -> dict[int, list[LabelledGroup]]:
+        """The prompts of each iteration."""
+        found: dict[int, list[LabelledGroup]] = {}
+        for (iteration, _), stratum in self.strata.items():
+            found.setdefault(iteration, []).extend(stratum)
+        return found
+
+    def state_dict(self) -> list[Any]:
+        """All it holds, for a checkpoint."""
+        return [[*key, [group.as_row() for group in stratum]] for key, stratum in self.strata.items()]
+
+    def load_state_dict(self, state: list[Any]) -> None:
+        """Restores what `state_dict` returned."""
+        self.strata = {
+            (iteration, outcome): [LabelledGroup.from_row(row) for row in rows] for iteration, outcome, rows in state
+        }
+
+
+def equal_room(lengths: Sequence[int], size: int) -> list[int]:
+    """Divides room for `size` prompts equally among strata of these lengths: the number that each keeps.
+
+    A stratum gets no more than its length. What cannot be divided goes to the last strata, the newest.
+
+    Example:
+        `equal_room([5, 1, 4], 7)` is `[3, 1, 3]`: 2 for each, but the second has 1, and the others share the 2 left.
+    """
+    room = [0] * len(lengths)
+    left = min(size, sum(lengths))
+    while left:
+        short = [index for index, length in enumerate(lengths) if room[index] < length]
+        each = left // len(short)
+        for index in short if each else short[-left:]:
+            more = min(max(each, 1), lengths[index] - room[index])
+            room[index] += more
+            left -= more
+    return room
+
+
+def mixed(
+    new: Sequence[LabelledGroup], history: Sequence[LabelledGroup], size: int, replay: float, rng: Random
+) -> Iterator[tuple[list[LabelledGroup], int]]:
+    """Yields the batches of one pass over `new`, of which a fraction is drawn from `history`.
+
+    "a replay mechanism that incorporates 10% of historical data" (DeepSeekMath, arXiv 2402.03300, Sec. 4.1.4).
+
+    Args:
+        new: The new prompts; each comes once.
+        history: The prompts of earlier iterations, drawn uniformly, each at most once per batch.
+        size: Prompts per batch; the last batch may be smaller.
+        replay: Fraction of history in every batch, from 0 to below 1; rounded so that it is exact over the batches.
+        rng: Decides order and draws.
+
+    Yields:
+        A batch, and how many of its prompts, the last ones, are from history.
+
+    Example:
+        15 new prompts in batches of 4 with `replay=0.1`: the sum of 0.4 per batch, rounded down, is 0, 0, 1, 1. So the
+        batches have 0, 0, 1 and 0 prompts of history, and 4, 4, 3 and 4 new ones.
+    """
+    order = rng.sample(new, len(new))
+    done = index = 0
+    while done < len(order):
+        # Rounded down over all batches so far; 1e-9 is for products such as 10 x 0.3, which may be just below 3.
+        before, after = (int(batches * size * replay + 1e-9) for batches in (index, index + 1))
+        old = min(after - before, len(history))
+        batch = order[done : done + size - old]
+        if len(batch) < size - old:
+            old = min(round(len(batch) * replay / (1 - replay)), old)
+        yield batch + rng.sample(history, old), old
+        done += len(batch)
+        index += 1

@@ -1,0 +1,164 @@
+"""A reward that scores every segment of a completion."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+from grpo_lightning.plugins.process.scorers import SegmentScorer
+from grpo_lightning.plugins.process.splitters import ByLine, Splitter
+from grpo_lightning.policy import pretrained
+from grpo_lightning.rewards.base import Reward, Run
+from grpo_lightning.rewards.results import RewardResult, Segment
+from grpo_lightning.types import Question, Sample, Status, UsageError, at_least
+
+Reduce = Literal["sum", "min", "last", "mean"]
+
+REDUCE: dict[Reduce, Callable[[Sequence[float]], float]] = {
+    "sum": math.fsum,
+    "min": min,
+    "last": lambda values: values[-1],
+    "mean": lambda values: math.fsum(values) / len(values),
+}
+
+
+class ProcessReward(Reward):
+    """A score for every segment of a completion, at the segment's last token.
+
+    `ProcessSupervision` learns from the segments, and so tells which part of a completion was right. Other advantages
+    learn from the value of the whole, to which `reduce` reduces the scores. The last segment ends at the last token,
+    the stop token included. Segments that end within one token are one segment.
+
+    Args:
+        scorer: Scores the segments.
+        tokenizer: Folder or hub id of the policy's tokenizer, which maps characters to tokens; None is the run's.
+        splitter: Cuts completions into segments; `ByLine` if left out.
+        reduce: The value of the whole: the `sum` of the scores, which pays for many segments, their `min`, the `last`
+            one, or their `mean`.
+        max_segments: Largest number of segments per completion; the last one takes the rest.
+        trust_remote_code: Run Python code shipped with the tokenizer.
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
+        name: Its name in the metrics.
+
+    Raises:
+        UsageError: `max_segments` is below 1; or, before the run starts, there is no tokenizer.
+    """
+
+    def __init__(
+        self,
+        scorer: SegmentScorer,
+        tokenizer: str | None = None,
+        splitter: Splitter | None = None,
+        reduce: Reduce = "min",
+        max_segments: int = 64,
+        trust_remote_code: bool = False,
+        weight: float = 1.0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(weight, name)
+        at_least("max_segments", max_segments, 1, "ProcessReward")
+        if reduce not in REDUCE:
+            raise UsageError(f"reduce={reduce!r} of ProcessReward: give one of {', '.join(REDUCE)}")
+        self.scorer = scorer
+        self.path = tokenizer
+        self.splitter = splitter or ByLine()
+        self.reduce: Reduce = reduce
+        self.max_segments = max_segments
+        self.trust_remote_code = trust_remote_code
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The policy's tokenizer."""
+        from transformers import AutoTokenizer  # a worker that imports the package need not wait for it
+
+        assert self.path is not None, "give tokenizer, or call setup(run)"
+        options = {"trust_remote_code": self.trust_remote_code}
+        return pretrained.load(AutoTokenizer, self.path, "ProcessReward.tokenizer", **options)
+
+    def read_questions(self, questions: Sequence[Question]) -> None:
+        """Reads the tokenizer, if a path is given, and lets the scorer read the questions."""
+        if self.path is not None:
+            _ = self.tokenizer
+        self.scorer.read_questions(questions)
+
+    def setup(self, run: Run) -> None:
+        """Takes the run's tokenizer where none is given, and lets the scorer read its weights."""
+        if self.path is None:
+            self.tokenizer = run.tokenizer
+        self.scorer.setup(run)
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        """Status `ok`, or, with a value of NaN and no segments, `timeout`, `memory` or `crash` of the splitter.
+
+        Raises:
+            ValueError: The tokenizer is not the policy's.
+        """
+        cuts = self.splitter([sample.text for sample in samples])
+        result = RewardResult([math.nan] * len(samples), [cut.status for cut in cuts], segments=[[] for _ in samples])
+        assert result.segments is not None
+        whole = [row for row, cut in enumerate(cuts) if cut.status == Status.OK]
+        ends = [self._ends(samples[row], cuts[row].value) for row in whole]
+        texts = [_between(samples[row].text, [end for end, _ in own]) for row, own in zip(whole, ends, strict=True)]
+        scores = self.scorer.score([samples[row] for row in whole], texts)
+        for row, own, values in zip(whole, ends, scores, strict=True):
+            result.segments[row] = [Segment(token, value) for (_, token), value in zip(own, values, strict=True)]
+            result.value[row] = math.nan if any(map(math.isnan, values)) else REDUCE[self.reduce](values)
+        return result
+
+    def close(self) -> None:
+        """Closes splitter and scorer."""
+        self.splitter.close()
+        self.scorer.close()
+
+    def _ends(self, sample: Sample, ends: Sequence[int]) -> list[tuple[int, int]]:
+        """For each segment the index of the character after it, and that of its last token."""
+        kept = [*ends[: self.max_segments - 1], ends[-1]] if len(ends) > self.max_segments else list(ends)
+        tokens = [sample.first + token for token in last_tokens(self.tokenizer, sample.written, sample.text, kept[:-1])]
+        tokens.append(len(sample.token_ids) - 1)
+        later = [*tokens[1:], math.inf]
+        return [(end, token) for end, token, next_ in zip(kept, tokens, later, strict=True) if token < next_]
+
+
+def last_tokens(tokenizer: Any, token_ids: Sequence[int], text: str, ends: Sequence[int]) -> list[int]:
+    """The index of the last token of each text up to `ends`: the first by which all of that text is decoded.
+
+    Found by decoding beginnings of the completion. So it is right for characters of several tokens, tokens of several
+    characters, and tokens that decode to nothing.
+
+    Args:
+        tokenizer: The policy's.
+        token_ids: The completion, without the stop token.
+        text: The completion as text, up to the end of a stop string.
+        ends: Indices of characters in `text`, ascending.
+
+    Raises:
+        ValueError: `tokenizer` does not decode `token_ids` to `text`.
+    """
+    import numpy as np
+
+    ids = np.array(token_ids, dtype=np.int64)  # transformers checks every item of a list
+    decoded: dict[int, str] = {}
+
+    def beginning(last: int) -> str:
+        if last not in decoded:
+            decoded[last] = tokenizer.decode(ids[: last + 1], skip_special_tokens=True)
+        return decoded[last]
+
+    if ends and not beginning(len(token_ids) - 1).startswith(text):
+        raise ValueError(
+            f"the tokenizer {tokenizer.name_or_path} decodes the completion to {beginning(len(token_ids) - 1)[:80]!r}, "
+            f"not to {text[:80]!r}: give the policy's own tokenizer"
+        )
+    tokens: list[int] = []
+    for end in ends:
+        head = text[:end]
+        first = tokens[-1] if tokens else 0
+        tokens.append(
+            bisect_left(range(len(token_ids)), True, lo=first, key=lambda last: beginning(last).startswith(head))
+        )
+    return tokens
+
+
+def _between(text: str, ends: Sequence[int]) -> list[str]:
+    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]

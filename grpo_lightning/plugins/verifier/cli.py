@@ -1,0 +1,155 @@
+r"""`grpo-verify`: grades answers from the command line as `MathVerifier` does in training, and says why.
+
+    grpo-verify '\frac{1}{2}' 0.5                       one pair
+    grpo-verify --completion 18 'So #### 18'            the whole completion; - reads it from stdin
+    grpo-verify --jsonl predictions.jsonl --out graded.jsonl
+
+A row of the jsonl has its gold answer under `gold`, and a `completion` or a bare `answer`. Without `gold`, `answer` is
+the gold answer, as `grpo predict` writes it. Exit code: 0 if all answers are right, 1 if not, 2 for wrong arguments.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_lightning.plugins.verifier.math_verifier import EQUAL, MathVerifier
+from grpo_lightning.sandbox.pool import LoadError
+from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
+
+BATCH = 256
+
+
+def grade(verifier: MathVerifier, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
+    """Yields the grade of each sample in words. `ms` is the mean over the samples of this call."""
+    start = time.perf_counter()
+    answers, verdicts = verifier.grade(samples)
+    result = verifier.report(samples, answers, verdicts)
+    milliseconds = 1000 * (time.perf_counter() - start) / max(1, len(samples))
+    for answer, verdict, status in zip(answers, verdicts, result.status, strict=True):
+        yield {
+            "right": verdict.outcome == EQUAL,
+            "status": status,
+            "extracted": answer,
+            "stage": verdict.stage,
+            "why": verdict.why,
+            "ms": round(milliseconds, 3),
+        }
+
+
+def sample_of(gold: str, completion: str, prompt: str = "", source: str = "") -> Sample:
+    """The sample, as the verifier gets it in training."""
+    return Sample(Prompt(0, prompt, [0], Question("", gold, source)), completion, [0], FinishReason.STOP)
+
+
+def boxed(answer: str) -> str:
+    """A completion with only the answer, in a box."""
+    return rf"\boxed{{{answer}}}"
+
+
+def read_row(line: str, source: str) -> tuple[dict[str, Any], Sample]:
+    """The row of one line of the file, and its sample.
+
+    Raises:
+        UsageError: The line is no JSON object, or lacks a key.
+    """
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{source}: no JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise UsageError(f"{source}: a {type(row).__name__}; each line must be an object")
+    gold = row.get("gold", row.get("answer"))
+    completion = row.get("completion")
+    if completion is None and "gold" in row and "answer" in row:
+        completion = boxed(str(row["answer"]))
+    if gold is None or completion is None:
+        raise UsageError(f"{source}: has {sorted(row)}; give `gold` with `completion` or `answer`, or both of these")
+    return row, sample_of(str(gold), str(completion), str(row.get("prompt", "")), source)
+
+
+def grade_file(verifier: MathVerifier, path: Path, out: Path | None) -> bool:
+    """Grades every row; returns whether all are right.
+
+    It prints the wrong rows and a summary, and writes the rows with their grades to `out`.
+    """
+    lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: texts may have other line breaks inside
+    rows = [read_row(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not rows:
+        raise UsageError(f"{path}: no rows")
+    samples = [sample for _, sample in rows]
+    verifier.read_questions([sample.prompt.question for sample in samples])
+    grades = [one for start in range(0, len(samples), BATCH) for one in grade(verifier, samples[start : start + BATCH])]
+    for (_, sample), one in zip(rows, grades, strict=True):
+        if not one["right"]:
+            print(f"{sample.prompt.question.source}: gold {sample.answer!r}: {in_words(one)}")
+    if out:
+        graded = (json.dumps(row | one, ensure_ascii=False) for (row, _), one in zip(rows, grades, strict=True))
+        out.write_text("".join(f"{line}\n" for line in graded), encoding="utf-8", errors="backslashreplace")
+    num_right = sum(one["right"] for one in grades)
+    print(f"{num_right} of {len(rows)} right ({num_right / len(rows):.1%})")
+    for key in ("status", "stage"):
+        print(
+            f"{key}: " + ", ".join(f"{name} {count}" for name, count in Counter(g[key] for g in grades).most_common())
+        )
+    expected = [
+        (row["expected"], one["right"]) for (row, _), one in zip(rows, grades, strict=True) if "expected" in row
+    ]
+    if expected:
+        print(f"as `expected`: {sum(bool(a) == b for a, b in expected)} of {len(expected)}")
+    return num_right == len(rows)
+
+
+def in_words(one: dict[str, Any]) -> str:
+    """The text of one grade, on one line."""
+    verdict = "right" if one["right"] else "wrong"
+    return (
+        f"{verdict} (status {one['status']}), extracted {one['extracted']!r}, decided by {one['stage']}: {one['why']}"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="grpo-verify", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("gold", nargs="?", help="the gold answer, bare")
+    parser.add_argument("answer", nargs="?", help=r"the answer, as inside \boxed{}")
+    parser.add_argument("--completion", action="store_true", help="`answer` is a whole completion")
+    parser.add_argument("--jsonl", type=Path, help="a file with one row per line, instead of one pair")
+    parser.add_argument("--out", type=Path, help="file to write the rows with their grades to")
+    parser.add_argument(
+        "--timeout", type=float, default=1.0, help="CPU seconds per comparison, as in MathVerifier (default: 1.0)"
+    )
+    options = parser.parse_args(argv)
+    if (options.jsonl is None) == (options.answer is None) or (options.jsonl and options.gold):
+        parser.error("give GOLD and ANSWER, or --jsonl FILE")
+    if options.out and not options.jsonl:
+        parser.error("--out goes with --jsonl")
+    try:
+        verifier = MathVerifier(timeout=options.timeout)
+    except UsageError as error:
+        parser.error(str(error))
+    try:
+        if options.jsonl:
+            return 0 if grade_file(verifier, options.jsonl, options.out) else 1
+        text = sys.stdin.read() if options.completion and options.answer == "-" else options.answer
+        verifier.read_questions([])  # so that the time below is that of a comparison
+        (one,) = grade(verifier, [sample_of(options.gold, text if options.completion else boxed(text))])
+        width = max(map(len, one))
+        for key, value in one.items():
+            print(f"{key:{width}}  {value}")
+        return 0 if one["right"] else 1
+    except (UsageError, OSError, UnicodeDecodeError, LoadError) as error:
+        print(f"grpo-verify: {error}", file=sys.stderr)
+        return 2
+    finally:
+        verifier.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,391 @@
+"""Computes values of trees: exact rational numbers, or complex numbers at a point to any precision."""
+
+import cmath
+import math
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+from zlib import crc32
+
+from mpmath import MPContext, fp
+from mpmath.libmp import ComplexResult, NoConvergence
+
+from grpo_lightning.plugins.verifier.grammar import Node
+
+MAX_BITS = 40_000
+"""Largest size of an exact integer, in bits."""
+MAX_EXPONENT = 10**7
+"""Largest x for which e^x, x! and sin x are computed."""
+Point = Mapping[str, Any]
+
+
+class NoNumber(ValueError):
+    """The tree has no value at the point: a division by zero, a value too large, or no number at all."""
+
+
+def nodes(tree: Node) -> Iterator[Node]:
+    """Yields the tree and all its subtrees."""
+    yield tree
+    for part in tree:
+        if isinstance(part, tuple):
+            if part and isinstance(part[0], str):
+                yield from nodes(part)
+            else:
+                for inner in part:
+                    if isinstance(inner, tuple) and inner:
+                        yield from nodes(inner)
+
+
+@lru_cache(maxsize=1 << 13)
+def symbols(tree: Node) -> frozenset[str]:
+    """The names of the variables of a tree."""
+    return frozenset(node[1] for node in nodes(tree) if node[0] == "symbol")
+
+
+def literal(tree: Node) -> Fraction | None:
+    """The value of a finished number: integer, decimal, fraction, power or scientific notation; None for others."""
+    if not tree:
+        return None
+    kind = tree[0]
+    if kind == "number":
+        return tree[1]
+    if kind == "neg":
+        value = literal(tree[1]) if tree[1][0] != "neg" else None
+        return None if value is None else -value
+    if kind == "percent":
+        value = literal(tree[1]) if tree[1][0] != "percent" else None
+        return None if value is None else value / 100
+    if kind == "div":
+        top, bottom = (_number_or_power(part) for part in tree[1:])
+        return None if top is None or not bottom else top / bottom
+    if kind == "pow":
+        return _power(tree)
+    if kind == "mul" and len(tree) == 3:
+        left, right = literal(tree[1]), literal(tree[2])
+        is_scientific = tree[2][0] == "pow" and tree[2][1] == ("number", Fraction(10), None)
+        if left is not None and right is not None and is_scientific:
+            return left * right
+    return None
+
+
+def _number_or_power(tree: Node) -> Fraction | None:
+    sign, tree = (-1, tree[1]) if tree[0] == "neg" else (1, tree)
+    value = tree[1] if tree[0] == "number" else _power(tree) if tree[0] == "pow" else None
+    if tree[0] == "pow" and (literal(tree[2]) or 0) < 0:  # `a / b^-1` is an unfinished product
+        return None
+    return None if value is None else sign * value
+
+
+def _power(tree: Node) -> Fraction | None:
+    """The value of a nonnegative number raised to an integer; None for others."""
+    base, exponent = literal(tree[1]) if tree[1][0] == "number" else None, literal(tree[2])
+    if base is None or exponent is None or exponent.denominator > 1 or base < 0:
+        return None
+    if abs(exponent) * max(base.numerator.bit_length(), base.denominator.bit_length()) > MAX_BITS:
+        return None
+    return base**exponent.numerator if base or exponent > 0 else None
+
+
+@lru_cache(maxsize=1 << 13)
+def exact(tree: Node) -> Fraction | None:
+    """The value if rational arithmetic, factorials and binomials give it and it is not too long; else None."""
+    value = literal(tree)
+    if value is not None:
+        return value
+    parts = [exact(part) for part in tree[1:] if isinstance(part, tuple)]
+    if any(part is None for part in parts) or not parts:
+        return None
+    known: list[Fraction] = [part for part in parts if part is not None]
+    kind = tree[0]
+    try:
+        if kind == "add":
+            return sum(known, Fraction())
+        if kind == "mul":
+            return math.prod(known, start=Fraction(1))
+        if kind == "div":
+            return known[0] / known[1]
+        if kind == "neg":
+            return -known[0]
+        if kind == "abs":
+            return abs(known[0])
+        whole = [int(part) for part in known if part.denominator == 1]
+        if kind == "pow" and known[1].denominator == 1:
+            bits = max(known[0].numerator.bit_length(), known[0].denominator.bit_length())
+            return known[0] ** whole[-1] if abs(whole[-1]) * bits <= MAX_BITS else None
+        if kind == "fact" and whole and 0 <= whole[0] <= 3000:
+            return Fraction(math.factorial(whole[0]))
+        if kind == "call" and tree[1] == "binom" and len(whole) == 2 and 0 <= whole[1] <= whole[0] <= 10_000:
+            return Fraction(math.comb(*whole))
+        if kind == "call" and tree[1] in ("gcd", "lcm") and len(whole) == len(known):
+            return Fraction((math.gcd if tree[1] == "gcd" else math.lcm)(*whole))
+        if kind == "call" and tree[1] in ("max", "min"):
+            return max(known) if tree[1] == "max" else min(known)
+        if kind == "call" and tree[1] in ("floor", "ceil"):
+            return Fraction(math.floor(known[0]) if tree[1] == "floor" else math.ceil(known[0]))
+    except (ZeroDivisionError, OverflowError):
+        return None
+    return None
+
+
+def is_percent(tree: Node) -> bool:
+    """Whether the tree has a percent sign, apart from a minus sign before it."""
+    return bool(tree[0] == "percent" or (tree[0] == "neg" and tree[1][0] == "percent"))
+
+
+def is_decimal(*trees: Node) -> bool:
+    """Whether one of the trees contains a decimal."""
+    return any(node[0] == "number" and node[2] is not None for tree in trees for node in nodes(tree))
+
+
+def infinity(tree: Node) -> int:
+    """The sign of an infinity: 1 or -1; 0 for other trees."""
+    if tree[0] == "neg":
+        return -infinity(tree[1])
+    return int(tree == ("constant", "inf"))
+
+
+def is_infinite(tree: Node) -> bool:
+    """Whether the tree is an infinity of either sign."""
+    return infinity(tree) != 0
+
+
+class Precise:
+    """Evaluates with `digits` digits; `largest` is the order of magnitude of the largest intermediate value."""
+
+    def __init__(self, digits: int) -> None:
+        self.context = MPContext()
+        self.context.dps = digits
+        self.largest = 0
+
+    def value(self, tree: Node, point: Point) -> Any:
+        """The value at a point.
+
+        Raises:
+            NoNumber: The tree has no value there.
+        """
+        try:
+            return self._checked(_evaluate(tree, point, self.context, self))
+        except (ValueError, ArithmeticError, ComplexResult, NoConvergence, TypeError, RecursionError) as error:
+            raise NoNumber(str(error)) from None
+
+    def seen(self, value: Any) -> None:
+        """Updates `largest` with an intermediate value."""
+        magnitude = self.context.mag(value)
+        if isinstance(magnitude, int):
+            self.largest = max(self.largest, abs(magnitude) * 301 // 1000)
+
+    def _checked(self, value: Any) -> Any:
+        if not self.context.isfinite(value):
+            raise NoNumber("not finite")
+        return value
+
+
+@lru_cache(maxsize=8)
+def precise(digits: int) -> Precise:
+    """The cached evaluator for a number of digits."""
+    return Precise(digits)
+
+
+class Fast:
+    """Evaluates in floating point; `left_reals`: whether an intermediate value was not real."""
+
+    context = fp
+    left_reals = False
+
+    def value(self, tree: Node, point: Point) -> complex:
+        """The value at a point.
+
+        Raises:
+            NoNumber: The tree has no value there.
+        """
+        self.left_reals = False
+        try:
+            value = _evaluate(tree, point, fp, self)
+        except (ValueError, ArithmeticError, ComplexResult, NoConvergence, TypeError, RecursionError) as error:
+            raise NoNumber(str(error)) from None
+        if not cmath.isfinite(value):
+            raise NoNumber("not finite")
+        return value
+
+    def seen(self, value: Any) -> None:
+        """Sets `left_reals` if an intermediate value is not real."""
+        if isinstance(value, complex) and abs(value.imag) > 1e-9 * abs(value):
+            self.left_reals = True
+
+
+def _evaluate(tree: Node, point: Point, ctx: Any, by: Any) -> Any:
+    kind = tree[0]
+    if kind == "number":
+        value = tree[1]
+        result = ctx.mpf(value.numerator) / value.denominator
+        by.seen(result)
+        return result
+    if kind == "symbol":
+        return ctx.convert(point[tree[1]]) if ctx is not fp else float(point[tree[1]])
+    if kind == "constant":
+        if tree[1] == "inf":
+            raise NoNumber("infinity")
+        return {"pi": +ctx.pi, "e": +ctx.e, "i": ctx.mpc(0, 1)}[tree[1]]
+    if kind == "add":
+        total = _evaluate(tree[1], point, ctx, by)
+        for part in tree[2:]:
+            term = _evaluate(part, point, ctx, by)
+            by.seen(term)
+            total = total + term
+        return total
+    if kind == "apply":
+        return _opaque(tree[1], [_evaluate(part, point, ctx, by) for part in tree[2:]], ctx)
+    if kind == "big":
+        return _opaque(repr(tree), [point[name] for name in sorted(symbols(tree)) if name in point], ctx)
+    if kind == "call":
+        function, arguments = tree[1], tree[2:]
+        if function == "conj" and symbols(tree):
+            return _opaque("conj", [_evaluate(part, point, ctx, by) for part in arguments], ctx)
+    elif kind in _OPERATIONS:
+        function, arguments = kind, tree[1:]
+    else:
+        raise NoNumber(f"a {kind} is no number")
+    values = [_evaluate(part, point, ctx, by) for part in arguments]
+    for value in values:
+        if value != value or abs(value) == ctx.inf:
+            raise NoNumber("not finite")
+    operation = _OPERATIONS.get(function)
+    if operation is None:
+        raise NoNumber(f"no {function} of numbers")
+    result = operation(ctx, *values)
+    by.seen(result)
+    return result
+
+
+def _opaque(name: str, values: list[Any], ctx: Any) -> Any:
+    """The value of an unknown function: an arbitrary smooth function, fixed by its name."""
+    seed = crc32(name.encode())
+    total = ctx.mpf(seed % 977 + 1) / 331
+    for index, value in enumerate(values):
+        total = total + value * (ctx.mpf(seed // (index + 3) % 89 + 7) / 53)
+    if abs(total) > MAX_EXPONENT:
+        raise NoNumber("too large")
+    return ctx.sin(total) * (2 + seed % 5) + total / 7
+
+
+def _small(value: Any) -> Any:
+    if abs(value) > MAX_EXPONENT:
+        raise NoNumber("too large")
+    return value
+
+
+def _real(ctx: Any, value: Any) -> Any:
+    if abs(ctx.im(value)) > abs(value) * ctx.mpf(10) ** -9:
+        raise NoNumber("not real")
+    return ctx.re(value)
+
+
+def _nearest(ctx: Any, value: Any) -> Any:
+    return ctx.floor(ctx.re(value) + ctx.mpf(0.5))
+
+
+def _is_whole(ctx: Any, value: Any) -> bool:
+    return bool(value == ctx.floor(value))
+
+
+def _raise(ctx: Any, base: Any, exponent: Any) -> Any:
+    """x^y; an odd root of a negative number is real."""
+    if base == 0:
+        if ctx.im(exponent) or ctx.re(exponent) <= 0:
+            raise NoNumber("a power of zero")
+        return ctx.mpf(0)
+    _small(exponent * (abs(ctx.log(abs(base))) + 1))
+    if not ctx.im(base) and not ctx.im(exponent) and ctx.re(base) < 0:
+        base, exponent = ctx.re(base), ctx.re(exponent)
+        for odd in (1, 3, 5, 7, 9):
+            nearest = _nearest(ctx, exponent * odd)
+            if abs(exponent * odd - nearest) <= 10 * ctx.eps * abs(nearest):
+                magnitude = ctx.power(-base, exponent)
+                return -magnitude if int(nearest) % 2 else magnitude
+    return ctx.power(base, exponent)
+
+
+def _root(ctx: Any, degree: Any, radicand: Any) -> Any:
+    return ctx.sqrt(radicand) if degree == 2 else _raise(ctx, radicand, 1 / degree)
+
+
+def _factorial(ctx: Any, value: Any) -> Any:
+    _small(value)
+    if not ctx.im(value) and ctx.re(value) < 0 and _is_whole(ctx, ctx.re(value)):
+        raise NoNumber("a factorial of a negative integer")
+    return ctx.gamma(value + 1)
+
+
+def _double_factorial(ctx: Any, value: Any) -> Any:
+    return ctx.fac2(_small(_real(ctx, value)))
+
+
+def _binomial(ctx: Any, n: Any, k: Any) -> Any:
+    return ctx.binomial(_small(n), _small(k))
+
+
+def _logarithm(ctx: Any, value: Any, base: Any = None) -> Any:
+    if value == 0:
+        raise NoNumber("a logarithm of zero")
+    return ctx.log(value) if base is None else ctx.log(value) / ctx.log(base)
+
+
+def _floor(ctx: Any, value: Any) -> Any:
+    value = _real(ctx, value)
+    nearest = _nearest(ctx, value)
+    return nearest if abs(value - nearest) <= 1e3 * ctx.eps * (1 + abs(value)) else ctx.floor(value)
+
+
+def _modulo(ctx: Any, value: Any, modulus: Any) -> Any:
+    return value - modulus * _floor(ctx, value / modulus)
+
+
+def _of(name: str) -> Callable[..., Any]:
+    return lambda ctx, value: getattr(ctx, name)(_small(value))
+
+
+def _integers(function: Callable[..., int]) -> Callable[..., Any]:
+    def apply(ctx: Any, *values: Any) -> Any:
+        whole = [_real(ctx, value) for value in values]
+        if not all(_is_whole(ctx, value) and abs(value) < 10**15 for value in whole):
+            return _opaque(function.__name__, sorted(whole), ctx)
+        return ctx.mpf(function(*map(int, whole)))
+
+    return apply
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "neg": lambda ctx, a: -a,
+    "mul": lambda ctx, a, b: a * b,
+    "div": lambda ctx, a, b: a / b,
+    "pow": _raise,
+    "root": _root,
+    "fact": _factorial,
+    "!!": _double_factorial,
+    "percent": lambda ctx, a: a / 100,
+    "degree": lambda ctx, a: a * ctx.pi / 180,
+    "abs": lambda ctx, a: abs(a),
+    "conj": lambda ctx, a: ctx.conj(a),
+    "binom": _binomial,
+    "floor": _floor,
+    "ceil": lambda ctx, a: -_floor(ctx, -a),
+    "mod": _modulo,
+    "max": lambda ctx, *values: max(_real(ctx, value) for value in values),
+    "min": lambda ctx, *values: min(_real(ctx, value) for value in values),
+    "gcd": _integers(math.gcd),
+    "lcm": _integers(math.lcm),
+    "sgn": lambda ctx, a: ctx.sign(_real(ctx, a)),
+    "Re": lambda ctx, a: ctx.re(a),
+    "Im": lambda ctx, a: ctx.im(a),
+    "arg": lambda ctx, a: ctx.arg(a),
+    "ln": _logarithm,
+    "lg": lambda ctx, a: _logarithm(ctx, a, ctx.mpf(10)),
+    "log": lambda ctx, a: _logarithm(ctx, a, ctx.mpf(10)),
+    "log_": lambda ctx, base, a: _logarithm(ctx, a, base),
+    "exp": lambda ctx, a: ctx.exp(_small(a)),
+    "arcsin": _of("asin"), "arccos": _of("acos"), "arctan": _of("atan"),
+    "arccot": lambda ctx, a: ctx.pi / 2 - ctx.atan(a),
+    "arcsec": _of("asec"), "arccsc": _of("acsc"), "sinh": _of("sinh"), "cosh": _of("cosh"), "tanh": _of("tanh"),
+    **{name: _of(name) for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
+}  # fmt: skip

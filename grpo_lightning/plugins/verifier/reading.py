@@ -1,0 +1,55 @@
+"""Reads plain numbers in the process of the run itself. Everything else is compared in a worker."""
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+
+from grpo_lightning.plugins.verifier.grammar import read_claim
+from grpo_lightning.plugins.verifier.numbers import literal
+from grpo_lightning.plugins.verifier.rules import rule
+from grpo_lightning.plugins.verifier.tokens import Unreadable
+
+MAX_CHARS, MAX_DIGITS = 2000, 200
+
+_PLAIN = rule(
+    r"-?\$?(?:[1-9]\d{0,2}(?:,\d{3}){1,60}|\d{1,200})(?:\.\d{1,100})?", "«1,234.50»", "«-$18»", "x", flags=re.ASCII
+)
+
+
+@lru_cache(maxsize=1 << 16)
+def plain_number(text: str) -> Fraction | None:
+    """The value of `18`, `-3`, `1,234.50` and `$18`; None for other spellings."""
+    return Fraction(text.replace(",", "").replace("$", "")) if _PLAIN.fullmatch(text) else None
+
+
+@lru_cache(maxsize=1 << 14)
+def number(text: str) -> Fraction | None:
+    r"""The value of an answer that is one number in any spelling: `\frac12`, `37.5\%`, `7 3/4`, `x = 3 cm`."""
+    found = plain_number(text)
+    if found is not None or len(text) > MAX_CHARS:
+        return found
+    try:
+        claim = read_claim(text)
+    except (Unreadable, RecursionError):
+        return None
+    _, operators, operands = claim.items[0].chain
+    is_one = len(claim.items) == 1 and not set(operators) - {"="} and all(part[0] == "symbol" for part in operands[:-1])
+    value = operands[-1][1] if operands[-1][0] == "degree" else operands[-1]
+    return literal(value) if is_one else None
+
+
+def same_number(gold: str, answer: str) -> bool:
+    """Whether two answers are the same number; a decimal is compared to ten digits."""
+    gold_number, answer_number = number(gold), number(answer)
+    if gold_number is None or answer_number is None:
+        return False
+    is_rounded = "." in gold + answer and gold_number.denominator > 1 and answer_number.denominator > 1
+    return gold_number == answer_number or (
+        is_rounded and abs(gold_number - answer_number) * 10**10 <= max(abs(gold_number), abs(answer_number))
+    )
+
+
+def canonical(answer: str) -> str:
+    """A key that answers with the same exact number share; for other answers the text itself."""
+    value = number(answer)
+    return str(value) if value is not None else " ".join(answer.split()).casefold()

@@ -1,0 +1,112 @@
+"""How the policy's weights reach servers that have weights of their own."""
+
+import shutil
+import tempfile
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from grpo_lightning.plugins.vllm.http import Server, everywhere
+from grpo_lightning.types import UsageError
+
+Weights = Iterable[tuple[str, Tensor]]
+"""Name and whole tensor of each weight, as a checkpoint names them."""
+
+
+class WeightTransfer(ABC):
+    """Brings weights to the servers of `VLLMServerEngine`, while these are paused. Rank 0 alone calls it."""
+
+    def check_room(self, num_bytes: int) -> None:
+        """Raises UsageError where so many bytes of weights find no room on their way. Rank 0 alone calls it."""
+
+    @abstractmethod
+    def send(self, servers: Sequence[Server], weights: Weights) -> None:
+        """Gives every server the weights. When it returns they draw from them.
+
+        Raises:
+            ServerError: A server does not take them.
+        """
+
+    def close(self) -> None:
+        """Frees what it holds. May be called twice."""
+
+
+class SharedFolder(WeightTransfer):
+    """Writes the weights into a folder, from which the servers read them. Works on any machine, also without GPUs.
+
+    vLLM reads them with `reload_weights`. The files are removed as soon as every server has them.
+
+    Args:
+        folder: A folder that this process and the servers see under the same name, best one in memory. None makes one
+            in /dev/shm, or in the folder for temporary files: for servers on the same machine.
+        part_gib: Size of a file. So much memory is needed beside the weights.
+    """
+
+    def __init__(self, folder: str | None = None, part_gib: float = 1.0) -> None:
+        if part_gib <= 0:
+            raise UsageError(f"model.engine.transfer.part_gib={part_gib}: give more than 0")
+        self.folder = folder
+        self.part_gib = part_gib
+        self._own: str | None = None
+
+    def check_room(self, num_bytes: int) -> None:
+        """As `WeightTransfer.check_room`."""
+        folder = Path(self.folder or _memory() or tempfile.gettempdir()).absolute()
+        free = shutil.disk_usage(next(path for path in [folder, *folder.parents] if path.exists())).free
+        if free < num_bytes:
+            raise UsageError(
+                f"model.engine.transfer.folder={self.folder or 'null'}: the weights take {num_bytes / 2**30:.3g} GiB, "
+                f"and {folder} has {free / 2**30:.3g} GiB free. Give a folder with more room that the servers see too; "
+                "a container has more in /dev/shm with `docker run --shm-size`"
+            )
+
+    def send(self, servers: Sequence[Server], weights: Weights) -> None:
+        """As `WeightTransfer.send`."""
+        if self._own is None:
+            if self.folder is not None:
+                Path(self.folder).mkdir(parents=True, exist_ok=True)
+            self._own = tempfile.mkdtemp(prefix="grpo-weights-", dir=self.folder or _memory())
+            # Servers may run as somebody else.
+            Path(self._own).chmod(0o755)
+            # Also after an error.
+            self._remove = weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)
+        files = []
+        try:
+            for index, part in enumerate(parts(weights, int(self.part_gib * 2**30))):
+                files.append(Path(self._own, f"model-{index:05}.safetensors"))
+                # A copy: tensors of a file may not share memory.
+                save_file({name: weight.to("cpu", copy=True).contiguous() for name, weight in part}, files[-1])
+            request = {"method": "reload_weights", "kwargs": {"weights_path": self._own}}
+            everywhere(servers, lambda server: server.post("/collective_rpc", request))
+        finally:
+            for file in files:
+                file.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Removes its folder."""
+        if self._own is not None:
+            self._remove()
+            self._own = None
+
+
+def parts(weights: Weights, size: int) -> Iterator[list[tuple[str, Tensor]]]:
+    """The weights in lists of at most `size` bytes, or of a single one that is larger."""
+    part: list[tuple[str, Tensor]] = []
+    total = 0
+    for name, weight in weights:
+        if part and total + weight.nbytes > size:
+            yield part
+            part, total = [], 0
+        part.append((name, weight))
+        total += weight.nbytes
+    if part:
+        yield part
+
+
+def _memory() -> str | None:
+    """A folder in memory, where there is one."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
