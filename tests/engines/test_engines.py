@@ -222,7 +222,7 @@ def test_completions_are_yielded_while_others_are_decoded(engine_class):
     policy, engine = policy_of("gpt2"), engine_class(check_every=2)
     engine.sync(policy)
     requests = Request.from_prompts(PROMPTS, 4)
-    lengths = [len(one.token_ids) for _, one in engine.complete(requests, Sampling(max_new_tokens=24), RandomKey())]
+    lengths = [len(one.token_ids) for _, one in engine.generate(requests, Sampling(max_new_tokens=24), RandomKey())]
     # It looks every second position, and after the last one.
     looks = [length + length % 2 for length in lengths]
     assert looks == sorted(looks) and len(set(looks)) > 3
@@ -234,7 +234,7 @@ def test_nothing_is_held_between_two_completions(engine_class):
     engine = engine_class(check_every=2)
     engine.sync(policy)
     attention = policy.model.config._attn_implementation
-    with closing(engine.complete(Request.from_prompts(PROMPTS, 4), Sampling(max_new_tokens=24), RandomKey())) as drawn:
+    with closing(engine.generate(Request.from_prompts(PROMPTS, 4), Sampling(max_new_tokens=24), RandomKey())) as drawn:
         for _ in drawn:
             assert policy.model.training and torch.is_grad_enabled()
             assert policy.model.config._attn_implementation == attention
@@ -246,7 +246,7 @@ def test_what_cannot_be_drawn_is_refused_before_the_first_completion(engine_clas
     engine = engine_class()
     engine.sync(policy)
     with pytest.raises(UsageError, match=r"sampling\.stop"):
-        engine.complete(Request.from_prompts(PROMPTS, 1), Sampling(stop=["<turn> a"]), RandomKey())
+        engine.generate(Request.from_prompts(PROMPTS, 1), Sampling(stop=["<turn> a"]), RandomKey())
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

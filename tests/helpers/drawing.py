@@ -62,10 +62,10 @@ def yields_each_completion_once(engine: RolloutEngine, policy: Policy, **samplin
     """Each request has one completion. An iterator that is closed early leaves nothing behind."""
     engine.sync(policy)
     requests, options = Request.from_prompts(PROMPTS, 4), Sampling(max_new_tokens=24, **sampling)
-    ended = sorted(engine.complete(requests, options, RandomKey()), key=itemgetter(0))
+    ended = sorted(engine.generate(requests, options, RandomKey()), key=itemgetter(0))
     assert [index for index, _ in ended] == [*range(len(requests))]
     training = policy.model.training
-    with closing(engine.complete(requests, options, RandomKey(1))) as early:
+    with closing(engine.generate(requests, options, RandomKey(1))) as early:
         next(early)
         assert policy.model.training is training
     assert [completion for _, completion in ended] == engine.complete(requests, options, RandomKey())

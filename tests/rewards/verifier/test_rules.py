@@ -14,7 +14,9 @@ from grpo_lightning.plugins import verifier
 from grpo_lightning.plugins.verifier.rules import EXAMPLES, Rewriting, rewriting, rule
 
 PACKAGE = Path(verifier.__file__).parent
-MODULES = sorted(info.name for info in iter_modules([str(PACKAGE)]))
+REWARDS = {"control", "reasoning_gym"}
+"""Rewards that use the verifier."""
+MODULES = sorted({info.name for info in iter_modules([str(PACKAGE)])} - REWARDS)
 
 
 def rules_in(value: Any, name: str) -> Iterator[tuple[str, re.Pattern[str] | Rewriting]]:
