@@ -47,7 +47,7 @@ def plan_of(
 ) -> Plan:
     """Four prompts of 10 tokens, four completions each of at most 20."""
     options: dict[str, Any] = {"sampling": Sampling(max_new_tokens=20), "policy": policy_of()} | changes
-    module = GRPOModule(rewards=[Digits()], **options)
+    module = GRPOModule(rewards=[Digits()], **{"engine": NativeEngine()} | options)
     sizes: dict[str, Any] = {"group_size": 4, "prompts_per_step": 4, "max_tokens": 0} | (loop or {})
     return Plan(module, GRPOLoop(**sizes), devices or Devices(process=1000), 10, validated)
 
