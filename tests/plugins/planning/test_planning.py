@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -40,9 +41,7 @@ LOGITS = 4 * 64 * 4  # four float32 tensors over the vocabulary, for a row that 
 ADAPTER = 2 * 4 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 48))
 
 
-def plan_of(
-    devices: Devices | None = None, loop: dict[str, Any] | None = None, validated: int = 0, **changes: Any
-) -> Plan:
+def plan_of(devices: Any = None, loop: Any = None, validated: int = 0, **changes: Any) -> Plan:
     """Four prompts of 10 tokens, four completions each of at most 20."""
     options: dict[str, Any] = {"sampling": Sampling(max_new_tokens=20), "policy": policy_of()} | changes
     module = GRPOModule(rewards=[Digits()], **options)
@@ -58,7 +57,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unread(**settings: Any) -> Policy:
-    """A policy of tiny.py's shape whose weights have not been read."""
     policy = Policy("unread", **settings)
     policy.config = policy_of().config
     return policy
@@ -85,12 +83,9 @@ def test_the_rows_of_a_tiny_model_by_hand(quick: None) -> None:
     assert plan_of(loop={"max_tokens": 100}).passes == (100, 8, 10_000, 100_000)
 
 
-PRECISIONS = (("64-true", 8, 8), ("bf16-mixed", 4, 2), ("bf16", 4, 2))
-"""Bytes of a weight and of a number in the cache."""
-
-
 def test_types_of_weights_and_cache(quick: None) -> None:
-    types: list[Any] = [({"devices": Devices(precision=name)}, *sizes) for name, *sizes in PRECISIONS]
+    names = (("64-true", 8, 8), ("bf16-mixed", 4, 2), ("bf16", 4, 2))  # bytes of a weight, and of a number in the cache
+    types: list[Any] = [({"devices": Devices(precision=name)}, *sizes) for name, *sizes in names]
     for changes, weight, cache in [({"policy": unread(dtype="bfloat16")}, 2, 2), *types]:
         rows = bytes_of(plan_of(**changes))
         assert rows["gradients"][2] == weight * PARAMETERS
@@ -154,15 +149,14 @@ def truly_held(policy: Policy, backward: bool, autocasts: bool) -> int:
     grads = [parameter.grad for parameter in policy.parameters() if parameter.grad is not None]
     live = LiveBytes([*policy.parameters(), *policy.buffers(), *grads])
     with live, torch.autocast("cpu", torch.bfloat16, enabled=autocasts), torch.set_grad_enabled(backward):
-        scored = policy(a_pack())
+        scored = policy(PACK)
         if backward:
             (scored.logp + scored.entropy).sum().backward()
         del scored
     return live.peak
 
 
-def a_pack() -> Any:
-    return rollouts_of([40, 12, 3, 25, 25], prompt_lengths=[9, 5], group=[0, 0, 0, 1, 1], given=0.2)
+PACK = rollouts_of([40, 12, 3, 25, 25], prompt_lengths=[9, 5], group=[0, 0, 0, 1, 1], given=0.2)
 
 
 HELD: list[Any] = [
@@ -180,12 +174,11 @@ def test_a_policy_without_numbers_holds_what_it_holds(shape: str, settings: dict
         del first, second
     assert (live.live, live.peak) == (0, 800)
     policy = policy_of(shape)
-    for name, value in settings.items():
-        setattr(policy, name, value)
+    vars(policy).update(settings)
     policy.prepare(policy.model)
     fake = without_numbers(policy, torch.float32, "cpu")
     for backward in (True, False):
-        found = peak_of(fake, a_pack(), backward, autocasts)
+        found = peak_of(fake, PACK, backward, autocasts)
         assert found == pytest.approx(truly_held(policy, backward, autocasts), rel=0.03), backward
     assert policy.model is not fake.model and all(parameter.grad is None for parameter in policy.parameters())
 
@@ -282,8 +275,7 @@ def test_a_fit_says_what_it_holds(command: Grpo, folder: Path, monkeypatch: pyte
 ALLOCATOR = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: 9 bytes"
 
 
-def failing(*args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError(ALLOCATOR)
+failing = Mock(side_effect=RuntimeError(ALLOCATOR))
 
 
 @pytest.mark.usefixtures("folder", "quick")
