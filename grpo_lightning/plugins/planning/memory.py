@@ -40,15 +40,13 @@ class Devices:
 
 @dataclass
 class Plan:
-    """What a run holds on one device, in bytes."""
+    """What a run holds on one device, in bytes, given its longest prompt and how many prompts it validates at once."""
 
     model: GRPOModule
     loop: GRPOLoop
     trainer: Devices
     prompt_tokens: int
-    """Of the longest prompt."""
     validated: int = 0
-    """Prompts validated at once."""
 
     def __post_init__(self) -> None:
         self.policy, self.engine = Policy.__new__(Policy), self.model.explorer.engine
@@ -76,9 +74,13 @@ class Plan:
         loop, mixed, entropy = self.loop, self.trainer.precision.startswith("bf16"), self.model.objective.entropy_bonus
         prompts = max(1, loop.prompts_per_step // self.trainer.count // loop.num_minibatches)
         group = [row // loop.group_size for row in range(prompts * loop.group_size)]
-        completion = [0] * self._longest(self.model.sampling)
-        rollouts = Rollouts.from_lists([[0] * self.prompt_tokens] * prompts, group, [completion] * len(group))
-        pack = max(rollouts.packs(loop.max_tokens, self.fake.shares_prefix), key=lambda one: len(one.all_token_ids))
+        prompt, longest = [0] * self.prompt_tokens, self._longest(self.model.sampling)
+        packs: list[Rollouts] = []
+        # Shorter completions may fill a pack that has room for one and a half groups of the longest.
+        for n in (8, 7, 6, 5, 4):
+            rollouts = Rollouts.from_lists([prompt] * prompts, group, [[0] * max(1, longest * n // 8)] * len(group))
+            packs += rollouts.packs(loop.max_tokens, self.fake.shares_prefix)
+        pack = max(packs, key=lambda one: len(one.all_token_ids))
         scored, updated = (peak_of(self.fake, pack, backward, mixed, entropy > 0) for backward in (False, True))
         return len(pack.all_token_ids), len(pack), scored, updated
 

@@ -73,9 +73,8 @@ def without_numbers(policy: Policy, dtype: torch.dtype, device: str) -> Policy:
 
 def peak_of(fake: Policy, pack: Rollouts, backward: bool, autocasts: bool, entropy_gradient: bool = False) -> int:
     """Most bytes at once beside weights and gradients: of a forward over `pack`, and perhaps its backward."""
-    mode = fake.__dict__["_mode"]
     fake.model.train(backward)
-    with mode:
+    with fake.__dict__["_mode"]:
         for parameter in fake.parameters():
             parameter.grad = torch.zeros_like(parameter) if backward and parameter.requires_grad else None
     grads = [parameter.grad for parameter in fake.parameters() if parameter.grad is not None]
@@ -83,7 +82,7 @@ def peak_of(fake: Policy, pack: Rollouts, backward: bool, autocasts: bool, entro
 
     def transformer(**inputs: Any) -> Any:
         # What the transformer makes itself must be fake too; packs and their layouts must not.
-        with mode, live:
+        with fake.__dict__["_mode"], live:
             return fake.trunk(**inputs)
 
     fake.__dict__["_transformer"] = transformer

@@ -1,6 +1,5 @@
 """The memory of a run: numbers worked out by hand, what a real pass holds, and what `grpo plan` and a fit print."""
 
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ from helpers.fitting import Digits
 from helpers.paths import ROOT
 from helpers.tiny import policy_of, rollouts_of
 from lightning.pytorch.strategies import DDPStrategy
+from torch.distributed.device_mesh import DeviceMesh
 
 from grpo_lightning.cli import run
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
@@ -29,22 +29,17 @@ from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.preparation import Preparation
 from grpo_lightning.training.strategy import FSDP2Strategy
 
+# tiny.py's Llama: embedding and head; queries, output, keys, values, MLP and norms of two layers; the last norm.
 PARAMETERS = 2 * 64 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32) + 32
-"""tiny.py's Llama: embedding and head; queries, output, keys, values, MLP and norms of two layers; the last norm."""
-BUFFERS = 2 * 4 * 4
-"""RoPE's four frequencies, twice in float32."""
+BUFFERS = 2 * 4 * 4  # RoPE's four frequencies, twice in float32
 WEIGHTS = 4 * PARAMETERS + BUFFERS
-CACHE = 2 * 2 * 2 * 8 * 4
-"""Keys and values of two layers with two heads of eight float32 for a token."""
-LOGITS = 4 * 64 * 4
-"""Four float32 tensors over the vocabulary, for a row that is decoded."""
+CACHE = 2 * 2 * 2 * 8 * 4  # keys and values of two layers with two heads of eight float32 for a token
+LOGITS = 4 * 64 * 4  # four float32 tensors over the vocabulary, for a row that is decoded
+# Rank 4 beside queries, output, keys, values and MLP of two layers.
 ADAPTER = 2 * 4 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 48))
-"""Rank 4 beside queries, output, keys, values and MLP of two layers."""
 
 
-def plan_of(
-    devices: Devices | None = None, loop: dict[str, Any] | None = None, validated: int = 0, **changes: Any
-) -> Plan:
+def plan_of(devices: Any = None, loop: Any = None, validated: int = 0, **changes: Any) -> Plan:
     """Four prompts of 10 tokens, four completions each of at most 20."""
     options: dict[str, Any] = {"sampling": Sampling(max_new_tokens=20), "policy": policy_of()} | changes
     module = GRPOModule(rewards=[Digits()], **{"engine": NativeEngine()} | options)
@@ -55,12 +50,11 @@ def plan_of(
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes that are not rehearsed: 100 bytes per token, and 10 times as many with a backward."""
-    cost = lambda fake, pack, backward, *_: len(pack.all_token_ids) * (1000 if backward else 100)  # noqa: E731
-    monkeypatch.setattr(memory, "peak_of", cost)
+    made = {True: 1000, False: 100}
+    monkeypatch.setattr(memory, "peak_of", lambda fake, pack, way, *_: len(pack.all_token_ids) * made[way])
 
 
 def unread(**settings: Any) -> Policy:
-    """A policy of tiny.py's shape whose weights have not been read."""
     policy = Policy("unread", **settings)
     policy.config = policy_of().config
     return policy
@@ -78,32 +72,26 @@ def test_the_rows_of_a_tiny_model_by_hand(quick: None) -> None:
     assert rows["gradients"] == (0, 0, 4 * PARAMETERS)
     assert rows["optimizer"] == (8 * PARAMETERS,) * 3
     assert rows["key-value cache"] == (16 * (30 * CACHE + LOGITS), 0, 0)
-    assert "gathered weights" not in rows
-    assert plan.sums[2] == sum(values[2] for values in rows.values()) == max(plan.sums)
-    assert plan.phase == "updating"
+    assert plan.sums[2] == sum(values[2] for values in rows.values()) == max(plan.sums) and plan.phase == "updating"
     assert plan.passes == (360, 16, 36_000, 360_000) and plan.passes[0] == 4 * 10 + 16 * 20
     assert rows["activations, logits"] == (36_000, 36_000, 360_000)
-    assert plan_of(loop={"max_tokens": 100}).passes == (90, 4, 9000, 90_000)
+    # One group of the longest has 90 tokens; two of half as long completions have 2 x (10 + 4 x 10).
+    assert plan_of(loop={"max_tokens": 100}).passes == (100, 8, 10_000, 100_000)
 
 
 def test_types_of_weights_and_cache(quick: None) -> None:
-    for changes, weight, cache in (
-        ({"policy": unread(dtype="bfloat16")}, 2, 2),
-        ({"devices": Devices(precision="64-true")}, 8, 8),
-        ({"devices": Devices(precision="bf16-mixed")}, 4, 2),
-        ({"devices": Devices(precision="bf16")}, 4, 2),
-    ):
+    names = (("64-true", 8, 8), ("bf16-mixed", 4, 2), ("bf16", 4, 2))  # bytes of a weight, and of a number in the cache
+    types: list[Any] = [({"devices": Devices(precision=name)}, *sizes) for name, *sizes in names]
+    for changes, weight, cache in [({"policy": unread(dtype="bfloat16")}, 2, 2), *types]:
         rows = bytes_of(plan_of(**changes))
         assert rows["gradients"][2] == weight * PARAMETERS
         assert rows["key-value cache"][0] == 16 * (30 * CACHE * cache // 4 + LOGITS)
 
 
 def test_only_an_adapter_has_gradients_and_optimizer_state(quick: None) -> None:
-    plan = plan_of(policy=unread(dtype="bfloat16", adapter=LoRA(rank=4)))
-    rows = bytes_of(plan)
+    rows = bytes_of(plan_of(policy=unread(dtype="bfloat16", adapter=LoRA(rank=4))))
     assert rows["weights"][0] == 2 * PARAMETERS + 4 * ADAPTER + BUFFERS  # float32 beside weights of another type
     assert (rows["gradients"][2], rows["optimizer"][0]) == (4 * ADAPTER, 8 * ADAPTER)
-    assert f"{ADAPTER / 1e6:.2f} M trained" in str(plan)
 
 
 def test_shards_are_gathered_and_replicas_exchange_gradients(quick: None) -> None:
@@ -117,25 +105,24 @@ def test_shards_are_gathered_and_replicas_exchange_gradients(quick: None) -> Non
 
 
 def test_states_of_an_optimizer() -> None:
-    for optimizer, ratio in (
-        (lambda p: torch.optim.SGD(p, lr=0.1), 0),
+    made: list[Any] = [
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1),
         (lambda p: torch.optim.AdamW(p, amsgrad=True), 3),
-        # A row and a column of 64 x 96.
-        (lambda p: torch.optim.Adafactor(p), (64 + 96) / (64 * 96)),
-    ):
+        (lambda p: torch.optim.Adafactor(p), (64 + 96) / (64 * 96)),  # a row and a column of 64 x 96
+    ]
+    for optimizer, ratio in made:
         assert state_ratio(optimizer, torch.float32) == pytest.approx(ratio)
 
 
 def test_rows_decoded_at_once() -> None:
-    longer = {"validated": 3, "val_sampling": ValidationSampling(max_new_tokens=80)}
-    for changes, rows, tokens in (
+    made: list[Any] = [
         ({"engine": NativeEngine(max_rows=9)}, 9, 30),
         ({"engine": NativeEngine(max_cache_gib=13.5 * (30 * CACHE + LOGITS) / 2**30)}, 13, 30),
         ({"validated": 3}, 24, 30),
-        (longer, 24, 90),
+        ({"validated": 3, "val_sampling": ValidationSampling(max_new_tokens=80)}, 24, 90),
         ({"engine": ScriptedEngine([])}, 0, 0),  # of an engine elsewhere nothing is known
-    ):
+    ]
+    for changes, rows, tokens in made:
         assert plan_of(**changes).decoding == (rows, tokens, rows * (tokens * CACHE + LOGITS))
 
 
@@ -143,10 +130,9 @@ def test_a_conversation_may_be_as_long_as_its_limits() -> None:
     plan = plan_of()
     plan.model.explorer.conversations = talks = SimpleNamespace(limits=SimpleNamespace(max_turns=3, max_tokens=None))
     assert plan.decoding[1] == 10 + 3 * 20
-    talks.limits.max_tokens = 75
-    assert plan.decoding[1] == 85
-    talks.limits.max_tokens = 7500
-    assert plan.decoding[1] == plan.policy.context_length
+    for limit, tokens in ((75, 85), (7500, plan.policy.context_length)):
+        talks.limits.max_tokens = limit
+        assert plan.decoding[1] == tokens
 
 
 def truly_held(policy: Policy, backward: bool, autocasts: bool) -> int:
@@ -168,20 +154,22 @@ def a_pack() -> Any:
     return rollouts_of([40, 12, 3, 25, 25], prompt_lengths=[9, 5], group=[0, 0, 0, 1, 1], given=0.2)
 
 
-@pytest.mark.parametrize(
-    ("shape", "settings", "autocasts"),
-    [
-        ("gpt2", {"gradient_checkpointing": True}, False),
-        ("qwen3", {}, True),
-        ("llama", {"fused": False, "adapter": LoRA(rank=4, dora=True)}, False),
-    ],
-)
-def test_a_policy_without_numbers_holds_what_the_policy_holds(
-    shape: str, settings: dict[str, Any], autocasts: bool
-) -> None:
+HELD: list[Any] = [
+    ("gpt2", {"gradient_checkpointing": True}, False),
+    ("qwen3", {}, True),
+    ("llama", {"fused": False, "adapter": LoRA(rank=4, dora=True)}, False),
+]
+
+
+@pytest.mark.parametrize(("shape", "settings", "autocasts"), HELD)
+def test_a_policy_without_numbers_holds_what_it_holds(shape: str, settings: dict[str, Any], autocasts: bool) -> None:
+    with LiveBytes() as live:
+        first = torch.zeros(100)
+        second = first.view(10, 10) + 1
+        del first, second
+    assert (live.live, live.peak) == (0, 800)
     policy = policy_of(shape)
-    for name, value in settings.items():
-        setattr(policy, name, value)
+    vars(policy).update(settings)
     policy.prepare(policy.model)
     fake = without_numbers(policy, torch.float32, "cpu")
     for backward in (True, False):
@@ -190,17 +178,20 @@ def test_a_policy_without_numbers_holds_what_the_policy_holds(
     assert policy.model is not fake.model and all(parameter.grad is None for parameter in policy.parameters())
 
 
+def test_a_sharded_policy_has_a_plan(mesh: DeviceMesh) -> None:
+    policy = policy_of()
+    policy.shard(mesh)
+    expected = plan_of(Devices(strategy="fsdp2")).changed("model.policy.gradient_checkpointing", True)
+    sharded = plan_of(Devices(strategy="fsdp2"), policy=policy).changed("model.policy.gradient_checkpointing", True)
+    assert sharded.rows == expected.rows
+
+
 def test_a_remedy_saves_what_it_says_and_leaves_the_run_as_it_is(quick: None) -> None:
     plan = plan_of(Devices(count=4, strategy="ddp"), loop={"prompts_per_step": 32}, policy=unread())
     tried: list[str] = []
     found = dict(line.split(" saves ") for line in remedies(plan, "updating", tried.append))
-    assert [key.split("=")[0] for key in tried] == [
-        "trainer.strategy",
-        "loop.max_tokens",
-        "model.policy.gradient_checkpointing",
-        "trainer.precision",
-        "model.policy.adapter",
-    ]
+    keys = "trainer.strategy loop.max_tokens model.policy.gradient_checkpointing trainer.precision model.policy.adapter"
+    assert [key.split("=")[0] for key in tried] == keys.split()
     assert [*found] == [key for key in tried if key in found]
     key = next(key for key in found if key.startswith("loop.max_tokens="))
     fewer = plan.changed("loop.max_tokens", int(key.split("=")[1]))
@@ -215,43 +206,32 @@ def test_an_engine_takes_a_part_of_the_memory_that_is_left(quick: None) -> None:
     cache, others = plan.decoding[2], plan.sums[0] - plan.decoding[2]
     assert plan.within(None) is plan.within(plan.sums[0]) is plan
     assert plan.within(others + cache / 2).decoding[0] == 16 // 4  # half of the half that is there
-    kept = plan_of(engine=NativeEngine(max_cache_gib=1))
-    assert kept.within(others) is kept
 
 
-@pytest.fixture
-def folder(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory: questions and a model."""
-    (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "{"1" * n}", "answer": "1"}}\n' for n in (2, 17, 5)))
-    shutil.copytree(policy_folder, tmp_path / "policy")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_a_plan_says_what_a_run_would_hold_and_writes_nothing(command: Grpo, folder: Path, quick: None) -> None:
-    before = sorted(folder.rglob("*"))
-    code, out, errors = command("plan")
+def test_a_plan_says_what_a_run_would_hold_and_writes_nothing(grpo: Grpo, quick: None) -> None:
+    before = list(Path().rglob("*"))
+    code, out, errors = grpo("plan")
     assert code == 0, errors
-    assert "longest prompt 17 tokens (of the training questions)" in out and "it fits" in out
-    (folder / "rows.jsonl").unlink()
+    assert "longest prompt 1 tokens (of the training questions)" in out and "it fits" in out
+    Path("rows.jsonl").unlink()
     options = ("--trainer.accelerator=gpu", "--trainer.devices=8", "--trainer.num_nodes=2", "--trainer.strategy=fsdp2")
-    code, out, errors = command("plan", *options, "--loop.prompts_per_step=16")
+    code, out, errors = grpo("plan", *options, "--loop.prompts_per_step=16")
     assert code == 0, errors
     assert "longest prompt 512 tokens (assumed; give --prompt_tokens." in out
     assert "of 16 shards" in out and "CUDA context" in out and "give --memory_gib to compare" in out
-    code, out, errors = command("plan", "--memory_gib=0.001", "--prompt_tokens=30", "--trainer.precision=32")
+    code, out, errors = grpo("plan", "--memory_gib=0.001", "--prompt_tokens=30", "--trainer.precision=32")
     assert code == 0, errors
     assert "longest prompt 30 tokens (--prompt_tokens)" in out and "it does not fit 1.0 MiB" in out
     assert "  loop.max_tokens=" in out and "  trying loop.max_tokens=" in errors
-    assert sorted({*before} - {*folder.rglob("*")}) == [folder / "rows.jsonl"]
+    assert {*Path().rglob("*")} < {*before}
 
 
-def test_mistakes_in_a_plan(command: Grpo, folder: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_in_a_plan(grpo: Grpo, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in {"memory_gib": 0, "trainer.strategy": "x", "loop.group_size": 1}.items():
-        code, _, errors = command("plan", f"--{key}={value}")
+        code, _, errors = grpo("plan", f"--{key}={value}")
         assert code == 2 and f"{key}=" in errors and "Traceback" not in errors
     monkeypatch.setattr(memory, "peak_of", lambda *args: [][0])
-    code, _, errors = command("plan")
+    code, _, errors = grpo("plan")
     assert code == 2 and "the memory of llama cannot be planned (list index out of range)" in errors
 
 
@@ -267,14 +247,12 @@ def test_devices_as_the_trainer_reads_them(monkeypatch: pytest.MonkeyPatch) -> N
     assert [devices(2, kind).strategy for kind in kinds] == ["ddp"] * 3 + ["fsdp2"] * 2
 
 
-def test_a_fit_says_what_it_plans_and_what_it_used(
-    command: Grpo, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fit_says_what_it_holds(grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(report, "rank_zero_info", said.append)
-    options = ("--trainer.limit_val_batches=0", "--loop.group_size=8", "--prompt_tokens=17")
-    assert command("fit", "--memory.show=true", *options[:2])[0] == 0
-    _, planned, _ = command("plan", *options)
+    options = ("--trainer.limit_val_batches=0", "--loop.group_size=8", "--prompt_tokens=1")
+    assert grpo("fit", "--memory.show=true", *options[:2])[0] == 0
+    _, planned, _ = grpo("plan", *options)
     activations = [line for line in said[0].splitlines() if "activations" in line]
     assert activations == [line for line in planned.splitlines() if "activations" in line]  # it agrees with `grpo plan`
     assert len(said) == 2 and " planned, " in said[1] and said[1].endswith("used at most")
@@ -287,48 +265,38 @@ def failing(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError(ALLOCATOR)
 
 
-def test_out_of_memory_ends_with_the_table_the_phase_and_the_key(
-    command: Grpo, folder: Path, quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for owner, name, phase, key in (
-        (GRPOModule, "_backward", "updating", "loop.max_tokens="),
-        (NativeEngine, "generate", "exploring", "max_cache_gib="),
-    ):
+@pytest.mark.usefixtures("quick")
+def test_out_of_memory_ends_with_phase_table_and_key(grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
+    update = (GRPOModule, "_backward", "updating", "loop.max_tokens=")
+    for owner, name, phase, key in (update, (NativeEngine, "generate", "exploring", "max_cache_gib=")):
         monkeypatch.setattr(owner, name, failing)
         options = ("--trainer.limit_val_batches=0", "--loop.prompts_per_step=64", f"--trainer.default_root_dir={phase}")
-        code, _, errors = command("fit", "--model.sampling.max_new_tokens=60", *options)
+        code, _, errors = grpo("fit", "--model.sampling.max_new_tokens=60", *options)
         assert code == 1 and "Traceback" not in errors
         first, second, *table, helps = errors[errors.index("grpo: error: out of memory") :].splitlines()
         assert "can't allocate memory" in first and second == f"It happened in this phase: {phase}."
         assert table[0].startswith("memory of each device") and helps.startswith("What helps: ") and key in helps
 
 
-def test_running_out_of_memory_is_known_in_any_words(
-    command: Grpo, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = (
-        torch.OutOfMemoryError("x"),
-        RuntimeError("CUDA error: out of memory"),
-        MemoryError(),
-        RuntimeError(ALLOCATOR),
-    )
-    others = (RuntimeError("shape mismatch"), ValueError("out of memory"))
-    assert [report.is_out_of_memory(one) for one in (*known, *others)] == [True] * 4 + [False] * 2
+def test_memory_that_runs_out_is_known(grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = (torch.OutOfMemoryError("x"), MemoryError(), RuntimeError("CUDA: out of memory"), RuntimeError(ALLOCATOR))
+    known += (RuntimeError("shape mismatch"), ValueError("out of memory"))
+    assert [report.is_out_of_memory(one) for one in known] == [True] * 4 + [False] * 2
     owners = {one.__name__: one for one in (GRPOModule, Explorer, Preparation)}
     assert all(hasattr(owners[path.split(".")[0]], path.split(".")[1]) for path in report.PHASE_OF)
     assert {*PHASES} <= {*report.PHASE_OF.values()} and report.phase_of(None) == "another part of the run"
     monkeypatch.setattr(Policy, "check", failing)  # before the run
-    code, _, errors = command("fit")
+    code, _, errors = grpo("fit")
     assert code == 1 and "grpo: error: out of memory" in errors and "`grpo plan`" in errors
 
 
-def test_configurations_and_engines_elsewhere_can_be_planned(command: Grpo, folder: Path, quick: None) -> None:
-    code, config, errors = command("fit", "--ckpt_path=last", "--print_config")
+def test_configurations_and_engines_elsewhere_can_be_planned(grpo: Grpo, quick: None) -> None:
+    code, config, errors = grpo("fit", "--ckpt_path=last", "--print_config")
     assert code == 0, errors
-    (folder / "config.yaml").write_text(config)
+    Path("config.yaml").write_text(config)
     server = ("--model.engine=VLLMServerEngine", "--model.engine.urls=[http://localhost:1]")
     for options in (["--model.engine=VLLMEngine"], server, ["--config=config.yaml"]):
-        code, out, errors = command("plan", *options)
+        code, out, errors = grpo("plan", *options)
         assert code == 0, errors
         assert ("key-value cache" in out) is ("--config=config.yaml" in options)
     run(["plan", f"--config={ROOT}/configs/gsm8k_qwen2.5_0.5b.yaml", "--model.policy.path=policy", "--prompt_tokens=9"])
