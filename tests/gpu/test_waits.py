@@ -78,7 +78,7 @@ def test_decoding_waits_once_per_look(device: torch.device, figures: Any) -> Non
         waits[new_tokens] = len(lines)
     figures.add("waits for 8 positions in decoding", waits[8], "waits")
     figures.add("waits for 48 positions in decoding", waits[48], "waits")
-    assert waits[48] - waits[8] <= 5, lines
+    assert waits[48] - waits[8] <= 10, lines  # how many rows have ended, and their tokens
 
 
 def test_an_update_waits_the_same_for_one_pack_and_for_many(tmp_path: Path, figures: Any) -> None:

@@ -106,8 +106,7 @@ class Batch:
             self._search(rows, count)
         if self.kept:
             self._keep(rows)
-        ended = rows.drop_ended()
-        return [*zip((self.indices[index] for index in ended.tolist()), self._completions(ended), strict=True)]
+        return self._completions(rows.drop_ended())
 
     def _read(self) -> Rows:
         """Reads every prompt once, and copies its keys and values to its completions, or shares them.
@@ -202,20 +201,28 @@ class Batch:
         if any(ended):
             rows.ended |= torch.tensor(ended, device=rows.ended.device)
 
-    def _completions(self, indices: Tensor) -> list[Completion]:
-        """Completions that have ended, each up to its first stop token or string."""
-        drawn, logps = self.tokens[indices], self.logp[indices]
-        stops = torch.isin(drawn, self.stop_ids)
+    def _completions(self, indices: Tensor) -> list[tuple[int, Completion]]:
+        """Indices of requests, and their completions that have ended, up to the first stop token or string."""
+        if not len(indices):
+            return []
+        # One wait for the device: the bits of log-probs travel with the tokens.
+        bits = self.logp[indices].view(torch.int32).long()
+        index, tokens, bits = (
+            torch.cat([indices[:, None], self.tokens[indices], bits], 1).cpu().split([1, *self.tokens.shape[1:] * 2], 1)
+        )
+        stops = torch.isin(tokens, torch.tensor(sorted(self.stops.ids if self.stops else ()), dtype=torch.int64))
         # A row that never stopped has all its tokens; the others end with their first stop token.
         stopped = stops.any(1)
-        lengths = torch.where(stopped, stops.int().argmax(1) + 1, self.sampling.max_new_tokens).tolist()
+        lengths = torch.where(stopped, stops.int().argmax(1) + 1, self.sampling.max_new_tokens)
+        rows = zip(
+            tokens.tolist(), bits.int().view(torch.float32).tolist(), lengths.tolist(), stopped.tolist(), strict=True
+        )
         completions = [
-            Completion(tokens[:length], logp[:length], FinishReason.STOP if stop else FinishReason.LENGTH)
-            for tokens, logp, length, stop in zip(
-                drawn.tolist(), logps.tolist(), lengths, stopped.tolist(), strict=True
-            )
+            Completion(ids[:length], logp[:length], FinishReason.STOP if stop else FinishReason.LENGTH)
+            for ids, logp, length, stop in rows
         ]
-        return [self.stops.cut(completion) for completion in completions] if self.stops else completions
+        cut = [self.stops.cut(completion) for completion in completions] if self.stops else completions
+        return [(self.indices[row], completion) for row, completion in zip(index[:, 0].tolist(), cut, strict=True)]
 
 
 def plain_layers(policy: Policy) -> list[DynamicLayer]:
