@@ -27,7 +27,7 @@ bench: $(INSTALLED) ## print what the fast ways gain over the plain ones, in one
 fast: $(INSTALLED) ## run the tests without whole runs and processes (a minute and a half)
 	$(TEST) -m 'not slow and not whole'
 
-test: $(INSTALLED) ## run the tests (a quarter of an hour); JOBS=2 is the number of processes
+test: $(INSTALLED) ## run the tests (ten minutes); JOBS=2 is the number of processes
 	$(TEST)
 
 # Installs nothing: a GPU's machine has its own torch. PYTHON=... chooses another interpreter than that of $(VENV).
