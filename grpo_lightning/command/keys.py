@@ -152,7 +152,7 @@ def sections(command: str) -> Options:
     """The options of a command: its sections, and those that are in none."""
     found = {"model": find("GRPOModule"), "data": find("PromptDataModule")}
     found |= {
-        ast.literal_eval(name): find(own := ast.unparse(owner).rpartition(".")[2], CLI) or find(own)
+        ast.literal_eval(name): find(kind := ast.unparse(owner).rpartition(".")[2], CLI) or find(kind)
         for owner, name in calls("add_lightning_class_args")
     }
     found["trainer"] = TRAINER
