@@ -5,7 +5,8 @@ part. Completions divided among threads wait only at the end.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import TypeVar
 
 import torch
@@ -29,10 +30,14 @@ def divided(groups: Sequence[Sequence[int]], parts: int) -> list[list[Sequence[i
     return [part for part in dealt if part]
 
 
-def in_threads(work: Sequence[Callable[[], T]]) -> list[T]:
+def in_threads(work: Sequence[Callable[[], T]], pool: Executor | None = None) -> list[T]:
     """What each piece of work returns; each has a thread of its own and an equal part of torch's threads.
 
     Gradients, autocast and inference mode are on or off as outside. The first error is raised when all have ended.
+
+    Args:
+        work: What is done.
+        pool: At least as many threads, which are kept for the next call; None starts some that end with this one.
     """
     if len(work) == 1:
         return [work[0]()]
@@ -50,7 +55,7 @@ def in_threads(work: Sequence[Callable[[], T]]) -> list[T]:
             return piece()
 
     try:
-        with ThreadPoolExecutor(len(work)) as pool:
-            return list(pool.map(run, work))
+        with ThreadPoolExecutor(len(work)) if pool is None else nullcontext(pool) as threads_of_work:
+            return list(threads_of_work.map(run, work))
     finally:
         torch.set_num_threads(threads)  # It is each thread's own, but new threads begin with the last one that was set.

@@ -1,6 +1,7 @@
 """The default engine: it decodes with the policy's own weights."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -193,12 +194,13 @@ class NativeEngine(RolloutEngine):
             going = [
                 Batch(policy, requests, part, sampling, key, stops, self._shares, self._kept, read) for part in parts
             ]
-            while going:
-                with _decoding(policy, self.attention), self._copies.in_use() if self._copies else nullcontext():
-                    ended = in_threads([partial(batch.decode, self.check_every) for batch in going])
-                for some in ended:
-                    yield from some
-                going = [batch for batch in going if not batch.has_ended]
+            with ThreadPoolExecutor(len(parts)) as pool:
+                while going:
+                    with _decoding(policy, self.attention), self._copies.in_use() if self._copies else nullcontext():
+                        ended = in_threads([partial(batch.decode, self.check_every) for batch in going], pool)
+                    for some in ended:
+                        yield from some
+                    going = [batch for batch in going if not batch.has_ended]
         if self._kept:
             self._kept.end()
 
