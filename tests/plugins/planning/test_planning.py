@@ -240,8 +240,9 @@ def test_devices_as_the_trainer_reads_them(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     given = (3, "3", [0, 2], "0,2", "0,", "auto", -1)
     assert [devices(one).count for one in given] == [3, 3, 2, 2, 1, 1, 1]
-    kinds = ("auto", "ddp", DDPStrategy(), "fsdp2", FSDP2Strategy())
-    assert [devices(2, kind).strategy for kind in kinds] == ["ddp"] * 3 + ["fsdp2"] * 2
+    assert [devices(2, kind).strategy for kind in ("auto", "ddp", DDPStrategy(), "fsdp2", FSDP2Strategy())] == [
+        "ddp"
+    ] * 3 + ["fsdp2"] * 2
 
 
 def test_a_fit_says_what_it_holds(grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +280,8 @@ def test_memory_that_runs_out_is_known(grpo: Grpo, monkeypatch: pytest.MonkeyPat
     known = (torch.OutOfMemoryError("x"), MemoryError(), RuntimeError("CUDA: out of memory"), RuntimeError(ALLOCATOR))
     known += (RuntimeError("shape mismatch"), ValueError("out of memory"))
     assert [report.is_out_of_memory(one) for one in known] == [True] * 4 + [False] * 2
-    assert all(hasattr(globals()[path.split(".")[0]], path.split(".")[1]) for path in report.PHASE_OF)
+    owners = {one.__name__: one for one in (GRPOModule, Explorer, Preparation)}
+    assert all(hasattr(owners[path.split(".")[0]], path.split(".")[1]) for path in report.PHASE_OF)
     assert {*PHASES} <= {*report.PHASE_OF.values()} and report.phase_of(None) == "another part of the run"
     monkeypatch.setattr(Policy, "check", failing)  # before the run
     code, _, errors = grpo("fit")
