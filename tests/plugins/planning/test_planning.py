@@ -23,8 +23,10 @@ from grpo_lightning.plugins.planning.memory import PHASES, Devices, Plan, remedi
 from grpo_lightning.plugins.planning.rehearsal import LiveBytes, peak_of, without_numbers
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.policy import Policy
+from grpo_lightning.training.explorer import Explorer
 from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.training.preparation import Preparation
 from grpo_lightning.training.strategy import FSDP2Strategy
 
 # tiny.py's Llama: embedding and head; queries, output, keys, values, MLP and norms of two layers; the last norm.
