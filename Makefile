@@ -8,9 +8,10 @@ VLLM := .venv-vllm
 VLLM_INSTALLED := $(VLLM)/.installed
 JOBS ?= 2
 # Idle OpenMP threads sleep: spinning, they would take the cores from the other processes.
+CORE := command engines grpo maths policy rewards sandbox tasks training
 TEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -rfEs -n $(JOBS) --dist loadfile
 
-.PHONY: help demo real bench fast test test-gpu test-vllm lint docs
+.PHONY: help demo real bench fast core test test-gpu test-vllm lint docs
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1: /'
@@ -19,13 +20,16 @@ demo: $(INSTALLED) ## make a tiny policy, train it with GRPO on a CPU, print wha
 	$(BIN)/python tools/demo.py
 
 real: $(SMOLLM2_INSTALLED) ## get a real language model, train it on sums in words, print what it learned (eight minutes to half an hour)
-	$(BIN)/python tools/real.py
+	$(BIN)/python tools/demo.py --real
 
 bench: $(INSTALLED) ## print what the fast ways gain over the plain ones, in one run (two minutes)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python tools/bench.py
 
 fast: $(INSTALLED) ## run the tests without whole runs and processes (a minute and a half)
 	$(TEST) -m 'not slow and not whole'
+
+core: $(INSTALLED) ## run the core's own tests, as if there were no plugins (two minutes)
+	PYTHONPATH=$(CURDIR)/tests/core_alone $(TEST) $(CORE:%=tests/%)
 
 test: $(INSTALLED) ## run the tests (ten minutes); JOBS=2 is the number of processes
 	$(TEST)
@@ -36,7 +40,7 @@ test-gpu: ## run the tests that need a GPU, with what is installed; see docs/gpu
 
 # In an environment of its own, $(VLLM): vLLM's CPU build brings half a gigabyte along.
 test-vllm: $(VLLM_INSTALLED) ## run the tests of the vLLM engines on vLLM's CPU build, in .venv-vllm
-	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -rfEs -n $(JOBS) --dist loadfile -m vllm tests/engines
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -rfEs -n $(JOBS) --dist loadfile -m vllm tests/plugins/vllm
 
 lint: $(INSTALLED) ## check format, style and types
 	$(BIN)/ruff format --check .

@@ -18,7 +18,7 @@ import grpo_lightning as grpo
 def train(path: str, folder: Path, steps: int = 60, prompts: int = 32, questions: int = 256) -> dict[str, float]:
     """Trains the policy at `path` and saves it as a Hugging Face folder. Returns the metrics of the last validation."""
     module = grpo.GRPOModule(
-        policy=grpo.Policy(path),
+        policy=grpo.Policy(path, compute=grpo.Fast()),
         rewards=[grpo.MathVerifier(), grpo.FormatReward(weight=0.2)],
         engine=grpo.NativeEngine(),
         sampling=grpo.Sampling(max_new_tokens=32),

@@ -42,14 +42,16 @@ def one_step(
     samples = [grpo.Sample(prompts[index], text, one.token_ids, one.finish_reason) for index, text, one in drawn]
     reward = torch.tensor(scorer(samples).total, dtype=torch.float64)
     # 9: compute the advantage of each completion in its group; all its tokens get it
-    rollouts = grpo.Rollouts.from_lists([prompt.token_ids for prompt in prompts], prompt_of, token_ids)
+    rollouts = grpo.Rollouts.from_lists(
+        [prompt.token_ids for prompt in prompts], prompt_of, token_ids, temperature=SAMPLING.temperature
+    )
     rollouts.advantage = rollouts.spread(grpo.GroupStd()(reward, rollouts.group))
     # The weight of each token in the average is fixed before the passes. Here it is 1 / (B |o_i|).
     objective = grpo.Objective(beta=0.04)
     size = grpo.BatchSize(len(rollouts), len(prompts), rollouts.num_tokens)
     rollouts.weight = objective.token_weight(rollouts, size)
     # The packs go through the model one by one. Their gradients add up to the gradient of the whole batch.
-    packs = rollouts.packs(MAX_TOKENS, by_group=policy.shares_prefix)
+    packs = rollouts.packs(MAX_TOKENS, by_group=policy.compute.shares_prefix)
     # 6: the old policy is the policy before the updates
     with torch.no_grad():
         for pack in packs:

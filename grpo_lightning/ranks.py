@@ -1,10 +1,10 @@
 """What the ranks of a run tell each other, where Lightning has no function for it."""
 
-from collections.abc import Iterable
+import random
 from typing import TypeVar
 
+import numpy
 import torch.distributed
-from torch import Tensor
 
 T = TypeVar("T")
 
@@ -21,18 +21,18 @@ def world_size() -> int:
 
 def gather(value: T) -> list[T]:
     """The value of every rank, in their order. Every rank must call it."""
-    if not _together():
-        return [value]
     everyone = [value] * world_size()
-    torch.distributed.all_gather_object(everyone, value)
+    if _together():
+        torch.distributed.all_gather_object(everyone, value)
     return everyone
 
 
-def broadcast(tensors: Iterable[Tensor]) -> None:
-    """Gives every rank the values of rank 0, in place. Every rank must call it."""
-    if _together():
-        for tensor in tensors:
-            torch.distributed.broadcast(tensor.detach(), src=0)
+def seed(*key: int) -> None:
+    """Seeds the global random generators of this rank, each rank's otherwise."""
+    own = hash((*key, rank()))
+    torch.manual_seed(own)
+    random.seed(own)
+    numpy.random.seed(own % 2**32)
 
 
 def _together() -> bool:

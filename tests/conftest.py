@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import tiny
-from helpers.command import Grpo, arguments
+from helpers.command import Grpo, arguments, furnish
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -87,7 +87,7 @@ def command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Grpo:
     """Runs a command line in the working directory: exit code, stdout, stderr."""
-    if request.node.get_closest_marker("trial") is None:  # a third of a small run, and tested in engines/test_check.py
+    if request.node.get_closest_marker("trial") is None:  # a third of a small run; plugins/fast/test_check.py tests it
         monkeypatch.setattr(trial, "fault", lambda *args, **kwargs: "")
     monkeypatch.setattr(sys, "argv", ["grpo"])
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -106,7 +106,6 @@ def command(
 @pytest.fixture
 def grpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Grpo) -> Grpo:
     """`command` in a folder of its own, with a tiny policy and eight questions."""
-    tiny.policy_of().save_pretrained(tmp_path / "policy")
-    (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "{n}", "answer": "{n}"}}\n' for n in range(8)))
+    furnish(tmp_path)
     monkeypatch.chdir(tmp_path)
     return command

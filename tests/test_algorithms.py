@@ -1,29 +1,27 @@
 """Every method by its name: from the command line, as a file of configs/algorithms/, and as a user's own file."""
 
-import inspect
 import re
-from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 import yaml
 from helpers.command import Grpo
+from helpers.contracts import members
 from helpers.fitting import scalars
 from jsonargparse.typing import import_object
 from test_configs import CONFIGS, QUICKSTART, Built
 
 from grpo_lightning.cli import GRPOCLI
+from grpo_lightning.grpo.source import RolloutSource
 from grpo_lightning.maths.advantages import AdvantageEstimator
 from grpo_lightning.maths.corrections import Correction
-from grpo_lightning.maths.group_filters import GroupFilter
+from grpo_lightning.maths.filters import GroupFilter, TokenMask
 from grpo_lightning.maths.kl import KLEstimator
-from grpo_lightning.maths.masks import TokenMask
 from grpo_lightning.maths.stopping import StopRule
 from grpo_lightning.maths.surrogates import Surrogate
 from grpo_lightning.maths.weightings import TokenWeighting
 from grpo_lightning.policy.snapshots import PolicySnapshot
-from grpo_lightning.training.source import RolloutSource
 
 ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
 EXTENDING = CONFIGS.parent / "docs" / "extending.md"
@@ -50,14 +48,6 @@ FAMILIES = {
     "loop.dynamic_sampling.filter": GroupFilter,
 }
 REQUIRED = {"FixedLength": ".length=12", "FirstOf": ".rules=[KLAbove]"}
-
-
-def members(base: type) -> Iterator[type]:
-    """The classes of a family that the package has."""
-    for cls in base.__subclasses__():
-        if cls.__module__.startswith("grpo_lightning") and not inspect.isabstract(cls):
-            yield cls
-        yield from members(cls)
 
 
 @pytest.fixture
@@ -96,7 +86,7 @@ def test_an_algorithm_fits_a_step(path: Path, folder: Path, command: Grpo) -> No
     assert max(made.values()) <= updates and ("stop" in expected or {*made.values()} == {updates})
     assert [*found["optim/lr"]] == [*found["reward/mean"]]
     model = yaml.safe_load(path.read_text())["model"]
-    assert ("policy/kl_ref" in found) == (model["objective"]["beta"] > 0 or "reward_kl" in model)
+    assert ("policy/kl_ref" in found) == (model["objective"]["beta"] > 0 or "reward_kl" in model["objective"])
 
 
 @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda path: path.stem)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonargparse
 import pytest
 import torch
 from helpers.loading import load_tool
@@ -41,14 +42,14 @@ NOT_RUN = {
     r"grpo.*smollm2.*": "needs a package of 93 MB from the network; small in tests/tools/test_get_smollm2.py",
     r"python docs/figures/model_table.py": "has no options",
     r".*gsm8k_qwen2.5_0.5b.yaml.*": "needs a GPU and GSM8K; small in tests/test_gsm8k.py",
-    r"torchrun .*": "starts processes; this very line in tests/command/test_launched_ranks.py",
-    r"(?!grpo plan).*--trainer.devices.*": "starts processes; in tests/training/test_sharding.py",
-    r"(?!grpo plan).*--trainer.strategy.*": "needs several devices; in tests/training/test_sharding.py",
+    r"torchrun .*": "starts processes; this very line in tests/plugins/cluster/test_launched_ranks.py",
+    r"(?!grpo plan).*--trainer.devices.*": "starts processes; in tests/plugins/cluster/test_sharding.py",
+    r"(?!grpo plan).*--trainer.strategy.*": "needs several devices; in tests/plugins/cluster/test_sharding.py",
     r"sbatch .*": "needs SLURM; the script runs in tests/test_slurm_script.py",
-    r".*--model.policy.compile true": "minutes of a C++ compiler; in tests/policy/test_policy.py and tests/gpu",
-    r".*bitsandbytes.*": "needs a package of one's own; in tests/training/test_eight_bits.py, where it is there",
+    r".*--model.policy.compute.compile true": "minutes of a C++ compiler; in tests/policy/test_policy.py and tests/gpu",
+    r".*bitsandbytes.*": "a package of one's own; in tests/plugins/planning/test_eight_bits.py, where it is there",
     r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report| export|)": "a name, no command",
-    r".*(vllm|VLLMEngine).*": "needs vLLM; in tests/engines/test_vllm_runs.py",
+    r".*(vllm|VLLMEngine).*": "needs vLLM; in tests/plugins/vllm/test_vllm_runs.py",
     r".*WandbLogger": "needs wandb and an account",
     r".*HubPrompts.*": "needs the network",
     r".*(rock_paper_scissors|tools_calculator|guess_number).yaml.*": "in tests/tools/test_make_turns_policy.py",
@@ -59,7 +60,7 @@ ROW = "grpo fit --config configs/quickstart.yaml --trainer.default_root_dir runs
 """What a flag alone, in a table or in the text, belongs to."""
 
 SIZES = ["--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--loop.group_size=2"]
-SIZES += ["--loop.prompts_per_step=4", "--data.val_limit=2", "--model.val_samples=2"]
+SIZES += ["--loop.prompts_per_step=4", "--data.val_limit=2", "--model.validation.samples=2"]
 """Those of a run. The other commands have the last two, which say how much is validated."""
 
 
@@ -142,6 +143,15 @@ def parse_alone(self: argparse.ArgumentParser, args: Any = None, namespace: Any 
     raise SystemExit(0)
 
 
+READ = jsonargparse.ArgumentParser.parse_args
+
+
+def read_alone(self: jsonargparse.ArgumentParser, *args: Any) -> None:
+    """The same for a script whose options are a function's arguments."""
+    READ(self, *args)
+    raise SystemExit(0)
+
+
 def code_of(command: str, whole: bool, monkeypatch: pytest.MonkeyPatch) -> int:
     """The exit code of a command, in small or as far as a run."""
     words = shlex.split(command, comments=True)
@@ -161,6 +171,7 @@ def code_of(command: str, whole: bool, monkeypatch: pytest.MonkeyPatch) -> int:
                 monkeypatch.setattr(sys, "argv", [script, *arguments])
                 monkeypatch.setattr(sys, "path", [str(Path(script).parent), str(ROOT / "tools"), *sys.path])
                 monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_alone)
+                monkeypatch.setattr(jsonargparse.ArgumentParser, "parse_args", read_alone)
                 runpy.run_path(script, run_name="__main__")
             case _:
                 return subprocess.run(["bash", "-c", command], timeout=LIMIT, check=False).returncode

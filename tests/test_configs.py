@@ -9,7 +9,7 @@ import yaml
 from helpers.paths import ROOT
 
 from grpo_lightning.cli import GRPOCLI
-from grpo_lightning.command.early import mistake
+from grpo_lightning.plugins.mistakes.check import mistake
 from grpo_lightning.types import UsageError
 
 CONFIGS = ROOT / "configs"

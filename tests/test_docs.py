@@ -5,24 +5,27 @@ from collections.abc import Sequence
 
 import lightning as L
 import pytest
-from helpers.fitting import Digits, Echo, fit
+from helpers.fast import fit, policy_of
+from helpers.fitting import Digits, Echo
 from helpers.guessing import Once
 from helpers.paths import ROOT
-from helpers.tiny import policy_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpo_lightning.maths.corrections import TruncatedRatio
+from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.maths.mismatch import CLASSES
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.stopping import KLAbove
+from grpo_lightning.plugins.conversations.data import PromptDataModule
+from grpo_lightning.plugins.display.completions import SampledCompletions
+from grpo_lightning.plugins.display.first_look import Board
+from grpo_lightning.plugins.display.utilisation import Utilisation
 from grpo_lightning.plugins.inspect.inspector import Inspector
+from grpo_lightning.plugins.learned.replay import Replay
 from grpo_lightning.plugins.learned.reward import LearnedReward
+from grpo_lightning.plugins.learned.update import RewardUpdate
 from grpo_lightning.policy.snapshots import Proximal
 from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.training.board import Board
-from grpo_lightning.training.callbacks.completions import SampledCompletions
-from grpo_lightning.training.data import PromptDataModule
-from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.stale import StaleSource
 from grpo_lightning.types import Sample, Status
@@ -77,11 +80,8 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     learned = LearnedReward(
         str(folder / "reward_model"),
         HalfDigits(),
-        lr=3e-3,
-        num_passes=3,
-        held_out=0.4,
-        min_gain=-1,
-        max_forgetting=1,
+        replay=Replay(held_out=0.4),
+        update=RewardUpdate(lr=3e-3, num_passes=3, min_gain=-1, max_forgetting=1),
         weight=0,
     )
     rewards = [HalfDigits(), learned]
@@ -89,8 +89,8 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     loop = {"mu": 2, "stop": KLAbove(1e-9), "dynamic_sampling": DynamicSampling(), "source": StaleSource(1)}
     objective = Objective(beta=0.1, correction=TruncatedRatio())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("grpo_lightning.training.loop.peak_of", lambda device, dtype: 1e12)
-        callbacks = [SampledCompletions(), Inspector(), OneBadUpdate()]
+        patch.setattr("grpo_lightning.plugins.display.utilisation.peak_of", lambda device, dtype: 1e12)
+        callbacks = [SampledCompletions(), Inspector(), OneBadUpdate(), Utilisation()]
         data = PromptDataModule(Echo(), val_batch_size=5, environment=Once())
         fit(folder, callbacks, loop, trainer, data=data, objective=objective, old_policy=Proximal(), rewards=rewards)
     events = EventAccumulator(str(folder))

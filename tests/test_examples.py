@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.fitting import Digits, Gradients, KeepsSamples, fit, relative, scalars
+from helpers.fast import fit, policy_of
+from helpers.fitting import Digits, Gradients, KeepsSamples, relative, scalars
 from helpers.loading import load_example
 from helpers.paths import ROOT
-from helpers.tiny import SPECIAL, policy_of, prompts_of
+from helpers.tiny import SPECIAL, prompts_of
 from torch import Tensor
 
 from grpo_lightning import (

@@ -13,11 +13,11 @@ from helpers.paths import environment
 
 import grpo_lightning
 from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.grpo.source import RolloutSource
 from grpo_lightning.maths.advantages import AdvantageEstimator
 from grpo_lightning.maths.corrections import Correction
-from grpo_lightning.maths.group_filters import GroupFilter
+from grpo_lightning.maths.filters import GroupFilter, TokenMask
 from grpo_lightning.maths.kl import KLEstimator
-from grpo_lightning.maths.masks import TokenMask
 from grpo_lightning.maths.stopping import StopRule
 from grpo_lightning.maths.surrogates import Surrogate
 from grpo_lightning.maths.weightings import TokenWeighting
@@ -30,7 +30,6 @@ from grpo_lightning.plugins.vllm.weight_transfer import WeightTransfer
 from grpo_lightning.policy.snapshots import PolicySnapshot
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.tasks.base import Task
-from grpo_lightning.training.source import RolloutSource
 
 FAMILIES = [AdvantageEstimator, Correction, Environment, GroupFilter, KLEstimator, PolicySnapshot, Reward, RewardLoss]
 FAMILIES += [RolloutEngine, RolloutSource, SegmentScorer, Splitter, StopRule, Surrogate, Task, TokenMask]
@@ -69,7 +68,9 @@ def test_a_config_saved_by_a_run_names_no_inner_module(grpo: Grpo) -> None:
         "[MathVerifier, {class_path: ProcessReward, init_args: {scorer: ArithmeticSegments}}, "
         "{class_path: Gated, init_args: {reward: RandomReward, gate: FormatReward}}]"
     )
-    code, _, stderr = grpo("fit", f"--model.rewards={rewards}", "--model.reward_kl.kl=K2", "--model.objective.kl=K3")
+    code, _, stderr = grpo(
+        "fit", f"--model.rewards={rewards}", "--model.objective.reward_kl.kl=K2", "--model.objective.kl=K3"
+    )
     assert code == 0, stderr
     found: list[str] = []
 

@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.command import arguments
+from helpers.command import arguments, furnish
 from helpers.fitting import scalars
 from helpers.paths import ROOT, environment
-from helpers.tiny import policy_of
 from helpers.waiting import LIMIT, wait_until
 from torch.distributed import TCPStore
 
@@ -109,8 +108,7 @@ def test_sigterm_suspends_the_run(tmp_path: Path) -> None:
 
 
 def test_a_job_is_suspended_and_goes_on(tmp_path: Path) -> None:
-    policy_of(scale=0.05).save_pretrained(tmp_path / "policy")
-    (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "{n}", "answer": "{n}"}}\n' for n in range(8)))
+    furnish(tmp_path, scale=0.05)
     cluster = Cluster(tmp_path, SRUN)
     signals = ["--trainer.callbacks+=helpers.failing.Signals", "--trainer.callbacks.name=SIGUSR1"]
     options = [*arguments("fit", "--trainer.max_epochs=2", *signals, "--trainer.callbacks.step=1")[1:]]

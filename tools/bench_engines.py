@@ -6,98 +6,83 @@ Prompts are random tokens, which few models end a text after, so that all engine
 the weights. In bfloat16 the products are of that type; the native engine then has copies of the weights.
 """
 
-import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import bench
 import torch
+from jsonargparse import auto_cli
+from jsonargparse.typing import PositiveInt
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from grpo_lightning.engines.base import RolloutEngine
+import grpo_lightning
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.plugins.fast.compute import Fast
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import RandomKey, Request
 
-
-def native(precision: str) -> RolloutEngine:
-    """The default engine with all that makes it fast."""
-    from grpo_lightning.plugins.fast.native import NativeEngine
-
-    return NativeEngine(packed=True, dtype="bfloat16" if precision == "bf16" else None)
+Columns = dict[str, list[float]]
 
 
-def vllm(precision: str) -> RolloutEngine:
-    """vLLM in this process."""
-    from grpo_lightning.plugins.vllm.engine import VLLMEngine
-
-    return VLLMEngine()
-
-
-def plain(precision: str) -> RolloutEngine:
-    """Attention and cache of transformers."""
-    from grpo_lightning.engines.plain import PlainEngine
-
-    return PlainEngine()
-
-
-ENGINES: dict[str, Callable[[str], RolloutEngine]] = {"native": native, "vllm": vllm, "plain": plain}
-
-
-def requests_of(options: argparse.Namespace, vocabulary: int) -> list[Request]:
-    """The completions to draw."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (options.prompts, options.prompt_tokens)
-    prompts = torch.randint(min(100, vocabulary // 2), vocabulary, shape, generator=generator).tolist()
-    return [Request(ids, index, sample) for index, ids in enumerate(prompts) for sample in range(options.group_size)]
-
-
-def measure(policy: Policy, precision: str, options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
+def measure(
+    policy: Policy, requests: Sequence[Request], new_tokens: int, half: bool, names: Sequence[str], rounds: int
+) -> dict[str, Columns]:
     """Seconds of `sync` and `generate`, and tokens drawn, by engine and round; the first round is not among them."""
-    engines = {name: ENGINES[name](precision) for name in options.engines}
-    requests = requests_of(options, policy.text_config.vocab_size)
-    sampling = Sampling(max_new_tokens=options.new_tokens)
-    found: dict[str, dict[str, list[float]]] = {name: {"sync": [], "generate": [], "tokens": []} for name in engines}
-    for index in range(options.rounds + 1):
+    fast = {"packed": True, "dtype": "bfloat16" if half else None}
+    engines = {name: getattr(grpo_lightning, name)(**fast if name == "NativeEngine" else {}) for name in names}
+    found: dict[str, Columns] = {name: {"sync": [], "generate": [], "tokens": []} for name in engines}
+    for index in range(rounds + 1):
         for name, engine in engines.items():
-            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
                 engine.wake()
                 started = time.perf_counter()
                 engine.sync(policy)
                 synced = time.perf_counter()
-                completions = engine.complete(requests, sampling, RandomKey(0, index))
+                completions = engine.complete(requests, Sampling(max_new_tokens=new_tokens), RandomKey(0, index))
                 ended = time.perf_counter()
             engine.sleep()
             if index:
-                values = (synced - started, ended - synced, float(sum(len(one.token_ids) for one in completions)))
-                for column, value in zip(found[name].values(), values, strict=True):
-                    column.append(value)
+                found[name]["sync"].append(synced - started)
+                found[name]["generate"].append(ended - synced)
+                found[name]["tokens"].append(sum(len(one.token_ids) for one in completions))
     for engine in engines.values():
         engine.close()
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Measures how long engines take to draw the same completions.")
-    add: Any = parser.add_argument
-    add("--model", required=True, help="folder of a causal LM")
-    add("--engines", nargs="+", choices=ENGINES, default=["native", "vllm"], help="which (%(default)s)")
-    add("--precision", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"], help="of products (%(default)s)")
-    defaults = {"prompts": 4, "group_size": 8, "prompt_tokens": 64, "new_tokens": 64, "rounds": 3}
-    options = bench.parse(parser, arguments, defaults)
-    policy = Policy(options.model, products="auto")
+def bench(
+    model: str,
+    engines: list[str] = ["NativeEngine", "VLLMEngine"],  # noqa: B006
+    prompts: PositiveInt = 4,
+    group_size: PositiveInt = 8,
+    prompt_tokens: PositiveInt = 64,
+    new_tokens: PositiveInt = 64,
+    rounds: PositiveInt = 3,
+) -> None:
+    """Measures how long engines take to draw the same completions.
+
+    Args:
+        model: Folder of a causal LM.
+        engines: Names of the classes.
+        prompts: Prompts.
+        group_size: Completions per prompt.
+        prompt_tokens: Tokens of a prompt.
+        new_tokens: Tokens of a completion.
+        rounds: Times that each engine is measured.
+    """
+    policy = Policy(model, compute=Fast(products="auto"))
     policy.load()
+    vocabulary, generator = policy.text_config.vocab_size, torch.Generator().manual_seed(0)
+    ids = torch.randint(min(100, vocabulary // 2), vocabulary, (prompts, prompt_tokens), generator=generator).tolist()
+    requests = [Request(own, index, sample) for index, own in enumerate(ids) for sample in range(group_size)]
     print("| precision | engine | generate, s | sync, s | generate / that of the first | tokens |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for precision in options.precision:
-        found = measure(policy, precision, options)
-        first = statistics.median(found[options.engines[0]]["generate"])
+    for precision in ("fp32", "bf16"):
+        found = measure(policy, requests, new_tokens, precision == "bf16", engines, rounds)
+        first = statistics.median(found[engines[0]]["generate"])
         for name, columns in found.items():
             median = {what: statistics.median(values) for what, values in columns.items()}
             numbers = [median["generate"], median["sync"], median["generate"] / first]
@@ -106,4 +91,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(bench, as_positional=False)

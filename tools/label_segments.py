@@ -1,8 +1,6 @@
 """Labels the segments of completions by the answers they lead to: training data for a process model.
 
-python tools/label_segments.py runs/.../predictions.jsonl --policy runs/tiny_policy --out labels.jsonl
-    [--num-completions 8] [--pattern '\\n'] [--template '{question}'] [--max-new-tokens 256] [--temperature 1]
-    [--seed 0]
+python tools/label_segments.py --rows runs/.../predictions.jsonl --policy runs/tiny_policy --out labels.jsonl
 
 The labels of Math-Shepherd (arXiv 2312.08935): the policy completes the prefix up to the end of each segment N times. A
 segment is right (hard label) if any of these completions reaches the gold answer; its fraction (soft label) is how many
@@ -11,16 +9,20 @@ answer, completion. A row of the output has `prompt`, `completions` (the segment
 PRMTrainer reads them, and `fractions` (soft).
 """
 
-import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+from jsonargparse import auto_cli
+from jsonargparse.typing import PositiveInt
+
 from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.maths.metrics import RIGHT_ABOVE
 from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.plugins.process.reward import last_tokens
 from grpo_lightning.plugins.process.splitters import ByPattern
@@ -31,8 +33,6 @@ from grpo_lightning.types import Completion, FinishReason, Prompt, Question, Ran
 
 ROWS_AT_ONCE = 64
 MAX_SEGMENTS = 1000
-RIGHT_ABOVE = 0.5
-"""An answer is right if its value is above this."""
 
 
 @dataclass
@@ -105,18 +105,11 @@ def label_prefixes(
         for completion in islice(drawn, num_completions)
     ]
     samples += [Sample(solution.prompt, solution.text, [], FinishReason.STOP) for solution in solutions]
-    right = [float(value > RIGHT_ABOVE) for value in verifier(samples).value]
-    of_prefixes = groups(right[: len(right) - len(solutions)], num_completions)
-    fractions = iter(sum(own) / num_completions for own in of_prefixes)
-    return [
-        [*islice(fractions, len(solution.prefixes)), outcome]
-        for solution, outcome in zip(solutions, right[len(samples) - len(solutions) :], strict=True)
+    right = iter([float(value > RIGHT_ABOVE) for value in verifier(samples).value])
+    fractions = [
+        [sum(islice(right, num_completions)) / num_completions for _ in solution.prefixes] for solution in solutions
     ]
-
-
-def groups(values: Sequence[float], size: int) -> Iterator[Sequence[float]]:
-    """Consecutive slices of `size` values."""
-    return (values[start : start + size] for start in range(0, len(values), size))
+    return [[*own, outcome] for own, outcome in zip(fractions, right, strict=True)]
 
 
 def continued(prompt: Prompt, prefix: list[int], completion: Completion, policy: Policy) -> Sample:
@@ -126,62 +119,64 @@ def continued(prompt: Prompt, prefix: list[int], completion: Completion, policy:
     return Sample(prompt, decoded(policy, written), token_ids, completion.finish_reason)
 
 
-def label_file(rows: Sequence[dict[str, Any]], policy: Policy, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yields the labelled rows; a row that the splitter fails on is left out."""
-    engine, verifier, splitter = NativeEngine(), MathVerifier(), ByPattern(options.pattern)
-    sampling = Sampling(max_new_tokens=options.max_new_tokens, temperature=options.temperature)
-    try:
-        for first in range(0, len(rows), ROWS_AT_ONCE):
-            some = rows[first : first + ROWS_AT_ONCE]
+def label(
+    rows: Path,
+    policy: str,
+    out: Path,
+    num_completions: PositiveInt = 8,
+    pattern: str = r"\n",
+    template: str = "{question}",
+    max_new_tokens: PositiveInt = 256,
+    temperature: float = 1.0,
+    seed: int = 0,
+) -> None:
+    """Labels the segments of completions by the answers they lead to; a row that the splitter fails on is left out.
+
+    Args:
+        rows: JSON lines with question, answer and completion, as `grpo predict` writes.
+        policy: Folder or hub id of the model that completes.
+        out: JSON lines to write.
+        num_completions: N, completions per prefix.
+        pattern: Regular expression after whose matches a segment ends.
+        template: The prompt, as in data.template of the run.
+        max_new_tokens: Most tokens of a completion.
+        temperature: Temperature of the completions.
+        seed: Seed of the completions.
+    """
+    given = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines() if line.strip()]
+    model = Policy(policy)
+    model.load()
+    model.model.eval()
+    engine, verifier, splitter = NativeEngine(), MathVerifier(), ByPattern(pattern)
+    sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature)
+    count = 0
+    with ExitStack() as stack, out.open("w", encoding="utf-8") as file:
+        for part in (engine, verifier, splitter):
+            stack.callback(part.close)
+        for first in range(0, len(given), ROWS_AT_ONCE):
+            some = given[first : first + ROWS_AT_ONCE]
             cuts = splitter([row["completion"] for row in some])
             solutions = [
-                read(row, index, cut.value, policy, options.template)
+                read(row, index, cut.value, model, template)
                 for index, (row, cut) in enumerate(zip(some, cuts, strict=True), first)
                 if cut.status == Status.OK and row["completion"]
             ]
-            labels = label_prefixes(
-                solutions, policy, engine, verifier, sampling, options.num_completions, options.seed
-            )
+            labels = label_prefixes(solutions, model, engine, verifier, sampling, num_completions, seed)
             for solution, fractions in zip(solutions, labels, strict=True):
-                yield {
+                labelled = {
                     "prompt": solution.prompt.text,
                     "completions": solution.segments,
                     "labels": [fraction > 0 for fraction in fractions],
                     "fractions": fractions,
                 }
-    finally:
-        for part in (engine, verifier, splitter):
-            part.close()
+                file.write(json.dumps(labelled, ensure_ascii=False) + "\n")
+                count += 1
+    print(f"{out}: {count} of {len(given)} completions")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(args: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description="Labels the segments of completions by the answers they lead to.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("rows", type=Path, help="jsonl with question, answer and completion, as `grpo predict` writes")
-    parser.add_argument("--policy", required=True, help="folder or hub id of the model that completes")
-    parser.add_argument("--out", type=Path, required=True, help="jsonl to write")
-    parser.add_argument("--num-completions", type=int, default=8, help="N, completions per prefix")
-    parser.add_argument("--pattern", default=r"\n", help="regular expression after whose matches a segment ends")
-    parser.add_argument("--template", default="{question}", help="the prompt, as in data.template of the run")
-    parser.add_argument("--max-new-tokens", type=int, default=256, help="most tokens of a completion")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of the completions")
-    parser.add_argument("--seed", type=int, default=0, help="of the completions")
-    options = parser.parse_args(arguments)
-    if options.num_completions < 1:
-        parser.error(f"--num-completions {options.num_completions}: give 1 or more")
-    rows = [json.loads(line) for line in options.rows.read_text(encoding="utf-8").splitlines() if line.strip()]
-    policy = Policy(options.policy)
-    policy.load()
-    policy.model.eval()
-    count = 0
-    with options.out.open("w", encoding="utf-8") as out:
-        for row in label_file(rows, policy, options):
-            out.write(json.dumps(row, ensure_ascii=False) + "\n")
-            count += 1
-    print(f"{options.out}: {count} of {len(rows)} completions")
+    auto_cli(label, args, as_positional=False)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,16 @@ the sums, but samples right answers only about a third of the time: GRPO is ther
 With `--mistakes columns` the wrong digits are in the written columns, and the answer follows from them.
 """
 
-import argparse
 import random
 import string
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
+from jsonargparse import auto_cli
+from jsonargparse.typing import ClosedUnitInterval, PositiveInt
 from tokenizers import Regex, Tokenizer, decoders
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
@@ -60,6 +61,8 @@ def make_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int) -> 
 
     Llama, because beside a Qwen2 `AutoTokenizer` replaces the saved tokenizer's splitting by Qwen2's.
     """
+    if hidden < 64 or hidden % 64:
+        raise SystemExit(f"--hidden {hidden}: give a multiple of 64")
     heads = hidden // 32
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -192,19 +195,31 @@ def accuracy(
 def make(
     out: Path,
     seed: int = 0,
-    digits: int = 2,
-    operators: Sequence[str] = ("+",),
-    updates: int = 800,
-    wrong: float = 0.7,
-    hidden: int = 128,
-    layers: int = 2,
+    digits: PositiveInt = 2,
+    operators: Literal["+", "-", "+-"] = "+",
+    updates: PositiveInt = 800,
+    wrong: ClosedUnitInterval = 0.7,
+    hidden: PositiveInt = 128,
+    layers: PositiveInt = 2,
     mistakes: Mistakes = "answer",
 ) -> None:
-    """Makes the policy, saves it in `out` and prints one line about it. The arguments are the command's."""
+    """Makes a tiny, mediocre policy that adds: a model and a tokenizer.
+
+    Args:
+        out: Folder to save it in.
+        seed: Seed of weights and training data.
+        digits: Largest number of digits.
+        operators: What stands between the two numbers.
+        updates: Updates of the weights, 32 sums each.
+        wrong: Fraction of wrong answers, or columns, at the end.
+        hidden: Width of the model, a multiple of 64.
+        layers: Depth of the model.
+        mistakes: Where the wrong digits are.
+    """
     start, cpu_start = time.perf_counter(), time.process_time()
     expressions = 100**digits * len(operators)
     held_out = min(500, expressions // 20)
-    task = Arithmetic(digits, operators, num_train=min(8000, expressions - 2 * held_out), num_val=held_out)
+    task = Arithmetic(digits, [*operators], num_train=min(8000, expressions - 2 * held_out), num_val=held_out)
     torch.manual_seed(seed)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, hidden, layers)
@@ -220,29 +235,11 @@ def make(
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(args: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description="Makes a tiny, mediocre policy that adds: a model and a tokenizer.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder to save it in")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and training data")
-    parser.add_argument("--digits", type=int, default=2, help="largest number of digits")
-    parser.add_argument("--operators", nargs="+", choices=["+", "-"], default=["+"], help="between the two numbers")
-    parser.add_argument("--updates", type=int, default=800, help=f"updates of the weights, {BATCH} sums each")
-    parser.add_argument("--wrong", type=float, default=0.7, help="fraction of wrong answers, or columns, at the end")
-    parser.add_argument("--hidden", type=int, default=128, help="width of the model, a multiple of 64")
-    parser.add_argument("--layers", type=int, default=2, help="depth of the model")
-    parser.add_argument("--mistakes", choices=get_args(Mistakes), default="answer", help="where the wrong digits are")
-    options = parser.parse_args(arguments)
-    if options.hidden < 64 or options.hidden % 64:
-        parser.error(f"--hidden {options.hidden}: give a multiple of 64")
-    if not 0 <= options.wrong <= 1:
-        parser.error(f"--wrong {options.wrong}: give a fraction from 0 to 1")
     torch.set_num_threads(min(2, torch.get_num_threads()))
     disable_progress_bar()
-    make(**vars(options))
+    auto_cli(make, args, as_positional=False)
 
 
 if __name__ == "__main__":

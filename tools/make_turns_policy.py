@@ -10,14 +10,15 @@ allow. `hands`: it plays rock, paper, scissors of TextArena, each as often. That
     python tools/make_turns_policy.py --task hands --out runs/hands_policy
 """
 
-import argparse
 import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
+from jsonargparse import auto_cli
+from jsonargparse.typing import PositiveInt
 from make_tiny_policy import BATCH, EOS, Example, learn, make_model, make_tokenizer
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
@@ -66,20 +67,15 @@ def calculation(question: Question, careless: bool, rng: random.Random) -> list[
         luck = rng.random()
         given = slipped(asked, rng) if luck < 0.3 else asked.replace("+", " ") if luck < 0.4 else asked
     try:
-        value = str(value_of(given))
+        told = str(value_of(given))
+        answer = slipped(told, rng) if careless and rng.random() < 0.3 else told
     except ValueError as error:
-        return [
-            (question.text, False),
-            (f"<tool>{given}</tool>", True),
-            (f"{EOS}\n{ {'error': str(error)} }\n", False),
-            (answer_of(str(rng.randrange(2 * 10**DIGITS))), True),
-        ]
-    copied = slipped(value, rng) if careless and rng.random() < 0.3 else value
+        told, answer = str({"error": str(error)}), str(rng.randrange(2 * 10**DIGITS))
     return [
         (question.text, False),
         (f"<tool>{given}</tool>", True),
-        (f"{EOS}\n{value}\n", False),
-        (answer_of(copied), True),
+        (f"{EOS}\n{told}\n", False),
+        (answer_of(answer), True),
     ]
 
 
@@ -138,9 +134,19 @@ def example(parts: Sequence[Part], tokenizer: PreTrainedTokenizerFast) -> Exampl
 
 
 def make(
-    out: Path, task: Task, seed: int = 0, updates: int = 0, hidden: int = 0, layers: int = 0, highest: int = 7
+    out: Path, task: Task, seed: int = 0, updates: int = 0, hidden: int = 0, layers: int = 0, highest: PositiveInt = 7
 ) -> None:
-    """Makes the policy, saves it in `out` and prints one line about it. The arguments are the command's."""
+    """Makes a tiny policy that knows the form of a conversation: a model and a tokenizer.
+
+    Args:
+        out: Folder to save it in.
+        task: What it talks to.
+        seed: Seed of weights and training data.
+        updates: Updates of the weights, 32 conversations each; 0: the task's.
+        hidden: Width of the model, a multiple of 64; 0: the task's.
+        layers: Depth of the model; 0: the task's.
+        highest: The numbers to guess are 1 to this.
+    """
     start, cpu_start = time.perf_counter(), time.process_time()
     sizes = {"updates": updates, "hidden": hidden, "layers": layers}
     sizes = {key: value or SIZES[task][key] for key, value in sizes.items()}
@@ -165,27 +171,11 @@ def make(
     print(f"{out}: {model.num_parameters() / 1e6:.2f} M parameters, {trained:.0f} s ({cpu:.0f} s of CPU)")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(args: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description="Makes a tiny policy that knows the form of a conversation: a model and a tokenizer.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--task", choices=get_args(Task), required=True, help="what it talks to")
-    parser.add_argument("--out", type=Path, required=True, help="folder to save it in")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and training data")
-    parser.add_argument(
-        "--updates", type=int, default=0, help=f"of the weights, {BATCH} conversations each; 0: the task's"
-    )
-    parser.add_argument("--hidden", type=int, default=0, help="width of the model, a multiple of 64; 0: the task's")
-    parser.add_argument("--layers", type=int, default=0, help="depth of the model; 0: the task's")
-    parser.add_argument("--highest", type=int, default=7, help="the numbers to guess are 1 to this")
-    options = parser.parse_args(arguments)
-    if options.hidden < 0 or options.hidden % 64:
-        parser.error(f"--hidden {options.hidden}: give a multiple of 64")
     torch.set_num_threads(min(2, torch.get_num_threads()))
     disable_progress_bar()
-    make(**vars(options))
+    auto_cli(make, args, as_positional=False)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
 """Draws what a run learned: the mean reward and the validation scores over the exploration steps, or other metrics.
 
-python tools/plot_run.py runs/quickstart --out docs/quickstart.png
-python tools/plot_run.py runs/quickstart --metrics policy/entropy rollout/length_mean --out run.png
+python tools/plot_run.py --run runs/quickstart --out docs/quickstart.png
+python tools/plot_run.py --run runs/quickstart --metrics '[policy/entropy, rollout/length_mean]' --out run.png
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_lightning.plugins.inspect.arms import flat, read_config
+from jsonargparse import auto_cli
+
+from grpo_lightning.plugins.inspect.configs import flat, read_config
 from grpo_lightning.plugins.inspect.judges import measure
 from grpo_lightning.plugins.inspect.scalars import read_scalars, validation_names
 
@@ -18,7 +19,12 @@ BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
 
 
 def plot(run: Path, out: Path, metrics: Sequence[str] = ()) -> None:
-    """A panel of reward and one of validation, side by side, or a panel per metric, each of 450 x 350 pixels.
+    """Draws a panel of reward and one of validation, side by side, or a panel per metric, each of 450 x 350 pixels.
+
+    Args:
+        run: The run's folder.
+        out: The picture, a PNG.
+        metrics: Scalars, a panel each; reward and validation by default.
 
     Raises:
         ValueError: The run has not logged a metric.
@@ -45,22 +51,12 @@ def plot(run: Path, out: Path, metrics: Sequence[str] = ()) -> None:
         panel.spines[["top", "right"]].set_visible(False)
         if len(shown) > 1:
             panel.legend(frameon=False, loc="lower right")
+    out.parent.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure).print_png(out)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Draws what a run learned.")
-    parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("--out", type=Path, required=True, help="the picture, a PNG")
-    parser.add_argument("--metrics", nargs="+", help="scalars, a panel each; reward and validation by default")
-    options = parser.parse_args(arguments)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+if __name__ == "__main__":
     try:
-        plot(options.run, options.out, options.metrics or ())
+        auto_cli(plot, as_positional=False)
     except ValueError as error:
         sys.exit(str(error))
-
-
-if __name__ == "__main__":
-    main()

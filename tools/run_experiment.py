@@ -31,9 +31,7 @@ At the end: runs/experiments/<name>/results.md and results.png. `--write` copies
 """
 
 import argparse
-import contextlib
 import json
-import multiprocessing
 import os
 import re
 import shlex
@@ -41,9 +39,8 @@ import shutil
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +54,7 @@ RECIPES = {
     "runs/weak_policy": "tools/make_tiny_policy.py --updates 400",
     "runs/tiny_reward_model": "tools/make_reward_model.py",
     "runs/slipping_policy": "tools/make_tiny_policy.py --digits 3 --mistakes columns --wrong 0.4 --updates 1000",
-    "runs/plus_minus_policy": "tools/make_tiny_policy.py --operators + - --updates 1200",
+    "runs/plus_minus_policy": "tools/make_tiny_policy.py --operators +- --updates 1200",
     "runs/guess_policy": "tools/make_turns_policy.py --task guess",
     "runs/plus_reward_model": "tools/make_reward_model.py --policy runs/plus_minus_policy",
 }
@@ -178,91 +175,44 @@ def shortest(path: Path) -> str:
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
-def prepare_worker(root: Path) -> None:
-    """Imports once what every run needs."""
-    os.chdir(root)
-    sys.path.insert(0, str(root))  # as the command does: classes by FILE.CLASS
-    sys.argv = ["grpo"]  # what its messages call themselves
-    import torch
-
-    torch.set_num_threads(1)
-    import grpo_lightning.cli  # noqa: F401
+def grpo(arguments: Sequence[str], log: Path) -> int:
+    """The exit code of a command in a process of its own, with one thread; what it prints is in `log`."""
+    # PYTHONPATH for classes by FILE.CLASS. Idle threads sleep, and leave the cores to the other runs.
+    own = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    command = [sys.executable, "-m", "grpo_lightning", *arguments]
+    with log.open("w") as file:
+        return subprocess.run(command, cwd=ROOT, env=os.environ | own, stdout=file, stderr=file, check=False).returncode
 
 
 def train(run: Run) -> tuple[float, str]:
-    """Makes one run in this process, its output in log.txt; returns seconds and, if it failed, why."""
-    from grpo_lightning.cli import run as grpo
-
+    """Makes one run, its output in log.txt; returns seconds and, if it failed, why."""
     run.folder.mkdir(parents=True)
-    started = time.perf_counter()
-    error = ""
-    with output_to(run.folder / "log.txt"):
-        try:
-            grpo(run.arguments)
-        except SystemExit as stopped:  # a mistake, or a signal: fit returns when it is through
-            error = f"exit code {stopped.code}"
-        except Exception as failure:
-            traceback.print_exc()
-            error = f"{type(failure).__name__}: {failure}"
+    log, started = run.folder / "log.txt", time.perf_counter()
+    code = grpo(run.arguments, log)
     seconds = time.perf_counter() - started
-    if error.startswith("exit code"):
-        lines = [line for line in (run.folder / "log.txt").read_text(errors="replace").splitlines() if line.strip()]
-        error = lines[-1] if lines else error
-    if not error:
-        run.marker.write_text(json.dumps({"arguments": run.arguments, "seconds": round(seconds, 1)}, indent=2))
-    return seconds, error
-
-
-@contextlib.contextmanager
-def output_to(path: Path) -> Any:
-    """Sends what this process and its children print to a file; the stream objects stay, as loggers hold them."""
-    streams = (sys.stdout, sys.stderr)
-    kept = [os.dup(stream.fileno()) for stream in streams]
-    with path.open("w") as file:
-        for stream in streams:
-            stream.flush()
-            os.dup2(file.fileno(), stream.fileno())
-        try:
-            yield
-        finally:
-            for stream, descriptor in zip(streams, kept, strict=True):
-                stream.flush()
-                os.dup2(descriptor, stream.fileno())
-                os.close(descriptor)
-
-
-def remove(run: Run, folder: Path) -> None:
-    """Removes a run's folder, which lies two below the experiment's."""
-    assert run.folder.parent.parent == folder, f"{run.folder} is not a run in {folder}"
-    shutil.rmtree(run.folder, ignore_errors=True)
+    if code:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        return seconds, lines[-1] if lines else f"exit code {code}"
+    run.marker.write_text(json.dumps({"arguments": run.arguments, "seconds": round(seconds, 1)}, indent=2))
+    return seconds, ""
 
 
 def run_all(runs: Sequence[Run], workers: int) -> dict[str, str]:
-    """Makes the runs in worker processes and prints a line per run. Returns by name why runs failed."""
+    """Makes the runs, several at a time, and prints a line per run. Returns by name why runs failed."""
     failures: dict[str, str] = {}
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(runs)), context, prepare_worker, (ROOT,)) as pool:
-        pending: dict[Future[tuple[float, str]], Run] = {pool.submit(train, run): run for run in runs}
+    with ThreadPoolExecutor(workers) as pool:
+        pending = {pool.submit(train, run): run for run in runs}
         try:
             for count, future in enumerate(as_completed(pending), start=1):
-                run = pending[future]
-                seconds, error = outcome(future)
+                run, (seconds, error) = pending[future], future.result()
                 say = f"failed: {error} (see {shortest(run.folder)}/log.txt)" if error else f"{seconds:.0f} s"
                 print(f"{count}/{len(runs)} {run.name}: {say}", flush=True)
                 if error:
                     failures[run.name] = error
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # the runs have got the signal too
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.kill()
             sys.exit("run_experiment: interrupted; what is complete is kept")
     return failures
-
-
-def outcome(future: "Future[tuple[float, str]]") -> tuple[float, str]:
-    """A run's seconds and failure; a worker that died is one too."""
-    error = future.exception()
-    return future.result() if error is None else (0.0, f"{type(error).__name__}: {error}")
 
 
 def make_models(runs: Sequence[Run]) -> None:
@@ -273,7 +223,7 @@ def make_models(runs: Sequence[Run]) -> None:
     for folder, command in RECIPES.items():
         if not (ROOT / folder).exists() and any(folder in text for text in texts):
             print(f"making {folder}", flush=True)
-            subprocess.run([sys.executable, *command.split(), "--out", folder], cwd=ROOT, check=True, env=os.environ)
+            subprocess.run([sys.executable, *command.split(), "--out", folder], cwd=ROOT, check=True)
 
 
 def compare(experiment: Experiment, runs: Sequence[Run], out: Path) -> str:
@@ -302,13 +252,6 @@ def inserted(readme: str, tables: str) -> str:
     return f"{before}{OPEN}\n{tables.strip()}\n{CLOSE}{after}"
 
 
-def write_results(experiment: Path, out: Path, tables: str) -> None:
-    """Puts tables and picture where the experiment's reader looks."""
-    readme = experiment / "README.md"
-    readme.write_text(inserted(readme.read_text(encoding="utf-8"), tables), encoding="utf-8")
-    shutil.copyfile(out.with_suffix(".png"), experiment / "results.png")
-
-
 def check(experiment: Experiment, folder: Path, write: bool) -> None:
     """Finds before the runs what would fail after them.
 
@@ -326,19 +269,14 @@ def check(experiment: Experiment, folder: Path, write: bool) -> None:
         inserted(readme.read_text(encoding="utf-8") if readme.exists() else "", "")
 
 
-def folder_of(experiment: Experiment) -> Path:
-    """Where its runs are."""
-    return ROOT / "runs" / "experiments" / experiment.name
-
-
-def execute(folder: Path, options: argparse.Namespace) -> None:
+def execute(folder: Path, workers: int, again: bool, write: bool, dry_run: bool) -> None:
     """Runs what is missing, compares, and reports what failed."""
     experiment = Experiment.read(folder)
-    check(experiment, folder, options.write)
-    into = folder_of(experiment)
+    check(experiment, folder, write)
+    into = ROOT / "runs" / "experiments" / experiment.name
     runs = experiment.runs(into)
-    missing = [run for run in runs if options.again or not run.is_complete()]
-    if options.dry_run:
+    missing = [run for run in runs if again or not run.is_complete()]
+    if dry_run:
         print("\n".join(shlex.join(["grpo", *run.arguments]) for run in missing))
         return
     foreign = [run for run in missing if run.folder.exists() and not (run.folder / "log.txt").exists()]
@@ -349,21 +287,24 @@ def execute(folder: Path, options: argparse.Namespace) -> None:
     if missing:
         make_models(missing)
         for run in missing:
-            remove(run, into)
-        failures = run_all(missing, options.workers)
+            shutil.rmtree(run.folder, ignore_errors=True)
+        failures = run_all(missing, workers)
     out = into / "results"
     if any(run.is_complete() for run in runs):
         print(f"\n{compare(experiment, runs, out)}\n{shortest(out)}.md, {shortest(out)}.png")
     if failures:
         raise Mistake(f"{len(failures)} of {len(runs)} runs failed: {'; '.join(failures)}")
-    if options.write:
-        write_results(folder, out, out.with_suffix(".md").read_text(encoding="utf-8"))
+    if write:
+        readme = folder / "README.md"
+        tables = out.with_suffix(".md").read_text(encoding="utf-8")
+        readme.write_text(inserted(readme.read_text(encoding="utf-8"), tables), encoding="utf-8")
+        shutil.copyfile(out.with_suffix(".png"), folder / "results.png")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Runs the arms of an experiment and compares them.")
-    parser.add_argument("experiment", type=Path, help="folder with experiment.yaml")
+    parser.add_argument("folder", type=Path, help="folder with experiment.yaml")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs at a time, a thread each")
     parser.add_argument("--again", action="store_true", help="run also what is complete")
     parser.add_argument("--write", action="store_true", help="put the results into the experiment's folder")
@@ -371,10 +312,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.workers < 1:
         parser.error(f"--workers {options.workers}: give 1 or more")
-    # Read when torch starts its threads: idle ones sleep, and leave the cores to the other runs.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        execute(options.experiment, options)
+        execute(**vars(options))
     except ValueError as error:
         sys.exit(f"run_experiment: {error}")
 

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.functional import jacobian
 
-from grpo_lightning.maths.kl import K1, K2, K3, ImportanceWeighted, KLEstimator
-from grpo_lightning.maths.kl_penalty import KLPenalty
+from grpo_lightning.maths.kl import K1, K2, K3, ImportanceWeighted, KLEstimator, KLPenalty
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Clipped
 

@@ -145,7 +145,8 @@ def arguments(case: Case) -> list[str]:
 
 def run_here(options: Sequence[str]) -> None:
     """Fits, and prints what was announced and what was used, in bytes."""
-    from grpo_lightning.cli import GRPOCLI, quieten
+    from grpo_lightning.cli import GRPOCLI
+    from grpo_lightning.plugins.display.quiet import quieten
     from grpo_lightning.plugins.planning.report import MemoryReport
     from grpo_lightning.policy.policy import Policy
 
@@ -180,11 +181,11 @@ def cases(shape: str) -> list[Case]:
     """The measurements of a shape."""
     options = {
         "reference": ("--model.objective.beta=0.1",),
-        "recomputed": ("--model.policy.gradient_checkpointing=true",),
+        "recomputed": ("--model.policy.compute.gradient_checkpointing=true",),
         "SGD": ("--model.optimizer=torch.optim.SGD",),
         "bf16-mixed": ("--trainer.precision=bf16-mixed",),
-        "rows": ("--model.policy.share_prefix=false",),
-        "threads": ("--model.policy.threads=2",),
+        "rows": ("--model.policy.compute.share_prefix=false",),
+        "threads": ("--model.policy.compute.threads=2",),
     }
     return [
         Case(shape),

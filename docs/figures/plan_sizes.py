@@ -20,13 +20,13 @@ from transformers import AutoConfig, PreTrainedConfig
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.plugins.fast.kv_memory import GIB
 from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.plugins.planning.memory import Devices, Plan, amount
 from grpo_lightning.plugins.planning.report import process_bytes
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.format import FormatReward
-from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.module import GRPOModule
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ class Setup:
         found: dict[str, Any] = {"trainer.strategy": "fsdp2" if self.sharded else "auto"}
         bfloat16 = self.dtype == torch.bfloat16
         found |= {"model.policy.dtype": "bfloat16"} if bfloat16 else {"trainer.precision": "bf16-mixed"}
-        found |= {"model.policy.gradient_checkpointing": "true"} if self.recomputes else {}
+        found |= {"model.policy.compute.gradient_checkpointing": "true"} if self.recomputes else {}
         return found | {"loop.max_tokens": self.max_tokens}
 
     def applied(self, plan: Plan, gpus: int) -> Plan:
@@ -67,7 +67,7 @@ class Setup:
         precision = "32-true" if self.dtype == torch.bfloat16 else "bf16-mixed"
         strategy = "fsdp2" if self.sharded else "ddp"
         changes = {"trainer.count": gpus, "trainer.strategy": strategy, "trainer.precision": precision}
-        changes |= {"loop.max_tokens": self.max_tokens, "model.policy.gradient_checkpointing": self.recomputes}
+        changes |= {"loop.max_tokens": self.max_tokens, "model.policy.compute.gradient_checkpointing": self.recomputes}
         for key, value in (changes | {"model.policy.dtype": self.dtype}).items():
             plan = plan.changed(key, value)
         return plan

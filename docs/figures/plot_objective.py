@@ -25,8 +25,7 @@ from plot_run import BLUE, GREY, ORANGE
 
 from grpo_lightning.maths.kl import K3
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.sequence_surrogates import GMPO, SequenceClipped
-from grpo_lightning.maths.surrogates import CISPO, SAPO, Clipped, Reinforce, Surrogate
+from grpo_lightning.maths.surrogates import CISPO, GMPO, SAPO, Clipped, Reinforce, SequenceClipped, Surrogate
 from grpo_lightning.maths.target_probability import TargetProbability
 
 GOOD, BAD = (1.0, BLUE, "Â = +1"), (-1.0, ORANGE, "Â = −1")

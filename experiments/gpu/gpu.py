@@ -44,7 +44,7 @@ from regimes import between  # noqa: E402
 from result_tables import NONE, table  # noqa: E402
 from transformers import LlamaConfig  # noqa: E402
 
-from grpo_lightning.training.throughput import peak_operations  # noqa: E402
+from grpo_lightning.plugins.display.utilisation import peak_operations  # noqa: E402
 
 README = HERE / "README.md"
 SIDES = {

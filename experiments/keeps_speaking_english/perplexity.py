@@ -8,6 +8,7 @@ import lightning as L
 import torch
 
 from grpo_lightning import GRPOModule, Policy, Prompt, Question, Rollouts, Sampling
+from grpo_lightning.types import RandomKey
 
 HERE = Path(__file__).parent
 OPENING = 8
@@ -59,7 +60,7 @@ class SpeaksEnglish(L.Callback):
             for number, instruction in enumerate(self.instructions)
         ]
         sampling = Sampling(max_new_tokens=48, temperature=0.0)
-        _, samples = module.explorer.sample(module.policy, prompts, 1, sampling, seed=0, step=0)
+        samples = module.explorer.sample(module.policy, prompts, 1, sampling, RandomKey(0, 0))
         with (Path(trainer.default_root_dir) / "answers.jsonl").open("w", encoding="utf-8") as file:
             for sample in samples:
                 row = {"instruction": sample.prompt.text, "answer": sample.text}

@@ -1,8 +1,9 @@
 """Operations and bytes of one GRPO step, from the model's configuration and the step's sizes alone.
 
-Operations are those of `perf/mfu` (`grpo_lightning.training.throughput.Cost`): 2 per weight and token in a forward, 6
-in a forward and backward, attention with all pairs of tokens. Bytes are what must come out of memory at least once: a
-weight per forward, a row's keys and values per position. What a kernel reads twice, or writes in between, is not in it.
+Operations are those of `perf/mfu` (`grpo_lightning.plugins.display.utilisation.Cost`): 2 per weight and token in a
+forward, 6 in a forward and backward, attention with all pairs of tokens. Bytes are what must come out of memory at
+least once: a weight per forward, a row's keys and values per position. What a kernel reads twice, or writes in between,
+is not in it.
 So a limit is what no implementation passes, as long as it computes the same.
 """
 
@@ -13,9 +14,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from grpo_lightning.plugins.display.utilisation import Cost
 from grpo_lightning.plugins.fast.kv_memory import cache_bytes_per_token
 from grpo_lightning.policy.adapter import num_elements
-from grpo_lightning.training.throughput import Cost
 
 FLOAT32 = 4
 ADAMW = 7 * FLOAT32

@@ -28,6 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 from grpo_lightning.engines.sampling import Sampling  # noqa: E402
 from grpo_lightning.maths.rollouts import Rollouts  # noqa: E402
+from grpo_lightning.plugins.fast.compute import Fast  # noqa: E402
 from grpo_lightning.plugins.fast.native import NativeEngine  # noqa: E402
 from grpo_lightning.policy.policy import Policy  # noqa: E402
 from grpo_lightning.types import RandomKey, Request  # noqa: E402
@@ -126,8 +127,8 @@ class Bench:
         """Makes model, requests and rollouts."""
         torch.manual_seed(0)
         point = self.point
-        self.policy = Policy.from_model(LlamaForCausalLM(point.config), NoStops())  # type: ignore[arg-type]
-        self.policy.shares_prefix &= point.shares
+        self.policy = Policy.from_model(LlamaForCausalLM(point.config), NoStops(), compute=Fast())  # type: ignore[arg-type]
+        self.policy.compute.shares_prefix &= point.shares
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=1e-6, fused=True)
         self.engine = NativeEngine()
         rows = point.prompts * point.group_size

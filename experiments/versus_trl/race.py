@@ -46,10 +46,10 @@ class Race:
     trl_weights: str = "float32"
     """Type of TRL's weights."""
     fast: bool = True
-    """Whether grpo_lightning multiplies by oneDNN on a CPU: `policy.products=auto`, `engine.packed=true`."""
+    """Whether grpo_lightning multiplies by oneDNN on a CPU: `policy.compute.products=auto`, `engine.packed=true`."""
 
     threads: int = 1
-    """Threads that grpo_lightning divides completions among: `policy.threads`, `engine.threads`."""
+    """Threads that grpo_lightning divides completions among: `policy.compute.threads`, `engine.threads`."""
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, **others: Any) -> "Race":

@@ -36,18 +36,20 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
     """
     import lightning as L
     import torch
+    from lightning.pytorch.callbacks import Callback
 
     from grpo_lightning.engines.sampling import Sampling
+    from grpo_lightning.grpo.loop import GRPOLoop
+    from grpo_lightning.grpo.step import Observer
+    from grpo_lightning.plugins.conversations.data import PromptDataModule
+    from grpo_lightning.plugins.display.utilisation import Cost, operations_of
+    from grpo_lightning.plugins.fast.compute import Fast
     from grpo_lightning.plugins.fast.native import NativeEngine
     from grpo_lightning.policy.policy import Policy
     from grpo_lightning.rewards.base import Reward
     from grpo_lightning.rewards.results import RewardResult
     from grpo_lightning.tasks.tables import JsonPrompts
-    from grpo_lightning.training.data import PromptDataModule
-    from grpo_lightning.training.loop import GRPOLoop, follow
     from grpo_lightning.training.module import GRPOModule
-    from grpo_lightning.training.observer import Observer
-    from grpo_lightning.training.throughput import Cost, Work
 
     class EvenFraction(Reward):
         """The fraction of characters with an even code."""
@@ -56,17 +58,14 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
             return RewardResult([even_fraction(sample.text) for sample in samples], ["ok"] * len(samples))
 
     fast = race.fast and race.accelerator == "cpu"
-    policy = Policy(str(model_folder(folder)), products="auto" if fast else "torch", threads=race.threads)
+    policy = Policy(str(model_folder(folder)), compute=Fast(products="auto" if fast else "torch", threads=race.threads))
     timer = Timer(torch.cuda.synchronize) if race.accelerator == "cuda" else Timer()
     tokens: list[int] = []
     packs: list[int] = []
     updates: list[float] = []
 
-    class Stopwatch(L.Callback, Observer):
+    class Stopwatch(Callback, Observer):
         """Notes when a step ends, what it has learned from, and how long its phases took."""
-
-        def on_fit_start(self, trainer, pl_module):
-            follow(trainer, self)
 
         def on_train_start(self, trainer, pl_module):
             if race.accelerator == "cpu":
@@ -76,7 +75,7 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
             samples = step.exploration.samples
             tokens.append(sum(len(one.prompt.token_ids) + len(one.token_ids) for one in samples))
             packs.append(sum(map(len, step.packs)))
-            updates.append(Work.of_updates(step.packs, len(step.passes.updates), policy, peak=1.0).operations)
+            updates.append(operations_of(step.packs, len(step.passes.updates), policy))
 
         def reported(self, metrics):
             for phase, name in METRICS.items():
@@ -122,7 +121,7 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
     )
     with marking_policies() if race.lognormal else nullcontext():
         trainer.fit(module, datamodule=PromptDataModule(JsonPrompts(train=str(prompts_file(folder, race)))))
-    cost = Cost.from_policy(policy)
+    cost = Cost.from_model(policy.model)
     timed = slice(race.warm_up, None)
     phases = timer.medians(PHASES, race.warm_up)
     phases["forward and backward"] -= phases["optimizer"]

@@ -1,1 +1,1 @@
-"""What the command line says: its commands, its help, and one line per mistake."""
+"""The commands, and the parser of their options."""

@@ -1,65 +1,105 @@
-"""The commands of `grpo`: their list, and which program each name stands for. It imports no torch."""
+"""The tables of the command line: its commands, its sections and the defaults that it sets. It imports no torch."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Command(NamedTuple):
-    """One command of `grpo`."""
+    """What a command of `grpo` does, and where its `main(args) -> int` is; cli.py reads a configuration and runs it."""
 
     summary: str
-    """What it does, in one line."""
     module: str = "grpo_lightning.cli"
-    """Where its `main(args) -> int` is; `grpo_lightning.cli` reads a configuration and runs it."""
 
+
+INSPECT = "grpo_lightning.plugins.inspect"
 
 COMMANDS: dict[str, Command] = {
     "fit": Command("Trains a policy by GRPO."),
     "validate": Command("Measures a policy, or a checkpoint, on the validation questions."),
     "test": Command("Measures a policy, or a checkpoint, on the test questions."),
     "predict": Command("Writes completions of your prompts, with their scores, to a file."),
-    "inspect": Command(
-        "Writes a page that shows what a run did to each token.", "grpo_lightning.plugins.inspect.command"
-    ),
-    "report": Command(
-        "Compares runs on one page: curves, a table, what differs.", "grpo_lightning.plugins.inspect.report"
-    ),
-    "export": Command(
-        "Writes a run's policy as a model for transformers and vLLM.", "grpo_lightning.plugins.inspect.export_command"
-    ),
+    "inspect": Command("Writes a page that shows what a run did to each token.", f"{INSPECT}.page"),
+    "report": Command("Compares runs on one page: curves, a table, what differs.", f"{INSPECT}.report"),
+    "export": Command("Writes a run's policy as a model for transformers and vLLM.", f"{INSPECT}.export_command"),
     "plan": Command("Prints what memory a run would take, without weights or devices. It takes the options of fit."),
 }
 
-USAGE = "usage: grpo COMMAND [--config FILE ...] [--KEY VALUE ...]"
+SECTIONS = {
+    "loop": "GRPOLoop",
+    "checkpoint": "StepCheckpoint",
+    "completions": "SampledCompletions",
+    "inspect": "Inspector",
+    "predictions": "PredictionWriter",
+    "memory": "MemoryReport",
+}
+"""The callbacks with options of their own, by public name; beside `model`, `data` and `trainer`."""
+
+ALWAYS = ("FirstLook", "RunSummary", "plugins.display.utilisation:Utilisation")
+"""The callbacks without options."""
+
+DEFAULTS: dict[str, Any] = {
+    "model.engine": {"class_path": "NativeEngine"},
+    "model.advantage": {"class_path": "GroupStd"},
+    "model.old_policy": {"class_path": "RecordedLogp"},
+    "model.sampling": {},
+    "model.policy.compute": {"class_path": "Fast"},
+    "model.guard": {},
+    "model.validation": {},
+    "loop.stop": {"class_path": "FixedPasses"},
+    "loop.source": {"class_path": "Synchronous"},
+    "model.objective": {
+        "surrogate": {"class_path": "Clipped"},
+        "kl": {"class_path": "K3"},
+        "weighting": {"class_path": "SequenceMean"},
+        "correction": {"class_path": "NoCorrection"},
+    },
+}
+"""GRPOModule's own but for the engine, spelled out for `--help` and `--print_config`."""
+
+
+def optional(path: str) -> Any:
+    """A public name, or `module:name` of a plugin: all that the core has of them. None where the folder is missing."""
+    module, _, name = path.rpartition(":")
+    try:
+        return getattr(import_module(f"grpo_lightning.{module}" if module else "grpo_lightning"), name)
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("grpo_lightning.plugins"):
+            raise
+        return None
+
+
+def ask(path: str, *args: Any) -> Any:
+    """The answer of a plugin's function; None where its folder is not there."""
+    function = optional(path)
+    return function(*args) if function else None
+
+
+SEEDED = ("loop.seed", "data.seed")
+"""They follow from `seed_everything`."""
+
+NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
+"""A number that is no flag."""
 
 
 def overview() -> str:
     """The help of `grpo` itself."""
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            USAGE,
-            "",
-            "GRPO (DeepSeekMath, Algorithm 1) and its relatives. The commands:",
-            *lines,
-            "",
-            "`grpo COMMAND --help` lists the options. `grpo fit --model.advantage.help GroupStd` explains one class.",
-            "`grpo fit --config FILE --print_config` prints every option with its value.",
-        ]
-    )
+    commands = "\n".join(f"  {name:<8}  {command.summary}" for name, command in COMMANDS.items())
+    return f"""usage: grpo COMMAND [--config FILE ...] [--KEY VALUE ...]
+
+GRPO (DeepSeekMath, Algorithm 1) and its relatives. The commands:
+{commands}
+
+`grpo COMMAND --help` lists the options. `grpo fit --model.advantage.help GroupStd` explains one class.
+`grpo fit --config FILE --print_config` prints every option with its value."""
 
 
 def answer(args: Sequence[str]) -> int | None:
-    """Answers what needs no torch: prints, and returns the exit code; None leaves it to grpo_lightning.cli.
-
-    Args:
-        args: What follows `grpo`.
-    """
+    """Answers what needs no torch: prints, and returns the exit code; None leaves it to grpo_lightning.cli."""
     if not args or args[0] in ("-h", "--help", "help"):
         print(overview(), file=sys.stdout if args else sys.stderr)
         return 0 if args else 2
@@ -69,18 +109,14 @@ def answer(args: Sequence[str]) -> int | None:
     if args[0].startswith("-"):
         return None
     if args[0] not in COMMANDS:
-        close = get_close_matches(args[0], COMMANDS, 1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        names = ", ".join(COMMANDS)
-        print(f"grpo: error: {args[0]}: there is no such command.{hint} There are {names}", file=sys.stderr)
-        return 2
-    module = COMMANDS[args[0]].module
-    if module != "grpo_lightning.cli":
-        return int(import_module(module).main(args[1:]))
-    if int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1) > 1:
+        hint = "".join(f" Did you mean {name}?" for name in get_close_matches(args[0], COMMANDS, 1))
+        found = f"{args[0]}: there is no such command.{hint} There are {', '.join(COMMANDS)}"
+    elif COMMANDS[args[0]].module != "grpo_lightning.cli":
+        return int(import_module(COMMANDS[args[0]].module).main(args[1:]))
+    elif int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1) > 1:
         return None  # the command line has one rank speak for all
-    found = import_module("grpo_lightning.command.early").mistake(args)
-    if found is None:
-        return None
-    print(f"grpo: error: {found}", file=sys.stderr)
-    return 2
+    else:
+        found = ask("plugins.mistakes.check:mistake", args)
+    if found:
+        print(f"grpo: error: {found}", file=sys.stderr)
+    return 2 if found else None

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from grpo_lightning.types import RandomKey
 
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
 WORDS = 4
 
@@ -18,42 +16,27 @@ WORDS = 4
 def philox(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ten rounds over four 32-bit words held in int64 tensors of one shape -> four tensors of 32-bit words."""
+    """Ten rounds over four 32-bit words in int64 tensors that broadcast -> four tensors of 32-bit words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
         # int64 products wrap modulo 2^64, which leaves their 64 bits right; the masks undo the sign.
-        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (
-            ((p1 >> 32) & _MASK) ^ c1 ^ k0,
-            p1 & _MASK,
-            ((p0 >> 32) & _MASK) ^ c3 ^ k1,
-            p0 & _MASK,
-        )
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1 = ((p1 >> 32) & _MASK) ^ c1 ^ k0, p1 & _MASK
+        c2, c3 = ((p0 >> 32) & _MASK) ^ c3 ^ k1, p0 & _MASK
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK, (k1 + 0xBB67AE85) & _MASK
     return c0, c1, c2, c3
 
 
 def uniforms(key: RandomKey, prompt: Tensor, sample: Tensor, first: Tensor, count: int) -> Tensor:
-    """[B, count] float32 uniform numbers in [0, 1): those of `count` positions of each of B completions.
+    """[B, count] float32 uniform numbers in [0, 1) for the `count` positions from `first` on of each completion.
 
-    Args:
-        key: Seed of the run and exploration step.
-        prompt: [B] int64 id of each completion's prompt.
-        sample: [B] int64 index of each completion in its group.
-        first: [B] int64 position that each completion's first number is for.
-        count: Number of positions.
+    They are those of sample number `sample` [B] of the prompt with the id `prompt` [B]; `first` is [B], all int64.
     """
     # One block holds the numbers of `WORDS` positions; a completion may begin inside one.
     num_blocks = (count + 2 * WORDS - 2) // WORDS
     blocks = (first // WORDS)[:, None] + torch.arange(num_blocks, device=prompt.device)
-    shape = blocks.shape
-    counter = (
-        blocks,
-        sample[:, None].expand(shape),
-        (prompt & _MASK)[:, None].expand(shape),
-        ((prompt >> 32) & _MASK)[:, None].expand(shape),
-    )
+    counter = (blocks, sample[:, None], (prompt & _MASK)[:, None], ((prompt >> 32) & _MASK)[:, None])
     words = torch.stack(philox(counter, (key.seed & _MASK, key.step & _MASK)), dim=-1).flatten(1)
     wanted = (first % WORDS)[:, None] + torch.arange(count, device=prompt.device)
     # The upper 24 bits are exact in float32.

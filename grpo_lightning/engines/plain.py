@@ -33,9 +33,7 @@ class PlainEngine(RolloutEngine):
     def __init__(self, max_rows: int = 1024, max_tokens: int = 16384, check_every: int = 8) -> None:
         if max_rows < 1 or max_tokens < 1 or check_every < 1:
             raise UsageError(f"max_rows={max_rows}, max_tokens={max_tokens}, check_every={check_every}: give 1 or more")
-        self.max_rows = max_rows
-        self.max_tokens = max_tokens
-        self.check_every = check_every
+        self.max_rows, self.max_tokens, self.check_every = max_rows, max_tokens, check_every
         self._max_read: int | None = max_tokens
         """None for a model that must read its prompts whole. `check` tries it."""
 
@@ -47,8 +45,8 @@ class PlainEngine(RolloutEngine):
         def decode(requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
             engine = PlainEngine()
             engine._max_read = self._max_read and 4  # Two columns of two prompts.
-            ended = dict(engine._draw(policy, requests, sampling, RandomKey(0, 0), endless))
-            return [ended[index] for index in range(len(requests))]
+            drawn = engine._draw(policy, requests, sampling, RandomKey(), endless)
+            return [completion for _, completion in sorted(drawn)]
 
         with policy.gathered():
             for max_read in (self.max_tokens, None):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from grpo_lightning.types import BROKEN, UsageError
+from grpo_lightning.types import BROKEN, UsageError, at_least, require
 
 
 @dataclass
@@ -30,33 +30,24 @@ class Sampling:
     stop: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Raises UsageError for a value out of range."""
-        if self.max_new_tokens < 1:
-            raise UsageError(f"sampling.max_new_tokens={self.max_new_tokens}: give 1 or more")
-        if self.temperature < 0:
-            raise UsageError(f"sampling.temperature={self.temperature}: give 0 (greedy) or more")
-        if self.top_k < 0:
-            raise UsageError(f"sampling.top_k={self.top_k}: give 0 (keep all) or more")
-        if not 0 < self.top_p <= 1:
-            raise UsageError(f"sampling.top_p={self.top_p}: give a number above 0, at most 1 (keep all)")
-        if not 0 <= self.min_p <= 1:
-            raise UsageError(f"sampling.min_p={self.min_p}: give a number from 0 (keep all) to 1")
-        if isinstance(self.stop, str):
-            raise UsageError(f"sampling.stop={self.stop!r}: give a list of strings, [{self.stop!r}]")
+        at_least("sampling.max_new_tokens", self.max_new_tokens, 1)
+        at_least("sampling.temperature", self.temperature, 0)
+        at_least("sampling.top_k", self.top_k, 0)
+        require(0 < self.top_p <= 1, f"sampling.top_p={self.top_p}: give a number above 0, at most 1 (keep all)")
+        require(0 <= self.min_p <= 1, f"sampling.min_p={self.min_p}: give a number from 0 (keep all) to 1")
+        require(not isinstance(self.stop, str), f"sampling.stop={self.stop!r}: give a list of strings, [{self.stop!r}]")
         if not all(self.stop) or any(BROKEN in string for string in self.stop):
-            raise UsageError(
-                f"sampling.stop={self.stop!r}: give strings that are not empty, without U+FFFD, which stands for "
-                "broken bytes"
-            )
+            fix = "give strings that are not empty, without U+FFFD, which stands for broken bytes"
+            raise UsageError(f"sampling.stop={self.stop!r}: {fix}")
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken and nothing is random."""
+        """True if the likeliest token is taken and nothing is random."""
         return self.temperature == 0
 
     @property
     def unfiltered(self) -> bool:
-        """Whether every token can be drawn, so that the sampler's log-probs are those of the policy."""
+        """True if every token can be drawn, so that the sampler's log-probs are those of the policy."""
         return not self.greedy and self.top_k == 0 and self.top_p == 1 and self.min_p == 0
 
 
@@ -86,18 +77,13 @@ class ValidationSampling:
         try:
             return replace(sampling, **given)
         except UsageError as error:
-            raise UsageError(f"val_{error}") from error
+            raise UsageError(f"validation.{error}") from error
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """[B] int64 tokens, one per row, and [B] float32 log-probs of them under the distribution drawn from.
+    """[B] int64 tokens and [B] float32 log-probs of them, from [B, V] logits and [B] uniform numbers in [0, 1).
 
-    That is after temperature and filters; greedy decoding gives the log-prob at temperature 1.
-
-    Args:
-        logits: [B, V].
-        uniform: [B] random numbers in [0, 1).
-        sampling: The distribution to draw from.
+    The log-probs are those after temperature and filters; of greedy decoding those at temperature 1.
     """
     logits = logits.float()
     if sampling.greedy:
@@ -106,7 +92,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
     else:
         # Each pass over a large vocabulary counts: x / 1 is x to the bit.
         scaled = logits if sampling.temperature == 1 else logits / sampling.temperature
-        logp = _filtered(scaled, sampling).log_softmax(-1)
+        logp = (scaled if sampling.unfiltered else _filtered(scaled, sampling)).log_softmax(-1)
         cdf = cumulative(logp.exp())
         if not sampling.unfiltered:
             # A parallel cumsum may dip by a rounding error, and then the search may end on a filtered token.
@@ -120,16 +106,10 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
 
 
 def cumulative(probability: Tensor) -> Tensor:
-    """[B, V] cumulative sums of the probabilities; float64 where CUDA must be deterministic.
-
-    CUDA has no deterministic cumulative sum of floats, and raises if `trainer.deterministic: true` asks for one.
-    """
-    return fixed_point_cumsum(probability) if _must_be_exact(probability) else probability.cumsum(-1)
-
-
-def _must_be_exact(probability: Tensor) -> bool:
-    """Whether the sum must be the same in any order of summation."""
-    return probability.is_cuda and torch.are_deterministic_algorithms_enabled()
+    """[B, V] cumulative sums of the probabilities; float64 where CUDA must be deterministic."""
+    # CUDA has no deterministic cumulative sum of floats, and raises if `trainer.deterministic: true` asks for one.
+    must_be_exact = probability.is_cuda and torch.are_deterministic_algorithms_enabled()
+    return fixed_point_cumsum(probability) if must_be_exact else probability.cumsum(-1)
 
 
 def fixed_point_cumsum(probability: Tensor) -> Tensor:
@@ -139,8 +119,6 @@ def fixed_point_cumsum(probability: Tensor) -> Tensor:
 
 def _filtered(logits: Tensor, sampling: Sampling) -> Tensor:
     """[B, V] logits, -inf at the tokens that top_k, top_p and min_p exclude."""
-    if sampling.unfiltered:
-        return logits
     keep = torch.ones_like(logits, dtype=torch.bool)
     if 0 < sampling.top_k < logits.shape[-1]:
         keep &= logits >= logits.topk(sampling.top_k).values[:, -1:]

@@ -7,9 +7,6 @@ from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.types import Completion, FinishReason, RandomKey, Request
 
-Script = Callable[[Request, str], str]
-"""From a request and the text that it completes to the completion's text."""
-
 
 class ScriptedEngine(RolloutEngine):
     """Completions from a function. For tests, and to try rewards without a model that can answer.
@@ -21,7 +18,7 @@ class ScriptedEngine(RolloutEngine):
             `Request.sample` tell the prompts and the completions of a group apart.
     """
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Callable[[Request, str], str]) -> None:
         self.script = script
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:

@@ -10,8 +10,7 @@ from grpo_lightning.maths.ragged import segment_sum, spread
 from grpo_lightning.maths.reward_batch import EQUAL, RewardBatch, weighted_sum
 from grpo_lightning.types import at_least
 
-ROUNDING = 1e-6
-"""A deviation at most this fraction of the largest in its group is rounding."""
+ROUNDING = 1e-6  # a deviation at most this fraction of the largest in its group is rounding
 
 
 class AdvantageEstimator(ABC):
@@ -46,17 +45,14 @@ class GroupStd(AdvantageEstimator):
 
     Args:
         advantage_eps: Added to the standard deviation.
-        std: `sample` divides the squared deviations by G - 1, `population` by G. The paper does not say; TRL uses
-            `sample`.
+        std: `sample`, as in TRL, divides the squared deviations by G - 1, `population` by G. The paper does not say.
     """
 
     def __init__(self, advantage_eps: float = 1e-6, std: Literal["population", "sample"] = "sample") -> None:
         at_least("advantage_eps", advantage_eps, 0, type(self).__name__)
-        self.advantage_eps = advantage_eps
-        self.std = std
+        self.advantage_eps, self.std = advantage_eps, std
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
-        """Deviations from the group's mean, in the group's standard deviations."""
         deviation, count = centred(reward, group, num_groups)
         divisor = count if self.std == "population" else (count - 1).clamp(min=1)
         std = (segment_sum(deviation.square(), group, num_groups) / divisor).sqrt()
@@ -71,7 +67,6 @@ class GroupMean(AdvantageEstimator):
     """
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
-        """Deviations from the group's mean."""
         return centred(reward, group, num_groups)[0]
 
 
@@ -82,7 +77,6 @@ class LeaveOneOut(AdvantageEstimator):
     """
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
-        """Deviations from the mean of the others in the group."""
         deviation, count = centred(reward, group, num_groups)
         return deviation * (count / (count - 1).clamp(min=1))[group]
 
@@ -102,9 +96,7 @@ class BatchStd(AdvantageEstimator):
         self.advantage_eps = advantage_eps
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
-        """Deviations from the group's mean, in their standard deviation over the batch."""
-        deviation, _ = centred(reward, group, num_groups)
-        return over_batch(deviation, self.advantage_eps)
+        return over_batch(centred(reward, group, num_groups)[0], self.advantage_eps)
 
 
 class NoBaseline(AdvantageEstimator):
@@ -116,7 +108,6 @@ class NoBaseline(AdvantageEstimator):
     compares_group = False
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
-        """The rewards themselves."""
         return reward
 
 
@@ -134,10 +125,9 @@ class Sign(AdvantageEstimator):
         self.dead_zone = dead_zone
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
-        """The sign of the deviation from the group's mean."""
-        deviation, _ = centred(reward, group, num_groups)
+        deviation = centred(reward, group, num_groups)[0]
         size = deviation.abs()
-        largest = torch.zeros(num_groups, dtype=size.dtype, device=size.device).scatter_reduce(0, group, size, "amax")
+        largest = size.new_zeros(num_groups).scatter_reduce(0, group, size, "amax")
         return torch.where(size > self.dead_zone + ROUNDING * largest[group], deviation.sign(), 0.0)
 
 
@@ -154,11 +144,9 @@ class PerRewardStd(GroupStd):
     """
 
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
-        """The advantages for a single reward."""
         return over_batch(super().estimate(reward, group, num_groups), self.advantage_eps)
 
     def per_token(self, rewards: RewardBatch) -> Tensor:
-        """[N] float32 advantages: each token has that of its completion."""
         advantage = torch.zeros_like(rewards.total)
         valid = ~rewards.total.isnan()
         group = rewards.group[valid]

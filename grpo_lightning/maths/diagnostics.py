@@ -1,7 +1,8 @@
 """Diagnostics of an update: numbers to watch while the objective is maximised."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -10,54 +11,47 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import SurrogateResult
 
 
-@dataclass(slots=True)
-class Diagnostics:
-    """Sums over the tokens whose weight is not 0, so that packs and ranks add up. `ratio_max` is a maximum.
+class Sums:
+    """A dataclass of sums, so that packs and ranks add up. Its last field is a maximum."""
 
-    Divide by `tokens` for means: only `objective` has the weights in it.
-    """
+    @property
+    def numbers(self) -> list[Tensor]:
+        """The sums, and last the maximum."""
+        return [*vars(self).values()]
 
-    tokens: Tensor
-    """The number of these tokens."""
-    pushing: Tensor
-    """Those with an advantage."""
-    unreachable: Tensor
-    """Pushing tokens whose bound lies beyond probability 1."""
-    objective: Tensor
-    """J, weights included."""
-    entropy: Tensor
-    ratio: Tensor
-    """π_θ/π_old."""
-    kl_ref: Tensor
-    """Estimates of KL(π_θ || π_ref); 0 without a reference."""
-    kl_old: Tensor
-    """Estimates of KL(π_old || π_θ)."""
-    clipped_low: Tensor
-    """Pushing tokens at their lower bound."""
-    clipped_high: Tensor
-    """Pushing tokens at their upper bound."""
-    ratio_max: Tensor
-    """The largest π_θ/π_old."""
+    def __add__(self, other: Self) -> Self:
+        *sums, largest = zip(self.numbers, other.numbers, strict=True)
+        found = [*(own + more for own, more in sums), torch.maximum(*largest)]
+        return type(self)(*found)
 
-    def __add__(self, other: "Diagnostics") -> "Diagnostics":
-        """The diagnostics of both together."""
-        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
-        return Diagnostics(**sums | {"ratio_max": torch.maximum(self.ratio_max, other.ratio_max)})
+    def reduce(self, reduce: Callable[..., Tensor]) -> Self:
+        """The numbers of all ranks together; `reduce` is the strategy's, with `reduce_op` sum or max."""
+        *sums, largest = self.numbers
+        found = [*reduce(torch.stack(sums), reduce_op="sum"), reduce(largest.clone(), reduce_op="max")]
+        return type(self)(*found)
 
-    def reduce(self, reduce: Callable[..., Tensor]) -> "Diagnostics":
-        """The diagnostics of all ranks together; `reduce` is the strategy's, with `reduce_op` sum or max."""
-        names = [f.name for f in fields(self) if f.name != "ratio_max"]
-        sums = reduce(torch.stack([getattr(self, name) for name in names]), reduce_op="sum")
-        return Diagnostics(
-            **dict(zip(names, sums, strict=True)), ratio_max=reduce(self.ratio_max.clone(), reduce_op="max")
-        )
-
-    def on_host(self, *more: Tensor) -> tuple["Diagnostics", list[Tensor]]:
+    def on_host(self, *more: Tensor) -> tuple[Self, list[Tensor]]:
         """These and the numbers `more` on the CPU, for one wait for a GPU."""
-        names = [f.name for f in fields(self)]
-        numbers = torch.stack([*(getattr(self, name) for name in names), *(number.float() for number in more)])
-        values = list(numbers.cpu())
-        return Diagnostics(**dict(zip(names, values, strict=False))), values[len(names) :]
+        values = list(torch.stack([*self.numbers, *(number.float() for number in more)]).cpu())
+        first = len(values) - len(more)
+        return type(self)(*values[:first]), values[first:]
+
+
+@dataclass
+class Diagnostics(Sums):
+    """Sums over the tokens whose weight is not 0; only `objective` has the weights in it."""
+
+    tokens: Tensor  # the number of these tokens
+    pushing: Tensor  # the number of tokens with an advantage
+    unreachable: Tensor  # pushing tokens whose bound lies beyond probability 1
+    objective: Tensor  # J, weights included
+    entropy: Tensor
+    ratio: Tensor  # π_θ/π_old
+    kl_ref: Tensor  # estimates of KL(π_θ || π_ref); 0 without a reference
+    kl_old: Tensor  # estimates of KL(π_old || π_θ)
+    clipped_low: Tensor  # pushing tokens at their lower bound
+    clipped_high: Tensor  # pushing tokens at their upper bound
+    ratio_max: Tensor  # the largest π_θ/π_old
 
     def metrics(self) -> dict[str, Tensor]:
         """The numbers to log, by name: means per token, but for the objective and the largest ratio."""
@@ -85,17 +79,7 @@ class Diagnostics:
         kl_ref: Tensor,
         change: Tensor,
     ) -> "Diagnostics":
-        """The diagnostics of one pack.
-
-        Args:
-            rollouts: Its tokens.
-            weight: [N] what each token counts in J, corrected.
-            surrogate: Their values and bounds.
-            objective: J.
-            entropy: [N].
-            kl_ref: [N] estimate of KL(π_θ || π_ref).
-            change: [N] log(π_θ/π_old).
-        """
+        """The diagnostics of one pack, from [N] corrected weights, entropies, KL(π_θ || π_ref) and log(π_θ/π_old)."""
         counts = weight != 0
         pushing = counts & (rollouts.advantage != 0)
         ratio = change.exp()

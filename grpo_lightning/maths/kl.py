@@ -4,7 +4,14 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from grpo_lightning.maths.ratio import MAX_LOG_RATIO, log_ratio
+from grpo_lightning.types import require
+
+MAX_LOG_RATIO = 20.0  # a ratio of e^20 has no use, and far beyond it exp overflows
+
+
+def log_ratio(logp: Tensor, other: Tensor) -> Tensor:
+    """[N] log(π/π_other) from [N] log π and log π_other, clamped to ±MAX_LOG_RATIO."""
+    return (logp - other).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 class KLEstimator(ABC):
@@ -18,12 +25,11 @@ class KLEstimator(ABC):
 class K1(KLEstimator):
     """k1 = log(π_θ/π_ref) (Schulman 2020).
 
-    For the reward (`model.reward_kl`): unbiased, though of high variance, and negative where π_ref is larger. In the
-    objective it does nothing: its gradient is that of log π_θ, 0 on average.
+    For the reward (`model.objective.reward_kl`): unbiased, though of high variance, and negative where π_ref is larger.
+    In the objective it does nothing: its gradient is that of log π_θ, 0 on average.
     """
 
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
-        """[N] log(π_θ/π_ref)."""
         return logp - ref_logp
 
 
@@ -34,7 +40,6 @@ class K2(KLEstimator):
     """
 
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
-        """[N] log(π_θ/π_ref)² / 2."""
         return log_ratio(logp, ref_logp).square() / 2
 
 
@@ -46,8 +51,7 @@ class K3(KLEstimator):
     """
 
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
-        """[N] π_ref/π_θ - log(π_ref/π_θ) - 1."""
-        # Clamped where exp overflows, but not below: there the gradient, 1 - π_ref/π_θ, is 1, the full pull down.
+        # Capped where exp would overflow. Not capped below: a token far above π_ref keeps its gradient, 1.
         difference = (ref_logp - logp).clamp(max=MAX_LOG_RATIO)
         # Near 0 the value is difference²/2, which exp(difference) - difference - 1 would lose in rounding.
         return difference.expm1() - difference
@@ -66,5 +70,20 @@ class ImportanceWeighted(KLEstimator):
         self.kl = kl or K3()
 
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
-        """[N] π_θ/π_old times the other estimate."""
         return log_ratio(logp, old_logp).exp() * self.kl(logp, ref_logp, old_logp)
+
+
+class KLPenalty:
+    """KL in the reward: R(q, o) - beta * sum over t of kl_t, taken at π_old (DeepSeekMath Eq. 2, summed over tokens).
+
+    As in RLHF: the penalty is one reward more, so the advantage compares and normalises it like the others. Together
+    with `objective.beta` above 0 it is the dual penalty.
+
+    Args:
+        beta: Its coefficient, in units of reward per nat.
+        kl: The estimator; k1 in RLHF's reward.
+    """
+
+    def __init__(self, beta: float = 0.04, kl: KLEstimator | None = None) -> None:
+        require(beta > 0, f"reward_kl.beta={beta}: give more than 0, or leave model.objective.reward_kl out")
+        self.beta, self.kl = beta, kl or K1()

@@ -3,8 +3,7 @@
 import math
 from collections.abc import Sequence
 
-RIGHT_ABOVE = 0.5
-"""A completion counts as right if the reward that decides gives it more than this."""
+RIGHT_ABOVE = 0.5  # a completion counts as right if the reward that decides gives it more
 
 
 def pass_at_k(values: Sequence[float]) -> float:

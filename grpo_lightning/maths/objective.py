@@ -7,32 +7,26 @@ from torch import Tensor
 
 from grpo_lightning.maths.corrections import Correction, NoCorrection
 from grpo_lightning.maths.diagnostics import Diagnostics
-from grpo_lightning.maths.kl import K3, KLEstimator
-from grpo_lightning.maths.masks import TokenMask
-from grpo_lightning.maths.ratio import log_ratio
+from grpo_lightning.maths.filters import TokenMask
+from grpo_lightning.maths.kl import K3, KLEstimator, KLPenalty, log_ratio
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Clipped, Surrogate, SurrogateResult
 from grpo_lightning.maths.weightings import BatchSize, SequenceMean, TokenWeighting
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import at_least, require
 
 
 @dataclass(slots=True)
 class Terms:
     """What N tokens add to J, each before its weight."""
 
-    surrogate: SurrogateResult
-    """The surrogate's values and bounds."""
-    kl: Tensor
-    """[N] estimates of KL(π_θ || π_ref); 0 without a reference."""
-    total: Tensor
-    """[N] surrogate - beta * kl + entropy_bonus * entropy, with gradient through log π_θ."""
+    surrogate: SurrogateResult  # the surrogate's values and bounds
+    kl: Tensor  # [N] estimates of KL(π_θ || π_ref); 0 without a reference
+    total: Tensor  # [N] surrogate - beta * kl + entropy_bonus * entropy, with gradient through log π_θ
 
 
 @dataclass
 class Objective:
     """J = sum_t weight_t * (surrogate_t - beta * kl_t + entropy_bonus * H_t), to be maximised (DeepSeekMath Eq. 3).
-
-    A correction multiplies the weights by a factor for each token.
 
     Args:
         surrogate: The per-token objective from log π_θ, log π_old and Â.
@@ -41,8 +35,8 @@ class Objective:
         weighting: How tokens are averaged.
         masks: Tokens to leave out.
         correction: A factor in the weight where sampler and policy differ: the engine rounds, or has older weights.
-        entropy_bonus: Coefficient of the entropy of π_θ at each token, against collapse to few answers. 0 means no such
-            term.
+        entropy_bonus: Coefficient of the entropy of π_θ at each token, against collapse to few answers.
+        reward_kl: A KL penalty in the reward, beside `beta` or instead of it.
     """
 
     surrogate: Surrogate = field(default_factory=Clipped)
@@ -52,17 +46,20 @@ class Objective:
     masks: list[TokenMask] = field(default_factory=list)
     entropy_bonus: float = 0.0
     correction: Correction = field(default_factory=NoCorrection)
+    reward_kl: KLPenalty | None = None
 
     def __post_init__(self) -> None:
-        """Checks the coefficients."""
-        if not self.beta >= 0:
-            raise UsageError(f"objective.beta={self.beta}: give 0 (no KL term) or more; DeepSeekMath uses 0.04")
-        if not self.entropy_bonus >= 0:
-            raise UsageError(f"objective.entropy_bonus={self.entropy_bonus}: give 0 (no bonus) or more, e.g. 0.001")
+        require(self.beta >= 0, f"objective.beta={self.beta}: give 0 (no KL term) or more; DeepSeekMath uses 0.04")
+        at_least("objective.entropy_bonus", self.entropy_bonus, 0)
+
+    @property
+    def needs_reference(self) -> bool:
+        """True if a KL term reads log π_ref."""
+        return self.beta > 0 or self.reward_kl is not None
 
     @property
     def learns_from_advantage_alone(self) -> bool:
-        """Whether a token without advantage has no gradient."""
+        """True if a token without advantage has no gradient."""
         return self.beta == self.entropy_bonus == 0
 
     def token_weight(self, rollouts: Rollouts, batch: BatchSize) -> Tensor:

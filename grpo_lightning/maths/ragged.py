@@ -1,9 +1,12 @@
 """Ragged vectors: B segments of different lengths, end to end in one flat vector [N], and ways to pack them."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+KEYS_PER_TOKEN = 4  # most keys in a pack, per token of its budget: attention copies a prompt's keys for each completion
 
 
 def starts(lengths: Tensor) -> Tensor:
@@ -12,13 +15,7 @@ def starts(lengths: Tensor) -> Tensor:
 
 
 def spread(values: Tensor, lengths: Tensor, total: int | None = None) -> Tensor:
-    """One value per segment [B] -> one value per element [N].
-
-    Args:
-        values: [B].
-        lengths: [B].
-        total: N, where it is known: then there is no wait for a GPU to sum `lengths`.
-    """
+    """One value per segment [B] -> one per element [N]. Given N as `total`, nothing waits for a GPU."""
     return values.repeat_interleave(lengths, output_size=total)
 
 
@@ -55,10 +52,6 @@ def pad(values: Tensor, lengths: Tensor, value: float = 0) -> Tensor:
     return padded
 
 
-KEYS_PER_TOKEN = 4
-"""Most keys in a pack, per token of its budget: attention copies the keys of a prompt for each completion."""
-
-
 def group_budget(
     prompt_lengths: Sequence[int], group: Sequence[int], lengths: Sequence[int], max_tokens: int
 ) -> list[list[int]]:
@@ -70,24 +63,23 @@ def group_budget(
     rows: dict[int, list[int]] = {}
     for row, index in enumerate(group):
         rows.setdefault(index, []).append(row)
-    order = sorted(rows, key=lambda index: (-max(lengths[row] for row in rows[index]), index))
+    limit = max_tokens or math.inf
     packs: list[list[int]] = []
     tokens = keys = 0
-    for index in order:
-        prompt, own = prompt_lengths[index], sorted(rows[index], key=lambda row: (-lengths[row], row))
-        whole = prompt + sum(lengths[row] for row in own), sum(prompt + lengths[row] for row in own)
-        fits = max_tokens == 0 or (whole[0] <= max_tokens and whole[1] <= KEYS_PER_TOKEN * max_tokens)
-        for piece in [rows[index]] if fits else [[row] for row in own]:
-            continues = not fits and piece != [own[0]]
-            new_tokens = sum(lengths[row] for row in piece) + (0 if continues else prompt)
-            new_keys = sum(prompt + lengths[row] for row in piece)
-            over = tokens + new_tokens > max_tokens or keys + new_keys > KEYS_PER_TOKEN * max_tokens
-            if not packs or (max_tokens > 0 and over):
+    for index in sorted(rows, key=lambda index: (-max(lengths[row] for row in rows[index]), index)):
+        prompt, drawn = prompt_lengths[index], sum(lengths[row] for row in rows[index])
+        pieces = [rows[index]]
+        if prompt + drawn > limit or prompt * len(rows[index]) + drawn > KEYS_PER_TOKEN * limit:
+            pieces = [[row] for row in sorted(rows[index], key=lambda row: (-lengths[row], row))]
+        given = prompt  # 0 once the pack has this prompt
+        for piece in pieces:
+            drawn = sum(lengths[row] for row in piece)
+            new_keys = prompt * len(piece) + drawn
+            if not packs or tokens + given + drawn > limit or keys + new_keys > KEYS_PER_TOKEN * limit:
                 packs.append([])
-                tokens, keys = prompt if continues else 0, 0
+                tokens, keys, given = 0, 0, prompt
             packs[-1] += piece
-            tokens += new_tokens
-            keys += new_keys
+            tokens, keys, given = tokens + given + drawn, keys + new_keys, 0
     return packs
 
 
@@ -97,11 +89,9 @@ def token_budget(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     The longest rows come first, so the rows of a pack have similar lengths and little padding. A row longer than the
     budget gets its own pack. `max_tokens=0` sets no limit.
     """
-    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     packs: list[list[int]] = []
-    for row in order:
-        full = not packs or (max_tokens > 0 and (len(packs[-1]) + 1) * lengths[packs[-1][0]] > max_tokens)
-        if full:
+    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
+        if not packs or (len(packs[-1]) + 1) * lengths[packs[-1][0]] > (max_tokens or math.inf):
             packs.append([])
         packs[-1].append(row)
     return packs

@@ -2,9 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from grpo_lightning.maths.diagnostics import Diagnostics
-from grpo_lightning.types import UsageError, at_least
+from grpo_lightning.types import at_least, require
 
 
 class StopRule(ABC):
@@ -12,30 +13,12 @@ class StopRule(ABC):
 
     @abstractmethod
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
-        """Whether to stop before the last of `updates` is made.
-
-        Args:
-            updates: Diagnostics of the step's updates, two or more. Each was taken before the update; the last one is
-                not made if the rule stops.
-            num_minibatches: Updates of one pass.
-        """
-
-    def ended_by(self, updates: Sequence[Diagnostics], num_minibatches: int) -> str | None:
-        """The name of the rule that stops here; None if none does."""
-        return type(self).__name__ if self(updates, num_minibatches) else None
+        """True to stop before the last of two or more `updates` is made; a pass has `num_minibatches` of them."""
 
     @property
-    def names(self) -> list[str]:
-        """The names that `ended_by` may return."""
-        return [type(self).__name__]
-
-
-def last_pass(updates: Sequence[Diagnostics], num_minibatches: int) -> Diagnostics | None:
-    """Diagnostics summed over the pass that ended with the last update; None if a pass is still under way."""
-    if len(updates) % num_minibatches:
-        return None
-    first, *others = updates[-num_minibatches:]
-    return sum(others, first)
+    def parts(self) -> list["StopRule"]:
+        """The rules that may stop: this one, unless it is made of others."""
+        return [self]
 
 
 class FixedPasses(StopRule):
@@ -45,37 +28,33 @@ class FixedPasses(StopRule):
     """
 
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
-        """False."""
         return False
 
     @property
-    def names(self) -> list[str]:
-        """None: it never stops."""
+    def parts(self) -> list[StopRule]:
         return []
 
 
 class AllSettled(StopRule):
     """Stops when the tokens are where they should go: at their clip bound, or at their target probability.
 
-    Further passes would change little. Of the tokens that push (Â and weight not 0), those whose bound lies beyond
-    probability 1 never get there. They are not counted.
+    Further passes would change little. Counted are the tokens that push (Â and weight not 0), but for those whose bound
+    lies beyond probability 1.
 
     Args:
         fraction: Fraction of the counted tokens that must be at their bound, over one whole pass.
     """
 
     def __init__(self, fraction: float = 0.9) -> None:
-        if not 0 < fraction <= 1:
-            raise UsageError(f"fraction={fraction} of AllSettled: give more than 0 and at most 1")
+        require(0 < fraction <= 1, f"fraction={fraction} of AllSettled: give more than 0 and at most 1")
         self.fraction = fraction
 
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
-        """Whether enough tokens were at their bounds in the pass that just ended."""
-        done = last_pass(updates, num_minibatches)
-        if done is None:
+        if len(updates) % num_minibatches:
             return False
-        settled = done.clipped_low + done.clipped_high
-        return bool(settled >= self.fraction * (done.pushing - done.unreachable))
+        first, *others = updates[-num_minibatches:]
+        done = sum(others, first)
+        return bool(done.clipped_low + done.clipped_high >= self.fraction * (done.pushing - done.unreachable))
 
 
 class ObjectivePlateau(StopRule):
@@ -91,24 +70,20 @@ class ObjectivePlateau(StopRule):
     def __init__(self, patience: int = 1, min_delta: float = 1e-3) -> None:
         at_least("patience", patience, 1, "ObjectivePlateau")
         at_least("min_delta", min_delta, 0, "ObjectivePlateau")
-        self.patience = patience
-        self.min_delta = min_delta
+        self.patience, self.min_delta = patience, min_delta
 
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
-        """Whether the last `patience` passes brought nothing."""
         if len(updates) % num_minibatches:
             return False
         passes = [
             sum(float(update.objective) for update in updates[first : first + num_minibatches])
             for first in range(0, len(updates), num_minibatches)
         ]
-        best, idle = passes[0], 0
-        for objective in passes[1:]:
-            if objective > best + self.min_delta:
-                best, idle = objective, 0
-            else:
-                idle += 1
-        return idle >= self.patience
+        best = 0
+        for index, objective in enumerate(passes):
+            if objective > passes[best] + self.min_delta:
+                best = index
+        return len(passes) - 1 - best >= self.patience
 
 
 class KLAbove(StopRule):
@@ -121,12 +96,10 @@ class KLAbove(StopRule):
     """
 
     def __init__(self, target: float = 0.01) -> None:
-        if not target > 0:
-            raise UsageError(f"target={target} of KLAbove: give more than 0 nats per token, e.g. 0.01")
+        require(target > 0, f"target={target} of KLAbove: give more than 0 nats per token, e.g. 0.01")
         self.target = target
 
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
-        """Whether the last update found the policy too far away."""
         return bool(updates[-1].kl_old > self.target * updates[-1].tokens)
 
 
@@ -138,37 +111,25 @@ class FirstOf(StopRule):
     """
 
     def __init__(self, rules: list[StopRule]) -> None:
-        if not rules:
-            raise UsageError("rules=[] of FirstOf: give at least one stop rule")
+        require(bool(rules), "rules=[] of FirstOf: give at least one stop rule")
         self.rules = rules
 
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
-        """Whether any of the rules stops."""
-        return self.ended_by(updates, num_minibatches) is not None
-
-    def ended_by(self, updates: Sequence[Diagnostics], num_minibatches: int) -> str | None:
-        """The name of the first rule that stops; None if none does."""
-        return next((name for rule in self.rules if (name := rule.ended_by(updates, num_minibatches))), None)
+        return any(rule(updates, num_minibatches) for rule in self.rules)
 
     @property
-    def names(self) -> list[str]:
-        """The names of all rules."""
-        return [name for rule in self.rules for name in rule.names]
+    def parts(self) -> list[StopRule]:
+        return [part for rule in self.rules for part in rule.parts]
 
 
+@dataclass(slots=True)
 class Passes:
-    """The optimizer updates of one exploration step as they happen, and what ended them.
+    """The optimizer updates of one exploration step as they happen, and what ended them."""
 
-    Args:
-        rule: Asked at every update but the first.
-        num_minibatches: Updates of one pass.
-    """
-
-    def __init__(self, rule: StopRule, num_minibatches: int) -> None:
-        self.rule = rule
-        self.num_minibatches = num_minibatches
-        self.updates: list[Diagnostics] = []
-        self.ended_by: str | None = None
+    rule: StopRule  # asked at every update but the first
+    num_minibatches: int  # updates of one pass
+    updates: list[Diagnostics] = field(default_factory=list)
+    ended_by: str | None = None  # the name of the rule that ended them
 
     @property
     def num_updates(self) -> int:
@@ -177,11 +138,12 @@ class Passes:
 
     @property
     def ended(self) -> bool:
-        """Whether the rule has ended them."""
+        """True if the rule has ended them."""
         return self.ended_by is not None
 
     def record(self, update: Diagnostics) -> None:
         """Notes an update before the optimizer makes it, and asks the rule."""
         self.updates.append(update)
         if len(self.updates) > 1:
-            self.ended_by = self.rule.ended_by(self.updates, self.num_minibatches)
+            stops = (type(part).__name__ for part in self.rule.parts if part(self.updates, self.num_minibatches))
+            self.ended_by = next(stops, None)

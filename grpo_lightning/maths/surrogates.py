@@ -7,23 +7,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grpo_lightning.maths.ratio import log_ratio
+from grpo_lightning.maths.kl import log_ratio
+from grpo_lightning.maths.ragged import segment_mean
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import at_least, require
 
 
 @dataclass(slots=True)
 class SurrogateResult:
     """The objective of N tokens, and which of them are at a bound."""
 
-    value: Tensor
-    """[N] objective to maximise, with gradient through log π_θ."""
-    clipped_low: Tensor
-    """[N] bool: a bad token at its lower bound or beyond."""
-    clipped_high: Tensor
-    """[N] bool: a token at its upper bound or beyond."""
-    unreachable: Tensor
-    """[N] bool: a good token whose upper bound lies beyond probability 1, so it never gets there."""
+    value: Tensor  # [N] objective to maximise, with gradient through log π_θ
+    clipped_low: Tensor  # [N] bool: a bad token at its lower bound or beyond
+    clipped_high: Tensor  # [N] bool: a token at its upper bound or beyond
+    unreachable: Tensor  # [N] bool: a good token whose upper bound lies beyond probability 1
 
     @classmethod
     def unbounded(cls, value: Tensor) -> "SurrogateResult":
@@ -36,14 +33,13 @@ class Surrogate(ABC):
     """The per-token objective. Gradient flows through `logp` alone; a token whose Â is 0 has value and gradient 0."""
 
     reads_old_logp: bool = False
-    """Whether `prepare` needs log π_old. If False, log π_old is not computed when a step has only one update."""
+    """True if `prepare` needs log π_old. If False, it is not computed when a step has only one update."""
 
     def prepare(self, rollouts: Rollouts) -> dict[str, Tensor]:
-        """Columns for `rollouts.columns`, computed once before the passes from whole groups; here none.
+        """Columns [N] float32 by name, computed once before the passes from whole groups; here none.
 
-        Returns:
-            A name and one float32 number per drawn token, [N], for each column. In `__call__`, `rollouts.columns` has
-            them for the tokens of the pack. A pack of weight 0, which fills up a rank with less to do, has zeros.
+        In `__call__`, `rollouts.columns` has them for the tokens of the pack: zeros in a pack of weight 0, which fills
+        up a rank with less to do.
         """
         return {}
 
@@ -59,7 +55,6 @@ class Reinforce(Surrogate):
     """
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
-        """[N] Â log π_θ."""
         return SurrogateResult.unbounded(rollouts.advantage * logp)
 
 
@@ -80,12 +75,10 @@ class Clipped(Surrogate):
         self, clip_low: float | None = 0.2, clip_high: float | None = 0.2, dual_clip: float | None = None
     ) -> None:
         self.low, self.high = bounds(clip_low, clip_high)
-        if dual_clip is not None and not dual_clip > 1:
-            raise UsageError(f"dual_clip={dual_clip}: give more than 1, e.g. 3, or null for no bound")
         self.dual_clip = math.inf if dual_clip is None else dual_clip
+        require(self.dual_clip > 1, f"dual_clip={dual_clip}: give more than 1, e.g. 3, or null for no bound")
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
-        """[N] the smaller of the plain and the clipped objective."""
         advantage = rollouts.advantage
         ratio = log_ratio(logp, old_logp).exp()
         result = clip(ratio, advantage, self.low, self.high, highest=-old_logp)
@@ -110,7 +103,6 @@ class CISPO(Surrogate):
         self.low, self.high = bounds(clip_low, clip_high)
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
-        """[N] clipped ratio, without gradient, times Â log π_θ."""
         ratio = log_ratio(logp.detach(), old_logp).exp()
         result = clip(ratio, rollouts.advantage, self.low, self.high, highest=-old_logp)
         result.value = ratio.clamp(self.low, self.high) * rollouts.advantage * logp
@@ -129,37 +121,122 @@ class SAPO(Surrogate):
     """
 
     def __init__(self, tau_good: float = 1.0, tau_bad: float = 1.05) -> None:
-        for name, tau in (("tau_good", tau_good), ("tau_bad", tau_bad)):
-            if not tau > 0:
-                raise UsageError(f"{name}={tau}: give more than 0; the paper takes 1.0 and 1.05")
-        self.tau_good = tau_good
-        self.tau_bad = tau_bad
+        require(tau_good > 0, f"tau_good={tau_good}: give more than 0; the paper takes 1.0")
+        require(tau_bad > 0, f"tau_bad={tau_bad}: give more than 0; the paper takes 1.05")
+        self.tau_good, self.tau_bad = tau_good, tau_bad
 
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
-        """[N] Â times the soft gate of the ratio."""
         ratio = log_ratio(logp, old_logp).exp()
         tau = torch.where(rollouts.advantage > 0, self.tau_good, self.tau_bad)
         return SurrogateResult.unbounded(rollouts.advantage * torch.sigmoid(tau * (ratio - 1)) * 4 / tau)
 
 
+class SequenceClipped(Surrogate):
+    """GSPO: `Clipped` with the ratio of the sequence, s_i = exp(mean over t of log(π_θ/π_old)), for each of its tokens.
+
+    For long completions and mixtures of experts, where the ratios of single tokens are noisy. With the weighting
+    `SequenceMean` this is arXiv 2507.18071, Eq. 5-7.
+
+    Args:
+        clip_low: ε below; s_i moves little, so the paper's is small. None sets no bound.
+        clip_high: ε above. None sets no bound.
+    """
+
+    def __init__(self, clip_low: float | None = 3e-4, clip_high: float | None = 4e-4) -> None:
+        self.low, self.high = bounds(clip_low, clip_high)
+
+    def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        highest = rollouts.spread(segment_mean(-old_logp, rollouts.lengths))
+        return clip(self.ratio(logp, old_logp, rollouts), rollouts.advantage, self.low, self.high, highest)
+
+    def ratio(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> Tensor:
+        """[N] s_i, for each token of completion i."""
+        return rollouts.spread(segment_mean(log_ratio(logp, old_logp), rollouts.lengths).exp())
+
+
+class SequenceClippedToken(SequenceClipped):
+    """GSPO-token: the ratio has the value of the sequence's and the gradient of each token's own.
+
+    For advantages that differ by token, as with process supervision. s_it = sg(s_i) π_θ / sg(π_θ)
+    (arXiv 2507.18071, Eq. 13-14). Where Â is the same for all tokens, the gradient is that of GSPO.
+    """
+
+    def ratio(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> Tensor:
+        return super().ratio(logp.detach(), old_logp, rollouts) * (logp - logp.detach()).exp()
+
+
+class GMPO(Surrogate):
+    """GMPO: Â times the geometric mean of the sequence's clipped ratios (arXiv 2507.20673, Eq. 3-4).
+
+    A geometric mean is less moved by single extreme ratios, so wider bounds are safe. The value is
+    exp(mean over t of min(log ratio, clip(log ratio))) for good tokens; for bad ones max replaces min.
+
+    Args:
+        log_clip: The log-ratios are clipped to ± this; the paper takes 0.4, ratios from 0.67 to 1.49.
+    """
+
+    def __init__(self, log_clip: float = 0.4) -> None:
+        require(log_clip > 0, f"log_clip={log_clip}: give more than 0; the paper takes 0.4")
+        self.log_clip = log_clip
+
+    def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        advantage, lengths = rollouts.advantage, rollouts.lengths
+        change = log_ratio(logp, old_logp)
+        good, bad = (
+            rollouts.spread(segment_mean(bounded, lengths).exp())
+            for bounded in (change.clamp(max=self.log_clip), change.clamp(min=-self.log_clip))
+        )
+        return SurrogateResult(
+            value=torch.where(advantage > 0, good, bad) * advantage,
+            clipped_low=(change < -self.log_clip) & (advantage < 0),
+            clipped_high=(change > self.log_clip) & (advantage > 0),
+            unreachable=(-old_logp < self.log_clip) & (advantage > 0),
+        )
+
+
+class OffPolicyMask(Surrogate):
+    """Leaves out bad completions that the policy has moved away from: mean over t of log(π_old/π_θ) above `threshold`.
+
+    For many updates per step: pushing down what the policy no longer writes only unsettles it. This is the off-policy
+    sequence masking of DeepSeek-V3.2 (arXiv 2512.02556, Sec. 3.1); the KL term stays.
+
+    Args:
+        surrogate: The per-token objective of the other completions; by default `Clipped`.
+        threshold: δ, in nats per token.
+    """
+
+    def __init__(self, surrogate: Surrogate | None = None, threshold: float = 0.1) -> None:
+        at_least("threshold", threshold, 0, "OffPolicyMask")
+        self.surrogate, self.threshold = surrogate or Clipped(), threshold
+        self.reads_old_logp = self.surrogate.reads_old_logp
+
+    def prepare(self, rollouts: Rollouts) -> dict[str, Tensor]:
+        return self.surrogate.prepare(rollouts)
+
+    def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
+        result = self.surrogate(logp, old_logp, rollouts)
+        away = rollouts.spread(segment_mean(log_ratio(old_logp, logp.detach()), rollouts.lengths))
+        masked = (away > self.threshold) & (rollouts.advantage < 0)
+        result.value = torch.where(masked, 0.0, result.value)
+        # Not in place: a surrogate without bounds gives the same tensor for all three.
+        result.clipped_low = result.clipped_low | masked
+        result.clipped_high = result.clipped_high & ~masked
+        return result
+
+
 def bounds(clip_low: float | None, clip_high: float | None) -> tuple[float, float]:
     """Lowest and highest ratio: 1 - clip_low and 1 + clip_high; None sets no bound."""
-    if clip_low is not None and not 0 <= clip_low <= 1:
-        raise UsageError(f"clip_low={clip_low}: give a number from 0 to 1, or null for no bound")
-    if clip_high is not None and not clip_high >= 0:
-        raise UsageError(f"clip_high={clip_high}: give 0 or more, or null for no bound")
-    return 0.0 if clip_low is None else 1 - clip_low, math.inf if clip_high is None else 1 + clip_high
+    low = 0.0 if clip_low is None else 1 - clip_low
+    high = math.inf if clip_high is None else 1 + clip_high
+    require(0 <= low <= 1, f"clip_low={clip_low}: give a number from 0 to 1, or null for no bound")
+    require(high >= 1, f"clip_high={clip_high}: give 0 or more, or null for no bound")
+    return low, high
 
 
 def clip(ratio: Tensor, advantage: Tensor, low: float, high: float, highest: Tensor) -> SurrogateResult:
     """The pessimistic bound of PPO: the smaller of ratio * Â and clipped ratio * Â (CS336 Eq. 29 and 30).
 
-    Args:
-        ratio: [N] with gradient.
-        advantage: [N].
-        low: Smallest ratio that counts for a bad token.
-        high: Largest ratio that counts for a good token.
-        highest: [N] largest log-ratio there can be, with π_θ at 1.
+    `highest` is the [N] largest log-ratio there can be, with π_θ at 1.
     """
     return SurrogateResult(
         value=torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage),

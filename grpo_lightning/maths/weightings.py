@@ -1,8 +1,7 @@
 """Weightings: the average over tokens, as one weight per token that is fixed before the optimisation passes.
 
-Every loss of the literature is sum_t weight_t * (surrogate_t - beta * kl_t); they differ in `weight`. A weight is
-computed from the whole batch of one optimizer update over all ranks. So the gradients of packs and of ranks simply add
-up.
+A weight is computed from the whole batch of one optimizer update over all ranks, so the gradients of packs and of ranks
+simply add up.
 """
 
 from abc import ABC, abstractmethod
@@ -21,10 +20,8 @@ class BatchSize:
 
     num_completions: int
     num_groups: int
-    num_tokens: int
-    """Drawn tokens."""
-    max_new_tokens: int | None = None
-    """The longest completion that the run allows."""
+    num_tokens: int  # drawn tokens
+    max_new_tokens: int | None = None  # the longest completion that the run allows
 
 
 class TokenWeighting(ABC):
@@ -32,13 +29,7 @@ class TokenWeighting(ABC):
 
     @abstractmethod
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
-        """[B] float32 weight per token of each completion.
-
-        Args:
-            lengths: [B] |o_i|, drawn tokens.
-            group: [B] index of the prompt; every group is whole.
-            batch: Sizes of the whole batch, over all ranks.
-        """
+        """[B] float32 weights from [B] |o_i|, [B] indices of prompts (every group is whole), and the whole batch."""
 
 
 class SequenceMean(TokenWeighting):
@@ -48,7 +39,6 @@ class SequenceMean(TokenWeighting):
     """
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
-        """[B] 1 / (B |o_i|)."""
         return 1.0 / (batch.num_completions * lengths.float())
 
 
@@ -59,7 +49,6 @@ class TokenMean(TokenWeighting):
     """
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
-        """[B] 1 / tokens of the batch."""
         return torch.full_like(lengths, 1.0 / batch.num_tokens, dtype=torch.float32)
 
 
@@ -77,7 +66,6 @@ class FixedLength(TokenWeighting):
         self.length = length
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
-        """[B] 1 / (B L)."""
         length = batch.max_new_tokens if self.length is None else self.length
         assert length is not None, "give length, or a BatchSize with max_new_tokens"
         return torch.full_like(lengths, 1.0 / (batch.num_completions * length), dtype=torch.float32)
@@ -90,7 +78,6 @@ class GroupTokenMean(TokenWeighting):
     """
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
-        """[B] 1 / (groups * tokens of the group)."""
         tokens = segment_sum(lengths, group, int(group.max()) + 1 if len(group) else 0)[group]
         return 1.0 / (batch.num_groups * tokens.float())
 
@@ -102,5 +89,4 @@ class Unweighted(TokenWeighting):
     """
 
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
-        """[B] ones."""
         return torch.ones_like(lengths, dtype=torch.float32)

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from grpo_lightning.policy.pretrained import first_line
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import UsageError, require
 
 
 def chat_text(
@@ -18,18 +18,11 @@ def chat_text(
 ) -> str:
     """A question, and perhaps its answer, in the tokenizer's chat template.
 
-    Args:
-        tokenizer: Of transformers.
-        question: The user's turn.
-        answer: The assistant's turn. None ends the text where that turn begins.
-        system: The system turn; empty leaves it out.
-        answer_prefix: The beginning of the assistant's turn, without an `answer`: the text ends with it.
-        key: The setting that asked for a chat, with its value, for messages.
-        fix: What to set instead, for messages.
-
-    Raises:
-        UsageError: The tokenizer has no chat template, or its template refuses or leaves out a turn.
+    Without an answer the text ends where the assistant's turn begins, or with its beginning, `answer_prefix`. Messages
+    name `key`, the setting that asked for a chat, and `fix`, what to set instead.
     """
+    no_system = f"data.system={system!r}: the chat template of the model takes no system turn"
+    instead = "leave data.system empty and write its text into data.template"
     if not tokenizer.chat_template:
         raise UsageError(f"{key}: the tokenizer {tokenizer.name_or_path} has no chat template; {fix}")
     turns = [{"role": "system", "content": system}] if system else []
@@ -42,20 +35,15 @@ def chat_text(
     except Exception as error:  # A template is a program, and raises what it likes.
         if system:
             chat_text(tokenizer, question, answer, key=key, fix=fix)
-            raise _no_system(system, first_line(error)) from error
+            raise UsageError(f"{no_system} ({first_line(error)}); {instead}") from error
         raise UsageError(f"{key}: the chat template of the model refuses this ({first_line(error)}); {fix}") from error
-    if system.strip() not in text:
-        raise _no_system(system, "it leaves it out")
+    require(system.strip() in text, f"{no_system} (it leaves it out); {instead}")
     if not answer_prefix:
         return text
     if text != render(turns, add_generation_prompt=False):
         return text + answer_prefix
-    return _continued(render, turns, text, answer_prefix)
-
-
-def _continued(render: Any, turns: list[dict[str, str]], text: str, answer_prefix: str) -> str:
-    """The assistant's turn where the template writes its beginning only together with it, such as a space."""
-    turns = [*turns, {"role": "assistant", "content": answer_prefix}]
+    # The template has no mark for the beginning of an answer, and may write a space before one.
+    turns.append({"role": "assistant", "content": answer_prefix})
     try:
         continued, why = str(render(turns, continue_final_message=True)), "it changes it"
     except Exception as error:
@@ -66,10 +54,3 @@ def _continued(render: Any, turns: list[dict[str, str]], text: str, answer_prefi
             f"({why}); write it without blanks at its ends, or set data.chat=false and write data.template"
         )
     return continued
-
-
-def _no_system(system: str, why: str) -> UsageError:
-    return UsageError(
-        f"data.system={system!r}: the chat template of the model takes no system turn ({why}); leave data.system empty "
-        "and write its text into data.template"
-    )

@@ -25,15 +25,7 @@ def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def shard(module: nn.Module, parts: Sequence[nn.Module], mesh: DeviceMesh) -> None:
-    """Distributes the weights over the ranks of `mesh`; those of a part are gathered for its forward and backward.
-
-    The second call does nothing.
-
-    Args:
-        module: The module that is called from outside.
-        parts: Its layers. Weights outside them are gathered for the whole forward and backward of the module.
-        mesh: A mesh of a single dimension.
-    """
+    """Distributes the weights over the ranks of a mesh, once. Those of a part are gathered while it is passed."""
     if isinstance(module, FSDPModule):
         return
     trained = any(parameter.requires_grad for parameter in module.parameters())
@@ -48,10 +40,7 @@ def shard(module: nn.Module, parts: Sequence[nn.Module], mesh: DeviceMesh) -> No
 
 @contextmanager
 def gathered(module: nn.Module) -> Iterator[None]:
-    """A context with whole weights on every rank, to call any part of `module` any number of times.
-
-    Every rank must enter it.
-    """
+    """A context with whole weights on every rank, to call any part any number of times. Every rank must enter it."""
     parts = [part for part in module.modules() if isinstance(part, FSDPModule)]
     # Weights gathered in inference mode could not be trained.
     with torch.inference_mode(False), torch.no_grad():
@@ -82,9 +71,8 @@ def assembled(value: Any) -> Any:
 
 def sharded_like(value: Any, like: Any) -> Any:
     """This rank's shard of a whole tensor, if `like` is sharded and has its shape; anything else unchanged."""
-    if not isinstance(like, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor):
-        return value
-    if value.shape != like.shape:
+    is_whole = isinstance(value, Tensor) and not isinstance(value, DTensor)
+    if not isinstance(like, DTensor) or not is_whole or value.shape != like.shape:
         return value
     # Cloned: the shard would keep the whole tensor in memory.
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None).clone()

@@ -2,13 +2,16 @@
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.policy import sharding
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.trained_copy import TrainedCopy
 from grpo_lightning.types import UsageError
 
 
@@ -16,18 +19,17 @@ class PolicySnapshot(nn.Module, ABC):
     """Log-probs of the policy as it was at the last `refresh`."""
 
     is_policy: bool = False
-    """Whether it equals the policy right after `refresh`: as π_old it then makes the first ratios 1."""
+    """True if it equals the policy right after `refresh`: as π_old it then makes the first ratios 1."""
     is_proximal: bool = False
-    """Whether it is π_old of rollouts of an earlier policy too. If not, that is what their sampler recorded."""
+    """True if it is π_old of rollouts of an earlier policy too. If not, that is what their sampler recorded."""
 
     @property
     def exists(self) -> bool:
-        """Whether it holds weights of its own."""
+        """True if it holds weights of its own."""
         return any(True for _ in self.parameters())
 
-    @abstractmethod
     def refresh(self, policy: Policy) -> None:
-        """Moves the snapshot to the policy as it is now."""
+        """Moves the snapshot to the policy as it is now; does nothing where it keeps no weights."""
 
     @abstractmethod
     def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
@@ -37,15 +39,11 @@ class PolicySnapshot(nn.Module, ABC):
 class RecordedLogp(PolicySnapshot):
     """π_old as recorded log-probs, without a second copy of the weights: the choice for π_old.
 
-    Exploration uses the live weights, before the first update, so their log-probs then are those of π_old. They are
-    computed by the policy, not the sampler, on the packs of the updates. So every ratio starts at exactly 1 in any
-    precision. The first minibatch costs nothing, since its first update computes them anyway.
+    They are computed by the policy before the first update, on the packs of the updates. So every ratio starts at
+    exactly 1 in any precision. The first minibatch costs nothing, since its first update computes them anyway.
     """
 
     is_policy = True
-
-    def refresh(self, policy: Policy) -> None:
-        """Does nothing: there are no weights to keep."""
 
     def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
         """[N] float32 log-probs of the policy as it is: call it before the first update."""
@@ -63,11 +61,52 @@ class Proximal(RecordedLogp):
     is_proximal = True
 
 
-class FrozenCopy(PolicySnapshot):
-    """A frozen copy of the weights: a reference that stays, or is replaced at the start of every iteration.
+class TrainedCopy(nn.Module):
+    """The trained tensors of a policy as they are now, under the names that they have in it."""
 
-    The usual π_ref; it costs the memory of the weights once more. Of a policy with an adapter it copies the trained
-    tensors alone.
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        for name, value in copied(policy).items():
+            *path, leaf = name.split(".")
+            module: nn.Module = self
+            for part in path:
+                if part not in module._modules:
+                    module.add_module(part, nn.Module())
+                module = module.get_submodule(part)
+            module.register_parameter(leaf, nn.Parameter(value, requires_grad=False))
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Shards the tensors over the ranks of `mesh`, as those of the policy are."""
+        sharding.shard(self, [], mesh)
+
+
+@contextmanager
+def trained_tensors(policy: Policy, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """A context in which `policy` has these trained tensors, sharded or whole; then its own again, bit for bit."""
+
+    def write(values: Mapping[str, Tensor]) -> None:
+        # Asked for anew: it drops what was gathered of sharded tensors, so that the next forward reads these.
+        with torch.no_grad():
+            for name, value in policy.trained_state_dict().items():
+                value.copy_(sharding.sharded_like(values[name], value))
+
+    own = copied(policy)
+    try:
+        write(values)
+        yield
+    finally:
+        write(own)
+
+
+def copied(policy: Policy) -> dict[str, Tensor]:
+    """A copy of each trained tensor, by its name in the policy."""
+    return {name: value.clone() for name, value in policy.trained_state_dict().items()}
+
+
+class FrozenCopy(PolicySnapshot):
+    """A frozen copy of the weights: the usual π_ref, which stays, or is replaced at the start of every iteration.
+
+    It costs the memory of the weights once more; of a policy with an adapter it copies the trained tensors alone.
     """
 
     is_policy = True
@@ -92,7 +131,7 @@ class FrozenCopy(PolicySnapshot):
         """[N] float32 log-probs of the copy."""
         if isinstance(self.policy, Policy):
             return self.policy(rollouts).logp
-        with self.policy.in_place_in(policy):
+        with policy.evaluating(), trained_tensors(policy, self.policy.state_dict()):
             return policy(rollouts).logp
 
 
@@ -101,8 +140,7 @@ class MovingAverage(FrozenCopy):
 
     Lets the policy move far in the long run while the KL term still restrains each stretch. It is updated whenever a
     `FrozenCopy` would be refreshed: every `loop.steps_per_iteration` steps, without which it is refused. Of a policy
-    with an adapter it averages the trained tensors: the average of two LoRA is then not that of the weights they stand
-    for.
+    with an adapter it averages the trained tensors, which is not the average of the weights they stand for.
 
     Args:
         alpha: Weight of the policy in the average; 1 is a plain refresh.
@@ -120,8 +158,7 @@ class MovingAverage(FrozenCopy):
     def refresh(self, policy: Policy) -> None:
         """Moves the average by `alpha` towards the policy."""
         if not hasattr(self, "policy"):
-            super().refresh(policy)
-            return
+            return super().refresh(policy)
         # If sharded weights are currently gathered, `parameters()` yields whole tensors; `state_dict()` yields shards.
         mine, its = self.policy.state_dict(), policy.state_dict()
         for name, _ in policy.named_parameters():
@@ -132,12 +169,8 @@ class MovingAverage(FrozenCopy):
 class AdapterOff(PolicySnapshot):
     """The policy with its adapter switched off: the base model, without a second copy of anything.
 
-    The choice for π_ref of a policy with an adapter. It never moves: where the reference is to follow the policy, use
-    `FrozenCopy` or `MovingAverage`.
+    The choice for π_ref of a policy with an adapter. It never moves; `FrozenCopy` and `MovingAverage` can.
     """
-
-    def refresh(self, policy: Policy) -> None:
-        """Does nothing: the base model stays as it is."""
 
     def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
         """[N] float32 log-probs of the base model."""

@@ -4,12 +4,12 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from grpo_lightning.rewards.results import RewardResult, Scores
-from grpo_lightning.rewards.tally import Tally
-from grpo_lightning.types import Question, Sample, Status, UsageError
+from grpo_lightning.rewards.results import RewardResult, Scores, Tally
+from grpo_lightning.types import Question, Sample, Status, require
 
 if TYPE_CHECKING:  # a worker that imports the package need not wait for torch
     import torch
@@ -42,17 +42,14 @@ class Reward(ABC):
     """
 
     finds_answers: ClassVar[bool] = False
-    """Whether results contain the answer of each completion, so that majority votes can be counted."""
-
+    """True if results contain the answer of each completion, so that majority votes can be counted."""
     scores_early: bool = False
-    """Whether it scores completions while others of the step are still sampled.
+    """True if it scores completions while others of the step are still sampled: a reward that waits for a process.
 
-    For a reward that waits, for processes of its own or for a server. `score` then runs in a thread, with the samples
-    that have come. It must score a sample alike whatever others are with it, and must not use torch."""
+    `score` then runs in a thread. It must score a sample alike whatever others come with it, and must not use torch."""
 
     def __init__(self, weight: float = 1.0, name: str | None = None) -> None:
-        if not math.isfinite(weight):
-            raise UsageError(f"weight={weight} of {type(self).__name__}: give a finite number")
+        require(math.isfinite(weight), f"weight={weight} of {type(self).__name__}: give a finite number")
         self.weight = weight
         self.name = name or snake_case(type(self).__name__)
         self.parts: Sequence[Reward] = ()
@@ -72,11 +69,7 @@ class Reward(ABC):
             part.read_questions(questions)
 
     def setup(self, run: Run) -> None:
-        """Reads weights to `run.device` and takes defaults from the run.
-
-        Called at the start of every stage, also after `close`. A second call must not read weights again that the
-        reward still holds.
-        """
+        """Reads weights to `run.device`, unless it holds them, and takes defaults. Called before every stage."""
         for part in self.parts:
             part.setup(run)
 
@@ -93,7 +86,7 @@ class Reward(ABC):
         Args:
             samples: The completions that this rank explored in the step.
             scores: Their scores by every reward of the list.
-            iteration_ends: Whether this was the last of the iteration's M steps (`loop.steps_per_iteration`), where the
+            iteration_ends: True after the last of the iteration's M steps (`loop.steps_per_iteration`), where the
                 algorithm updates the reward model. Without iterations it is true after every step.
 
         Returns:
@@ -102,14 +95,7 @@ class Reward(ABC):
         return {}
 
     def stop_if_broken(self, statuses: Counter[str]) -> None:
-        """Stops the run if the statuses of a step show that the reward is broken. Called once per step on every rank.
-
-        Args:
-            statuses: The number of samples with each status, over all ranks.
-
-        Raises:
-            RewardFailure: The run must stop.
-        """
+        """Raises RewardFailure if the statuses of a step, over all ranks, show that the reward is broken."""
 
     def close(self) -> None:
         """Releases worker processes and the like. May be called twice."""
@@ -123,16 +109,13 @@ class Reward(ABC):
             yield from part.with_parts()
 
     def __call__(self, samples: Sequence[Sample]) -> RewardResult:
-        """The result of `score`, where a sample on which it raises gets NaN and the status `error`.
-
-        Failures are counted in `tally` and reported together.
-        """
+        """The result of `score`; a sample on which it raises gets NaN and the status `error`. `tally` counts."""
         result = self._contained(samples)
         self.tally.add(samples, result.value, result.status)
         return result
 
     def _contained(self, samples: Sequence[Sample]) -> RewardResult:
-        parts_before = [(part, part.tally.copy()) for part in self.with_parts() if part is not self]
+        parts_before = [(part, deepcopy(part.tally)) for part in self.with_parts() if part is not self]
         try:
             return self._checked(samples)
         except Exception as error:
@@ -145,25 +128,21 @@ class Reward(ABC):
 
     def _checked(self, samples: Sequence[Sample]) -> RewardResult:
         result = self.score(samples)
-        if not len(result.value) == len(result.status) == len(samples):
+        name, values, statuses = type(self).__name__, len(result.value), len(result.status)
+        if not values == statuses == len(samples):
             raise ValueError(
-                f"{type(self).__name__}.score returned {len(result.value)} values and {len(result.status)} statuses "
-                f"for {len(samples)} samples"
+                f"{name}.score returned {values} values and {statuses} statuses for {len(samples)} samples"
             )
         for sample, segments in zip(samples, result.segments or [], strict=bool(result.segments)):
             ends = [segment.end for segment in segments]
             if ends != sorted(set(ends)) or not all(0 <= end < len(sample.token_ids) for end in ends):
                 raise ValueError(
-                    f"{type(self).__name__}.score: segments that end at {ends} in a completion of "
-                    f"{len(sample.token_ids)} tokens; `end` is an index from 0, and later segments end later"
+                    f"{name}.score: segments that end at {ends} in a completion of {len(sample.token_ids)} tokens; "
+                    "`end` is an index from 0, and later segments end later"
                 )
-        bad = [
-            math.isinf(value) or (math.isnan(value) and status == Status.OK)
-            for value, status in zip(result.value, result.status, strict=True)
-        ]
-        if any(bad):
-            result.value = [math.nan if b else v for b, v in zip(bad, result.value, strict=True)]
-            result.status = [Status.NOT_FINITE if b else s for b, s in zip(bad, result.status, strict=True)]
+        for row, (value, status) in enumerate(zip(result.value, result.status, strict=True)):
+            if math.isinf(value) or (math.isnan(value) and status == Status.OK):
+                result.value[row], result.status[row] = math.nan, Status.NOT_FINITE
         return result
 
 
@@ -178,7 +157,7 @@ def title_of(class_name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def measured_by(title: str) -> str:
-    """What the mean of a reward's values is: `fraction right by MathVerifier`, or `mean of my_rewards.brief`."""
+    """The meaning of the mean of a reward's values: `fraction right by MathVerifier`, or `mean of my_rewards.brief`."""
     return f"fraction right by {title}" if title in VERDICTS else f"mean of {title}"
 
 

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.sandbox.pool import WorkerPool, inside
+from grpo_lightning.sandbox.worker import Outcome
 from grpo_lightning.types import Sample, Status, UsageError
+
+NO_TAG = r"(?:(?!</?(?:think|answer)>).)*"
+DEFAULT = re.compile(rf"\s*<think>{NO_TAG}</think>\s*<answer>(?!\s*</answer>){NO_TAG}</answer>\s*", re.DOTALL)
 
 
 class FormatReward(Reward):
@@ -22,9 +26,6 @@ class FormatReward(Reward):
         timeout: Seconds per completion for the pattern, which runs in a worker process.
         weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics.
-
-    Raises:
-        UsageError: `pattern` is not a regular expression.
     """
 
     scores_early = True
@@ -44,30 +45,15 @@ class FormatReward(Reward):
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Status `ok` or `no_match`; where the pattern takes too long, NaN and `timeout`."""
         texts = [sample.whole_turn for sample in samples]
-        if not self.pattern:
-            matches: list[bool | str] = [has_default_form(text) for text in texts]
-        else:
-            outcomes = self._pool.map(inside("matches.matches"), [[self.pattern, text] for text in texts])
-            matches = [outcome.value if outcome.status == Status.OK else outcome.status for outcome in outcomes]
-        return RewardResult(
-            value=[math.nan if isinstance(match, str) else float(match) for match in matches],
-            status=[match if isinstance(match, str) else Status.OK if match else Status.NO_MATCH for match in matches],
-        )
+        outcomes = [Outcome(Status.OK, DEFAULT.fullmatch(text) is not None) for text in texts]
+        if self.pattern:
+            outcomes = self._pool.map(inside("patterns.matches"), [[self.pattern, text] for text in texts])
+        values = [float(one.value) if one.status == Status.OK else math.nan for one in outcomes]
+        return RewardResult(values, [Status.NO_MATCH if one.value is False else one.status for one in outcomes])
 
     def close(self) -> None:
         """Ends the worker process."""
         self._pool.close()
-
-
-def has_default_form(text: str) -> bool:
-    """Whether `text` is one `<think>` block and one `<answer>` block that is not empty."""
-    if any(text.count(tag) != 1 for tag in ("<think>", "</think>", "<answer>", "</answer>")):
-        return False
-    before, _, rest = text.partition("<think>")
-    _, _, rest = rest.partition("</think>")
-    between, _, rest = rest.partition("<answer>")
-    answer, closed, after = rest.partition("</answer>")
-    return not (before + between + after).strip() and bool(closed) and bool(answer.strip())
 
 
 def check_pattern(pattern: str) -> None:

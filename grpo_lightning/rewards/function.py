@@ -46,10 +46,6 @@ class FunctionReward(Reward):
             waits for a server. Each call has its own `timeout`.
         weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics; by default the function's name.
-
-    Raises:
-        UsageError: `function` is not an import path; or, before the run starts, it cannot be imported or takes other
-            arguments.
     """
 
     scores_early = True
@@ -64,41 +60,33 @@ class FunctionReward(Reward):
         weight: float = 1.0,
         name: str | None = None,
     ) -> None:
-        if not isinstance(function, str):
+        text = function if isinstance(function, str) else ""
+        own_name = text.replace(":", ".").rpartition(".")[2]
+        if not own_name.isidentifier() or own_name == text or (".py" in text and ":" not in text):
             raise UsageError(
-                f"function={function!r}: give its import path as text, such as 'my_rewards.shorter'. Worker processes "
-                "import it: it must be in a module, by a name of its own"
-            )
-        own_name = function.replace(":", ".").rpartition(".")[2]
-        if not own_name.isidentifier() or own_name == function or (".py" in function and ":" not in function):
-            raise UsageError(
-                f"function={function!r}: give an import path, "
-                "such as my_rewards.shorter or path/to/my_rewards.py:shorter"
+                f"function={function!r}: give its import path as text, such as 'my_rewards.shorter' or "
+                "'path/to/my_rewards.py:shorter': worker processes import it"
             )
         super().__init__(weight, name or own_name)
         if concurrency < 1 or not timeout > 0:
             raise UsageError(f"concurrency={concurrency}, timeout={timeout} of {self.name}: give 1 or more, above 0")
-        self.function = function
-        self.concurrency = concurrency
+        self.function, self.concurrency = function, concurrency
         self._call = function if concurrency == 1 else f"async {timeout} {function}"
         # Calls that are awaited together have their own deadlines; this one is for a call that blocks.
         self._pool = WorkerPool(num_workers, timeout if concurrency == 1 else timeout + 1, memory_limit_mb)
-
         self._compares: bool | None = None
-        """Whether the function gets the samples of a prompt together; None before it is imported."""
+        """True if the function gets the samples of a prompt together; None before it is imported."""
 
     def read_questions(self, questions: Sequence[Question]) -> None:
         """Imports the function, and tries it, so that mistakes are told before the run."""
         self._import()
-        if questions and ranks.rank() == 0:
-            question = questions[0]
+        for question in questions[:1] if ranks.rank() == 0 else ():
             made_up = Sample(Prompt(0, question.text, [0], question), question.answer, [0], FinishReason.STOP)
             (outcome,) = self._outcomes([made_up])
             if outcome.status != Status.OK:
-                log.warning(
-                    "reward %s fails on %r, made up as a completion for %s: %s",
-                    *(self.name, made_up.text[:80], question.source or "the first question", outcome.error),
-                )
+                text, source = made_up.text[:80], question.source or "the first question"
+                told = "reward %s fails on %r, made up as a completion for %s: %s"
+                log.warning(told, self.name, text, source, outcome.error)
 
     def setup(self, run: Run) -> None:
         """Imports the function."""
@@ -120,18 +108,17 @@ class FunctionReward(Reward):
 
     def _import(self) -> None:
         """Imports the function in a worker, and finds out what it takes."""
+        key = f"function={self.function!r} of the reward {self.name}"
         try:
             needed = self._pool.load(self._call)
         except LoadError as error:
-            raise UsageError(
-                f"function={self.function!r} of the reward {self.name}: {error}. Give the import path of a "
-                "function; its module is looked for where `import` looks, and in the working directory"
-            ) from error
+            where = "its module is looked for where `import` looks, and in the working directory"
+            raise UsageError(f"{key}: {error}. Give the import path of a function; {where}") from error
         if len(needed) > 1 or {"prompts", "completions"} & {*needed}:
             raise UsageError(
-                f"function={self.function!r} of the reward {self.name} takes ({', '.join(needed)}). Write "
-                "`def f(sample)`, which gets one completion and returns a number, or `def f(samples)`, which gets "
-                "those of one prompt and returns a list of numbers; read sample.text, sample.answer, sample.metadata"
+                f"{key} takes ({', '.join(needed)}). Write `def f(sample)`, which gets one completion and returns a "
+                "number, or `def f(samples)`, which gets those of one prompt and returns a list of numbers; read "
+                "sample.text, sample.answer, sample.metadata"
             )
         self._compares = needed == ["samples"]
         if self._compares:  # it waits for the whole group
@@ -154,35 +141,22 @@ class FunctionReward(Reward):
         return [found[row] for row in range(len(samples))]
 
     def _called(self, tasks: Sequence[dict[str, Any]]) -> list[Outcome]:
-        """The outcome of each call."""
-        return self._pool.map(self._call, tasks) if self.concurrency == 1 else self._together(tasks)
-
-    def _together(self, tasks: Sequence[dict[str, Any]]) -> list[Outcome]:
-        """The outcome of each task, `concurrency` of them at once. Tasks that were lost together run again alone."""
+        """The outcome of each call, `concurrency` of them at once. Calls lost together are made again alone."""
+        if self.concurrency == 1:
+            return self._pool.map(self._call, tasks)
         chunks = [list(tasks[start : start + self.concurrency]) for start in range(0, len(tasks), self.concurrency)]
         outcomes: list[Outcome] = []
         for chunk, outcome in zip(chunks, self._pool.map(self._call, chunks), strict=True):
-            if outcome.status != Status.OK and len(chunk) > 1:
-                alone = self._pool.map(self._call, [[task] for task in chunk])
-            else:
-                alone = [outcome]
-            for one in alone:
+            lost = outcome.status != Status.OK and len(chunk) > 1
+            for one in self._pool.map(self._call, [[task] for task in chunk]) if lost else [outcome]:
                 outcomes += [Outcome(**reply) for reply in one.value] if one.status == Status.OK else [one]
         return outcomes
 
 
 def _as_task(sample: Sample) -> dict[str, Any]:
     question = sample.prompt.question
-    return {
-        "prompt": sample.prompt.text,
-        "question": question.text,
-        "text": sample.text,
-        "turn": sample.turn,
-        "answer": question.answer,
-        "token_ids": sample.token_ids,
-        "truncated": sample.truncated,
-        "metadata": question.metadata,
-    }
+    own = {name: getattr(sample, name) for name in ("text", "turn", "answer", "token_ids", "truncated")}
+    return own | {"prompt": sample.prompt.text, "question": question.text, "metadata": question.metadata}
 
 
 def _checked(outcome: Outcome) -> Outcome:
@@ -198,9 +172,9 @@ def _checked(outcome: Outcome) -> Outcome:
 def _spread(outcome: Outcome, size: int) -> list[Outcome]:
     """The outcome of each of `size` samples that the function got together."""
     values = outcome.value
-    if outcome.status == Status.OK and isinstance(values, list) and len(values) == size:
+    if outcome.status != Status.OK:
+        return [_checked(outcome)] * size
+    if isinstance(values, list) and len(values) == size:
         return [_checked(Outcome(Status.OK, value)) for value in values]
-    if outcome.status == Status.OK:
-        error = f"it returned {str(values)[:80]} for {size} samples: return a list of as many numbers"
-        outcome = Outcome(Status.NOT_A_NUMBER, None, error)
-    return [_checked(outcome)] * size
+    error = f"it returned {str(values)[:80]} for {size} samples: return a list of as many numbers"
+    return [Outcome(Status.NOT_A_NUMBER, None, error)] * size

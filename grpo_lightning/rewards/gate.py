@@ -9,11 +9,7 @@ from grpo_lightning.types import Sample, Status, UsageError
 
 
 def part_of(whole: Reward, key: str, part: Reward) -> Reward:
-    """`part`, after checking that it can be the argument `key` of `whole`.
-
-    Raises:
-        UsageError: It has a weight, which would be ignored, or it learns, which it could not do here.
-    """
+    """`part`, unless it cannot be the argument `key` of `whole`: its weight is ignored there, and it cannot learn."""
     if part.weight != 1:
         raise UsageError(f"{key}.weight={part.weight} of {whole.name}: leave it at 1; `weight` of {whole.name} counts")
     if type(part).learn is not Reward.learn:
@@ -32,9 +28,6 @@ class Gated(Reward):
         threshold: The gate is open where its value is above this.
         weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics.
-
-    Raises:
-        UsageError: `reward` or `gate` has a weight other than 1, or learns.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Rewards for the length of a completion."""
+"""Rewards for the length of a completion, and for text that is not repeated."""
 
 import math
 from collections.abc import Sequence
@@ -52,9 +52,6 @@ class CosineLength(Reward):
         truncated: Value of a truncated completion, right or wrong; None treats it like any other.
         weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics.
-
-    Raises:
-        UsageError: `max_length` is below 1, or `verifier` has a weight other than 1 or learns.
     """
 
     def __init__(
@@ -88,15 +85,78 @@ class CosineLength(Reward):
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Statuses and answers are the verifier's; the value is NaN where it failed."""
         result = self.verifier(samples)
-        values = [self._value(sample, value) for sample, value in zip(samples, result.value, strict=True)]
+        assert self._longest is not None, "give max_length, or call setup(run)"
+        values = []
+        for sample, verdict in zip(samples, result.value, strict=True):
+            short, long = self.right if verdict > 0.5 else self.wrong
+            progress = min(len(sample.token_ids) / self._longest, 1.0)
+            value = long + (short - long) * (1 + math.cos(math.pi * progress)) / 2
+            if sample.truncated and self.truncated is not None:
+                value = self.truncated
+            values.append(math.nan if math.isnan(verdict) else value)
         return RewardResult(values, result.status, result.answer)
 
-    def _value(self, sample: Sample, verdict: float) -> float:
-        if math.isnan(verdict):
-            return math.nan
-        if sample.truncated and self.truncated is not None:
-            return self.truncated
-        short, long = self.right if verdict > 0.5 else self.wrong
+
+class OverlongPenalty(Reward):
+    """Soft overlong punishment: 0 up to max_length - cache tokens, then falling to -1 at max_length and beyond.
+
+    In between it is -(|o_i| - (max_length - cache)) / cache (DAPO, arXiv 2503.14476, Eq. 13). It teaches the policy to
+    finish within the limit, without a sudden loss at the limit itself.
+
+    Args:
+        max_length: L_max in tokens; None is the run's `sampling.max_new_tokens`.
+        cache: L_cache, the number of tokens before `max_length` over which the penalty grows. None is a fifth of
+            `max_length`, as in the paper (4,096 of 20,480).
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
+        name: Its name in the metrics.
+    """
+
+    def __init__(
+        self, max_length: int | None = None, cache: int | None = None, weight: float = 1.0, name: str | None = None
+    ) -> None:
+        super().__init__(weight, name)
+        at_least("cache", cache, 1, "OverlongPenalty")
+        at_least(f"cache={cache}, max_length", max_length, cache or 1, "OverlongPenalty")
+        self.max_length, self.cache = max_length, cache
+        self._longest = max_length
+
+    def setup(self, run: Run) -> None:
+        """Takes the run's limit where `max_length` is None."""
+        super().setup(run)
+        self._longest = self.max_length or run.max_new_tokens
+        at_least(f"cache={self.cache}, max_length", self._longest, self.cache or 1, "OverlongPenalty")
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        """A number from -1 to 0 per sample; it never fails."""
         assert self._longest is not None, "give max_length, or call setup(run)"
-        progress = min(len(sample.token_ids) / self._longest, 1.0)
-        return long + (short - long) * (1 + math.cos(math.pi * progress)) / 2
+        cache = self.cache or max(1, self._longest // 5)
+        over = [len(sample.token_ids) - (self._longest - cache) for sample in samples]
+        return RewardResult([-min(max(tokens / cache, 0.0), 1.0) for tokens in over], [Status.OK] * len(samples))
+
+
+class RepetitionPenalty(Reward):
+    """Minus the fraction of n-grams that occurred earlier in the completion: 0 without repetition, at worst near -1.
+
+    distinct / all - 1 over the n-grams of its tokens (the repetition penalty of arXiv 2502.03373, summed over a
+    completion as in open-r1). A completion too short for an n-gram gets 0. The stop token counts as a token. It keeps
+    a policy that is paid for length from repeating itself.
+
+    Args:
+        ngram: n, in tokens. Short n-grams repeat in any text; 20 tokens are one or two sentences.
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
+        name: Its name in the metrics.
+    """
+
+    def __init__(self, ngram: int = 20, weight: float = 1.0, name: str | None = None) -> None:
+        super().__init__(weight, name)
+        at_least("ngram", ngram, 1, "RepetitionPenalty")
+        self.ngram = ngram
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        """A number above -1 and at most 0 per sample; it never fails."""
+        values = []
+        for sample in samples:
+            ids, count = sample.token_ids, len(sample.token_ids) - self.ngram + 1
+            distinct = {tuple(ids[start : start + self.ngram]) for start in range(count)}
+            values.append(len(distinct) / count - 1 if count > 0 else 0.0)
+        return RewardResult(values, [Status.OK] * len(samples))

@@ -1,18 +1,23 @@
-"""The scores of samples: one reward's result, and the scores of all rewards of the list."""
+"""The scores of samples: one reward's result, the scores of all rewards of the list, and counts of failures."""
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from grpo_lightning.types import Status
+import torch
+from torch import Tensor
+
+from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
+from grpo_lightning.types import TOTAL, Sample, Status
 
 
 @dataclass(slots=True, frozen=True)
 class Segment:
     """The reward of one segment of a completion."""
 
-    end: int
-    """Index of the segment's last token in the completion, from 0."""
+    end: int  # index of the segment's last token in the completion, from 0
     value: float
 
 
@@ -20,8 +25,7 @@ class Segment:
 class RewardResult:
     """One reward's scores of B samples."""
 
-    value: list[float]
-    """[B] the reward; NaN where the reward failed, which leaves the sample out of its group."""
+    value: list[float]  # [B] the reward; NaN where the reward failed, which leaves the sample out of its group
     status: list[str] = field(default_factory=list)
     """[B] what happened: a `Status`, or one word of your own; by default `ok`. The rate of each is a metric."""
     answer: list[str | None] | None = None
@@ -30,7 +34,6 @@ class RewardResult:
     """[B] the scores of each completion's segments, for `ProcessSupervision`; `value` is that of the whole."""
 
     def __post_init__(self) -> None:
-        """Fills in the default."""
         self.status = self.status or [Status.OK] * len(self.value)
 
     @classmethod
@@ -43,6 +46,17 @@ class RewardResult:
             status=list(chain.from_iterable(part.status for part in parts)),
             answer=list(chain.from_iterable(answers)) if any(part.answer for part in parts) else None,
             segments=list(chain.from_iterable(segments)) if any(part.segments for part in parts) else None,
+        )
+
+    def segments_of(self, rows: Sequence[int]) -> SegmentRewards | None:
+        """The segments of the completions `rows`; `SegmentRewards.row` is an index into `rows`."""
+        if self.segments is None:
+            return None
+        own = [(index, segment) for index, row in enumerate(rows) for segment in self.segments[row]]
+        return SegmentRewards(
+            row=torch.tensor([index for index, _ in own], dtype=torch.int64),
+            end=torch.tensor([segment.end for _, segment in own], dtype=torch.int64),
+            value=torch.tensor([segment.value for _, segment in own], dtype=torch.float64),
         )
 
     def rows(self, rows: Sequence[int]) -> "RewardResult":
@@ -59,14 +73,11 @@ class RewardResult:
 class Scores:
     """The scores of B samples by every reward of the list."""
 
-    total: list[float]
-    """[B] the weighted sum; NaN where a reward with a weight other than 0 failed."""
-    results: dict[str, RewardResult]
-    """The result of each reward by its name, in the order of the list."""
-    learned_from: list[str] = field(default_factory=list)
-    """The names of the rewards whose weight is not 0."""
-    correct: str | None = None
-    """The name of the reward that decides what is right; None is the first."""
+    total: list[float]  # [B] the weighted sum; NaN where a reward with a weight other than 0 failed
+    results: dict[str, RewardResult]  # the result of each reward by its name, in the order of the list
+    weight: Mapping[str, float] = field(default_factory=dict)
+    """The weights of the rewards that are learned from, by their names: of those that are not 0."""
+    correct: str | None = None  # the name of the reward that decides what is right; None is the first
 
     @property
     def main(self) -> RewardResult:
@@ -79,10 +90,86 @@ class Scores:
         return cls(
             total=list(chain.from_iterable(part.total for part in parts)),
             results={name: RewardResult.concat([part.results[name] for part in parts]) for name in parts[0].results},
-            learned_from=parts[0].learned_from,
+            weight=parts[0].weight,
             correct=parts[0].correct,
+        )
+
+    def values(self, name: str | None) -> Tensor:
+        """[B] float64 values of a reward, NaN where scoring failed.
+
+        Args:
+            name: Its name, or `total`. None is the first reward with a weight.
+        """
+        name = next(iter(self.weight), TOTAL) if name is None else name
+        total = torch.tensor(self.total, dtype=torch.float64)
+        if name == TOTAL:
+            return total
+        return torch.tensor(self.results[name].value, dtype=torch.float64).masked_fill(total.isnan(), torch.nan)
+
+    def table(self, rows: Sequence[int], group: Tensor, lengths: Tensor) -> RewardBatch:
+        """The rewards with a weight of the B completions whose indices among all samples are `rows`."""
+        results = [self.results[name] for name in self.weight]
+        value = torch.tensor([[result.value[row] for row in rows] for result in results], dtype=torch.float64)
+        return RewardBatch(
+            value=value.reshape(len(results), len(rows)),
+            weight=torch.tensor([*self.weight.values()], dtype=torch.float64),
+            group=group,
+            lengths=lengths,
+            segments=[result.segments_of(rows) for result in results],
+            total=torch.tensor([self.total[row] for row in rows], dtype=torch.float64),
         )
 
     def describe(self, row: int) -> dict[str, tuple[float, str]]:
         """Value and status of one sample by the name of each reward."""
         return {name: (result.value[row], result.status[row]) for name, result in self.results.items()}
+
+
+@dataclass(slots=True)
+class Tally:
+    """The samples that a reward has scored since the last report, counted by status. Tallies of ranks add up."""
+
+    statuses: Counter[str] = field(default_factory=Counter)  # the number of samples with each status
+    failed: Counter[str] = field(default_factory=Counter)  # the number of samples without a score (NaN), by status
+    examples: dict[str, str] = field(default_factory=dict)  # the first failure of each status, in words
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples scored."""
+        return self.statuses.total()
+
+    @property
+    def num_failed(self) -> int:
+        """The number of samples without a score."""
+        return self.failed.total()
+
+    def add(self, samples: Sequence[Sample], values: Iterable[float], statuses: Iterable[str]) -> None:
+        """Counts `samples` with their values and statuses."""
+        for sample, value, status in zip(samples, values, statuses, strict=True):
+            self.statuses[status] += 1
+            if math.isnan(value):
+                self.failed[status] += 1
+                self.explain(sample, status)
+
+    def explain(self, sample: Sample, status: str, why: str = "") -> None:
+        """Keeps why `sample` failed as the example of `status`, unless there is one already."""
+        if status not in self.examples:
+            source = sample.prompt.question.source or "the task"
+            self.examples[status] = f"a sample of {source}, {sample.text[:80]!r}" + (f": {why}" if why else "")
+
+    @classmethod
+    def total(cls, parts: Iterable["Tally"]) -> "Tally":
+        """The sum of several tallies."""
+        total = cls()
+        for part in parts:
+            total.statuses += part.statuses
+            total.failed += part.failed
+            total.examples = part.examples | total.examples
+        return total
+
+    def describe(self) -> str:
+        """The failures in words: `failed on 3 of 32 samples (error: 2, timeout: 1), for example on ...`."""
+        kinds, some = self.failed.most_common(), f"{self.num_failed} of {self.num_samples} samples"
+        if [*self.failed] == [Status.NO_GOLD]:
+            return f"did not score {some}: they have no gold answer"
+        counts = ", ".join(f"{status}: {count}" for status, count in kinds)
+        return f"failed on {some} ({counts}), for example on {self.examples[kinds[0][0]]}"

@@ -3,7 +3,9 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from queue import SimpleQueue
+from threading import Thread
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,10 +14,8 @@ import torch
 from grpo_lightning import ranks
 from grpo_lightning.maths.reward_batch import weighted_sum
 from grpo_lightning.rewards.base import Reward, RewardFailure, Run
-from grpo_lightning.rewards.early import EarlyScores
-from grpo_lightning.rewards.results import RewardResult, Scores
-from grpo_lightning.rewards.tally import Tally
-from grpo_lightning.types import Question, Sample, UsageError
+from grpo_lightning.rewards.results import RewardResult, Scores, Tally
+from grpo_lightning.types import Question, Sample, UsageError, require
 
 log = logging.getLogger(__name__)
 
@@ -25,35 +25,30 @@ class Scorer:
 
     Args:
         rewards: The terms; their names must differ.
-        max_failed: Largest fraction of the samples of a step, or a validation, over all ranks, that one reward may
-            fail on.
+        max_failed: Largest fraction of the samples of a step, or a validation, that one reward may fail on.
         correct: The name of the reward that decides what is right; None is the first.
-
-    Raises:
-        UsageError: There are no rewards, two share a name, a name that is referred to does not exist, or `max_failed`
-            is not a fraction.
     """
 
     def __init__(self, rewards: Sequence[Reward], max_failed: float = 0.5, correct: str | None = None) -> None:
         names = [reward.name for reward in rewards]
-        if not names:
-            raise UsageError("rewards=[]: give at least one, e.g. rewards: [{class_path: MathVerifier}]")
+        require(bool(names), "rewards=[]: give at least one, e.g. rewards: [{class_path: MathVerifier}]")
         if repeated := [name for name, count in Counter(names).items() if count > 1]:
             raise UsageError(f"rewards: the name {repeated[0]!r} is used twice; give each reward its own `name`")
-        if not 0 <= max_failed <= 1:
-            raise UsageError(f"model.max_failed_rewards={max_failed}: give a fraction from 0 to 1")
+        require(0 <= max_failed <= 1, f"model.guard.max_failed_rewards={max_failed}: give a fraction from 0 to 1")
         if correct is not None and correct not in names:
-            raise UsageError(f"model.correct={correct}: no reward has this name; give one of {', '.join(names)}")
+            allowed = ", ".join(names)
+            raise UsageError(f"model.validation.correct={correct}: no reward has this name; give one of {allowed}")
         for reward in rewards:
-            _check_needs(reward, [name for name in names if name != reward.name])
+            others = [name for name in names if name != reward.name]
+            for key, name in reward.needs.items():
+                if name not in others:
+                    allowed = f"one of {', '.join(others)}, or a reward" if others else "a reward"
+                    raise UsageError(f"{key}={name} of {reward.name}: no other reward has this name; give {allowed}")
         self.rewards = list(rewards)
         self.max_failed = max_failed
         self.correct = correct or names[0]
-
-    @property
-    def main(self) -> Reward:
+        self.main = self.rewards[names.index(self.correct)]
         """The reward that decides what is right."""
-        return next(reward for reward in self.rewards if reward.name == self.correct)
 
     def read_questions(self, questions: Sequence[Question]) -> None:
         """Lets every reward read the questions before the run."""
@@ -83,7 +78,7 @@ class Scorer:
 
     def __call__(self, samples: Sequence[Sample]) -> Scores:
         """The scores of B samples; failures are in the statuses."""
-        return self.sum({reward.name: scored_by(reward, samples) for reward in self.rewards}, len(samples))
+        return Scoring(self, []).scores(samples)
 
     def begin(self) -> "Scoring":
         """To score samples as they come, by the rewards that can: `with scorer.begin() as scoring`."""
@@ -92,20 +87,8 @@ class Scorer:
         early = (r for r in self.rewards if all(p.scores_early and times[id(p)] == 1 for p in r.with_parts()))
         return Scoring(self, [EarlyScores(reward) for reward in early])
 
-    def sum(self, results: Mapping[str, RewardResult], num_samples: int) -> Scores:
-        """The scores from the result of each reward."""
-        weight = {reward.name: reward.weight for reward in self.rewards if reward.weight != 0}
-        value = torch.tensor([results[name].value for name in weight], dtype=torch.float64)
-        factor = torch.tensor([*weight.values()], dtype=torch.float64)
-        total = weighted_sum(factor, value.reshape(len(weight), num_samples)).tolist()
-        return Scores(total, {reward.name: results[reward.name] for reward in self.rewards}, [*weight], self.correct)
-
     def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
-        """Lets every reward learn from a step; as in `Reward.learn`. Every rank must call it.
-
-        Returns:
-            The metrics of all rewards, by their whole names: `reward/<name>/<key>`.
-        """
+        """The metrics of `Reward.learn` of every reward, as `reward/<name>/<key>`. Every rank must call it."""
         return {
             f"reward/{reward.name}/{key}": value
             for reward in self.rewards
@@ -113,34 +96,75 @@ class Scorer:
         }
 
     def stop_if_broken(self, where: str = "step") -> None:
-        """Reports the failures of a step or a validation, and stops the run if there were too many.
+        """Reports the failures of a step or a validation, and raises RewardFailure if all ranks have too many."""
+        found = self.report()
+        for part, tally in found:
+            if tally.num_samples:
+                part.stop_if_broken(tally.statuses)
+        for reward, tally in found:
+            if reward in self.rewards and tally.num_failed > self.max_failed * tally.num_samples:
+                allowed = f"model.guard.max_failed_rewards={self.max_failed} of a {where}'s samples"
+                raise RewardFailure(f"reward {reward.name} {tally.describe()}; {allowed}")
 
-        Every rank must call it. The ranks decide alike, from the counts of all ranks and all rounds.
+    def report(self) -> list[tuple[Reward, Tally]]:
+        """Warns of failures since the last report. Returns every reward and part with its tally over all ranks."""
+        everyone = [part for reward in self.rewards for part in reward.with_parts()]
+        by_rank = ranks.gather([part.tally for part in everyone])
+        found = [(part, Tally.total(tallies)) for part, *tallies in zip(everyone, *by_rank, strict=True)]
+        for part, tally in found:
+            part.tally = Tally()
+            if tally.num_failed and ranks.rank() == 0:
+                log.warning("reward %s %s", part.name, tally.describe())
+        return found
 
-        Raises:
-            RewardFailure: A reward failed on more than `max_failed` of the samples, or finds itself broken.
-        """
-        tallies = settle(self.rewards)
-        for reward in self.rewards:
-            tally = tallies[id(reward)]
-            if tally.num_failed > self.max_failed * tally.num_samples:
-                raise RewardFailure(
-                    f"reward {reward.name} {tally.describe()}; max_failed_rewards={self.max_failed} of a {where}'s "
-                    "samples"
-                )
 
-    def report(self) -> None:
-        """Reports the failures of a prediction. Every rank must call it."""
-        report(self.rewards)
+class EarlyScores(Thread):
+    """One reward's scores, found in a thread while more samples come: all that have come are scored together."""
+
+    def __init__(self, reward: Reward) -> None:
+        # A server that does not answer must not keep the program from ending.
+        super().__init__(name=f"grpo-reward-{reward.name}", daemon=True)
+        self.reward = reward
+        self.coming: SimpleQueue[Sample | None] = SimpleQueue()
+        """The samples to score; None comes last."""
+        self._parts: list[tuple[list[Sample], RewardResult]] = []
+        self._error: BaseException | None = None
+        self._given_up = False
+        self.start()
+
+    def parts(self) -> list[tuple[list[Sample], RewardResult]]:
+        """Waits for the scores of all samples that came, as they were scored together."""
+        while self.is_alive():
+            # Another rank's failure is raised here as soon as Python runs.
+            self.join(0.1)
+        if self._error is not None:
+            raise self._error
+        return self._parts
+
+    def give_up(self) -> None:
+        """Ends the thread, if it has not ended, once the reward is closed and returns."""
+        if self.is_alive():
+            self._given_up = True
+            self.coming.put(None)
+            self.reward.close()
+
+    def run(self) -> None:
+        """Scores until the last sample has come."""
+        try:
+            coming: list[Sample | None] = []
+            while None not in coming and not self._given_up:
+                coming = [self.coming.get()]
+                while not self.coming.empty():  # nobody else takes from it
+                    coming.append(self.coming.get())
+                batch = [sample for sample in coming if sample is not None]
+                if batch and not self._given_up:
+                    self._parts.append((batch, self.reward(batch)))
+        except BaseException as error:  # for the thread that waits
+            self._error = error
 
 
 class Scoring:
-    """Scores samples that come one after another. The scores are those of all samples at once.
-
-    Args:
-        scorer: The rewards.
-        early: Scores of those that begin with the first sample.
-    """
+    """Scores samples that come one after another. The scores are those of all samples at once."""
 
     def __init__(self, scorer: Scorer, early: Sequence[EarlyScores]) -> None:
         self.scorer = scorer
@@ -148,22 +172,42 @@ class Scoring:
         self._added: set[int] = set()
 
     def add(self, sample: Sample) -> None:
-        """Lets the rewards begin with a sample."""
+        """Lets the rewards begin with a sample, unless its environment failed."""
+        if sample.failed:
+            return
         self._added.add(id(sample))
         for one in self.early.values():
-            one.add(sample)
+            one.coming.put(sample)
 
     def scores(self, samples: Sequence[Sample]) -> Scores:
         """Waits for the scores of `samples`, in this order: those that were added, and others."""
         for sample in samples:
-            if id(sample) not in self._added and not sample.failed:
+            if id(sample) not in self._added:
                 self.add(sample)
         for one in self.early.values():
-            one.end()
-        rewards = {reward.name: reward for reward in self.scorer.rewards}
-        here = {name: scored_by(reward, samples) for name, reward in rewards.items() if name not in self.early}
-        early = {name: scored_by(rewards[name], samples, one.result) for name, one in self.early.items()}
-        return self.scorer.sum(here | early, len(samples))
+            one.coming.put(None)
+        whole, failed = ([one for one in samples if one.failed is fails] for fails in (False, True))
+        talks = [sample.conversation for sample in failed if sample.conversation]
+        lost = RewardResult([math.nan] * len(failed), [talk.status for talk in talks])
+        rewards = self.scorer.rewards
+        results = dict.fromkeys([reward.name for reward in rewards], lost)
+        # Those that have begun are waited for last.
+        for reward in sorted(rewards, key=lambda reward: reward.name in self.early):
+            early = self.early.get(reward.name)
+            parts = early.parts() if early else [(whole, reward(whole))] if whole else []
+            # A sample whose environment failed has nothing to score; that counts as a failure of the reward.
+            for sample, talk in zip(failed, talks, strict=True):
+                reward.tally.explain(sample, talk.status, talk.error)
+            reward.tally.add(failed, lost.value, lost.status)
+            scored = [sample for some, _ in parts for sample in some] + failed
+            row = {id(sample): row for row, sample in enumerate(scored)}
+            result = RewardResult.concat([*(result for _, result in parts), lost])
+            results[reward.name] = result.rows([row[id(sample)] for sample in samples])
+        weight = {reward.name: reward.weight for reward in rewards if reward.weight != 0}
+        value = torch.tensor([results[name].value for name in weight], dtype=torch.float64)
+        factor = torch.tensor([*weight.values()], dtype=torch.float64)
+        total = weighted_sum(factor, value.reshape(len(weight), len(samples))).tolist()
+        return Scores(total, results, weight, self.scorer.correct)
 
     def __enter__(self) -> Self:
         return self
@@ -171,62 +215,3 @@ class Scoring:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         for one in self.early.values():
             one.give_up()
-
-
-def scored_by(
-    reward: Reward, samples: Sequence[Sample], score: Callable[[Sequence[Sample]], RewardResult] | None = None
-) -> RewardResult:
-    """The result of one reward; where an environment failed there is nothing to score, which counts as its failure.
-
-    Args:
-        reward: The reward.
-        samples: What it scores.
-        score: What scores the others; None is the reward itself.
-    """
-    failed = [sample for sample in samples if sample.failed]
-    whole = [sample for sample in samples if not sample.failed]
-    result = (score or reward)(whole) if whole else RewardResult([], [])
-    if not failed:
-        return result
-    statuses = [sample.conversation.status for sample in failed if sample.conversation]
-    for sample in failed:
-        assert sample.conversation is not None
-        reward.tally.explain(sample, sample.conversation.status, sample.conversation.error)
-    reward.tally.add(failed, [math.nan] * len(failed), statuses)
-    both = RewardResult.concat([result, RewardResult([math.nan] * len(failed), statuses)])
-    order = {id(sample): row for row, sample in enumerate([*whole, *failed])}
-    return both.rows([order[id(sample)] for sample in samples])
-
-
-def report(rewards: Sequence[Reward]) -> dict[int, Tally]:
-    """Warns once of each reward that failed since the last report, and of each inside it. Every rank must call it.
-
-    Returns:
-        The tally of each over all ranks, by the `id` of the reward.
-    """
-    everyone = [part for reward in rewards for part in reward.with_parts()]
-    by_rank = ranks.gather([part.tally for part in everyone])
-    tallies = [Tally.total(tallies) for tallies in zip(*by_rank, strict=True)]
-    for part, tally in zip(everyone, tallies, strict=True):
-        part.tally = Tally()
-        if tally.num_failed and ranks.rank() == 0:
-            log.warning("reward %s %s", part.name, tally.describe())
-    return {id(part): tally for part, tally in zip(everyone, tallies, strict=True)}
-
-
-def settle(rewards: Sequence[Reward]) -> dict[int, Tally]:
-    """Reports failures as `report` does, and lets every reward, and every one inside it, stop the run."""
-    tallies = report(rewards)
-    for reward in rewards:
-        for part in reward.with_parts():
-            if tallies[id(part)].num_samples:
-                part.stop_if_broken(tallies[id(part)].statuses)
-    return tallies
-
-
-def _check_needs(reward: Reward, others: Sequence[str]) -> None:
-    """Raises UsageError where `reward` needs one that is not among the `others` of the list."""
-    for key, name in reward.needs.items():
-        if name not in others:
-            allowed = f"one of {', '.join(others)}, or a reward" if others else "a reward"
-            raise UsageError(f"{key}={name} of {reward.name}: no other reward has this name; give {allowed}")

@@ -3,10 +3,9 @@
 `python main.py MEMORY_MB SECONDS CPU_SECONDS` answers two requests. Each has a `number`, and is answered by a line
 `{"status", "value" or "error", "number"}`:
 
-- `{"load": FUNCTION, "path": SYS_PATH}` imports the function: `package.module.function`, `package.module:function` or
-  `path/to/file.py:function`. The value is the list of the arguments that it must be given.
-- `{"task": TASK}` calls it with the items of a list, or with what `given` makes of a dict. The result of an `async def`
-  is awaited.
+- `{"load": FUNCTION, "path": SYS_PATH}` imports the function, named as for `module_of`. The value is the list of the
+  arguments that it must be given.
+- `{"task": TASK}` calls it with the items of a list, or with what `given` makes of a dict.
 
 If FUNCTION is `async SECONDS FUNCTION`, it must be an `async def`, and TASK is a list of such dicts. The calls are
 awaited together, each for at most SECONDS. The value is a list with one reply, as above, per dict.
@@ -27,15 +26,14 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Container
-from functools import cache, wraps
+import traceback
+from collections.abc import Callable, Iterable
+from functools import cache, partial, wraps
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-ORPHAN_GRACE = 1.0
-"""Seconds after the parent's deadline at which the kernel ends a task whose parent is gone."""
-
+ORPHAN_GRACE = 1.0  # seconds after the parent's deadline at which the kernel ends a task whose parent is gone
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 SIGNALS = {signal.SIGTERM, signal.SIGCHLD}
@@ -46,7 +44,6 @@ class Given(SimpleNamespace):
     """An object with attributes, which tells what it has when it is asked for another."""
 
     def __getattr__(self, name: str) -> Any:
-        """Raises AttributeError."""
         raise AttributeError(f"there is no `{name}`; there are {', '.join(sorted(self.__dict__))}")
 
 
@@ -71,8 +68,7 @@ def module_of(path: str) -> tuple[ModuleType, str]:
     module_name, _, name = path.rpartition(":" if ":" in path else ".")
     if module_name.endswith(".py"):
         spec = importlib.util.spec_from_file_location(Path(module_name).stem, module_name)
-        assert spec is not None
-        assert spec.loader is not None
+        assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules.setdefault(spec.name, module)
         spec.loader.exec_module(module)
@@ -85,8 +81,7 @@ def together(function: Callable[..., Any], seconds: float, name: str) -> Callabl
     """A function that calls an `async def` for several tasks at once."""
     if not inspect.iscoroutinefunction(function):
         raise TypeError(f"{name} is not an `async def`: only that can have several calls under way at once")
-
-    import asyncio  # at the top it would double what a copy of the process costs, see inside/instance.py
+    import asyncio  # at the top it would double what a copy of the process costs, see `Instances`
 
     async def one(task: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -117,11 +112,7 @@ def arguments(function: Callable[..., Any]) -> list[str]:
 
 def awaited(value: Any) -> Any:
     """The value; that of an `async def` is awaited."""
-
-    async def run() -> Any:
-        return await value
-
-    return event_loop().run_until_complete(run()) if inspect.isawaitable(value) else value
+    return event_loop().run_until_complete(value) if inspect.isawaitable(value) else value
 
 
 @cache
@@ -133,13 +124,12 @@ def event_loop() -> Any:
 
 
 def failure(error: BaseException) -> dict[str, Any]:
-    """The reply for an exception. It names the line of the user's code that was reached last."""
-    line, trace = "", error.__traceback__
-    while trace:
-        file = trace.tb_frame.f_code.co_filename
+    """The reply for an exception, which names the line of the user's code that was reached last."""
+    line = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
         if not file.startswith((PACKAGE, "<")) and "/lib/python3" not in file:
-            line = f"{Path(file).name}:{trace.tb_lineno}: "
-        trace = trace.tb_next
+            line = f"{Path(file).name}:{number}: "
     return {"status": "error", "error": f"{line}{type(error).__name__}: {error}"[:2000]}
 
 
@@ -148,32 +138,21 @@ def plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else float(value)
 
 
-def memory_limits(megabytes: int | None) -> tuple[int, int]:
-    """Limits that allow this much address space in addition to what is mapped now; None allows all."""
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    soft = hard
-    if megabytes is not None and sys.platform == "linux":
-        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        soft = mapped + megabytes * 2**20
-        soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
-    return soft, hard
-
-
-def file_limits(megabytes: int | None) -> tuple[int, int]:
-    """Limits that allow files of this size; None allows all. More raises OSError."""
-    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    soft = hard if megabytes is None else megabytes * 2**20
-    return soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard
+def set_limits(megabytes: int | None) -> None:
+    """Allows this process so much memory in addition to what is mapped now, and files of this size; None allows all."""
+    used = {resource.RLIMIT_FSIZE: 0}
+    if sys.platform == "linux":
+        used[resource.RLIMIT_AS] = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    for kind, now in used.items():
+        _, hard = resource.getrlimit(kind)
+        soft = hard if megabytes is None else now + megabytes * 2**20
+        resource.setrlimit(kind, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 
 
 def answer(action: Callable[[], Any], number: int = 0) -> bytes:
-    """The result or the failure of `action` as a line of JSON.
+    """The result or the failure of `action`, for the request `number`, as a line of JSON.
 
     A lone surrogate, which neither files nor tokenizers take, becomes a question mark.
-
-    Args:
-        action: What was asked for.
-        number: That of the request.
     """
     pid = os.getpid()
     try:
@@ -188,24 +167,10 @@ def answer(action: Callable[[], Any], number: int = 0) -> bytes:
     return line + b"\n"
 
 
-def own_files(folder: str) -> None:
-    """Lets temporary files of this process, and of those that it starts, be in `folder`."""
-    os.environ["TMPDIR"] = tempfile.tempdir = folder
-
-
 def ask_kernel(option: int, value: int) -> None:
-    """Sets an option of this process, where the system knows it.
-
-    A subreaper becomes the parent of descendants whose own parent ends, so that they are found.
-    """
+    """Sets an option of this process, where the system knows it. Orphans become children of a subreaper."""
     if LIBC:
         LIBC.prctl(option, value, 0, 0, 0)
-
-
-def children() -> list[int]:
-    """The process ids of this process's children, where the system tells."""
-    file = Path(f"/proc/self/task/{os.getpid()}/children")
-    return [int(pid) for pid in file.read_text().split()] if file.exists() else []
 
 
 def kill(pid: int) -> None:
@@ -215,9 +180,13 @@ def kill(pid: int) -> None:
             end(pid, signal.SIGKILL)
 
 
-def end_strays(spared: Container[int] = ()) -> None:
-    """Ends all children of this process but the spared: a subreaper's are also the orphans of those that have ended."""
-    while strays := [pid for pid in children() if pid not in spared]:
+def end_strays(spared: Iterable[int] = ()) -> None:
+    """Ends all children of this process but the spared, where the system tells them.
+
+    A subreaper's are also the orphans of those that have ended.
+    """
+    file = Path(f"/proc/self/task/{os.getpid()}/children")
+    while file.exists() and (strays := {*map(int, file.read_text().split())}.difference(spared)):
         for pid in strays:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -233,16 +202,12 @@ def serve() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     functions: list[Callable[..., Any]] = []
 
-    def limit(megabytes: int | None) -> None:
-        resource.setrlimit(resource.RLIMIT_AS, memory_limits(megabytes))
-        resource.setrlimit(resource.RLIMIT_FSIZE, file_limits(megabytes))
-
     def handle(request: dict[str, Any]) -> Any:
         if "load" in request:
-            limit(None)
+            set_limits(None)
             sys.path[:] = [*request["path"], os.getcwd()]
             functions[:] = [load(request["load"])]
-            limit(memory_mb)
+            set_limits(memory_mb)
             return arguments(functions[0])
         task = request["task"]
         return awaited(functions[0](given(task)) if isinstance(task, dict) else functions[0](*task))
@@ -252,7 +217,7 @@ def serve() -> None:
         if "task" in request:
             signal.setitimer(signal.ITIMER_REAL, seconds + ORPHAN_GRACE)
             signal.setitimer(signal.ITIMER_PROF, cpu_seconds)  # 0 sets no limit
-        reply = answer(lambda request=request: handle(request), request["number"])  # type: ignore[misc]
+        reply = answer(partial(handle, request), request["number"])
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(reply)
@@ -288,7 +253,7 @@ def main() -> None:
     os.setsid()
     ask_kernel(PR_SET_PDEATHSIG, signal.SIGKILL)  # when its parent ends
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    own_files(folder)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
     serve()
 
 

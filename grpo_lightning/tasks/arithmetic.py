@@ -5,20 +5,24 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from grpo_lightning.tasks.base import Split, Task
-from grpo_lightning.tasks.number_names import in_words
-from grpo_lightning.types import Question, UsageError
+from grpo_lightning.types import Question, at_least, require
 
-OPERATORS = ("+", "-", "*")
-SPOKEN = {"+": "plus", "-": "minus", "*": "times"}
+OPERATORS = {"+": "plus", "-": "minus", "*": "times"}
+
+SMALL = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+)  # fmt: skip
+TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+SCALES = ((10**6, "million"), (10**3, "thousand"), (100, "hundred"))
 
 
 class Arithmetic(Task):
-    """Generated questions such as `47+85=` with the answer `132`.
+    """Generated questions such as `47+85=` with the answer `132`: a task that needs no data.
 
-    A task that needs no data, for tests and first runs. One seeded shuffle holds every expression that the difficulty
-    allows, once. Validation takes its first `num_val` expressions, test the next `num_val` (predict asks the same), and
-    training the `num_train` after them. So no question is in two splits, and validation and test do not depend on
-    `num_train`. `1+2=` and `2+1=` are two questions.
+    One seeded shuffle holds every expression that the difficulty allows, once. Validation takes its first `num_val`
+    expressions, test the next `num_val` (predict asks the same), and training the `num_train` after them. So no
+    question is in two splits, and validation and test do not depend on `num_train`.
 
     Args:
         max_digits: Most digits of a number, 1 to 9: numbers are drawn uniformly from 0 to 10^max_digits - 1.
@@ -30,10 +34,6 @@ class Arithmetic(Task):
         words: Ask in words, for a model that knows English: `What is forty-seven plus eighty-five?`. Gold answers stay
             in digits.
         sentence: Ask in a sentence with digits and spaces, for a model that knows English: `What is 47 + 85?`.
-
-    Raises:
-        UsageError: A value is out of range, `words` and `sentence` are both set, or there are fewer expressions than
-            `num_train + 2 * num_val`.
     """
 
     judge = "MathVerifier"
@@ -49,71 +49,49 @@ class Arithmetic(Task):
         words: bool = False,
         sentence: bool = False,
     ) -> None:
-        _check_range("max_digits", max_digits, 1, 9)
-        _check_range("num_terms", num_terms, 2, 8)
-        _check_range("num_train", num_train, 1)
-        _check_range("num_val", num_val, 1)
-        if not operators or not set(operators) <= set(OPERATORS) or len(set(operators)) < len(operators):
-            allowed = ", ".join(OPERATORS)
-            raise UsageError(f"data.task.operators={list(operators)}: give one or more of {allowed}, each once")
-        self.max_digits = max_digits
-        self.operators = tuple(operators)
-        self.num_terms = num_terms
-        self.num_train = num_train
-        self.num_val = num_val
-        self.seed = seed
-        if words and sentence:
-            raise UsageError(
-                "data.task.words=true and data.task.sentence=true: a question is in words or in digits, set one"
-            )
-        self.words = words
-        self.sentence = sentence
+        for key, value, least, most in (("max_digits", max_digits, 1, 9), ("num_terms", num_terms, 2, 8)):
+            require(least <= value <= most, f"data.task.{key}={value}: give {least} to {most}")
+        at_least("data.task.num_train", num_train, 1)
+        at_least("data.task.num_val", num_val, 1)
+        require(
+            0 < len(operators) == len({*operators} & OPERATORS.keys()),
+            f"data.task.operators={list(operators)}: give one or more of {', '.join(OPERATORS)}, each once",
+        )
+        fix = "a question is in words or in digits, set one"
+        require(not (words and sentence), f"data.task.words=true and data.task.sentence=true: {fix}")
+        self.max_digits, self.operators, self.num_terms = max_digits, tuple(operators), num_terms
+        self.num_train, self.num_val, self.seed = num_train, num_val, seed
+        self.words, self.sentence = words, sentence
+        self.num_expressions = 10 ** (max_digits * num_terms) * len(operators) ** (num_terms - 1)
         total = num_train + 2 * num_val
-        if total > self.num_expressions:
-            raise UsageError(
-                f"data.task.num_train={num_train} and data.task.num_val={num_val} need {total} questions "
-                f"(num_train + 2 * num_val); max_digits={max_digits}, num_terms={num_terms}, "
-                f"operators={list(operators)} allow at most {self.num_expressions}: ask for fewer, or raise "
-                "data.task.max_digits or data.task.num_terms"
-            )
-
-    @property
-    def num_expressions(self) -> int:
-        """The number of different expressions that the difficulty allows."""
-        return 10 ** (self.max_digits * self.num_terms) * len(self.operators) ** (self.num_terms - 1)
+        require(
+            total <= self.num_expressions,
+            f"data.task.num_train={num_train} and data.task.num_val={num_val} need {total} questions (num_train + 2 * "
+            f"num_val); max_digits={max_digits}, num_terms={num_terms}, operators={list(operators)} allow at most "
+            f"{self.num_expressions}: ask for fewer, or raise data.task.max_digits or data.task.num_terms",
+        )
 
     def questions(self, split: Split) -> Sequence[Question]:
         """The questions of `split`, as in `Task.questions`."""
-        match split:
-            case "val":
-                start, stop = 0, self.num_val
-            case "test" | "predict":
-                start, stop = self.num_val, 2 * self.num_val
-            case "train":
-                start, stop = 2 * self.num_val, 2 * self.num_val + self.num_train
-            case _:
-                raise UsageError(f"split={split!r} of Arithmetic: use train, val, test or predict")
+        start = {"val": 0, "test": 1, "predict": 1, "train": 2}[split] * self.num_val
+        stop = start + (self.num_train if split == "train" else self.num_val)
         indices = shuffled(self.num_expressions, stop, self.seed)[start:]
         return [self._question(index, f"arithmetic {split}:{row}") for row, index in enumerate(indices, 1)]
 
     def _question(self, index: int, source: str) -> Question:
         """The expression with this index, whose digits encode numbers and operators."""
         index, number = divmod(index, 10**self.max_digits)
-        expression, spaced, spoken, total, product = str(number), str(number), in_words(number), 0, number
+        parts: list[int | str] = [number]
         for _ in range(self.num_terms - 1):
             index, which = divmod(index, len(self.operators))
             index, number = divmod(index, 10**self.max_digits)
-            operator = self.operators[which]
-            expression += f"{operator}{number}"
-            spaced += f" {operator} {number}"
-            spoken += f" {SPOKEN[operator]} {in_words(number)}"
-            if operator == "*":
-                product *= number
-            else:
-                total += product
-                product = number if operator == "+" else -number
-        text = f"What is {spoken if self.words else spaced}?" if self.words or self.sentence else f"{expression}="
-        return Question(text, str(total + product), source, {"expression": expression})
+            parts += [self.operators[which], number]
+        expression = "".join(map(str, parts))
+        terms = expression.replace("-", "+-").split("+")
+        answer = sum(math.prod(map(int, term.split("*"))) for term in terms)
+        said = [in_words(part) if isinstance(part, int) else OPERATORS[part] for part in parts] if self.words else parts
+        text = f"What is {' '.join(map(str, said))}?" if self.words or self.sentence else f"{expression}="
+        return Question(text, str(answer), source, {"expression": expression})
 
 
 def shuffled(size: int, count: int, seed: int) -> list[int]:
@@ -132,7 +110,14 @@ def shuffled(size: int, count: int, seed: int) -> list[int]:
     return order
 
 
-def _check_range(key: str, value: int, low: int, high: float = math.inf) -> None:
-    if not low <= value <= high:
-        allowed = f"{low} to {high}" if high < math.inf else f"{low} or more"
-        raise UsageError(f"data.task.{key}={value}: give {allowed}")
+def in_words(number: int) -> str:
+    """A number from 0 to 999,999,999 in words: 123 is `one hundred twenty-three`."""
+    assert 0 <= number < 10**9
+    for size, name in SCALES:
+        if number >= size:
+            count, rest = divmod(number, size)
+            return f"{in_words(count)} {name}" + (f" {in_words(rest)}" if rest else "")
+    if number < len(SMALL):
+        return SMALL[number]
+    tens, ones = divmod(number, 10)
+    return TENS[tens - 2] + (f"-{SMALL[ones]}" if ones else "")

@@ -2,9 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
-from grpo_lightning.types import Question
+from grpo_lightning.types import Prompt, Question
 
 Split = Literal["train", "val", "test", "predict"]
 
@@ -24,3 +24,13 @@ class Task(ABC):
         Raises:
             UsageError: The split does not exist, is empty, or has a bad row; the message names file and line.
         """
+
+
+class Questions(Protocol):
+    """The endless stream of training questions. `PromptDataModule` decides their order."""
+
+    def question(self, index: int) -> Question:
+        """The question at `index`, from 0."""
+
+    def prompt(self, question: Question, id: int) -> Prompt:
+        """The question as a prompt; `id` keys its random numbers."""

@@ -1,3 +1,12 @@
-"""Training on Lightning: exploration, preparation, the update, evaluation and the loop."""
+"""Training on PyTorch Lightning."""
 
-from grpo_lightning.training.strategy import FSDP2Strategy as FSDP2Strategy  # registers the name `fsdp2`
+from lightning.pytorch.strategies import StrategyRegistry
+
+import grpo_lightning
+
+# Its file is read when the strategy is asked for: it needs this folder itself.
+StrategyRegistry.register(
+    "fsdp2",
+    lambda **options: grpo_lightning.FSDP2Strategy(**options),
+    description="Weights sharded over all devices (FSDP2)",
+)

@@ -1,14 +1,16 @@
-"""Checkpoint files: written whole or not at all, and read with one message for any defect."""
+"""Checkpoint files: written whole or not at all, read with one message for any defect, and fitted to other options."""
 
 import errno
 import os
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
+from grpo_lightning.policy.snapshots import PolicySnapshot
 from grpo_lightning.training.disk import beside
 from grpo_lightning.types import UsageError
 
@@ -34,56 +36,83 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def read_checkpoint(path: str | Path, mmap: bool = False, weights_only: bool | None = None) -> dict[str, Any]:
-    """The content of a checkpoint, on the CPU.
-
-    Args:
-        path: The file.
-        mmap: Leave tensors in the file until they are used.
-        weights_only: As in `torch.load`.
-
-    Raises:
-        UsageError: The file is missing, damaged, or from another program.
-    """
-    refuse_folder(path)
+    """The content of a checkpoint, on the CPU; a file that is missing, damaged or of another program is refused."""
     try:
         checkpoint = torch.load(path, map_location="cpu", mmap=mmap, weights_only=weights_only)
-    except FileNotFoundError as error:
-        raise UsageError(f"ckpt_path={path}: there is no such file") from error
-    except pickle.UnpicklingError as error:
-        raise UsageError(
-            f"ckpt_path={path}: not a checkpoint, or one that holds more than tensors and numbers. If you trust it, "
-            "give --weights_only false"
-        ) from error
-    except OSError as error:
-        if error.errno == errno.EINVAL:  # of mmap, where the file ends before its own index says
-            raise damaged(path) from error
-        raise UsageError(f"ckpt_path={path}: cannot be read: {error.strerror or error}") from error
     except Exception as error:
-        raise damaged(path) from error
-    if not _of_this_program(checkpoint):
+        others = [str(other) for other in sorted(Path(path).parent.glob("*.ckpt")) if other != Path(path)]
+        instead = f"Continue with {' or '.join(others)}" if others else "There is no other checkpoint beside it"
+        reason = f"the file is damaged, or no checkpoint. {instead}"
+        if isinstance(error, pickle.UnpicklingError):
+            reason = (
+                "not a checkpoint, or one that holds more than tensors and numbers. If you trust it, give "
+                "--weights_only false"
+            )
+        elif isinstance(error, IsADirectoryError):
+            reason = (
+                "a folder, with a file for each rank. Continue it with the ModelParallelStrategy that wrote it; "
+                "--trainer.strategy fsdp2 writes checkpoints that every strategy reads"
+            )
+        elif isinstance(error, OSError) and error.errno != errno.EINVAL:  # of mmap, where a file ends too early
+            reason = f"cannot be read: {error.strerror or error}"
+        raise UsageError(f"ckpt_path={path}: {reason}") from error
+    weights = checkpoint.get("state_dict", {}) if isinstance(checkpoint, dict) and "loops" in checkpoint else ()
+    if not any(str(name).startswith("policy.") for name in weights):
         raise UsageError(
             f"ckpt_path={path}: not a checkpoint of `grpo fit`. The weights of a model are given as model.policy.path"
         )
     return checkpoint
 
 
-def damaged(path: str | Path) -> UsageError:
-    """The error about a file that cannot be a checkpoint; it names the others beside it."""
-    others = [str(other) for other in sorted(Path(path).parent.glob("*.ckpt")) if other != Path(path)]
-    instead = f"Continue with {' or '.join(others)}" if others else "There is no other checkpoint beside it"
-    return UsageError(f"ckpt_path={path}: the file is damaged, or no checkpoint. {instead}")
-
-
-def _of_this_program(checkpoint: Any) -> bool:
-    if not isinstance(checkpoint, dict) or "loops" not in checkpoint:
-        return False
-    return any(str(name).startswith("policy.") for name in checkpoint.get("state_dict", {}))
-
-
-def refuse_folder(checkpoint: str | Path) -> None:
-    """Raises UsageError for a checkpoint of Lightning's ModelParallelStrategy, which only that can read."""
-    if Path(checkpoint).is_dir():
+def check_whole_step(checkpoint: Mapping[str, Any], path: Any) -> None:
+    """Raises UsageError for a checkpoint that was saved in the middle of a step, whose completions are gone."""
+    progress = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]
+    if progress["started"] != progress["processed"]:
         raise UsageError(
-            f"ckpt_path={checkpoint}: a folder, with a file for each rank. Continue it with the ModelParallelStrategy "
-            "that wrote it; --trainer.strategy fsdp2 writes checkpoints that every strategy reads"
+            f"ckpt_path={path}: it was saved in the middle of step {progress['started']}, from where no run can go on. "
+            "Continue from a checkpoint of the end of a step, such as last.ckpt; `grpo validate` and `grpo export` "
+            "read this one too"
         )
+
+
+def check_same_model(checkpoint: Mapping[str, Any], own: Mapping[str, Any], base: str, where: Any, path: str) -> None:
+    """Raises UsageError for a checkpoint of another model, or of an adapter that was trained on other weights.
+
+    `own` are the weights of the module by name, and `base` is the fingerprint of those beneath its adapter, if any.
+    """
+    here, there = (
+        {name: list(value.shape) for name, value in state.items() if name.startswith("policy.")}
+        for state in (own, checkpoint["state_dict"])
+    )
+    names = here | there
+    differ = [name for name in names if here.get(name) != there.get(name)]
+    trains, trained = ("an adapter" if any(".lora_" in name for name in by) else "all weights" for by in (here, there))
+    if differ and trains != trained:
+        raise UsageError(
+            f"ckpt_path={where}: it is of a run that trained {trained}, and this one trains {trains}. "
+            "Give model.policy.adapter as that run had it; to train further in another way, make a folder of it "
+            "with `grpo export` and give that as model.policy.path"
+        )
+    if differ:
+        name = differ[0]
+        raise UsageError(
+            f"ckpt_path={where}: it is of another model than policy.path={path}: "
+            f"{name.removeprefix('policy.model.')} is {there.get(name, 'missing')} in the checkpoint and "
+            f"{here.get(name, 'missing')} in the model ({len(differ)} of {len(names)} weights differ)"
+        )
+    if base and checkpoint.get("base") not in (None, base):
+        raise UsageError(
+            f"ckpt_path={where}: its adapter was trained on other weights than those of policy.path={path}. Give the "
+            "model and the quantise that the run was started with"
+        )
+
+
+def fit_snapshots(saved: dict[str, Any], snapshots: Mapping[str, PolicySnapshot | None]) -> None:
+    """Makes the snapshots in a checkpoint those of now: new ones start as its policy, `reference` as `policy.path`."""
+    for part, snapshot in snapshots.items():
+        own = {} if snapshot is None else snapshot.state_dict(prefix=f"{part}.")
+        for name in [name for name in saved if name.startswith(f"{part}.") and name not in own]:
+            del saved[name]
+        for name in own.keys() - saved.keys():
+            of_policy = saved.get(name.removeprefix(f"{part}."))
+            saved[name] = own[name] if part == "reference" or of_policy is None else of_policy

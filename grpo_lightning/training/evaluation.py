@@ -3,24 +3,28 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
+import lightning as L
 import torch
 from jsonargparse.typing import import_object
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
 from torchmetrics import MeanMetric
 
-from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.sampling import Sampling, ValidationSampling
+from grpo_lightning.grpo.explore import Explorer
 from grpo_lightning.maths.metrics import majority_at_k, nan_mean, pass_at_k
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.base import Reward, measured_by, title_of
 from grpo_lightning.rewards.results import Scores
 from grpo_lightning.rewards.scorer import Scorer, Scoring
 from grpo_lightning.sandbox.pool import WorkerPool
+from grpo_lightning.training import internals
 from grpo_lightning.training.data import PromptBatch
-from grpo_lightning.training.explorer import Explorer
-from grpo_lightning.training.records import record
-from grpo_lightning.types import Completion, Prompt, Sample
+from grpo_lightning.types import Prompt, RandomKey, Sample, UsageError, at_least
 
 STEP = 2**32 - 1
 """The step that keys the random numbers of evaluation. It is constant, so two validations differ only in the policy."""
@@ -28,43 +32,44 @@ STEP = 2**32 - 1
 
 @dataclass
 class Validation:
-    """How validation and test decide what is right.
+    """Validation, test and prediction: what they draw, and who decides what is right.
 
     Args:
         judge: The reward that decides, whatever is trained; it is no part of the total. None is that of the task:
-            `MathVerifier` for `Arithmetic`, for instance. A task that names none is judged by `model.correct`.
+            `MathVerifier` for `Arithmetic`, for instance. A task that names none is judged by `correct`.
+        samples: k of avg@k, pass@k and maj@k.
+        sampling: Settings of `model.sampling` that these stages override. None: the same as in training.
+        correct: Name of the reward that decides what is right in the statistics of training. None is the first.
     """
 
     judge: Reward | None = None
+    samples: int = 8
+    sampling: ValidationSampling = field(default_factory=ValidationSampling)
+    correct: str | None = None
+
+    def __post_init__(self) -> None:
+        at_least("model.validation.samples", self.samples, 1)
 
 
 @dataclass(slots=True)
 class Answer:
-    """An answer to a validation question, as the engine and as the rewards see it."""
+    """An answer to a validation question."""
 
-    completion: Completion
     sample: Sample
     greedy: bool
-    version: int
-    """`Policy.version` of the weights that drew it."""
+    version: int  # `Policy.version` of the weights that drew it
 
 
 class Evaluation(torch.nn.Module):
     """What the judge gives the greedy answer, and avg@k, pass@k and maj@k of k completions that are drawn.
 
-    It is a torch module so that Lightning finds its metrics, which are means over prompts and ranks.
-
-    Args:
-        explorer: Samples and scores.
-        sampling: The distribution of the k completions. The greedy one has its length and its stop strings.
-        num_samples: k, the completions per prompt.
+    It is a torch module so that Lightning finds its metrics, which are means over prompts and ranks. `sampling` is the
+    distribution of the k completions; the greedy one has its length and its stop strings.
     """
 
     def __init__(self, explorer: Explorer, sampling: Sampling, num_samples: int) -> None:
         super().__init__()
-        self.explorer = explorer
-        self.sampling = sampling
-        self.num_samples = num_samples
+        self.explorer, self.sampling, self.num_samples = explorer, sampling, num_samples
         self.kept: dict[int, list[Answer]] = {}
         """By prompt id: whoever puts an empty list here finds in it the answers of the last validation since then."""
         self.scorer = explorer.scorer
@@ -79,7 +84,7 @@ class Evaluation(torch.nn.Module):
 
     @property
     def measure(self) -> str:
-        """What avg@k and greedy are: `fraction right by MathVerifier`, or `mean of my_rewards.brief`."""
+        """The meaning of avg@k and greedy: `fraction right by MathVerifier`, or `mean of my_rewards.brief`."""
         return measured_by(title_of(type(self.judge).__name__, vars(self.judge)))
 
     def judge_by(self, given: Reward | str | None) -> None:
@@ -89,17 +94,15 @@ class Evaluation(torch.nn.Module):
         """
         if given == self._given:
             return
-        scorer, self._given = self.explorer.scorer, given
-        judge = scorer.main if given is None else given
-        if isinstance(judge, str):
-            judge = judge_class(judge)()
-        judge = next((reward for reward in scorer.rewards if grades_alike(reward, judge)), judge)
-        rewards = scorer.rewards
+        trained, self._given = self.explorer.scorer, given
+        judge = trained.main if given is None else judge_class(given)() if isinstance(given, str) else given
+        judge = next((reward for reward in trained.rewards if grades_alike(reward, judge)), judge)
+        rewards = trained.rewards
         if judge not in rewards:
-            taken = [reward.name for reward in rewards]
-            judge.weight, judge.name = 0.0, "judge" if judge.name in taken else judge.name
+            judge.weight, taken = 0.0, [reward.name for reward in rewards]
+            judge.name = "judge" if judge.name in taken else judge.name
             rewards = [*rewards, judge]
-        self.scorer = Scorer(rewards, scorer.max_failed, judge.name)
+        self.scorer = Scorer(rewards, trained.max_failed, judge.name)
         self._make_metrics()
 
     def _make_metrics(self) -> None:
@@ -110,8 +113,8 @@ class Evaluation(torch.nn.Module):
 
     def reset(self) -> None:
         """Forgets everything. What `validate` left was made in inference mode, and `fit` could not add to it."""
-        for name in self.metrics:
-            self._metric(name).reset()
+        for metric in self.metrics.values():
+            cast(MeanMetric, metric).reset()
         for answers in self.kept.values():
             answers.clear()
 
@@ -125,78 +128,111 @@ class Evaluation(torch.nn.Module):
             self.kept.get(answer.sample.prompt.id, []).append(answer)
         # A rank whose prompts are all padding still takes part in every metric, or the ranks would not sync alike.
         self._record(dict.fromkeys(self.metrics, math.nan))
-        for index in range(batch.num_real):
+        answers = scores.main.answer or [None] * len(samples)
+        for index, first in enumerate(greedy.main.value[: batch.num_real]):
             group = slice(index * k, (index + 1) * k)
-            values, first = scores.main.value[group], greedy.main.value[index]
-            found = {
-                "greedy": first,
-                f"avg@{k}": nan_mean(values),
-                "failed": nan_mean([math.isnan(value) for value in [first, *values]]),
-                "reward": nan_mean(scores.total[group]),
-                "length": nan_mean([len(sample.token_ids) for sample in samples[group]]),
-                "truncated": nan_mean([sample.truncated for sample in samples[group]]),
-            }
-            if k > 1:
-                found[f"pass@{k}"] = pass_at_k(values)
-            if f"maj@{k}" in self.metrics:
-                answers = scores.main.answer or [None] * len(samples)
-                found[f"maj@{k}"] = majority_at_k(values, answers[group])
+            values = scores.main.value[group]
+            found = {"greedy": first, f"avg@{k}": nan_mean(values), f"pass@{k}": pass_at_k(values)}
+            found[f"maj@{k}"] = majority_at_k(values, answers[group])
+            found["failed"] = nan_mean([math.isnan(value) for value in [first, *values]])
+            found["reward"] = nan_mean(scores.total[group])
+            found["length"] = nan_mean([len(sample.token_ids) for sample in samples[group]])
+            found["truncated"] = nan_mean([sample.truncated for sample in samples[group]])
             self._record(found)
 
     def predict(self, policy: Policy, batch: PromptBatch) -> list[dict[str, Any]]:
-        """k completions of each prompt with their scores and statuses, as one JSON-ready record each.
+        """k completions of each prompt as JSON-ready records; `sample` counts the completions of a prompt, from 0."""
+        answers, scores = self._scored(policy, batch.prompts, self.num_samples, greedy=False)
+        rows = range(batch.num_real * self.num_samples)
+        return [record(answers[row].sample, scores, row) | {"sample": row % self.num_samples} for row in rows]
 
-        `sample` counts the completions of a prompt, from 0.
-        """
-        k = self.num_samples
-        answers, scores = self._scored(policy, batch.prompts, k, greedy=False)
-        rows = range(batch.num_real * k)
-        return [record(answers[row].sample, scores, row) | {"sample": row % k} for row in rows]
-
-    def _scored(
-        self, policy: Policy, prompts: Sequence[Prompt], num_samples: int, greedy: bool
-    ) -> tuple[list[Answer], Scores]:
+    def _scored(self, policy: Policy, prompts: Sequence[Prompt], k: int, greedy: bool) -> tuple[list[Answer], Scores]:
         """As `answer`, with the scores of the answers."""
         with self.scorer.begin() as scoring:
-            answers = self.answer(policy, prompts, num_samples, greedy, scoring)
+            answers = self.answer(policy, prompts, k, greedy, scoring)
             return answers, scoring.scores([answer.sample for answer in answers])
 
     def answer(
-        self,
-        policy: Policy,
-        prompts: Sequence[Prompt],
-        num_samples: int,
-        greedy: bool,
-        scoring: Scoring | None = None,
+        self, policy: Policy, prompts: Sequence[Prompt], num_samples: int, greedy: bool, scoring: Scoring | None = None
     ) -> list[Answer]:
         """`num_samples` answers to each prompt, with the random numbers of evaluation. Every rank must call it."""
         sampling = replace(self.sampling, temperature=0.0) if greedy else self.sampling
-        completions, samples = self.explorer.sample(
-            policy, prompts, num_samples, sampling, seed=0, step=STEP, scoring=scoring
-        )
-        return [Answer(*pair, greedy, policy.version) for pair in zip(completions, samples, strict=True)]
+        listeners = [scoring.add] if scoring else []
+        samples = self.explorer.sample(policy, prompts, num_samples, sampling, RandomKey(0, STEP), listeners)
+        return [Answer(sample, greedy, policy.version) for sample in samples]
 
     def _record(self, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            self._metric(name).update(value)
+        for name, metric in self.metrics.items():
+            cast(MeanMetric, metric).update(values[name])
 
-    def _metric(self, name: str) -> MeanMetric:
-        metric = self.metrics[name]
-        assert isinstance(metric, MeanMetric)
-        return metric
+
+class EvaluatingModule(L.LightningModule):
+    """A module whose policy is validated, tested and predicted with."""
+
+    policy: Policy
+    explorer: Explorer
+    evaluation: Evaluation
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._validating = ExitStack()
+        """Held while a stage lasts: the engine is awake, and the trainer logs where the weights stand."""
+        self._standing: int | None = None
+        """Step of the checkpoint that these weights are from; None once they are trained, or if there is none."""
+
+    def on_validation_start(self) -> None:
+        """Begins the metrics anew, and wakes the engine for all batches."""
+        self.evaluation.reset()
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            self._validating.enter_context(internals.standing(self.trainer, self._standing))
+        self._validating.enter_context(self.explorer.engine.awake())
+
+    def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
+        """Adds the judge's verdict on the greedy answer, and avg@k, pass@k and maj@k of k completions."""
+        self.evaluation.update(self.policy, batch)
+        stage = "test" if self.trainer.testing else "val"
+        metrics: dict[str, Any] = {f"{stage}/{name}": metric for name, metric in self.evaluation.metrics.items()}
+        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=len(batch.prompts))
+
+    def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
+        """k completions of each prompt with their scores and statuses, as one JSON-ready record each."""
+        return self.evaluation.predict(self.policy, batch)
+
+    def on_validation_epoch_end(self) -> None:
+        """Ends the run where a reward, or the judge, failed on more than `max_failed_rewards` of the samples."""
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            rank_zero_info(f"avg@{self.evaluation.num_samples} and greedy: {self.evaluation.measure}")
+        self.evaluation.scorer.stop_if_broken("validation")
+
+    def on_predict_epoch_end(self) -> None:
+        """Reports what got no score."""
+        self.evaluation.scorer.report()
+
+    def on_validation_end(self) -> None:
+        """Once the metrics are logged: the engine gives its memory back, and the trainer is where it was."""
+        self._validating.close()
+
+    def teardown(self, stage: str) -> None:
+        """As `on_validation_end`, wherever a stage has ended."""
+        self._validating.close()
+
+    on_test_start = on_predict_start = on_validation_start
+    test_step = validation_step
+    on_test_epoch_end = on_validation_epoch_end
+    on_test_end = on_predict_end = on_validation_end
 
 
 def judge_class(name: str) -> type[Reward]:
     """The class of rewards that a task names, by the name of a public one or an import path."""
-    found: type[Reward] = import_object(name if "." in name else f"grpo_lightning.{name}")
+    try:
+        found: type[Reward] = import_object(name if "." in name else f"grpo_lightning.{name}")
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"model.validation.judge={name}, the task's, is not here ({error}): name another") from error
     return found
 
 
 def grades_alike(one: Reward, other: Reward) -> bool:
-    """Whether both rewards are of one class and were made with the same arguments, but for weight, name and workers.
-
-    Arguments that are no plain values count as different.
-    """
+    """Whether both rewards are of one class and have the same plain arguments, but for weight, name and workers."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, WorkerPool):
@@ -205,12 +241,31 @@ def grades_alike(one: Reward, other: Reward) -> bool:
             return sorted(value)
         raise TypeError
 
-    left_out = ("weight", "name", "tally")
+    arguments = [vars(reward) | dict.fromkeys(("weight", "name", "tally")) for reward in (one, other)]
     try:
-        texts = [
-            json.dumps({key: value for key, value in vars(reward).items() if key not in left_out}, default=plain)
-            for reward in (one, other)
-        ]
+        first, second = (json.dumps(values, default=plain) for values in arguments)
     except TypeError:
         return one is other
-    return type(one) is type(other) and texts[0] == texts[1]
+    return type(one) is type(other) and first == second
+
+
+def record(sample: Sample, scores: Scores, row: int) -> dict[str, Any]:
+    """A completion with its question, its reward, and the value and status of each part: row `row` of `scores`."""
+    parts, talk = scores.describe(row), sample.conversation
+    return {
+        "source": sample.prompt.question.source,
+        "question": sample.prompt.question.text,
+        "answer": sample.answer,
+        "answer_prefix": sample.prompt.answer_prefix,
+        "completion": sample.text,
+        "finish_reason": str(sample.finish_reason),
+        "reward": none_if_nan(scores.total[row]),
+        "scores": {name: none_if_nan(value) for name, (value, _) in parts.items()},
+        "statuses": {name: status for name, (_, status) in parts.items()},
+        **({} if talk is None else {"messages": talk.messages, "environment": talk.error or talk.status}),
+    }
+
+
+def none_if_nan(value: float) -> float | None:
+    """The value; None for NaN, which JSON lacks."""
+    return None if math.isnan(value) else value

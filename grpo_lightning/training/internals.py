@@ -1,27 +1,19 @@
-"""Every private part of Lightning, torch, tqdm and the standard library that training and the command line rely on.
+"""Every private part of Lightning and TensorBoard that training and the command line rely on.
 
-One function per trick, with the reason for it. All were checked on Lightning 2.6, torch 2.13, transformers 5.17 and
-tqdm 4.67. tests/training/test_internals.py tries each of them, and finds any that is used elsewhere.
+One function per trick, with the reason for it. All were checked on Lightning 2.6. A test finds any that is
+used elsewhere.
 """
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from subprocess import Popen
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._pytree import tree_leaves as tree_leaves
-from tqdm import tqdm
-from transformers import PreTrainedModel
 
 OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
     # Lightning looks for `last.ckpt` before `setup`, when the callback does not know its folder yet.
@@ -30,14 +22,26 @@ OVERRIDDEN: Mapping[type, tuple[str, ...]] = {
     LightningCLI: ("_parse_ckpt_path", "_run_subcommand"),
     # The writer of a file that Lightning would delete.
     CSVLogger: ("_experiment",),
-    # FSDP over all devices; Lightning's "auto" shards over nodes alone.
-    ModelParallelStrategy: ("_data_parallel_size",),
 }
 """Private methods and attributes that classes of this package replace."""
 
 
-BEFORE_TRAINING = -1
-"""x of a validation that comes before the first step."""
+def has_end(steps: int | None) -> bool:
+    """Whether a run ends after `trainer.max_epochs`: None and -1 set no end."""
+    return steps is not None and steps >= 0
+
+
+@contextmanager
+def replaced(thing: Any, **values: Any) -> Iterator[None]:
+    """A context in which attributes of `thing` have other values."""
+    before = {name: getattr(thing, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(thing, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(thing, name, value)
 
 
 def log_at_step(trainer: L.Trainer) -> None:
@@ -45,19 +49,21 @@ def log_at_step(trainer: L.Trainer) -> None:
     trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.current_epoch
 
 
+def write(trainer: L.Trainer, metrics: Mapping[str, Tensor], step: int) -> None:
+    """Writes metrics of an exploration step to every logger, and to the disk."""
+    values = {name: float(value) for name, value in metrics.items()} | {"epoch": float(step)}
+    for logger in trainer.loggers:
+        logger.log_metrics(values, step=step)
+        logger.save()
+
+
 @contextmanager
 def standing(trainer: L.Trainer, step: int | None) -> Iterator[None]:
-    """Lets `validate` and `test` log at `step`, by default at the last step that this trainer has done.
-
-    Lightning would log at the next one, or at 0: it restores the loops of a checkpoint for `fit` alone.
-    """
+    """Lets `validate` log at `step`, by default at the last that this trainer has done: Lightning would at the next."""
     updates, progress = trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_progress.current
-    before = updates._batches_that_stepped, progress.completed
-    updates._batches_that_stepped = progress.completed = before[1] - 1 if step is None else step
-    try:
+    at = progress.completed - 1 if step is None else step
+    with replaced(updates, _batches_that_stepped=at), replaced(progress, completed=at):
         yield
-    finally:
-        updates._batches_that_stepped, progress.completed = before
 
 
 def summary_writer(logger: TensorBoardLogger) -> Any:
@@ -75,23 +81,15 @@ def without_callback(cli: LightningCLI, key: str) -> None:
     cli._parser(cli.subcommand).callback_keys.remove(key)
 
 
-def arguments_of(cli: LightningCLI, subcommand: str) -> dict[str, Any]:
-    """The arguments that the command line would call the trainer's method `subcommand` with."""
-    return cli._prepare_subcommand_kwargs(subcommand)
-
-
 def monitored(checkpoint: ModelCheckpoint, trainer: L.Trainer) -> dict[str, Tensor]:
     """The metrics that a checkpoint can be judged by, with `epoch` and `step`."""
     return checkpoint._monitor_candidates(trainer)
 
 
-def save_best(checkpoint: ModelCheckpoint, trainer: L.Trainer, metrics: dict[str, Tensor]) -> None:
-    """Saves if these metrics are among the best; the public hooks save at moments that do not resume exactly."""
-    checkpoint._save_topk_checkpoint(trainer, metrics)
-
-
-def save_last(checkpoint: ModelCheckpoint, trainer: L.Trainer, metrics: dict[str, Tensor]) -> None:
-    """Saves `last.ckpt`."""
+def save(checkpoint: ModelCheckpoint, trainer: L.Trainer, metrics: dict[str, Tensor]) -> None:
+    """Saves `last.ckpt`, which Lightning writes only together with one of the best; and one of these if it is one."""
+    if checkpoint.monitor in metrics:
+        checkpoint._save_topk_checkpoint(trainer, metrics)
     checkpoint._save_last_checkpoint(trainer, metrics)
 
 
@@ -115,29 +113,3 @@ def save_after_steps(checkpoints: Sequence[ModelCheckpoint], saves: bool) -> Non
     """Lets these save at the end of the step, or else at that of its validation."""
     for checkpoint in checkpoints:
         checkpoint._save_on_train_epoch_end = saves
-
-
-def bars_of(callback: TQDMProgressBar) -> list[Any]:
-    """The bars that a progress bar has made so far; the public properties raise for the others."""
-    names = ("_train_progress_bar", "_val_progress_bar", "_test_progress_bar", "_predict_progress_bar")
-    return [bar for name in names if (bar := getattr(callback, name)) is not None]
-
-
-def bars_on_screen() -> list[Any]:
-    """All bars of this process that are drawn, whoever made them."""
-    return [bar for bar in list(getattr(tqdm, "_instances", [])) if not getattr(bar, "disable", True)]
-
-
-def adopt_ranks() -> list[Popen[Any]]:
-    """Takes the ranks that Lightning has started from its own observer, which ends this process by SIGKILL."""
-    adopted: list[Popen[Any]] = []
-    for thread in threading.enumerate():
-        if thread.name == "child-process-observer" and getattr(thread, "_child_processes", None):
-            adopted += thread._child_processes  # type: ignore[attr-defined]
-            thread._child_processes = []  # type: ignore[attr-defined]
-    return adopted
-
-
-def attention_of(model: PreTrainedModel) -> str:
-    """The attention that a model uses now; the public name is that of what it was loaded with."""
-    return str(model.config._attn_implementation)

@@ -1,12 +1,18 @@
-"""A learning-rate schedule whose lengths are fractions of the run."""
+"""A learning-rate schedule over the whole run, and what a resumed run does with other options of its optimizer."""
 
+import inspect
+import json
 import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import UsageError, require
 
 
 class WarmupCosine(LRScheduler):
@@ -24,30 +30,113 @@ class WarmupCosine(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, warmup: float = 0.05, final: float = 0.1) -> None:
         for name, value in (("warmup", warmup), ("final", final)):
-            if not 0 <= value <= 1:
-                raise UsageError(f"{name}={value} of WarmupCosine: give a fraction, 0 to 1")
-        self.warmup = warmup
-        self.final = final
+            require(0 <= value <= 1, f"{name}={value} of WarmupCosine: give a fraction, 0 to 1")
+        self.warmup, self.final = warmup, final
         self.num_updates = 1
         super().__init__(optimizer)
 
     def spread(self, num_updates: int) -> None:
         """Takes the length of the run, before its first update."""
         self.num_updates = num_updates
-        for group, rate in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+        super().__init__(self.optimizer)
 
     def get_lr(self) -> list[float | Tensor]:
         """The rate of each group at the next update."""
-        return [rate * self.factor(self.last_epoch) for rate in self.base_lrs]
+        rising, done = round(self.warmup * self.num_updates), self.last_epoch + 1
+        progress = min(1.0, (done - rising) / max(1, self.num_updates - rising))
+        falling = self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2
+        return [rate * (done / rising if done <= rising else falling) for rate in self.base_lrs]
 
-    def factor(self, update: int) -> float:
-        """What the highest rate is multiplied by at an update, counted from 0."""
-        rising = round(self.warmup * self.num_updates)
-        if update < rising:
-            return (update + 1) / rising
-        progress = min(1.0, (update + 1 - rising) / max(1, self.num_updates - rising))
-        return self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2
+
+class OptimizerOptions:
+    """Lets a resumed run take other options for optimizer and schedule, while the optimizer keeps its state.
+
+    A checkpoint records which options were given. On resuming, an option with a new value takes it, and everything
+    else comes from the checkpoint. So a run that changes nothing continues bit for bit. A changed schedule, or one
+    that starts from another learning rate, continues as if it had been used from the first update.
+
+    Args:
+        optimizer: The optimizer as it was made.
+        make_scheduler: The schedule, given the optimizer; None keeps the learning rate.
+        num_updates: Updates of the whole run; None if it has no end.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, make_scheduler: Callable[[Optimizer], Any] | None, num_updates: int | None
+    ) -> None:
+        self.optimizer = optimizer
+        self._groups = _options(optimizer)
+        self.scheduler = schedule = None if make_scheduler is None else make_scheduler(optimizer)
+        try:
+            inspect.signature(schedule.step).bind() if schedule else None
+        except TypeError as error:  # as of ReduceLROnPlateau
+            raise UsageError(
+                f"model.lr_scheduler={type(schedule).__name__}: it waits for a metric ({error}), and the schedule is "
+                "stepped once per optimizer update. Use one that counts updates, such as LinearLR or CosineAnnealingLR"
+            ) from error
+        if isinstance(schedule, WarmupCosine):
+            if num_updates is None:
+                raise UsageError("model.lr_scheduler=WarmupCosine: set trainer.max_epochs, whose fractions it takes")
+            schedule.spread(num_updates)
+        self._start = _options(optimizer)
+        self._given = {
+            "class": _class_of(optimizer),
+            "groups": _plain(self._groups),
+            "schedule": schedule and {"class": _class_of(schedule), "state": _plain(schedule.state_dict())},
+        }
+        self._changes = False
+        optimizer.register_state_dict_post_hook(lambda _, state: state.update(given=self._given))
+        optimizer.register_load_state_dict_pre_hook(lambda _, state: self._load(state))
+
+    def _load(self, state: dict[str, Any]) -> dict[str, Any] | None:
+        then = state.get("given")
+        if then is None:  # of an earlier version, or of Lightning's ModelParallelStrategy
+            return None
+        if then["class"] != self._given["class"]:
+            raise UsageError(
+                f"model.optimizer={self._given['class']}: the checkpoint was saved with {then['class']}, whose state "
+                "another optimizer cannot use. Give that one, or start a new run from the weights"
+            )
+        # Some schedules set the rate themselves, and a new rate of the optimizer must not interfere.
+        of_groups = self.scheduler is not None and then["groups"] != self._given["groups"]
+        self._changes = of_groups or then["schedule"] != self._given["schedule"]
+        groups = []
+        for now, before, saved in zip(self._groups, then["groups"], state["param_groups"], strict=False):
+            changed = {key: value for key, value in now.items() if key not in before or before[key] != _plain(value)}
+            groups.append({**saved, **changed})
+        return {**state, "param_groups": groups}
+
+    def restore_schedule(self, saved: Sequence[Mapping[str, Any]], num_updates: int) -> None:
+        """Brings the schedule to where the run is, after `num_updates`; the optimizer has its state back by now."""
+        if not self._changes:
+            if self.scheduler is not None and saved:
+                self.scheduler.load_state_dict(dict(saved[0]))
+            return
+        for group, start in zip(self.optimizer.param_groups, self._start, strict=True):
+            group.update(start)
+        with warnings.catch_warnings():
+            # torch expects an update between two steps of a schedule.
+            warnings.simplefilter("ignore")
+            for _ in range(num_updates if self.scheduler else 0):
+                self.scheduler.step()  # type: ignore[union-attr]
+        rank_zero_info(
+            f"the learning-rate schedule goes on from update {num_updates} as if these options had been given from the "
+            f"first, with a learning rate of {float(self.optimizer.param_groups[0]['lr']):g}"
+        )
+
+
+def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The options of each group as they are now, copied: a schedule may write into a tensor."""
+    return [
+        {key: value.clone() if isinstance(value, Tensor) else value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def _class_of(thing: Any) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def _plain(value: Any) -> Any:
+    """The value as numbers, text, lists and dicts, which a checkpoint can hold and two runs can compare."""
+    return json.loads(json.dumps(value, default=lambda x: x.tolist() if isinstance(x, Tensor) else type(x).__name__))

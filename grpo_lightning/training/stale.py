@@ -3,23 +3,20 @@
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from grpo_lightning.grpo.explore import Exploration
+from grpo_lightning.grpo.source import Synchronous
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.sharding import assembled
-from grpo_lightning.policy.trained_copy import copied, trained_tensors
-from grpo_lightning.training.explorer import Exploration
-from grpo_lightning.training.source import Synchronous
+from grpo_lightning.policy.snapshots import copied, trained_tensors
+from grpo_lightning.training.internals import replaced
 from grpo_lightning.types import at_least
 
-LAG = "rollout/lag"
 
-
-@dataclass(slots=True)
-class EarlierWeights:
+class EarlierWeights(NamedTuple):
     """The trained weights as they were at the start of a step."""
 
     step: int
@@ -28,26 +25,11 @@ class EarlierWeights:
     weights: dict[str, Tensor]
     """By their names in the policy. Sharded ones are sharded; read from a checkpoint they are whole."""
 
-    @classmethod
-    def of(cls, policy: Policy, step: int) -> "EarlierWeights":
-        """A copy of the weights as they are now."""
-        return cls(step, policy.version, copied(policy))
-
     @contextmanager
     def put_into(self, policy: Policy) -> Iterator[None]:
         """The policy has these weights and their version inside, and its own again afterwards, bit for bit."""
-        version = policy.version
-        with trained_tensors(policy, self.weights):
-            policy.version = self.version
-            try:
-                yield
-            finally:
-                policy.version = version
-
-    def state_dict(self) -> dict[str, Any]:
-        """Whole weights on the CPU, the same on every rank."""
-        weights = {name: assembled(value).cpu() for name, value in self.weights.items()}
-        return {"step": self.step, "version": self.version, "weights": weights}
+        with trained_tensors(policy, self.weights), replaced(policy, version=self.version):
+            yield
 
 
 class StaleSource(Synchronous):
@@ -67,35 +49,28 @@ class StaleSource(Synchronous):
         super().__init__()
         at_least("loop.source.lag", lag, 0)
         self.lag = lag
+        self.is_late = lag > 0
+        self.num_copies = lag + 1 if lag else 0  # the current weights too, while the old ones are in use
         self.earlier: deque[EarlierWeights] = deque(maxlen=lag)
         """The weights of the last steps, the oldest first."""
-
-    @property
-    def is_late(self) -> bool:  # type: ignore[override]
-        """Whether there is a lag."""
-        return self.lag > 0
-
-    @property
-    def num_copies(self) -> int:  # type: ignore[override]
-        """One for each step, and the current weights while the old ones are in use."""
-        return self.lag + 1 if self.lag else 0
 
     def next(self, step: int) -> Exploration:
         """Samples and scores with the oldest weights that it keeps, then keeps the current ones."""
         policy, oldest = self.inputs.policy, self.earlier[0] if self.earlier else None
         with oldest.put_into(policy) if oldest else nullcontext():
             exploration = super().next(step)
-        exploration.metrics[LAG] = step - oldest.step if oldest else 0
+        exploration.metrics["rollout/lag"] = step - oldest.step if oldest else 0
         if self.lag:
-            self.earlier.append(EarlierWeights.of(policy, step))
+            self.earlier.append(EarlierWeights(step, policy.version, copied(policy)))
         return exploration
 
     def state_dict(self) -> dict[str, Any]:
         """The stream of questions, and the weights of the last steps. Every rank must call it."""
-        return super().state_dict() | {"earlier": [weights.state_dict() for weights in self.earlier]}
+        whole = [{name: assembled(value).cpu() for name, value in one.weights.items()} for one in self.earlier]
+        earlier = [one._asdict() | {"weights": weights} for one, weights in zip(self.earlier, whole, strict=True)]
+        return super().state_dict() | {"earlier": earlier}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from there, with as many of the weights as the lag now needs; too few lag less for some steps."""
         super().load_state_dict(state)
-        self.earlier.clear()
-        self.earlier.extend(EarlierWeights(**weights) for weights in state.get("earlier", []))
+        self.earlier = deque((EarlierWeights(**weights) for weights in state.get("earlier", [])), maxlen=self.lag)

@@ -1,6 +1,3 @@
-import itertools
-import random
-
 import pytest
 import torch
 
@@ -43,14 +40,6 @@ def test_known_answers_of_random123(counter, key, answer):
     assert reference(counter, key) == answer
 
 
-def test_agrees_with_unbounded_integers():
-    rng = random.Random(0)
-    for _ in range(200):
-        counter = tuple(rng.getrandbits(32) for _ in range(4))
-        key = (rng.getrandbits(32), rng.getrandbits(32))
-        assert words(counter, key) == reference(counter, key)
-
-
 def test_uniform_is_the_upper_24_bits_of_the_word_for_its_five_keys():
     prompt, sample, seed, step = 2**40 + 17, 6, 2**32 - 3, 12
     key, first = RandomKey(seed, step), torch.tensor([5])
@@ -58,19 +47,6 @@ def test_uniform_is_the_upper_24_bits_of_the_word_for_its_five_keys():
     for position, number in zip(range(5, 14), numbers, strict=True):
         counter = (position // 4, sample, prompt % 2**32, prompt >> 32)
         assert number == (reference(counter, (seed, step))[position % 4] >> 8) / 2**24
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_any_split_of_positions_and_rows_gives_the_same_numbers(seed):
-    rng = random.Random(seed)
-    prompt, sample = torch.arange(6) * 1000, torch.tensor([0, 1, 2, 0, 1, 2])
-    key, start = RandomKey(7, 3), torch.zeros(6, dtype=torch.int64)
-    whole = uniforms(key, prompt, sample, start, 40)
-    cuts = [0, *sorted(rng.sample(range(1, 40), 5)), 40]
-    parts = [uniforms(key, prompt, sample, start + a, b - a) for a, b in itertools.pairwise(cuts)]
-    assert torch.cat(parts, dim=1).equal(whole)
-    rows = torch.tensor(rng.sample(range(6), 6))
-    assert uniforms(key, prompt[rows], sample[rows], start, 40).equal(whole[rows])
 
 
 def test_completions_may_begin_at_positions_of_their_own():
@@ -82,39 +58,3 @@ def test_completions_may_begin_at_positions_of_their_own():
         for row in range(9):
             alone = uniforms(RandomKey(7, 3), prompt[[row]], sample[[row]], torch.tensor([0]), int(first[row]) + count)
             assert together[row].equal(alone[0, int(first[row]) :])
-
-
-def test_each_key_changes_the_numbers():
-    base = {"key": RandomKey(1, 2), "prompt": 3, "sample": 4, "first": 0}
-    others = [{"key": RandomKey(2, 2)}, {"key": RandomKey(1, 1)}, {"key": RandomKey(2, 1)}]
-    others += [{"prompt": 4}, {"prompt": 3 + 2**32}, {"sample": 3}, {"first": 8}]
-    seen = set()
-    for other in [{}, *others]:
-        key, *words = (base | other).values()
-        seen.add(tuple(uniforms(key, *(torch.tensor([word]) for word in words), count=8)[0].tolist()))
-    assert len(seen) == 8
-
-
-def test_numbers_are_uniform_and_independent():
-    prompt, sample = torch.arange(100).repeat_interleave(10), torch.arange(10).repeat(100)
-    numbers = uniforms(RandomKey(0, 0), prompt, sample, torch.zeros_like(prompt), 100)
-    assert numbers.shape == (1000, 100)
-    assert numbers.dtype == torch.float32
-    assert float(numbers.min()) >= 0
-    assert float(numbers.max()) < 1
-    numbers = numbers.double()
-    # Five standard errors, which are sqrt(1/12) / sqrt(1e5) = 9.1e-4 of the mean, sqrt(1/180) / sqrt(1e5) =
-    # 2.4e-4 of the variance and 1 / sqrt(1e5) = 3.2e-3 of a correlation.
-    assert float(numbers.mean()) == pytest.approx(1 / 2, abs=4.6e-3)
-    assert float(numbers.var()) == pytest.approx(1 / 12, abs=1.2e-3)
-    centred = numbers - 0.5
-    by_prompt = centred.unflatten(0, (100, 10))
-    for left, right in (
-        (centred[:, :-1], centred[:, 1:]),  # Neighbouring positions.
-        (by_prompt[:, :-1], by_prompt[:, 1:]),  # Neighbouring samples.
-        (by_prompt[:-1], by_prompt[1:]),  # Neighbouring prompts.
-    ):
-        assert float((left * right).mean() * 12) == pytest.approx(0, abs=1.6e-2)
-    counts = (numbers.flatten() * 100).long().bincount(minlength=100).double()
-    # Chi-squared with 99 degrees of freedom: mean 99, standard deviation 14.
-    assert float((counts - 1000).square().sum() / 1000) == pytest.approx(99, abs=70)

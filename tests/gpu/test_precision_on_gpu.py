@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.fitting import fit, scalars
-from helpers.tiny import policy_of, prompts_of, rollouts_of
+from helpers.fast import fit, policy_of
+from helpers.fitting import scalars
+from helpers.tiny import prompts_of, rollouts_of
 
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.sequence_surrogates import SequenceClipped
-from grpo_lightning.maths.surrogates import Clipped
+from grpo_lightning.maths.surrogates import Clipped, SequenceClipped
 from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.types import RandomKey, Request
 
@@ -25,7 +25,7 @@ LENGTHS = [20, 1, 5, 90, 7, 33]
 @pytest.mark.parametrize("shape", ["llama", "qwen3", "gpt2"])
 def test_float32_is_the_cpus(shape: str, shares: bool, device: torch.device) -> None:
     policy, rollouts = policy_of(shape), rollouts_of(LENGTHS, [4, 9])
-    policy.shares_prefix &= shares
+    policy.compute.shares_prefix &= shares
     with torch.no_grad():
         expected = policy(rollouts).logp
         actual = policy.to(device)(rollouts.to(device)).logp
@@ -36,7 +36,7 @@ def test_float32_is_the_cpus(shape: str, shares: bool, device: torch.device) -> 
 def test_mixed_precision_is_near_float32(shares: bool, device: torch.device, figures: Any) -> None:
     """bfloat16 keeps 8 bits: log-probs of this model are off by under 0.01 nats on average, by under 0.1 at most."""
     policy, rollouts = policy_of(scale=0.1).to(device), rollouts_of(LENGTHS, [4, 9]).to(device)
-    policy.shares_prefix &= shares
+    policy.compute.shares_prefix &= shares
     found = []
     for context in (nullcontext(), torch.autocast("cuda", dtype=torch.bfloat16)):
         with torch.no_grad(), context:

@@ -47,12 +47,12 @@ RUNS: dict[str, list[str]] = {
     "32-true": [],
     "bf16-mixed": ["--trainer.precision=bf16-mixed"],
     "bfloat16 weights": ["--model.policy.dtype=bfloat16"],
-    "rows": ["--model.policy.share_prefix=false"],
+    "rows": ["--model.policy.compute.share_prefix=false"],
     "deterministic": ["--trainer.deterministic=true"],
     "deterministic, filtered": ["--trainer.deterministic=true", "--model.sampling.top_p=0.9"],
     "PlainEngine": ["--model.engine=PlainEngine"],
-    "torch.compile": ["--model.policy.compile=true"],
-    "recomputed activations": ["--model.policy.gradient_checkpointing=true"],
+    "torch.compile": ["--model.policy.compute.compile=true"],
+    "recomputed activations": ["--model.policy.compute.gradient_checkpointing=true"],
     "GSPO that stops": [
         "--model.objective.surrogate=SequenceClipped",
         "--loop.stop=KLAbove",
@@ -74,7 +74,7 @@ def test_activations_wait_in_main_memory(folder: Path, command: Grpo, monkeypatc
     """What is moved there and back is the same, bit for bit."""
     monkeypatch.setattr("grpo_lightning.plugins.fast.offloading.SMALL", 1)
     for name in ("false", "true"):
-        options = ["--trainer.deterministic=true", f"--model.policy.offload_activations={name}"]
+        options = ["--trainer.deterministic=true", f"--model.policy.compute.offload_activations={name}"]
         code, _, error = command("fit", *GPU, *LEARNING, *options, f"--trainer.default_root_dir={name}")
         assert code == 0, error
     stayed, moved = (weights(folder / name / "checkpoints" / "last.ckpt") for name in ("false", "true"))

@@ -10,6 +10,7 @@ from helpers.tiny import requests_of, rollouts_of, tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.plugins.fast.compute import Fast
 from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import RandomKey
@@ -30,7 +31,7 @@ WIDE: dict[str, Any] = {
 def wide(dtype: torch.dtype = torch.float32, **sizes: Any) -> Policy:
     """A policy of `WIDE`, or of other sizes, with random weights on the GPU."""
     model = AutoModelForCausalLM.from_config(LlamaConfig(**WIDE | sizes), attn_implementation="sdpa")
-    return Policy.from_model(model.to(device="cuda", dtype=dtype), tokenizer())
+    return Policy.from_model(model.to(device="cuda", dtype=dtype), tokenizer(), compute=Fast())
 
 
 @pytest.fixture
@@ -57,7 +58,9 @@ def tokens_per_second(policy: Policy, autocast: bool) -> float:
 def test_decoding_in_bfloat16_is_no_slower_than_in_float32(figures: Any) -> None:
     policy = wide()
     speed = {"float32": tokens_per_second(policy, False), "bf16-mixed": tokens_per_second(policy, True)}
-    speed["bfloat16 weights"] = tokens_per_second(Policy.from_model(policy.model.bfloat16(), policy.tokenizer), False)
+    speed["bfloat16 weights"] = tokens_per_second(
+        Policy.from_model(policy.model.bfloat16(), policy.tokenizer, compute=Fast()), False
+    )
     for name, value in speed.items():
         figures.add(f"decoding 128 rows, 90M weights, {name}", value, "tokens/s")
     assert speed["bfloat16 weights"] > 0.8 * speed["float32"]
@@ -68,7 +71,7 @@ def test_decoding_in_bfloat16_is_no_slower_than_in_float32(figures: Any) -> None
 def test_no_scores_are_kept_for_the_backward_pass(shares: bool, autocast: bool, figures: Any) -> None:
     """One layer and 4,096 tokens: all scores of 16 heads are 1 GiB in float32, and the math kernel keeps them twice."""
     policy = wide(num_hidden_layers=1)
-    policy.shares_prefix &= shares
+    policy.compute.shares_prefix &= shares
     policy.train()
     rollouts = rollouts_of([3968, 64], [64]).to("cuda")
     context = torch.autocast("cuda", dtype=torch.bfloat16) if autocast else nullcontext()

@@ -5,14 +5,22 @@ from typing import Any
 import torch
 
 from grpo_lightning.policy.adapter import LoRA
+from grpo_lightning.policy.compute import Compute
 from grpo_lightning.policy.policy import Policy
 from helpers.tiny import model_of, tokenizer
 
 
-def adapted(shape: str = "llama", moved: float = 0.1, dtype: torch.dtype = torch.float32, **lora: Any) -> Policy:
+def adapted(
+    shape: str = "llama",
+    moved: float = 0.1,
+    dtype: torch.dtype = torch.float32,
+    compute: type[Compute] = Compute,
+    **lora: Any,
+) -> Policy:
     """A policy with a LoRA of rank 4, each of whose numbers has moved by about `moved`."""
     torch.manual_seed(3)
-    policy = Policy.from_model(model_of(shape).to(dtype), tokenizer(), LoRA(**{"rank": 4, "alpha": 8.0} | lora))
+    adapter = LoRA(**{"rank": 4, "alpha": 8.0} | lora)
+    policy = Policy.from_model(model_of(shape).to(dtype), tokenizer(), adapter, compute())
     move(policy, moved)
     return policy
 

@@ -25,6 +25,9 @@ OPTIONS = (
 )
 
 
+LEFT: dict[str, Any] = {"button": "left", "clickCount": 1}
+
+
 class Browser:
     """A page, driven by messages of the DevTools protocol."""
 
@@ -46,7 +49,13 @@ class Browser:
         self.buffer, self.last = b"", 0
         self.session: str | None = None
         self.events: list[dict[str, Any]] = []
-        self.resize(1366, 768, attach=True)
+        targets = self.call("Target.getTargets")["targetInfos"]
+        target = next(one["targetId"] for one in targets if one["type"] == "page")
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{domain}.enable")
+        sizes = {"width": 1366, "height": 768, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **sizes)
 
     def close(self) -> None:
         """Ends the browser."""
@@ -60,17 +69,6 @@ class Browser:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-    def resize(self, width: int, height: int, attach: bool = False) -> None:
-        """Sets the size of the window."""
-        if attach:
-            targets = self.call("Target.getTargets")["targetInfos"]
-            target = next(one["targetId"] for one in targets if one["type"] == "page")
-            self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-            for domain in ("Page", "Runtime", "Network", "Log"):
-                self.call(f"{domain}.enable")
-        sizes = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.call("Emulation.setDeviceMetricsOverride", **sizes)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """The result of a method of the protocol."""
@@ -129,25 +127,17 @@ class Browser:
             self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
             self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
-    def mouse(self, kind: str, x: float, y: float) -> None:
-        """Moves, presses or releases the mouse."""
-        buttons = {"button": "left", "clickCount": 1} if kind != "mouseMoved" else {"buttons": 1}
-        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **buttons)
-
-    def middle_of(self, selector: str, index: int = 0) -> tuple[float, float]:
-        """Where an element is, scrolled into view."""
+    def click(self, selector: str, index: int = 0) -> None:
+        """Clicks on an element, scrolled into view."""
         element = f"document.querySelectorAll({json.dumps(selector)})[{index}]"
         self.evaluate(f"{element}.scrollIntoView({{block: 'center'}})")
-        left, top, width, height = self.evaluate(
-            f"(({{x, y, width, height}}) => [x, y, width, height])({element}.getBoundingClientRect())"
-        )
-        return left + width / 2, top + height / 2
-
-    def click(self, selector: str, index: int = 0) -> None:
-        """Clicks on an element."""
-        x, y = self.middle_of(selector, index)
-        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            self.mouse(kind, x, y)
+        middle = "({x, y, width, height}) => [x + width / 2, y + height / 2]"
+        x, y = self.evaluate(f"({middle})({element}.getBoundingClientRect())")
+        for kind, button in (
+            ("mouseMoved", {"buttons": 1}),
+            *((kind, LEFT) for kind in ("mousePressed", "mouseReleased")),
+        ):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
 
     def hash(self) -> str:
         """That of the address."""

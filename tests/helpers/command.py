@@ -1,6 +1,13 @@
 """The command line of grpo_lightning as a test calls it."""
 
-from collections.abc import Callable
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+
+from grpo_lightning.command.overview import optional
+from helpers.tiny import policy_of
 
 OPTIONS = {
     "trainer.accelerator": "cpu",
@@ -8,11 +15,10 @@ OPTIONS = {
     "trainer.default_root_dir": "run",
     "trainer.enable_progress_bar": "false",
     "trainer.enable_model_summary": "false",
-    "memory.show": "false",
     "model.policy.path": "policy",
     "model.rewards": "[FormatReward]",
     "model.sampling.max_new_tokens": "4",
-    "model.val_samples": "2",
+    "model.validation.samples": "2",
     "data.task": "JsonPrompts",
     "data.task.train": "rows.jsonl",
     "data.task.val": "rows.jsonl",
@@ -20,14 +26,41 @@ OPTIONS = {
     "loop.group_size": "2",
     "loop.prompts_per_step": "2",
 }
+OPTIONS |= {"memory.show": "false"} if optional("MemoryReport") else {}
 """A run of one step in a folder that has rows.jsonl and a tiny model in it."""
 
 Grpo = Callable[..., tuple[int, str, str]]
 """A subcommand and options in, exit code, stdout and stderr out."""
 
 
+def furnish(folder: Path, questions: Mapping[str, int] | None = None, scale: float = 0.2) -> None:
+    """Writes a tiny policy, and questions with their answers: the files of OPTIONS."""
+    policy_of(scale=scale).save_pretrained(folder / "policy")
+    rows = questions or {str(number): number for number in range(8)}
+    lines = (f'{{"question": "{question}", "answer": "{answer}"}}\n' for question, answer in rows.items())
+    (folder / "rows.jsonl").write_text("".join(lines))
+
+
 def arguments(subcommand: str, *options: str) -> list[str]:
-    """`--key value` of OPTIONS; `options` override them, and `--key!` takes one away."""
-    gone = {option.removeprefix("--").removesuffix("!") for option in options if option.endswith("!")}
-    base = [f"--{key}={value}" for key, value in OPTIONS.items() if key not in gone]
+    """`--key value` of OPTIONS; `options` override them, and `--key!` takes one away, `--key*!` all that begin so."""
+    gone = [option.removeprefix("--").removesuffix("!") for option in options if option.endswith("!")]
+    base = [f"--{key}={value}" for key, value in OPTIONS.items() if not any(fnmatch(key, name) for name in gone)]
     return [subcommand, *base, *(option for option in options if not option.endswith("!"))]
+
+
+def table(text: str) -> dict[str, tuple[list[str], list[str]]]:
+    """Options, and words of the message about them, from lines `OPTIONS => WORD | WORD`; an indented one goes on."""
+    lines = re.sub(r"\n +", " ", text.strip()).splitlines()
+    pairs = [line.split(" => ") for line in lines if not line.startswith("#")]
+    return {given: (shlex.split(given), words.split(" | ")) for given, words in pairs}
+
+
+def refused(grpo: Grpo, options: list[str], words: list[str]) -> str:
+    """Asserts that `grpo fit` ends with a message that says all words, and writes nothing; returns what it printed."""
+    here = {path: path.stat().st_mtime_ns for path in Path.cwd().rglob("*") if "__pycache__" not in path.parts}
+    code, out, errors = grpo("fit", *options)
+    assert code == 2 and "Traceback" not in errors and errors.count("grpo: error: ") == 1, errors
+    assert [word for word in words if word not in errors] == [], errors
+    assert out == "" and not Path("run").exists()
+    assert here == {path: path.stat().st_mtime_ns for path in Path.cwd().rglob("*") if "__pycache__" not in path.parts}
+    return errors

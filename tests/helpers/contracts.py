@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grpo_lightning.cli import import_families
-from grpo_lightning.maths import sequence_surrogates, stopping, surrogates, target_probability, weightings
+from grpo_lightning.maths import stopping, surrogates, target_probability, weightings
 from grpo_lightning.maths.surrogates import Surrogate
 
 import_families()
@@ -22,11 +22,11 @@ VARIANTS: dict[str, Callable[[], Surrogate]] = {
     "Clipped without bounds": lambda: surrogates.Clipped(None, None),
     "Clipped on one side": lambda: surrogates.Clipped(0.2, None, dual_clip=3.0),
     "Clipped twice": lambda: surrogates.Clipped(0.2, 0.28, dual_clip=3.0),
-    "SequenceClipped without bounds": lambda: sequence_surrogates.SequenceClipped(None, None),
+    "SequenceClipped without bounds": lambda: surrogates.SequenceClipped(None, None),
     "CISPO with both bounds": lambda: surrogates.CISPO(0.5, 0.5),
-    "OffPolicyMask of Reinforce": lambda: sequence_surrogates.OffPolicyMask(surrogates.Reinforce(), 0.0),
-    "OffPolicyMask of dual clip": lambda: sequence_surrogates.OffPolicyMask(surrogates.Clipped(dual_clip=1.5), 0.0),
-    "OffPolicyMask of targets": lambda: sequence_surrogates.OffPolicyMask(target_probability.TargetProbability()),
+    "OffPolicyMask of Reinforce": lambda: surrogates.OffPolicyMask(surrogates.Reinforce(), 0.0),
+    "OffPolicyMask of dual clip": lambda: surrogates.OffPolicyMask(surrogates.Clipped(dual_clip=1.5), 0.0),
+    "OffPolicyMask of targets": lambda: surrogates.OffPolicyMask(target_probability.TargetProbability()),
 }
 """Other arguments than the defaults, for the same contract."""
 

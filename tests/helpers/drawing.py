@@ -1,20 +1,25 @@
-"""What the tests of all of vLLM's engines draw, and what every one of them promises."""
+"""What the tests of engines draw, and what every engine promises."""
 
+from collections.abc import Callable
 from contextlib import closing
+from functools import wraps
 from operator import itemgetter
 from typing import Any
 
 import pytest
 import torch
 
+from grpo_lightning.command.overview import optional
 from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import StopStrings
-from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, FinishReason, Prompt, RandomKey, Request
 from helpers.tiny import STOP_IDS, prompts_of, teacher_forced
 
+ENGINES = {name: kind for name, kind in (("plain", PlainEngine), ("native", optional("NativeEngine"))) if kind}
+"""The engines that keep the contract of all: the core's, and a plugin's where there are plugins."""
 PROMPTS = prompts_of([4, 1, 9, 4, 6])
 
 
@@ -33,13 +38,26 @@ def draw(
     return engine.complete(requests, Sampling(max_new_tokens=length, **sampling), key or RandomKey())
 
 
+def generate(
+    engine: RolloutEngine,
+    policy: Policy,
+    prompts: list[Prompt],
+    group_size: int = 4,
+    length: int = 24,
+    **kwargs: Any,
+) -> list[Completion]:
+    """Completions of prompts, by a seed and a step."""
+    key = RandomKey(kwargs.pop("seed", 0), kwargs.pop("step", 0))
+    return draw(engine, policy, Request.from_prompts(prompts, group_size), length, key, **kwargs)
+
+
 def tokens(completions: list[Completion]) -> list[list[int]]:
     """Their ids."""
     return [completion.token_ids for completion in completions]
 
 
 def gap(policy: Policy, prompts: list[Prompt], completions: list[Completion], temperature: float = 1.0) -> float:
-    """Largest difference to the log-probs of a plain forward over each completion."""
+    """Largest difference to the log-probs of a plain forward over each completion, alone and unpadded."""
     group_size, largest = len(completions) // len(prompts), 0.0
     for row, completion in enumerate(completions):
         prompt = prompts[row // group_size].token_ids
@@ -71,6 +89,19 @@ def yields_each_completion_once(engine: RolloutEngine, policy: Policy, **samplin
     assert [completion for _, completion in ended] == engine.complete(requests, options, RandomKey())
 
 
+def watch_reading(monkeypatch: pytest.MonkeyPatch, policy: Policy, note: Callable[[torch.Size], None]) -> None:
+    """Notes rows and columns of every forward over more than one token."""
+    forward = type(policy.trunk).forward
+
+    @wraps(forward)
+    def noted(self: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if input_ids.shape[1] > 1:
+            note(input_ids.shape)
+        return forward(self, input_ids, *args, **kwargs)
+
+    monkeypatch.setattr(type(policy.trunk), "forward", noted)
+
+
 def interrupt(engine: RolloutEngine, requests: list[Request], sampling: Sampling) -> None:
     """Ctrl-C when the first completion has ended."""
     with closing(engine.generate(requests, sampling, RandomKey())) as drawn:
@@ -78,22 +109,24 @@ def interrupt(engine: RolloutEngine, requests: list[Request], sampling: Sampling
             raise KeyboardInterrupt
 
 
-class VLLMContract:
-    """What every engine of vLLM promises, of fixtures `engine` and `policy`."""
+class EngineContract:
+    """What every engine promises, of fixtures `engine` and `policy`."""
+
+    tolerance = 1e-5
 
     def test_log_probs_are_the_policys_before_and_after_updates(self, engine: RolloutEngine, policy: Policy) -> None:
         found = []
         for _ in range(2):
             completions = draw(engine, policy)
-            assert gap(policy, PROMPTS, completions) < 1e-4
+            assert gap(policy, PROMPTS, completions) < self.tolerance
             found.append(tokens(completions))
             update(policy)
         assert found[0] != found[1]
-        assert gap(policy, PROMPTS, draw(engine, policy, temperature=0.7), temperature=0.7) < 1e-4
+        assert gap(policy, PROMPTS, draw(engine, policy, temperature=0.7), temperature=0.7) < self.tolerance
 
     def test_completions_end_with_the_first_of_several_stop_tokens(self, engine: RolloutEngine, policy: Policy) -> None:
         ends = set()
-        for completion in draw(engine, policy, Request.from_prompts(PROMPTS, 8)):
+        for completion in draw(engine, policy, Request.from_prompts(PROMPTS, 16)):
             *body, last = completion.token_ids
             assert not set(body) & set(STOP_IDS)
             assert completion.logp is not None and len(completion.logp) == len(completion.token_ids)
@@ -115,7 +148,7 @@ class VLLMContract:
         assert [one.stop_string for one in completions] == [one.stop_string for one in expected]
         assert {one.stop_string for one in completions} > {""}
         for actual, wanted in zip(completions, expected, strict=True):
-            assert actual.logp == pytest.approx(wanted.logp, abs=1e-4)
+            assert actual.logp == pytest.approx(wanted.logp, abs=self.tolerance)
 
     def test_completions_depend_on_key_prompt_and_position_alone(self, engine: RolloutEngine, policy: Policy) -> None:
         requests = Request.from_prompts(PROMPTS, 4)
@@ -141,14 +174,14 @@ class VLLMContract:
         later = [Request(r.token_ids, r.prompt_id, r.sample, position=3) for r in requests]
         assert begun(later, RandomKey(1, 1)) != base
 
-    def test_greedy_is_that_of_the_default_engine(self, engine: RolloutEngine, policy: Policy) -> None:
-        native = NativeEngine()
-        native.sync(policy)
+    def test_greedy_is_that_of_the_plain_engine(self, engine: RolloutEngine, policy: Policy) -> None:
+        plain = PlainEngine()
+        plain.sync(policy)
         requests = Request.from_prompts(PROMPTS, 2)
-        expected = native.complete(requests, Sampling(max_new_tokens=24, temperature=0), RandomKey())
+        expected = plain.complete(requests, Sampling(max_new_tokens=24, temperature=0), RandomKey())
         completions = draw(engine, policy, requests, temperature=0)
         assert tokens(completions) == tokens(expected)
-        assert gap(policy, PROMPTS, completions) < 1e-4
+        assert gap(policy, PROMPTS, completions) < self.tolerance
 
     def test_filtered_log_probs_are_those_of_the_filtered_distribution(
         self, engine: RolloutEngine, policy: Policy
@@ -159,7 +192,9 @@ class VLLMContract:
             for position, token in enumerate(completion.token_ids):
                 (index,) = (top.indices[position] == token).nonzero()[0].tolist()
                 expected = float(top.values[position].log_softmax(-1)[index])
-                assert completion.logp is not None and completion.logp[position] == pytest.approx(expected, abs=1e-4)
+                assert completion.logp is not None and completion.logp[position] == pytest.approx(
+                    expected, abs=self.tolerance
+                )
 
     def test_each_completion_is_yielded_once(self, engine: RolloutEngine, policy: Policy) -> None:
         samplings: list[dict[str, Any]] = [{}, {"temperature": 0}, {"stop": ["a"]}]

@@ -2,8 +2,9 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,19 +17,26 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from grpo_lightning.engines import trial
+from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning.grpo.loop import GRPOLoop
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.stopping import StopRule
+from grpo_lightning.policy.compute import Compute
+from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.sharding import assembled
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.tasks.base import Task
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO
-from grpo_lightning.training.data import PromptDataModule
-from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.training.data import TaskData
+from grpo_lightning.training.evaluation import Validation
+from grpo_lightning.training.machine import Guard
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import Question, Sample
-from helpers.command import Grpo
-from helpers.tiny import policy_of
+from helpers.tiny import gradients, policy_of
 
 
 class Echo(Task):
@@ -59,6 +67,25 @@ class KeepsSamples(Digits):
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         self.samples += samples
         return super().score(samples)
+
+
+class Exact(Reward):
+    """1 where what follows `####`, or stands in `<answer>` or `\\boxed{}`, is the gold answer: a small verifier."""
+
+    finds_answers = scores_early = True
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        found = [re.search(r"(?:#### |<answer>|boxed\{)(\w+)", sample.text) for sample in samples]
+        answers = [None if one is None else one[1] for one in found]
+        values = [
+            float(answer == sample.answer) if sample.answer.isalnum() else math.nan
+            for sample, answer in zip(samples, answers, strict=True)
+        ]
+        statuses = [
+            "gold_bad" if math.isnan(value) else "ok" if answer else "no_answer"
+            for value, answer in zip(values, answers, strict=True)
+        ]
+        return RewardResult(values, statuses, answers)
 
 
 @dataclass
@@ -101,6 +128,13 @@ def of_updates(folder: Path | str, name: str) -> list[list[float]]:
     return [[metrics[name] for metrics in step] for step in steps]
 
 
+class AfterOne(StopRule):
+    """Ends the passes after one update."""
+
+    def __call__(self, updates: Sequence[Any], num_minibatches: int) -> bool:
+        return True
+
+
 def sgd(parameters: Any) -> torch.optim.Optimizer:
     """Plain steps, large enough to move the tiny policy."""
     return torch.optim.SGD(parameters, lr=0.5)
@@ -113,21 +147,23 @@ def fit(
     trainer: dict[str, Any] | None = None,
     ckpt_path: str | Path | None = None,
     optimizer: Callable[[Any], torch.optim.Optimizer] = sgd,
-    data: PromptDataModule | None = None,
+    data: TaskData | None = None,
+    kinds: tuple[type[Compute], type[RolloutEngine], type[TaskData]] = (Compute, PlainEngine, TaskData),
     **module: Any,
 ) -> GRPOModule:
     """Fits a tiny Llama, whose weights are about as large as a new model's, for 3 steps of 4 x 4 completions.
 
     The engine's trial before the run is left out: it takes a third of so small a run, and has tests of its own.
     """
+    compute, engine, data_module = kinds
     sizes = {"group_size": 4, "prompts_per_step": 4} | (loop or {})
     settings: dict[str, Any] = {
-        "policy": policy_of(scale=0.05),
+        "policy": policy_of(scale=0.05, compute=compute),
         "rewards": [Digits()],
-        "engine": NativeEngine(),
+        "engine": engine(),
         "sampling": Sampling(max_new_tokens=12),
     }
-    grpo = GRPOModule(**settings | {"optimizer": optimizer, "grad_clip": 0.0, "val_samples": 2} | module)
+    grpo = GRPOModule(**grouped(settings | {"optimizer": optimizer, "grad_clip": 0.0, "samples": 2} | module))
     options: dict[str, Any] = {
         "accelerator": "cpu",
         "max_epochs": 3,
@@ -143,24 +179,19 @@ def fit(
     }
     fitting = L.Trainer(**options | {"callbacks": [*callbacks, GRPOLoop(**sizes), EachUpdate()]} | (trainer or {}))
     with mock.patch.object(trial, "fault", return_value=""):
-        fitting.fit(grpo, datamodule=data or PromptDataModule(Echo(), val_batch_size=5), ckpt_path=ckpt_path)
+        fitting.fit(grpo, datamodule=data or data_module(Echo(), val_batch_size=5), ckpt_path=ckpt_path)
     return grpo
 
 
-def fitted_scalars(grpo: Grpo, name: str, *options: str) -> dict[str, dict[int, float]]:
-    """The scalars of `grpo fit` into the folder `name`: by default three steps of two updates, with random rewards."""
-    code, _, errors = grpo(
-        "fit",
-        f"--trainer.default_root_dir={name}",
-        "--trainer.max_epochs=3",
-        "--loop.num_minibatches=2",
-        "--model.rewards=[RandomReward]",
-        "--loop.group_size=8",
-        "--model.sampling.max_new_tokens=12",
-        *options,
-    )
-    assert code == 0, errors
-    return scalars(name)
+def grouped(settings: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of GRPOModule, some of which are given as those of its `guard` and `validation`."""
+    settings = {**settings}
+    for name, kind in (("guard", Guard), ("validation", Validation)):
+        own = ({field.name for field in fields(kind)} - {"sampling"}) & settings.keys()
+        if own:
+            group = replace(settings.get(name) or kind(), **{key: settings.pop(key) for key in own})
+            settings |= {name: group}
+    return settings
 
 
 def scalars(folder: Path | str) -> dict[str, dict[int, float]]:
@@ -186,6 +217,34 @@ def points(folder: Path | str) -> dict[str, list[tuple[int, float]]]:
             if not name.startswith(("time/", "perf/")):
                 found.setdefault(name, []).extend((event.step, event.value) for event in events.Scalars(name))
     return found
+
+
+def checkpoint_of(folder: Path | str) -> dict[str, Any]:
+    """The last checkpoint of a run."""
+    return torch.load(Path(folder, "checkpoints", "last.ckpt"), weights_only=True)
+
+
+def weights_of(folder: Path | str) -> dict[str, Tensor]:
+    """The weights in the last checkpoint of a run."""
+    return checkpoint_of(folder)["state_dict"]
+
+
+def gradient_of(policy: Policy, objective: Objective, packs: Sequence[Rollouts]) -> dict[str, Tensor]:
+    """The gradient of an update of these packs."""
+    policy.zero_grad()
+    for pack in packs:
+        scored = policy(pack)
+        objective(scored.logp, scored.entropy, pack)[0].backward()
+    return dict(gradients(policy))
+
+
+def check_packing(policy: Policy, objective: Objective, rollouts: Rollouts) -> dict[str, Tensor]:
+    """Another order of the six rows, and each alone, without padding, have the gradient of the whole; returns it."""
+    whole = gradient_of(policy, objective, [rollouts])
+    rows = [rollouts.select(torch.tensor([row])) for row in range(6)]
+    for packs in ([rollouts.select(torch.tensor([4, 0, 5, 2, 1, 3]))], rows):
+        assert relative(gradient_of(policy, objective, packs), whole) < 1e-6
+    return whole
 
 
 def relative(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:

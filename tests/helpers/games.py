@@ -2,16 +2,16 @@
 
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
+from grpo_lightning.grpo.explore import Exploration, Explorer
+from grpo_lightning.plugins.conversations.conversations import Conversations, Limits
 from grpo_lightning.plugins.conversations.reward import EnvironmentReward
-from grpo_lightning.plugins.conversations.running import Conversations, Limits
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.training.explorer import Exploration, Explorer
-from grpo_lightning.types import Prompt, Question
+from grpo_lightning.types import Prompt, Question, RandomKey
+from helpers.fast import policy_of
 from helpers.guessing import Guess, thinking
 from helpers.loading import load_tool
-from helpers.tiny import policy_of
 
 
 def player() -> Policy:
@@ -26,9 +26,9 @@ def explore(policy: Policy, template: str, *rewards: Reward) -> tuple[Explorer, 
     """Two games of three samples each, of two turns, or of one that is right at once; `rewards` score them too."""
     policy.tokenizer.chat_template = template
     explorer = Explorer(ScriptedEngine(thinking), Scorer([EnvironmentReward(), *rewards]))
-    explorer.conversations = Conversations(Guess(), Limits(max_turns=2), chat=True)
+    explorer.sampler = Conversations(Guess(), Limits(max_turns=2), chat=True)
     prompts = [Prompt(7 + row, "guess", [9], Question("guess", answer)) for row, answer in enumerate("15")]
     try:
-        return explorer, explorer.explore(policy, prompts, 3, Sampling(max_new_tokens=60), seed=1, step=2)
+        return explorer, explorer.explore(policy, prompts, 3, Sampling(max_new_tokens=60), RandomKey(1, 2))
     finally:
         explorer.close()

@@ -4,6 +4,8 @@ Gradients of every objective, each with its own advantage, KL, masks and bonus, 
 an old policy far from it; runs that learn, whose ranks must decide alike; and conversations of unequal lengths.
 """
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,28 +15,29 @@ import lightning as L
 import torch
 from torch import Tensor
 
-import grpo_lightning.training.strategy  # noqa: F401  # registers `fsdp2`
+import grpo_lightning.training  # noqa: F401  # registers `fsdp2`
 from grpo_lightning import ranks
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.maths.advantages import (
-    AdvantageEstimator,
-    BatchStd,
-    GroupMean,
-    GroupStd,
-    LeaveOneOut,
-    PerRewardStd,
-)
+from grpo_lightning.grpo.step import Minibatch
+from grpo_lightning.maths.advantages import AdvantageEstimator, BatchStd, GroupMean, GroupStd, LeaveOneOut, PerRewardStd
 from grpo_lightning.maths.corrections import TruncatedRatio
-from grpo_lightning.maths.kl import K2, K3, ImportanceWeighted, KLEstimator
-from grpo_lightning.maths.kl_penalty import KLPenalty
-from grpo_lightning.maths.masks import TokenMask, TopEntropy, Truncated
+from grpo_lightning.maths.filters import DynamicSampling, TokenMask, TopEntropy, Truncated
+from grpo_lightning.maths.kl import K2, K3, ImportanceWeighted, KLEstimator, KLPenalty
 from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.process_supervision import ProcessSupervision
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.sequence_surrogates import GMPO, OffPolicyMask, SequenceClipped, SequenceClippedToken
 from grpo_lightning.maths.stopping import KLAbove
-from grpo_lightning.maths.surrogates import CISPO, SAPO, Clipped, Reinforce, Surrogate
+from grpo_lightning.maths.surrogates import (
+    CISPO,
+    GMPO,
+    SAPO,
+    Clipped,
+    OffPolicyMask,
+    Reinforce,
+    SequenceClipped,
+    SequenceClippedToken,
+    Surrogate,
+)
 from grpo_lightning.maths.target_probability import TargetProbability
 from grpo_lightning.maths.weightings import (
     FixedLength,
@@ -44,23 +47,23 @@ from grpo_lightning.maths.weightings import (
     TokenWeighting,
     Unweighted,
 )
+from grpo_lightning.plugins.conversations.conversations import Limits
+from grpo_lightning.plugins.conversations.data import PromptDataModule
 from grpo_lightning.plugins.conversations.reward import EnvironmentReward
-from grpo_lightning.plugins.conversations.running import Limits
 from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning.plugins.process.supervision import ProcessSupervision
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, PolicySnapshot, Proximal
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult, Segment
-from grpo_lightning.training.data import PromptDataModule
-from grpo_lightning.training.dynamic_sampling import DynamicSampling
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.stale import StaleSource
-from grpo_lightning.training.step import Minibatch
 from grpo_lightning.types import Completion, Sample
-from helpers.fitting import Digits, Gradients, fit, scalars
+from helpers.fast import fit, policy_of
+from helpers.fitting import Digits, Gradients, scalars
 from helpers.guessing import Guess
-from helpers.tiny import policy_of
-from helpers.two_ranks import on_two_ranks
+from helpers.paths import environment
+from helpers.waiting import LIMIT
 
 # Bounds that both sides of the `Elsewhere` ratios cross.
 SURROGATES: list[Surrogate] = [
@@ -93,7 +96,6 @@ class Case:
 
     objective: Objective
     advantage: AdvantageEstimator
-    reward_kl: KLPenalty | None
 
 
 def cases() -> list[Case]:
@@ -110,9 +112,9 @@ def cases() -> list[Case]:
             weighting=WEIGHTINGS[number % 5],
             masks=masks[number // 2 % 4],
             entropy_bonus=0.05 if number % 7 == 3 else 0.0,
+            reward_kl=KLPenalty() if number % 9 == 4 else None,
         )
-        reward_kl = KLPenalty() if number % 9 == 4 else None
-        found.append(Case(objective, advantages[number % 6], reward_kl))
+        found.append(Case(objective, advantages[number % 6]))
     return found
 
 
@@ -125,7 +127,7 @@ class TakeTurns(L.Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         case = self.cases[trainer.current_epoch]
         assert isinstance(pl_module, GRPOModule)
-        pl_module.objective, pl_module.advantage, pl_module.reward_kl = case.objective, case.advantage, case.reward_kl
+        pl_module.objective, pl_module.advantage = case.objective, case.advantage
 
 
 class Elsewhere(PolicySnapshot):
@@ -206,8 +208,8 @@ def conversations(folder: Path, parts: bool, **trainer: Any) -> dict[str, Any]:
         folder,
         [seen],
         loop={"max_tokens": 60 if parts else 0, "num_minibatches": 2, "group_size": 3},
-        trainer={"max_epochs": 3} | trainer,
-        data=PromptDataModule(Guess(), chat=True, limits=Limits(max_turns=10)),
+        trainer={"max_epochs": 2} | trainer,
+        data=PromptDataModule(Guess(), chat=True, limits=Limits(max_turns=6)),
         rewards=[EnvironmentReward(), Vowels(weight=0.5)],
         sampling=Sampling(max_new_tokens=2, stop=LETTERS),
         policy=policy,
@@ -261,12 +263,12 @@ def runs(folder: Path, parts: bool, **trainer: Any) -> dict[str, Any]:
         found["groups"] = groups.steps
         run("stop", [], 2, {"mu": 4, "stop": KLAbove(0.09)})
         corrected = Objective(correction=TruncatedRatio(1.02))
-        run("stale", [], 4, {"source": StaleSource(2)}, objective=corrected, old_policy=Proximal())
+        run("stale", [], 3, {"source": StaleSource(2)}, objective=corrected, old_policy=Proximal())
     for precision, dtype, shares in PRECISIONS:
         policy = policy_of(scale=0.05)
         for parameter in policy.parameters():  # not the rotary frequencies
             parameter.data = parameter.data.to(dtype)
-        policy.shares_prefix = shares
+        policy.compute.shares_prefix = shares
         name = f"still {precision} {dtype} {shares}"
         run(
             name,
@@ -284,5 +286,30 @@ def runs(folder: Path, parts: bool, **trainer: Any) -> dict[str, Any]:
     return found
 
 
+STRATEGIES = ("ddp", "fsdp2")
+
+
+def in_every_way(folder: Path) -> dict[str, dict[str, Any]]:
+    """What the runs find in whole minibatches, in parts, and on two ranks with ddp and fsdp2."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, folder],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(OMP_WAIT_POLICY="PASSIVE"),
+    )
+    try:
+        here = {name: runs(folder / name, parts) for name, parts in (("whole", False), ("parts", True))}
+        _, errors = process.communicate(timeout=LIMIT)
+        assert process.returncode == 0, errors[-3000:]
+    finally:
+        with process:  # it is waited for: else a later test is blamed for an unclosed process
+            process.kill()
+    return here | {strategy: torch.load(folder / f"{strategy}.pt") for strategy in STRATEGIES}
+
+
 if __name__ == "__main__":
-    on_two_ranks(runs)
+    torch.set_num_threads(1)
+    for strategy in STRATEGIES:
+        found = runs(Path(sys.argv[1], strategy), True, devices=2, strategy=strategy)
+        if torch.distributed.get_rank() == 0:
+            torch.save(found, Path(sys.argv[1], f"{strategy}.pt"))

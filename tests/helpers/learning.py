@@ -1,10 +1,13 @@
 """A learned reward on tiny samples."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from grpo_lightning.plugins.learned.replay import Replay
 from grpo_lightning.plugins.learned.reward import LearnedReward
+from grpo_lightning.plugins.learned.update import RewardUpdate
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult, Scores
 from grpo_lightning.rewards.scorer import Scorer
@@ -30,9 +33,12 @@ def save_policy(folder: Path) -> Path:
 
 def reward_of(folder: Path, **options: Any) -> LearnedReward:
     """A fast learner; every fourth prompt is held out."""
-    settings: dict[str, Any] = {"labeller": EndsInLetter(), "held_out": 0.25, "batch_size": 4, "lr": 3e-3}
-    settings["num_passes"] = 3
-    return LearnedReward(str(folder), **settings | options)
+    settings: dict[str, Any] = {"held_out": 0.25, "batch_size": 4, "lr": 3e-3, "num_passes": 3} | options
+    update, replay = (
+        group(**{field.name: settings.pop(field.name) for field in fields(group) if field.name in settings})
+        for group in (RewardUpdate, Replay)
+    )
+    return LearnedReward(str(folder), **{"labeller": EndsInLetter()} | settings, update=update, replay=replay)
 
 
 def sample(id: int, text: str, ended: bool = True) -> Sample:

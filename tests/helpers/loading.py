@@ -16,11 +16,6 @@ def load_example(name: str) -> ModuleType:
     return _load("examples", name)
 
 
-def load_experiment(name: str) -> ModuleType:
-    """`experiments/<name>.py`."""
-    return _load("experiments", name)
-
-
 def _load(folder: str, name: str) -> ModuleType:
     path = ROOT / folder / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)

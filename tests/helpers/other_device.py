@@ -2,8 +2,7 @@
 
 Inside `other_device()` a tensor made on, or moved to, `device()` is a `DeviceTensor`. It computes on the CPU and is as
 strict as CUDA: an operation on tensors of both devices raises, with CUDA's exceptions, a CPU tensor without dimensions
-beside others and CPU indices. Autograd, modules, optimizers, views and in-place operations work as ever. What would
-make the host wait for a CUDA device is noted.
+beside others and CPU indices. tests/gpu/test_waits.py counts how often the host waits for a device.
 
 PyTorch sees a backend registered under its PrivateUse1 key, as an accelerator of another vendor would be. Differences
 to CUDA: attention uses the math kernel, random numbers are the CPU's, and `device.type` is "other" (`is_cuda` is true).
@@ -13,61 +12,50 @@ import copy
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
+from lightning.pytorch.accelerators import AcceleratorRegistry, CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-
-from helpers.host_syncs import INDEXING, HostSyncs, operation_that_waits, tensors_in
 
 aten = torch.ops.aten
 
 NAME = "other"
+MODULE = SimpleNamespace(
+    is_available=lambda: True,
+    is_initialized=lambda: True,
+    _is_in_bad_fork=lambda: False,
+    device_count=lambda: 1,
+    current_device=lambda: 0,
+    manual_seed_all=lambda seed: None,
+    get_amp_supported_dtype=lambda: [torch.bfloat16],
+)
+"""What PyTorch asks of `torch.other`."""
+LIBRARIES: list[torch.library.Library] = []
 
-
-class _Module:
-    """What PyTorch asks of `torch.other`."""
-
-    def is_available(self) -> bool:
-        return True
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def device_count(self) -> int:
-        return 1
-
-    def current_device(self) -> int:
-        return 0
-
-    def manual_seed_all(self, seed: int) -> None:
-        """Nothing: random numbers are the CPU's."""
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16]
+INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
+INDEXING.add(aten._unsafe_index.Tensor)
+COPIES = {aten._to_copy.default, aten.copy_.default, aten.copy.default, aten._copy_from.default}
+NUMBERS = {aten.where.self, aten.masked_fill.Tensor, aten.masked_fill_.Tensor, aten.fill.Tensor, aten.fill_.Tensor}
+NUMBERS |= INDEXING
+"""Operations that take a CPU tensor without dimensions, beside those that work element by element."""
 
 
 @functools.cache
 def device() -> torch.device:
     """The device; PyTorch knows it from the first call on, for the rest of the process."""
-    _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
+    _setup_privateuseone_for_python_backend(NAME, backend_module=MODULE)
     # For threads that have not entered `OtherDevice`: transformers reads weights in several.
-    memory = torch.library.Library("aten", "IMPL", "PrivateUse1")
-    _LIBRARIES.append(memory)
-    for name in ("empty.memory_format", "empty_strided"):
-        packet, _, overload = name.partition(".")
-        operation = getattr(getattr(aten, packet), overload or "default")
-        memory.impl(name, lambda *args, _run=operation, **kwargs: _outside(_run, *args, **kwargs))
+    LIBRARIES.append(torch.library.Library("aten", "IMPL", "PrivateUse1"))
+    for name, operation in (("empty.memory_format", aten.empty.memory_format), ("empty_strided", aten.empty_strided)):
+        LIBRARIES[-1].impl(name, functools.partial(_outside, operation))
     return torch.device(NAME, 0)
 
 
@@ -84,14 +72,8 @@ class DeviceTensor(Tensor):
 
     @staticmethod
     def __new__(cls, on_cpu: Tensor) -> "DeviceTensor":
-        tensor = Tensor._make_wrapper_subclass(
-            cls,
-            on_cpu.size(),
-            strides=on_cpu.stride(),
-            storage_offset=on_cpu.storage_offset(),
-            dtype=on_cpu.dtype,
-            device=device(),
-        )
+        facts = {"strides": on_cpu.stride(), "storage_offset": on_cpu.storage_offset(), "dtype": on_cpu.dtype}
+        tensor = Tensor._make_wrapper_subclass(cls, on_cpu.size(), **facts, device=device())
         tensor.on_cpu = on_cpu
         return tensor
 
@@ -115,7 +97,7 @@ class DeviceTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _run(operation, args, kwargs or {}, HostSyncs())
+        return _run(operation, args, kwargs or {})
 
 
 def on_device(value: Any) -> bool:
@@ -123,32 +105,32 @@ def on_device(value: Any) -> bool:
     return isinstance(value, DeviceTensor)
 
 
-class OtherDevice(TorchDispatchMode):
-    """While it is entered, `device()` can be used like a GPU; `syncs` has what would have waited for it."""
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors in nested lists, tuples and dicts."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.device = device()
-        self.syncs = HostSyncs()
+
+class OtherDevice(TorchDispatchMode):
+    """While it is entered, `device()` can be used like a GPU."""
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "CompositeImplicitAutograd"):
             with self:  # In inference mode they come here before they have been taken apart.
                 return operation.decompose(*args, **kwargs)
-        return _run(operation, args, kwargs, self.syncs)
+        return _run(operation, args, kwargs)
 
 
 @contextmanager
-def other_device() -> Iterator[OtherDevice]:
+def other_device() -> Iterator[torch.device]:
     """The device, with all that must be set for it."""
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     # A module keeps its parameters, and what is tied stays tied, when it moves to a tensor class of its own.
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
         # The backward pass runs in this thread, so that it sees the mode.
-        with torch.autograd.set_multithreading_enabled(False), OtherDevice() as mode, _Constructors():
-            yield mode
+        with torch.autograd.set_multithreading_enabled(False), OtherDevice(), _Constructors():
+            yield device()
     finally:
         torch.__future__.set_swap_module_params_on_conversion(swaps)
 
@@ -182,19 +164,15 @@ def is_device(name: Any) -> bool:
     return name is not None and not isinstance(name, int) and torch.device(name).type == NAME
 
 
-def _run(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], syncs: HostSyncs) -> Any:
+def _run(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operation of aten on the CPU; its results are on the device it would have put them on."""
     if torch.is_inference_mode_enabled():
         # A wrapper that is an inference tensor could not be a view of one that is none.
         with torch.inference_mode(False), torch.no_grad():
-            return _run(operation, args, kwargs, syncs)
+            return _run(operation, args, kwargs)
     target = kwargs.get("device")
     there = any(map(on_device, tensors_in((args, kwargs)))) if target is None else is_device(target)
     _refuse_mixture(operation, args, kwargs, there)
-    if (name := operation_that_waits(operation, args, kwargs, on_device)) is not None:
-        syncs.add(name)
-    _note_copies(operation, args, kwargs, there, syncs)
-
     owners: dict[int, Tensor] = {}
 
     def unwrapped(value: Any) -> Any:
@@ -204,11 +182,9 @@ def _run(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], syncs: H
         return value
 
     def wrapped(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
         if id(value) in owners:  # What an in-place operation or `out=` gives back.
             return owners[id(value)]
-        return DeviceTensor(value) if there and not isinstance(value, DeviceTensor) else value
+        return DeviceTensor(value) if there and isinstance(value, Tensor) and not on_device(value) else value
 
     inner_args, inner_kwargs = tree_map(unwrapped, (args, kwargs))
     if target is not None:
@@ -218,28 +194,6 @@ def _run(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], syncs: H
         with no_dispatch():  # The outer tensor's own shape.
             operation(*args, **kwargs)
     return tree_map(wrapped, results)
-
-
-COPIES = {aten._to_copy.default, aten.copy_.default, aten.copy.default, aten._copy_from.default}
-
-
-def _note_copies(operation: Any, args: Any, kwargs: Any, there: bool, syncs: HostSyncs) -> None:
-    """Notes copies between the devices: blocking ones, and those PyTorch makes of small tensors."""
-    blocking = not kwargs.get("non_blocking", False) and not (len(args) > 2 and args[2] is True)
-    if operation is aten._to_copy.default and on_device(args[0]) and not there:
-        syncs.add("to host")
-    elif operation is aten._to_copy.default and not on_device(args[0]) and there and blocking:
-        syncs.add("upload", upload=True)
-    elif operation in (aten.copy_.default, aten.copy.default) and on_device(args[1]) and not on_device(args[0]):
-        syncs.add("copy_ to host")
-    elif operation in (aten.copy_.default, aten.copy.default) and on_device(args[0]) and not on_device(args[1]):
-        if blocking:
-            syncs.add("upload", upload=True)
-    elif operation in INDEXING and on_device(args[0]):
-        if any(isinstance(index, Tensor) and not on_device(index) for index in args[1]):
-            syncs.add("upload of an index", upload=True)
-    elif operation is aten.where.self and there and any(not on_device(value) for value in args):
-        syncs.add("upload of a scalar to where", upload=True)
 
 
 def _refuse_mixture(operation: Any, args: Any, kwargs: Any, there: bool) -> None:
@@ -254,69 +208,23 @@ def _refuse_mixture(operation: Any, args: Any, kwargs: Any, there: bool) -> None
         # Indices may lie on the CPU for a tensor that is elsewhere, not the other way round.
         own, indices, *values = args
         if not on_device(own) and any(map(on_device, tensors_in(indices))):
-            raise RuntimeError(
-                f"indices should be either on cpu or on the same device as the indexed tensor ({own.device})"
-            )
+            raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor")
         rest = (own, values)
     given = tensors_in(rest)
-    if not any(map(on_device, given)):
-        return
     # An operation that works element by element takes a tensor without dimensions from the CPU as a number.
     numbers = torch.Tag.pointwise in operation.tags or operation in NUMBERS
-    for argument in given:
-        if not on_device(argument) and not (numbers and argument.ndim == 0 and not _written(operation, args, argument)):
-            raise RuntimeError(
-                "Expected all tensors to be on the same device, but found at least two devices, "
-                f"{device()} and {argument.device}! ({operation})"
-            )
+    written = [one for one, of in zip(args, operation._schema.arguments, strict=False) if of.alias_info is not None]
+    for argument in given if any(map(on_device, given)) else ():
+        number = numbers and argument.ndim == 0 and not any(argument is one for one in written)
+        if not on_device(argument) and not number:
+            raise RuntimeError(f"Expected all tensors to be on the same device ({operation}: {argument.device})")
 
 
-NUMBERS = {
-    aten.where.self,
-    aten.masked_fill.Tensor,
-    aten.masked_fill_.Tensor,
-    aten.index_put.default,
-    aten.index_put_.default,
-    aten._index_put_impl_.default,
-    aten.fill.Tensor,
-    aten.fill_.Tensor,
-}
-"""Other operations that take a CPU tensor without dimensions."""
-
-
-def _written(operation: Any, args: Any, tensor: Tensor) -> bool:
-    """Whether the operation changes `tensor` in place."""
-    schema = operation._schema.arguments
-    return any(
-        argument is tensor and one.alias_info is not None and one.alias_info.is_write
-        for argument, one in zip(args, schema, strict=False)
-    )
-
-
-class OtherAccelerator(Accelerator):
-    """The device as Lightning's Trainer sees it: `accelerator="other", strategy="other_device", devices=1`."""
+class OtherAccelerator(CPUAccelerator):
+    """The device as Lightning's Trainer sees it."""
 
     def setup_device(self, device: torch.device) -> None:
         assert device.type == NAME
-
-    def teardown(self) -> None:
-        """Nothing to give back."""
-
-    @staticmethod
-    def parse_devices(devices: Any) -> Any:
-        return devices
-
-    @staticmethod
-    def get_parallel_devices(devices: Any) -> list[torch.device]:
-        return [device()]
-
-    @staticmethod
-    def auto_device_count() -> int:
-        return 1
-
-    @staticmethod
-    def is_available() -> bool:
-        return True
 
     @staticmethod
     def name() -> str:
@@ -335,5 +243,3 @@ StrategyRegistry.register("other_device", OtherStrategy)
 
 TRAINER = {"accelerator": NAME, "strategy": "other_device", "devices": 1}
 """The Trainer's options for it."""
-
-_LIBRARIES: list[torch.library.Library] = []

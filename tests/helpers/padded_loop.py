@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from grpo_lightning.maths import sequence_surrogates, surrogates, target_probability, weightings
+from grpo_lightning.maths import surrogates, target_probability, weightings
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Surrogate
 from grpo_lightning.maths.weightings import TokenWeighting
@@ -164,10 +164,10 @@ SURROGATES: dict[type[Surrogate], tuple[Surrogate, Loop]] = {
     surrogates.Clipped: (surrogates.Clipped(0.2, 0.1), ppo),
     surrogates.CISPO: (surrogates.CISPO(None, 0.1), cispo),
     surrogates.SAPO: (surrogates.SAPO(), sapo),
-    sequence_surrogates.SequenceClipped: (sequence_surrogates.SequenceClipped(0.1, 0.05), gspo),
-    sequence_surrogates.SequenceClippedToken: (sequence_surrogates.SequenceClippedToken(0.1, 0.05), gspo_token),
-    sequence_surrogates.GMPO: (sequence_surrogates.GMPO(0.2), gmpo),
-    sequence_surrogates.OffPolicyMask: (sequence_surrogates.OffPolicyMask(threshold=0.05), off_policy),
+    surrogates.SequenceClipped: (surrogates.SequenceClipped(0.1, 0.05), gspo),
+    surrogates.SequenceClippedToken: (surrogates.SequenceClippedToken(0.1, 0.05), gspo_token),
+    surrogates.GMPO: (surrogates.GMPO(0.2), gmpo),
+    surrogates.OffPolicyMask: (surrogates.OffPolicyMask(threshold=0.05), off_policy),
     target_probability.TargetProbability: (target_probability.TargetProbability(0.97, 1.03), targets),
 }
 

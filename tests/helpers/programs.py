@@ -45,6 +45,8 @@ class Program:
     ) -> None:
         said = Path(tempfile.mkdtemp(prefix="program-", dir=folder.parent))
         self._said = [said / "errors" if together else said / "output", said / "errors"]
+        for path in self._said:  # there before the process is: a test may end it at once
+            path.touch()
         variables = environment(**HERE, **more)
         self._process: Any
         if anew:

@@ -19,10 +19,14 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from grpo_lightning.command.overview import optional
 from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.policy.compute import Compute
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Prompt, Question, Request
 
+COMPUTES: list[type[Any]] = [kind for kind in (optional("Fast"), Compute) if kind]
+"""The first is the default of the command line: the core's own where there are no plugins."""
 SHAPES = ("llama", "qwen2", "qwen3", "gpt2")
 VOCABULARY = 64
 STOP_IDS = (3, 5)
@@ -88,9 +92,11 @@ def model_of(shape: str, seed: int = 0, scale: float = 0.2, **overrides: Any) ->
     return model.eval()
 
 
-def policy_of(shape: str = "llama", seed: int = 0, scale: float = 0.2, **overrides: Any) -> Policy:
+def policy_of(
+    shape: str = "llama", seed: int = 0, scale: float = 0.2, compute: type[Compute] = Compute, **overrides: Any
+) -> Policy:
     """A policy around `model_of`."""
-    return Policy.from_model(model_of(shape, seed, scale, **overrides), tokenizer())
+    return Policy.from_model(model_of(shape, seed, scale, **overrides), tokenizer(), compute=compute())
 
 
 def prompts_of(lengths: Sequence[int], seed: int = 0) -> list[Prompt]:
@@ -156,7 +162,7 @@ def rollouts_of(
         uniform().log(),
     )
     rollouts.truncated = torch.rand(len(lengths), generator=generator) < 0.5
-    rollouts.columns = {"entropy_rank": uniform(), "logp_low": uniform().log(), "logp_high": uniform().log()}
+    rollouts.add_columns({"entropy_rank": uniform(), "logp_low": uniform().log(), "logp_high": uniform().log()})
     return rollouts
 
 
@@ -191,7 +197,10 @@ def branching_rollouts(seed: int = 0, num_groups: int = 3, group_size: int = 6) 
 def rows_of(rollouts: Rollouts) -> list[dict[str, Any]]:
     """What `rollouts` say, as one plain dict per completion: lists and ints, the prompt written out."""
     prompts = rollouts.prompt_token_ids.split(rollouts.prompt_lengths.tolist())
-    contexts = [] if rollouts.context_ids is None else rollouts.context_ids.split(rollouts.context_lengths.tolist())
+    context = rollouts.context
+    contexts = context.ids.split(context.lengths.tolist()) if context else []
+    tokens = dict.fromkeys(Rollouts.NAMES) | rollouts.columns | {"token_ids": rollouts.token_ids}
+    tokens["position"] = context.position if context else None
     rows: list[dict[str, Any]] = []
     start = 0
     for number, length in enumerate(rollouts.lengths.tolist()):
@@ -200,9 +209,9 @@ def rows_of(rollouts: Rollouts) -> list[dict[str, Any]]:
             "truncated": bool(rollouts.truncated[number]),
             "prompt": prompts[int(rollouts.group[number])].tolist(),
         }
-        for name, values in ({name: getattr(rollouts, name) for name in Rollouts.PER_TOKEN} | rollouts.columns).items():
+        for name, values in tokens.items():
             row[name] = None if values is None else values[start : start + length].tolist()
-        if rollouts.position is None:
+        if context is None:
             row["position"] = list(range(length))
         row["context"] = contexts[number].tolist() if contexts else []
         rows.append(row)

@@ -5,18 +5,12 @@ import pytest
 
 from grpo_lightning.maths.metrics import majority_at_k, nan_mean, pass_at_k
 
+BESTS = [
+    ([0, 0, 1], 1), ([0, 0, 0], 0), ([0.25, -1], 0.25), ([math.nan, 0], 0), ([math.nan, 1], 1), ([math.nan], math.nan),
+]  # fmt: skip
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([0, 0, 1], 1),
-        ([0, 0, 0], 0),
-        ([0.25, -1], 0.25),
-        ([math.nan, 0], 0),
-        ([math.nan, 1], 1),
-        ([math.nan], math.nan),
-    ],
-)
+
+@pytest.mark.parametrize(("values", "expected"), BESTS)
 def test_pass_at_k_is_the_best_of_what_was_judged(values, expected):
     assert pass_at_k(values) == pytest.approx(expected, nan_ok=True)
 

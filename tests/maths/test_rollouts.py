@@ -3,13 +3,11 @@ import random
 import pytest
 import torch
 from helpers.tiny import rollouts_of, rows_of
-from lightning.pytorch.plugins import HalfPrecision
 
-from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.rollouts import FIELDS, Rollouts
 from grpo_lightning.types import UsageError
 
 OPTIONAL = ("old_logp", "ref_logp", "sampler_logp")
-CONTEXT = ("context_ids", "context_lengths", "position")
 
 
 def random_rollouts(seed: int, given: float = 0.0) -> Rollouts:
@@ -33,8 +31,8 @@ def test_from_lists_lays_prompts_and_completions_end_to_end():
     assert rollouts.row.tolist() == [0, 1, 2]
     assert rollouts.advantage.tolist() == rollouts.weight.tolist() == [0.0] * 6
     assert rollouts.truncated.tolist() == [False] * 3
-    assert all(getattr(rollouts, name) is None for name in OPTIONAL + CONTEXT)
-    assert rollouts.columns == {}
+    assert all(getattr(rollouts, name) is None for name in OPTIONAL)
+    assert rollouts.columns.keys() == {"advantage", "weight"}
 
 
 def test_select_by_hand():
@@ -91,7 +89,7 @@ def test_packs_keep_every_row_whole_and_once_within_the_budget(seed, max_tokens,
 @pytest.mark.parametrize("by_group", [False, True])
 def test_packs_have_the_rows_of_packs(by_group):
     rollouts = random_rollouts(3)
-    rows = rollouts.rows_of_packs(30, by_group)
+    rows = rollouts.sizes.packs(30, by_group)
     assert [pack.row.tolist() for pack in rollouts.packs(30, by_group)] == [own.tolist() for own in rows]
 
 
@@ -133,10 +131,10 @@ def test_concat_of_some_with_context_and_some_without():
     both = Rollouts.concat([plain, given, plain])
     assert both.token_ids.tolist() == [7, 8, 9, 4, 6, 7, 8, 9]
     assert both.lengths.tolist() == [1, 2, 2, 1, 2]
-    assert both.context_ids.tolist() == [5]
-    assert both.context_lengths.tolist() == [0, 0, 1, 0, 0]
-    assert both.position.tolist() == [0, 0, 1, 0, 2, 0, 0, 1]
-    assert Rollouts.concat([plain, plain]).position is None
+    assert both.context.ids.tolist() == [5]
+    assert both.context.lengths.tolist() == [0, 0, 1, 0, 0]
+    assert both.context.position.tolist() == [0, 0, 1, 0, 2, 0, 0, 1]
+    assert Rollouts.concat([plain, plain]).context is None
 
 
 def test_given_tokens_lie_beside_the_drawn_ones():
@@ -148,15 +146,15 @@ def test_given_tokens_lie_beside_the_drawn_ones():
     )
     assert rollouts.token_ids.tolist() == [10, 11, 12, 13, 14]
     assert (rollouts.num_tokens, rollouts.lengths.tolist()) == (5, [2, 1, 2])
-    assert rollouts.position.tolist() == [0, 2, 0, 1, 2]
-    assert rollouts.context_ids.tolist() == [20, 21, 22, 23, 24]
-    assert rollouts.context_lengths.tolist() == [3, 0, 2]
+    assert rollouts.context.position.tolist() == [0, 2, 0, 1, 2]
+    assert rollouts.context.ids.tolist() == [20, 21, 22, 23, 24]
+    assert rollouts.context.lengths.tolist() == [3, 0, 2]
     assert rollouts.all_token_ids.tolist() == [1, 2, 3, 10, 11, 12, 13, 14, 20, 21, 22, 23, 24]
     sizes = rollouts.sizes
     assert sizes.completion_lengths.tolist() == [5, 1, 4]
     assert sizes.sequence_lengths.tolist() == [6, 3, 5]
     assert sizes.drawn.tolist() == [0, 2, 5, 7, 8]
-    completions = torch.cat([rollouts.token_ids, rollouts.context_ids])[sizes.order]
+    completions = torch.cat([rollouts.token_ids, rollouts.context.ids])[sizes.order]
     assert completions.tolist() == [10, 20, 11, 21, 22, 12, 23, 13, 14, 24]
     # What is known of tokens is known of drawn ones.
     assert rollouts.advantage.shape == rollouts.weight.shape == (5,)
@@ -185,46 +183,25 @@ def test_to_moves_every_tensor_and_keeps_dtypes():
     moved = rollouts.to("meta")
     assert moved.sizes is rollouts.sizes  # On the host, wherever the rest is.
     assert moved.temperature == 0.7
-    fields = {name: value for name, value in vars(rollouts).items() if name not in ("sizes", "temperature", "columns")}
+    fields = {name: getattr(rollouts, name) for name in FIELDS}
     for name, value in (fields | rollouts.columns).items():
         there = moved.columns[name] if name in moved.columns else getattr(moved, name)
         assert (there.device.type, there.dtype, there.shape) == ("meta", value.dtype, value.shape)
         assert value.device.type == "cpu"
-    assert len(moved.columns) == 3
+    assert moved.columns.keys() == rollouts.columns.keys()
+    assert {one.device.type for one in moved.context} == {"meta"}
     rollouts.old_logp = None
     assert rollouts.to("meta").old_logp is None
 
 
-def test_half_precision_does_not_reach_into_rollouts():
-    rollouts = rollouts_of([2, 3])
-    converted = HalfPrecision("bf16-true").convert_input(rollouts)
-    assert rows_of(converted) == rows_of(rollouts)
-    assert converted.old_logp.dtype == torch.float32
-
-
 def test_a_log_prob_of_the_wrong_length_or_type_is_an_error():
     rollouts = rollouts_of([2, 3])
-    fields = vars(rollouts)
+    for name, values in (
+        ("old_logp", torch.zeros(4)),
+        ("old_logp", torch.zeros(5, dtype=torch.bfloat16)),
+        ("ref_logp", torch.zeros(5, dtype=torch.float64)),
+    ):
+        with pytest.raises(UsageError, match=name):
+            rollouts.with_columns({name: values})
     with pytest.raises(AssertionError):
-        Rollouts(**fields | {"old_logp": torch.zeros(4)})
-    with pytest.raises(AssertionError):
-        Rollouts(**fields | {"old_logp": torch.zeros(5, dtype=torch.bfloat16)})
-    with pytest.raises(AssertionError):
-        Rollouts(**fields | {"ref_logp": torch.zeros(5, dtype=torch.float64)})
-    with pytest.raises(AssertionError):
-        Rollouts(**fields | {"truncated": torch.zeros(5, dtype=torch.bool)})
-
-
-def test_one_completion_per_prompt_is_packed_with_its_padding() -> None:
-    # Nothing is shared then, so these rows are padded to the longest.
-    rollouts = rollouts_of([9, 1, 1, 1], prompt_lengths=[3, 3, 3, 3])
-    assert [pack.tolist() for pack in rollouts.rows_of_packs(20, by_group=True)] == [[0], [1, 2, 3]]
-
-
-@pytest.mark.parametrize(
-    ("values", "found"),
-    [(torch.zeros(5, dtype=torch.float64), r"float64 \[5\]"), (torch.zeros(4), r"float32 \[4\]")],
-)
-def test_a_column_of_the_wrong_length_or_type_is_the_methods_mistake(values, found):
-    with pytest.raises(UsageError, match=rf"column 'mine' .* is {found}: give float32 \[5\]"):
-        rollouts_of([2, 3]).add_columns({"mine": values})
+        Rollouts.from_lists([[1]], [0], [[2, 3]], truncated=torch.zeros(5, dtype=torch.bool))

@@ -88,17 +88,3 @@ def test_a_system_turn_that_is_refused_or_left_out_is_one_message() -> None:
         ):
             chat_text(spell, "Q", system="Add.")
         assert "Q" in chat_text(spell, "Q")
-
-
-@pytest.mark.parametrize(
-    "template",
-    ["{{ messages[9].content }}", "{% for m in messages %}"],
-)
-def test_whatever_a_template_raises_is_one_message_even_with_a_system_turn(template: str) -> None:
-    spell = tokenizer()
-    spell.chat_template = template
-    for system in ("", "Add."):
-        with pytest.raises(
-            UsageError, match=r"^chat=true: the chat template of the model refuses this .*set chat=false"
-        ):
-            chat_text(spell, "Q", system=system)

@@ -9,9 +9,8 @@ import pytest
 import torch
 from helpers.contracts import members
 from helpers.fitting import relative
-from helpers.other_device import other_device
 from helpers.padded_loop import SURROGATES, WEIGHTINGS, Padded, random_fields, reference
-from helpers.tiny import gradients, policy_of, rollouts_of
+from helpers.tiny import COMPUTES, gradients, policy_of
 from torch import Tensor
 
 from grpo_lightning.maths import surrogates, weightings
@@ -20,6 +19,7 @@ from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Surrogate
 from grpo_lightning.maths.weightings import BatchSize, TokenWeighting
+from grpo_lightning.policy.architecture import Head
 from grpo_lightning.policy.policy import Policy
 
 PROMPTS = [[10, 11, 12], [13]]
@@ -37,6 +37,8 @@ TOKENS = [
 COMPLETIONS = [[abs(token) for token in row] for row in TOKENS]
 DRAWN = [[token > 0 for token in row] for row in TOKENS]
 NUM_DRAWN = sum(sum(row) for row in DRAWN)
+SHARES = [True, False][-len(COMPUTES) :]
+"""Whether prefixes are shared, which a plugin does."""
 TEMPERATURE, BETA, BONUS = 0.7, 0.1, 0.05
 
 
@@ -81,13 +83,13 @@ def prepared(policy: Policy, surrogate: Surrogate, weighting: TokenWeighting) ->
 
 
 def policy_with(shares: bool, shape: str = "llama") -> Policy:
-    policy = policy_of(shape, scale=0.1)
-    assert policy.shares_prefix
-    policy.shares_prefix = shares
+    policy = policy_of(shape, scale=0.1, compute=COMPUTES[0])
+    assert policy.compute.shares_prefix is SHARES[0]
+    policy.compute.shares_prefix = shares and SHARES[0]
     return policy
 
 
-shared_and_not = pytest.mark.parametrize("shares", [True, False], ids=["shared prefix", "rows"])
+shared_and_not = pytest.mark.parametrize("shares", SHARES, ids=lambda shares: "shared prefix" if shares else "rows")
 
 
 def test_every_surrogate_and_weighting_has_a_loop() -> None:
@@ -153,9 +155,9 @@ def test_a_given_token_changes_the_log_probs_of_later_drawn_tokens_of_its_comple
     before = policy(conversation()).logp.detach().split([sum(flags) for flags in DRAWN])
     rollouts = conversation()
     # The 35 of the sixth completion, after two drawn tokens: 20 and 21.
-    assert rollouts.context_ids is not None
-    (index,) = (rollouts.context_ids == 35).nonzero()
-    rollouts.context_ids[index] = 50
+    assert rollouts.context is not None
+    (index,) = (rollouts.context.ids == 35).nonzero()
+    rollouts.context.ids[index] = 50
     after = policy(rollouts).logp.detach().split([sum(flags) for flags in DRAWN])
     for row, (old, new) in enumerate(zip(before, after, strict=True)):
         if row != 5:
@@ -183,27 +185,9 @@ def test_only_drawn_tokens_have_weight_length_logits_and_metrics(monkeypatch: py
     # 1 / (B |o_i|): the weights of a completion sum to 1 / B.
     assert [float(own.sum()) for own in rollouts.weight.split(rollouts.lengths.tolist())] == pytest.approx([1 / 7] * 7)
     heads = []
-    policy.fused = False
-    logits = Policy.logits
-    monkeypatch.setattr(Policy, "logits", lambda self, hidden: heads.append(len(hidden)) or logits(self, hidden))
+    policy.compute.fused = False
+    logits = Head.__call__
+    monkeypatch.setattr(Head, "__call__", lambda self, hidden: heads.append(len(hidden)) or logits(self, hidden))
     (seen,) = found(policy, [rollouts], objective)[3]
     assert heads == [NUM_DRAWN]
     assert float(seen.tokens) == NUM_DRAWN
-
-
-@shared_and_not
-def test_context_costs_no_further_wait_for_the_device(shares: bool) -> None:
-    policy = policy_with(shares)
-    waits = []
-    with other_device() as other:
-        policy.to(other.device)
-        for given in (0.0, 1.0):
-            rollouts = rollouts_of([4, 9, 1, 6], [3, 5], given=given).to(other.device)
-            other.syncs.clear()
-            policy(rollouts)
-            layout = rollouts.layout
-            other.syncs.clear()
-            policy(rollouts)
-            assert rollouts.layout is layout
-            waits.append(len(other.syncs))
-    assert waits[1] == waits[0]

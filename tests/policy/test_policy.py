@@ -1,15 +1,14 @@
 import copy
-import warnings
+import inspect
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from helpers import architectures
+from helpers import families
 from helpers.tiny import (
-    CONTEXT,
-    SHAPES,
+    COMPUTES,
     STOP_IDS,
     gradients,
     model_of,
@@ -20,18 +19,21 @@ from helpers.tiny import (
     tokenizer,
 )
 from torch import Tensor
-from transformers import LlamaModel
 
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.plugins.fast import token_logp
-from grpo_lightning.plugins.fast.offloading import InMainMemory
 from grpo_lightning.policy import policy as policy_module
 from grpo_lightning.policy.adapter import LoRA
+from grpo_lightning.policy.architecture import Head
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import UsageError
 
 LENGTHS, PROMPT_LENGTHS = [4, 9, 1, 6, 2], [3, 1, 8]
 GPT2_RATES = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+
+
+@pytest.fixture(params=COMPUTES)
+def policy(request: pytest.FixtureRequest, shape: str) -> Policy:
+    return policy_of(shape, compute=request.param)
 
 
 def save(folder: Path, shape: str, **overrides: Any) -> str:
@@ -42,7 +44,8 @@ def save(folder: Path, shape: str, **overrides: Any) -> str:
 
 
 def load(path: str, **kwargs: Any) -> Policy:
-    policy = Policy(path, **kwargs)
+    how = inspect.signature(COMPUTES[0]).parameters.keys() & kwargs.keys()
+    policy = Policy(path, compute=COMPUTES[0](**{name: kwargs.pop(name) for name in how}), **kwargs)
     policy.load()
     return policy
 
@@ -103,44 +106,22 @@ def test_gradient_is_that_of_the_full_softmax(policy):
     assert_same_gradient(ours, dict(gradients(policy)), tolerance=1e-5)
 
 
-def test_padding_does_not_matter(policy):
-    rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
-    rollouts.temperature = 0.7
-    together = policy(rollouts)
-    starts = rollouts.lengths.cumsum(0) - rollouts.lengths
-    for row in range(len(rollouts)):
-        alone = policy(rollouts.select(torch.tensor([row])))
-        own = slice(int(starts[row]), int(starts[row] + rollouts.lengths[row]))
-        torch.testing.assert_close(alone.logp, together.logp[own], atol=5e-6, rtol=0)
-        torch.testing.assert_close(alone.entropy, together.entropy[own], atol=5e-6, rtol=0)
-
-
-def test_a_later_token_changes_no_earlier_log_prob(policy):
-    rollouts = rollouts_of([6], [3])
-    before = policy(rollouts).logp.detach()
-    rollouts.token_ids = rollouts.token_ids.clone()
-    rollouts.token_ids[4] = 7 if int(rollouts.token_ids[4]) != 7 else 8
-    after = policy(rollouts).logp.detach()
-    assert after[:4].equal(before[:4])
-    assert (after[4:] != before[4:]).all()
-
-
 @pytest.mark.parametrize("elements", [1, 64 * 5])
 def test_the_head_in_chunks_gives_the_same_values_and_gradient(policy, elements, monkeypatch):
     rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
     rollouts.temperature = 0.7
-    policy.fused = False
+    policy.compute.fused = False
     whole, gradient = policy(rollouts), gradient_of(policy, rollouts)
-    monkeypatch.setattr(policy_module, "HEAD_ELEMENTS", elements)
+    monkeypatch.setattr("grpo_lightning.policy.compute.HEAD_ELEMENTS", elements)
     largest = 0
-    logits = Policy.logits
+    logits = Head.__call__
 
-    def watched(self: Policy, hidden: Tensor) -> Tensor:
+    def watched(self: Head, hidden: Tensor) -> Tensor:
         nonlocal largest
         largest = max(largest, len(hidden))
         return logits(self, hidden)
 
-    monkeypatch.setattr(Policy, "logits", watched)
+    monkeypatch.setattr(Head, "__call__", watched)
     chunked = policy(rollouts)
     assert largest == max(1, elements // 64)
     torch.testing.assert_close(chunked.logp, whole.logp, atol=1e-6, rtol=0)
@@ -174,13 +155,14 @@ def test_gradient_checkpointing_gives_the_same_gradient(tmp_path, shape, first_l
     ids=["fused", "recomputed", "plain", "lora"],
 )
 def test_activations_in_main_memory_give_the_same_gradient(tmp_path, monkeypatch, recomputes, options, autocast):
+    offloading = pytest.importorskip("grpo_lightning.plugins.fast.offloading", exc_type=ModuleNotFoundError)
     rollouts, path = rollouts_of(LENGTHS, PROMPT_LENGTHS), save(tmp_path, "llama", intermediate_size=56)
     plain = load(path, gradient_checkpointing=recomputes, **options).train()
     policy = load(path, gradient_checkpointing=recomputes, offload_activations=True, **options).train()
     policy.load_state_dict(plain.state_dict())  # A new adapter is random.
     moved = []
 
-    class Moves(InMainMemory):
+    class Moves(offloading.InMainMemory):
         """Takes the CPU for a device."""
 
         def is_elsewhere(self, tensor):
@@ -191,7 +173,7 @@ def test_activations_in_main_memory_give_the_same_gradient(tmp_path, monkeypatch
             return super().take(tensor)
 
     monkeypatch.setattr("grpo_lightning.plugins.fast.offloading.SMALL", 1)
-    policy.kept = Moves
+    monkeypatch.setattr("grpo_lightning.plugins.fast.compute.InMainMemory", Moves)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         expected = gradient_of(plain, rollouts)
         assert_same_gradient(gradient_of(policy, rollouts), expected, tolerance=0)
@@ -213,52 +195,6 @@ def test_dropout_is_off_by_default_and_kept_on_request(tmp_path, name):
     assert kept.eval()(rollouts).logp.equal(first)
 
 
-@pytest.mark.parametrize(
-    ("shape", "overrides"),
-    [
-        ("granite", {"logits_scaling": 4.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}),
-        ("cohere", {"logit_scale": 0.25}),
-        (
-            "gemma2",
-            {"final_logit_softcapping": 2.0, "attn_logit_softcapping": None, "query_pre_attn_scalar": 16},
-        ),
-        ("llama", {"tie_word_embeddings": True}),
-        ("phi", {}),  # A bias in the head.
-    ],
-)
-def test_models_that_change_their_logits_after_the_head(tmp_path, shape, overrides):
-    path = save(tmp_path, shape, **overrides)
-    policy = load(path, attention="eager" if shape == "gemma2" else "sdpa")
-    rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
-    rollouts.temperature = 0.7
-    scored = policy(rollouts)
-    logp, entropy = expected_logp_and_entropy(policy, rollouts, 0.7)
-    torch.testing.assert_close(scored.logp, logp, atol=1e-5, rtol=0)
-    torch.testing.assert_close(scored.entropy, entropy, atol=1e-5, rtol=0)
-
-
-def test_weights_are_read_once_and_only_when_asked_for(tmp_path):
-    policy = Policy(save(tmp_path, "llama"))
-    assert not list(policy.parameters())
-    assert policy.config.vocab_size == 64
-    assert policy.tokenizer.decode([6, 7]) == "01"
-    policy.load()
-    model = policy.model
-    policy.load()
-    assert policy.model is model
-
-
-@pytest.mark.parametrize(("dtype", "expected"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
-def test_dtype_is_that_of_the_weights_and_log_probs_are_float32(tmp_path, dtype, expected):
-    path, rollouts = save(tmp_path, "llama"), rollouts_of(LENGTHS, PROMPT_LENGTHS)
-    policy = load(path, dtype=dtype)
-    assert {parameter.dtype for parameter in policy.parameters()} == {expected}
-    logp = policy(rollouts).logp
-    assert logp.dtype == torch.float32
-    reference, _ = expected_logp_and_entropy(load(path), rollouts, 1.0)
-    torch.testing.assert_close(logp, reference, atol=1e-5 if dtype == "float32" else 0.2, rtol=0)
-
-
 def test_stop_ids_are_those_of_both_configs_and_the_tokenizer():
     policy = policy_of("llama", eos_token_id=7)
     policy.model.generation_config.eos_token_id = [8, 9]
@@ -268,11 +204,6 @@ def test_stop_ids_are_those_of_both_configs_and_the_tokenizer():
     policy.tokenizer = SimpleNamespace(eos_token_id=None)
     assert policy.stop_ids == frozenset()
     assert policy_of("gpt2").stop_ids == set(STOP_IDS)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_context_length_is_the_models(shape):
-    assert policy_of(shape).context_length == CONTEXT
 
 
 def test_save_pretrained_round_trip(tmp_path, shape):
@@ -286,21 +217,6 @@ def test_save_pretrained_round_trip(tmp_path, shape):
     assert again(rollouts).logp.equal(policy(rollouts).logp)
     assert again.stop_ids == policy.stop_ids == set(STOP_IDS)
     assert again.tokenizer.encode("abc") == policy.tokenizer.encode("abc")
-
-
-def test_compiled_policy_gives_the_same(tmp_path, monkeypatch):
-    # What is compiled is the transformer and the head's sums, once, and the results are used. That needs no compiler.
-    compiled = []
-    token_logp._compiled.cache_clear()
-    monkeypatch.setattr(torch, "compile", lambda module, dynamic: compiled.append((module, dynamic)) or module)
-    path, rollouts = save(tmp_path, "llama"), rollouts_of(LENGTHS, PROMPT_LENGTHS)
-    # A compiled model keeps the library's layers, and so shall the other.
-    monkeypatch.setattr("grpo_lightning.policy.policy.fuse", lambda model: None)
-    policy = load(path, compile=True)
-    assert policy(rollouts).logp.equal(load(path)(rollouts).logp)
-    policy(rollouts)
-    token_logp._compiled.cache_clear()
-    assert compiled == [(policy.model.base_model, True), (token_logp.sums_of, True)]
 
 
 @pytest.mark.parametrize(
@@ -345,7 +261,7 @@ class TestAttention:
         policy = load(save(tmp_path, "gemma2", query_pre_attn_scalar=16))
         assert policy.model.config._attn_implementation == "eager"
         policy.load()
-        assert self.said == ["policy.attention: Gemma2ForCausalLM has no sdpa attention, so eager is used"]
+        assert self.said == ["policy.compute.attention: Gemma2ForCausalLM has no sdpa attention, so eager is used"]
 
     def test_says_nothing_where_nothing_changes(self, tmp_path):
         load(save(tmp_path / "gemma2", "gemma2", query_pre_attn_scalar=16), attention="eager")
@@ -353,7 +269,9 @@ class TestAttention:
         assert self.said == []
 
     def test_flash_attention_without_its_package_is_refused_with_the_way_out(self, tmp_path):
-        with pytest.raises(UsageError, match=r"^policy\.attention=flash_attention_2: LlamaForCausalLM cannot use it"):
+        with pytest.raises(
+            UsageError, match=r"^policy\.compute\.attention=flash_attention_2: LlamaForCausalLM cannot use it"
+        ):
             load(save(tmp_path, "llama"), attention="flash_attention_2")
 
     def test_flash_attention_is_switched_to_after_checks_that_it_cannot_run(self, tmp_path, monkeypatch):
@@ -373,19 +291,12 @@ class TestAttention:
 
         monkeypatch.setattr(model_class, "forward", watched)
         monkeypatch.setattr(model_class, "set_attn_implementation", noted)
-        load(path, attention="flash_attention_2", share_prefix=False)
+        load(path, attention="flash_attention_2", **{"share_prefix": False} if len(COMPUTES) > 1 else {})
         assert asked == ["flash_attention_2"]
 
 
 class TestTextOfAMultimodalModel:
     """Gemma 3 with a vision tower: its text is what counts."""
-
-    def test_sizes_limits_and_stops_are_those_of_its_text(self, tmp_path):
-        policy = Policy(gemma3(tmp_path))
-        assert policy.context_length == architectures.CONTEXT
-        policy.load()
-        assert policy.text_config.vocab_size == 64
-        assert set(STOP_IDS) <= policy.stop_ids
 
     def test_the_tower_has_no_gradient_and_all_else_has(self, tmp_path):
         policy = load(gemma3(tmp_path)).train()
@@ -397,14 +308,14 @@ class TestTextOfAMultimodalModel:
 
 
 def gemma3(folder: Path) -> str:
-    architectures.save("gemma3", str(folder))
+    families.save("gemma3", str(folder))
     return str(folder)
 
 
 @pytest.mark.parametrize("family", ["bert", "phimoe"])
 def test_models_that_would_be_scored_wrongly_are_refused_and_leave_no_weights(tmp_path, family):
-    architectures.save(family, str(tmp_path))
-    policy = Policy(str(tmp_path))
+    families.save(family, str(tmp_path))
+    policy = Policy(str(tmp_path), compute=COMPUTES[0]())
     state = torch.get_rng_state()
     with pytest.raises(UsageError, match="; use another model"):
         policy.load()
@@ -438,48 +349,14 @@ def test_the_version_moves_on_when_weights_are_read_into_the_policy():
     assert policy.version == 2
 
 
-def with_adapter() -> Policy:
-    """A policy under a LoRA whose weights are not zero."""
-    peft = pytest.importorskip("peft")
-    adapter = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    with torch.random.fork_rng([]), warnings.catch_warnings():
-        # PEFT asks by a name that transformers has renamed.
-        warnings.simplefilter("ignore", FutureWarning)
-        torch.manual_seed(0)
-        return Policy.from_model(peft.get_peft_model(model_of("llama"), adapter), tokenizer())
-
-
-def test_the_trunk_is_the_transformer_with_or_without_an_adapter():
-    assert type(policy_of().trunk) is type(with_adapter().trunk) is LlamaModel
-    # What the adapter adds is counted.
-    rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
-    adapted = with_adapter()
-    logp, _ = expected_logp_and_entropy(adapted, rollouts, rollouts.temperature)
-    torch.testing.assert_close(adapted(rollouts).logp, logp, atol=1e-5, rtol=0)
-    assert float((adapted(rollouts).logp - policy_of()(rollouts).logp).detach().abs().max()) > 0.01
-
-
-def test_the_trained_weights_are_all_or_those_of_the_adapter():
-    policy = policy_of()
-    trained = policy.trained_state_dict()
-    assert trained.keys() == policy.state_dict().keys()
-    assert not any(value.requires_grad for value in trained.values())
-    adapter = with_adapter().trained_state_dict()
-    # Two matrices, q and v of two layers.
-    assert len(adapter) == 8
-    assert all("lora_" in name for name in adapter)
-    policy.model.get_input_embeddings().requires_grad_(False)
-    assert trained.keys() - policy.trained_state_dict().keys() == {"model.model.embed_tokens.weight"}
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize("chunk", [2**25, 5 * 64], ids=["whole", "in chunks"])
 def test_the_likeliest_tokens_beside_the_same_numbers(
     policy: Policy, chunk: int, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy.fused, policy.logits_at_once = fused, chunk
-    monkeypatch.setattr("grpo_lightning.policy.policy.HEAD_ELEMENTS", chunk)
+    policy.compute.fused, policy.compute.logits_at_once = fused, chunk
+    monkeypatch.setattr("grpo_lightning.policy.compute.HEAD_ELEMENTS", chunk)
     rollouts = rollouts_of([4, 9, 1], prompt_lengths=[3, 2])
     rollouts.temperature = 0.7
     plain, scored = policy(rollouts), policy(rollouts, num_top=3)

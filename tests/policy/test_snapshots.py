@@ -4,7 +4,7 @@ from helpers.tiny import policy_of, rollouts_of
 from torch import nn
 
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, RecordedLogp
+from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
 
 ROLLOUTS = rollouts_of([4, 9, 1, 6], prompt_lengths=[3, 1])
 
@@ -79,12 +79,3 @@ def test_moving_average_goes_part_of_the_way(tied):
     average.refresh(policy)
     # 0.25 * 1.05 + 0.75
     assert all(torch.allclose(value, 1.0125 * before[name]) for name, value in average.policy.state_dict().items())
-
-
-def test_recorded_logp_is_the_policys_own_and_holds_no_weights():
-    policy, recorded = policy_of(), RecordedLogp()
-    recorded.refresh(policy)
-    rollouts = rollouts_of([4, 9, 1, 6], prompt_lengths=[3, 1])
-    with torch.no_grad():
-        assert recorded(policy, rollouts).equal(logp(policy))
-    assert not recorded.state_dict()

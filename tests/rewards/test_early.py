@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.fitting import Exact
 from helpers.tiny import prompts_of
 from helpers.waiting import LIMIT
 
-from grpo_lightning.plugins.learned.reward import LearnedReward
-from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.early import THREADS
 from grpo_lightning.rewards.format import FormatReward
 from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.rewards.gate import Gated
@@ -21,6 +19,8 @@ from grpo_lightning.rewards.length import CosineLength, LengthReward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.types import Conversation, FinishReason, Sample, Status
+
+THREADS = "grpo-reward"
 
 MODULE = """
 import os
@@ -80,10 +80,10 @@ def rewards(module: Path) -> Iterator[Callable[[], list[Reward]]]:
     def make() -> list[Reward]:
         made.extend(
             new := [
-                MathVerifier(),
+                Exact(),
                 FunctionReward(f"{module}:graded", num_workers=3, weight=0.1),
-                Gated(FormatReward(pattern=".*boxed.*"), MathVerifier(), weight=0.7),
-                CosineLength(MathVerifier(), max_length=5),
+                Gated(FormatReward(pattern=".*boxed.*"), Exact(), weight=0.7),
+                CosineLength(Exact(), max_length=5),
                 LengthReward(3, weight=-0.3),
             ]
         )
@@ -103,7 +103,7 @@ def test_scores_and_counts_are_those_of_all_samples_at_once(rewards: Callable[[]
     together, apart = Scorer(rewards()), Scorer(rewards())
     expected = together(samples)
     with apart.begin() as scoring:
-        assert list(scoring.early) == ["math_verifier", "graded", "gated", "cosine_length"]
+        assert list(scoring.early) == ["exact", "graded", "gated", "cosine_length"]
         for one in coming[:5]:
             scoring.add(one)
         actual = scoring.scores(samples)
@@ -165,10 +165,10 @@ def test_a_reward_that_is_in_the_list_twice_is_called_from_one_thread(around: An
 
 
 def test_a_reward_around_others_begins_early_if_all_of_them_do() -> None:
-    assert FunctionReward.scores_early and not LearnedReward.scores_early
-    assert Gated(FormatReward(), MathVerifier()).scores_early
-    assert not Gated(LengthReward(3), MathVerifier()).scores_early
-    assert CosineLength(MathVerifier(), 5).scores_early
+    assert FunctionReward.scores_early and not LengthReward.scores_early
+    assert Gated(FormatReward(), Exact()).scores_early
+    assert not Gated(LengthReward(3), Exact()).scores_early
+    assert CosineLength(Exact(), 5).scores_early
     assert not CosineLength(LengthReward(3), 5).scores_early
 
 

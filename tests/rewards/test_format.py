@@ -13,25 +13,17 @@ def sample(text: str, prompt: str = "q") -> Sample:
     return Sample(Prompt(0, prompt, [1], Question("q", "1")), text, [1], FinishReason.STOP)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("<think>a</think><answer>1</answer>", 1),
-        ("\n<think>\na\nb</think>\n\n<answer> 1 </answer>\n", 1),
-        ("<think></think><answer>1</answer>", 1),
-        ("<think>a</think><answer> </answer>", 0),
-        ("<think>a</think>", 0),
-        ("<answer>1</answer>", 0),
-        ("Well: <think>a</think><answer>1</answer>", 0),
-        ("<think>a</think> so <answer>1</answer>", 0),
-        ("<think>a</think><answer>1</answer> done", 0),
-        ("<think>a</think><answer>1</answer><answer>2</answer>", 0),
-        ("<think>a<think>b</think><answer>1</answer>", 0),
-        ("<answer>1</answer><think>a</think>", 0),
-        ("<think>a<answer>1</answer></think>", 0),
-        ("", 0),
-    ],
-)
+FORMS = [
+    ("<think>a</think><answer>1</answer>", 1), ("\n<think>\na\nb</think>\n\n<answer> 1 </answer>\n", 1),
+    ("<think></think><answer>1</answer>", 1), ("<think>a</think><answer> </answer>", 0), ("<think>a</think>", 0),
+    ("<answer>1</answer>", 0), ("Well: <think>a</think><answer>1</answer>", 0),
+    ("<think>a</think> so <answer>1</answer>", 0), ("<think>a</think><answer>1</answer> done", 0),
+    ("<think>a</think><answer>1</answer><answer>2</answer>", 0), ("<think>a<think>b</think><answer>1</answer>", 0),
+    ("<answer>1</answer><think>a</think>", 0), ("<think>a<answer>1</answer></think>", 0), ("", 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "value"), FORMS)
 def test_the_default_form_is_one_think_and_one_answer(text, value):
     result = FormatReward()([sample(text)])
     assert result.value == [value]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from helpers.fitting import Exact
 from helpers.tiny import prompts_of
 
-from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.format import FormatReward
 from grpo_lightning.rewards.gate import Gated
@@ -45,7 +45,7 @@ def samples(*texts: str) -> list[Sample]:
 
 
 def test_correctness_gates_format():
-    reward = Gated(FormatReward(), MathVerifier())
+    reward = Gated(FormatReward(), Exact())
     good, wrong = "<think>a</think><answer>1</answer>", "<think>a</think><answer>2</answer>"
     result = reward(samples(good, wrong, "#### 1", "#### 2", "what?"))
     assert result.value == [1, 0, 0, 0, 0]
@@ -108,8 +108,8 @@ class Learns(Says):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Gated(FormatReward(weight=0.2), MathVerifier()), r"reward.weight=0.2"),
-        (lambda: Gated(FormatReward(), MathVerifier(weight=0)), r"gate.weight=0"),
+        (lambda: Gated(FormatReward(weight=0.2), Exact()), r"reward.weight=0.2"),
+        (lambda: Gated(FormatReward(), Exact(weight=0)), r"gate.weight=0"),
         (lambda: Gated(FormatReward(), Learns({})), "gate=Learns"),
     ],
 )

@@ -1,12 +1,16 @@
-"""Rewards for length."""
+"""Rewards for length, and the repetition penalty."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
+import torch
+from helpers.fitting import Exact
 from helpers.tiny import prompts_of
 
-from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
-from grpo_lightning.rewards.length import CosineLength, LengthReward
+from grpo_lightning.rewards.base import Reward, Run
+from grpo_lightning.rewards.length import CosineLength, LengthReward, OverlongPenalty, RepetitionPenalty
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.types import FinishReason, Sample, UsageError
 
 
@@ -33,7 +37,7 @@ def test_distance_from_the_target(length, expected):
     ],
 )
 def test_cosine_length_has_the_values_of_the_paper(length, right, wrong):
-    reward = CosineLength(MathVerifier(), 20, right_short=2, right_long=1, wrong_short=-10, wrong_long=0)
+    reward = CosineLength(Exact(), 20, right_short=2, right_long=1, wrong_short=-10, wrong_long=0)
     result = reward([sample(length, "#### 1"), sample(length, "#### 2"), sample(length, "?")])
     assert result.value == [pytest.approx(right), pytest.approx(wrong), pytest.approx(wrong)]
     assert result.status == ["ok", "ok", "no_answer"]
@@ -43,14 +47,14 @@ def test_cosine_length_has_the_values_of_the_paper(length, right, wrong):
 
 def test_a_truncated_completion_has_its_own_value():
     samples = [sample(10, "#### 1", truncated=True), sample(10, "#### 1")]
-    assert CosineLength(MathVerifier(), 20)(samples).value == [0.75, 0.75]
-    assert CosineLength(MathVerifier(), 20, truncated=-1.0)(samples).value == [-1.0, 0.75]
+    assert CosineLength(Exact(), 20)(samples).value == [0.75, 0.75]
+    assert CosineLength(Exact(), 20, truncated=-1.0)(samples).value == [-1.0, 0.75]
 
 
 def test_a_failed_verdict_has_no_length():
     bad_gold = sample(10, "#### 1")
     bad_gold.prompt.question.answer = "\\frac{"
-    result = CosineLength(MathVerifier(), 20, truncated=-1.0)([bad_gold])
+    result = CosineLength(Exact(), 20, truncated=-1.0)([bad_gold])
     assert result.status == ["gold_bad"]
     assert math.isnan(result.value[0])
 
@@ -59,10 +63,90 @@ def test_a_failed_verdict_has_no_length():
     ("make", "says"),
     [
         (lambda: LengthReward(0), "target=0"),
-        (lambda: CosineLength(MathVerifier(), 0), "max_length=0"),
-        (lambda: CosineLength(MathVerifier(weight=0.5), 9), "verifier.weight=0.5"),
+        (lambda: CosineLength(Exact(), 0), "max_length=0"),
+        (lambda: RepetitionPenalty(0), "ngram=0"),
+        (lambda: OverlongPenalty(max_length=20, cache=0), "cache=0"),
+        (lambda: OverlongPenalty(max_length=20, cache=21), "cache=21"),
+        (lambda: CosineLength(Exact(weight=0.5), 9), "verifier.weight=0.5"),
     ],
 )
 def test_a_length_below_1_and_a_weighted_verifier_are_refused(make, says):
     with pytest.raises(UsageError, match=says):
         make()
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "ngram", "expected"),
+    [
+        ([1, 2, 3, 4], 2, 0.0),
+        ([1, 2, 1, 2, 1], 2, -0.5),  # 12 21 12 21: two of four
+        ([7, 7, 7, 7, 7], 2, -0.75),  # 77 four times
+        ([7, 7, 7, 7, 7], 1, -0.8),
+        ([1, 2, 3, 1, 2, 3], 3, -0.25),  # 123 231 312 123
+        ([1, 2, 3], 3, 0.0),  # one of its kind
+        ([1, 2, 3], 4, 0.0),  # none
+    ],
+)
+def test_share_of_repeated_ngrams(token_ids, ngram, expected):
+    result = RepetitionPenalty(ngram)([Sample(prompts_of([3])[0], "", token_ids, FinishReason.STOP)])
+    assert result.value == [pytest.approx(expected)]
+    assert result.status == ["ok"]
+
+
+def penalty(length: int, **kwargs) -> float:
+    result = OverlongPenalty(**kwargs)([sample(length)])
+    assert result.status == ["ok"]
+    return result.value[0]
+
+
+@pytest.mark.parametrize(("length", "expected"), [(1, 0), (16, 0), (17, -0.25), (18, -0.5), (20, -1), (30, -1)])
+def test_numbers_of_dapos_eq_13(length, expected):
+    # L_max 20, L_cache 4: 0 up to 16, then (16 - |o|) / 4, and -1 from 20 on.
+    assert penalty(length, max_length=20, cache=4) == expected
+
+
+def samples(*lengths: int) -> list[Sample]:
+    return [sample(length, "1") for length in lengths]
+
+
+RUN = Run(torch.device("cpu"), tokenizer=None, max_new_tokens=30)
+
+
+def test_its_lengths_are_by_default_the_runs():
+    reward = OverlongPenalty()
+    reward.setup(RUN)
+    # A fifth of 30 is 6: 0 up to 24, then (24 - |o|) / 6.
+    assert reward(samples(24, 27, 30)).value == [0, -0.5, -1]
+    explicit = OverlongPenalty(max_length=20, cache=4)
+    explicit.setup(RUN)
+    assert explicit(samples(16, 18, 20)).value == [0, -0.5, -1]
+    half = OverlongPenalty(cache=15)
+    half.setup(RUN)
+    assert half(samples(15, 18)).value == [0, -0.2]
+
+
+def test_a_cache_longer_than_the_run_allows_is_refused():
+    with pytest.raises(UsageError, match="cache=31, max_length=30 of OverlongPenalty: give 31 or more"):
+        OverlongPenalty(cache=31).setup(RUN)
+
+
+class Always(Reward):
+    """Finds everything right."""
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        return RewardResult([1.0] * len(samples))
+
+
+def test_the_cosines_length_is_by_default_the_runs():
+    reward = CosineLength(Always(), right_short=1.0, right_long=0.0)
+    reward.setup(RUN)
+    assert reward(samples(0, 10, 15, 30)).value == [1, pytest.approx(0.75), pytest.approx(0.5), 0]  # cos(π/3) = 1/2
+    explicit = CosineLength(Always(), max_length=20, right_long=0.0)
+    explicit.setup(RUN)
+    assert explicit(samples(10)).value == [pytest.approx(0.5)]
+
+
+def test_without_a_run_and_a_length_it_says_what_is_missing():
+    reward = OverlongPenalty()
+    assert reward(samples(5)).status == ["error"]
+    assert "give max_length, or call setup(run)" in reward.tally.examples["error"]

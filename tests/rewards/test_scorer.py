@@ -35,9 +35,9 @@ def samples(*texts: str) -> list[Sample]:
 def test_the_total_is_weighted_and_a_watched_reward_may_fail() -> None:
     scores = Scorer([Count("a"), Count("b", weight=-0.5)])(samples("aab", "b", "?"))
     assert scores.total[:2] == [1.5, -0.5] and math.isnan(scores.total[2])
-    assert scores.learned_from == ["a", "b"]
+    assert [*scores.weight] == ["a", "b"]
     watched = Scorer([Count("a", weight=0)])(samples("aab", "?"))
-    assert watched.total == [0, 0] and watched.learned_from == []
+    assert watched.total == [0, 0] and watched.weight == {}
     assert watched.describe(0) == {"a": (2.0, "ok")}
 
 
@@ -52,7 +52,7 @@ def test_the_first_reward_decides_what_is_right_or_the_one_that_is_named() -> No
 
 
 def test_a_name_that_no_reward_has_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(UsageError, match=r"model\.correct=c: no reward has this name; give one of a, b"):
+    with pytest.raises(UsageError, match=r"model\.validation\.correct=c: no reward has this name; give one of a, b"):
         Scorer([Count("a"), Count("b")], correct="c")
     needy = Count("b")
     needy.needs = {"judge": "c"}

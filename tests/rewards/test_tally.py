@@ -11,15 +11,13 @@ from helpers.fitting import Digits, Echo, fit
 from helpers.tiny import prompts_of
 from torch import Tensor
 
-from grpo_lightning.maths.group_filters import GroupFilter
+from grpo_lightning.maths.filters import DynamicSampling, GroupFilter
 from grpo_lightning.rewards.base import Reward, RewardFailure
 from grpo_lightning.rewards.gate import Gated
 from grpo_lightning.rewards.length import CosineLength
-from grpo_lightning.rewards.results import RewardResult
+from grpo_lightning.rewards.results import RewardResult, Tally
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.rewards.tally import Tally
-from grpo_lightning.training.data import PromptDataModule
-from grpo_lightning.training.dynamic_sampling import DynamicSampling
+from grpo_lightning.training.data import TaskData
 from grpo_lightning.types import FinishReason, Question, Sample
 
 
@@ -140,7 +138,7 @@ class AllButTheFirst(GroupFilter):
 def test_one_bad_question_does_not_end_a_run_with_dynamic_sampling(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = PromptDataModule(Echo())
+    data = TaskData(Echo())
     data.questions["train"] = Echo().questions("train")
     alone = data.question(4).source  # all of the second round: every sample of it fails, and 4 of the step's 20
     reward = OneBadQuestion(alone)

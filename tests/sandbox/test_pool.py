@@ -24,11 +24,6 @@ from pathlib import Path
 def double(x): return 2 * x
 def attribute(sample): return sample.text.upper()
 def pid(_): return os.getpid()
-def pid_then_die_once(marker):
-    if not Path(marker).exists():
-        Path(marker).write_text(str(os.getpid()))
-        os.kill(os.getpid(), 9)
-    return "survived"
 def wait_for(path, started):
     Path(started).write_text(str(os.getpid()))
     while not Path(path).exists(): time.sleep(0.01)
@@ -41,11 +36,6 @@ def sleep(seconds):
     time.sleep(seconds)
     return "awake"
 def hang_in_c(x): return 7 ** (10 ** 9 * x) % 2
-def child(path):
-    code = f"import os, time; open({path!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    subprocess.Popen([sys.executable, "-c", code])
-    while not Path(path).exists() or not Path(path).read_text(): time.sleep(0.01)
-    while True: pass
 def hog(megabytes): return len(bytearray(megabytes * 2**20))
 def complain(_): raise KeyError("no such thing")
 def leave(_): sys.exit(1)
@@ -200,13 +190,6 @@ def test_the_environment_is_lean(pool, functions):
     assert pool.map(functions("environment"), [[0]])[0].value == ["python", "", False]
 
 
-def test_a_worker_killed_during_its_task_costs_nothing(pool, functions, tmp_path):
-    marker = tmp_path / "pid"
-    (outcome,) = pool.map(functions("pid_then_die_once"), [[str(marker)]])
-    assert (outcome.status, outcome.value) == ("ok", "survived")
-    assert not exists(int(marker.read_text()))
-
-
 def test_a_worker_killed_from_outside_costs_nothing(functions, tmp_path):
     pool = WorkerPool(num_workers=1, timeout=60)
     started, go = tmp_path / "started", tmp_path / "go"
@@ -270,12 +253,6 @@ def test_a_dropped_pool_leaves_no_process(functions):
     pid = pool.map(functions("pid"), [[0]])[0].value
     del pool
     assert not exists(pid)
-
-
-def test_a_timeout_ends_the_children_of_the_task_too(pool, functions, tmp_path):
-    path = tmp_path / "child"
-    WorkerPool(num_workers=1, timeout=LIMIT, cpu_seconds=0.5).map(functions("child"), [[str(path)]])
-    wait_until(lambda: not exists(int(path.read_text())))
 
 
 def test_nothing_survives_a_killed_parent(functions, tmp_path):

@@ -6,8 +6,7 @@ from helpers.curves import arm, scalars, write
 from helpers.loading import load_tool
 from PIL import Image
 
-from grpo_lightning.plugins.inspect.comparison import curve
-from grpo_lightning.plugins.inspect.estimates import Estimate
+from grpo_lightning.plugins.inspect.comparison import Estimate, curve
 
 tool = load_tool("compare_runs")
 Metric = tool.Metric

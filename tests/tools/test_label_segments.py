@@ -2,8 +2,9 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.fast import policy_of
 from helpers.loading import load_tool
-from helpers.tiny import policy_of, tokenizer
+from helpers.tiny import tokenizer
 
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
@@ -48,12 +49,12 @@ def test_the_command_line(policy_folder: Path, tmp_path: Path, capsys: pytest.Ca
     rows = [ROW, ROW | {"completion": ""}, ROW | {"completion": "c"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = tmp_path / "labels.jsonl"
-    options = ["--policy", str(policy_folder), "--out", str(out), "--num-completions", "2", "--pattern", "z"]
-    tool.main([str(tmp_path / "rows.jsonl"), *options, "--max-new-tokens", "4"])
+    options = ["--policy", str(policy_folder), "--out", str(out), "--num_completions", "2", "--pattern", "z"]
+    tool.main(["--rows", str(tmp_path / "rows.jsonl"), *options, "--max_new_tokens", "4"])
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["completions"] for row in found] == [["abz", "cdz", "e7"], ["c"]]
     assert all(row["labels"] == [fraction > 0 for fraction in row["fractions"]] for row in found)
     assert found[1]["fractions"] == [0.0]
     assert "2 of 3 completions" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        tool.main([str(tmp_path / "rows.jsonl"), *options, "--num-completions", "0"])
+        tool.main(["--rows", str(tmp_path / "rows.jsonl"), *options, "--num_completions", "0"])

@@ -3,13 +3,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers.fast import policy_of
 from helpers.loading import load_tool
 from helpers.paths import ROOT
-from helpers.tiny import policy_of
 from torch.utils.tensorboard import SummaryWriter
 
-import grpo_lightning.cli
-from grpo_lightning.command.early import mistake
+from grpo_lightning.plugins.mistakes.check import mistake
 
 tool = load_tool("run_experiment")
 
@@ -36,33 +35,14 @@ def write(folder: Path, **changes: object) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository's root with an experiment, whose runs are made in this process by `fake_fit`."""
+    """A repository's root with an experiment, whose runs are made by `fake_fit`."""
     monkeypatch.setattr(tool, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(grpo_lightning.cli, "run", fake_fit)
-    monkeypatch.setattr(tool, "ProcessPoolExecutor", Here)
+    monkeypatch.setattr(tool, "grpo", fake_fit)
     (tmp_path / "configs").mkdir()
     write(tmp_path / "experiments" / "e")
     (tmp_path / "experiments" / "e" / "README.md").write_text(f"# E\n{tool.OPEN}\n{tool.CLOSE}\nEnd.\n")
     return tmp_path
-
-
-class Here:
-    """Runs what is submitted at once, in this process."""
-
-    def __init__(self, workers: int, *_: object) -> None:
-        assert workers >= 1
-
-    def __enter__(self) -> "Here":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing."""
-
-    def submit(self, function, run):
-        future = tool.Future()
-        future.set_result(function(run))
-        return future
 
 
 def option(arguments: list[str], name: str) -> str:
@@ -70,17 +50,18 @@ def option(arguments: list[str], name: str) -> str:
     return value
 
 
-def fake_fit(arguments: list[str]) -> None:
+def fake_fit(arguments: list[str], log: Path) -> int:
     """Says something and logs max_epochs + seed as val/x; seed 7 of the arm with beta makes a mistake."""
     beta = any(one.startswith("--model.objective.beta=") for one in arguments)
     seed = int(option(arguments, "seed_everything"))
-    print("working")
     if beta and seed == 7:
-        print("grpo: error: beta=0.04: too much")
-        raise SystemExit(2)
+        log.write_text("working\ngrpo: error: beta=0.04: too much\n")
+        return 2
+    log.write_text("working\n")
     with SummaryWriter(option(arguments, "trainer.default_root_dir")) as writer:
         writer.add_scalar("epoch", 0, 0)
         writer.add_scalar("val/x", int(option(arguments, "trainer.max_epochs")) + seed, 0)
+    return 0
 
 
 def test_command_lines(tmp_path: Path):
@@ -138,14 +119,6 @@ def test_experiments_of_the_repository_have_known_options(path: Path, monkeypatc
         assert mistake([*run.arguments, "--print_config"]) is None
 
 
-def test_dry_run_prints_the_command_lines(root: Path, capsys: pytest.CaptureFixture[str]):
-    tool.main(["experiments/e", "--dry-run"])
-    first, *others = capsys.readouterr().out.splitlines()
-    assert first.startswith("grpo fit --config=configs/quickstart.yaml ") and len(others) == 5
-    assert '\'--model.rewards=[{"class_path": "MathVerifier"}]\'' in first
-    assert not (root / "runs").exists()
-
-
 def test_runs_are_made_compared_and_kept(root: Path, capfd: pytest.CaptureFixture[str]):
     folder = write(root / "experiments" / "e", arms={"base": {}, "longer": {"trainer.max_epochs": 5}})
     tool.main([str(folder), "--write"])
@@ -179,9 +152,7 @@ def test_runs_are_made_compared_and_kept(root: Path, capfd: pytest.CaptureFixtur
 
 def test_a_run_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """With a class of the experiment's, by FILE.CLASS from the root, as `grpo` finds them."""
-    import run_experiment  # by its name, as the processes find it
-
-    monkeypatch.setattr(run_experiment, "ROOT", tmp_path)
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
     policy_of().save_pretrained(tmp_path / "policy")
     (tmp_path / "e").mkdir()
     (tmp_path / "e" / "own.py").write_text("from helpers.fitting import Digits\nclass Own(Digits): ...\n")
@@ -193,7 +164,7 @@ def test_a_run_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
     }
     changes = {"config": None, "args": args, "arms": {"one": {}}, "seeds": [0], "x": "seconds"}
     folder = write(tmp_path / "e", metrics=["reward/mean"], **changes)
-    run_experiment.main([str(folder), "--workers", "1"])
+    tool.main([str(folder), "--workers", "1"])
     log = (tmp_path / "runs/experiments/e/one/0/log.txt").read_text()
     assert "step 1/1: reward " in log and "1 of 1 steps in " in log
     assert "| one | 1 |" in (tmp_path / "runs/experiments/e/results.md").read_text()
@@ -210,30 +181,3 @@ def test_a_run_that_fails_says_why_and_the_others_count(root: Path, capfd: pytes
     assert "| beta 0.04 | 1 |" in out and "| no KL | 2 |" in out
     assert not (root / "runs/experiments/e/beta_0.04/7/done.json").exists()
     assert not (root / "experiments/e/results.png").exists()  # --write is for what is whole
-
-
-def test_a_folder_of_others_is_left_alone(root: Path):
-    other = root / "runs/experiments/e/dapo/7/config.yaml"
-    other.parent.mkdir(parents=True)
-    other.touch()
-    with pytest.raises(SystemExit, match=r"dapo/7: this is no run of this program"):
-        tool.main(["experiments/e"])
-    assert other.exists()
-
-
-def test_the_models_are_made_where_a_file_names_them(root: Path, monkeypatch: pytest.MonkeyPatch):
-    commands = []
-    monkeypatch.setattr(tool.subprocess, "run", lambda command, **_: commands.append(command[1:]))
-    runs = tool.Experiment.read(root / "experiments/e").runs(root / "runs/experiments/e")
-    (root / "configs/quickstart.yaml").write_text("model: {policy: {path: elsewhere}}")
-    tool.make_models(runs)
-    assert commands == []
-    (root / "configs/quickstart.yaml").write_text("model: {policy: {path: runs/tiny_policy}}")
-    tool.make_models(runs)
-    assert commands == [["tools/make_tiny_policy.py", "--out", "runs/tiny_policy"]]
-    (root / "runs/tiny_policy").mkdir(parents=True)
-    tool.make_models(runs)
-    assert len(commands) == 1
-    (root / "configs/quickstart.yaml").write_text("model: {rewards: [{path: runs/tiny_reward_model}]}")
-    tool.make_models(runs)
-    assert commands[1:] == [["tools/make_reward_model.py", "--out", "runs/tiny_reward_model"]]

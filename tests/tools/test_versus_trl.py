@@ -1,23 +1,29 @@
-"""experiments/versus_trl without TRL: sizes, prompts, the limit on memory, and the tables."""
+"""experiments/versus_trl without TRL: sizes, the lengths that both sides are made to have, and refusals."""
 
 import json
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from helpers.experiment import imported
-from helpers.paths import ROOT
+from helpers.fast import policy_of
+from helpers.tiny import requests_of
+from transformers import GenerationConfig
 
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.plugins.display.utilisation import Cost
+from grpo_lightning.plugins.fast import batch
+from grpo_lightning.plugins.fast.compute import Fast
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.training.throughput import Cost
+from grpo_lightning.types import FinishReason, RandomKey
 
-FOLDER = ROOT / "experiments" / "versus_trl"
 GIB = 2**30
-SIZES = {"prompts": 2, "group_size": 4, "warm_up": 1, "steps": 3, "max_tokens": 100, "trl_rows": 8}
+SIZES = {"prompt_tokens": 5, "new_tokens": 8, "prompts": 2, "group_size": 4}
+SIZES |= {"warm_up": 1, "steps": 3, "max_tokens": 100, "trl_rows": 8}
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +32,13 @@ def parts() -> Iterator[SimpleNamespace]:
         yield modules
 
 
-def race_of(parts: SimpleNamespace, prompt_tokens: int = 5, new_tokens: int = 3) -> Any:
-    return parts.race.Race(prompt_tokens=prompt_tokens, new_tokens=new_tokens, **SIZES)
+def race_of(parts: SimpleNamespace, **changes: Any) -> Any:
+    return parts.race.Race(**SIZES | changes)
 
 
 def test_an_endless_model_is_the_same_model(parts: SimpleNamespace, policy_folder: Path, tmp_path: Path):
     parts.race.make_endless(policy_folder, tmp_path / "model")
-    before, endless = Policy(str(policy_folder)), Policy(str(tmp_path / "model"))
+    before, endless = Policy(str(policy_folder), compute=Fast()), Policy(str(tmp_path / "model"), compute=Fast())
     before.load()
     endless.load()
     assert all((a == b).all() for a, b in zip(before.parameters(), endless.parameters(), strict=True))
@@ -42,67 +48,12 @@ def test_an_endless_model_is_the_same_model(parts: SimpleNamespace, policy_folde
     assert endless.tokenizer.pad_token_id < endless.config.vocab_size
 
 
-ALLOCATE = "held = [bytearray(b'1' * 2**24) for _ in range(64)]; import time; time.sleep(60)"
-"""One GiB, and no end."""
-
-
-@pytest.mark.whole
-def test_a_process_whose_child_is_over_the_limit_is_killed(parts: SimpleNamespace, tmp_path: Path):
-    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {ALLOCATE!r}])"
-    ended = parts.memory_limit.run([sys.executable, "-c", code], 2**27, os.environ, tmp_path / "log")
-    assert ended.exceeded and ended.returncode == -9
-    assert 2**27 < ended.peak < 2 * GIB
-
-
 def test_operations_of_sampling(parts: SimpleNamespace):
     # Two groups of four, prompts of 5 tokens, 3 drawn: the prompts once, then two of the three drawn in each row. The
     # first is seen by itself and 5 others, the second by itself and 6.
     tokens, heads, pairs = 2 * 5 + 8 * 2, 2 + 8 * 2, 2 * 25 + 8 * (6 + 7)
-    found = parts.sides.sampling_operations(Cost(token=300.0, drawn=30.0, pair=3.0), race_of(parts))
+    found = parts.sides.sampling_operations(Cost(token=300.0, drawn=30.0, pair=3.0), race_of(parts, new_tokens=3))
     assert found == 100 * tokens + 10 * heads + pairs
-
-
-def outcomes(parts: SimpleNamespace) -> dict[Any, Any]:
-    """Two races: one that both sides end, one that TRL does not."""
-    outcome = parts.result_tables.Outcome
-    details = {
-        "phases": {"sampling": 0.5, "reward": 0.0, "log-probs": 0.0, "forward and backward": 1.0, "optimizer": 0.25},
-        "operations": {"sampling": 2e9, "forward and backward": 8e9},
-        "products_per_second": 10e9,
-        "seconds": [2.0, 2.0],
-        "threads": 2,
-    }
-    own = outcome([2.0, 1.5, 2.5], GIB, False, details)
-    return {
-        race_of(parts): {"ours": own, "trl": outcome([5.0, 5.0], 3 * GIB)},
-        race_of(parts, 50): {"ours": own, "trl": outcome([], 20 * GIB, True)},
-        race_of(parts, 60): {"ours": outcome(), "trl": outcome()},
-    }
-
-
-def test_the_comparison_has_a_row_per_race(parts: SimpleNamespace):
-    rows = parts.result_tables.comparison(outcomes(parts)).splitlines()[2:]
-    assert rows == [
-        "| 5 + 3 | 2.00 (1.50 to 2.50) | 5.00 (5.00 to 5.00) | 2.50 | 1.0 | 3.0 |",
-        "| 50 + 3 | 2.00 (1.50 to 2.50) | – | – | 1.0 | more than 20.0 |",
-        "| 60 + 3 | – | – | – | – | – |",
-    ]
-
-
-def test_the_phases_with_what_they_reach(parts: SimpleNamespace):
-    rows = parts.result_tables.where_time_goes(outcomes(parts)).splitlines()[2:]
-    # 2 of 10 GFLOP/s x 0.5 s; 8 of 10 x 1 s; 0.25 of 2 seconds are in no phase.
-    assert rows[0] == "| 5 + 3 | 0.50 | 0.00 | 0.00 | 1.00 | 0.25 | 0.25 | 10 | 40 % | 80 % |"
-    assert rows[2] == "| 60 + 3 | – | – | – | – | – | – | – | – | – |"
-
-
-def test_a_dry_run_prints_command_lines_and_empty_tables(parts: SimpleNamespace, capsys: pytest.CaptureFixture[str]):
-    parts.compare.main(["--model", "runs/smollm2", "--write", "--dry-run"])
-    lines = capsys.readouterr().out.splitlines()
-    assert [f"sides.py {side} FOLDER" in line for side, line in zip(["ours", "trl"] * 2, lines, strict=False)] == [
-        True
-    ] * 4
-    assert "| 490 + 32 | – | – | – | – | – |" in lines
 
 
 def ended_with(parts: SimpleNamespace, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
@@ -122,12 +73,96 @@ def test_a_side_that_passed_other_tokens_is_refused(
 ):
     ended_with(parts, tmp_path, monkeypatch, tokens=[64, 63])
     outcome = parts.result_tables.Outcome()
-    parts.compare.run_side("ours", tmp_path, race_of(parts), GIB, outcome, exact=False)
+    parts.compare.run_side("ours", tmp_path, race_of(parts, new_tokens=3), GIB, outcome, exact=False)
     with pytest.raises(parts.compare.Failure, match=r"grpo_lightning had \[64, 63\] tokens per step, not \[64, 64\]"):
-        parts.compare.run_side("ours", tmp_path, race_of(parts), GIB, outcome, exact=True)
+        parts.compare.run_side("ours", tmp_path, race_of(parts, new_tokens=3), GIB, outcome, exact=True)
 
 
 def test_a_side_that_fails_says_why(parts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ended_with(parts, tmp_path, monkeypatch, returncode=1)
     with pytest.raises(parts.compare.Failure, match=r"TRL failed at 5 \+ 3 tokens:\nwhy"):
-        parts.compare.run_side("trl", tmp_path, race_of(parts), GIB, parts.result_tables.Outcome(), exact=True)
+        parts.compare.run_side(
+            "trl", tmp_path, race_of(parts, new_tokens=3), GIB, parts.result_tables.Outcome(), exact=True
+        )
+
+
+def test_lengths_are_a_function_of_the_step(parts: SimpleNamespace) -> None:
+    lengths = parts.forced_lengths.lognormal_lengths
+    assert lengths(3, 16, 100) == lengths(3, 16, 100) != lengths(4, 16, 100)
+    many = sorted(lengths(0, 4000, 100))
+    # The median is a quarter of the longest; exp(N(0, 1)) exceeds 4 in 8.3 % of the draws.
+    assert many[2000] == pytest.approx(25, abs=2)
+    assert (many[0], many[-1]) == (1, 100)
+    assert many.count(100) / 4000 == pytest.approx(0.083, abs=0.02)
+
+
+def test_our_completions_end_at_their_lengths_and_say_what_the_policy_does(parts: SimpleNamespace) -> None:
+    policy = policy_of()
+    requests = requests_of([5, 9], 3)
+    wanted = {0: [1, 4, 12, 7, 2, 9], 1: [3] * 6}
+    with parts.forced_lengths.marking_policies():
+        assert policy.stop_ids == {1}
+        engine = parts.forced_lengths.forcing_engine(lambda step: wanted[step], check_every=4)
+        engine.sync(policy)
+        for step, lengths in wanted.items():
+            found = engine.complete(requests, Sampling(max_new_tokens=12), RandomKey(0, step))
+            assert [len(completion.token_ids) for completion in found] == lengths
+            assert {completion.finish_reason for completion in found} == {FinishReason.STOP}
+            tokens = [completion.token_ids for completion in found]
+            assert all(row[-1] == 1 and 1 not in row[:-1] for row in tokens)
+            groups = [index // 3 for index in range(6)]
+            rollouts = Rollouts.from_lists([requests[0].token_ids, requests[3].token_ids], groups, tokens)
+            logp = [value for completion in found for value in completion.logp]
+            torch.testing.assert_close(policy(rollouts).logp, torch.tensor(logp), atol=1e-5, rtol=1e-4)
+    # Nothing of it stays.
+    assert policy.stop_ids == {3, 5}
+    assert batch.draw.__module__ == "grpo_lightning.engines.sampling"
+    assert batch.uniforms.__module__ == "grpo_lightning.engines.philox"
+
+
+def test_trl_is_made_to_end_its_rows_at_their_lengths(parts: SimpleNamespace) -> None:
+    """A trainer with the two members that are changed, and transformers' own `generate`."""
+    wanted = {0: [2, 6, 3, 5], 1: [4, 1, 1, 4]}
+    model: Any = policy_of().model
+    shapes: list[tuple[int, ...]] = []
+
+    class Trainer:
+        accelerator = SimpleNamespace(device=torch.device("cpu"))
+
+        def __init__(self) -> None:
+            self.model = model
+
+        def _generate_single_turn(self, prompt_ids: Any) -> Any:
+            config = GenerationConfig(max_new_tokens=6, do_sample=True, eos_token_id=63, pad_token_id=0)
+            rows = self.model.generate(input_ids=prompt_ids, generation_config=config)[:, prompt_ids.shape[1] :]
+            shapes.append(tuple(rows.shape))
+            return rows.tolist(), None
+
+    trainer = Trainer()
+    parts.forced_lengths.stopping(trainer, lambda step: wanted[step])
+    try:
+        for lengths in wanted.values():
+            rows, logps = trainer._generate_single_turn(torch.randint(6, 60, (4, 7)))
+            assert [len(row) for row in rows] == [min(n, len(row)) for n, row in zip(lengths, rows, strict=True)]
+            assert logps is None
+    finally:
+        del model.generate
+    # Generation ends with the longest row.
+    assert shapes == [(4, 6), (4, 4)]
+
+
+def test_a_race_knows_the_tokens_of_each_step(parts: SimpleNamespace) -> None:
+    assert race_of(parts).tokens(0) == 8 * (5 + 8)
+    race = race_of(parts, lognormal=True, precision="bf16")
+    assert race.lengths(2) == parts.forced_lengths.lognormal_lengths(2, 8, 8)
+    assert race.tokens(2) == 8 * 5 + sum(race.lengths(2)) < race_of(parts).tokens(2)
+    assert race.name == "5 + up to 8, bf16"
+    assert parts.race.Race.from_json(race.to_json()) == race
+
+
+def test_operations_of_sampling_rows_that_end(parts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    race = race_of(parts, lognormal=True, prompts=1, group_size=2)
+    monkeypatch.setattr(parts.race, "lognormal_lengths", lambda step, rows, longest: [1, 3])
+    # The prompt once; then the longer row alone, twice: it sees 6 tokens and 7.
+    found = parts.sides.sampling_operations(Cost(token=300.0, drawn=30.0, pair=3.0), race)
+    assert found == 100 * (5 + 2) + 10 * (1 + 2) + (25 + 6 + 7)

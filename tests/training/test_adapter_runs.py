@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.command import Grpo
-from helpers.fitting import fit, scalars
+from helpers.fitting import fit, scalars, weights_of
 from helpers.tiny import model_of, policy_of, tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -22,10 +22,6 @@ SAVING = {"enable_checkpointing": True}
 
 def adapted(seed: int = 0, **lora: Any) -> Policy:
     return Policy.from_model(model_of("llama", seed, 0.05), tokenizer(), LoRA(**{"rank": 4} | lora))
-
-
-def saved(folder: Path) -> dict[str, torch.Tensor]:
-    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -43,8 +39,9 @@ def test_only_the_adapter_is_trained_and_saved(tmp_path: Path) -> None:
     )
     assert isinstance(module.reference, AdapterOff) and not module.reference.exists
     trained = module.policy.trained_state_dict()
-    assert saved(tmp_path).keys() == {f"policy.{name}" for name in trained} | {"bad_updates", "bad_updates_in_a_row"}
-    assert all(saved(tmp_path)[f"policy.{name}"].equal(value) for name, value in trained.items())
+    saved = weights_of(tmp_path)
+    assert saved.keys() == {f"policy.{name}" for name in trained} | {"bad_updates", "bad_updates_in_a_row"}
+    assert all(saved[f"policy.{name}"].equal(value) for name, value in trained.items())
     base = model_of("llama", 0, 0.05).state_dict()
     own = {name.replace(".base_layer", ""): value for name, value in module.policy.model.state_dict().items()}
     assert all(own[name].equal(value) for name, value in base.items())
@@ -74,7 +71,7 @@ def test_a_run_that_is_cut_goes_on_bit_for_bit(reference: Any, tmp_path: Path) -
     go("abc", 3)
     go("cut", 1)
     go("cut", 3, "last")
-    whole, cut = saved(tmp_path / "abc"), saved(tmp_path / "cut")
+    whole, cut = weights_of(tmp_path / "abc"), weights_of(tmp_path / "cut")
     assert whole.keys() == cut.keys()
     assert any(name.startswith("reference.") for name in whole) == (reference is not None)
     assert not any("base_layer" in name or "embed" in name for name in whole)
@@ -119,6 +116,7 @@ def test_mistakes_on_the_command_line(options: list[str], says: str, grpo: Grpo)
     assert re.search(says, " ".join(errors.split())), errors
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Lightning's, which `warns` takes out of their module
 def test_a_learning_rate_for_all_weights_is_warned_of(grpo: Grpo, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.warns(UserWarning, match=r"model.optimizer.lr=1e-06 is one for training all weights"):
         assert grpo("fit", "--model.policy.adapter=LoRA")[0] == 0

@@ -7,40 +7,20 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from helpers.contracts import make, members
-from helpers.fitting import Gradients, fit, of_updates, relative, scalars
+from helpers.fitting import Gradients, fit, relative, scalars
 from helpers.tiny import policy_of
 from torch import Tensor
 
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.maths.corrections import Correction, NoCorrection, RatioMask, TruncatedRatio
+from grpo_lightning.grpo.step import Minibatch
+from grpo_lightning.maths.corrections import NoCorrection, RatioMask, TruncatedRatio
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, Proximal
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.stale import EarlierWeights, StaleSource
-from grpo_lightning.training.step import Minibatch
 from grpo_lightning.types import UsageError
-
-CORRECTING = [cls for cls in members(Correction) if cls is not NoCorrection]
-
-
-def test_with_an_exact_engine_every_factor_is_one(tmp_path: Path) -> None:
-    one_step = {"max_epochs": 1}
-    fit(tmp_path / "plain", trainer=one_step)
-    plain = scalars(tmp_path / "plain")
-    for cls in CORRECTING:
-        fit(tmp_path / cls.__name__, trainer=one_step, objective=Objective(correction=make(cls)))
-        corrected = scalars(tmp_path / cls.__name__)
-        (gap,) = corrected["mismatch/gap"].values()
-        assert gap < 1e-5
-        for name, expected in (("kl", 0), ("corrected", 0), ("masked", 0), ("ess", 1)):
-            assert corrected[f"mismatch/{name}"] == {0: pytest.approx(expected, abs=1e-6)}, cls
-        assert corrected["optim/grad_norm"][0] == pytest.approx(plain["optim/grad_norm"][0], rel=1e-5)
-    assert plain["optim/grad_norm"][0] > 0
-    # The engine is exact: without a correction there is nothing to watch.
-    assert not [name for name in plain if name.startswith("mismatch/")]
 
 
 class Packs(L.Callback):
@@ -57,7 +37,8 @@ def expected_objective(minibatch: Minibatch, cap: float) -> float:
     """Σ weight min(π_θ/μ, cap) Â of an update that finds π_θ at π_old, in float64."""
     total = 0.0
     for pack in minibatch.packs:
-        columns = (pack.scored.logp, pack.sampler_logp, pack.weight, pack.advantage)
+        rollouts = pack.rollouts
+        columns = (pack.scored.logp, rollouts.sampler_logp, rollouts.weight, rollouts.advantage)
         for logp, sampler, weight, advantage in zip(*(column.tolist() for column in columns), strict=True):
             total += weight * min(math.exp(logp) / math.exp(sampler), cap) * advantage
     return total
@@ -126,25 +107,6 @@ def test_rollouts_are_exactly_as_old_as_the_lag(tmp_path: Path) -> None:
     assert module.policy.version == 5
 
 
-@pytest.mark.parametrize("old_policy", ["sampler", "proximal"])
-def test_what_pi_old_of_stale_rollouts_is(tmp_path: Path, old_policy: str) -> None:
-    packs = Packs()
-    chosen = {"old_policy": Proximal()} if old_policy == "proximal" else {}
-    fit(tmp_path, [packs], {"source": StaleSource(2), "num_minibatches": 2}, {"max_epochs": 3}, **chosen)
-    means, maxima = (of_updates(tmp_path, f"policy/ratio_{name}") for name in ("mean", "max"))
-    for update, minibatch in enumerate(packs.updates[-2:]):
-        ratio = torch.cat([(pack.scored.logp - pack.sampler_logp).exp() for pack in minibatch.packs])
-        if old_policy == "sampler":
-            assert all(torch.equal(pack.old_logp, pack.sampler_logp) for pack in minibatch.packs)
-            assert means[-1][update] == pytest.approx(float(ratio.mean()), rel=1e-5)
-        else:
-            assert maxima[-1][update] != pytest.approx(float(ratio.max()), rel=1e-4)
-    if old_policy == "proximal":
-        # π_θ is π_old in the first update of a step, and no longer in the second.
-        assert [first for first, _ in maxima] == [1, 1, 1]
-        assert maxima[-1][1] != 1
-
-
 def test_the_objective_of_stale_rollouts_is_that_of_a_loop(tmp_path: Path) -> None:
     packs = Packs()
     objective = Objective(correction=TruncatedRatio(1.01))
@@ -181,14 +143,16 @@ def test_a_resumed_run_has_the_old_weights(tmp_path: Path) -> None:
 # What is refused
 
 
-def test_a_correction_needs_recorded_log_probs(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"correction=TruncatedRatio: the engine recorded no log-probs"):
-        fit(tmp_path, objective=Objective(correction=TruncatedRatio()), engine=ScriptedEngine(lambda *_: "abc"))
-
-
-def test_a_correction_refuses_filters(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"correction=TruncatedRatio: set model\.sampling\.top_k=0"):
-        fit(tmp_path, objective=Objective(correction=TruncatedRatio()), sampling=Sampling(max_new_tokens=6, top_p=0.9))
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"engine": ScriptedEngine(lambda *_: "abc")}, "the engine recorded no log-probs"),
+        ({"sampling": Sampling(max_new_tokens=6, top_p=0.9)}, r"set model\.sampling\.top_k=0"),
+    ],
+)
+def test_a_correction_needs_recorded_log_probs_and_no_filters(options: Any, says: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"correction=TruncatedRatio: {says}"):
+        fit(tmp_path, objective=Objective(correction=TruncatedRatio()), **options)
 
 
 def test_a_correction_that_would_do_nothing_is_refused_before_the_run(tmp_path: Path) -> None:

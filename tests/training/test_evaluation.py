@@ -1,10 +1,8 @@
 """`Evaluation` alone, and the reward that decides what is right."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,21 +10,18 @@ import torch
 from helpers.fitting import Digits, Echo, fit, scalars
 from helpers.tiny import policy_of, prompts_of
 
-from grpo_lightning import ranks
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
+from grpo_lightning.grpo.explore import Explorer
 from grpo_lightning.rewards.base import Reward, RewardFailure
 from grpo_lightning.rewards.format import FormatReward
 from grpo_lightning.rewards.function import FunctionReward
 from grpo_lightning.rewards.length import CosineLength
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.training.callbacks.predictions import PredictionWriter
-from grpo_lightning.training.data import PromptBatch, PromptDataModule
-from grpo_lightning.training.evaluation import Answer, Evaluation, Validation, grades_alike
-from grpo_lightning.training.explorer import Explorer
-from grpo_lightning.types import Completion, FinishReason, Prompt, Question, Sample
+from grpo_lightning.training.data import PromptBatch, TaskData
+from grpo_lightning.training.evaluation import Answer, Evaluation, Validation, grades_alike, judge_class
+from grpo_lightning.types import FinishReason, Sample, UsageError
 
 
 class Short(Reward):
@@ -70,23 +65,6 @@ def test_another_reward_than_the_first_may_decide_what_is_right() -> None:
     assert "maj@4" in first.metrics and "maj@4" not in second.metrics
 
 
-def test_predictions_of_several_ranks_are_in_the_order_of_the_questions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writers = [PredictionWriter(), PredictionWriter()]
-    trainer: Any = SimpleNamespace(is_global_zero=True, default_root_dir=tmp_path)
-    # Five questions with two completions each, dealt to two ranks in batches of two; the last is padding.
-    for writer, batches in zip(writers, ([[0, 2], [4]], [[1, 3], [0]]), strict=True):
-        for ids, num_real in zip(batches, (2, 1 if writer is writers[0] else 0), strict=True):
-            prompts = [Prompt(id, "", [1], Question("", "")) for id in ids]
-            rows = [{"question": id, "sample": sample} for id in ids[:num_real] for sample in range(2)]
-            writer.on_predict_batch_end(trainer, None, rows, PromptBatch(prompts, num_real), 0)
-    monkeypatch.setattr(ranks, "gather", lambda rows: [writer._rows for writer in writers])
-    writers[0].on_predict_end(trainer, None)
-    written = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
-    assert written == [{"question": id, "sample": sample} for id in range(5) for sample in range(2)]
-
-
 @pytest.mark.parametrize(("best", "drawn"), [(1.0, 0.0), (0.0, 1.0)])
 def test_with_one_completion_avg_at_1_is_the_sampled_one(best: float, drawn: float) -> None:
     found = evaluation("?", rewards=[Digits()])
@@ -94,7 +72,7 @@ def test_with_one_completion_avg_at_1_is_the_sampled_one(best: float, drawn: flo
     def answer(policy: Any, prompts: Any, count: int, greedy: bool, scoring: Any) -> Any:
         text = "7" if (best if greedy else drawn) else "x"
         sample = Sample(prompts[0], text, [1], FinishReason.STOP)
-        return [Answer(Completion([1], None, FinishReason.STOP), sample, greedy, version=0)]
+        return [Answer(sample, greedy, version=0)]
 
     found.answer = answer  # type: ignore[method-assign]
     found.update(policy_of(), PromptBatch(prompts_of([3]), num_real=1))
@@ -143,13 +121,12 @@ def test_a_reward_that_grades_alike_is_the_judge(pattern: str, by_judge: int) ->
 @pytest.mark.parametrize(
     ("one", "other", "alike"),
     [
-        (lambda: MathVerifier(weight=0, num_workers=1), MathVerifier, True),
-        (lambda: MathVerifier(decimals=5), MathVerifier, False),
-        (lambda: MathVerifier(timeout=5), MathVerifier, False),
-        (FormatReward, MathVerifier, False),
-        (lambda: FunctionReward("a.b"), lambda: FunctionReward("a.b", name="c"), True),
+        (lambda: FunctionReward("a.b", weight=0, num_workers=1), lambda: FunctionReward("a.b", name="c"), True),
+        (lambda: FunctionReward("a.b", timeout=5), lambda: FunctionReward("a.b"), False),
+        (FormatReward, lambda: FunctionReward("a.b"), False),
+        (lambda: FormatReward("a"), FormatReward, False),
         (lambda: FunctionReward("a.b"), lambda: FunctionReward("a.c"), False),
-        (lambda: CosineLength(MathVerifier()), lambda: CosineLength(MathVerifier()), False),  # nothing to be sure of
+        (lambda: CosineLength(Digits()), lambda: CosineLength(Digits()), False),  # nothing to be sure of
     ],
 )
 def test_which_rewards_grade_alike(one: Any, other: Any, alike: bool) -> None:
@@ -165,7 +142,7 @@ class Judged(Echo):
 def test_training_knows_nothing_of_the_judge(tmp_path: Path) -> None:
     runs = {}
     for name, task in (("without", Echo()), ("with", Judged())):
-        data = PromptDataModule(task, val_batch_size=5)
+        data = TaskData(task, val_batch_size=5)
         module = fit(tmp_path / name, trainer={"limit_val_batches": 1, "max_epochs": 1}, data=data)
         runs[name] = scalars(tmp_path / name), module.policy.state_dict()
     (one, weights), (other, judged) = runs["without"], runs["with"]
@@ -181,3 +158,9 @@ def test_a_validation_that_cannot_be_judged_ends_the_run(judge: Reward | None, t
     with pytest.raises(RewardFailure, match=r"reward counted failed on 72 of 72 .*max_failed_rewards=0.5 of a validat"):
         fit(tmp_path, rewards=rewards, validation=validation, trainer={"limit_val_batches": 1.0})
     assert not scalars(tmp_path).get("reward/mean")  # before the first step
+
+
+@pytest.mark.parametrize("name", ["NoSuchReward", "no_such_module.Judge"])
+def test_a_judge_that_is_not_here_is_one_message(name: str) -> None:
+    with pytest.raises(UsageError, match=f"model.validation.judge={name}.* name another"):
+        judge_class(name)

@@ -36,14 +36,10 @@ class Press(L.Callback):
 
 
 class PressSecond(Press):
-    """Ctrl-C in the second step's first update, for the command line."""
+    """Ctrl-C in the second step's first update on rank 0 alone, as `kill -INT` sends it; for the command line."""
 
     def __init__(self) -> None:
         super().__init__(2)
-
-
-class PressOnRankZero(PressSecond):
-    """As the first, where one process of several gets the signal, as `kill -INT` sends it."""
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: object) -> None:
         if trainer.is_global_zero:
@@ -68,7 +64,7 @@ def test_ctrl_c_ends_the_step_saves_and_resumes_exactly(
     caplog.clear()
     checkpoint = StepCheckpoint(every_n_steps=3)
     fit(tmp_path / "cut", [checkpoint, Press(2)], **OPTIONS)
-    assert checkpoint.interrupts.pressed
+    assert checkpoint.stopped_by == "Ctrl-C"
     assert signal.getsignal(signal.SIGINT) == handler
     # Both updates of the second step, though it was pressed before the first.
     assert scalars(tmp_path / "cut")["optim/updates"] == {0: 2, 1: 2}
@@ -101,24 +97,14 @@ def test_the_exit_code_is_a_shells_for_ctrl_c(grpo: Grpo, tmp_path: Path) -> Non
     assert code == 130
 
 
-def program(*options: str) -> tuple[int, list[str]]:
-    """The command line in a process of its own: its exit code, and the lines that a terminal shows."""
-    with programs({"run": arguments("fit", *options)}, Path.cwd(), together=True) as started:
-        code, shown = started["run"].wait(), started["run"].errors
-    assert "Traceback" not in shown and "Detected KeyboardInterrupt" not in shown
-    # A carriage return begins the line again.
-    return code, [line.rpartition("\r")[2].strip() for line in shown.split("\n")]
-
-
-LAST = Path("run", "checkpoints", "last.ckpt")
-LONG = ["--trainer.max_epochs=9", "--loop.mu=2"]
-
-
-@pytest.mark.usefixtures("grpo")
-def test_ctrl_c_on_one_rank_ends_both() -> None:
+def test_ctrl_c_on_one_rank_ends_both(grpo: Grpo) -> None:
     two = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.enable_progress_bar=true"]
-    code, lines = program(*LONG, *two, "--trainer.callbacks+=test_interrupts.PressOnRankZero")
-    assert code == 130
-    # The bar is on lines of its own.
+    given = [*two, "--trainer.max_epochs=9", "--loop.mu=2", "--trainer.callbacks+=test_interrupts.PressSecond"]
+    with programs({"run": arguments("fit", *given)}, Path.cwd(), together=True) as started:
+        code, shown = started["run"].wait(), started["run"].errors
+    assert code == 130 and "Traceback" not in shown and "Detected KeyboardInterrupt" not in shown
+    # The bar is on lines of its own; a carriage return begins the line again.
+    lines = [line.rpartition("\r")[2].strip() for line in shown.split("\n")]
     assert "Ctrl-C: this step will be finished and saved; press it again to stop at once" in lines
-    assert lines.count(f"Ctrl-C: {LAST} holds the run up to step 2; continue with --ckpt_path last") == 1
+    last = Path("run", "checkpoints", "last.ckpt")
+    assert lines.count(f"Ctrl-C: {last} holds the run up to step 2; continue with --ckpt_path last") == 1

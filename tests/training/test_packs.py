@@ -1,21 +1,17 @@
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from helpers.fitting import fit, scalars
-from helpers.tiny import gradients, policy_of, rollouts_of, rows_of
+from helpers.fitting import gradient_of
+from helpers.tiny import policy_of, rollouts_of, rows_of
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.plugins.precision import HalfPrecision
 
+from grpo_lightning import ranks
+from grpo_lightning.grpo.step import Minibatch, Pack
 from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.packs import idle_pack, moving_rows
 from grpo_lightning.maths.ragged import spread
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.weightings import BatchSize, SequenceMean
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.training import preparation
-from grpo_lightning.training.packs import idle_pack, moving_rows
-from grpo_lightning.training.step import Minibatch
 
 LENGTHS = [4, 9, 1, 6, 2, 5, 3, 7]
 
@@ -34,13 +30,16 @@ def without_idle_rows(rollouts: Rollouts) -> Rollouts:
     return rollouts.select(moving_rows(rollouts))
 
 
-def backward(policy: Policy, packs: list[Rollouts], beta: float = 0.0) -> dict[str, torch.Tensor]:
-    policy.zero_grad()
-    for pack in packs:
-        scored = policy(pack)
-        objective, _ = Objective(beta=beta)(scored.logp, scored.entropy, pack)
-        objective.backward()
-    return dict(gradients(policy))
+@pytest.mark.parametrize(
+    ("counts", "rank", "kept"),
+    [([(0, 4), (1, 3)], 0, []), ([(0, 0), (0, 2), (0, 5)], 1, [0]), ([(0, 0), (0, 2), (0, 5)], 2, [])],
+    ids=["another rank has a row", "first of all rows", "a rank before it has rows"],
+)
+def test_ranks_keep_the_rows_that_one_process_would(counts, rank, kept, monkeypatch):
+    """A row kept for its zero gradient counts in the diagnostics: there is one over all ranks, or none."""
+    monkeypatch.setattr(ranks, "gather", lambda own: counts)
+    monkeypatch.setattr(ranks, "rank", lambda: rank)
+    assert moving_rows(weighted([0.0] * 8)).tolist() == kept
 
 
 def largest(gradient: dict[str, torch.Tensor]) -> float:
@@ -62,9 +61,9 @@ def test_leaving_out_idle_rows_keeps_the_gradient(policy, advantage, kept):
     # Their weights stay those of the whole batch.
     before = rows_of(rollouts)
     assert rows_of(active) == [before[row] for row in kept]
-    whole = backward(policy, [rollouts])
+    whole = gradient_of(policy, Objective(), [rollouts])
     assert largest(whole) > 0.01
-    for name, gradient in backward(policy, [active]).items():
+    for name, gradient in gradient_of(policy, Objective(), [active]).items():
         torch.testing.assert_close(gradient, whole[name], atol=1e-6, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
@@ -72,7 +71,7 @@ def test_one_row_stays_if_all_are_idle_and_its_gradient_is_zero():
     policy = policy_of()
     active = without_idle_rows(weighted([0.0] * 8))
     assert active.row.tolist() == [0]
-    gradient = backward(policy, [active])
+    gradient = gradient_of(policy, Objective(), [active])
     assert largest(gradient) == 0
     assert all(parameter.grad is not None for parameter in policy.parameters())
 
@@ -90,25 +89,17 @@ def test_an_idle_pack_adds_nothing(policy, beta):
     rollouts = weighted([1.0, -1.0, 0.5, -0.5, 1.0, -1.0, 0.5, -0.5])
     packs = rollouts.packs(max_tokens=40)
     idle = idle_pack(rollouts.temperature)
-    assert largest(backward(policy, [idle], beta)) == 0
-    without = backward(policy, packs, beta)
+    assert largest(gradient_of(policy, Objective(beta=beta), [idle])) == 0
+    without = gradient_of(policy, Objective(beta=beta), packs)
     assert largest(without) > 0.01
-    for name, gradient in backward(policy, [*packs, idle], beta).items():
+    for name, gradient in gradient_of(policy, Objective(beta=beta), [*packs, idle]).items():
         assert gradient.equal(without[name])
 
 
 def test_lightning_hands_on_the_very_packs_the_loop_made() -> None:
     # Each notes its log-probs in the first pass for the others.
-    packs = weighted([1.0] * 8).packs(max_tokens=40)
+    packs = [Pack(rollouts) for rollouts in weighted([1.0] * 8).packs(max_tokens=40)]
     minibatch = Minibatch(packs, True, object())  # type: ignore[arg-type]
     assert move_data_to_device(minibatch, torch.device("meta")) is minibatch
     assert HalfPrecision("bf16-true").convert_input(minibatch) is minibatch
-    assert packs[0].advantage.dtype == torch.float32
-
-
-def test_idle_packs_change_nothing_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"loop": {"mu": 2, "max_tokens": 40}, "objective": Objective(beta=0.1)}
-    fit(tmp_path / "without", **options)
-    monkeypatch.setattr(preparation, "most", lambda count: count + 1)
-    fit(tmp_path / "with", **options)
-    assert scalars(tmp_path / "with") == scalars(tmp_path / "without")
+    assert packs[0].rollouts.advantage.dtype == torch.float32

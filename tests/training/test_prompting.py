@@ -1,19 +1,16 @@
 """How questions become prompts: templates from files, chat templates, the answer prefix; and what rewards see of it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.command import Grpo
 from helpers.fitting import Echo
 from helpers.tiny import policy_of, tokenizer
 
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 from grpo_lightning.rewards.format import FormatReward
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.training.data import PromptDataModule
+from grpo_lightning.training.data import TaskData
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 CHAT = (
@@ -22,10 +19,10 @@ CHAT = (
 )
 
 
-def data(chat_template: str = "", **options: Any) -> PromptDataModule:
+def data(chat_template: str = "", **options: Any) -> TaskData:
     policy = policy_of()
     policy.tokenizer.chat_template = chat_template
-    found = PromptDataModule(Echo(), **options)
+    found = TaskData(Echo(), **options)
     found.load("fit", policy, Sampling(max_new_tokens=8), Scorer([FormatReward(weight=1.0)]))
     return found
 
@@ -35,9 +32,9 @@ def test_a_template_file_that_cannot_be_used_is_the_users_mistake(tmp_path: Path
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe{question}")
     for name, expected in (("none.txt", "must contain {question}"), ("bytes.txt", "UTF-8"), ("no.txt", "looked in")):
         with pytest.raises(UsageError, match=rf"data.template_file=.*{name}: .*{expected}"):
-            PromptDataModule(Echo(), template_file=str(tmp_path / name))
+            TaskData(Echo(), template_file=str(tmp_path / name))
     with pytest.raises(UsageError, match="it cannot be read"):
-        PromptDataModule(Echo(), template_file=str(tmp_path))
+        TaskData(Echo(), template_file=str(tmp_path))
 
 
 def test_the_prompt_ends_with_the_answer_prefix() -> None:
@@ -69,45 +66,13 @@ def test_verifier_and_format_read_the_whole_turn(prompt: str, prefix: str, text:
     assert sample(prompt, text, prefix).whole_turn == turn
 
 
-@pytest.mark.parametrize(
-    ("prefix", "text"),
-    [("<answer>", "42</answer>"), (r"So \boxed{", "42}"), ("The answer is", " 42."), ("<think>", "</think>\n#### 42")],
-)
-def test_an_answer_that_the_prefix_opened_is_found(prefix: str, text: str) -> None:
-    verifier = MathVerifier()
-    try:
-        assert verifier([sample("Q" + prefix, text, prefix)]).value == [1.0]
-        assert verifier([sample("Q", text if "####" not in text else "42")]).value == [0.0]
-    finally:
-        verifier.close()
-
-
-def test_a_prefix_is_drawn_after_and_recorded(grpo: Grpo, tmp_path: Path) -> None:
-    chat = tokenizer()
-    chat.chat_template = CHAT
-    chat.save_pretrained(tmp_path / "policy")
-    (tmp_path / "own.py").write_text(
-        "def own(sample):\n"
-        "    assert sample.prompt.endswith('<assistant>ab'), sample.prompt\n"
-        "    assert sample.turn == 'ab' + sample.text, sample.turn\n"
-        "    return len(sample.text)\n"
-    )
-    reward = "[{class_path: FunctionReward, init_args: {function: own.py:own}}]"
-    options = ["--data.chat=true", "--data.answer_prefix=ab", f"--model.rewards={reward}"]
-    code, _, errors = grpo("fit", *options)
-    assert code == 0, errors
-    lines = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
-    assert lines and {line["answer_prefix"] for line in lines} == {"ab"}
-    assert {line["statuses"]["own"] for line in lines} == {"ok"}
-
-
-@pytest.mark.parametrize(("longer", "key"), [("train", "sampling"), ("val", "val_sampling")])
+@pytest.mark.parametrize(("longer", "key"), [("train", "sampling"), ("val", "validation.sampling")])
 def test_prompts_leave_room_for_the_longest_completion_of_their_split(longer: str, key: str) -> None:
     """Prompts of at most 7 tokens in a context of 20."""
     policy = policy_of()
     policy.model.config.max_position_embeddings = 20
     train, val = (Sampling(max_new_tokens=14 if split == longer else 5) for split in ("train", "val"))
     with pytest.raises(UsageError, match=rf"7 tokens, and with {key}.max_new_tokens=14") as raised:
-        PromptDataModule(Echo()).load("fit", policy, train, Scorer([FormatReward()]), val_sampling=val)
+        TaskData(Echo()).load("fit", policy, train, Scorer([FormatReward()]), val_sampling=val)
     assert ("limit_val_batches" in str(raised.value)) is (longer == "val")
-    PromptDataModule(Echo()).load("fit", policy, train if longer == "val" else val, Scorer([FormatReward()]))
+    TaskData(Echo()).load("fit", policy, train if longer == "val" else val, Scorer([FormatReward()]))

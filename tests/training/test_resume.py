@@ -11,7 +11,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from helpers.fitting import fit, scalars
+from helpers.fitting import fit, scalars, weights_of
 from helpers.programs import programs
 from helpers.tiny import model_of, tokenizer
 
@@ -35,7 +35,7 @@ model:
   objective: {{beta: 0.05}}
   optimizer: {{class_path: torch.optim.AdamW, init_args: {{lr: 0.01}}}}
   lr_scheduler: {{class_path: torch.optim.lr_scheduler.LinearLR, init_args: {{total_iters: 20}}}}
-  val_samples: 2
+  validation: {{samples: 2, judge: {{class_path: FormatReward}}}}
 data:
   task: {{class_path: Arithmetic, init_args: {{num_train: 10, num_val: 8}}}}
 loop: {{group_size: 4, prompts_per_step: 4, mu: 2, num_minibatches: 2, steps_per_iteration: 2}}
@@ -67,10 +67,6 @@ def die_and_go_on(folder: Path, times: int, *more: str) -> None:
     assert code == (2 if f"has done {STEPS} steps already" in errors else 0), errors[-2000:]
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-
-
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     # GPT-2 for its dropout, which draws from the global generator.
@@ -82,7 +78,7 @@ def runs(tmp_path: Path) -> Path:
 
 def test_sigkills_at_random_moments_change_nothing(runs: Path) -> None:
     die_and_go_on(runs, 3)
-    unbroken, killed = weights(runs / "unbroken"), weights(runs / "killed")
+    unbroken, killed = weights_of(runs / "unbroken"), weights_of(runs / "killed")
     assert unbroken.keys() == killed.keys()
     assert all(torch.equal(unbroken[name], killed[name]) for name in unbroken)
     assert scalars(runs / "killed") == scalars(runs / "unbroken")

@@ -5,25 +5,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy
 import pytest
 import torch
 from helpers.command import Grpo
-from helpers.fitting import Digits, Echo, fit, scalars
+from helpers.fitting import Digits, checkpoint_of, fit, scalars
 from helpers.tiny import model_of, policy_of, tokenizer
-from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from test_first_look import started
-from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau, SequentialLR, StepLR
+from torch.optim.lr_scheduler import LinearLR, SequentialLR, StepLR
 
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, PolicySnapshot, RecordedLogp
+from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.training.data import PromptDataModule
-from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import Sample, UsageError
 
@@ -38,10 +32,6 @@ def go(folder: Path, steps: int, resume: Any = None, keep: StepCheckpoint | None
     callbacks = [keep or StepCheckpoint(), *options.pop("callbacks", [])]
     options = {"optimizer": adam()} | options
     return fit(folder, callbacks, trainer=trainer, ckpt_path=resume, **options)
-
-
-def checkpoint_of(folder: Path) -> dict[str, Any]:
-    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
 
 
 def same(a: Path, b: Path) -> bool:
@@ -131,56 +121,34 @@ def test_a_schedule_may_be_added_and_taken_away(run: Path, tmp_path: Path) -> No
     assert scalars(run)["optim/lr"][3] == pytest.approx(0.01)
 
 
-def test_another_optimizer_is_refused(run: Path) -> None:
-    with pytest.raises(UsageError, match=r"torch\.optim\.sgd\.SGD.*torch\.optim\.adamw\.AdamW"):
-        go(run, 3, "last", optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
-
-    def two_groups(parameters: Any) -> torch.optim.Optimizer:
-        parameters = list(parameters)
-        return torch.optim.AdamW([{"params": parameters[:1]}, {"params": parameters[1:]}])
-
-    with pytest.raises(UsageError, match="2 groups of parameters, and 1 in the checkpoint"):
-        go(run, 3, "last", optimizer=two_groups)
-
-
 def test_a_schedule_that_waits_for_a_metric_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="ReduceLROnPlateau: it waits for a metric"):
-        go(tmp_path, 1, lr_scheduler=ReduceLROnPlateau)
-
     class Waits(Halving):
         def step(self, loss: float) -> None:  # type: ignore[override]
             pass
 
-    with pytest.raises(UsageError, match=r"Waits: it waits for a metric \(loss\)"):
+    with pytest.raises(UsageError, match=r"Waits: it waits for a metric .*loss"):
         go(tmp_path, 1, lr_scheduler=Waits)
 
 
 # Snapshots.
 
 
-@pytest.mark.parametrize(
-    ("first", "then"), [(RecordedLogp, MovingAverage), (FrozenCopy, RecordedLogp), (MovingAverage, FrozenCopy)]
-)
-def test_a_run_may_go_on_with_another_old_policy(
-    first: type[PolicySnapshot], then: type[PolicySnapshot], tmp_path: Path
-) -> None:
-    go(tmp_path, 1, old_policy=first(), loop={"mu": 2})
-    held = [name for name in checkpoint_of(tmp_path)["state_dict"] if name.startswith("old_policy.")]
-    assert bool(held) == (first is MovingAverage)
-    module = go(tmp_path, 2, "last", old_policy=then(), loop={"mu": 2})
-    assert len(scalars(tmp_path)["policy/kl_old"]) == 2
-    if then is FrozenCopy:  # refreshed at the start of the step, it is the policy from before it
-        saved = module.old_policy.state_dict()
-        assert saved and any(not torch.equal(value, module.state_dict()[name]) for name, value in saved.items())
+class Draws(Digits):
+    """Draws from NumPy's global generator, as a user's reward may."""
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        result = super().score(samples)
+        result.value = [value + numpy.random.rand() for value in result.value]
+        return result
 
 
-def test_an_old_policy_resumes_bit_for_bit(tmp_path: Path) -> None:
-    for snapshot in (FrozenCopy, MovingAverage):
-        folders = [tmp_path / f"{snapshot.__name__}-{name}" for name in ("whole", "cut")]
-        for folder, starts in zip(folders, ([2], [1, 2]), strict=True):
-            for steps in starts:
-                go(folder, steps, "last" if steps > starts[0] else None, old_policy=snapshot(), loop={"mu": 2})
-        assert same(*folders) and scalars(folders[0]) == scalars(folders[1])
+@pytest.mark.parametrize("snapshot", [FrozenCopy, MovingAverage])
+def test_an_old_policy_and_numpys_generator_resume_bit_for_bit(snapshot: Any, tmp_path: Path) -> None:
+    for seed, name, steps, resume in ((1, "whole", 2, None), (2, "cut", 1, None), (3, "cut", 2, "last")):
+        numpy.random.seed(seed)
+        go(tmp_path / name, steps, resume, old_policy=snapshot(), loop={"mu": 2}, rewards=[Draws()])
+    assert same(tmp_path / "whole", tmp_path / "cut")
+    assert scalars(tmp_path / "whole") == scalars(tmp_path / "cut")
 
 
 def test_beta_and_the_kind_of_reference_may_change(tmp_path: Path) -> None:
@@ -200,48 +168,7 @@ def test_beta_and_the_kind_of_reference_may_change(tmp_path: Path) -> None:
     assert not any(name.startswith("reference.") for name in checkpoint_of(tmp_path)["state_dict"])
 
 
-def test_a_second_fit_or_a_validation_leaves_the_reference(tmp_path: Path) -> None:
-    trainer: dict[str, Any] = {
-        "accelerator": "cpu",
-        "max_epochs": 2,
-        "log_every_n_steps": 1,
-        "num_sanity_val_steps": 0,
-        "limit_val_batches": 1,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-        "logger": False,
-        "default_root_dir": tmp_path,
-    }
-    module = GRPOModule(
-        policy_of(scale=0.05), [Digits()], objective=Objective(beta=0.1), optimizer=adam(), val_samples=1
-    )
-    module.sampling.max_new_tokens = 4
-    data = PromptDataModule(Echo(), val_limit=2)
-    start = {name: value.clone() for name, value in module.policy.state_dict().items()}
-    for verb in ("fit", "validate", "fit"):
-        getattr(L.Trainer(**trainer, callbacks=[GRPOLoop(4, 4)]), verb)(module, datamodule=data)
-        assert module.reference is not None
-        reference = module.reference.policy.state_dict()
-        assert all(torch.equal(reference[name], start[name]) for name in start)
-    assert any(not torch.equal(value, start[name]) for name, value in module.policy.state_dict().items())
-
-
 # Where checkpoints are, and which stay.
-
-
-@pytest.mark.parametrize("kind", ["none", "two"])
-def test_checkpoints_are_in_the_runs_folder_whatever_the_logger(kind: str, tmp_path: Path) -> None:
-    def trainer() -> dict[str, Any]:
-        two = [CSVLogger(tmp_path), TensorBoardLogger(tmp_path, name="", version="")]
-        return {"logger": two if kind == "two" else False}
-
-    go(tmp_path, 1, trainer=trainer())
-    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*.ckpt")] == [Path("checkpoints/last.ckpt")]
-    with pytest.raises(UsageError, match="already holds a run"):
-        go(tmp_path, 1, trainer=trainer())
-    go(tmp_path, 2, "last", trainer=trainer())
-    assert checkpoint_of(tmp_path)["epoch"] == 1
 
 
 def kept(folder: Path) -> list[str]:
@@ -285,25 +212,6 @@ def test_another_monitor_or_mode_does_not_compare_with_the_old_scores(tmp_path: 
     assert kept(tmp_path) == ["last.ckpt", "step-2.ckpt", "step-3.ckpt", "step-4.ckpt"]
 
 
-class Draws(Digits):
-    """Draws from NumPy's global generator, as a user's reward may."""
-
-    def score(self, samples: Sequence[Sample]) -> RewardResult:
-        result = super().score(samples)
-        result.value = [value + numpy.random.rand() for value in result.value]
-        return result
-
-
-def test_numpys_generator_is_the_same_after_a_resume(tmp_path: Path) -> None:
-    numpy.random.seed(1)
-    go(tmp_path / "whole", 3, rewards=[Draws()])
-    numpy.random.seed(2)
-    go(tmp_path / "cut", 2, rewards=[Draws()])
-    numpy.random.seed(3)
-    go(tmp_path / "cut", 3, "last", rewards=[Draws()])
-    assert same(tmp_path / "cut", tmp_path / "whole")
-
-
 def test_a_run_may_go_on_with_other_sizes(tmp_path: Path) -> None:
     """Steps of 1, 4 and 2 updates; the prompts go on where they were."""
     keep: dict[str, Any] = {"mu": 1, "num_minibatches": 1, "group_size": 4}
@@ -312,20 +220,7 @@ def test_a_run_may_go_on_with_other_sizes(tmp_path: Path) -> None:
     seen = scalars(tmp_path)
     assert sorted(seen["optim/lr"]) == sorted(seen["reward/mean"]) == [0, 1, 2]
     assert seen["optim/updates"] == {1: 4, 2: 2}
-    saved = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
-    assert saved["callbacks"]["GRPOLoop"]["source"] == {"drawn": 12}
-
-
-def test_early_stopping_takes_the_patience_it_is_given(tmp_path: Path) -> None:
-    """The reward never rises: with a patience of 9 the run goes on, with 3 it ends at the third step without a rise."""
-
-    def stopping(patience: int) -> EarlyStopping:
-        return EarlyStopping("reward/mean", mode="max", patience=patience, check_on_train_epoch_end=True)
-
-    constant = [Scripted([1.0] * 12)]
-    go(tmp_path, 2, rewards=constant, callbacks=[stopping(9)])
-    go(tmp_path, 12, "last", rewards=constant, callbacks=[stopping(3)])
-    assert checkpoint_of(tmp_path)["epoch"] == 3
+    assert checkpoint_of(tmp_path)["callbacks"]["GRPOLoop"]["source"] == {"drawn": 12}
 
 
 def test_another_model_is_refused(run: Path) -> None:
@@ -342,46 +237,8 @@ def test_another_model_is_refused(run: Path) -> None:
 # Through the command line.
 
 
-@pytest.fixture
-def grpo(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch, command: Grpo) -> Grpo:
-    shutil.copytree(policy_folder, tmp_path / "policy")
-    (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "{n}", "answer": "{n}"}}\n' for n in range(8)))
-    monkeypatch.chdir(tmp_path)
-    return command
-
-
 TWO = "--trainer.max_epochs=2"
 LAST = "--ckpt_path=last"
-
-
-def test_a_changed_option_is_taken_said_and_both_configurations_are_kept(
-    grpo: Grpo, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = tmp_path / "run"
-    assert grpo("fit", "--model.optimizer.lr=0.001")[0] == 0
-    first = (run / "config.yaml").read_text()
-    code, _, errors = grpo("fit", LAST, TWO, "--model.optimizer.lr=0.002", "--model.objective.beta=0.1")
-    assert code == 0, errors
-    assert list(scalars(run)["optim/lr"].values()) == pytest.approx([0.001, 0.002])
-    (line,) = [line for line in caplog.messages if "continued with other options" in line]
-    for change in (
-        "trainer.max_epochs 1 -> 2",
-        "model.optimizer.init_args.lr 0.001 -> 0.002",
-        "model.objective.beta 0.0 -> 0.1",
-    ):
-        assert change in line
-    assert line.count("->") == 3
-    assert (run / "config.1.yaml").read_text() == f"# until step 1\n{first}"
-    shown = started(run)
-    assert shown["lr"] == "0.001 → 0.002 at step 2" and shown["beta"] == "0.0 → 0.1 at step 2"
-    assert shown["steps"] == 2  # the newest
-    assert "lr: 0.002" in (run / "config.yaml").read_text()
-
-    # The newest alone goes on as it is, and nothing is moved for it.
-    code, _, errors = grpo("fit", "--config=run/config.yaml", LAST, "--trainer.max_epochs=3", "--model.rewards!")
-    assert code == 0, errors
-    assert list(scalars(run)["optim/lr"].values()) == pytest.approx([0.001, 0.002, 0.002])
-    assert len(list(run.glob("config*.yaml"))) == 3
 
 
 def test_what_cannot_be_resumed_ends_with_one_message(grpo: Grpo, tmp_path: Path) -> None:
@@ -418,9 +275,7 @@ def test_what_cannot_be_resumed_ends_with_one_message(grpo: Grpo, tmp_path: Path
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
-def test_last_of_a_folder_without_a_run_is_said_and_one_elsewhere_is_named(
-    grpo: Grpo, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_last_of_a_folder_without_a_run_is_said(grpo: Grpo, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     code, _, errors = grpo("fit", LAST)
     assert code == 0
     assert "does not exist yet, so this run starts with step 1" in caplog.text
@@ -429,21 +284,3 @@ def test_last_of_a_folder_without_a_run_is_said_and_one_elsewhere_is_named(
     code, _, errors = grpo("fit", LAST, TWO, "--trainer.enable_checkpointing=false")
     assert code == 0, errors
     assert sorted(scalars(tmp_path / "run")["optim/lr"]) == [0, 1]
-    # As versions did that left checkpoints to the logger.
-    old = tmp_path / "old" / "lightning_logs" / "version_0" / "checkpoints"
-    shutil.copytree(tmp_path / "run" / "checkpoints", old)
-    code, _, errors = grpo("fit", LAST, TWO, "--trainer.default_root_dir=old")
-    assert code == 2 and "old/lightning_logs/version_0/checkpoints/last.ckpt" in errors
-
-
-def test_a_plateau_schedule_and_cut_passes_are_refused_before_anything_is_written(grpo: Grpo, tmp_path: Path) -> None:
-    for options, words in (
-        (["--model.lr_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau"], ["ReduceLROnPlateau: it", "LinearLR"]),
-        (["--trainer.limit_train_batches=1"], ["trainer.limit_train_batches=1", "loop.mu"]),
-        (["--trainer.overfit_batches=1"], ["trainer.overfit_batches=1", "data.task"]),
-        (["--trainer.reload_dataloaders_every_n_epochs=1"], ["reload_dataloaders_every_n_epochs=1"]),
-    ):
-        code, _, errors = grpo("fit", *options)
-        assert code == 2 and "Traceback" not in errors
-        assert all(word in errors for word in words), errors
-        assert not (tmp_path / "run").exists()

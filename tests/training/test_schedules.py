@@ -1,7 +1,6 @@
 """Warmup and cosine over a run: rates by hand, through stop rules and resumes."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,8 @@ import lightning as L
 import pytest
 import torch
 from helpers.command import Grpo
-from helpers.fitting import fit, of_updates, scalars
+from helpers.fitting import AfterOne, fit, of_updates, scalars
 
-from grpo_lightning.maths.stopping import StopRule
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.schedules import WarmupCosine
 from grpo_lightning.types import UsageError
@@ -40,13 +38,6 @@ def test_the_rates_by_hand() -> None:
     for options in ({"warmup": 1.5}, {"final": -0.1}):
         with pytest.raises(UsageError, match="0 to 1"):
             rates_of(2, **options)
-
-
-class AfterOne(StopRule):
-    """Ends the passes after one update."""
-
-    def __call__(self, updates: Sequence[Any], num_minibatches: int) -> bool:
-        return True
 
 
 class Stops(L.Callback):

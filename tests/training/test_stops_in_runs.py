@@ -2,34 +2,27 @@
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.all_tokenizers import STABLE
-from helpers.fitting import Digits, KeepsSamples, fit, scalars
+from helpers.drawing import ENGINES
+from helpers.fitting import Digits
 from helpers.tiny import model_of, policy_of, prompts_of
 
 from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.plugins.process.reward import ProcessReward
-from grpo_lightning.plugins.process.scorers import ArithmeticSegments
+from grpo_lightning.grpo.explore import Exploration, Explorer
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.sandbox.pool import Outcome
-from grpo_lightning.training.explorer import Exploration, Explorer
-from grpo_lightning.types import FinishReason
-
-ENGINES = {"native": NativeEngine, "plain": PlainEngine}
+from grpo_lightning.types import FinishReason, RandomKey
 
 
 def explore(engine: Any, policy: Policy, stop: Sequence[str] = (), count: int = 4) -> Exploration:
     explorer = Explorer(engine, Scorer([Digits()]))
     sampling = Sampling(max_new_tokens=30, stop=list(stop))
-    return explorer.explore(policy, prompts_of([3, 5, 1]), count, sampling, seed=1, step=0)
+    return explorer.explore(policy, prompts_of([3, 5, 1]), count, sampling, RandomKey(1, 0))
 
 
 def cut(text: str, stop: Sequence[str]) -> str:
@@ -68,45 +61,8 @@ def test_a_stop_token_that_is_text_is_left_out_and_not_searched() -> None:
     policy = policy_of(eos_token_id=[10, 3, 5])
     spell = policy.tokenizer
     assert spell.decode([10]) == "4"
-    whole = explore(NativeEngine(), policy, count=16)
+    whole = explore(PlainEngine(), policy, count=16)
     assert any(sample.token_ids[-1] == 10 and len(sample.token_ids) > 1 for sample in whole.samples)
-    found = explore(NativeEngine(), policy, ["4"], count=16)
+    found = explore(PlainEngine(), policy, ["4"], count=16)
     assert [sample.token_ids for sample in found.samples] == [sample.token_ids for sample in whole.samples]
     assert [sample.text for sample in found.samples] == [sample.text for sample in whole.samples]
-
-
-def test_segments_of_a_completion_that_a_string_ended(tmp_path: Path) -> None:
-    policy = policy_of()
-    policy.save_pretrained(tmp_path)
-    engine = ScriptedEngine(lambda request, text: "ab7cd")
-    (sample,) = explore(engine, policy, ["7c"], count=1).samples[:1]
-    assert (sample.text, len(sample.token_ids)) == ("ab7c", 4)
-    found = ProcessReward(ArithmeticSegments(), str(tmp_path), splitter=Halves())([sample])
-    assert found.status == ["ok"]
-    assert [segment.end for segment in found.segments[0]] == [1, 3]
-
-
-class Halves:
-    """Cuts after two characters."""
-
-    def __call__(self, texts: Sequence[str]) -> Any:
-        return [Outcome("ok", [2, len(text)]) for text in texts]
-
-    def close(self) -> None: ...
-
-
-def test_a_fit_learns_from_what_the_strings_leave(tmp_path: Path) -> None:
-    stop = ["1", "ab", "c", "Z", "7", "e", "K"]
-    rewards = {name: KeepsSamples() for name in ("whole", "stopped")}
-    for name, strings in (("whole", []), ("stopped", stop)):
-        fit(tmp_path / name, sampling=Sampling(max_new_tokens=12, stop=strings), rewards=[rewards[name]])
-    first, step = rewards["whole"].samples[:16], rewards["stopped"].samples[:16]
-    assert [sample.text for sample in step] == [cut(sample.text, stop) for sample in first]
-    assert sum(bool(sample.stop_string) for sample in step) > 5
-    found = scalars(tmp_path / "stopped")
-    assert max(found["policy/logp_gap"].values()) < 1e-5
-    lengths = [len(sample.token_ids) for sample in step]
-    assert found["rollout/length_mean"][0] == pytest.approx(sum(lengths) / len(lengths))
-    truncated = sum(sample.truncated for sample in step) / len(lengths)
-    assert found["rollout/truncated"][0] == pytest.approx(truncated)
-    assert truncated < scalars(tmp_path / "whole")["rollout/truncated"][0]

@@ -1,6 +1,5 @@
 """Validation that draws otherwise than training: other filters, other lengths."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ from helpers.fitting import Digits, fit, scalars
 from helpers.tiny import policy_of
 
 from grpo_lightning.engines.base import Drawn
+from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
-from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning.training.evaluation import Validation
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import UsageError
 
@@ -24,14 +24,11 @@ def test_what_is_not_given_is_as_in_training() -> None:
     longer = ValidationSampling(max_new_tokens=99, temperature=0.3, top_k=4, min_p=0.1).over(TRAINING)
     assert longer == Sampling(99, temperature=0.3, top_k=4, top_p=0.8, min_p=0.1, stop=["ab"])
     assert ValidationSampling(stop=[], top_p=1.0).over(TRAINING) == replace(TRAINING, stop=[], top_p=1.0)
-
-
-def test_a_value_out_of_range_is_named_by_its_key() -> None:
-    with pytest.raises(UsageError, match=r"^val_sampling.min_p=2: "):
+    with pytest.raises(UsageError, match=r"^validation.sampling.min_p=2: "):
         ValidationSampling(min_p=2).over(TRAINING)
 
 
-class Watched(NativeEngine):
+class Watched(PlainEngine):
     """Notes the sampling of each call."""
 
     def __init__(self) -> None:
@@ -50,7 +47,7 @@ class Watched(NativeEngine):
 def test_training_and_validation_draw_each_as_it_is_told(tmp_path: Path) -> None:
     engine, training = Watched(), Sampling(max_new_tokens=6)
     val = ValidationSampling(max_new_tokens=20, temperature=0.5, top_k=7)
-    fit(tmp_path, engine=engine, sampling=training, val_sampling=val,
+    fit(tmp_path, engine=engine, sampling=training, validation=Validation(samples=2, sampling=val),
         trainer={"max_epochs": 1, "limit_val_batches": 1})  # fmt: skip
     drawn = Sampling(max_new_tokens=20, temperature=0.5, top_k=7)
     greedy = replace(drawn, temperature=0.0)
@@ -63,26 +60,18 @@ def test_training_and_validation_draw_each_as_it_is_told(tmp_path: Path) -> None
 
 
 def test_greedy_completions_alone_may_be_asked_for() -> None:
-    module = GRPOModule(policy_of(), [Digits()], val_sampling=ValidationSampling(temperature=0.0), val_samples=1)
+    greedy = Validation(samples=1, sampling=ValidationSampling(temperature=0.0))
+    module = GRPOModule(policy_of(), [Digits()], validation=greedy)
     assert module.val_sampling.greedy and not module.sampling.greedy
     with pytest.raises(UsageError, match="training needs completions that differ"):
         GRPOModule(policy_of(), [Digits()], sampling=Sampling(temperature=0.0))
 
 
-@pytest.mark.parametrize("subcommand", ["validate", "test", "predict"])
-def test_by_the_command_line(grpo: Grpo, tmp_path: Path, subcommand: str) -> None:
-    options = ["--model.val_sampling.max_new_tokens=9", "--model.val_sampling.temperature=0", "--loop.group_size!",
-               "--loop.prompts_per_step!", "--data.task.predict=rows.jsonl"]  # fmt: skip
-    if subcommand != "predict":
-        options += ["--data.task.train!"]
-    code, out, errors = grpo(subcommand, *options, "--trainer.max_epochs!")
-    assert code == 0, errors
-    if subcommand == "predict":
-        lines = [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
-        texts = [line["completion"] for line in lines]
-        assert texts[0::2] == texts[1::2]  # two greedy ones per question
-        assert max(map(len, texts)) > 4
-    else:
+def test_by_the_command_line(grpo: Grpo) -> None:
+    options = ["--model.validation.sampling.max_new_tokens=9", "--model.validation.sampling.temperature=0"]
+    options += ["--loop.*!", "--trainer.max_epochs!"]
+    for command, name in (("validate", "val"), ("test", "test")):
+        code, out, errors = grpo(command, *options, "--data.task.train!")
+        assert code == 0, errors
         shown = {row.split("│")[1].strip(): float(row.split("│")[2]) for row in out.splitlines() if row.count("│") == 3}
-        name = {"validate": "val", "test": "test"}[subcommand]
         assert shown[f"{name}/length"] > 4

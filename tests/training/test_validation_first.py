@@ -11,9 +11,10 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.training.data import PromptDataModule
-from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.training.data import TaskData
+from grpo_lightning.training.evaluation import Validation
 from grpo_lightning.training.module import GRPOModule
 
 Run = dict[str, dict[int, float]]
@@ -86,7 +87,9 @@ def test_early_stopping_and_monitors_do_not_count_it(tmp_path: Path) -> None:
 
 
 def made(folder: Path, *callbacks: L.Callback) -> tuple[GRPOModule, L.Trainer]:
-    module = GRPOModule(policy_of(scale=0.05), [Digits()], sampling=Sampling(max_new_tokens=12), val_samples=2)
+    module = GRPOModule(
+        policy_of(scale=0.05), [Digits()], sampling=Sampling(max_new_tokens=12), validation=Validation(samples=2)
+    )
     trainer = L.Trainer(
         accelerator="cpu",
         max_epochs=1,
@@ -103,8 +106,8 @@ def made(folder: Path, *callbacks: L.Callback) -> tuple[GRPOModule, L.Trainer]:
     return module, trainer
 
 
-def data() -> PromptDataModule:
-    return PromptDataModule(Echo(), val_batch_size=5)
+def data() -> TaskData:
+    return TaskData(Echo(), val_batch_size=5)
 
 
 def test_validate_stands_where_the_run_validated_these_weights(tmp_path: Path) -> None:

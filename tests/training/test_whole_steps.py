@@ -4,16 +4,17 @@ import os
 import signal
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
 from helpers.command import Grpo
-from helpers.fitting import fit, of_updates, points
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from helpers.fitting import fit, of_updates, points, scalars
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
 
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint, refuse_other_starts
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.types import UsageError
 
 pytestmark = [
@@ -36,6 +37,24 @@ def loaded(path: str | Path) -> dict[str, Any]:
 def same(a: str | Path, b: str | Path) -> bool:
     one, two = (loaded(path)["state_dict"] for path in (a, b))
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+class ReadsWhatIsLogged(Checkpoint):
+    """Reads the curves from the disk where Lightning saves the step's checkpoint."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def on_train_epoch_end(self, trainer: L.Trainer, module: Any) -> None:
+        curves = scalars(trainer.default_root_dir)
+        self.steps.append(min(max(curves[name]) for name in ("reward/mean", "optim/lr", "rollout/length_mean")))
+
+
+def test_a_step_is_logged_before_its_checkpoint_is_saved(tmp_path: Path) -> None:
+    """A run that is killed between the two goes on from the checkpoint, and would never log the step."""
+    look = ReadsWhatIsLogged()
+    go(tmp_path, [look])
+    assert look.steps == [0, 1, 2]
 
 
 class Stops(L.Callback):
@@ -112,10 +131,11 @@ def test_checkpoints_in_the_middle_of_a_step_are_refused(tmp_path: Path) -> None
 
 def test_a_folder_that_the_nodes_do_not_share_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grpo_lightning.ranks.gather", lambda value: [value, value])
-    refuse_other_starts(True)
+    trainer: Any = SimpleNamespace(ckpt_path="last.ckpt")
+    StepCheckpoint().on_fit_start(trainer, None)  # type: ignore[arg-type]
     monkeypatch.setattr("grpo_lightning.ranks.gather", lambda value: [False, value])
     with pytest.raises(UsageError, match=r"rank 1 finds last.ckpt and rank 0 does not.*a disk that all nodes share"):
-        refuse_other_starts(True)
+        StepCheckpoint().on_fit_start(trainer, None)  # type: ignore[arg-type]
 
 
 class Suspend(L.Callback):

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from grpo_lightning.types import Message, Question
@@ -11,16 +11,13 @@ from grpo_lightning.types import Message, Question
 
 @dataclass(slots=True)
 class Turn:
-    """What an environment answers to a turn of the policy."""
+    """An environment's answer to a turn of the policy."""
 
+    # New messages, each with `role` and `content`. If there are none, or the conversation is done, it ends.
     messages: list[Message] = field(default_factory=list)
-    """New messages, each with `role` and `content`. If there are none, or the conversation is done, it ends."""
     reward: float = 0.0
-    """The reward of the turn."""
-    done: bool = False
-    """Whether the conversation ends with this turn."""
-    num_failed_calls: int = 0
-    """Calls of tools in this turn that failed."""
+    done: bool = False  # True if the conversation ends with this turn
+    num_failed_calls: int = 0  # calls of tools in this turn that failed
 
     def __post_init__(self) -> None:
         """Raises TypeError or ValueError where messages or reward have another form."""
@@ -64,3 +61,27 @@ class Environment(ABC):
 
     def close(self) -> None:
         """Releases what the instance holds. Its process ends afterwards."""
+
+
+class Remote:
+    """An environment as its process serves it, JSON in and JSON out; what it returns in another form is refused."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+
+    def reset(self, question: dict[str, Any]) -> list[Message]:
+        """The first messages."""
+        return Turn(self.environment.reset(Question(**question))).messages
+
+    def step(self, message: Message) -> dict[str, Any]:
+        """The fields of a `Turn`."""
+        turn = self.environment.step(message)
+        if not isinstance(turn, Turn):
+            raise TypeError(f"step returned {turn!r}: return a Turn(messages, reward, done)")
+        return asdict(turn)
+
+    def end(self) -> float | None:
+        """The outcome. The environment is closed."""
+        outcome = self.environment.outcome()
+        self.environment.close()
+        return None if outcome is None else Turn(reward=outcome).reward

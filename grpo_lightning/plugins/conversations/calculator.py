@@ -5,8 +5,6 @@ import re
 from typing import Any
 
 MAX_CHARACTERS = 100
-"""The longest expression that is read."""
-
 EXPRESSION = re.compile(r"[0-9]+(?: *[-+*] *[0-9]+)*")
 
 
@@ -32,11 +30,7 @@ class Calculator:
 
 
 def value_of(expression: str) -> int:
-    """The value of numbers with `+`, `-` and `*` between them. The text is untrusted: it is read, never executed.
-
-    Raises:
-        ValueError: It is something else, or longer than 100 characters.
-    """
+    """The value of numbers with `+`, `-` and `*` between them. The text is untrusted: it is read, never executed."""
     if len(expression) > MAX_CHARACTERS:
         raise ValueError(f"more than {MAX_CHARACTERS} characters")
     if not EXPRESSION.fullmatch(expression.strip(" ")):

@@ -14,8 +14,7 @@ PLAIN = (
 """Stands in for a missing chat template: the first message as it is, later ones between line breaks, and the end token
 after each of the policy's turns. So a single question is the same prompt as with `data.chat=false`."""
 
-MARK = "\U000f0000"
-"""A private character. It stands around special tokens that others than the template and the policy wrote."""
+MARK = "\U000f0000"  # a private character around special tokens that others than template and policy wrote
 
 
 class Dialogue:
@@ -56,7 +55,7 @@ class Dialogue:
         uses = {"system": ("system", "user"), "tool": ("user", "assistant", "tool")}
         self._refused = frozenset(role for role, roles in uses.items() if not self._takes(*roles))
         self.shows_tools = bool(tools) and shown != Dialogue(tokenizer, (), variables)._rendered(question)
-        """Whether the template shows the tools. If not, the system message should: `ToolFormat.describe`."""
+        """True if the template shows the tools. If not, the system message should: `ToolFormat.describe`."""
 
     def start(self, messages: Sequence[Message]) -> list[int]:
         """The ids of a conversation up to the policy's next turn, its header included."""
@@ -87,7 +86,7 @@ class Dialogue:
         return given if joined else None
 
     def turn(self, drawn_ids: Sequence[int]) -> Message:
-        """What the policy drew as a message: its text, calls of tools included, without the stop token."""
+        """The message that the policy drew: its text, calls of tools included, without the stop token."""
         written = drawn_ids[:-1] if drawn_ids and drawn_ids[-1] in self._special_ids else drawn_ids
         return Message(role="assistant", content=self._decode(written))
 
@@ -113,7 +112,7 @@ class Dialogue:
             ) from error
 
     def _takes(self, *roles: str) -> bool:
-        """Whether the template renders messages of these roles, all of them."""
+        """True if the template renders messages of all these roles."""
         messages = [Message(role=role, content=f"{role}{index}") for index, role in enumerate(roles)]
         try:
             text = self._rendered(messages)

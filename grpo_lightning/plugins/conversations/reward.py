@@ -13,21 +13,10 @@ class EnvironmentReward(Reward):
     The environment decides what is right; a tool, or a game, needs no other reward. What it gives for a turn is also a
     segment that ends with the turn, so `ProcessSupervision` credits each turn with what comes after it. The outcome
     belongs to the last turn.
-
-    Args:
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
-        name: Its name in the metrics.
     """
 
-    def __init__(self, weight: float = 1.0, name: str | None = None) -> None:
-        super().__init__(weight, name)
-
     def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """Status `ok`; the sum of all that the environment gave.
-
-        Raises:
-            UsageError: There is no environment.
-        """
+        """Status `ok`; the sum of all that the environment gave."""
         result = RewardResult([], [], segments=[])
         assert result.segments is not None
         for sample in samples:

@@ -8,14 +8,10 @@ from typing import Any, NamedTuple
 
 from grpo_lightning.types import UsageError, at_least
 
-MAX_CHARACTERS, MAX_BRACKETS = 10_000, 200
-"""The largest call that is read. The brackets bound how deep it is nested."""
-
+MAX_CHARACTERS, MAX_BRACKETS = 10_000, 200  # of a call that is read; the brackets bound how deep it is nested
+# Python's types, and what JSON schemas call them.
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
-"""Python's types, and what JSON schemas call them."""
-
-Tools = Sequence[Mapping[str, Any]]
-"""JSON schemas, as `transformers.utils.get_json_schema` makes them."""
+Tools = Sequence[Mapping[str, Any]]  # JSON schemas, as `transformers.utils.get_json_schema` makes them
 
 
 class ToolCall(NamedTuple):
@@ -32,14 +28,13 @@ class BadCall(NamedTuple):
 
 
 class ToolFormat(ABC):
-    """How a policy writes calls of tools.
+    """A form in which policies write calls of tools.
 
     Args:
         max_calls: Calls in one turn. What comes after them is one bad call.
     """
 
-    stop = ""
-    """The stop string that ends a turn with its call. Empty: the policy ends its turn itself."""
+    stop = ""  # the stop string that ends a turn with its call; empty: the policy ends its turn itself
 
     def __init__(self, max_calls: int = 4) -> None:
         at_least("max_calls", max_calls, 1, type(self).__name__)
@@ -96,7 +91,7 @@ class HermesJson(ToolFormat):
         return "\n".join([f"To call a tool, write {form}. The tools:", *lines])
 
     def bodies(self, text: str) -> Iterable[str | None]:
-        """What stands between the tags, after the thoughts."""
+        """The texts between the tags, after the thoughts."""
         return _between(self.opening, self.closing, text.rpartition("</think>")[2])
 
     def read(self, body: str, functions: Mapping[str, Any]) -> ToolCall:
@@ -135,7 +130,7 @@ class PlainTag(ToolFormat):
         return "\n".join(lines)
 
     def bodies(self, text: str) -> Iterable[str | None]:
-        """What stands between the tags."""
+        """The texts between the tags."""
         return _between("<tool>", "</tool>", text)
 
     def read(self, body: str, functions: Mapping[str, Any]) -> ToolCall:
@@ -149,7 +144,7 @@ class PlainTag(ToolFormat):
 
 
 def _between(opening: str, closing: str, text: str) -> Iterable[str | None]:
-    """What stands between two tags, each time; None where the second is missing. Linear in the text."""
+    """The texts between two tags; None where the second is missing. Linear in the text."""
     parts = (part.partition(closing) for part in text.split(opening)[1:])
     return (body if closed else None for body, closed, _ in parts)
 
@@ -179,9 +174,8 @@ def _checked(name: Any, arguments: Any, functions: Mapping[str, Any]) -> ToolCal
     if not isinstance(arguments, dict):
         raise ValueError(f"the arguments of {name} are not an object")
     schemas = functions[name]["parameters"]["properties"]
-    for key in functions[name]["parameters"].get("required", []):
-        if key not in arguments:
-            raise ValueError(f"{name} lacks the argument {key}")
+    if missing := [key for key in functions[name]["parameters"].get("required", []) if key not in arguments]:
+        raise ValueError(f"{name} lacks the argument {missing[0]}")
     for key, value in arguments.items():
         if key not in schemas:
             raise ValueError(f"{name} has no argument {repr(key)[:60]}")
@@ -192,7 +186,7 @@ def _checked(name: Any, arguments: Any, functions: Mapping[str, Any]) -> ToolCal
 
 
 def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether a value fits the schema of a type hint. What a tuple or a dict holds is not looked at."""
+    """True if a value fits the schema of a type hint. The items of a tuple or a dict are not looked at."""
     kind = TYPES.get(type(value), "null")
     kinds = schema.get("type", kind)
     kinds = [kinds] if isinstance(kinds, str) else kinds

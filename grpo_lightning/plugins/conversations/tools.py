@@ -76,18 +76,14 @@ class ToolEnvironment(Environment):
         return turn
 
     def outcome(self) -> float | None:
-        """That of `get_reward`, if there is one."""
+        """The reward that `get_reward` returns, if there is one."""
         reward = getattr(self._instance, "get_reward", None)
         return None if reward is None else float(awaited(reward()))
 
 
 @cache
 def found_at(path: str, key: str = "") -> Any:
-    """What is at `my_tools.Calculator` or `path/to/my_tools.py:Calculator`; None if the module has no such name.
-
-    Raises:
-        UsageError: The module of the path, which `key` sets, cannot be imported.
-    """
+    """The object at `my_tools.Calculator` or `path/to/my_tools.py:Calculator`; None if the module has no such name."""
     try:
         module, name = module_of(path)
         return getattr(module, name, None)
@@ -99,11 +95,7 @@ def found_at(path: str, key: str = "") -> Any:
 
 
 def class_at(path: str) -> type:
-    """The class at an import path, as `found_at`.
-
-    Raises:
-        UsageError: There is none, or it is an Environment.
-    """
+    """The class at an import path, as `found_at`."""
     found = found_at(path, "data.environment=")
     if not isinstance(found, type):
         module, _, name = path.replace(":", ".").rpartition(".")

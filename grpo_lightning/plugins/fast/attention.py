@@ -30,13 +30,7 @@ def masked(
 ) -> Tensor:
     """[B, H, L, D], [B, K, S, D], [B, K, S, E] -> [B, H, L, E]: one product per key head.
 
-    Args:
-        query: The H / K query heads of each key head become (H / K) * L queries of it.
-        key: The keys.
-        value: The values.
-        mask: [B or 1, 1, (H / K) * L or 1, S], as `fold_mask` makes it; None: every query sees every key.
-        scaling: Factor of the scores; None is 1 / sqrt(D).
-        dropout: Probability of dropping a score.
+    `mask` is as `fold_mask` makes it, [B or 1, 1, (H / K) * L or 1, S]; None: every query sees every key.
     """
     rows, heads, length, size = query.shape
     folded = query.reshape(rows, key.shape[1], heads // key.shape[1] * length, size)

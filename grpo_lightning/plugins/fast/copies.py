@@ -48,18 +48,14 @@ def buckets_of(
     prompt_lengths: Sequence[int], group: Sequence[int], lengths: Sequence[int]
 ) -> list[tuple[Bucket, list[int]]]:
     """The buckets and the rows in each: first those of the prompts, whose rows are prompts, then of the completions."""
-    prompts: dict[int, list[int]] = defaultdict(list)
+    rows: dict[tuple[int, int], list[int]] = defaultdict(list)
     for prompt, length in enumerate(prompt_lengths):
-        prompts[length_class(length)].append(prompt)
-    completions: dict[tuple[int, int], list[int]] = defaultdict(list)
+        rows[0, length_class(length)].append(prompt)
     for row, length in enumerate(lengths):
-        completions[prompt_lengths[group[row]], length_class(length)].append(row)
+        rows[prompt_lengths[group[row]], length_class(length)].append(row)
     return [
-        *((Bucket(len(rows), 0, max(prompt_lengths[row] for row in rows)), rows) for rows in prompts.values()),
-        *(
-            (Bucket(len(rows), prefix, max(lengths[row] for row in rows)), rows)
-            for (prefix, _), rows in completions.items()
-        ),
+        (Bucket(len(own), prefix, max((lengths if prefix else prompt_lengths)[row] for row in own)), own)
+        for (prefix, _), own in rows.items()
     ]
 
 
@@ -76,7 +72,7 @@ class Copies:
     """[T] index in `queries` of each token of the flat sequence."""
     masks: dict[tuple[int, int, int, torch.dtype], Tensor] = field(default_factory=dict)
     """The masks made so far, by offset, length, query heads per key head and dtype; all layers use the same ones.
-    `Policy.free_masks` empties it."""
+    `SharedPrefix.free` empties it."""
 
     @classmethod
     def from_lengths(

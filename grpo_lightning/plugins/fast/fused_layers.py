@@ -1,70 +1,69 @@
-"""Layers of a model in exchange for ones that compute the same in fewer passes and keep less.
+"""Norms and gated MLPs of a model in exchange for ones that compute the same in fewer passes and keep less.
 
-A layer is exchanged if its code is Llama's, as that of most models is. Its class becomes one of both. So its
-parameters, their names, and what it is an instance of stay as they are.
+A layer is exchanged where a trial finds that its class computes what the fused one does. Its class becomes one of both.
+So its parameters, their names, and what it is an instance of stay as they are.
 """
 
-import types
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from torch import nn
-from transformers.activations import SiLUActivation
-from transformers.models.llama import modeling_llama as llama
+import torch
+from torch import Tensor, nn
 
-from grpo_lightning.plugins.fast import rotary
 from grpo_lightning.plugins.fast.gated_mlp import FusedGatedMLP
 from grpo_lightning.plugins.fast.rms_norm import FusedRMSNorm
 
-ROTATION = "apply_rotary_pos_emb"
+WIDTH = 6
 
 
 def fuse(model: nn.Module) -> None:
-    """Exchanges the norms, the gated MLPs and the rotary embeddings of `model` that are written as Llama's are."""
+    """Exchanges the layers of `model` that have a fused equal."""
     for layer in model.modules():
         own: Any = type(layer)
-        activation: Any = type(getattr(layer, "act_fn", None))
-        kind = fused(own, activation)
-        if kind is not own:
-            layer.__class__ = kind
+        if hasattr(layer, "variance_epsilon"):
+            layer.__class__ = fused(own, FusedRMSNorm)
+        elif hasattr(layer, "gate_proj") and isinstance(layer.__dict__["_modules"].get("act_fn"), nn.Module):
+            activation: Any = type(layer.act_fn)
+            layer.__class__ = fused(own, FusedGatedMLP, activation)
 
 
 @cache
-def fused(kind: Any, activation: Any) -> Any:
-    """The class in exchange for `kind`, or `kind` itself."""
-    if same_code(kind.forward, llama.LlamaRMSNorm.forward):
-        return _joined(FusedRMSNorm, kind)
-    if same_code(kind.forward, llama.LlamaMLP.forward) and activation in (SiLUActivation, nn.SiLU):
-        return _joined(FusedGatedMLP, kind)
-    if _rotates_as_llama(kind.forward):
-        return _joined(_with_own_rotation(kind.forward), kind)
-    return kind
+def fused(kind: Any, by: Any, activation: Any = None) -> Any:
+    """The class in exchange for `kind`, or `kind` itself where the trial finds a difference."""
+    joined = type(f"Fused{kind.__name__}", (by, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__})
+    same = False
+    try:
+        with torch.random.fork_rng([]), torch.device("cpu"), torch.enable_grad():
+            torch.manual_seed(0)
+            parts = norm_parts() if by is FusedRMSNorm else mlp_parts(activation)
+            hidden = torch.randn(3, WIDTH, dtype=torch.float32)
+            same = all(
+                torch.allclose(own, other, rtol=1e-4, atol=1e-5)
+                for own, other in zip(*(passed(each, parts, hidden) for each in (kind, joined)), strict=True)
+            )
+    except Exception:  # a class that needs more than these parts is another
+        same = False
+    return joined if same else kind
 
 
-def same_code(function: Any, other: Any) -> bool:
-    """Whether two functions are written the same, up to the names of their variables and their notes on types."""
-    codes = [each.__code__ for each in (function, other) if isinstance(each, types.FunctionType)]
-    return len(codes) == 2 and len({(code.co_code, code.co_consts, code.co_names) for code in codes}) == 1
+def norm_parts() -> dict[str, Any]:
+    """The attributes of a small norm."""
+    return {"weight": nn.Parameter(torch.randn(WIDTH, dtype=torch.float32)), "variance_epsilon": 0.1}
 
 
-def _rotates_as_llama(forward: Any) -> bool:
-    names = getattr(forward, "__globals__", {})
-    return (
-        isinstance(forward, types.FunctionType)
-        and ROTATION in forward.__code__.co_names
-        and same_code(names.get(ROTATION), llama.apply_rotary_pos_emb)
-        and same_code(names.get("rotate_half"), llama.rotate_half)
-    )
+def mlp_parts(activation: Any) -> dict[str, Any]:
+    """The attributes of a small gated MLP."""
+    into, out = [nn.Linear(WIDTH, 9, dtype=torch.float32) for _ in range(2)], nn.Linear(9, WIDTH, dtype=torch.float32)
+    return {"gate_proj": into[0], "up_proj": into[1], "down_proj": out, "act_fn": activation()}
 
 
-def _with_own_rotation(forward: Callable[..., Any]) -> type:
-    """A class whose `forward` is a copy of this one that finds our rotation under the name of the library's."""
-    names = forward.__globals__ | {ROTATION: rotary.apply_rotary_pos_emb}
-    copy = types.FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
-    copy.__kwdefaults__, copy.__doc__ = forward.__kwdefaults__, forward.__doc__
-    return type("Rotating", (nn.Module,), {"forward": copy})
-
-
-def _joined(first: type, kind: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Fused{kind.__name__}", (first, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__})
+def passed(kind: Any, parts: dict[str, Any], hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """The output of a layer of this class with these attributes, and the gradient of its input."""
+    layer = kind.__new__(kind)
+    nn.Module.__init__(layer)
+    for name, part in parts.items():
+        setattr(layer, name, part)
+    hidden = hidden.clone().requires_grad_()
+    output = layer(hidden)
+    (gradient,) = torch.autograd.grad(output.square().sum(), hidden)
+    return output.detach(), gradient

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from grpo_lightning.plugins.fast.products import OneDNNLinear, Products, products_of
+from grpo_lightning.plugins.fast.products import Products, is_plain, products_of
 
 
 def activated(gate: Tensor, up: Tensor) -> Tensor:
@@ -63,7 +62,7 @@ class _GatedMLP(torch.autograd.Function):
         by, needs = ctx.by, ctx.needs_input_grad
         with torch.autocast(hidden.device.type, enabled=False):
             silu = F.silu(gate)
-            for_down = by.for_weight(gradient, silu * up) if needs[6] else None
+            for_down = by.for_weights([gradient], silu * up)[0] if needs[6] else None
             for_down_bias = gradient.sum(0) if needs[7] else None
             of_gate, of_up = activation_gradients(by.for_hidden(gradient, down_weight), silu, gate, up)
             for_hidden = None
@@ -95,13 +94,3 @@ class FusedGatedMLP(nn.Module):
             x, parameters = x.to(dtype), [None if value is None else value.to(dtype) for value in parameters]
         with torch.autocast(device, enabled=False):
             return _GatedMLP.apply(by, x.flatten(0, -2), *parameters).unflatten(0, x.shape[:-1])
-
-
-def is_plain(layer: nn.Module) -> bool:
-    """Whether a call of `layer` is no more than the product with its weight, which is here as a whole."""
-    return (
-        type(layer) in (nn.Linear, OneDNNLinear)
-        and "forward" not in layer.__dict__
-        and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
-        and not isinstance(layer.weight, DTensor)
-    )

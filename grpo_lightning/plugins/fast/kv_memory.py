@@ -25,9 +25,7 @@ READ_TOKENS = 2**14
 def cache_bytes_per_token(config: PreTrainedConfig, dtype: torch.dtype) -> int:
     """Bytes in the key-value cache per token and row, over all layers.
 
-    Args:
-        config: The model's; its text part counts.
-        dtype: The cache's: the autocast dtype where there is one, else that of the weights.
+    `dtype` is the autocast dtype where there is one, else that of the weights.
     """
     config = config.get_text_config(decoder=True)
     layers = getattr(config, "per_layer_config", None) or [config] * config.num_hidden_layers
@@ -48,42 +46,13 @@ def _numbers_per_token(layer: Any) -> int:
 
 
 def row_bytes(config: PreTrainedConfig, dtype: torch.dtype, tokens: int) -> int:
-    """Bytes per decoded row, for its cache and its logits.
-
-    Args:
-        config: The model's.
-        dtype: The cache's.
-        tokens: Prompt and completion together.
-    """
+    """Bytes per decoded row, for its cache and its logits."""
     vocabulary = config.get_text_config(decoder=True).vocab_size
     return cache_bytes_per_token(config, dtype) * tokens + LOGITS_COPIES * vocabulary * torch.float32.itemsize
 
 
-def rows_at_once(
-    config: PreTrainedConfig, dtype: torch.dtype, tokens: int, group_size: int, memory: int, max_rows: int
-) -> int:
-    """Rows decoded at once: whole groups where one fits, else part of a group, 0 where not even one row fits.
-
-    Args:
-        config: The model's.
-        dtype: The cache's.
-        tokens: Prompt width and `max_new_tokens` together.
-        group_size: G, completions per prompt; 1 keeps no groups together.
-        memory: Bytes that the rows may take.
-        max_rows: Upper bound.
-    """
-    rows = min(max_rows, memory // row_bytes(config, dtype, tokens))
-    return rows // group_size * group_size if rows >= group_size else rows
-
-
 def read_at_once(config: PreTrainedConfig, dtype: torch.dtype, memory: int) -> int:
-    """Tokens of prompts to read at once: their activations take at most about a quarter of the cache.
-
-    Args:
-        config: The model's.
-        dtype: The type of its products.
-        memory: Bytes that the cache may take.
-    """
+    """Tokens of prompts to read at once: their activations take at most about a quarter of the cache."""
     config = config.get_text_config(decoder=True)
     inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     # Gate, up and their product, beside the states; Gemma 3n has a size per layer.

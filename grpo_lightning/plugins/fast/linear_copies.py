@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from grpo_lightning.plugins.fast.products import OneDNNLinear
-from grpo_lightning.policy.policy import Policy, trunk_of
+from grpo_lightning.policy.architecture import trunk_of
+from grpo_lightning.policy.policy import Policy
 
 ROWS = 16
 """Rows that a layout is made for. Others work too: oneDNN chooses the same layout from 2 rows to thousands."""
@@ -27,20 +28,12 @@ class LinearCopies:
 
     On a CPU the copies are packed for oneDNN. Its products of few rows take a third of the time of MKL's on AMD's
     processors, and differ by rounding. Elsewhere only another type makes a copy.
-
-    Args:
-        policy: With whole weights.
-        dtype: Type of the copies and of the products.
     """
 
     def __init__(self, policy: Policy, dtype: torch.dtype) -> None:
         self.dtype = dtype
         forwards = {layer: _forward(layer, dtype) for layer in linear_layers(policy.model)}
         self._forwards = {layer: forward for layer, forward in forwards.items() if forward}
-
-    def __len__(self) -> int:
-        """Layers that have a copy."""
-        return len(self._forwards)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -60,25 +53,18 @@ def linear_layers(model: PreTrainedModel) -> list[Any]:
     return [layer for layer in layers if type(layer) in (nn.Linear, OneDNNLinear, Conv1D)]
 
 
-def _weight(layer: Any) -> Tensor:
-    """[outputs, inputs]; Conv1D is a linear layer whose weight is transposed."""
-    weight: Tensor = layer.weight.detach()
-    return weight.t() if isinstance(layer, Conv1D) else weight
-
-
 @torch.no_grad()
 def _forward(layer: Any, dtype: torch.dtype) -> Forward | None:
-    """What computes as the layer does, from a copy of its weight; None if a copy would be no better."""
-    weight = _weight(layer)
+    """Computes as the layer does, from a copy of its weight; None if a copy would be no better."""
+    weight = layer.weight.detach()
+    weight = weight.t() if isinstance(layer, Conv1D) else weight
     packs = weight.device.type == "cpu" and dtype in _packed_types()
     if not packs and weight.dtype == dtype:
         return None
     weight = weight.to(dtype)
-    bias = None if layer.bias is None else layer.bias.detach().to(dtype)
     if packs:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
-        return partial(_packed, dtype, packed, bias)
-    return partial(_plain, dtype, weight, bias)
+        weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
+    return partial(_product, dtype, weight, None if layer.bias is None else layer.bias.detach().to(dtype))
 
 
 def _packed_types() -> set[torch.dtype]:
@@ -89,15 +75,12 @@ def _packed_types() -> set[torch.dtype]:
     return {torch.float32, torch.bfloat16} if fast else {torch.float32}
 
 
-def _packed(dtype: torch.dtype, weight: Tensor, bias: Tensor | None, hidden: Tensor) -> Tensor:
-    output = torch.ops.mkldnn._linear_pointwise(hidden.to(dtype), weight, bias, "none", [], "")
-    return _as_outside(output, hidden)
-
-
-def _plain(dtype: torch.dtype, weight: Tensor, bias: Tensor | None, hidden: Tensor) -> Tensor:
-    return _as_outside(nn.functional.linear(hidden.to(dtype), weight, bias), hidden)
-
-
-def _as_outside(output: Tensor, hidden: Tensor) -> Tensor:
+def _product(dtype: torch.dtype, weight: Tensor, bias: Tensor | None, hidden: Tensor) -> Tensor:
     """The output in the type that the rest of the model computes in."""
+    cast = hidden.to(dtype)
+    output: Tensor
+    if weight.is_mkldnn:
+        output = torch.ops.mkldnn._linear_pointwise(cast, weight, bias, "none", [], "")
+    else:
+        output = nn.functional.linear(cast, weight, bias)
     return output if torch.is_autocast_enabled(hidden.device.type) else output.to(hidden.dtype)

@@ -127,7 +127,7 @@ def dense(states: Tensor) -> Tensor:
 
 
 def takes(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
-    """Whether `merged_attention` is for these states."""
+    """True where `merged_attention` is for these states."""
     return (
         query.device.type == "cpu"
         and dropout == 0
@@ -142,11 +142,6 @@ def merged_attention(
 ) -> Tensor:
     """[T, H, D], [T, K, D], [T, K, D] -> [T, H, D].
 
-    Args:
-        query: The queries.
-        key: The keys.
-        value: The values.
-        calls: What each query sees. Its first part is causal, and no key is in two of its parts.
-        scaling: Factor of the scores; None is 1 / sqrt(D).
+    The first call of each query is causal, and no key is in two of its calls.
     """
     return _Merged.apply(dense(query), dense(key), dense(value), calls, scaling)

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -25,21 +25,19 @@ from grpo_lightning.plugins.fast.kv_memory import (
     free_bytes,
     read_at_once,
     row_bytes,
-    rows_at_once,
 )
 from grpo_lightning.plugins.fast.linear_copies import LinearCopies, linear_layers
-from grpo_lightning.plugins.fast.slab import attention, mask, sharing_attention
+from grpo_lightning.plugins.fast.slab import attention, mask
+from grpo_lightning.plugins.fast.threads import divided, in_threads
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.pretrained import first_line
-from grpo_lightning.policy.threads import divided, in_threads
 from grpo_lightning.types import Completion, RandomKey, Request, UsageError
 
+INSTEAD = "model.engine=PlainEngine"
+
 ATTENTION = "grpo_slab"
-SHARING_ATTENTION = "grpo_slab_sharing"
 AttentionInterface.register(ATTENTION, attention)
-AttentionInterface.register(SHARING_ATTENTION, sharing_attention)
 AttentionMaskInterface.register(ATTENTION, mask)
-AttentionMaskInterface.register(SHARING_ATTENTION, mask)
 
 
 class NativeEngine(RolloutEngine):
@@ -61,9 +59,6 @@ class NativeEngine(RolloutEngine):
         dtype: Type of the copies of the linear layers. `bfloat16` has half the bytes of float32. It draws from another
             distribution than the policy, and its log-probs are of that one: see `model.objective.correction`. None
             computes in the policy's type.
-        share_prompts: Read a prompt's keys and values once per group at each position, on a CPU where that is faster
-            and the model has no sliding windows. False copies them to each row. On a CPU it also chooses between
-            kernels of attention; log-probs differ by rounding, 1e-6 in float32.
         threads: On a CPU, decode in so many threads, each with a part of the completions and of the cores. It is faster
             for small models, whose products are too small to be divided among cores. 1 decodes all together. Log-probs
             differ by rounding.
@@ -78,7 +73,6 @@ class NativeEngine(RolloutEngine):
         max_cache_gib: float | None = None,
         packed: bool = False,
         dtype: Literal["bfloat16"] | None = None,
-        share_prompts: bool = True,
         threads: int = 1,
     ) -> None:
         if max_rows < 1 or check_every < 1 or threads < 1:
@@ -92,18 +86,16 @@ class NativeEngine(RolloutEngine):
         self.packed = packed
         self.dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
         self._copies: LinearCopies | None = None
-        self.attention = SHARING_ATTENTION if share_prompts else ATTENTION
-        self._shares: bool | None = None if share_prompts else False
-        """False where prompts' keys and values are not shared; None decides by what is faster."""
         self._keeps: bool | None = None
         """Whether the model can go on from kept rows; None as long as nobody has asked."""
         self._kept: KeptRows | None = None
-        """The rows of conversations, inside `conversations`."""
 
     def sync(self, policy: Policy) -> None:
         """As `RolloutEngine.sync`; copies the linear layers, if it decodes with copies."""
         if policy is not self.policy:
             self._keeps = None
+        if self._kept:
+            self._kept = KeptRows()
         self._copies = None  # Not two at a time.
         self._copies = self._copied(policy)
         super().sync(policy)
@@ -129,21 +121,12 @@ class NativeEngine(RolloutEngine):
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
         """Raises UsageError for a policy that it would decode wrongly or not at all, or that does not fit."""
-
-        def decode(requests: Sequence[Request], sampling: Sampling, shares: bool = False) -> list[Completion]:
-            with _slab_attention(policy, self.attention), copies.in_use() if copies else nullcontext():
-                batch = Batch(policy, requests, groups_of(requests), sampling, RandomKey(0, 0), None, shares)
-                return _whole(batch)
-
-        copies = None
         with policy.gathered():
-            fault = trial.fault(policy, decode)
-            if not fault and self.attention == SHARING_ATTENTION:
-                self._shares = False if trial.fault(policy, partial(decode, shares=True)) else None
+            fault = trial.fault(policy, partial(_decoded, policy))
             if not fault and (copies := self._copied(policy)):
-                fault = trial.fault(policy, decode, dtype=copies.dtype)
+                fault = trial.fault(policy, partial(_decoded, policy, copies=copies), dtype=copies.dtype)
         if fault:
-            raise _cannot_decode(policy, fault)
+            raise trial.refusal("NativeEngine", policy, fault, INSTEAD)
         # The shortest prompt there can be; what others need is known when they come.
         self._rows_that_fit(policy, 1 + sampling.max_new_tokens)
 
@@ -156,7 +139,7 @@ class NativeEngine(RolloutEngine):
         """
         assert self.policy is not None, "call sync(policy) first"
         if self._keeps is None:
-            self._keeps = not trial.fault(self.policy, partial(_in_two_turns, self.policy, self.attention))
+            self._keeps = not trial.fault(self.policy, partial(_in_two_turns, self.policy))
         self._kept = KeptRows() if self._keeps else None
         try:
             yield
@@ -166,41 +149,33 @@ class NativeEngine(RolloutEngine):
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
         """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
-        stops = StopStrings(self.policy, sampling.stop)
-        if not self.has(self.policy) and self._copies:
-            self.sync(self.policy)
-        # What does not fit is refused here.
-        batches = [*self._batches(self.policy, requests, sampling.max_new_tokens)]
-        return self._draw(self.policy, requests, batches, sampling, key, stops)
+        policy, stops = self.policy, StopStrings(self.policy, sampling.stop)
+        if self._copies and not self.has(policy):
+            self.sync(policy)
+        batches = [*self._batches(policy, requests, sampling.max_new_tokens)]
+        if self._kept:
+            self._kept.begin(self._room_to_keep(policy, requests, sampling.max_new_tokens))
+        read_tokens = read_at_once(policy.config, trial.compute_dtype(policy), self._memory(policy))
+        threads, parts = self._num_threads(policy), list[list[Batch]]()
+        for groups in batches:
+            dealt = divided(groups, threads)
+            most = max(1, read_tokens // len(dealt))
+            parts.append([Batch(policy, requests, own, sampling, key, stops, self._kept, most) for own in dealt])
+        return self._draw(policy, parts)
 
     @torch.no_grad()
-    def _draw(
-        self,
-        policy: Policy,
-        requests: Sequence[Request],
-        batches: Sequence[Sequence[Sequence[int]]],
-        sampling: Sampling,
-        key: RandomKey,
-        stops: StopStrings,
-    ) -> Drawn:
-        """As `generate`, of `batches` of groups of indices."""
-        if self._kept:
-            self._kept.begin(policy)
-            self._kept.shrink(self._room_to_keep(policy, requests, sampling.max_new_tokens))
-        read_tokens = read_at_once(policy.config, trial.compute_dtype(policy), self._memory(policy))
-        for groups in batches:
-            parts = divided(groups, self._num_threads(policy))
-            read = max(1, read_tokens // len(parts))
-            going = [
-                Batch(policy, requests, part, sampling, key, stops, self._shares, self._kept, read) for part in parts
-            ]
-            with ThreadPoolExecutor(len(parts)) as pool:
+    def _draw(self, policy: Policy, batches: Sequence[list[Batch]]) -> Drawn:
+        """Decodes one batch after the other, the parts of each in threads."""
+        for going in batches:
+            with ThreadPoolExecutor(len(going)) as pool:
                 while going:
-                    with _decoding(policy, self.attention), self._copies.in_use() if self._copies else nullcontext():
-                        ended = in_threads([partial(batch.decode, self.check_every) for batch in going], pool)
-                    for some in ended:
-                        yield from some
-                    going = [batch for batch in going if not batch.has_ended]
+                    try:
+                        with slab_attention(policy), self._copies.in_use() if self._copies else nullcontext():
+                            ended = in_threads([partial(part.decode, self.check_every) for part in going], pool)
+                    except NotImplementedError as error:
+                        raise trial.refusal("NativeEngine", policy, first_line(error), INSTEAD) from error
+                    yield from chain.from_iterable(ended)
+                    going = [part for part in going if part.going]
         if self._kept:
             self._kept.end()
 
@@ -212,7 +187,7 @@ class NativeEngine(RolloutEngine):
     def _batches(
         self, policy: Policy, requests: Sequence[Request], max_new_tokens: int
     ) -> Iterator[list[Sequence[int]]]:
-        """What is decoded together: groups of indices of requests with one prompt, the longest prompts first.
+        """Decoded together: groups of indices of requests with one prompt, the longest prompts first.
 
         A group is cut only where it does not fit as a whole.
         """
@@ -236,7 +211,7 @@ class NativeEngine(RolloutEngine):
         """Rows of `tokens` tokens each to decode at once, at least 1."""
         config, dtype = policy.config, trial.compute_dtype(policy)
         memory = self._memory(policy)
-        rows = rows_at_once(config, dtype, tokens, 1, memory, self.max_rows)
+        rows = min(self.max_rows, memory // row_bytes(config, dtype, tokens))
         if rows < 1:
             given = self.max_cache_gib is not None
             key = f"model.engine.max_cache_gib={self.max_cache_gib}" if given else f"memory of {policy.device}"
@@ -253,7 +228,8 @@ class NativeEngine(RolloutEngine):
         """Bytes that keys and values may take, those that are held already included."""
         if self.max_cache_gib is not None:
             return int(self.max_cache_gib * GIB)
-        held = self._kept.num_tokens * _token_bytes(policy) if self._kept else 0
+        token_bytes = cache_bytes_per_token(policy.config, trial.compute_dtype(policy))
+        held = self._kept.num_tokens * token_bytes if self._kept else 0
         # Down to a power of 2: free memory differs between runs, and the rows at once decide about rounding.
         return int(2 ** (max(1, free_bytes(policy.device) + held).bit_length() - 1))
 
@@ -261,62 +237,47 @@ class NativeEngine(RolloutEngine):
         """Tokens whose keys and values may be kept beside those that are decoded."""
         tokens = max(len(request.token_ids) for request in requests) + max_new_tokens
         rows = min(len(requests), self._rows_that_fit(policy, tokens))
-        decoded = rows * row_bytes(policy.config, trial.compute_dtype(policy), tokens)
-        return (self._memory(policy) - decoded) // _token_bytes(policy)
+        config, dtype = policy.config, trial.compute_dtype(policy)
+        decoded = rows * row_bytes(config, dtype, tokens)
+        return (self._memory(policy) - decoded) // cache_bytes_per_token(config, dtype)
 
 
-def _token_bytes(policy: Policy) -> int:
-    """Bytes of the keys and values of one token."""
-    return cache_bytes_per_token(policy.config, trial.compute_dtype(policy))
+def _decoded(
+    policy: Policy,
+    requests: Sequence[Request],
+    sampling: Sampling,
+    copies: LinearCopies | None = None,
+    kept: KeptRows | None = None,
+) -> list[Completion]:
+    """Completions that no token ends."""
+    endless = StopStrings(policy, [])
+    endless.ids = frozenset()
+    with slab_attention(policy), copies.in_use() if copies else nullcontext():
+        batch = Batch(policy, requests, groups_of(requests), sampling, RandomKey(0, 0), endless, kept)
+        ended = dict(batch.decode(sampling.max_new_tokens))
+    return [ended[index] for index in range(len(requests))]
 
 
-def _in_two_turns(policy: Policy, attention: str, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+def _in_two_turns(policy: Policy, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
     """Completions of a first turn with part of each prompt, and of a second that goes on from its rows."""
     if any(layer.is_sliding for layer in plain_layers(policy)):
         raise NotImplementedError("a window forgets")
     kept = KeptRows()
-    first = [replace(request, token_ids=request.token_ids[:3]) for request in requests]
-    with _slab_attention(policy, attention):
-        for turn in (first, requests):
-            kept.begin(policy)
-            kept.shrink(2**31)
-            batch = Batch(policy, turn, groups_of(turn), sampling, RandomKey(0, 0), None, kept=kept)
-            completions = _whole(batch)
-            kept.end()
+    for turn in ([replace(request, token_ids=request.token_ids[:3]) for request in requests], requests):
+        kept.begin(2**31)
+        completions = _decoded(policy, turn, sampling, kept=kept)
+        kept.end()
     return completions
 
 
-def _whole(batch: Batch) -> list[Completion]:
-    """The completions of a batch, in the order of its requests."""
-    ended = []
-    while not batch.has_ended:
-        ended += batch.decode(batch.sampling.max_new_tokens)
-    return [completion for _, completion in sorted(ended, key=itemgetter(0))]
-
-
-def _cannot_decode(policy: Policy, reason: str) -> UsageError:
-    """The error for a policy that this engine does not decode."""
-    return trial.refusal("NativeEngine", policy, reason, "model.engine=PlainEngine")
-
-
 @contextmanager
-def _decoding(policy: Policy, attention: str = ATTENTION) -> Iterator[None]:
-    """As `_slab_attention`; a model that it cannot be used with gives a UsageError with the fix."""
-    try:
-        with _slab_attention(policy, attention):
-            yield
-    except NotImplementedError as error:
-        raise _cannot_decode(policy, first_line(error)) from error
-
-
-@contextmanager
-def _slab_attention(policy: Policy, name: str) -> Iterator[None]:
-    """Puts the model into eval mode with the slab's attention `name`, and restores it afterwards."""
+def slab_attention(policy: Policy) -> Iterator[None]:
+    """Puts the model into eval mode with the slab's attention, and restores it afterwards."""
     model = policy.model
     implementation = model.config._attn_implementation
     try:
-        model.set_attn_implementation(name)
-        if policy.text_config._attn_implementation != name:
+        model.set_attn_implementation(ATTENTION)
+        if policy.text_config._attn_implementation != ATTENTION:
             raise NotImplementedError("its attention cannot be exchanged")
         with policy.evaluating():
             yield

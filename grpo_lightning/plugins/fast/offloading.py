@@ -27,25 +27,22 @@ class InMainMemory(saved_tensors_hooks):
         return tensor.device, self.take(tensor)
 
     def _unpack(self, packed: Any) -> Tensor:
-        return packed if isinstance(packed, Tensor) else self.give_back(*packed)
+        if isinstance(packed, Tensor):
+            return packed
+        device, copy = packed
+        return copy.to(device, non_blocking=device.type == "cuda")
 
     def is_elsewhere(self, tensor: Tensor) -> bool:
-        """Whether the tensor is on a device with memory of its own."""
+        """True if the tensor is on a device with memory of its own."""
         return tensor.device.type != "cpu"
 
-    def take(self, tensor: Tensor) -> Any:
+    def take(self, tensor: Tensor) -> Tensor:
         """A copy in main memory."""
-        pinned = tensor.device.type == "cuda"
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, layout=tensor.layout, pin_memory=pinned)
-        return copy.copy_(tensor)
-
-    def give_back(self, device: torch.device, copy: Any) -> Tensor:
-        """The tensor on its device again."""
-        return copy.to(device, non_blocking=device.type == "cuda")
+        return torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type == "cuda").copy_(tensor)
 
 
 def is_weight(tensor: Tensor) -> bool:
-    """Whether it is a weight, or the copy of one in another type."""
+    """True if it is a weight, or the copy of one in another type."""
     if isinstance(tensor, nn.Parameter):
         return True
     if tensor.grad_fn is None:

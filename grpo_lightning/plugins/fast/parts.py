@@ -26,11 +26,9 @@ class Part:
     first_query: int
     """Index of the first row's first query in the flat sequence."""
     first_key: int
-    """Index of its first key."""
     query_step: int
     """Tokens from the first query of a row to that of the next."""
     key_step: int
-    """Tokens from the first key of a row to that of the next."""
     causal: bool = False
     """Whether queries are keys and see no later ones; otherwise they see all keys of their row."""
 
@@ -48,7 +46,6 @@ class Call:
     index: int
     """Of the query head among those of its key head, or of the row."""
     whole_rows: bool
-    """Whether it is a row and all heads."""
 
     @property
     def batch(self) -> int:
@@ -76,12 +73,7 @@ class Call:
         if self.whole_rows:
             first, step = first + self.index * step, 0
         return states.as_strided(
-            (
-                self.batch if shared else 1 if self.whole_rows else self.batch,
-                states.shape[1],
-                self.part.keys,
-                states.shape[2],
-            ),
+            (1 if self.whole_rows and not shared else self.batch, states.shape[1], self.part.keys, states.shape[2]),
             (step, head, token, 1),
             states.storage_offset() + first,
         )
@@ -104,9 +96,7 @@ def triangles(first: int, length: int, rows: int, step: int) -> Iterator[Part]:
 def parts_of(prompt_lengths: Sequence[int], rows: Sequence[Sequence[int]]) -> list[Part]:
     """All parts, for every token one on the diagonal before any other.
 
-    Args:
-        prompt_lengths: [Q] in the order of the flat sequence.
-        rows: [Q] lengths of the completions of each prompt, in that order.
+    Both arguments are in the order of the flat sequence: [Q] lengths of prompts, and of the completions of each.
     """
     parts: list[Part] = []
     first = 0

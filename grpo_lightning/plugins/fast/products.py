@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from grpo_lightning.types import UsageError
@@ -35,13 +36,6 @@ class TorchProducts:
     def for_weights(gradients: Sequence[Tensor | None], hidden: Tensor) -> list[Tensor | None]:
         """[N, M] each, [N, K] -> [M, K] each: the gradients of weights that multiply the same states."""
         return [None if gradient is None else gradient.t() @ hidden for gradient in gradients]
-
-    @classmethod
-    def for_weight(cls, gradient: Tensor, hidden: Tensor) -> Tensor:
-        """[N, M], [N, K] -> [M, K] the gradient of the weight."""
-        (found,) = cls.for_weights([gradient], hidden)
-        assert found is not None
-        return found
 
 
 class OneDNNProducts(TorchProducts):
@@ -79,23 +73,8 @@ Products = type[TorchProducts]
 
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     """[N, K], [M, K], [M] -> [N, M] float32: left times right transposed; both may be views of any strides."""
-    if torch.compiler.is_compiling():
-        return _opaque_product(left, right, bias)
-    return _product(left, right, bias)
-
-
-def _product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     output: Tensor = torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
     return output
-
-
-# torch's compiler takes oneDNN's operator apart, and expects weights that never change.
-_opaque_product = torch.library.custom_op("grpo_lightning::product", _product, mutates_args=())
-
-
-@_opaque_product.register_fake
-def _(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-    return left.new_empty(left.shape[0], right.shape[0])
 
 
 class _Linear(torch.autograd.Function):
@@ -112,7 +91,7 @@ class _Linear(torch.autograd.Function):
         rows = gradient.flatten(0, -2)
         return (
             OneDNNProducts.for_hidden(rows, weight).view_as(hidden) if for_hidden else None,
-            OneDNNProducts.for_weight(rows, hidden.flatten(0, -2)) if for_weight else None,
+            OneDNNProducts.for_weights([rows], hidden.flatten(0, -2))[0] if for_weight else None,
             rows.sum(0) if for_bias else None,
         )
 
@@ -128,7 +107,7 @@ class OneDNNLinear(nn.Linear):
 
 
 def takes(hidden: Tensor, weight: Tensor) -> bool:
-    """Whether `product` is for these states and this weight."""
+    """True where `product` is for these states and this weight."""
     return (
         hidden.dtype == weight.dtype == torch.float32
         and hidden.device.type == weight.device.type == "cpu"
@@ -138,25 +117,33 @@ def takes(hidden: Tensor, weight: Tensor) -> bool:
     )
 
 
+def is_plain(layer: nn.Module) -> bool:
+    """True where a call of `layer` is no more than the product with its weight, which is here as a whole."""
+    return (
+        type(layer) in (nn.Linear, OneDNNLinear)
+        and "forward" not in layer.__dict__
+        and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+        and not isinstance(layer.weight, DTensor)
+    )
+
+
 def products_of(layer: nn.Linear, hidden: Tensor) -> Products:
-    """What `layer` multiplies these states by."""
+    """The products by which `layer` multiplies these states."""
     return OneDNNProducts if type(layer) is OneDNNLinear and takes(hidden, layer.weight) else TorchProducts
 
 
 def by_onednn(products: str) -> bool:
-    """Whether oneDNN is to multiply: asked for, or with `auto` on a processor of AMD.
-
-    Raises:
-        UsageError: It is asked for, and torch was built without it.
-    """
+    """True where oneDNN is to multiply: asked for, or with `auto` on a processor of AMD."""
     available = torch.backends.mkldnn.is_available()
     if products == "onednn" and not available:
-        raise UsageError("model.policy.products=onednn: this torch was built without oneDNN; use products=torch")
+        raise UsageError(
+            "model.policy.compute.products=onednn: this torch was built without oneDNN; use products=torch"
+        )
     return products == "onednn" or (products == "auto" and available and "AuthenticAMD" in processor())
 
 
 def processor() -> str:
-    """What names the maker of this machine's processor; empty if nothing does."""
+    """The text that names the maker of this machine's processor; empty if nothing does."""
     with suppress(OSError):
         return Path("/proc/cpuinfo").read_text(errors="replace")
     return platform.processor()

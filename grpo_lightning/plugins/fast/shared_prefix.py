@@ -44,7 +44,6 @@ class SharedPrefix:
     predicts: Tensor
     """[N] index of the token after which each drawn token was drawn."""
     copies: Copies
-    """Attention by copies."""
     parts: list[Part]
     """Attention in parts; empty where it is by copies in any case."""
     calls: dict[Heads, list[Call]] = field(default_factory=dict)
@@ -54,9 +53,7 @@ class SharedPrefix:
     def from_rollouts(cls, rollouts: Rollouts, in_parts: bool = True) -> "SharedPrefix":
         """Lays out the prompts and completions of `rollouts`. The work is done on the host.
 
-        Args:
-            rollouts: What is laid out.
-            in_parts: Whether attention may be in parts. Otherwise it is by copies, and the order stays as it is.
+        Unless `in_parts`, attention is by copies, and the order stays as it is.
         """
         sizes, device = rollouts.sizes, rollouts.token_ids.device
         group, lengths, prompt_lengths = sizes.group, sizes.completion_lengths, sizes.prompt_lengths
@@ -79,7 +76,7 @@ class SharedPrefix:
             ]
         )
         own = ragged.take(rows, lengths)
-        own = own if rollouts.context_ids is None else sizes.order[own]
+        own = own if rollouts.context is None else sizes.order[own]
         tokens = torch.cat([ragged.take(prompts, prompt_lengths), num_prompt_tokens + own])
         in_order = torch.equal(tokens, torch.arange(len(tokens)))
         return cls(
@@ -95,10 +92,9 @@ class SharedPrefix:
             else [],
         )
 
-    @property
-    def masks(self) -> dict[tuple[int, int, int, torch.dtype], Tensor]:
-        """The masks made so far."""
-        return self.copies.masks
+    def free(self) -> None:
+        """Frees the attention masks, which a backward pass may have made again."""
+        self.copies.masks.clear()
 
     def inputs(self, rollouts: Rollouts) -> dict[str, Any]:
         """The arguments of the transformer."""

@@ -1,26 +1,87 @@
 """The groups of a step that may be recorded: measured before its updates, and again after them."""
 
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
 from grpo_lightning import ranks
-from grpo_lightning.plugins.inspect.choosing import Choice, rows_of, summarise
-from grpo_lightning.plugins.inspect.groups import TRAIN, completion_record, group_record
-from grpo_lightning.plugins.inspect.learned import Learned, learned_from
+from grpo_lightning.grpo.step import Pack, Step
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.ragged import take
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.plugins.inspect.choosing import Choice, summarise
+from grpo_lightning.plugins.inspect.groups import Row, completion_record, group_record, measured
+from grpo_lightning.plugins.inspect.landscape import curves
 from grpo_lightning.plugins.inspect.measuring import Measure
-from grpo_lightning.plugins.inspect.record import GroupRecord
-from grpo_lightning.plugins.inspect.tokens import Recorder, Row
-from grpo_lightning.policy.policy import TokenLogp
+from grpo_lightning.plugins.inspect.record import GroupRecord, TokenRecord
+from grpo_lightning.policy.compute import TokenLogp
 from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.training.step import Step
+
+
+@dataclass(slots=True)
+class Learned:
+    """One completion in the forward of the last update that saw it."""
+
+    update: int
+    rollouts: Rollouts
+    """The completion, with what the update read."""
+    numbers: dict[str, Any]
+    """Fields of a `TokenRecord`: [n] over its drawn tokens, or None."""
+
+    def is_of(self, row: Row) -> bool:
+        """True where it is of this completion, among the pieces of one conversation."""
+        return next(Row.all_of(self.rollouts)).ids == row.ids
+
+
+def learned_from(
+    step: Step, rows: Collection[int], objective: Objective, num_minibatches: int
+) -> dict[int, list[Learned]]:
+    """What the step's updates saw of the completions `rows`, by their index in the exploration, piece by piece.
+
+    An update that was refused by a stop rule, or skipped as not finite, counts: its objective is logged. Completions
+    that no update saw are missing: they have no advantage, or a stop rule came before them.
+    """
+    found: dict[int, list[Learned]] = {row: [] for row in rows}
+    last = len(step.passes.updates) - 1
+    for minibatch, pack in ((i, pack) for i, packs in enumerate(step.packs) for pack in packs if pack.scored):
+        update = last - (last - minibatch) % num_minibatches
+        for index, row in enumerate(pack.rollouts.row.tolist()):
+            if row in found:
+                found[row].append(Learned(update, *_seen(pack, index, objective)))
+    return found
+
+
+def _seen(pack: Pack, index: int, objective: Objective) -> tuple[Rollouts, dict[str, Any]]:
+    """The completion at an index of a pack, and what its update saw of it."""
+    row = torch.tensor([index], device=pack.rollouts.lengths.device)
+    tokens, one = take(row, pack.rollouts.lengths), pack.rollouts.select(row).to("cpu")
+    assert pack.scored is not None
+    logp, entropy = pack.scored.logp[tokens].cpu(), pack.scored.entropy[tokens].cpu()
+    with torch.enable_grad():
+        leaf = logp.clone().requires_grad_()
+        terms = objective.terms(leaf, entropy, one)
+        old_logp = logp if one.old_logp is None else one.old_logp
+        weight = objective.corrected_weight(old_logp, one)
+        (push,) = torch.autograd.grad((weight * terms.total).sum(), leaf)
+    clip = terms.surrogate.clipped_high.to(torch.int8) - terms.surrogate.clipped_low.to(torch.int8)
+    return one, {
+        "old_logp": one.old_logp,
+        "update_logp": logp,
+        "ref_logp": one.ref_logp,
+        "surrogate": terms.surrogate.value.detach(),
+        "kl": None if one.ref_logp is None else terms.kl.detach(),
+        "correction": objective.factor(old_logp, one),
+        "push": push,
+        "clip": torch.where((weight != 0) & (one.advantage != 0), clip, 0),
+        "entropy_update": entropy,
+    }
 
 
 class Candidates:
-    """The groups of this rank that may be recorded. Make it before the step's updates, on every rank.
-
-    Args:
-        step: Its packs are there.
-        module: The policy is as it was when the step began.
-        num_groups: How many groups are recorded, over all ranks.
-        measure: Measures with the policy as it is.
-    """
+    """The groups of this rank that may be recorded. Make it before the step's updates, on every rank."""
 
     def __init__(self, step: Step, module: GRPOModule, num_groups: int, measure: Measure) -> None:
         self.step = step
@@ -29,72 +90,69 @@ class Candidates:
         exploration = step.exploration
         everyone = ranks.gather(summarise(exploration))
         self.choice = Choice.from_groups([group for groups in everyone for group in groups], num_groups)
-        self.rollouts = exploration.rollouts.select(rows_of(exploration, self.choice.prompt_ids))
+        chosen = [row for row, id in enumerate(exploration.prompt_ids) if id in self.choice.prompt_ids]
+        self.prompt_ids = [exploration.prompt_ids[row] for row in chosen]
+        self.rollouts = exploration.rollouts.select(torch.tensor(chosen, dtype=torch.int64))
         self.before = measure(self.rollouts)
         is_fresh = exploration.policy_version == module.policy.version or module.old_policy.is_proximal
         is_known = is_fresh and module.old_policy.is_policy
         self.old_logp = self.before.logp if is_known else None if is_fresh else self.rollouts.sampler_logp
 
     def records(self, num_minibatches: int) -> list[GroupRecord]:
-        """The groups of all ranks that are recorded. Call it after the step's updates, on every rank.
-
-        Args:
-            num_minibatches: Updates of one pass.
-        """
+        """The groups of all ranks that are recorded. Call it after the step's updates, on every rank."""
         after = self.measure(self.rollouts)
         roles = self.choice.roles(self._movement(after))
-        prompt_ids, objective = self._prompt_ids, self.module.objective
-        chosen = {row for row, id in zip(self.rollouts.row.tolist(), prompt_ids, strict=True) if id in roles}
-        learned = learned_from(self.step, chosen, objective, num_minibatches)
-        recorder = Recorder(
-            self.module.policy.tokenizer,
-            self.before,
-            after,
-            self.old_logp,
-            objective,
-            learns_from_all=not objective.learns_from_advantage_alone or self.module.reward_kl is not None,
-        )
-        rows = [*zip(prompt_ids, Row.all_of(self.rollouts), strict=True)]
-        mine = {
-            id: self._group(roles[id], [row for own, row in rows if own == id], learned, recorder)
-            for id in {*prompt_ids} & {*roles}
-        }
+        rows: dict[int, list[Row]] = {}
+        for id, row in zip(self.prompt_ids, Row.all_of(self.rollouts), strict=True):
+            rows.setdefault(id, []).append(row)
+        chosen = {int(row.rollouts.row) for id, group in rows.items() for row in group if id in roles}
+        learned = learned_from(self.step, chosen, self.module.objective, num_minibatches)
+        mine = {id: self._group(roles[id], group, learned, after) for id, group in rows.items() if id in roles}
         everyone = {id: record for groups in ranks.gather(mine) for id, record in groups.items()}
         return [everyone[id] for id in roles]
-
-    @property
-    def _prompt_ids(self) -> list[int]:
-        """[B] the prompt id of each completion."""
-        samples = self.step.exploration.samples
-        return [samples[row].prompt.id for row in self.rollouts.row.tolist()]
 
     def _movement(self, after: TokenLogp) -> dict[int, float]:
         """Mean |Δ log p| of each group of all ranks, by prompt id."""
         moved: dict[int, list[float]] = {}
         change = (after.logp - self.before.logp).abs().double().split(self.rollouts.lengths.tolist())
-        for id, part in zip(self._prompt_ids, change, strict=True):
+        for id, part in zip(self.prompt_ids, change, strict=True):
             moved.setdefault(id, []).extend(part.tolist())
         mine = {id: sum(parts) / len(parts) for id, parts in moved.items()}
         return {id: value for groups in ranks.gather(mine) for id, value in groups.items()}
 
     def _group(
-        self,
-        roles: list[str],
-        rows: list[Row],
-        learned: dict[int, list[Learned]],
-        recorder: Recorder,
+        self, roles: list[str], rows: list[Row], learned: dict[int, list[Learned]], after: TokenLogp
     ) -> GroupRecord:
-        exploration = self.step.exploration
+        exploration, tokenizer = self.step.exploration, self.module.policy.tokenizer
         completions, updates = [], []
         for row in rows:
             index = int(row.rollouts.row)
-            seen = next((one for one in learned.get(index, []) if one.is_of(row.rollouts)), None)
+            seen = next((one for one in learned[index] if one.is_of(row)), None)
             updates += [] if seen is None else [seen.update]
-            sample, tokens = exploration.samples[index], recorder.record(row, seen)
-            completions.append(
-                completion_record(
-                    sample, exploration.scores, index, tokens, row.drawn.tolist(), piece=row.number_among(rows)
-                )
-            )
-        prompt = rows[0].prompt(exploration.samples[int(rows[0].rollouts.row)], recorder.tokenizer)
-        return group_record(TRAIN, roles, prompt, max(updates, default=None), completions, recorder.tokenizer)
+            sample, tokens = exploration.samples[index], self._tokens(row, seen, after)
+            completions.append(completion_record(sample, exploration.scores, index, row, tokens))
+        prompt = rows[0].prompt(exploration.samples[int(rows[0].rollouts.row)], tokenizer)
+        return group_record("train", roles, prompt, max(updates, default=None), completions, tokenizer)
+
+    def _tokens(self, row: Row, learned: Learned | None, after: TokenLogp) -> TokenRecord:
+        """The tokens of one completion."""
+        pick, own, objective = row.tokens, row.rollouts, self.module.objective
+        numbers: dict[str, Tensor | None] = {
+            "sampler_logp": own.sampler_logp,
+            "old_logp": None if self.old_logp is None else self.old_logp[pick],
+            "after_logp": after.logp[pick],
+            "advantage": own.advantage,
+            "weight": own.weight,
+        }
+        numbers |= measured(self.before, pick, "before") | measured(after, pick, "after")
+        learns_from_all = not objective.learns_from_advantage_alone or objective.reward_kl is not None
+        if learned is not None:
+            seen, logp, push = learned.numbers, learned.numbers["update_logp"], learned.numbers["push"]
+            numbers |= seen | curves(objective, learned.rollouts, logp, push, after.logp[pick])
+            if seen["correction"] is not None:
+                numbers["weight"] = own.weight * seen["correction"]
+        elif not learns_from_all and not bool((own.weight * own.advantage).any()):
+            # No update looked at it, since it adds nothing.
+            none = torch.zeros_like(own.weight)
+            numbers |= {"surrogate": none, "push": none, "clip": none.to(torch.int8)}
+        return row.record(self.module.policy.tokenizer, **numbers)

@@ -13,7 +13,6 @@ Point = tuple[float, float]
 WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 40
 """The margins around the plot, in the units of the view box."""
-STRIP_WIDTH, STRIP_HEIGHT = 120, 16
 MOST_DOTS = 25
 """A mean with so many points at most has them marked; under the pointer each shows its numbers."""
 OUTLYING = 10
@@ -29,17 +28,12 @@ class Series:
     """Its colour."""
     mean: list[list[Point]]
     band: list[list[tuple[float, float, float]]] = field(default_factory=list)
-    """Pieces of (x, low, high)."""
     seeds: list[list[list[Point]]] = field(default_factory=list)
-    """The lines of the seeds, thin."""
     labels: dict[float, str] = field(default_factory=dict)
-    """What is shown under the pointer, by x."""
 
     def points(self) -> Iterator[Point]:
         """The points of all lines."""
-        for line in (self.mean, *self.seeds):
-            for piece in line:
-                yield from piece
+        return (point for line in (self.mean, *self.seeds) for piece in line for point in piece)
 
 
 @dataclass(frozen=True)
@@ -69,14 +63,7 @@ class XAxis:
 
 
 def chart(series: Sequence[Series], title: str, axis: XAxis, lines: Sequence[float] = ()) -> str:
-    """The chart as an SVG element.
-
-    Args:
-        series: At least one has a point.
-        title: For those who hear the page.
-        axis: The x axis.
-        lines: Values of y to mark with a dotted line.
-    """
+    """The chart as an SVG element."""
     x = Scale(*padded([axis.low, axis.high], 0.0), LEFT, WIDTH - RIGHT)
     y = Scale(*y_range(series, lines), HEIGHT - BOTTOM, TOP)
     parts = [
@@ -89,32 +76,6 @@ def chart(series: Sequence[Series], title: str, axis: XAxis, lines: Sequence[flo
         "</svg></svg>",
     ]
     return "".join(parts)
-
-
-def strip(values: Sequence[float], middle: float, half: float, extent: float) -> str:
-    """A difference on a line from -extent to extent with 0 in the middle: a dot per seed, the mean, the interval.
-
-    Args:
-        values: Of the seeds.
-        middle: Their mean.
-        half: Half the interval; NaN: none is drawn.
-        extent: What lies beyond is cut off.
-    """
-    x = Scale(-extent, extent, 2, STRIP_WIDTH - 2)
-
-    def at(value: float) -> str:
-        return x(min(extent, max(-extent, value)))
-
-    y = STRIP_HEIGHT // 2
-    parts = [
-        f'<svg class="strip" viewBox="0 0 {STRIP_WIDTH} {STRIP_HEIGHT}" aria-hidden="true">',
-        f'<line class="zero" x1="{x(0)}" x2="{x(0)}" y1="1" y2="{STRIP_HEIGHT - 1}"/>',
-    ]
-    if math.isfinite(half):
-        parts.append(f'<line class="span" x1="{at(middle - half)}" x2="{at(middle + half)}" y1="{y}" y2="{y}"/>')
-    parts += [f'<circle class="seed" cx="{at(value)}" cy="{y}" r="2"/>' for value in values]
-    parts.append(f'<line class="middle" x1="{at(middle)}" x2="{at(middle)}" y1="{y - 5}" y2="{y + 5}"/>')
-    return "".join([*parts, "</svg>"])
 
 
 def y_range(series: Sequence[Series], lines: Sequence[float] = ()) -> tuple[float, float]:
@@ -154,65 +115,32 @@ def padded(values: Sequence[float], margin: float) -> tuple[float, float]:
 
 def ticks(low: float, high: float, most: int, whole: bool = False) -> list[float]:
     """Round numbers between the ends, `most` at most: multiples of 1, 2 or 5 times a power of ten."""
-    rough = (high - low) / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10, 20) if _count(low, high, factor * power) <= most)
-    step = max(1.0, step) if whole else step
-    first = math.ceil(low / step - 1e-9)
-    return [index * step for index in range(first, first + _count(low, high, step))]
-
-
-def tick_label(value: float, step: float) -> str:
-    """A tick's number, with the digits that tell it from the next: `0.2`, `12k`, `3e-6`."""
-    if abs(value) < 1e-9 * step:
-        return "0"
-    if step < 1e-4:
-        digits = max(0, math.floor(math.log10(abs(value))) - math.floor(math.log10(step) + 1e-9))
-        mantissa, _, exponent = f"{value:.{digits}e}".partition("e")
-        return f"{mantissa}e{int(exponent)}"
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size and step >= size / 10:
-            return f"{value / size:.{_decimals(step / size)}f}{unit}"
-    return f"{value:.{_decimals(step)}f}"
-
-
-def _count(low: float, high: float, step: float) -> int:
-    return math.floor(high / step + 1e-9) - math.ceil(low / step - 1e-9) + 1
-
-
-def _decimals(step: float) -> int:
-    return max(0, -math.floor(math.log10(step) + 1e-9))
-
-
-def _step(found: Sequence[float]) -> float:
-    """The distance of neighbouring ticks, which decides their decimals; of a lone one its size."""
-    return found[1] - found[0] if len(found) > 1 else abs(found[0]) or 1.0
+    power = 10.0 ** math.floor(math.log10((high - low) / most))
+    for factor in (1, 2, 5, 10, 20):
+        step = max(1.0, factor * power) if whole else factor * power
+        indices = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+        if len(indices) <= most:
+            break
+    return [index * step for index in indices]
 
 
 def _axes(x: Scale, y: Scale, axis: XAxis) -> Iterator[str]:
     bottom = HEIGHT - BOTTOM
-    found = ticks(y.low, y.high, 5)
-    step = _step(found)
-    for value in found:
+    for value in ticks(y.low, y.high, 5):
         yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value)}" y2="{y(value)}"/>'
-        yield f'<text class="tick" x="{LEFT - 8}" y="{y(value)}" dy="0.35em" text-anchor="end">'
-        yield f"{tick_label(value, step)}</text>"
+        yield f'<text class="tick" x="{LEFT - 8}" y="{y(value)}" dy="0.35em" text-anchor="end">{value:.6g}</text>'
     yield f'<line class="base" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>'
-    found = ticks(x.low, x.high, 6, axis.whole)
-    step = _step(found)
-    for value in found:
+    for value in ticks(x.low, x.high, 6, axis.whole):
         yield f'<line class="base" x1="{x(value)}" x2="{x(value)}" y1="{bottom}" y2="{bottom + 4}"/>'
-        yield f'<text class="tick" x="{x(value)}" y="{bottom + 16}" text-anchor="middle">'
-        yield f"{tick_label(value, step)}</text>"
+        yield f'<text class="tick" x="{x(value)}" y="{bottom + 16}" text-anchor="middle">{value:.6g}</text>'
     yield f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{html.escape(axis.label)}</text>'
 
 
 def _drawn(one: Series, x: Scale, y: Scale) -> str:
     parts = [f'<g class="a{one.number}">']
     for piece in one.band:
-        upper = [(px, high) for px, _, high in piece]
-        lower = [(px, low) for px, low, _ in piece]
-        parts.append(f'<polygon class="band" points="{_points([*upper, *reversed(lower)], x, y)}"/>')
+        edge = [*((px, high) for px, _, high in piece), *((px, low) for px, low, _ in reversed(piece))]
+        parts.append(f'<polygon class="band" points="{_points(edge, x, y)}"/>')
     parts += [_line(piece, "seed", x, y) for line in one.seeds for piece in line]
     parts += [_line(piece, "mean", x, y) for piece in one.mean]
     drawn = [point for piece in one.mean for point in piece]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.maths.advantages import has_spread
-from grpo_lightning.training.explorer import Exploration
 
 MIXED, MOVED, WORST, BEST = ROLES = ("mixed", "moved", "worst", "best")
 """The reasons for which groups are recorded, in turn."""
@@ -22,7 +22,6 @@ class GroupSummary:
     mean: float
     """Mean reward; NaN if every completion's reward failed."""
     std: float
-    """Population standard deviation of the rewards."""
     push: float
     """Sum over the tokens of |weight * Â| (1 - p), p the probability that the token was drawn with."""
 
@@ -32,23 +31,18 @@ class Choice:
     """The groups of all ranks that may be recorded, known before the step's updates."""
 
     taken: dict[int, str]
-    """The role of each group that will be recorded, by prompt id."""
     pushed: list[int]
     """The prompt ids of those pushed hardest among the others: `num_moved` of them will be recorded."""
     num_moved: int
-    firsts: dict[int, list[str]]
-    """The roles in which a group comes first, by prompt id."""
+    firsts: dict[str, int]
+    """By role, the prompt id of the group that has most of it."""
 
     @classmethod
     def from_groups(cls, groups: Sequence[GroupSummary], num_groups: int) -> "Choice":
-        """The choice among the groups of all ranks; of equal ones the lower prompt id comes first.
+        """The choice of `num_groups` among the groups of all ranks; of equal ones the lower prompt id comes first.
 
         The roles take a group in turn, none twice. Twice as many groups as there are turns for `moved` stay open:
         which of them moved most is known after the updates.
-
-        Args:
-            groups: In any order.
-            num_groups: How many are recorded.
         """
         groups = sorted(groups, key=lambda group: group.prompt_id)
         rewarded = [group for group in groups if not math.isnan(group.mean)]
@@ -64,10 +58,7 @@ class Choice:
             taken |= {left[0]: role} if left else {}
         others = sorted((group for group in groups if group.prompt_id not in taken), key=lambda group: -group.push)
         num_moved = num_groups - len(taken)
-        firsts: dict[int, list[str]] = {}
-        for role, ranking in rankings.items():
-            for group in ranking[:1]:
-                firsts.setdefault(group.prompt_id, []).append(role)
+        firsts = {role: ranking[0].prompt_id for role, ranking in rankings.items() if ranking}
         return cls(taken, [group.prompt_id for group in others[: 2 * num_moved]], num_moved, firsts)
 
     @property
@@ -76,17 +67,15 @@ class Choice:
         return [*self.taken, *self.pushed]
 
     def roles(self, movement: Mapping[int, float]) -> dict[int, list[str]]:
-        """The roles of each group that is recorded, by prompt id, in the order of `ROLES`.
-
-        Args:
-            movement: Mean |Δ log p| of each group that may be recorded, by prompt id.
-        """
+        """The roles of each group that is recorded, by prompt id, in the order of `ROLES`."""
         by_movement = sorted(self.prompt_ids, key=lambda id: (-movement[id], id))
         moved = [id for id in by_movement if id in self.pushed][: self.num_moved]
         found = {id: [role] for id, role in self.taken.items()} | {id: [MOVED] for id in moved}
-        most = {id: [MOVED] for id in by_movement[:1] if movement[id] > 0}
+        firsts = dict(self.firsts)
+        if by_movement and movement[by_movement[0]] > 0:
+            firsts[MOVED] = by_movement[0]
         for id, roles in found.items():
-            roles += [role for role in self.firsts.get(id, []) + most.get(id, []) if role not in roles]
+            roles += [role for role, first in firsts.items() if first == id and role not in roles]
         return dict(sorted(found.items(), key=lambda item: ROLES.index(item[1][0])))
 
 
@@ -112,9 +101,3 @@ def mean_and_std(rewards: Sequence[float]) -> tuple[float, float]:
         return math.nan, 0.0
     differ = has_spread(torch.tensor(rewards, dtype=torch.float64), torch.zeros(len(rewards), dtype=torch.int64), 1)
     return statistics.fmean(rewards), statistics.pstdev(rewards) if differ else 0.0
-
-
-def rows_of(exploration: Exploration, prompt_ids: Sequence[int]) -> torch.Tensor:
-    """[r] int64 indices into the rollouts: the completions of these prompts on this rank."""
-    chosen = {*prompt_ids}
-    return torch.tensor([i for i, id in enumerate(exploration.prompt_ids) if id in chosen], dtype=torch.int64)

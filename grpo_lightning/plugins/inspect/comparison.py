@@ -10,16 +10,17 @@ A value that is not finite is a gap. A run whose statistic meets one does not co
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
+import mpmath
 import numpy as np
 
-from grpo_lightning.plugins.inspect.estimates import Estimate, estimate, with_interval
 from grpo_lightning.plugins.inspect.scalars import Scalars
 
 Arms = dict[str, dict[str, Scalars]]
-"""The scalars of every run, by arm and by seed."""
 Array = np.ndarray
 
 AXES = {
@@ -31,6 +32,55 @@ AXES = {
 SUMMED = {"seconds": "time/step", "tokens": "rollout/tokens"}
 """The scalar, logged once per exploration step, whose sum so far is x."""
 
+ENOUGH = 3
+"""Seeds from which on an interval is drawn: with two it is 12.7 standard errors wide to each side."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds with its interval."""
+
+    mean: float
+    half: float
+    """Half the width of the 95 % interval; NaN where there is none: below two seeds."""
+    n: int
+
+    @property
+    def excludes_zero(self) -> bool:
+        """True where 0 lies outside the interval."""
+        return abs(self.mean) > self.half
+
+
+@cache
+def t_quantile(df: int) -> float:
+    """Student's t at 97.5 %."""
+
+    def excess(t: float) -> Any:
+        return mpmath.betainc(df / 2, 0.5, 0, df / (df + t * t), regularized=True) - 0.05
+
+    return float(mpmath.findroot(excess, (1.9, 13.0), solver="anderson"))
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean and 95 % interval, t * s / √n, of the values that are finite."""
+    finite = [value for value in values if math.isfinite(value)]
+    n = len(finite)
+    if n < 2:
+        return Estimate(finite[0] if finite else math.nan, math.nan, n)
+    return Estimate(float(np.mean(finite)), t_quantile(n - 1) * float(np.std(finite, ddof=1)) / n**0.5, n)
+
+
+def with_interval(of: Estimate, sign: str = "") -> str:
+    """Mean ± half, with two digits of the half; three significant digits where there is no half, or it is 0."""
+    if not math.isfinite(of.half):
+        return f"{of.mean:{sign}.3g}"
+    if of.half <= 1e-9 * abs(of.mean):
+        return f"{of.mean:{sign}.4g} ± 0"
+    if of.half < 1e-5:
+        return f"{of.mean:{sign}.3g} ± {of.half:.2g}"
+    decimals = min(6, max(0, 1 - math.floor(math.log10(of.half))))
+    return f"{of.mean:{sign}.{decimals}f} ± {of.half:.{decimals}f}"
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -38,17 +88,11 @@ class Metric:
 
     name: str
     statistic: str = "last"
-    """`last`, `mean`, `>=` or `<=`."""
     threshold: float = math.nan
-    """Of `>=` and `<=`."""
 
     @classmethod
     def parse(cls, text: str) -> "Metric":
-        """`name`, `name:last`, `name:mean`, `name>=number` or `name<=number`.
-
-        Raises:
-            ValueError: It is none of these.
-        """
+        """`name`, `name:last`, `name:mean`, `name>=number` or `name<=number`."""
         form = re.fullmatch(r"(?P<name>[^:<>=\s]+)\s*(:(?P<of>last|mean)|(?P<sign>>=|<=)\s*(?P<number>\S+))?", text)
         if form is None:
             raise ValueError(f"metric {text!r}: give a scalar's name, or name:mean, name>=number, name<=number")
@@ -61,7 +105,7 @@ class Metric:
 
     @property
     def is_threshold(self) -> bool:
-        """Whether the statistic is where a threshold is reached."""
+        """True where the statistic is where a threshold is reached."""
         return self.statistic in (">=", "<=")
 
     def label(self, axis: str, end: float) -> str:
@@ -90,7 +134,6 @@ class Cell:
     values: dict[str, float]
     """The statistic by seed: NaN where a run does not count, infinite where the threshold was never reached."""
     estimate: Estimate
-    """Over the seeds whose value is finite."""
     difference: Estimate | None
     """To the first arm, over the seeds of both; None for the first arm and where a run never reached the threshold."""
 
@@ -101,17 +144,11 @@ class Table:
 
     axis: str
     labels: list[str]
-    """The heads of the metrics' columns."""
     cells: dict[str, list[Cell]]
-    """By arm, in the order of the metrics."""
 
 
 def curve(scalars: Scalars, name: str, axis: str) -> Curve | None:
-    """One scalar of a run along an axis; None if the run has not logged it.
-
-    Raises:
-        ValueError: The run lacks what the axis is made of.
-    """
+    """One scalar of a run along an axis; None if the run has not logged it."""
     if not scalars.get(name):
         return None
     steps, values = (np.array(column, dtype=float) for column in zip(*scalars[name], strict=True))
@@ -142,19 +179,10 @@ def statistic(of: Curve, metric: Metric, start: float, end: float) -> float:
 
 def curves(arms: Arms, name: str, axis: str) -> dict[str, dict[str, Curve]]:
     """The curves of one scalar by arm and seed, of the runs that have logged it."""
-    found: dict[str, dict[str, Curve]] = {arm: {} for arm in arms}
-    for arm, runs in arms.items():
-        for seed, run in runs.items():
-            if (one := curve(run, name, axis)) is not None:
-                found[arm][seed] = one
-    return found
-
-
-def difference(values: Mapping[str, float], first: Mapping[str, float]) -> Estimate | None:
-    """The paired difference to the first arm; None where a run never reached its threshold."""
-    if math.inf in values.values() or math.inf in first.values():
-        return None
-    return estimate([values[seed] - first[seed] for seed in values if seed in first])
+    return {
+        arm: {seed: one for seed, run in runs.items() if (one := curve(run, name, axis)) is not None}
+        for arm, runs in arms.items()
+    }
 
 
 def compare(arms: Arms, metrics: Sequence[Metric], axis: str = "step") -> Table:
@@ -166,11 +194,12 @@ def compare(arms: Arms, metrics: Sequence[Metric], axis: str = "step") -> Table:
         start = max((one.x[0] for one in present), default=math.nan)
         end = min((one.x[-1] for one in present), default=math.nan)
         table.labels.append(metric.label(axis, end))
-        first: dict[str, float] | None = None
+        first: dict[str, float] = {}
         for arm, runs in arms.items():
-            values = dict.fromkeys(runs, math.nan)
-            values |= {seed: statistic(one, metric, start, end) for seed, one in found[arm].items()}
-            paired = None if first is None else difference(values, first)
+            own = {seed: statistic(one, metric, start, end) for seed, one in found[arm].items()}
+            values = dict.fromkeys(runs, math.nan) | own
+            has_paired = first and math.inf not in (*values.values(), *first.values())
+            paired = estimate([values[seed] - first[seed] for seed in values if seed in first]) if has_paired else None
             table.cells[arm].append(Cell(values, estimate(list(values.values())), paired))
             first = first or values
     return table
@@ -202,7 +231,5 @@ def means(curves: Sequence[Curve]) -> list[tuple[float, Estimate]]:
         for step, x, y in zip(one.step, one.x, one.y, strict=True):
             if np.isfinite(y):
                 points.setdefault(step, []).append((x, y))
-    return [
-        (float(np.mean([x for x, _ in points[step]])), estimate([y for _, y in points[step]]))
-        for step in sorted(points)
-    ]
+    columns = (zip(*points[step], strict=True) for step in sorted(points))
+    return [(float(np.mean(x)), estimate(y)) for x, y in columns]

@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from grpo_lightning.plugins.inspect.model_card import Facts, model_card
+from grpo_lightning.plugins.inspect.configs import read_config
+from grpo_lightning.plugins.inspect.model_card import model_card
+from grpo_lightning.plugins.mistakes.disk import refusal
 from grpo_lightning.policy import pretrained
-from grpo_lightning.policy.adapter import LoRA, fingerprint, merge
+from grpo_lightning.policy.adapter import LoRA, adapted_layers, fingerprint
 from grpo_lightning.policy.adapter import save as save_adapter
-from grpo_lightning.policy.policy import stop_ids_of
+from grpo_lightning.policy.architecture import stop_ids_of
 from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.training import disk
-from grpo_lightning.training.checkpoint_files import read_checkpoint
-from grpo_lightning.training.restoring import refuse_other_base, refuse_other_model
+from grpo_lightning.training.checkpoint_files import check_same_model, read_checkpoint
 from grpo_lightning.types import UsageError
 
 PREFIX = "policy.model."
@@ -33,22 +32,14 @@ FILTERS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | None = None, kind: str = "model") -> None:
     """Writes the policy of a checkpoint as a folder, with tokenizer, generation config and model card.
 
-    The folder appears whole or not at all. Checkpoints of every strategy serve, for they hold whole weights.
-
-    Args:
-        run: Folder of the run, with its `config.yaml` and event files.
-        out: The folder to make. It must not exist, or be empty.
-        checkpoint: None takes the run's `checkpoints/last.ckpt`.
-        dtype: Type of the weights. None keeps the trained one, and with it the log-probs, bit for bit.
-        kind: `model` writes a whole model, into whose weights an adapter is merged: that changes log-probs by rounding.
-            `adapter` writes the adapter alone, for PEFT.
-
-    Raises:
-        UsageError: No run or no checkpoint is there, they do not fit together, or `out` holds something.
-        DiskFailure: The disk is full, or refuses to write.
+    The folder appears whole or not at all. Checkpoints of every strategy serve, for they hold whole weights. `out` must
+    not exist, or be empty. Without `checkpoint` it is the run's `last.ckpt`; without `dtype` weights keep their type,
+    and with it the log-probs, bit for bit. Of kind `model` an adapter is merged into the weights, which changes
+    log-probs by rounding; `adapter` writes it alone, for PEFT.
     """
     config = config_of(run)
-    refuse_overwriting(out)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UsageError(f"--out={out}: something is there already. Give a folder that does not exist, or delete it")
     path = checkpoint or run / "checkpoints" / "last.ckpt"
     if not path.exists():
         raise UsageError(f"{run}: there is no checkpoint {path}. Let a step of the run end, or give --ckpt_path")
@@ -58,19 +49,18 @@ def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | No
         raise UsageError(f"--as=adapter: {run} has trained all weights, and has no adapter. Give --as model")
     saved = read_checkpoint(path, mmap=True)
     tokenizer = read(AutoTokenizer, policy)
-    if kind == "adapter":
-        assert adapter is not None
-        model = with_adapter(policy, adapter, saved["state_dict"], path)
-    else:
-        model = (
-            with_weights(policy, saved["state_dict"], path) if adapter is None else merged(policy, adapter, saved, path)
-        )
-        set_generation(model, tokenizer, sampling)
+    model = model_of(policy, adapter, saved, path, kind)
+    if kind == "model":
+        assert model.generation_config is not None
+        # It stops at every token that ended a completion, and samples as the run did.
+        filters = {name: sampling.get(name, default) for name, default in FILTERS.items()}
+        stops = sorted(stop_ids_of(model, tokenizer))
+        model.generation_config.update(do_sample=True, eos_token_id=stops or None, **filters)
     if dtype is not None:
         model.to(getattr(torch, dtype))
     exported = [p for p in model.parameters() if p.requires_grad or kind == "model"]
-    count, type_ = sum(p.numel() for p in exported), str(exported[0].dtype).removeprefix("torch.")
-    card = model_card(Facts(run, path, config, count, type_, saved["epoch"] + 1, kind == "adapter"))
+    size = f"{sum(p.numel() for p in exported):,} parameters, {str(exported[0].dtype).removeprefix('torch.')}"
+    card = model_card(run, path, config, size, saved["epoch"] + 1, kind == "adapter")
     with whole_folder(out) as folder:
         if kind == "adapter":
             save_adapter(model, folder, str(policy["path"]))
@@ -81,11 +71,7 @@ def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | No
 
 
 def config_of(run: Path) -> dict[str, Any]:
-    """The configuration that a run has written.
-
-    Raises:
-        UsageError: There is none, or it is none of `grpo fit`.
-    """
+    """The configuration that a run has written."""
     path = run / "config.yaml"
     if not path.is_file():
         raise UsageError(
@@ -93,142 +79,101 @@ def config_of(run: Path) -> dict[str, Any]:
             "Python has none: call module.policy.save_pretrained(folder)"
         )
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = read_config(path) or {}
         _ = config["model"]["policy"]["path"], config["data"].get("template")
-    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: no configuration of `grpo fit`. Restore the one that the run has written") from error
-    return dict(config)
-
-
-def refuse_overwriting(out: Path) -> None:
-    """Raises UsageError where `out` holds something."""
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UsageError(f"--out={out}: something is there already. Give a folder that does not exist, or delete it")
-
-
-def with_weights(policy: Mapping[str, Any], saved: Mapping[str, Tensor], checkpoint: Path) -> PreTrainedModel:
-    """The model of `policy.path` with the weights of a checkpoint.
-
-    Args:
-        policy: Arguments of the run's policy.
-        saved: The weights in the checkpoint, by name.
-        checkpoint: Its path, for messages.
-    """
-    trained = {name: value for name, value in saved.items() if name.startswith(PREFIX)}
-    model: PreTrainedModel = read(AutoModelForCausalLM, policy, dtype=dtype_of(policy, trained))
-    own = {f"{PREFIX}{name}": value for name, value in model.state_dict().items()}
-    refuse_other_model(trained, own, checkpoint, str(policy["path"]))
-    model.load_state_dict({name.removeprefix(PREFIX): value for name, value in trained.items()})
-    return model
-
-
-def dtype_of(policy: Mapping[str, Any], trained: Mapping[str, Tensor]) -> Any:
-    """The type of the run's weights: `policy.dtype`, or float64 where `trainer.precision` has made them so."""
-    double = any(value.dtype == torch.float64 for value in trained.values())
-    return torch.float64 if double else getattr(torch, policy.get("dtype", "float32"))
+    return config
 
 
 def adapter_of(policy: Mapping[str, Any]) -> LoRA | None:
-    """The adapter of the run's policy.
-
-    Raises:
-        UsageError: Its class is not found.
-    """
+    """The adapter of the run's policy."""
     if not (options := policy.get("adapter")):
         return None
     module, _, name = str(options["class_path"]).rpartition(".")
     try:
         adapter: LoRA = getattr(import_module(module), name)(**(options.get("init_args") or {}))
     except (ImportError, AttributeError, TypeError) as error:
-        raise UsageError(
-            f"model.policy.adapter={options['class_path']}: it cannot be made here ({first_line(error)}). Run this "
-            "where the run was started"
-        ) from error
+        wrong = f"it cannot be made here ({first_line(error)}). Run this where the run was started"
+        raise UsageError(f"model.policy.adapter={options['class_path']}: {wrong}") from error
     return adapter
 
 
-def with_adapter(
-    policy: Mapping[str, Any], adapter: LoRA, saved: Mapping[str, Tensor], checkpoint: Path
+def model_of(
+    policy: Mapping[str, Any], adapter: LoRA | None, checkpoint: Mapping[str, Any], path: Path, kind: str
 ) -> PreTrainedModel:
-    """The model of `policy.path` without its weights, with the adapter of a checkpoint; the rest as `with_weights`."""
-    trust = bool(policy.get("trust_remote_code", False))
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(read(AutoConfig, policy), trust_remote_code=trust)
-        adapter.add(model)
-    _load_adapter(model, policy, saved, checkpoint)
+    """The model of `policy.path` with the weights of a checkpoint. An adapter is merged into it, or stands alone.
+
+    For `adapter` it has no weights beside it.
+    """
+    saved, trust = checkpoint["state_dict"], bool(policy.get("trust_remote_code", False))
+    # `trainer.precision` may have made them float64.
+    is_double = any(value.dtype == torch.float64 for value in saved.values())
+    dtype = torch.float64 if is_double else getattr(torch, policy.get("dtype", "float32"))
+    if kind == "adapter":
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(read(AutoConfig, policy), trust_remote_code=trust)
+    else:
+        if adapter is not None and adapter.quantise is not None:
+            raise UsageError(
+                f"--as=model: the adapter was trained beside weights in {adapter.quantise}, and cannot be added to "
+                "them. Give --as adapter"
+            )
+        model = read(AutoModelForCausalLM, policy, dtype=dtype)
+    own, base = model.state_dict(), ""
+    if adapter is not None:
+        if kind == "model":
+            base = fingerprint(model)
+            model.double() if dtype == torch.float64 else model.float()
+        with model.device:
+            adapter.add(model)
+        own = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    trained = {name: value for name, value in saved.items() if name.startswith(PREFIX)}
+    own = {PREFIX + name: value for name, value in own.items()}
+    check_same_model({**checkpoint, "state_dict": trained}, own, base, path, str(policy["path"]))
+    weights = {name.removeprefix(PREFIX): value for name, value in trained.items()}
+    model.load_state_dict(weights, strict=adapter is None, assign=adapter is not None)
+    if adapter is not None and kind == "model":
+        merge(model)
+        model.to(dtype)
     return model
 
 
-def merged(policy: Mapping[str, Any], adapter: LoRA, checkpoint: Mapping[str, Any], path: Path) -> PreTrainedModel:
-    """The model of `policy.path` with the adapter of a checkpoint added to its weights.
-
-    Args:
-        policy: Arguments of the run's policy.
-        adapter: That of the policy.
-        checkpoint: What is in the checkpoint.
-        path: Where it is, for messages.
-
-    Raises:
-        UsageError: The weights were in 4 bits, to which nothing can be added.
-    """
-    if adapter.quantise is not None:
-        raise UsageError(
-            f"--as=model: the adapter was trained beside weights in {adapter.quantise}, and cannot be added to them. "
-            "Give --as adapter"
-        )
-    dtype = dtype_of(policy, checkpoint["state_dict"])
-    model: PreTrainedModel = read(AutoModelForCausalLM, policy, dtype=dtype)
-    refuse_other_base(checkpoint, fingerprint(model), path, str(policy["path"]))
-    model.double() if dtype == torch.float64 else model.float()
-    adapter.add(model)
-    _load_adapter(model, policy, checkpoint["state_dict"], path)
-    merge(model)
-    return model.to(dtype)
-
-
-def _load_adapter(
-    model: PreTrainedModel, policy: Mapping[str, Any], saved: Mapping[str, Tensor], checkpoint: Path
-) -> None:
-    trained = {name: value for name, value in saved.items() if name.startswith(PREFIX)}
-    own = {f"{PREFIX}{name}": value for name, value in model.named_parameters() if value.requires_grad}
-    refuse_other_model(trained, own, checkpoint, str(policy["path"]))
-    model.load_state_dict({n.removeprefix(PREFIX): value for n, value in trained.items()}, strict=False, assign=True)
-
-
 def read(auto_class: Any, policy: Mapping[str, Any], **kwargs: Any) -> Any:
-    """What `auto_class` of transformers reads at `policy.path`."""
+    """The object that `auto_class` of transformers reads at `policy.path`."""
     trust = bool(policy.get("trust_remote_code", False))
     return pretrained.load(auto_class, str(policy["path"]), "policy.path", trust_remote_code=trust, **kwargs)
 
 
-def set_generation(model: PreTrainedModel, tokenizer: Any, sampling: Mapping[str, Any]) -> None:
-    """Lets the generation config stop at every token that ended a completion, and sample as the run did."""
-    config = model.generation_config
-    assert config is not None
-    stops = sorted(stop_ids_of(model, tokenizer))
-    config.update(do_sample=True, **{name: sampling.get(name, default) for name, default in FILTERS.items()})
-    config.update(eos_token_id=stops or None)
-
-
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """A folder to write to, which is then renamed to `out`: readers see all of its files or none.
-
-    Raises:
-        DiskFailure: The disk refuses.
-    """
+    """A folder to write to, which is then renamed to `out`: readers see all of its files or none."""
     partial = out.with_name(f"{out.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
         partial.mkdir(parents=True)
         yield partial
-        for file in partial.rglob("*"):
-            disk.settle(file)
+        mask = os.umask(0)
+        os.umask(mask)
+        for file in (path for path in partial.rglob("*") if path.is_file()):
+            # With the permissions of a file that `open` makes, and on the disk.
+            file.chmod(0o666 & ~mask)
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
         os.replace(partial, out)
     except Exception as error:
-        refused = disk.refusal(error, out.parent)
+        refused = refusal(error, out.parent)
         if refused is None:
             raise
         raise disk.DiskFailure(f"the disk refuses to write: {refused}. There is no {out}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@torch.no_grad()
+def merge(model: PreTrainedModel) -> None:
+    """Adds what the adapter computes to the weights, and takes the adapter away. Do it in float32: bfloat16 rounds."""
+    for name, layer in adapted_layers(model).items():
+        layer.merge(safe_merge=True)
+        model.set_submodule(name, layer.get_base_layer())
+    del model.peft_config

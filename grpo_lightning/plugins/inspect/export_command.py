@@ -7,34 +7,24 @@ from pathlib import Path
 
 from grpo_lightning.types import UsageError
 
-DTYPES = ("float32", "bfloat16", "float16")
 
-
-def parser() -> argparse.ArgumentParser:
-    """The options."""
-    made = argparse.ArgumentParser(
+def main(args: Sequence[str] | None = None) -> int:
+    """Exports and prints where to; returns the exit code, 2 for the user's mistakes and 1 for a full disk."""
+    parser = argparse.ArgumentParser(
         "grpo export",
         description="Writes the policy of a run as a folder that transformers and vLLM read without this package: "
         "weights, tokenizer, generation config and a model card. Its log-probs are those of the run, bit for bit; "
         "where an adapter is merged into the weights, they differ by rounding.",
     )
-    made.add_argument("run", type=Path, metavar="RUN", help="the run's folder, its trainer.default_root_dir")
-    made.add_argument("-o", "--out", type=Path, required=True, help="the folder to make")
-    made.add_argument("--ckpt_path", type=Path, help="the checkpoint; checkpoints/last.ckpt of the run by default")
-    made.add_argument(
-        "--as",
-        dest="kind",
-        choices=("model", "adapter"),
-        default="model",
-        help="a whole model, with an adapter merged into it; or the adapter alone, for PEFT",
-    )
-    made.add_argument("--dtype", choices=DTYPES, help="type of the weights; that of the checkpoint by default")
-    return made
-
-
-def main(args: Sequence[str] | None = None) -> int:
-    """Exports and prints where to; returns the exit code, 2 for the user's mistakes and 1 for a full disk."""
-    given = parser().parse_args(args)
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="the run's folder, its trainer.default_root_dir")
+    add("-o", "--out", type=Path, required=True, help="the folder to make")
+    add("--ckpt_path", type=Path, help="the checkpoint; checkpoints/last.ckpt of the run by default")
+    kinds = "a whole model, with an adapter merged into it; or the adapter alone, for PEFT"
+    add("--as", dest="kind", choices=("model", "adapter"), default="model", help=kinds)
+    dtypes = ("float32", "bfloat16", "float16")
+    add("--dtype", choices=dtypes, help="type of the weights; that of the checkpoint by default")
+    given = parser.parse_args(args)
     # These import torch, which --help need not wait for.
     from transformers.utils.logging import disable_progress_bar
 
@@ -47,8 +37,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except (UsageError, DiskFailure) as error:
         print(f"grpo: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
-    if given.kind == "adapter":
-        print(f"{given.out}: an adapter; its README.md shows how PEFT reads it")
-    else:
-        print(f"{given.out}: read it with AutoModelForCausalLM.from_pretrained, or serve it with `vllm serve`")
+    model = "read it with AutoModelForCausalLM.from_pretrained, or serve it with `vllm serve`"
+    adapter = "an adapter; its README.md shows how PEFT reads it"
+    print(f"{given.out}: {adapter if given.kind == 'adapter' else model}")
     return 0

@@ -14,17 +14,16 @@ INDIFFERENT = ("weight", "name", "num_workers")
 def judge_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The judge's class under the key `class`, and its arguments; empty where the configuration has none.
 
-    Where no judge was set it is the reward that `model.correct` names, or the first.
-
-    Args:
-        config: Plain values by dotted key, as `arms.flat` makes them.
+    Where no judge was set it is the reward that `model.validation.correct` names, or the first.
     """
-    found = _reward(config, KEY)
-    if found:
+    if found := reward_at(config, KEY):
         return found
-    keys = [key for key in config if re.fullmatch(r"model\.rewards\.\d+", key)]
-    named = [key for key in keys if config.get("model.correct") in (None, _name(config, key))]
-    return _reward(config, named[0]) if named else {}
+    for key in (key for key in config if re.fullmatch(r"model\.rewards\.\d+", key)):
+        function = str(config.get(f"{key}.function", "")).replace(":", ".").rpartition(".")[2]
+        name = config.get(f"{key}.name") or function or snake_case(str(config[key]).rpartition(".")[2])
+        if config.get("model.validation.correct") in (None, str(name)):
+            return reward_at(config, key)
+    return {}
 
 
 def title(judge: Mapping[str, Any]) -> str:
@@ -33,17 +32,13 @@ def title(judge: Mapping[str, Any]) -> str:
 
 
 def measure(configs: Sequence[Mapping[str, Any] | None]) -> str:
-    """What avg@k and greedy of these runs are, such as `fraction right by MathVerifier`; of several judges no more."""
+    """The meaning of avg@k and greedy in these runs, such as `fraction right by MathVerifier`."""
     found = {measured_by(title(judge)) for judge in map(judge_of, filter(None, configs)) if judge}
     return found.pop() if len(found) == 1 else "by the judge of each run" if found else "by the judge of the run"
 
 
 def warning(judges: Mapping[str, Mapping[str, Any]]) -> str:
-    """A sentence where arms were judged differently, with the arguments in which judges of one title differ; or empty.
-
-    Args:
-        judges: By arm, as `judge_of` finds them.
-    """
+    """A sentence where arms were judged differently, with the arguments in which equal judges differ; or empty."""
     known = {arm: judge for arm, judge in judges.items() if judge}
     found = {}
     for arm, judge in known.items():
@@ -56,14 +51,9 @@ def warning(judges: Mapping[str, Mapping[str, Any]]) -> str:
     return f"validation was judged differently, so val/ does not compare: {by_arm}"
 
 
-def _reward(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+def reward_at(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The class of the reward at a key under `class`, and its arguments; empty where there is none."""
     if config.get(key) is None:
         return {}
     below = {name.removeprefix(f"{key}."): value for name, value in config.items() if name.startswith(f"{key}.")}
     return {"class": config[key]} | {name: value for name, value in below.items() if name not in INDIFFERENT}
-
-
-def _name(config: Mapping[str, Any], key: str) -> str:
-    """The name of a reward in the metrics."""
-    own = str(config.get(f"{key}.function", "")).replace(":", ".").rpartition(".")[2]
-    return str(config.get(f"{key}.name") or own or snake_case(str(config[key]).rpartition(".")[2]))

@@ -1,28 +1,29 @@
-"""The page of a run: its records and curves in one HTML file that needs no server, and loads nothing."""
+"""`grpo inspect`: a run's records and curves in one HTML file that needs no server, and loads nothing.
 
-import base64
-import hashlib
+It imports neither torch nor Lightning, so it starts at once.
+"""
+
+import argparse
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from importlib.resources import files
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lightning.plugins.inspect.arms import changes_of, read_config
-from grpo_lightning.plugins.inspect.markup import escaped
-from grpo_lightning.plugins.inspect.output import write_whole
-from grpo_lightning.plugins.inspect.record import FOLDER, files_of, rows_of
+from grpo_lightning.plugins.inspect.configs import changes_of, read_config
+from grpo_lightning.plugins.inspect.markup import ASSETS, check_out, escaped, filled, source_of, write_page
+from grpo_lightning.plugins.inspect.record import FOLDER, files_of, read_file
 from grpo_lightning.plugins.inspect.scalars import Scalars, read_scalars, validation_names
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import UsageError, at_least
 
+PAGE = "inspect.html"
 SCRIPTS = [
     *("decode", "dom", "text", "scale", "quantities", "permalink", "curves", "filters", "groups"),
     *("turns", "completions", "histogram", "landscape", "card", "follow", "compare", "keys", "bar", "app"),
 ]
 """The scripts in assets/, in the order in which they are joined."""
 NUM_POINTS = 300
-"""The most points of a curve."""
 CURVES = {
     "reward": "reward/mean",
     "validation": "",
@@ -36,74 +37,48 @@ CURVES = {
 
 
 @dataclass(slots=True)
-class RecordedStep:
-    """A readable file of records."""
-
-    step: int
-    lines: list[str]
-    """JSON: the step, then each group."""
-
-    @property
-    def size(self) -> int:
-        """Its bytes in the page, about."""
-        return sum(len(line.encode("utf-8", "backslashreplace")) for line in self.lines)
-
-
-@dataclass(slots=True)
 class RunData:
     """What the page shows of a run."""
 
     name: str
-    """Of its folder."""
-    steps: list[RecordedStep]
+    steps: dict[int, list[str]]
+    """By number, the lines of JSON of each readable record: the step, then its groups."""
     curves: dict[str, list[tuple[int, float]]]
     metrics: dict[str, str]
-    """The scalar that each curve shows."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
     """What could not be read or was left out, a sentence each."""
 
     @classmethod
     def read(cls, folder: Path) -> "RunData":
-        """The records and curves in a run's folder. A broken file is left out, and a note says so.
-
-        Raises:
-            UsageError: It is no run's folder, or has no records.
-        """
-        refuse_other_folders(folder)
-        config = read_config(folder / "config.yaml")
-        steps, notes = [], [f"{folder.resolve().name} {change}." for change in changes_of(folder, config or {})]
+        """The records and curves in a run's folder. A broken file is left out, and a note says so."""
+        check_folder(folder)
+        name, steps = folder.resolve().name, dict[int, list[str]]()
+        notes = [f"{name} {change}." for change in changes_of(folder, read_config(folder / "config.yaml") or {})]
         for file in files_of(folder):
             try:
-                head, *groups = rows_of(file)
+                record = read_file(file)
+                steps[record.step] = record.lines()
             except ValueError as error:
                 notes.append(f"{FOLDER}/{file.name} cannot be read and is left out: {error}.")
-                continue
-            lines = [json.dumps(row, ensure_ascii=False) for row in (head, *groups)]
-            steps.append(RecordedStep(head["step"], lines))
         scalars = read_scalars(folder)
-        return cls(folder.resolve().name, steps, curves_of(scalars), metrics_of(scalars), notes)
+        return cls(name, steps, curves_of(scalars), metrics_of(scalars), notes)
 
-    @property
-    def size(self) -> int:
-        """The bytes of its steps."""
-        return sum(step.size for step in self.steps)
+    def size(self, steps: Iterable[int]) -> int:
+        """The bytes of some of its steps in the page, about."""
+        return sum(len(line.encode("utf-8", "backslashreplace")) for step in steps for line in self.steps[step])
 
     def thin(self, max_bytes: float) -> None:
         """Keeps as many steps, evenly spread, as fit into `max_bytes`; the last always stays. A note tells it."""
-        kept = [*self.steps]
-        while len(kept) > 1 and sum(step.size for step in kept) > max_bytes:
-            kept = evenly(self.steps, len(kept) - 1)
-        if len(kept) < len(self.steps):
+        kept = every = [*self.steps]
+        while len(kept) > 1 and self.size(kept) > max_bytes:
+            kept = evenly(every, len(kept) - 1)
+        if len(kept) < len(every):
             self.notes.append(
-                f"{len(kept)} of the {len(self.steps)} recorded steps of {self.name} are here, evenly spread, to keep "
-                "the page small; --max_mb sets its size."
+                f"{len(kept)} of the {len(every)} recorded steps of {self.name} are here, evenly spread, to keep the "
+                "page small; --max_mb sets its size. Fewer inspect.num_groups or inspect.num_followed make a step "
+                "smaller."
             )
-        self.steps = kept
-        if (only := kept[-1:]) and only[0].size > max_bytes:
-            self.notes.append(
-                f"Step {only[0].step} of {self.name} alone has {only[0].size / 1e6:.3g} MB, more than --max_mb allows. "
-                "It is here all the same. Fewer inspect.num_groups or inspect.num_followed make a step smaller."
-            )
+        self.steps = {step: self.steps[step] for step in kept}
 
 
 def evenly(items: Sequence[Any], count: int) -> list[Any]:
@@ -113,7 +88,7 @@ def evenly(items: Sequence[Any], count: int) -> list[Any]:
     return [items[round(index * (len(items) - 1) / (count - 1))] for index in range(count)]
 
 
-def refuse_other_folders(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
     """Raises UsageError where `folder` is no folder with records, and names one that is."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: there is no such folder; give that of a run, such as runs/quickstart")
@@ -121,8 +96,7 @@ def refuse_other_folders(folder: Path) -> None:
         return
     if folder.resolve().name == FOLDER and files_of(folder.resolve().parent):
         raise UsageError(f"{folder}: this is where a run keeps its records; give the run's folder, one up")
-    below = sorted(path for path in folder.glob("*") if path.is_dir() and files_of(path))
-    if below:
+    if below := sorted(path for path in folder.glob("*") if path.is_dir() and files_of(path)):
         raise UsageError(f"{folder}: no records here, but in folders below it; give one, such as {below[0]}")
     raise UsageError(
         f"{folder}: no records in {folder / FOLDER}; give the folder of a run with `inspect` on, which records its "
@@ -131,11 +105,19 @@ def refuse_other_folders(folder: Path) -> None:
 
 
 def curves_of(scalars: Scalars) -> dict[str, list[tuple[int, float]]]:
-    """The page's curves of a run, those that it has and that are not always 0, with at most NUM_POINTS points each."""
+    """The page's curves of a run, those that it has and that are not always 0, with four figures.
+
+    Each has at most NUM_POINTS finite points, evenly spread.
+    """
     sides = [dict(scalars.get(f"policy/clip_{side}", [])) for side in ("low", "high")]
     clipped = [(step, sum(side.get(step, 0.0) for side in sides)) for step in sorted({*sides[0], *sides[1]})]
-    found = {name: scalars.get(key, []) for name, key in metrics_of(scalars).items()} | {"clipped": clipped}
-    return {name: thinned(points) for name, points in found.items() if any(value for _, value in points)}
+    every = {name: scalars.get(key, []) for name, key in metrics_of(scalars).items()} | {"clipped": clipped}
+    found = {}
+    for name, points in every.items():
+        if any(value for _, value in points):
+            finite = [(step, float(f"{value:.4g}")) for step, value in points if abs(value) < float("inf")]
+            found[name] = evenly(finite, NUM_POINTS) if len(finite) > NUM_POINTS else finite
+    return found
 
 
 def metrics_of(scalars: Scalars) -> dict[str, str]:
@@ -143,49 +125,32 @@ def metrics_of(scalars: Scalars) -> dict[str, str]:
     return CURVES | {"validation": next(iter(validation_names(scalars)), "")}
 
 
-def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most NUM_POINTS of the points, evenly spread, each with four figures; those that are not finite go."""
-    finite = [(step, float(f"{value:.4g}")) for step, value in points if abs(value) < float("inf")]
-    return evenly(finite, NUM_POINTS) if len(finite) > NUM_POINTS else finite
-
-
 def build(runs: Sequence[RunData]) -> str:
     """The page of a run, or of two to compare: HTML with everything in it."""
-    style = (files(__package__) / "assets" / "style.css").read_text(encoding="utf-8")
-    script = joined_scripts()
-    about = {
-        "runs": [
-            {
-                "name": run.name,
-                "steps": [{"step": step.step} for step in run.steps],
-                "curves": run.curves,
-                "metrics": run.metrics,
-            }
-            for run in runs
-        ],
-        "notes": [note for run in runs for note in run.notes],
-    }
+    style = (ASSETS / "style.css").read_text(encoding="utf-8")
+    scripts = [(ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
+    script = "\n".join(['(() => {\n"use strict";', *scripts, "})();"])
+    shown = [
+        {
+            "name": run.name,
+            "steps": [{"step": step} for step in run.steps],
+            "curves": run.curves,
+            "metrics": run.metrics,
+        }
+        for run in runs
+    ]
+    about = {"runs": shown, "notes": [note for run in runs for note in run.notes]}
     data = [data_block("page", json.dumps(about, ensure_ascii=False))]
     for index, run in enumerate(runs):
-        data += [data_block(f"step-{index}-{step.step}", f"[{','.join(step.lines)}]") for step in run.steps]
-    parts = {
-        "policy": escaped(policy_of(style, script)),
-        "title": escaped(" and ".join(run.name for run in runs)),
-        "style": style,
-        "data": "\n".join(data),
-        "script": script,
-    }
-    page = (files(__package__) / "assets" / "page.html").read_text(encoding="utf-8")
-    pieces = page.replace("}}", "{{").split("{{")
-    # Not by replacing one after the other: a record may contain `{{script}}`.
-    return "".join(piece if index % 2 == 0 else parts[piece] for index, piece in enumerate(pieces))
-
-
-def joined_scripts() -> str:
-    """The scripts as one, in a scope of their own."""
-    folder = files(__package__) / "assets"
-    scripts = [(folder / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
-    return "\n".join(['(() => {\n"use strict";', *scripts, "})();"])
+        data += [data_block(f"step-{index}-{step}", f"[{','.join(lines)}]") for step, lines in run.steps.items()]
+    # This style and this script alone, and no request to anywhere.
+    policy = (
+        f"default-src 'none'; script-src {source_of(script)}; style-src {source_of(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    title = " and ".join(run.name for run in runs)
+    parts = {"policy": escaped(policy), "title": escaped(title), "style": style, "script": script}
+    return filled("page.html", parts | {"data": "\n".join(data)})
 
 
 def data_block(name: str, text: str) -> str:
@@ -196,37 +161,40 @@ def data_block(name: str, text: str) -> str:
     return f'<script type="application/json" id="{escaped(name)}">{safe}</script>'
 
 
-def policy_of(style: str, script: str) -> str:
-    """A Content-Security-Policy: this style and this script alone, and no request to anywhere."""
-    return (
-        f"default-src 'none'; script-src {source_of(script)}; style-src {source_of(style)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def source_of(text: str) -> str:
-    """The name of an inline script or style in a Content-Security-Policy."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
 def write(run: Path, out: Path, compare: Path | None = None, max_mb: float = 25.0) -> list[str]:
     """Writes the page of a run; returns what could not be read or was left out, a sentence each.
 
-    Args:
-        run: The run's folder.
-        out: The file to write. It is replaced as a whole.
-        compare: The folder of a second run.
-        max_mb: The most megabytes of records, of both runs together; beyond it steps are left out, evenly.
-
-    Raises:
-        UsageError: A folder has no records, or the file cannot be written.
+    Beyond `max_mb` of records, of both runs together, steps are left out, evenly.
     """
     runs = [RunData.read(folder) for folder in (run, compare) if folder is not None]
-    total = sum(one.size for one in runs)
-    for one in runs:
-        one.thin(max_mb * 1e6 * one.size / max(total, 1))
-    try:
-        write_whole(out, build(runs))
-    except OSError as error:
-        raise UsageError(f"{out}: cannot be written: {error.strerror}; give a file elsewhere with -o") from error
+    sizes = [one.size(one.steps) for one in runs]
+    for one, size in zip(runs, sizes, strict=True):
+        one.thin(max_mb * 1e6 * size / max(sum(sizes), 1))
+    write_page(out, build(runs))
     return [note for one in runs for note in one.notes]
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Writes the page and prints where it is; returns the exit code, 2 for the user's mistakes."""
+    parser = argparse.ArgumentParser(
+        prog="grpo inspect",
+        description="Writes one HTML file that shows what a run's updates did to each token. Open it in any browser; "
+        "it needs no server and no network.",
+    )
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="the run's folder")
+    add("-o", "--out", type=Path, metavar="FILE", help=f"the page, .html (default: RUN/{PAGE})")
+    add("--compare", type=Path, metavar="RUN2", help="a second run, to see the same prompts side by side")
+    limit = "most megabytes of records; beyond it steps are left out, evenly (default: 25)"
+    add("--max_mb", type=float, default=25.0, metavar="MB", help=limit)
+    given = parser.parse_args(args)
+    out = given.out or given.run / PAGE
+    try:
+        at_least("max_mb", given.max_mb, 0)
+        check_out(out, PAGE)
+        notes = write(given.run, out, given.compare, given.max_mb)
+    except UsageError as error:
+        print(f"grpo: error: {error}", file=sys.stderr)
+        return 2
+    print(*notes, f"{out}: {out.stat().st_size / 1e6:.1f} MB; open it in a browser", sep="\n")
+    return 0

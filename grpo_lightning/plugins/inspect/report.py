@@ -17,50 +17,33 @@ from pathlib import Path
 
 from grpo_lightning.plugins.inspect.arms import Arm, arms_of, read_runs
 from grpo_lightning.plugins.inspect.comparison import AXES, SUMMED, Metric
-from grpo_lightning.plugins.inspect.markup import counted
-from grpo_lightning.plugins.inspect.output import check_out, write_whole
+from grpo_lightning.plugins.inspect.markup import check_out, counted, write_page
 from grpo_lightning.plugins.inspect.report_page import Report
 from grpo_lightning.plugins.inspect.scalars import validation_names
 from grpo_lightning.types import UsageError
 
 PAGE = "report.html"
-"""The page's name, unless another is given."""
 DEFAULTS = ("reward/mean", "rollout/length_mean", "policy/entropy", "policy/kl_ref", "time/step")
-"""Behind the validation: what is shown unless metrics are given, where a run has logged it."""
-MOST_CLOSE = 5
-"""How many logged names are told where one is not found."""
-CLOCKS = {"epoch", "hp_metric"}
-"""Logged by every run, and no metric."""
 
 
 def default_metrics(arms: Sequence[Arm]) -> list[str]:
-    """The metrics to show of these arms.
-
-    Raises:
-        UsageError: The arms have no metric in common, or none that is shown by default.
-    """
-    logged = [{name for run in arm.runs.values() for name in run.scalars} - CLOCKS for arm in arms]
-    if not set.intersection(*logged):
-        told = "; ".join(f"{arm.name} has {_listed(names)}" for arm, names in zip(arms, logged, strict=True))
-        raise UsageError(f"the runs have no metric in common: {told}. Give runs of the same program")
-    found: list[str] = []
-    for arm in arms:
-        for run in arm.runs.values():
-            found += validation_names(run.scalars)[:2]
-    every = set.union(*logged)
-    found = [name for name in dict.fromkeys([*sorted(set(found)), *DEFAULTS]) if name in every]
-    if not found:
-        raise UsageError(f"none of the metrics shown by default is there. Give --metrics from: {_listed(every)}")
+    """The metrics to show of these arms."""
+    runs = [run.scalars for arm in arms for run in arm.runs.values()]
+    validated = sorted({name for run in runs for name in validation_names(run)[:2]})
+    if not (found := [name for name in [*validated, *DEFAULTS] if any(name in run for run in runs)]):
+        listed = "; ".join(f"{arm.name} has {', '.join(sorted(logged_by(arm)))}" for arm in arms)
+        raise UsageError(f"none of the metrics shown by default is there: {listed}. Give --metrics")
     return found
 
 
-def parse_metrics(texts: Iterable[str], arms: Sequence[Arm]) -> list[Metric]:
-    """The metrics of a command line; a name alone stands for the last value and the mean.
+def logged_by(arm: Arm) -> set[str]:
+    """The names of the metrics that a run of the arm has logged; every run logs the clocks."""
+    return {name for run in arm.runs.values() for name in run.scalars} - {"epoch", "hp_metric"}
 
-    Raises:
-        UsageError: One is no metric, or no run has logged it.
-    """
-    every = {name for arm in arms for run in arm.runs.values() for name in run.scalars}
+
+def parse_metrics(texts: Iterable[str], arms: Sequence[Arm]) -> list[Metric]:
+    """The metrics of a command line; a name alone stands for the last value and the mean."""
+    every = sorted(set().union(*map(logged_by, arms)))
     metrics: list[Metric] = []
     for text in texts:
         try:
@@ -68,9 +51,8 @@ def parse_metrics(texts: Iterable[str], arms: Sequence[Arm]) -> list[Metric]:
         except ValueError as error:
             raise UsageError(str(error)) from error
         if metric.name not in every:
-            close = difflib.get_close_matches(metric.name, sorted(every - CLOCKS), MOST_CLOSE, cutoff=0.4)
-            shared = [name for name in sorted(every - CLOCKS) if metric.name in name]
-            fit = list(dict.fromkeys([*shared, *close]))[:MOST_CLOSE] or default_metrics(arms)
+            shared = [name for name in every if metric.name in name]
+            fit = (shared or difflib.get_close_matches(metric.name, every, cutoff=0.4) or every)[:5]
             raise UsageError(
                 f"--metrics {text}: no run has logged {metric.name}. Give a logged one, such as {', '.join(fit)}"
             )
@@ -78,59 +60,23 @@ def parse_metrics(texts: Iterable[str], arms: Sequence[Arm]) -> list[Metric]:
     return list(dict.fromkeys(metrics))
 
 
-def check_axis(axis: str, arms: Sequence[Arm]) -> None:
-    """Finds what an axis needs.
-
-    Raises:
-        UsageError: A run has not logged it.
-    """
-    for run in (run for arm in arms for run in arm.runs.values()):
-        if axis in SUMMED and SUMMED[axis] not in run.scalars:
-            raise UsageError(f"--x {axis}: {run.folder} has not logged {SUMMED[axis]}. Give --x step")
-
-
-def with_base(arms: list[Arm], base: str | None) -> list[Arm]:
-    """The arms, the one to compare with first.
-
-    Raises:
-        UsageError: There is no such arm.
-    """
-    if base is None:
-        return arms
-    if base not in (known := [arm.name for arm in arms]):
-        raise UsageError(f"--base {base}: there is no such arm; there are: {'; '.join(known)}")
-    return sorted(arms, key=lambda arm: arm.name != base)
-
-
-def write(page: str, out: Path) -> None:
-    """Writes the page whole or not at all.
-
-    Raises:
-        UsageError: The disk refuses.
-    """
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(out, page)
-    except OSError as error:
-        raise UsageError(f"--out {out}: it cannot be written ({error.strerror}). Give another with -o") from error
-
-
 def report(options: argparse.Namespace) -> str:
-    """Makes the page; returns what to print.
-
-    Raises:
-        UsageError: The folders, files or options do not fit.
-    """
+    """Makes the page; returns what to print."""
     check_out(options.out, PAGE)
-    arms = with_base(arms_of(read_runs(options.runs)), options.base)
+    arms = arms_of(read_runs(options.runs))
+    if options.base is not None:
+        if options.base not in (known := [arm.name for arm in arms]):
+            raise UsageError(f"--base {options.base}: there is no such arm; there are: {'; '.join(known)}")
+        arms.sort(key=lambda arm: arm.name != options.base)
+    runs = [run for arm in arms for run in arm.runs.values()]
     for axis in options.x:
-        check_axis(axis, arms)
+        if without := [run.folder for run in runs if axis in SUMMED and SUMMED[axis] not in run.scalars]:
+            raise UsageError(f"--x {axis}: {without[0]} has not logged {SUMMED[axis]}. Give --x step")
     metrics = parse_metrics(options.metrics or default_metrics(arms), arms)
     title = Path(os.path.commonpath([run.resolve() for run in options.runs])).name or "Report"
     page = Report(title, arms, metrics, options.x, options.out.parent.resolve())
-    write(page.html(), options.out)
-    num_runs = sum(len(arm.runs) for arm in arms)
-    counts = f"{counted(len(arms), 'configuration')}, {counted(num_runs, 'run')}"
+    write_page(options.out, page.html())
+    counts = f"{counted(len(arms), 'configuration')}, {counted(len(runs), 'run')}"
     return "\n".join([*(f"note: {note}" for note in page.notes()), f"{options.out}: {counts}. Open it in a browser."])
 
 
@@ -142,31 +88,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=f"{head.partition(': ')[2].capitalize()}\n\n{rest}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or one that holds runs")
-    parser.add_argument("-o", "--out", type=Path, default=Path(PAGE), help=f"the page; {PAGE} by default")
-    parser.add_argument(
-        "--metrics",
-        nargs="+",
-        help="scalars: name (last value and mean), name:last, name:mean, name>=number, name<=number",
-    )
-    parser.add_argument("--x", nargs="+", choices=AXES, default=["step"], help="a set of curves and a table for each")
-    parser.add_argument("--base", help="the arm that the others are compared with; the first by default")
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or one that holds runs")
+    add("-o", "--out", type=Path, default=Path(PAGE), help=f"the page; {PAGE} by default")
+    metrics = "scalars: name (last value and mean), name:last, name:mean, name>=number, name<=number"
+    add("--metrics", nargs="+", help=metrics)
+    add("--x", nargs="+", choices=AXES, default=["step"], help="a set of curves and a table for each")
+    add("--base", help="the arm that the others are compared with; the first by default")
     try:
-        print(_printable(report(parser.parse_args(arguments))))
+        print(report(parser.parse_args(arguments)))
     except UsageError as error:
-        print(_printable(f"grpo: error: {error}"), file=sys.stderr)
+        print(f"grpo: error: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _printable(text: str) -> str:
-    """The text without what a name in the file system may hold and a terminal cannot show."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "nothing"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,8 +4,6 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
 from grpo_lightning.types import FIRST_LOOK
 
 Scalars = dict[str, list[tuple[int, float]]]
@@ -35,6 +33,9 @@ def read_scalars(folder: Path | str) -> Scalars:
 
 
 def _events(files: list[Path]) -> Iterator[tuple[str, int, float, float]]:
+    # It takes a second, which --help need not wait for.
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     for file in files:
         events = EventAccumulator(str(file), size_guidance={"scalars": 0})
         events.Reload()

@@ -18,7 +18,6 @@ class TurnRecord:
     """`assistant` for the policy. Otherwise what the messages are: `user`, or `tool` and its name. `prompt` is what the
     prompts of a group do not have in common, `history` what a branch begins with: the turns so far as they are now."""
     end: int
-    """Index of the last token."""
     reward: float | None = None
     """What the environment gave for a turn of the policy; None for the others."""
 
@@ -32,11 +31,9 @@ class ConversationRecord:
     num_pieces: int
     """Pieces of the conversation. Its completions follow each other."""
     turns: list[TurnRecord] = field(default_factory=list)
-    """Those of this piece, without gaps."""
     closing: list[tuple[str, str]] = field(default_factory=list)
     """Role and text of what the environment wrote after the last turn. The policy did not see it."""
     outcome: float | None = None
-    """What the environment gave for the conversation as a whole."""
     num_calls: int = 0
     """Calls of tools in all pieces, failed ones included."""
     num_failed_calls: int = 0
@@ -47,10 +44,7 @@ class ConversationRecord:
     def from_piece(cls, talk: Conversation, piece: int, drawn: Sequence[bool]) -> "ConversationRecord":
         """The record of one piece.
 
-        Args:
-            talk: The conversation.
-            piece: Index of the piece.
-            drawn: [T] whether the policy drew each recorded token; the piece may have more before them.
+        `drawn` [T] tells of each recorded token whether the policy drew it; the piece may have more before them.
         """
         answers = answers_of(talk)
         at, turns = first_drawn(talk, piece), list[TurnRecord]()
@@ -68,17 +62,9 @@ class ConversationRecord:
                 turns.append(TurnRecord(", ".join(dict.fromkeys(role for role, _ in answers[number - 1])), indices[-1]))
             else:
                 turns.append(TurnRecord(HISTORY if piece else PROMPT, indices[-1]))
-        is_last = piece >= len(talk.pieces) - 1
-        return cls(
-            piece,
-            len(talk.pieces),
-            turns,
-            answers[-1] if is_last and answers else [],
-            talk.outcome,
-            talk.num_calls,
-            talk.num_failed_calls,
-            talk.error,
-        )
+        closing = answers[-1] if answers and piece >= len(talk.pieces) - 1 else []
+        calls = talk.num_calls, talk.num_failed_calls
+        return cls(piece, len(talk.pieces), turns, closing, talk.outcome, *calls, talk.error)
 
 
 def first_drawn(talk: Conversation, piece: int) -> int:
@@ -88,10 +74,8 @@ def first_drawn(talk: Conversation, piece: int) -> int:
 
 def answers_of(talk: Conversation) -> list[list[tuple[str, str]]]:
     """[turns] role and text of the messages that follow each turn of the policy."""
-    found: list[list[tuple[str, str]]] = []
+    found: list[list[tuple[str, str]]] = [[]]
     for message in reversed(talk.messages):
-        if not found:
-            found.append([])
         if message["role"] == POLICY:
             found.append([])
         else:

@@ -1,10 +1,11 @@
 """Measures of how well a reward model agrees with the verifier that labels its completions."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
-from torchmetrics.functional import mean_squared_error, pearson_corrcoef, spearman_corrcoef
+from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
 
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
@@ -33,8 +34,7 @@ class Agreement:
         The mean over a prompt's pairs, then over prompts.
         """
         better, worse, weight = pairs(self.label, self.group)
-        difference = self.probability[better] - self.probability[worse]
-        right = (difference > 0).double() + 0.5 * (difference == 0).double()
+        right = 0.5 + 0.5 * (self.probability[better] - self.probability[worse]).sign()
         return float((weight * right).sum() / weight.sum())
 
     def auc(self) -> float:
@@ -44,44 +44,22 @@ class Agreement:
 
     def accuracy(self) -> float:
         """`pairwise`; without pairs `auc`; if all are right or all wrong, the fraction that σ(r) > 0.5 classifies."""
-        for number in (self.pairwise(), self.auc()):
-            if not math.isnan(number):
-                return number
-        return float(((self.probability > RIGHT_ABOVE).long() == self.right).double().mean())
+        classified = float(((self.probability > RIGHT_ABOVE).long() == self.right).double().mean())
+        return next(value for value in (self.pairwise(), self.auc(), classified) if not math.isnan(value))
 
     def brier(self) -> float:
         """The mean squared error of the probability."""
-        return float(mean_squared_error(self.probability, self.label)) if len(self.label) else math.nan
+        return float((self.probability - self.label).square().mean())
 
     def ece(self) -> float:
         """The expected calibration error over 10 bins."""
-        if not len(self.label):
-            return math.nan
         return float(binary_calibration_error(self.probability, self.right, n_bins=10, norm="l1"))
 
     def spearman(self) -> float:
         """Spearman's rank correlation with the verifier."""
-        if constant(self.probability) or constant(self.label):
-            return math.nan
-        return float(spearman_corrcoef(self.probability, self.label))
+        return self.correlation(self.label, spearman_corrcoef)
 
-    def correlation(self, other: Tensor) -> float:
-        """Pearson's correlation of σ(r) with another quantity, such as the length."""
-        if constant(self.probability) or constant(other):
-            return math.nan
-        return float(pearson_corrcoef(self.probability, other.double()))
-
-
-def constant(values: Tensor) -> bool:
-    """Whether all values are equal, so that no correlation exists."""
-    return len(values) < 2 or bool((values == values[0]).all())
-
-
-def forgotten(best: dict[int, float], now: dict[int, float]) -> float:
-    """Forgetting: the mean over earlier iterations of the best accuracy so far minus the accuracy now.
-
-    As in Chaudhry et al. (arXiv 1801.10112, Eq. 3), but never negative, as the best includes the present. Without
-    iterations it is 0.
-    """
-    losses = [max(best.get(iteration, accuracy), accuracy) - accuracy for iteration, accuracy in now.items()]
-    return sum(losses) / len(losses) if losses else 0.0
+    def correlation(self, other: Tensor, measure: Callable[..., Tensor] = pearson_corrcoef) -> float:
+        """The correlation of σ(r) with another quantity, such as the length: Pearson's, or another measure."""
+        both = (self.probability, other.double())
+        return math.nan if any(len(values.unique()) < 2 for values in both) else float(measure(*both))

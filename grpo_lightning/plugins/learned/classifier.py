@@ -1,122 +1,112 @@
 """A sequence-classification model as a reward, used as it is."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+)
+
+from grpo_lightning.maths.ragged import token_budget
 from grpo_lightning.policy import pretrained
 from grpo_lightning.policy.chat import chat_text
 from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.types import Sample, Status, UsageError, at_least
 
-# torch and transformers are imported where they are used: a worker that imports the package need not wait for them.
-
 DType = Literal["float32", "bfloat16", "float16"]
 Pooling = Literal["model", "last"]
+CLASSES = {"sequence": AutoModelForSequenceClassification, "token": AutoModelForTokenClassification}
 
 
+@dataclass
 class Classifier:
     """A classification model of transformers with its own tokenizer, in eval mode and without gradients.
 
-    Args:
-        path: Folder made by `save_pretrained`, or hub id.
-        kind: Whether it classifies whole texts or each of their tokens.
-        device: The device of the weights.
-        dtype: Type of the weights.
-        max_length: Longest input in tokens; None is the most that tokenizer and model allow.
-        max_tokens: Tokens in one forward, padding included.
-        pooling: The token at which a decoder's score of a sequence is read. `model`: the last one that is not
-            `config.pad_token_id`, as in transformers. `last`: the last one of the input.
-        trust_remote_code: Run Python code shipped with the model.
-        owner: The class that has the argument `path`, for messages.
-
-    Raises:
-        UsageError: There is no such model.
+    It is read by `load`, before the run, and released by `close`. `owner` is the class that has the other arguments:
+    they are as in `SequenceClassifier`.
     """
 
-    def __init__(
-        self,
-        path: str,
-        kind: Literal["sequence", "token"] = "sequence",
-        device: Any = "cpu",
-        dtype: DType = "float32",
-        max_length: int | None = None,
-        max_tokens: int = 16384,
-        pooling: Pooling = "model",
-        trust_remote_code: bool = False,
-        owner: str = "Classifier",
-    ) -> None:
-        import torch
-        from transformers import (
-            AutoConfig,
-            AutoModelForSequenceClassification,
-            AutoModelForTokenClassification,
-            AutoTokenizer,
-        )
+    owner: str
+    path: str
+    max_length: Any
+    max_tokens: int
+    dtype: DType
+    trust_remote_code: bool
+    pooling: Pooling = "model"
+    kind: Literal["sequence", "token"] = "sequence"
+    max_labels: int = 1
 
-        model_class = AutoModelForSequenceClassification if kind == "sequence" else AutoModelForTokenClassification
-        key, options = f"{owner}.path", {"trust_remote_code": trust_remote_code}
-        self.tokenizer: Any = pretrained.load(AutoTokenizer, path, key, **options)
-        config = pretrained.load(AutoConfig, path, key, **options)
+    def __post_init__(self) -> None:
+        at_least("max_length", self.max_length, 1, self.owner)
+        at_least("max_tokens", self.max_tokens, 1, self.owner)
+        self.model: PreTrainedModel | None = None
+
+    def load(self, device: Any = "cpu") -> "Classifier":
+        """Reads the model, unless it is there already."""
+        if self.model is not None:
+            return self
+        key, options = f"{self.owner}.path", {"trust_remote_code": self.trust_remote_code}
+        self.tokenizer: Any = pretrained.load(AutoTokenizer, self.path, key, truncation_side="left", **options)
+        config = pretrained.load(AutoConfig, self.path, key, **options)
         architecture = (config.architectures or [""])[0]
-        if kind.capitalize() not in architecture.removesuffix("Classification"):
+        if self.kind.capitalize() not in architecture.removesuffix("Classification"):
             raise UsageError(
-                f"{key}={path}: its architecture is {architecture or 'unknown'}; give a model that classifies {kind}s"
+                f"{key}={self.path}: its architecture is {architecture or 'unknown'}; give a model that "
+                f"classifies {self.kind}s"
             )
-        self.model: Any = pretrained.load(model_class, path, key, dtype=getattr(torch, dtype), **options)
-        self.model.eval().requires_grad_(False).to(device)
+        if config.num_labels > self.max_labels:
+            wanted = "1" if self.max_labels == 1 else "1, or 2 of which the second is `right`"
+            raise UsageError(f"{key}={self.path}: it has {config.num_labels} labels; expected {wanted}")
+        options |= {"dtype": getattr(torch, self.dtype)}
+        self.model = pretrained.load(CLASSES[self.kind], self.path, key, **options).requires_grad_(False).to(device)
         positions = getattr(config, "max_position_embeddings", None) or 2**31
-        self.max_length = max_length or min(positions, self.tokenizer.model_max_length)
-        self.max_tokens = max_tokens
-        self.pad_token_id = config.pad_token_id if pooling == "model" else None
+        self.max_length = self.max_length or min(positions, self.tokenizer.model_max_length)
+        self.pad_token_id = config.pad_token_id if self.pooling == "model" else None
+        return self
 
-    @property
-    def num_labels(self) -> int:
-        """The number of numbers it gives to each text or token."""
-        return self.model.config.num_labels
+    def close(self) -> None:
+        """Releases the model."""
+        self.model = None
 
-    def logits(self, inputs: Sequence[list[int]]) -> list[Any]:
+    def logits(self, inputs: Sequence[list[int]]) -> list[Tensor]:
         """The float32 logits of each input, on the CPU: [num_labels] of a sequence, [its length, num_labels] of tokens.
 
         Inputs are packed by length, padded on the right and masked.
         """
-        import torch
-
-        from grpo_lightning.maths.ragged import token_budget
-
-        found: list[Any] = [None] * len(inputs)
+        assert self.model is not None
+        found = [torch.empty(0)] * len(inputs)
         for rows in token_budget([len(ids) for ids in inputs], self.max_tokens):
-            longest = max(len(inputs[row]) for row in rows)
-            pad = self._pad([inputs[row] for row in rows])
-            ids = torch.tensor([inputs[row] + [pad] * (longest - len(inputs[row])) for row in rows])
-            mask = torch.tensor([[1] * len(inputs[row]) + [0] * (longest - len(inputs[row])) for row in rows])
-            device = self.model.device
-            with torch.no_grad(), torch.autocast(device.type, enabled=False):
-                logits = self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits.float().cpu()
+            ids = [torch.tensor(inputs[row], dtype=torch.int64) for row in rows]
+            pad = self.pad_token_id
+            if pad is None:  # a token that no input contains, which becomes the model's pad token
+                seen = {token for row in rows for token in inputs[row]}
+                pad = next(token for token in range(self.model.config.vocab_size) if token not in seen)
+                self.model.config.pad_token_id = pad
+            padded = pad_sequence(ids, batch_first=True, padding_value=pad).to(self.model.device)
+            mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True).to(self.model.device)
+            with torch.no_grad(), torch.autocast(self.model.device.type, enabled=False):
+                logits = self.model(input_ids=padded, attention_mask=mask).logits.float().cpu()
             for own, row in zip(logits, rows, strict=True):
                 found[row] = own if own.ndim == 1 else own[: len(inputs[row])]
         return found
 
-    def _pad(self, inputs: Sequence[list[int]]) -> int:
-        """The model's pad token; where it has none, a token that no input contains, which becomes its pad token."""
-        if self.pad_token_id is not None:
-            return self.pad_token_id
-        seen = set().union(*inputs)
-        pad = next(token for token in range(self.model.config.vocab_size) if token not in seen)
-        self.model.config.pad_token_id = pad
-        return pad
-
     def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> tuple[list[list[int]], list[bool]]:
         """The token ids of each text, and whether its beginning was cut off because the text was too long."""
-        ids = [self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"] for text in texts]
+        options = {"add_special_tokens": add_special_tokens}
+        ids = [self.tokenizer(text, **options)["input_ids"] for text in texts]
         cut = [len(own) > self.max_length for own in ids]
-        self.tokenizer.truncation_side = "left"
-        for row, is_cut in enumerate(cut):
-            if is_cut:  # by the tokenizer, which keeps its special tokens
-                ids[row] = self.tokenizer(
-                    texts[row], add_special_tokens=add_special_tokens, truncation=True, max_length=self.max_length
-                )["input_ids"]
-        return ids, cut
+        options |= {"truncation": True, "max_length": self.max_length}  # this keeps special tokens
+        rows = zip(texts, ids, cut, strict=True)
+        return [self.tokenizer(text, **options)["input_ids"] if is_cut else own for text, own, is_cut in rows], cut
 
 
 class SequenceClassifier(Reward):
@@ -156,51 +146,30 @@ class SequenceClassifier(Reward):
         name: str | None = None,
     ) -> None:
         super().__init__(weight, name)
-        at_least("max_length", max_length, 1, "SequenceClassifier")
-        at_least("max_tokens", max_tokens, 1, "SequenceClassifier")
-        self.path = path
         self.chat = chat
-        self._options: dict[str, Any] = {
-            "dtype": dtype,
-            "max_length": max_length,
-            "max_tokens": max_tokens,
-            "pooling": pooling,
-            "trust_remote_code": trust_remote_code,
-        }
-        self._classifier: Classifier | None = None
+        owner = type(self).__name__
+        self._classifier = Classifier(owner, path, max_length, max_tokens, dtype, trust_remote_code, pooling)
 
     def setup(self, run: Run) -> None:
         """Reads the model."""
-        self._load(run.device)
+        self._classifier.load(run.device)
+        if self.chat:
+            self._render("question", "answer")
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """The logit. Status `ok`, or `cut` where the model did not read the beginning."""
-        classifier = self._load()
-        texts = [self._input(classifier, sample) for sample in samples]
+        classifier = self._classifier.load()
+        if self.chat:
+            texts = [self._render(sample.prompt.question.text, sample.turn) for sample in samples]
+        else:
+            texts = [sample.prompt.text + sample.text for sample in samples]
         ids, cut = classifier.encode(texts, add_special_tokens=not self.chat)
         values = [float(logits[0]) for logits in classifier.logits(ids)]
         return RewardResult(values, [Status.CUT if is_cut else Status.OK for is_cut in cut])
 
     def close(self) -> None:
         """Releases the model."""
-        self._classifier = None
+        self._classifier.close()
 
-    def _input(self, classifier: Classifier, sample: Sample) -> str:
-        if not self.chat:
-            return sample.prompt.text + sample.text
-        return self._render(classifier, sample.prompt.question.text, sample.turn)
-
-    def _render(self, classifier: Classifier, question: str, answer: str) -> str:
-        return chat_text(classifier.tokenizer, question, answer, key=f"chat=true of {self.name}")
-
-    def _load(self, device: Any = "cpu") -> Classifier:
-        if self._classifier is None:
-            classifier = Classifier(self.path, device=device, owner="SequenceClassifier", **self._options)
-            if classifier.num_labels != 1:
-                raise UsageError(
-                    f"SequenceClassifier.path={self.path}: it has {classifier.num_labels} labels; expected 1"
-                )
-            if self.chat:
-                self._render(classifier, "question", "answer")
-            self._classifier = classifier
-        return self._classifier
+    def _render(self, question: str, answer: str) -> str:
+        return chat_text(self._classifier.tokenizer, question, answer, key=f"chat=true of {self.name}")

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class LabelledGroup:
 
     @property
     def contested(self) -> bool:
-        """Whether labels differ, so that there are pairs of a better and a worse completion."""
+        """True where labels differ, so that there are pairs of a better and a worse completion."""
         return max(self.labels) > min(self.labels)
 
     @property
@@ -36,28 +37,21 @@ class LabelledGroup:
         """`both` where labels differ, else `right` or `wrong`."""
         return "both" if self.contested else "right" if self.labels[0] > RIGHT_ABOVE else "wrong"
 
+    @property
+    def hashed(self) -> float:
+        """A number from 0 to 1 that depends on the prompt alone: a hash, the same in every process and run."""
+        return int.from_bytes(blake2b(self.prompt.encode(), digest_size=6).digest(), "big") / 2**48
+
     def balanced(self, per_label: int) -> "LabelledGroup":
         """A group of the first `per_label` right completions and the first `per_label` wrong ones, in order."""
-        chosen: list[int] = []
-        room = {True: per_label, False: per_label}
-        for row, label in enumerate(self.labels):
-            if room[label > RIGHT_ABOVE]:
-                room[label > RIGHT_ABOVE] -= 1
-                chosen.append(row)
-        return LabelledGroup(
-            self.prompt,
-            [self.completions[row] for row in chosen],
-            [self.ended[row] for row in chosen],
-            [self.labels[row] for row in chosen],
-        )
-
-    def as_row(self) -> dict[str, Any]:
-        """The group as a dict, for a line of JSON or a checkpoint."""
-        return asdict(self)
+        right = [label > RIGHT_ABOVE for label in self.labels]
+        kept = [right[:row].count(own) < per_label for row, own in enumerate(right)]
+        completions, ended, labels = compress(self.completions, kept), compress(self.ended, kept), self.labels
+        return LabelledGroup(self.prompt, [*completions], [*ended], [*compress(labels, kept)])
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "LabelledGroup":
-        """The group of a row of `as_row`, or of a preference with `prompt`, `chosen` and `rejected`."""
+        """The group of a row of a file or a checkpoint, or of a preference with `prompt`, `chosen` and `rejected`."""
         if {"chosen", "rejected"} <= row.keys():
             completions, labels = [row["chosen"], row["rejected"]], [1.0, 0.0]
         else:
@@ -73,46 +67,29 @@ class LabelledGroup:
         return cls(row["prompt"], completions, ended, labels)
 
 
-def hash_fraction(prompt: str) -> float:
-    """A number from 0 to 1 that depends on the prompt alone: a hash, the same in every process and run."""
-    return int.from_bytes(blake2b(prompt.encode(), digest_size=6).digest(), "big") / 2**48
-
-
 def read_labelled(path: Path, skip: int = 0) -> list[LabelledGroup]:
     """The rows of a JSON lines file, without the first `skip`.
 
     A row has `prompt`, `chosen` and `rejected`, or `prompt`, `completions` and `labels` (0 to 1). A last line without a
     line break that is no JSON is still being written: it is left for later.
-
-    Raises:
-        UsageError: There is no such file, or a row has another form; the message names file and line.
     """
     if not path.is_file():
         raise UsageError(f"pairs={path} of LearnedReward: there is no such file; give JSON lines")
     found = []
-    # Not splitlines, which also splits at characters that a text may have inside.
-    *lines, rest = path.read_bytes().split(b"\n")
-    for line_number, line in enumerate([*lines, rest] if is_json(rest) else lines, start=1):
-        if line_number > skip:
-            try:
-                found.append(LabelledGroup.from_row(json.loads(line)))
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise UsageError(
-                    f"{path}:{line_number}: {type(error).__name__}: {error}. A row needs prompt, chosen and rejected, "
-                    "or prompt, completions and labels from 0 to 1"
-                ) from error
+    lines = path.read_bytes().split(b"\n")  # unlike splitlines, not at characters that a text may have inside
+    for line_number, line in enumerate(lines[skip:], start=skip + 1):
+        try:
+            found.append(LabelledGroup.from_row(json.loads(line)))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if line_number == len(lines) and isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
+                break
+            raise UsageError(
+                f"{path}:{line_number}: {type(error).__name__}: {error}. A row needs prompt, chosen and rejected, "
+                "or prompt, completions and labels from 0 to 1"
+            ) from error
     return found
-
-
-def is_json(text: bytes) -> bool:
-    """Whether the text is JSON, and whole."""
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 def write_labelled(path: Path, groups: Sequence[LabelledGroup]) -> None:
     """Writes the file that `read_labelled` reads."""
-    path.write_text("".join(json.dumps(group.as_row()) + "\n" for group in groups), encoding="utf-8")
+    path.write_text("".join(json.dumps(asdict(group)) + "\n" for group in groups), encoding="utf-8")

@@ -15,7 +15,7 @@ from grpo_lightning.types import UsageError
 
 @dataclass(slots=True)
 class LabelledBatchSize:
-    """The size of the batch of one optimizer update of the reward model, which may be computed in several packs."""
+    """The size of the batch of one optimizer update of the reward model, over all of its packs."""
 
     num_completions: int
     num_contested: int
@@ -103,16 +103,10 @@ def pairs(label: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     The third tensor holds [P] weights, which sum to 1 over the pairs of each prompt.
     """
-    better, worse, weight = [], [], []
-    first = 0
-    for count in torch.unique_consecutive(group, return_counts=True)[1].tolist():
-        labels = label[first : first + count]
-        found = (labels[:, None] > labels[None, :]).nonzero() + first
-        better.append(found[:, 0])
-        worse.append(found[:, 1])
-        weight.append(torch.full((len(found),), 1 / max(len(found), 1), device=label.device))
-        first += count
-    if not better:
-        nothing = torch.zeros(0, dtype=torch.int64, device=label.device)
-        return nothing, nothing, label.new_zeros(0)
-    return torch.cat(better), torch.cat(worse), torch.cat(weight)
+    found = []
+    counts = torch.unique_consecutive(group, return_counts=True)[1].tolist()
+    for rows in torch.arange(len(group), device=group.device).split(counts):
+        better, worse = (label[rows, None] > label[rows]).nonzero(as_tuple=True)
+        found.append((rows[better], rows[worse], torch.full((len(better),), 1 / max(len(better), 1)).to(label.device)))
+    better, worse, weight = map(torch.cat, zip(*found, strict=True))
+    return better, worse, weight

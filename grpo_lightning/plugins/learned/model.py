@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -30,18 +29,12 @@ PADDING = "<|reward_pad|>"
 """The padding token of a tokenizer that has none, or whose padding token is its end token."""
 
 KEY = "LearnedReward.path"
-"""The setting that holds the path, for messages."""
 
 
 class RewardModel:
     """A sequence classifier of transformers with `num_labels=1`, or a causal LM with a new head of one output.
 
     A new head is 0: before it has learned, it scores every completion the same. The model is always in eval mode.
-
-    Args:
-        path: Folder made by `save_pretrained`, or a model id of the Hugging Face hub.
-        dtype: Type of the weights; scores are float32.
-        max_tokens: Tokens in one forward or backward, padding included.
     """
 
     def __init__(self, path: str, dtype: Literal["float32", "bfloat16"] = "float32", max_tokens: int = 16384) -> None:
@@ -67,11 +60,6 @@ class RewardModel:
     def config(self) -> PreTrainedConfig:
         """The configuration, which is read without the weights."""
         return pretrained.load(AutoConfig, self.path, KEY)
-
-    @property
-    def context_length(self) -> int | None:
-        """The longest input in tokens; None is no limit."""
-        return getattr(self.config, "max_position_embeddings", None)
 
     @cached_property
     def model(self) -> PreTrainedModel:
@@ -103,10 +91,6 @@ class RewardModel:
         if "model" in vars(self):
             torch.nn.Module.to(self.model, device)
 
-    def check(self) -> None:
-        """Raises UsageError where `path` has no configuration or tokenizer, before any weight is read."""
-        _ = self.config, self.tokenizer
-
     def encode(self, prompt: str, completion: str, ended: bool) -> tuple[list[int], bool]:
         """Token ids, and whether the beginning was cut off to fit the context.
 
@@ -119,7 +103,7 @@ class RewardModel:
         ids += self.tokenizer.encode(completion, add_special_tokens=False, split_special_tokens=True)
         if ended and self.tokenizer.eos_token_id is not None:
             ids.append(self.tokenizer.eos_token_id)
-        limit = self.context_length or len(ids)
+        limit = getattr(self.config, "max_position_embeddings", None) or len(ids)
         return ids[-limit:], len(ids) > limit
 
     def forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -136,18 +120,12 @@ class RewardModel:
     @torch.no_grad()
     def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
         """[B] scores of the token ids of B texts; equal texts get equal scores."""
-        keys = [tuple(row) for row in rows]
-        distinct = sorted(set(keys), key=lambda row: (len(row), row))
+        distinct = sorted({*map(tuple, rows)}, key=lambda row: (len(row), row))
         known: dict[tuple[int, ...], float] = {}
         for indices in token_budget([len(row) for row in distinct], self.max_tokens):
             pack = [distinct[index] for index in indices]
             known |= zip(pack, self.forward(pack).tolist(), strict=True)
-        return [known[key] for key in keys]
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Writes weights and tokenizer into a folder that transformers reads."""
-        self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        return [known[tuple(row)] for row in rows]
 
 
 @contextmanager

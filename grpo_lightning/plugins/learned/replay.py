@@ -1,11 +1,43 @@
 """Replay: a bounded sample of everything a reward model has learned from, so that it does not forget."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
 from grpo_lightning.plugins.learned.labelled import LabelledGroup
-from grpo_lightning.types import at_least
+from grpo_lightning.types import UsageError, at_least
+
+Batch = tuple[list[LabelledGroup], int]
+"""Prompts of one optimizer update, and how many of them, the last ones, are from earlier iterations."""
+
+
+@dataclass
+class Replay:
+    """The memory of a reward model: which completions it learns from, is tested on, and learns from again.
+
+    Args:
+        fraction: Fraction of each batch that is drawn from earlier iterations, from 0 to below 1.
+        buffer_size: Largest number of prompts remembered; a fraction `held_out` of them is for testing.
+        per_label: Largest number of right completions, and of wrong ones, taken from one prompt.
+        held_out: Fraction of the prompts that are never trained on; the prompt's text alone decides. An iteration waits
+            for the next one if none of its prompts are held out, or all are.
+        seed: Seed of order and draws.
+    """
+
+    fraction: float = 0.1
+    buffer_size: int = 4096
+    per_label: int = 4
+    held_out: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("replay.buffer_size", self.buffer_size, 2, "LearnedReward")
+        at_least("replay.per_label", self.per_label, 1, "LearnedReward")
+        if not 0 <= self.fraction < 1:
+            raise UsageError(f"replay.fraction={self.fraction} of LearnedReward: give a fraction from 0 to below 1")
+        if not 0 < self.held_out < 1:
+            raise UsageError(f"replay.held_out={self.held_out} of LearnedReward: give a fraction above 0 and below 1")
 
 
 class ReplayBuffer:
@@ -14,13 +46,9 @@ class ReplayBuffer:
     The unit is a prompt with its completions, because pairs are made within a prompt. Its label is `right`, `wrong` or
     `both`. Every stratum holds a uniform sample of what was ever added to it. All strata have equal room, which shrinks
     as iterations are added; room that a stratum does not need goes to the others.
-
-    Args:
-        size: Largest number of prompts.
     """
 
     def __init__(self, size: int) -> None:
-        at_least("buffer_size", size, 1, "LearnedReward")
         self.size = size
         # In a random order that never changes, so that the first k of a stratum are a uniform sample of it.
         self.strata: dict[tuple[int, str], list[LabelledGroup]] = {}
@@ -33,14 +61,7 @@ class ReplayBuffer:
             yield from stratum
 
     def add(self, iteration: int, groups: Sequence[LabelledGroup], rng: Random) -> None:
-        """Adds all prompts of an iteration, which must be later than the iterations added before.
-
-        Args:
-            iteration: The iteration.
-            groups: All of its prompts.
-            rng: Decides which are kept.
-        """
-        assert all(iteration > earlier for earlier, _ in self.strata), "an iteration is added once, in order"
+        """Adds all prompts of an iteration, which must be later than the iterations added before."""
         for group in rng.sample(groups, len(groups)):
             self.strata.setdefault((iteration, group.outcome), []).append(group)
         room = equal_room([len(stratum) for stratum in self.strata.values()], self.size)
@@ -56,7 +77,7 @@ class ReplayBuffer:
 
     def state_dict(self) -> list[Any]:
         """All it holds, for a checkpoint."""
-        return [[*key, [group.as_row() for group in stratum]] for key, stratum in self.strata.items()]
+        return [[*key, [asdict(group) for group in stratum]] for key, stratum in self.strata.items()]
 
     def load_state_dict(self, state: list[Any]) -> None:
         """Restores what `state_dict` returned."""
@@ -68,10 +89,8 @@ class ReplayBuffer:
 def equal_room(lengths: Sequence[int], size: int) -> list[int]:
     """Divides room for `size` prompts equally among strata of these lengths: the number that each keeps.
 
-    A stratum gets no more than its length. What cannot be divided goes to the last strata, the newest.
-
-    Example:
-        `equal_room([5, 1, 4], 7)` is `[3, 1, 3]`: 2 for each, but the second has 1, and the others share the 2 left.
+    A stratum gets no more than its length. What cannot be divided goes to the last strata, the newest: of
+    `equal_room([5, 1, 4], 7)`, which is `[3, 1, 3]`, the others share what the second does not need.
     """
     room = [0] * len(lengths)
     left = min(size, sum(lengths))
@@ -87,24 +106,19 @@ def equal_room(lengths: Sequence[int], size: int) -> list[int]:
 
 def mixed(
     new: Sequence[LabelledGroup], history: Sequence[LabelledGroup], size: int, replay: float, rng: Random
-) -> Iterator[tuple[list[LabelledGroup], int]]:
-    """Yields the batches of one pass over `new`, of which a fraction is drawn from `history`.
+) -> Iterator[Batch]:
+    """Yields the batches of one pass over `new`.
 
-    "a replay mechanism that incorporates 10% of historical data" (DeepSeekMath, arXiv 2402.03300, Sec. 4.1.4).
+    "a replay mechanism that incorporates 10% of historical data" (DeepSeekMath, arXiv 2402.03300, Sec. 4.1.4). The
+    fraction is exact over the batches: 15 new prompts in batches of 4 with `replay=0.1` get 0, 0, 1 and 0 prompts of
+    history, since the sum of 0.4 per batch, rounded down, is 0, 0, 1, 1.
 
     Args:
         new: The new prompts; each comes once.
         history: The prompts of earlier iterations, drawn uniformly, each at most once per batch.
         size: Prompts per batch; the last batch may be smaller.
-        replay: Fraction of history in every batch, from 0 to below 1; rounded so that it is exact over the batches.
+        replay: Fraction of history in every batch, from 0 to below 1.
         rng: Decides order and draws.
-
-    Yields:
-        A batch, and how many of its prompts, the last ones, are from history.
-
-    Example:
-        15 new prompts in batches of 4 with `replay=0.1`: the sum of 0.4 per batch, rounded down, is 0, 0, 1, 1. So the
-        batches have 0, 0, 1 and 0 prompts of history, and 4, 4, 3 and 4 new ones.
     """
     order = rng.sample(new, len(new))
     done = index = 0

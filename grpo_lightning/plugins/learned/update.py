@@ -1,37 +1,33 @@
 """One update of a reward model: trains a candidate, and keeps it only if held-out prompts show that it is better."""
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from random import Random
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from grpo_lightning import ranks
 from grpo_lightning.plugins.learned.agreement import Agreement
 from grpo_lightning.plugins.learned.labelled import LabelledGroup
-from grpo_lightning.plugins.learned.loss import LabelledBatchSize, RewardLoss
+from grpo_lightning.plugins.learned.loss import BinaryCrossEntropy, LabelledBatchSize, RewardLoss
 from grpo_lightning.plugins.learned.model import RewardModel
-from grpo_lightning.plugins.learned.replay import mixed
+from grpo_lightning.plugins.learned.replay import Batch
+from grpo_lightning.types import UsageError, at_least
 
 GRAD_CLIP = 1.0
 
 
-@dataclass(slots=True, frozen=True)
-class Quality:
+class Quality(NamedTuple):
     """The quality of a reward model on prompts it was not trained on."""
 
     accuracy: float
     """As in `Agreement.accuracy`."""
     loss: float
 
-    def beats(self, other: "Quality", by: float = 0.0) -> bool:
-        """Whether its accuracy is higher by more than `by`, or by exactly `by` with a smaller loss. Never with NaN."""
-        gain = self.accuracy - other.accuracy
-        return gain > by or (gain == by and self.loss < other.loss)
 
-
-@dataclass(slots=True, frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """The comparison of the old model and its candidate on held-out prompts."""
 
     new: tuple[Quality, Quality]
@@ -41,43 +37,57 @@ class Trial:
     replayed: float
     """The fraction of the training completions that came from history."""
 
-    def accepts(self, max_forgetting: float, min_gain: float = 0.0) -> bool:
-        """Whether accuracy gains `min_gain` on the new prompts, and loses at most `max_forgetting` on the old ones."""
-        if self.old is None:
-            forgets = False
-        else:
-            before, after = self.old
-            forgets = not after.accuracy >= before.accuracy - max_forgetting - 1e-9
-        return self.new[1].beats(self.new[0], by=min_gain) and not forgets
 
-
-@dataclass(slots=True)
+@dataclass
 class RewardUpdate:
-    """The training of a reward model between iterations: on new data and replay, with a fresh AdamW.
+    """The training of a reward model at the end of an iteration, on new data and replay, and its test.
 
-    The learning rate rises over the first tenth of the optimizer updates, then falls to 0.
+    Args:
+        loss: The function that is minimised.
+        num_passes: Passes over an iteration's new data. At 0 the model is measured, but never trained.
+        batch_size: Prompts per optimizer update of the reward model.
+        lr: Peak learning rate. AdamW starts afresh in every iteration: the rate rises over a tenth of its updates, then
+            falls to 0.
+        max_forgetting: Largest allowed drop in accuracy on the held-out prompts of earlier iterations; an update that
+            loses more is undone.
+        min_gain: Smallest required gain in accuracy on this iteration's held-out prompts. At 0, equal accuracy with a
+            smaller loss also passes. To keep every update set `min_gain=-1` and `max_forgetting=1`.
     """
 
-    loss: RewardLoss
-    replay: float
-    """The fraction of history in each batch."""
-    num_passes: int
-    """The number of passes over the new data."""
-    batch_size: int
-    """The number of prompts in one optimizer update."""
-    lr: float
+    loss: RewardLoss = field(default_factory=BinaryCrossEntropy)
+    num_passes: int = 1
+    batch_size: int = 16
+    lr: float = 2e-5
+    max_forgetting: float = 0.02
+    min_gain: float = 0.0
 
-    def train(
-        self, model: RewardModel, new: Sequence[LabelledGroup], history: Sequence[LabelledGroup], rng: Random
-    ) -> float:
+    def __post_init__(self) -> None:
+        for name, least in (("num_passes", 0), ("batch_size", 1), ("max_forgetting", 0)):
+            at_least(f"update.{name}", getattr(self, name), least, "LearnedReward")
+        if not -1 <= self.min_gain < 1:
+            raise UsageError(f"update.min_gain={self.min_gain} of LearnedReward: give -1 to below 1")
+        if not 0 < self.lr < math.inf:
+            raise UsageError(f"update.lr={self.lr} of LearnedReward: give more than 0")
+
+    def __call__(
+        self, model: RewardModel, batches: Sequence[Batch], new: Sequence[LabelledGroup], old: Sequence[LabelledGroup]
+    ) -> Trial:
+        """Trains a candidate, tests it on held-out prompts, and restores the old weights unless it is accepted."""
+        kept = {name: value.clone() for name, value in model.model.state_dict().items()}
+        before, old_before = self.quality(model, new), self.quality(model, old) if old else None
+        replayed = self.train(model, batches)
+        old_quality = (old_before, self.quality(model, old)) if old_before else None
+        trial = Trial((before, self.quality(model, new)), old_quality, replayed)
+        if not self.accepts(trial):
+            model.model.load_state_dict(kept)
+        return trial
+
+    def train(self, model: RewardModel, batches: Sequence[Batch]) -> float:
         """Trains in place; returns the fraction of the training completions that came from history."""
         parameters = [parameter for parameter in model.model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=self.lr, weight_decay=0.0)
-        passes = [mixed(new, history, self.batch_size, self.replay, rng) for _ in range(self.num_passes)]
-        batches = [batch for batches_of_pass in passes for batch in batches_of_pass]
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: rate(update, len(batches)))
-        trained = replayed = 0
-        for batch, old in batches:
+        for batch, _ in batches:
             size = LabelledBatchSize.from_groups(batch)
             with torch.enable_grad():
                 for pack, rows in packs(model, batch):
@@ -88,11 +98,11 @@ class RewardUpdate:
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-            trained += size.num_completions
-            replayed += sum(map(len, batch[len(batch) - old :]))
         # All ranks train alike, but GPUs may differ in the last bit.
-        ranks.broadcast(parameters)
-        return replayed / max(trained, 1)
+        for parameter in parameters if ranks.world_size() > 1 else ():
+            torch.distributed.broadcast(parameter.detach(), src=0)
+        replayed = sum(len(group) for batch, old in batches for group in batch[len(batch) - old :])
+        return replayed / sum(len(group) for batch, _ in batches for group in batch)
 
     @torch.no_grad()
     def quality(self, model: RewardModel, groups: Sequence[LabelledGroup]) -> Quality:
@@ -102,38 +112,17 @@ class RewardUpdate:
         # Rank 0's, so that all ranks decide alike.
         return ranks.gather(Quality(Agreement(score.sigmoid(), label, group).accuracy(), float(loss)))[0]
 
-    def __call__(
-        self,
-        model: RewardModel,
-        new: Sequence[LabelledGroup],
-        history: Sequence[LabelledGroup],
-        held_out: Sequence[LabelledGroup],
-        held_out_before: Sequence[LabelledGroup],
-        max_forgetting: float,
-        min_gain: float,
-        rng: Random,
-    ) -> Trial:
-        """Trains a candidate, and restores the old weights unless it is accepted.
+    def accepts(self, trial: Trial) -> bool:
+        """True if accuracy gains `min_gain` on the new prompts, and loses at most `max_forgetting` on old ones.
 
-        Args:
-            model: The model, which is trained in place.
-            new: This iteration's prompts.
-            history: The prompts of earlier iterations.
-            held_out: This iteration's prompts that are never trained on, at least one.
-            held_out_before: The held-out prompts of earlier iterations.
-            max_forgetting: Largest allowed drop in accuracy on `held_out_before`.
-            min_gain: Smallest required gain in accuracy on `held_out`.
-            rng: Decides order and draws.
+        A gain of just `min_gain` counts with a smaller loss. Nothing is accepted where an accuracy is NaN.
         """
-        kept = {name: value.clone() for name, value in model.model.state_dict().items()}
-        before = self.quality(model, held_out)
-        old_before = self.quality(model, held_out_before) if held_out_before else None
-        replayed = self.train(model, new, history, rng)
-        old = (old_before, self.quality(model, held_out_before)) if old_before else None
-        trial = Trial((before, self.quality(model, held_out)), old, replayed)
-        if not trial.accepts(max_forgetting, min_gain):
-            model.model.load_state_dict(kept)
-        return trial
+        before, after = trial.new
+        gain = after.accuracy - before.accuracy
+        gains = gain > self.min_gain or (gain == self.min_gain and after.loss < before.loss)
+        return gains and (
+            trial.old is None or trial.old[1].accuracy >= trial.old[0].accuracy - self.max_forgetting - 1e-9
+        )
 
 
 def rate(update: int, num_updates: int) -> float:
@@ -142,13 +131,13 @@ def rate(update: int, num_updates: int) -> float:
     return min((update + 1) / warmup, (num_updates - update) / max(num_updates - warmup, 1))
 
 
-def scored(model: RewardModel, groups: Sequence[LabelledGroup]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def scored(model: RewardModel, groups: Sequence[LabelledGroup]) -> tuple[Tensor, Tensor, Tensor]:
     """[B] float64 raw scores, [B] float64 labels and [B] int64 indices of prompts, on the CPU."""
     score = model.score([ids for group in groups for ids in encoded(model, group)])
     return torch.tensor(score, dtype=torch.float64), *columns(groups)
 
 
-def columns(groups: Sequence[LabelledGroup]) -> tuple[torch.Tensor, torch.Tensor]:
+def columns(groups: Sequence[LabelledGroup]) -> tuple[Tensor, Tensor]:
     """[B] float64 labels and [B] int64 indices of prompts."""
     label = torch.tensor([label for group in groups for label in group.labels], dtype=torch.float64)
     return label, torch.tensor([index for index, group in enumerate(groups) for _ in group.labels])
@@ -171,5 +160,4 @@ def packs(model: RewardModel, groups: Sequence[LabelledGroup]) -> Iterator[tuple
             pack, rows = [], []
         pack.append(group)
         rows = rows + more
-    if pack:
-        yield pack, rows
+    yield pack, rows

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.fast import kv_memory
 from grpo_lightning.plugins.fast.kv_memory import GIB
@@ -20,11 +21,10 @@ from grpo_lightning.plugins.planning.rehearsal import peak_of, without_numbers
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy
-from grpo_lightning.training.loop import GRPOLoop
 from grpo_lightning.training.module import GRPOModule
 
+# Sampling completions; passes without gradients over them; forward, backward and optimizer.
 PHASES = ("exploring", "log-probs", "updating")
-"""Sampling completions, passes without gradients over them, and forward, backward and optimizer."""
 
 
 @dataclass
@@ -55,9 +55,12 @@ class Plan:
 
     def changed(self, key: str, value: Any) -> "Plan":
         """The plan with another value for a key such as `loop.max_tokens`."""
-        plan, (part, name) = copy.copy(self), key.removeprefix("model.").split(".")
-        setattr(plan, part, copy.copy(getattr(self, part)))
-        setattr(getattr(plan, part), name, value)
+        plan, (part, *path) = copy.copy(self), key.removeprefix("model.").split(".")
+        owner, name = plan, path[-1]
+        for step in (part, *path[:-1]):
+            setattr(owner, step, copy.copy(getattr(owner, step)))
+            owner = getattr(owner, step)
+        setattr(owner, name, value)
         lost = ("rows",) if part == "engine" or name == "strategy" else ("rows", "fake", "passes")
         plan.__dict__ = {name: value for name, value in vars(plan).items() if name not in lost}
         return plan
@@ -79,15 +82,16 @@ class Plan:
         # Shorter completions may fill a pack that has room for one and a half groups of the longest.
         for n in (8, 7, 6, 5, 4):
             rollouts = Rollouts.from_lists([prompt] * prompts, group, [[0] * max(1, longest * n // 8)] * len(group))
-            packs += rollouts.packs(loop.max_tokens, self.fake.shares_prefix)
+            packs += rollouts.packs(loop.max_tokens, self.fake.compute.shares_prefix)
         pack = max(packs, key=lambda one: len(one.all_token_ids))
         scored, updated = (peak_of(self.fake, pack, backward, mixed, entropy > 0) for backward in (False, True))
         return len(pack.all_token_ids), len(pack), scored, updated
 
     def _longest(self, sampling: Sampling) -> int:
         """Most tokens of a completion; of a conversation, as many as its limits allow."""
-        talks = self.model.explorer.conversations
-        most = (talks and talks.limits.max_tokens) or self.model.explorer.longest(sampling)
+        sampler = self.model.explorer.sampler
+        limits = getattr(sampler, "limits", None)
+        most = (limits and limits.max_tokens) or sampler.longest(sampling)
         return max(1, min(most, (self.policy.context_length or sys.maxsize) - self.prompt_tokens))
 
     @property
@@ -99,12 +103,13 @@ class Plan:
         memory = sys.maxsize if limit is None else int(limit * GIB)
         prompts = max(1, self.loop.prompts_per_step // self.trainer.count)
         trained = (prompts * self.loop.group_size, model.sampling)
-        for wanted, sampling in (trained, (self.validated * model.val_samples, model.val_sampling)):
+        for wanted, sampling in (trained, (self.validated * model.validation.samples, model.val_sampling)):
             # An engine with weights of its own has a memory of its own.
             if wanted and self.engine.shares_weights:
                 tokens, most = self.prompt_tokens + self._longest(sampling), getattr(self.engine, "max_rows", wanted)
-                rows = max(1, kv_memory.rows_at_once(config, dtype, tokens, 1, memory, min(most, wanted)))
-                found.append((rows, tokens, rows * kv_memory.row_bytes(config, dtype, tokens)))
+                row_bytes = kv_memory.row_bytes(config, dtype, tokens)
+                rows = max(1, min(most, wanted, memory // row_bytes))
+                found.append((rows, tokens, rows * row_bytes))
         return max(found, key=lambda one: one[2])
 
     @cached_property
@@ -182,12 +187,13 @@ def state_ratio(optimizer: Callable[..., torch.optim.Optimizer], dtype: torch.dt
 def remedies(plan: Plan, phase: str, says: Callable[[str], object] = str) -> Iterator[str]:
     """Keys that lower the sum of a phase, each as it is found: those first that need no passes. `says` gets all."""
     index, policy, trainer, exploring = PHASES.index(phase), plan.policy, plan.trainer, phase == "exploring"
+    checkpoints = policy.compute.gradient_checkpointing
     held, half, tokens = plan.sums[index], plan.decoding[2] / 2 / GIB, max(1, plan.passes[0] // 2)
     tried = [
         ("trainer.strategy=fsdp2", "fsdp2", trainer.count > 1 and trainer.strategy != "fsdp2"),
         (f"model.engine.max_cache_gib={half:.2g}", half, exploring and hasattr(plan.engine, "max_cache_gib")),
         (f"loop.max_tokens={tokens}", tokens, not exploring),
-        ("model.policy.gradient_checkpointing=true", True, phase == "updating" and not policy.gradient_checkpointing),
+        ("model.policy.compute.gradient_checkpointing=true", True, phase == "updating" and not checkpoints),
         ("trainer.precision=bf16-mixed", "bf16-mixed", not trainer.precision.startswith(("bf16", "64"))),
         ("model.policy.adapter=LoRA", LoRA(), policy.adapter is None),
     ]

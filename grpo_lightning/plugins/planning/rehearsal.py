@@ -3,18 +3,18 @@
 import copy
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.plugins.fast.compute import Fast, has_full_attention
 from grpo_lightning.plugins.fast.shared_prefix import ATTENTION
 from grpo_lightning.plugins.fast.token_logp import logits_at_once
+from grpo_lightning.plugins.planning import internals
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.training import internals
 
 
 class LiveBytes(internals.TorchDispatchMode):
@@ -48,13 +48,17 @@ def without_numbers(policy: Policy, dtype: torch.dtype, device: str) -> Policy:
     fake = copy.copy(policy)
     fake._modules = {}
     # Activations in main memory count as if they stayed; compiled models need less; oneDNN computes with numbers.
-    fake.kept, fake.compile_model, fake.products = nullcontext, False, "torch"
-    fake.logits_at_once = logits_at_once(device)
+    compute = fake.compute = copy.copy(policy.compute)
+    if isinstance(compute, Fast):
+        compute.offload_activations, compute.compile, compute.products = False, False, "torch"
+        compute.logits_at_once = logits_at_once(device)
     if hasattr(policy, "model"):
         attention = internals.attention_of(policy.model)
     else:  # What models do as a rule: the policy tries it when it has its weights.
-        attention = "eager" if policy.attention == "eager" else ATTENTION
-        fake.shares_prefix = policy.share_prefix and attention == ATTENTION and policy._full_attention
+        own = ATTENTION if isinstance(compute, Fast) else "sdpa"
+        attention = "eager" if compute.attention == "eager" else own
+        if isinstance(compute, Fast):
+            compute.shares_prefix = compute.share_prefix and attention == own and has_full_attention(policy.config)
     with torch.device("meta"):
         fake.model = AutoModelForCausalLM.from_config(
             copy.deepcopy(policy.config),
@@ -80,16 +84,15 @@ def peak_of(fake: Policy, pack: Rollouts, backward: bool, autocasts: bool, entro
     grads = [parameter.grad for parameter in fake.parameters() if parameter.grad is not None]
     live = LiveBytes([*fake.parameters(), *fake.buffers(), *grads])
 
-    def transformer(**inputs: Any) -> Any:
+    def transformer(trunk: nn.Module, **inputs: Any) -> Any:
         # What the transformer makes itself must be fake too; packs and their layouts must not.
         with fake.__dict__["_mode"], live:
-            return fake.trunk(**inputs)
+            return trunk(**inputs, use_cache=False)
 
-    fake.__dict__["_transformer"] = transformer
+    vars(fake.compute)["call"] = transformer
     with live, torch.autocast("cpu", torch.bfloat16, enabled=autocasts), torch.set_grad_enabled(backward):
         scored = Policy.forward(fake, pack, entropy_gradient)
         if backward:
             (scored.logp + scored.entropy).sum().backward()
         del scored
-    pack.layout = None  # its masks have no numbers
     return live.peak

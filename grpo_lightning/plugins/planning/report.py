@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from traceback import walk_tb
-from types import TracebackType
 from typing import Any
 
 import lightning as L
@@ -15,23 +14,24 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info
 
+from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.plugins.fast.kv_memory import GIB, available_bytes, free_bytes
 from grpo_lightning.plugins.planning.memory import PHASES, Devices, Plan, amount, remedies
-from grpo_lightning.policy.policy import first_line
-from grpo_lightning.training.data import PromptDataModule
-from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.policy.pretrained import first_line
+from grpo_lightning.training.checks import check_loop
+from grpo_lightning.training.data import TaskData
 from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.training.step_statistics import peak_memory_gib
-from grpo_lightning.types import UsageError, at_least
+from grpo_lightning.training.step_report import peak_memory_gib
+from grpo_lightning.types import UsageError, at_least, require
 
+# The phase of a run while one of these functions is on the stack; the outermost counts.
 PHASE_OF = {
     "GRPOModule.configure_model": "loading",
     "GRPOModule.validation_step": "validating",
     "Explorer.sample": "exploring",
-    "Preparation.cut": "log-probs",
+    "prepare": "log-probs",
     "GRPOModule.training_step": "updating",
 }
-"""The phase of a run while one of these functions is on the stack."""
 
 
 class MemoryReport(Callback):
@@ -43,10 +43,8 @@ class MemoryReport(Callback):
 
     def __init__(self, show: bool = True) -> None:
         self.show = show
-        # Here, before any weight is read.
-        self._process = process_bytes("cpu")
-        self.plan: Plan | None = None
-        """The run, known when the fit starts."""
+        self._process = process_bytes("cpu")  # here, before any weight is read
+        self.plan: Plan | None = None  # known when the fit starts
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Prints the table, on rank 0."""
@@ -66,7 +64,7 @@ class MemoryReport(Callback):
 
     def _plan(self, trainer: L.Trainer, module: L.LightningModule) -> Plan:
         data, device = getattr(trainer, "datamodule", None), trainer.strategy.root_device
-        assert isinstance(module, GRPOModule) and isinstance(data, PromptDataModule)
+        assert isinstance(module, GRPOModule) and isinstance(data, TaskData)
         strategy = "fsdp2" if isinstance(trainer.strategy, ModelParallelStrategy) else "ddp"
         process = self._process if device.type == "cpu" else process_bytes("cuda")
         devices = Devices(device.type, trainer.world_size, strategy, str(trainer.precision), process)
@@ -80,7 +78,8 @@ class MemoryReport(Callback):
         """Adds where memory ran out, the table, and the keys that help, as notes."""
         if not is_out_of_memory(exception):
             return
-        phase = phase_of(exception.__traceback__)
+        names = [frame.f_code.co_qualname for frame, _ in walk_tb(exception.__traceback__)]
+        phase = next((PHASE_OF[name] for name in names if name in PHASE_OF), "another part of the run")
         # The frames hold the tensors that did not fit.
         exception.__traceback__ = None
         exception.add_note(f"It happened in this phase: {phase}.")
@@ -103,7 +102,7 @@ class Planner:
     def plan(
         self,
         model: GRPOModule,
-        datamodule: PromptDataModule,
+        datamodule: TaskData,
         memory_gib: float | None = None,
         prompt_tokens: int | None = None,
         ckpt_path: str | None = None,
@@ -122,8 +121,8 @@ class Planner:
         at_least("memory_gib", memory_gib, 0.001)
         at_least("prompt_tokens", prompt_tokens, 1)
         devices = self.devices
-        self.loop.validate(model)
         model.connect(datamodule)
+        check_loop(self.loop, model)
         tokens, source = prompt_tokens, "--prompt_tokens"
         try:
             if tokens is None:
@@ -159,14 +158,15 @@ class Planner:
         listed, number = len(ids) > 1 or given[-1] in ",])", int(ids[0]) if ids[0].isdigit() else 0
         number = here if given in ("auto", "-1") else len(ids) if listed else number
         at_least("trainer.devices", number, 1)
-        if isinstance(strategy, str) and strategy not in ("auto", *StrategyRegistry):
-            raise UsageError(f"trainer.strategy={strategy}: give auto, ddp or fsdp2")
+        known = not isinstance(strategy, str) or strategy in ("auto", *StrategyRegistry)
+        require(known, f"trainer.strategy={strategy}: give auto, ddp or fsdp2")
         kind = StrategyRegistry[strategy]["strategy"] if strategy in StrategyRegistry else type(strategy)
-        name, device = "fsdp2" if issubclass(kind, ModelParallelStrategy) else "ddp", "cuda" if cuda else "cpu"
+        shards = strategy == "fsdp2" or (isinstance(kind, type) and issubclass(kind, ModelParallelStrategy))
+        name, device = "fsdp2" if shards else "ddp", "cuda" if cuda else "cpu"
         return Devices(device, number * int(trainer.num_nodes), name, str(trainer.precision), process_bytes(device))
 
 
-def longest_prompt(data: PromptDataModule, tried: int = 16) -> int:
+def longest_prompt(data: TaskData, tried: int = 16) -> int:
     """Tokens of the longest prompt among the `tried` longest texts of the questions that are loaded."""
     questions = [question for split in data.questions.values() for question in split]
     longest = sorted(questions, key=lambda question: -len(question.text))[:tried]
@@ -187,14 +187,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     return ran_out or isinstance(error, (torch.OutOfMemoryError, MemoryError))
 
 
-def phase_of(traceback: TracebackType | None) -> str:
-    """The phase that the run was in: that of the outermost of PHASE_OF on the stack."""
-    names = (frame.f_code.co_qualname for frame, _ in walk_tb(traceback))
-    return next((PHASE_OF[name] for name in names if name in PHASE_OF), "another part of the run")
-
-
 def out_of_memory_message(error: BaseException) -> str:
-    """One message: the reason in one sentence, and the notes."""
+    """One message for memory that ran out: the reason in one sentence, and the notes; empty for another error."""
+    if not is_out_of_memory(error):
+        return ""
     notes = getattr(error, "__notes__", ["`grpo plan` with the same options prints what the run would hold"])
     reason = (str(error) or type(error).__name__).strip().splitlines()[0].split(" Of the allocated memory")[0]
     return "\n".join([f"out of memory: {reason}", *notes])

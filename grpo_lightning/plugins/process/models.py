@@ -2,86 +2,73 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
 
 from grpo_lightning.plugins.learned.classifier import Classifier, DType
 from grpo_lightning.plugins.process.scorers import SegmentScorer
 from grpo_lightning.rewards.base import Run
-from grpo_lightning.types import Sample, UsageError, at_least
+from grpo_lightning.types import Sample
 
 
+@dataclass
 class _SegmentModel(SegmentScorer):
-    """The common part of the two: the model, which is read before the run or at the first call."""
-
-    kind: Any = "sequence"
-
-    def __init__(
-        self,
-        path: str,
-        max_length: int | None = None,
-        max_tokens: int = 16384,
-        dtype: DType = "float32",
-        trust_remote_code: bool = False,
-    ) -> None:
-        at_least("max_length", max_length, 1, type(self).__name__)
-        at_least("max_tokens", max_tokens, 1, type(self).__name__)
-        self.path = path
-        self._options: dict[str, Any] = {
-            "max_length": max_length,
-            "max_tokens": max_tokens,
-            "dtype": dtype,
-            "trust_remote_code": trust_remote_code,
-        }
-        self._classifier: Classifier | None = None
-
-    def setup(self, run: Run) -> None:
-        """Reads the model."""
-        self._load(run.device)
-
-    def close(self) -> None:
-        """Releases the model."""
-        self._classifier = None
-
-    def _load(self, device: Any = "cpu") -> Classifier:
-        if self._classifier is None:
-            owner = type(self).__name__
-            classifier = Classifier(self.path, device=device, kind=self.kind, owner=owner, **self._options)
-            if classifier.num_labels > 2:
-                raise UsageError(
-                    f"{owner}.path={self.path}: it has {classifier.num_labels} labels; expected 1, or 2 of which the "
-                    "second is `right`"
-                )
-            self._classifier = classifier
-        return self._classifier
-
-
-class PrefixModel(_SegmentModel):
-    """The probability that a sequence classifier gives to the prompt and the completion up to the segment's end.
-
-    One label: the sigmoid of its logit. Two: the softmax probability of the second. Use it with the model you have;
-    `tools/label_segments.py` writes data to train one. It reads every prefix again: `TokenModel` is faster.
+    """A classifier that is read before the run, or at the first call.
 
     Args:
-        path: `AutoModelForSequenceClassification`: folder made by `save_pretrained`, or hub id.
-        max_length: Longest input in its tokens; a longer one loses its beginning. None is the most that tokenizer and
-            model allow.
+        path: Folder made by `save_pretrained`, or hub id.
+        max_length: Longest input in its tokens; a longer one loses its beginning, and a segment whose end is lost gets
+            NaN. None is the most that tokenizer and model allow.
         max_tokens: Its tokens in one forward, padding included.
         dtype: Type of the weights.
         trust_remote_code: Run Python code shipped with the model.
     """
 
+    path: str
+    max_length: int | None = None
+    max_tokens: int = 16384
+    dtype: DType = "float32"
+    trust_remote_code: bool = False
+    kind: ClassVar[Literal["sequence", "token"]]
+
+    def __post_init__(self) -> None:
+        options = (self.path, self.max_length, self.max_tokens, self.dtype, self.trust_remote_code)
+        self._classifier = Classifier(type(self).__name__, *options, kind=self.kind, max_labels=2)
+
+    def setup(self, run: Run) -> None:
+        """Reads the model."""
+        self._classifier.load(run.device)
+
+    def close(self) -> None:
+        """Releases the model."""
+        self._classifier.close()
+
+
+@dataclass
+class PrefixModel(_SegmentModel):
+    """The probability that a sequence classifier gives to the prompt and the completion up to the segment's end.
+
+    One label: the sigmoid of its logit. Two: the softmax probability of the second. Use it with the model you have;
+    `tools/label_segments.py` writes data to train one. It reads every prefix again: `TokenModel` is faster.
+    """
+
+    kind = "sequence"
+
     def score(self, samples: Sequence[Sample], segments: Sequence[Sequence[str]]) -> list[list[float]]:
         """The probability of each segment."""
-        classifier = self._load()
+        classifier = self._classifier.load()
         prefixes = [
             sample.prompt.text + "".join(own[: segment + 1])
             for sample, own in zip(samples, segments, strict=True)
             for segment in range(len(own))
         ]
-        scores = iter(_probability(logits) for logits in classifier.logits(classifier.encode(prefixes)[0]))
+        scores = map(_probability, classifier.logits(classifier.encode(prefixes)[0]))
         return [[next(scores) for _ in own] for own in segments]
 
 
+@dataclass
 class TokenModel(_SegmentModel):
     """The probability that a token classifier gives at the end of each segment, all segments in one pass.
 
@@ -90,38 +77,15 @@ class TokenModel(_SegmentModel):
     the second.
 
     Args:
-        path: `AutoModelForTokenClassification`: folder made by `save_pretrained`, or hub id.
         separator: The text after every segment.
-        max_length: Longest input in its tokens; a longer one loses its beginning, and a segment whose end is lost gets
-            NaN. None is the most that tokenizer and model allow.
-        max_tokens: Its tokens in one forward, padding included.
-        dtype: Type of the weights.
-        trust_remote_code: Run Python code shipped with the model.
     """
 
+    separator: str = "\n"
     kind = "token"
-
-    def __init__(
-        self,
-        path: str,
-        separator: str = "\n",
-        max_length: int | None = None,
-        max_tokens: int = 16384,
-        dtype: DType = "float32",
-        trust_remote_code: bool = False,
-    ) -> None:
-        super().__init__(
-            path,
-            max_length=max_length,
-            max_tokens=max_tokens,
-            dtype=dtype,
-            trust_remote_code=trust_remote_code,
-        )
-        self.separator = separator
 
     def score(self, samples: Sequence[Sample], segments: Sequence[Sequence[str]]) -> list[list[float]]:
         """The probability of each segment."""
-        classifier = self._load()
+        classifier = self._classifier.load()
         encode = classifier.tokenizer.encode
         separator = encode(self.separator, add_special_tokens=False)
         inputs, ends = [], []
@@ -139,6 +103,6 @@ class TokenModel(_SegmentModel):
         ]
 
 
-def _probability(logits: Any) -> float:
+def _probability(logits: Tensor) -> float:
     """The probability of `right`, from [1] or [2] logits."""
     return float(logits.sigmoid()[0] if len(logits) == 1 else logits.softmax(0)[1])

@@ -3,23 +3,29 @@
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import pairwise
+from operator import itemgetter
+from statistics import fmean
 from typing import Any, Literal
+
+import numpy as np
+from transformers import AutoTokenizer
 
 from grpo_lightning.plugins.process.scorers import SegmentScorer
 from grpo_lightning.plugins.process.splitters import ByLine, Splitter
 from grpo_lightning.policy import pretrained
 from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.results import RewardResult, Segment
-from grpo_lightning.types import Question, Sample, Status, UsageError, at_least
+from grpo_lightning.types import Completion, Question, Sample, Status, UsageError, at_least
 
 Reduce = Literal["sum", "min", "last", "mean"]
 
 REDUCE: dict[Reduce, Callable[[Sequence[float]], float]] = {
     "sum": math.fsum,
     "min": min,
-    "last": lambda values: values[-1],
-    "mean": lambda values: math.fsum(values) / len(values),
+    "last": itemgetter(-1),
+    "mean": fmean,
 }
 
 
@@ -70,8 +76,6 @@ class ProcessReward(Reward):
     @cached_property
     def tokenizer(self) -> Any:
         """The policy's tokenizer."""
-        from transformers import AutoTokenizer  # a worker that imports the package need not wait for it
-
         assert self.path is not None, "give tokenizer, or call setup(run)"
         options = {"trust_remote_code": self.trust_remote_code}
         return pretrained.load(AutoTokenizer, self.path, "ProcessReward.tokenizer", **options)
@@ -99,10 +103,13 @@ class ProcessReward(Reward):
         assert result.segments is not None
         whole = [row for row, cut in enumerate(cuts) if cut.status == Status.OK]
         ends = [self._ends(samples[row], cuts[row].value) for row in whole]
-        texts = [_between(samples[row].text, [end for end, _ in own]) for row, own in zip(whole, ends, strict=True)]
+        texts = [
+            [samples[row].text[start:end] for start, end in pairwise([0, *own])]
+            for row, own in zip(whole, ends, strict=True)
+        ]
         scores = self.scorer.score([samples[row] for row in whole], texts)
         for row, own, values in zip(whole, ends, scores, strict=True):
-            result.segments[row] = [Segment(token, value) for (_, token), value in zip(own, values, strict=True)]
+            result.segments[row] = [*map(Segment, own.values(), values)]
             result.value[row] = math.nan if any(map(math.isnan, values)) else REDUCE[self.reduce](values)
         return result
 
@@ -111,13 +118,20 @@ class ProcessReward(Reward):
         self.splitter.close()
         self.scorer.close()
 
-    def _ends(self, sample: Sample, ends: Sequence[int]) -> list[tuple[int, int]]:
-        """For each segment the index of the character after it, and that of its last token."""
-        kept = [*ends[: self.max_segments - 1], ends[-1]] if len(ends) > self.max_segments else list(ends)
-        tokens = [sample.first + token for token in last_tokens(self.tokenizer, sample.written, sample.text, kept[:-1])]
-        tokens.append(len(sample.token_ids) - 1)
-        later = [*tokens[1:], math.inf]
-        return [(end, token) for end, token, next_ in zip(kept, tokens, later, strict=True) if token < next_]
+    def _ends(self, sample: Sample, ends: Sequence[int]) -> dict[int, int]:
+        """The index of the character after each segment, and that of the segment's last token."""
+        kept = [*ends[: self.max_segments - 1], ends[-1]] if len(ends) > self.max_segments else ends
+        first, written = last_turn(sample)
+        tokens = [first + token for token in last_tokens(self.tokenizer, written, sample.text, kept[:-1])]
+        last = {token: end for end, token in zip(kept, [*tokens, len(sample.token_ids) - 1], strict=True)}
+        return {end: token for token, end in last.items()}
+
+
+def last_turn(sample: Sample) -> tuple[int, list[int]]:
+    """The ids that `sample.text` is of, all but the stop token, and the index of the first among all drawn ones."""
+    ends = sample.conversation.ends if sample.conversation else []
+    first = ends[-2] + 1 if len(ends) > 1 else 0
+    return first, Completion(sample.token_ids[first:], None, sample.finish_reason, sample.stop_string).written
 
 
 def last_tokens(tokenizer: Any, token_ids: Sequence[int], text: str, ends: Sequence[int]) -> list[int]:
@@ -135,30 +149,22 @@ def last_tokens(tokenizer: Any, token_ids: Sequence[int], text: str, ends: Seque
     Raises:
         ValueError: `tokenizer` does not decode `token_ids` to `text`.
     """
-    import numpy as np
-
     ids = np.array(token_ids, dtype=np.int64)  # transformers checks every item of a list
-    decoded: dict[int, str] = {}
 
+    @cache
     def beginning(last: int) -> str:
-        if last not in decoded:
-            decoded[last] = tokenizer.decode(ids[: last + 1], skip_special_tokens=True)
-        return decoded[last]
+        return str(tokenizer.decode(ids[: last + 1], skip_special_tokens=True))
 
-    if ends and not beginning(len(token_ids) - 1).startswith(text):
+    if ends and not (whole := beginning(len(token_ids) - 1)).startswith(text):
         raise ValueError(
-            f"the tokenizer {tokenizer.name_or_path} decodes the completion to {beginning(len(token_ids) - 1)[:80]!r}, "
+            f"the tokenizer {tokenizer.name_or_path} decodes the completion to {whole[:80]!r}, "
             f"not to {text[:80]!r}: give the policy's own tokenizer"
         )
-    tokens: list[int] = []
+    tokens = [0]
     for end in ends:
-        head = text[:end]
-        first = tokens[-1] if tokens else 0
         tokens.append(
-            bisect_left(range(len(token_ids)), True, lo=first, key=lambda last: beginning(last).startswith(head))
+            bisect_left(
+                range(len(token_ids)), True, tokens[-1], key=lambda last: beginning(last).startswith(text[:end])
+            )
         )
-    return tokens
-
-
-def _between(text: str, ends: Sequence[int]) -> list[str]:
-    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return tokens[1:]

@@ -60,16 +60,11 @@ class ArithmeticSegments(SegmentScorer):
 
     def score(self, samples: Sequence[Sample], segments: Sequence[Sequence[str]]) -> list[list[float]]:
         """1, 0 or `no_equation` for each segment."""
-        values = [[self._value(segment) for segment in own] for own in segments]
-        if self.check_answer:
-            for sample, own, scores in zip(samples, segments, values, strict=True):
-                scores[-1] = float(_has_gold_answer(sample) and all(truths(own[-1])))
+        values = []
+        for sample, own in zip(samples, segments, strict=True):
+            found = [[*truths(segment)] for segment in own]
+            values.append([float(all(true)) if true else self.no_equation for true in found])
+            if self.check_answer:
+                answers = same_number(sample.answer, extract_answer(sample.whole_turn) or "")
+                values[-1][-1] = float(answers and all(found[-1]))
         return values
-
-    def _value(self, segment: str) -> float:
-        found = list(truths(segment))
-        return float(all(found)) if found else self.no_equation
-
-
-def _has_gold_answer(sample: Sample) -> bool:
-    return same_number(sample.answer, extract_answer(sample.whole_turn) or "")

@@ -19,10 +19,10 @@ class Splitter(ABC):
     def __call__(self, texts: Sequence[str]) -> list[Outcome]:
         """For each text the ends of its segments, ascending; the last is its length. No segment is all white space."""
         outcomes = self.cut(texts)
-        return [
-            Outcome(Status.OK, _segments(text, outcome.value)) if outcome.status == Status.OK else outcome
-            for text, outcome in zip(texts, outcomes, strict=True)
-        ]
+        for text, outcome in zip(texts, outcomes, strict=True):
+            if outcome.status == Status.OK:
+                outcome.value = _segments(text, outcome.value)
+        return outcomes
 
     def close(self) -> None:
         """Releases worker processes. May be called twice."""
@@ -77,7 +77,7 @@ class ByPattern(Splitter):
 
     def cut(self, texts: Sequence[str]) -> list[Outcome]:
         """The indices after every match."""
-        return self._pool.map(inside("separators.ends"), [[self.pattern, text] for text in texts])
+        return self._pool.map(inside("patterns.ends"), [[self.pattern, text] for text in texts])
 
     def close(self) -> None:
         """Ends the worker process."""

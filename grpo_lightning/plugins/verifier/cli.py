@@ -1,11 +1,13 @@
 r"""`grpo-verify`: grades answers from the command line as `MathVerifier` does in training, and says why.
 
     grpo-verify '\frac{1}{2}' 0.5                       one pair
+    grpo-verify --question 'Expand $(x+1)^2$.' ...      with the question, whose form and units count
     grpo-verify --completion 18 'So #### 18'            the whole completion; - reads it from stdin
     grpo-verify --jsonl predictions.jsonl --out graded.jsonl
 
-A row of the jsonl has its gold answer under `gold`, and a `completion` or a bare `answer`. Without `gold`, `answer` is
-the gold answer, as `grpo predict` writes it. Exit code: 0 if all answers are right, 1 if not, 2 for wrong arguments.
+A row of the jsonl has its gold answer under `gold`, and a `completion` or a bare `answer`; its question under
+`question` or `prompt`. Without `gold`, `answer` is the gold answer, as `grpo predict` writes it. Exit code: 0 if all
+answers are right, 1 if not, 2 for wrong arguments.
 """
 
 import argparse
@@ -41,9 +43,11 @@ def grade(verifier: MathVerifier, samples: Sequence[Sample]) -> Iterator[dict[st
         }
 
 
-def sample_of(gold: str, completion: str, prompt: str = "", source: str = "") -> Sample:
+def sample_of(gold: str, completion: str, prompt: str = "", source: str = "", question: str = "") -> Sample:
     """The sample, as the verifier gets it in training."""
-    return Sample(Prompt(0, prompt, [0], Question("", gold, source)), completion, [0], FinishReason.STOP)
+    return Sample(
+        Prompt(0, prompt, [0], Question(question or prompt, gold, source)), completion, [0], FinishReason.STOP
+    )
 
 
 def boxed(answer: str) -> str:
@@ -69,7 +73,7 @@ def read_row(line: str, source: str) -> tuple[dict[str, Any], Sample]:
         completion = boxed(str(row["answer"]))
     if gold is None or completion is None:
         raise UsageError(f"{source}: has {sorted(row)}; give `gold` with `completion` or `answer`, or both of these")
-    return row, sample_of(str(gold), str(completion), str(row.get("prompt", "")), source)
+    return row, sample_of(str(gold), str(completion), str(row.get("prompt", "")), source, str(row.get("question", "")))
 
 
 def grade_file(verifier: MathVerifier, path: Path, out: Path | None) -> bool:
@@ -119,6 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("gold", nargs="?", help="the gold answer, bare")
     parser.add_argument("answer", nargs="?", help=r"the answer, as inside \boxed{}")
+    parser.add_argument("--question", default="", help="the question of the pair")
     parser.add_argument("--completion", action="store_true", help="`answer` is a whole completion")
     parser.add_argument("--jsonl", type=Path, help="a file with one row per line, instead of one pair")
     parser.add_argument("--out", type=Path, help="file to write the rows with their grades to")
@@ -139,7 +144,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0 if grade_file(verifier, options.jsonl, options.out) else 1
         text = sys.stdin.read() if options.completion and options.answer == "-" else options.answer
         verifier.read_questions([])  # so that the time below is that of a comparison
-        (one,) = grade(verifier, [sample_of(options.gold, text if options.completion else boxed(text))])
+        sample = sample_of(options.gold, text if options.completion else boxed(text), question=options.question)
+        (one,) = grade(verifier, [sample])
+        if one["stage"] == "worker":
+            one |= verifier.explain(options.gold, one["extracted"], options.question)
         width = max(map(len, one))
         for key, value in one.items():
             print(f"{key:{width}}  {value}")

@@ -48,16 +48,9 @@ class LastNumber(Reward):
 
     Many graders fall back to the last number. It accepts a number in a sentence that was cut off, the last of several
     guesses, or one in the reasoning. In training that pays for luck, and the form of the answer decays.
-
-    Args:
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
-        name: Its name in the metrics.
     """
 
     finds_answers = True
-
-    def __init__(self, weight: float = 1.0, name: str | None = None) -> None:
-        super().__init__(weight, name)
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Status `ok`, or `no_answer` and 0 where there is no number. A gold answer that is not a number gives 0."""

@@ -1,6 +1,5 @@
 """Compares two formulas by their values, at points of all signs and on both sides of every kink."""
 
-import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,15 +40,10 @@ def equal(gold: Node, answer: Node, context: Context = Context()) -> bool:
     if not symbols(gold) and not symbols(answer):
         return equal_constants(gold, answer)
     gold_constant, answer_constant = _integration_constant(gold), _integration_constant(answer)
-    is_constant = (
-        gold_constant in CONSTANTS
-        and gold_constant not in context.given
-        and bool(symbols(_without(gold, gold_constant)))
-    )
-    if is_constant:
-        if not answer_constant or symbols(_without(answer, answer_constant)) - symbols(_without(gold, gold_constant)):
-            return False
-        return _agree(_without(gold, gold_constant), _without(answer, answer_constant), up_to_constant=True)
+    if gold_constant in CONSTANTS and gold_constant not in context.given and symbols(_without(gold, gold_constant)):
+        gold, answer = _without(gold, gold_constant), _without(answer, answer_constant)
+        is_family = bool(answer_constant) and symbols(answer) <= symbols(gold)
+        return is_family and _agree(gold, answer, up_to_constant=True)
     if not symbols(answer) <= symbols(gold):
         return False
     if _is_about_integers(gold):
@@ -76,32 +70,17 @@ def equal_constants(gold: Node, answer: Node) -> bool:
 
 
 def proportional(gold: Node, answer: Node) -> Fraction | None:
-    """The sign of c if `answer` is `c * gold`; 0 with a further factor of powers that add no zeros; else None."""
-    names = sorted(symbols(gold))
-    if not names or symbols(gold) != symbols(answer):
+    """The sign of c if `answer` is `c * gold` for a number c; else None."""
+    if not symbols(gold) or symbols(gold) != symbols(answer):
         return None
-    points = [point for point in _points(gold, answer) if _ratio(gold, answer, point) is not None][:24]
-    if len(points) < MIN_POINTS:
+    found = [(point, ratio) for point in _points(gold, answer) if (ratio := _ratio(gold, answer, point)) is not None][
+        :24
+    ]
+    first = found[0][1] if len(found) >= MIN_POINTS else 1j
+    if abs(first.imag) > 1e-9 * abs(first) or any(abs(other - first) > 1e-9 * abs(first) for _, other in found):
         return None
-    powers = {}
-    for name in names:
-        found = {_power_of(name, gold, answer, point) for point in points[:6]} - {None}
-        if len(found) != 1 or not -3 <= (power := found.pop()) <= 3:  # type: ignore[operator]
-            return None
-        powers[name] = power
-    if any(power and not _adds_no_zeros(name, gold, answer, points) for name, power in powers.items()):
-        return None
-    scaled = []
-    for point in points:
-        ratio = _ratio(gold, answer, point)
-        scaled.append(ratio / math.prod(float(point[name]) ** powers[name] for name in names))  # type: ignore
-    first = scaled[0]
-    if abs(first.imag) > 1e-9 * abs(first) or any(abs(other - first) > 1e-9 * abs(first) for other in scaled):
-        return None
-    if any(powers.values()):
-        return Fraction(0)
     try:  # floating point cannot tell 10^-9 from 2 * 10^-9 beside x
-        precise = [_precise_ratio(gold, answer, point) for point in points[:4]]
+        precise = [_precise_ratio(gold, answer, point) for point, _ in found[:4]]
     except NoNumber:
         return None
     if any(abs(a - b) * 10**20 > abs(a) for a, b in pairwise(precise)):
@@ -124,30 +103,6 @@ def _ratio(gold: Node, answer: Node, point: Point) -> complex | None:
         return None
 
 
-def _power_of(name: str, gold: Node, answer: Node, point: Point) -> int | None:
-    """The k for which the ratio grows as name^k; 99 if there is none."""
-    before = _ratio(gold, answer, point)
-    after = _ratio(gold, answer, {**point, name: 2 * point[name]})
-    if before is None or after is None:
-        return None
-    power = math.log2(abs(after / before))
-    return round(power) if abs(power - round(power)) < 1e-6 else 99
-
-
-def _adds_no_zeros(name: str, gold: Node, answer: Node, points: Sequence[Point]) -> bool:
-    """Whether neither formula vanishes at all points at which the variable is 0."""
-    for tree in (gold, answer):
-        values = []
-        for point in points[:4]:
-            try:
-                values.append(abs(_FAST.value(tree, {**point, name: Fraction(0)})))
-            except NoNumber:
-                values.append(1.0)
-        if all(value < 1e-9 for value in values):
-            return False
-    return True
-
-
 def _integration_constant(tree: Node) -> str:
     """The name C of `F(x) + C`; empty if the tree is no such sum."""
     if tree[0] != "add":
@@ -158,6 +113,8 @@ def _integration_constant(tree: Node) -> str:
 
 
 def _without(tree: Node, name: str) -> Node:
+    if not name:
+        return tree
     terms = [term for term in tree[1:] if term != ("symbol", name)]
     return terms[0] if len(terms) == 1 else ("add", *terms)
 

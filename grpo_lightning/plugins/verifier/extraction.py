@@ -1,126 +1,90 @@
 """Extracts the final answer of a completion, found by its form, together with all that hedges it."""
 
 import re
+from collections.abc import Iterator
 
 from grpo_lightning.plugins.verifier.rules import rewriting, rule
+from grpo_lightning.plugins.verifier.words import BOUNDS, FAULTS, JUDGEMENTS, NEGATIONS, changes, take_back
 
 _BRACES = rule(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", r"«\boxed{»7«\,»«}»", "7", flags=re.DOTALL)
-_UNBRACED = rule(r"\\(?:boxed|fbox)\s*(\d+|[A-Za-z])(?!\s*[{A-Za-z])", r"So «\boxed 7».", r"\boxed{7}")
-_BOX_COMMAND = rule(r"\\(?:boxed|fbox)\s*(?=\{)", r"«\boxed»{7}", r"\boxed 7")
-_LAYOUT = rule(r"[\s$*]|\\[()\[\],;]|\\q?quad", r"«$»7«$»« »«\quad»", "7")
-_SENTENCE_END = rule(r"[.!?](?=[\s$)*\\\]]|\Z)|\n\s*\n|\n\s*[A-Z#*]", "It is 1.5«.» Yes«!»", "It is 7«\n\n»and", "1.5")
+_UNBRACED = rule(r"\\(?:boxed|fbox)\s*(\d++(?:\.\d+)?|[A-Za-z])(?!\s*[{A-Za-z])", r"So «\boxed 7».", r"\boxed{7}")
+_BOX = rewriting(r"\\(?:boxed|fbox)\s*\{([^{}]*)\}|\\(?:boxed|fbox)\s*(?=\{)", r"\1", r"x = \boxed{7} -> x = 7")
+_LAYOUT = rewriting(r"[\s$*]|\\[()\[\],;]|\\q?quad|</?\w+>", " ", r"$7$\quad or ->  7   or")
+_SENTENCE_END = rule(
+    r"[.!?](?=[\s$)*\\\]]|\Z)|\n\s*\n|\n\s*[A-Z#*<\\$]", "It is 1.5«.» Yes«!»", "It is 7«\n\n»and", "1.5"
+)
+_MATHS = rule(r"(?<!\\)\$\$?|\\[()\[\]]", "«$»x«$» and «\\(»y«\\)»", "x")
+_RELATION = rule(
+    r"(?<![<>!:])=|\\(?:approx|implies|\w*[Rr]ightarrow|iff|to|therefore|begin\{\w+\*?\}|end\{\w+\*?\}|\\|q?quad)"
+    r"|&|\\text\s*\{[^{}]*\}\s*:?\Z",
+    r"x «=» 3 «\implies» y«=»3",
+    r"x \ne 3",
+)
+_PROSE = rule(r"(?<![\\A-Za-z{])[a-z]{3}", "5 «and» 6", r"\text{and}")
+_WORDS = rule(r"[A-Za-z]+(?:['’-][A-Za-z]+)*", "«it» «isn't» 7", "7")
 _CORRECTION = rule(
-    r"\W*(?:no\b|but\b|wait|rather|or\s+rather|actually|i mean|then|so\b|hence|thus|therefore|which|is wrong"
-    r"|\bnot?\b.*:)"
-    r"|.*\b(?:correct|correction|instead|wrong)\b",
+    r"\W*(?:no\b|but\b|wait|or\s+rather|rather|actually|i mean|then\b|so\b|hence|thus|therefore|not?\b.*:)"
+    r"|.*\b(?:correct\w*|instead|wrong|mistake)\b",
     "«, wait» 8",
     "«, or rather» 8",
-    "«not the final one:» 8",
-    "«, that is wrong»",
     "and 8",
     flags=re.IGNORECASE | re.DOTALL,
 )
-_ALTERNATIVE = rule(
-    r"(?:[,;/|&]|or\b|and\b(?!\s*(?:so|thus|hence|we|this|that|it|the|then|is)\b)|\\text\s*\{\s*(?:or|and)\b|\\pm|~|"
-    r"\+|-(?!-)|\\cdot|\\times|<|>|\\ne|\\le|\\ge|\\approx|maybe|perhaps|possibly|to\s+[$\d])",
-    "7 «or» 8",
-    "7 «and» 8",
-    r"7 «\text{ or» } 8",
-    r"7 «\pm» 2",
-    "7 «to 8»",
-    "7 and so it is",
+_NEXT = rule(
+    r"\W*(?:or|otherwise|alternatively|else|maybe|perhaps|possibly|no|actually|instead)\b[^.]*\d|\W*and\s+\$?\d",
+    "«Otherwise it is 8»",
+    "Check: 3 + 5 = 8",
     flags=re.IGNORECASE,
 )
-_FACTOR = rule(r"\\(?:pi|sqrt|[dt]?frac|binom|infty)(?![A-Za-z])|\d", r"«\sqrt»{«2»}", r"\pie")
-_DENIAL = rule(
-    r"(?:\b(?:not|isn't|aren't|never|cannot be|can't be|neither|wrong)|n't)\b\W*(?:\w+\W*){0,2}\Z",
-    "it «isn't equal to»",
-    "it is",
-    "a note 7",
+_CLAUSE_END = rule(r"[.!?;](?=[\s$)*\\\]]|\Z)|\n|\s—\s|</\w+>", "It is 1.5«;» no« — »wait«.»", "1.5")
+_PART = rule(r"[A-Za-z]+(?:['’]t)?|[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?", "«It» «isn't» «1,000.5»", "+")
+_BECAUSE = rule(
+    r"[,;]?\s\(?(?:(?<=, )as|because|since|which|where|so|given|giving|after|meaning|namely|i\.e\.|we"
+    r"|and (?:we|so|thus|hence|this|that|it))\b|;\s*(?=[a-z]{2})|\s(?:—|--)\s",
+    "7«, since» it is odd",
     flags=re.IGNORECASE,
 )
-_EITHER = rule(
-    r"\b(?:either|maybe|perhaps|possibly|might be|could be)\b|\bor\s*(?:else\s*)?(?:the\s*)?\Z",
-    "it is «either»",
-    "7 «or the»",
-    "7 or 8",
+"""What begins an explanation: from here on a number is no second answer."""
+_OR = rule(
+    r"\b(?:or|otherwise|maybe|perhaps|possibly|alternatively|else|unless|wrong)\b(?!\s+equal)|\band we also\b",
+    "7, since it is 7 «or» 8",
+    "7, since it is odd",
     flags=re.IGNORECASE,
 )
-_PREFIX = rule(r"(-|\+|<|>|\\neq?|\\leq?|\\geq?|\\pm|\\approx|~|\\[dt]?frac\{|\\sqrt\{)\Z", r"x «\le»", "«-»", "-x")
-
-_ADVERB = r"(?:\s+(?:therefore|thus|then|hence|so|simply|just|exactly|indeed|clearly|equal to),?)?"
 _PHRASE = rule(
-    rf"\banswer\*{{0,2}}(?:\s+is\b{_ADVERB}\s*:?|\s*:)(?:[ \t*]*\n)*",
+    r"\banswer\*{0,2}(?:\s+(?:is|equals)\b(?:\s+(?:therefore|thus|then|hence|so|simply|just|exactly|that),?)?\s*:?|\s*:)"
+    r"(?:[ \t*]*\n)*",
     "the «answer is therefore:» 7",
     "Final «answer**:» 7",
     "an answer of 7",
     flags=re.IGNORECASE,
 )
-_LABEL = rule(
-    r"(?:the\s+)?(?:(?:final|correct)\s+)?answer(?:\s+is\s*:?|\s*:)\s*",
-    "«The final answer is: »7",
-    "answered",
-    flags=re.IGNORECASE,
+_LABEL = rewriting(
+    r"\A(?:[Tt]he\s+)?(?:(?:[Ff]inal|[Cc]orrect)\s+)?[Aa]nswer(?:\s+is\s*:?|\s*:)\s*(.*?)\.?\Z",
+    r"\1",
+    "The final answer is: 7. -> 7",
 )
 _DISPLAY = rule(r"\s*(?:\$\$([^$]+)\$\$|\\\[([^\]]+)\\\])[ \t]*(?=\n|\Z)", "«$$x = 3$$»", r"«\[7\]»", r"\[7\] apples")
-_CLAUSE_END = rule(
-    r"(?<![ap]\.m)(?<!\ssq)\.(?!\**\s+(?:[Oo]r|[Mm]aybe|[Pp]erhaps|[Pp]ossibly)\b)(?=\**(?:\s|\Z)|\$?\**\s*(?:\Z|\s[A-Z]))"
-    r"|[,;]?\s\(?(?:"
-    r"(?<!many )(?<!much )as(?! (?:many|much|long|old|tall|far|fast|big|large|heavy)\b)"
-    r"|because|since|which|where|so that|giving|after|meaning|i\.e\.|namely)\b"
-    r"|,\s*(?:so|as|for|I|we|and (?:we|so|thus|hence|that|this|it))\b|;\s*(?=[a-z]{2,} )"
-    r"|\s\((?=(?:as|since|because|rounded|which|from|where|see|i\.e\.)\b)"
-    r"|(?<=[\d*])!(?=\**\s+[A-Z])"
-    r"|\s(?:—|--)\s|\sand we\b|\\\\(?=\s*\Z)",
+_INLINE = rule(
+    r"\$(?:(?!(?<![\\A-Za-z{])[a-z]{3})[^$])+[^$.]\$(?!\d)|\\\((?:(?!\\\)).)+\\\)", r"if «$x = 3$»", "$5 and $6"
+)
+_STOP = rule(
+    r"(?<![ap]\.m)(?<!\ssq)[.](?=[*$]*(?:\s|\Z))|(?<=[\d*])!(?=[*]*\s+[A-Z])|\\\\(?=\s*\Z)",
     "7«.» Then",
-    "7« since» it is odd",
-    "7«, as» it is odd",
-    "7«, so» the rest is 3",
-    "7«; »then the rest is 3",
-    "7« (»rounded down)",
-    "7«!» Then",
-    "7« — »the largest",
-    r"7 «\\»",
     "3.5",
     "4 p.m. today",
-    "5 sq. feet",
-    "7. Or 8",
-    "twice as many",
 )
-_AMENDED = rule(
-    r"\b(?:unless|maybe|perhaps|possibly|(?:is|was) wrong)\b|\bor\b(?:\s+\w+){0,2}?\s*[$\\({]*-?\d[\w{}$)]*\s*\Z"
-    r"|[^\d\s],\s*\$?\d+\s*\Z|\A[,;]?\s\(?after\b.*\band\s+\$?\d+\s*\Z",
-    "7 «unless» it rains",
-    "since x = 3 «or 4»",
-    "since it is od«d, 8»",
-    "« after lunch and 8»",
-    "since it is odd",
-    flags=re.IGNORECASE,
-)
-"""Words that make an explanation a part of the answer."""
-_INLINE = rule(
-    r"\$(?:(?!(?<![\\A-Za-z{])[a-z]{3})[^$])+[^$.]\$(?!\d)|\\\((?:(?!\\\)).)+\\\)",
-    r"if «$x = 3$» and «\(y\)»",
-    "$5 and $6",
-)
-_MAX_STATEMENT = 2100
+_MARKUP = rewriting(r"\*\*|__|\A\*|\*\Z|(?<!\\)\\[()\[\]]", " ", "**7** apples ->  7  apples")
 _FACTORIAL = rewriting(r"\s+!(?!=)", "!", "5 ! -> 5!", "x != 3 -> x != 3")
-_WITHOUT_TAGS = rewriting(r"</?\w+>", "", "<b>-</b> -> -")
-_WITHOUT_NAME = rewriting(r"[$\\(\[{]|[A-Za-z]\s*=", " ", "not $x = 7 -> not    7")
-_UNBOXED = rewriting(r"\\(?:boxed|fbox)\s*\{([^{}]*)\}", r"\1", r"x = \boxed{7} -> x = 7")
-_WITHOUT_CLOSING = rewriting(
-    r"\A(?:[\s$*)\]}]|</?\w+>|\\[()\[\],;!]|\\q?quad)+", "", "$** or 8 -> or 8", r"\), or 8 -> , or 8"
-)
-_WITHOUT_MARKS = rewriting(r"[$*]", " ", "or $8$, -> or  8 ,")
-_NEXT_CLAUSE = rule(r"[,;]\s*(?!or\b|maybe|perhaps|possibly)[A-Za-z]", "7«, t»he largest", "7, or 8")
-_CONTENT = rule(r"[\w\\]", r"(«\»«p»«i»)", ".)")
-_JOIN = rule(r"\W*(?:or|and)\W*", "« or »", "«; and »", "then")
-_WITHOUT_OPEN_TEXT = rewriting(r",?\s*\\text\s*\{\s*,?\s*\Z", "", r"7, \text{ -> 7")
-_WITHOUT_BOLD = rewriting(r"\*\*|__|\A\*|\*\Z", " ", "**7** apples ->  7  apples")
-_WITHOUT_DELIMITERS = rewriting(r"(?<!\\)\\[()\[\]]", " ", r"\(7\), so ->  7 , so")
 _EXCLAMATION = rewriting(r"(?<=\d)\s*!\Z", " !", "It is 7! -> It is 7 !")
-_DOLLARS = rule(r"\$([^$]+)\$", "«$x = 3$»", "3")
-_SPECIAL = rule(r"<\|[\w ]+\|>|</s>|<eos>", "7«<|im_end|>»«</s>»", "x < 3")
+_BARE = rewriting(r"[\s$*{}.,]|\\[,;:! ]|\\(?:left|right|mathbf|displaystyle|underline)\b", "", "{ $. -> ")
+_NUMBERS = rule(r"[\d:;=]", "for all «5» of", "none")
+_TOUCHING_LEFT = rule(r"(?:\d|(?:[/^+~-]|(?<![a-z])[<>]|\\(?:ne|le|ge|pm)q?)\s?)?\Z", "«3»")
+_TOUCHING_RIGHT = rule(r"\A(?:\\?[\^!_/%][\w{}]*|\.\w+|\\(?!q?quad|text)[a-z]+|\w*)", "«^2» x", "«.5»")
+_SPECIAL = rewriting(r"<\|[\w ]+\|>|</s>|<eos>", "", "7<|im_end|></s> -> 7")
+_MAX_STATEMENT = 2100
+Box = tuple[int, int, int, int]
+"""Indices: start of the box, start of its content, end of the box, end of its content."""
 
 
 def extract_answer(text: str) -> str | None:
@@ -130,142 +94,187 @@ def extract_answer(text: str) -> str | None:
     In that text the first form that occurs decides, and its last occurrence counts. The forms are, in order:
     `\boxed{}` or `\fbox{}` with balanced braces; `<answer></answer>`; the later of a `####` line and of
     "answer is" or "answer:".
-    Words beside the answer in the same sentence belong to it. Boxes joined by a comma, "and" or "or" are one answer.
-    A sign or a "not" before it and an "or" after it count too.
+    What stands beside it in its formula belongs to the answer, and so does the rest of a sentence that has a second
+    number or takes the answer back.
     """
     text = text.rpartition("</think>")[2]
     if "<think>" in text:
         return None
-    if "<|" in text or "<" in text:
-        text = _SPECIAL.sub("", text)
+    text = _SPECIAL(text) if "<" in text else text
     for find in (_boxed, _tagged, _stated):
         answer = find(text)
         if answer is not None:
-            answer = answer.strip()
-            label = _LABEL.match(answer)
-            return answer[label.end() :].rstrip(".") if label else answer or None
+            return _LABEL(answer.strip()) or None
     return None
 
 
 def _boxed(text: str) -> str | None:
-    """The last box, with what its sentence adds to it."""
-    if r"\boxed" not in text and r"\fbox" not in text:
-        return None
-    boxes = _boxes(text)
+    """The last box and those that belong to it, with what its formula and its sentence add."""
+    boxes = _boxes(text) if r"\boxed" in text or r"\fbox" in text else []
     if not boxes:
         return None
     first = last = len(boxes) - 1
-    while first and _belongs(text[boxes[first - 1][2] : boxes[first][0]]):
+    while first and _belongs(text, boxes[first - 1], boxes[first]):
         first -= 1
-    contents = list(
-        dict.fromkeys(
-            _FACTORIAL(_without_boxes(text[start:end]).strip()) for _, start, end, *_ in _inner(boxes[first:])
-        )
-    )
+    contents = list(dict.fromkeys(_FACTORIAL(_BOX(text[start:end]).strip()) for _, start, _, end in boxes[first:]))
     if not all(contents):
         return ""
-    before = _LAYOUT.sub("", text[max(0, boxes[first][0] - 40) : boxes[first][0]])
-    sign = _PREFIX.search(_WITHOUT_TAGS(before))
-    if sign and first == last:
-        contents[0] = f"{sign[1]} {contents[0]}"
-    head = text[max(0, boxes[first][0] - 200) : boxes[first][0]]
-    head = _SENTENCE_END.split(head)[-1]
-    if _DENIAL.search(_WITHOUT_NAME(head).rstrip()):
-        return f"not {contents[0]}"
-    tail = text[boxes[last][2] : boxes[last][2] + 200]
-    return "; ".join(contents) + _hedge(tail)
+    start, answer, end = boxes[first][0], "; ".join(contents), boxes[last][2]
+    before, after = text[max(0, start - 400) : start], text[end : end + 1000]
+    left, right = _beside(before, after)
+    is_correction = first and _CORRECTION.match(_LAYOUT(text[boxes[first - 1][2] : start]))
+    head = _LAYOUT(_SENTENCE_END.split(before[: len(before) - len(left)])[-1])
+    if take_back(_WORDS.findall(_NUMBERS.split(head)[-1])) and not is_correction:
+        return f"not {answer}"
+    answer = f"{left} {answer} {right}" if _BARE(left) or _BARE(right) else answer
+    return answer + _taken_back(answer, *_split(after[len(right) :]))
 
 
-def _without_boxes(text: str) -> str:
-    return _BOX_COMMAND.sub("", _UNBOXED(text))
+def _beside(before: str, after: str) -> tuple[str, str]:
+    """What stands left and right of a box in its formula, on its side of a relation."""
+    start, opened = 0, ""
+    for mark in _MATHS.finditer(before):
+        opened = "" if opened else mark[0]
+        start = mark.end()
+    left, right = before[start:], after
+    if opened:
+        end = _MATHS.search(after)
+        right = after[: end.start()] if end else after.partition("\n")[0]
+    else:
+        left = next(match[0] for match in _TOUCHING_LEFT.finditer(before))
+        right = next(match[0] for match in _TOUCHING_RIGHT.finditer(after))
+    if _PROSE.search(left) or _PROSE.search(right):
+        return "", ""
+    cuts = [match.end() for match in _RELATION.finditer(left)]
+    return left[cuts[-1] if cuts else 0 :], right
 
 
-def _hedge(tail: str) -> str:
-    """The text after the answer that takes it back: an alternative or a change; else empty."""
-    tail = _SENTENCE_END.split(tail, maxsplit=1)[0]
-    beginning = _WITHOUT_CLOSING(tail)
-    if tail[:1] in ("^", "!", "_") or _FACTOR.match(tail):
-        return f" {tail}"
-    if not _ALTERNATIVE.match(beginning):
-        return ""
-    what = _WITHOUT_MARKS(beginning).strip(" .,;")
-    if _NEXT_CLAUSE.match(beginning) or not what:
-        return ""
-    return f" {what}" if _CONTENT.search(what) else ""
+def _taken_back(answer: str, sentence: str, rest: str) -> str:
+    """The text after an answer that denies it or gives another one, in its sentence or later; else empty."""
+    because = _BECAUSE.search(sentence)
+    claimed, reason = (sentence[: because.start()], sentence[because.start() :]) if because else (sentence, "")
+    plain = _LAYOUT(claimed).strip(" .,;")
+    if changes(_WORDS.findall(plain)) or _NUMBERS.search(plain) or _OR.search(reason):
+        return f" {plain} {reason}"
+    rest = reason + rest if reason.lstrip()[:1] in (";", "—") else rest
+    is_other = _NEXT.match(rest.lstrip(" .$\n*)\\]")) or _is_retracted(_values(answer), rest)
+    return f" or {rest.strip()[:200]}" if is_other else ""
 
 
-def _inner(boxes: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int]]:
-    return [(start, content, end) for start, content, _, end in boxes]
+def _values(text: str) -> set[str]:
+    return {_value(part) for part in _PART.findall(text) if part[0].isdigit()}
 
 
-def _boxes(text: str) -> list[tuple[int, int, int, int]]:
-    """The outermost boxes as indices: start of the box, start of its content, end of the box, end of its content."""
-    boxes: list[tuple[int, int, int, int]] = [
+def _value(part: str) -> str:
+    """A number in one spelling; a word in lower case."""
+    part = part.casefold().replace(",", "").replace("’", "'")
+    return part.rstrip("0").removesuffix(".") if "." in part else part
+
+
+def _is_retracted(values: set[str], text: str) -> bool:
+    """Whether a sentence of a text faults the answer with these values, or states one other value.
+
+    A sentence that faults another number ("8, which is wrong", "not 8") confirms the answer.
+    """
+    for sentence in _CLAUSE_END.split(text):
+        parts = [_value(part) for part in _PART.findall(sentence)]
+        others = [part[0].isdigit() and part not in values for part in parts]
+        faults = [index for index in range(len(parts)) if _is_fault(parts[index], parts[index + 1 :], values)]
+        if any(not any(others[:index]) or not values.isdisjoint(parts[index:]) for index in faults):
+            return True
+        is_denied = any(word in NEGATIONS and other for word, other in zip(parts, others[1:], strict=False))
+        is_hedged = "if" in parts or not BOUNDS.isdisjoint(parts)
+        is_value = sum(others) == 1 and values and values.isdisjoint(parts)
+        if is_value and not (faults or is_denied or is_hedged):
+            return True
+    return False
+
+
+def _is_fault(word: str, behind: list[str], values: set[str]) -> bool:
+    """Whether a word faults an answer: `wrong`, or a negation of a judgement or directly before its value."""
+    is_negation = word in NEGATIONS or word.endswith("n't")
+    return word in FAULTS or (is_negation and (not JUDGEMENTS.isdisjoint(behind) or not values.isdisjoint(behind[:1])))
+
+
+def _boxes(text: str) -> list[Box]:
+    """The outermost boxes."""
+    boxes: list[Box] = [
         (match.start(), match.start(1), match.end(), match.end(1)) for match in _UNBRACED.finditer(text)
     ]
     opened: list[tuple[int, int]] = []
     start = min(position for position in (text.find(r"\boxed"), text.find(r"\fbox")) if position >= 0)
     for match in _BRACES.finditer(text, start):
-        if match[0] == "}":
-            if opened:
-                box, content = opened.pop()
-                if box >= 0:
-                    boxes.append((box, content, match.end(), match.start()))
-        elif match[0] == "{":
-            opened.append((-1, -1))
-        elif match[0][-1] == "{" and len(match[0]) > 2:
-            opened.append((match.start(), match.end()))
-    boxes.sort()
-    outer: list[tuple[int, int, int, int]] = []
-    for found in boxes:
-        if not outer or found[0] >= outer[-1][2]:
-            outer.append(found)
-    return outer
+        if match[0] == "}" and opened:
+            box, content = opened.pop()
+            if box >= 0:
+                boxes.append((box, content, match.end(), match.start()))
+        elif match[0][-1] == "{" and match[0] != r"\{":
+            opened.append((match.start(), match.end()) if len(match[0]) > 1 else (-1, -1))
+    return list(_outermost(sorted(boxes)))
 
 
-def _belongs(gap: str) -> bool:
-    """Whether two boxes with this text between them are one answer; not if the second corrects the first."""
-    if len(gap) > 120 or _SENTENCE_END.search(gap):
+def _outermost(boxes: list[Box]) -> Iterator[Box]:
+    end = 0
+    for box in boxes:
+        if box[0] >= end:
+            end = box[2]
+            yield box
+
+
+def _belongs(text: str, first: Box, second: Box) -> bool:
+    """Whether two boxes are one answer: in a sentence without a correction, or on two lines that are worded alike."""
+    gap = text[first[2] : second[0]]
+    if len(gap) > 120:
         return False
-    plain = _LAYOUT.sub(" ", gap).strip()
-    return not _CORRECTION.match(plain)
+    if not _SENTENCE_END.search(gap):
+        return not _CORRECTION.match(_LAYOUT(gap).strip())
+    lines = [_NUMBERS.sub("", text[text.rfind("\n", 0, box[0]) + 1 : box[0]]) for box in (first, second)]
+    return gap.count("\n") == 1 and lines[0] == lines[1] != "" and bool(_WORDS.search(lines[0]))
 
 
 def _tagged(text: str) -> str | None:
-    before, closed, _ = text.rpartition("</answer>")
+    before, closed, after = text.rpartition("</answer>")
     head, opened, answer = before.rpartition("<answer>")
     if not (opened and closed):
         return None
     _, earlier, gap = head.rpartition("</answer>")
-    return f"{answer} or another" if earlier and _JOIN.fullmatch(gap) else answer
+    if earlier and not _SENTENCE_END.search(gap) and changes(_WORDS.findall(gap)):
+        return f"{answer} or another"
+    return answer + _taken_back(answer, *_split(after[:1000]))
+
+
+def _split(text: str) -> tuple[str, str]:
+    """The sentence that a text begins with, and the rest."""
+    sentence, *_ = _SENTENCE_END.split(text, maxsplit=1)
+    return sentence, text[len(sentence) :]
 
 
 def _stated(text: str) -> str | None:
     hashes = text.rfind("####")
     phrases = list(_PHRASE.finditer(text, max(hashes, 0)))
-    if not phrases:
-        return _clause(text[hashes + 4 :].partition("\n")[0]) if hashes >= 0 else None
-    phrase = phrases[-1]
-    head = _SENTENCE_END.split(text[max(0, phrase.start() - 200) : phrase.start()])[-1]
-    if _EITHER.search(head.rstrip()):
-        return f"either {text[phrase.end() :].partition(chr(10))[0]}"
-    display = _DISPLAY.match(text, phrase.end())
-    if display:
-        return display[1] or display[2]
-    return _clause(text[phrase.end() :].partition("\n")[0])
-
-
-def _clause(statement: str) -> str:
-    """The statement up to the end of its sentence or to the beginning of an explanation."""
-    statement = statement.lstrip()[:_MAX_STATEMENT].replace(r"\$", "$").strip()
-    masked = _INLINE.sub(lambda match: "0" * len(match[0]), statement)  # a formula has no clauses
-    end = _CLAUSE_END.search(masked)
-    if end and _AMENDED.search(_SENTENCE_END.split(statement[end.start() :], maxsplit=1)[0]):
-        end = None
-    clause = statement[: end.start()] if end else statement
-    clause = _WITHOUT_OPEN_TEXT(clause) if end else clause
-    clause = _WITHOUT_BOLD(clause).strip()
-    clause = _WITHOUT_DELIMITERS(clause).strip()
-    clause = _EXCLAMATION(clause)  # the end of a sentence, and no factorial
+    if not phrases and hashes < 0:
+        return None
+    start = phrases[-1].end() if phrases else hashes + 4
+    if phrases:
+        head = _SENTENCE_END.split(text[max(0, phrases[-1].start() - 200) : phrases[-1].start()])[-1]
+        if take_back(_WORDS.findall(head)):
+            return f"either {text[start:].partition(chr(10))[0]}"
+        if display := _DISPLAY.match(text, start):
+            return display[1] or display[2]
+    line, _, rest = text[start:].partition("\n")
+    if r"\boxed" in line or r"\fbox" in line:
+        return ""
+    statement = line.lstrip(" \t*_")[:_MAX_STATEMENT].replace(r"\$", "$").strip()
+    masked = _INLINE.sub(lambda match: "0" * len(match[0]), statement)  # a formula has no sentences
+    stop = _STOP.search(masked)
+    end = stop.start() if stop else len(statement)
+    because = _BECAUSE.search(masked, 1, end)
+    reason = statement[because.start() : end] if because else ""
+    clause = statement[:end] if _OR.search(reason) else statement[: because.start() if because else end]
+    clause = _EXCLAMATION(_MARKUP(_MARKUP(clause).strip()).strip())
     formula = _DOLLARS.fullmatch(clause)
-    return formula[1].strip() if formula else clause
+    answer = formula[1].strip() if formula else clause
+    return answer + _taken_back(answer, "", statement[end:] + "\n" + rest[:1000])
+
+
+_DOLLARS = rule(r"\$([^$]+)\$", "«$x = 3$»", "3")

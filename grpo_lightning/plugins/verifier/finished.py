@@ -12,10 +12,9 @@ from grpo_lightning.plugins.verifier.forms import (
     addends,
     content,
     factors,
-    has_node,
     have_common_factor,
     monomials,
-    split,
+    normal,
 )
 from grpo_lightning.plugins.verifier.grammar import Node
 from grpo_lightning.plugins.verifier.numbers import NoNumber, exact, literal, nodes, precise, symbols
@@ -49,6 +48,8 @@ def unfinished(tree: Node) -> frozenset[str]:
             found.add("division")
         elif kind == "pow":
             found |= {*_left_in_power(node)}
+            if node[1] == _TEN and literal(tree) is None and literal(node[2]) in (2, 3):
+                found.add("power")  # scientific notation begins at larger powers
         if not symbols(node):
             found |= {*_left_in_constant(node, is_formula)}
     return frozenset(found)
@@ -74,19 +75,19 @@ def _left_in_constant(node: Node, is_formula: bool) -> Iterator[str]:
     elif kind == "fact" or (kind == "call" and node[1] in ("binom", "!!")):
         if not is_formula:  # `x^5/5!` is as good as `x^5/120`
             yield "counting"
-    elif kind == "call" and node[1] == "exp" and has_node(node, _I):
+    elif kind == "call" and node[1] == "exp" and _I in nodes(node):
         yield "complex exponential"
     elif kind == "call" and node[1] not in (*_LOGARITHMS, "exp"):
         yield f"operator {node[1]}"
     elif kind in ("abs", "percent"):
         yield kind
-    elif kind == "root" and has_node(node[2], _I):
+    elif kind == "root" and _I in nodes(node[2]):
         yield "complex root"
     elif kind in ("root", "pow") and _is_nested(node):
         yield "nested roots"
     elif kind in ("root", "pow", "call") and literal(node) is None and _is_rational(node):
         yield "value"
-    if kind == "div" and has_node(node[2], _I):
+    if kind == "div" and _I in nodes(node[2]):
         yield "quotient"
 
 
@@ -140,7 +141,7 @@ def _left_in_power(node: Node) -> Iterator[str]:
     if result is not None:
         if base != _TEN and max(abs(result.numerator), result.denominator) <= _LARGEST:
             yield "power"
-    elif not symbols(node) and has_node(node[2], _I):
+    elif not symbols(node) and _I in nodes(node[2]):
         yield "complex exponential"
     elif not symbols(node) and (base == _I or (base[0] == "add" and (exact(node[2]) or Fraction()).denominator == 1)):
         yield "product"
@@ -194,7 +195,7 @@ def _is_nested(node: Node) -> bool:
 
 def _have_like_terms(terms: Sequence[Node]) -> bool:
     """Whether two terms can be added: they differ by a number only, or their ratio is a small fraction."""
-    rests = [rest for term in terms for _, rest in [split(term)] if rest != ONE]
+    rests = [rest for term in terms for _, rest in [normal(term)] if rest != ONE]
     if len({*rests}) < len(rests):
         return True
     by = precise(30)

@@ -1,17 +1,17 @@
-"""The form of a formula: its terms, its factors, its content and its size."""
+"""The form of a formula: its terms, its factors, its content, its size, and one normal form for all orders."""
 
 import math
+import random
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import product
-from zlib import crc32
 
 from grpo_lightning.plugins.verifier.grammar import Node
-from grpo_lightning.plugins.verifier.numbers import literal, nodes, symbols
+from grpo_lightning.plugins.verifier.numbers import literal, symbols
 
 ONE: Node = ("one",)
-_LARGEST_POWER = 60
+_LARGEST_POWER, _MAX_TERMS = 60, 60
 
 
 def addends(tree: Node, sign: int = 1) -> Iterator[tuple[int, Node]]:
@@ -84,60 +84,67 @@ def size(tree: Node) -> int:
     if tree[0] == "add":
         sizes = [size(term) for _, term in addends(tree) if literal(term) != 0]
         return sum(sizes) + (len(sizes) > 1)
-    return 1 + sum(size(part) for part in tree[1:] if isinstance(part, tuple) and part and isinstance(part[0], str))
+    return 1 + sum(size(part) for part in tree[1:] if is_tree(part))
+
+
+def is_tree(part: object) -> bool:
+    """Whether a part of a node is a node itself."""
+    return isinstance(part, tuple) and bool(part) and isinstance(part[0], str)
 
 
 def is_expanded(tree: Node) -> bool:
     """Whether the tree is a sum of numbers times powers of variables."""
     for _, term in addends(tree):
         above, below = factors(term)
-        if any(literal(factor) is None for factor in below):
+        bases = [part[1] if part[0] == "pow" and (whole(part[2]) or 0) > 0 else part for part in above]
+        if any(literal(part) is None for part in below):
             return False
-        for factor in above:
-            base = factor[1] if factor[0] == "pow" and (whole(factor[2]) or 0) > 0 else factor
-            if literal(factor) is None and base[0] != "symbol":
-                return False
+        if any(literal(part) is None and base[0] != "symbol" for part, base in zip(above, bases, strict=True)):
+            return False
     return True
 
 
-# ----- a formula without its order, signs and numbers
+# ----- a formula without its order
 
 
 @lru_cache(maxsize=1 << 13)
-def split(tree: Node) -> tuple[Fraction, Node]:
+def normal(tree: Node, pulls: bool = True) -> tuple[Fraction, Node]:
     r"""A formula as a number times the rest, the same for all orders of terms and factors: -2, `x - 3` of `6 - 2x`.
 
     Products stay and like terms are not collected. Equal factors are: `x \cdot x` is `x^2`.
+    If `pulls` is False, no number is pulled out of a sum and signs do not count: `2x + 4` is not `2(x + 2)`.
     """
     value = literal(tree)
     if value is not None:
-        return value, ONE
+        return value if pulls else abs(value), ONE
     kind = tree[0]
     if kind == "neg":
-        number, rest = split(tree[1])
-        return -number, rest
+        number, rest = normal(tree[1], pulls)
+        return -number if pulls else number, rest
     if kind == "add":
-        return _split_sum(tree)
+        return _sum(
+            [(sign * number, rest) for sign, term in addends(tree) for number, rest in [normal(term, pulls)]], pulls
+        )
     if kind in ("mul", "div"):
         number, powers = Fraction(1), dict[Node, Fraction]()
         for part, sign in zip(tree[1:], (1, -1 if kind == "div" else 1), strict=False):
-            own, rest = split(part)
+            own, rest = normal(part, pulls)
             if not own and sign < 0:
                 return Fraction(1), tree
             number *= own**sign
             for base, power in _powers(rest):
                 powers[base] = powers.get(base, Fraction()) + sign * power
-        return number, _product(powers)
+        rest = _product(powers)
+        if not pulls and rest[0] == "sum" and number.denominator > 1:  # `\frac12 (x + 1)` is `\frac x2 + \frac12`
+            return _sum([(number * own, part) for own, part in rest[1:]], pulls)
+        return number, rest
     if kind == "root" and (degree := whole(tree[1])):
-        return _split_power(tree[2], Fraction(1, degree))
+        return _power(tree[2], Fraction(1, degree), pulls)
     if kind == "pow" and (exponent := literal(tree[2])) is not None:
-        return _split_power(tree[1], exponent)
+        return _power(tree[1], exponent, pulls)
     if kind == "call" and tree[1] == "exp":
-        return split(("pow", ("constant", "e"), tree[2]))
-    return Fraction(1), tuple(
-        ("scaled", *split(part)) if isinstance(part, tuple) and part and isinstance(part[0], str) else part
-        for part in tree
-    )
+        return normal(("pow", ("constant", "e"), tree[2]), pulls)
+    return Fraction(1), tuple(("scaled", *normal(part, pulls)) if is_tree(part) else part for part in tree)
 
 
 def order(tree: Node) -> str:
@@ -148,19 +155,20 @@ def order(tree: Node) -> str:
         return ""
 
 
-def _split_sum(tree: Node) -> tuple[Fraction, Node]:
-    parts = [(sign * number, rest) for sign, term in addends(tree) for number, rest in [split(term)] if number]
-    parts.sort(key=lambda part: (order(part[1]), part[0]))
-    if len(parts) < 2:
-        return parts[0] if parts else (Fraction(), ONE)
-    below = math.lcm(*(number.denominator for number, _ in parts))
-    pulled = Fraction(math.gcd(*(int(number * below) for number, _ in parts)), below)
-    pulled = pulled if parts[0][0] > 0 else -pulled
-    return pulled, ("sum", *((number / pulled, rest) for number, rest in parts))
+def _sum(parts: Sequence[tuple[Fraction, Node]], pulls: bool) -> tuple[Fraction, Node]:
+    kept = sorted(
+        ((n if pulls else abs(n), rest) for n, rest in parts if n), key=lambda part: (order(part[1]), part[0])
+    )
+    if len(kept) < 2:
+        return kept[0] if kept else (Fraction(), ONE)
+    below = math.lcm(*(number.denominator for number, _ in kept))
+    pulled = Fraction(math.gcd(*(int(number * below) for number, _ in kept)), below) if pulls else Fraction(1)
+    pulled = pulled if kept[0][0] > 0 else -pulled
+    return pulled, ("sum", *((number / pulled, rest) for number, rest in kept))
 
 
-def _split_power(base: Node, exponent: Fraction) -> tuple[Fraction, Node]:
-    number, rest = split(base)
+def _power(base: Node, exponent: Fraction, pulls: bool) -> tuple[Fraction, Node]:
+    number, rest = normal(base, pulls)
     if number != 1 and (exponent.denominator > 1 or abs(exponent) > _LARGEST_POWER or not number):
         return Fraction(1), _product({("scaled", number, rest): exponent})
     powers = {inner: power * exponent for inner, power in _powers(rest)}
@@ -180,9 +188,7 @@ def _product(powers: dict[Node, Fraction]) -> Node:
     return kept[0][0] if len(kept) == 1 and kept[0][1] == 1 else ("product", *kept)
 
 
-# ----- polynomials multiplied out
-
-_MAX_TERMS = 60
+# ----- polynomials
 
 
 def monomials(tree: Node) -> frozenset[Node]:
@@ -194,9 +200,7 @@ def _expanded(tree: Node) -> dict[Node, Fraction] | None:
     if literal(tree) is not None:
         return {(): literal(tree) or Fraction()}
     kind = tree[0]
-    if kind == "neg":
-        return _expanded(tree[1])
-    if kind == "add":
+    if kind in ("add", "neg"):
         total: dict[Node, Fraction] = {}
         for sign, term in addends(tree):
             for name, number in (_expanded(term) or {}).items():
@@ -208,111 +212,43 @@ def _expanded(tree: Node) -> dict[Node, Fraction] | None:
             other = _expanded(part)
             if other is None or len(result) * len(other) > _MAX_TERMS:
                 return None
-            result = _multiplied_out(result, other)
+            before, result = result, {}
+            for (a, x), (b, y) in product(before.items(), other.items()):
+                powers = {base: dict(a).get(base, 0) + dict(b).get(base, 0) for base, _ in (*a, *b)}
+                name = tuple(sorted(powers.items(), key=order))
+                result[name] = result.get(name, Fraction()) + x * y
         return result
     if kind == "div" and literal(tree[2]):
         return _expanded(tree[1])
-    return {((split(tree)[1], 1),): Fraction(1)} if symbols(tree) else {(): Fraction(1)}
+    return {((normal(tree)[1], 1),): Fraction(1)} if symbols(tree) else {(): Fraction(1)}
 
 
-def _multiplied_out(left: dict[Node, Fraction], right: dict[Node, Fraction]) -> dict[Node, Fraction]:
-    result: dict[Node, Fraction] = {}
-    for (a, x), (b, y) in product(left.items(), right.items()):
-        powers = dict(a)
-        for base, power in b:
-            powers[base] = powers.get(base, 0) + power
-        name = tuple(sorted(powers.items(), key=order))
-        result[name] = result.get(name, Fraction()) + x * y
-    return {name: number for name, number in result.items() if number}
-
-
-# ----- common factors of polynomials
-
-_PRIME = (1 << 61) - 1
-_MAX_DEGREE = 40
+_BITS = 600
+"""Size of the integers that stand for variables."""
 
 
 def have_common_factor(above: Sequence[Node], below: Sequence[Node]) -> bool:
     """Whether two products of polynomials have a common factor that is no number.
 
-    All variables but one are replaced by fixed random numbers. The greatest common divisor is computed modulo a prime.
-    A subtree that is no polynomial counts as a variable.
+    With huge random integers for the variables a common factor is a huge common divisor, and there is no other.
     """
-    shared = {atom for part in above for atom in _atoms(part)} & {atom for part in below for atom in _atoms(part)}
-    return any(_degree_of_gcd(_times(above, atom), _times(below, atom)) > 0 for atom in sorted(shared, key=repr)[:8])
+    values = [math.prod((_at_random(part) for part in parts), start=Fraction(1)) for parts in (above, below)]
+    return math.gcd(*(value.numerator for value in values)).bit_length() > _BITS // 2 and all(values)
 
 
-def _atoms(tree: Node) -> Iterator[Node]:
-    if tree[0] in ("add", "mul", "neg"):
-        for part in tree[1:]:
-            yield from _atoms(part)
-    elif (tree[0] == "div" and literal(tree[2])) or (tree[0] == "pow" and 0 < (whole(tree[2]) or 0) <= _MAX_DEGREE):
-        yield from _atoms(tree[1])
-    elif tree[0] != "number":
-        yield tree
-
-
-def _times(parts: Sequence[Node], atom: Node) -> list[int]:
-    result = [1]
-    for part in parts:
-        result = _multiplied(result, _polynomial(part, atom))
-    return result
-
-
-def _polynomial(tree: Node, atom: Node) -> list[int]:
-    """The coefficients modulo the prime, the constant first; nothing if the degree is too large."""
-    if tree == atom:
-        return [0, 1]
+def _at_random(tree: Node) -> Fraction:
+    """The value of a polynomial at huge random integers; a subtree that is no polynomial counts as a variable."""
     kind = tree[0]
     if kind == "number":
-        return _trimmed([tree[1].numerator * pow(tree[1].denominator, -1, _PRIME) % _PRIME])
+        return tree[1]
     if kind == "neg":
-        return [-value % _PRIME for value in _polynomial(tree[1], atom)]
+        return -_at_random(tree[1])
     if kind == "add":
-        parts = [_polynomial(part, atom) for part in tree[1:]]
-        long = max(map(len, parts))
-        return _trimmed([sum(part[index] for part in parts if index < len(part)) % _PRIME for index in range(long)])
+        return sum(map(_at_random, tree[1:]), Fraction())
     if kind == "mul":
-        return _times(tree[1:], atom)
-    if kind == "div" and (below := literal(tree[2])):
-        inverse = below.denominator * pow(below.numerator, -1, _PRIME) % _PRIME
-        return [value * inverse % _PRIME for value in _polynomial(tree[1], atom)]
-    if kind == "pow" and 0 < (power := whole(tree[2]) or 0) <= _MAX_DEGREE:
-        return _times([tree[1]] * power, atom)
-    return [crc32(repr(tree).encode()) * 2654435761 % _PRIME + 1]
-
-
-def _multiplied(left: list[int], right: list[int]) -> list[int]:
-    if not left or not right or len(left) + len(right) > 2 * _MAX_DEGREE:
-        return []
-    result = [0] * (len(left) + len(right) - 1)
-    for i, a in enumerate(left):
-        for j, b in enumerate(right):
-            result[i + j] = (result[i + j] + a * b) % _PRIME
-    return _trimmed(result)
-
-
-def _trimmed(values: list[int]) -> list[int]:
-    while values and not values[-1]:
-        values.pop()
-    return values
-
-
-def _degree_of_gcd(left: list[int], right: list[int]) -> int:
-    if not left or not right:
-        return 0
-    while right:
-        inverse = pow(right[-1], -1, _PRIME)
-        rest = list(left)
-        while len(rest) >= len(right):
-            factor, shift = rest[-1] * inverse % _PRIME, len(rest) - len(right)
-            for index, value in enumerate(right):
-                rest[shift + index] = (rest[shift + index] - factor * value) % _PRIME
-            _trimmed(rest)
-        left, right = right, rest
-    return len(left) - 1
-
-
-def has_node(tree: Node, node: Node) -> bool:
-    """Whether the tree contains the node."""
-    return any(part == node for part in nodes(tree))
+        return math.prod(map(_at_random, tree[1:]), start=Fraction(1))
+    if kind == "div" and (divisor := literal(tree[2])):
+        return _at_random(tree[1]) / divisor
+    if kind == "pow" and (power := whole(tree[2]) or 0) > 0:
+        return _at_random(tree[1]) ** power
+    return Fraction(random.Random(order(tree)).getrandbits(_BITS) | 1 << _BITS - 1)

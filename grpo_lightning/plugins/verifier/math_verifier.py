@@ -18,6 +18,7 @@ from grpo_lightning.types import Question, Sample, Status, UsageError
 log = logging.getLogger(__name__)
 
 _COMPARE = "grpo_lightning.plugins.verifier.comparison:compare"
+_EXPLAIN = "grpo_lightning.plugins.verifier.comparison:explain"
 _CACHE_SIZE = 1 << 17
 _MIN_COUNTED = 100
 """Fewest questions over which the fraction of timeouts is checked."""
@@ -163,6 +164,11 @@ class MathVerifier(Reward):
         return answers, [
             verdict if isinstance(verdict, Verdict) else _by_worker(by_worker[verdict], verdict) for verdict in verdicts
         ]
+
+    def explain(self, gold: str, answer: str, question: str = "") -> dict[str, str]:
+        """The claims that a worker reads of both, and the first difference; empty if it takes too long."""
+        (outcome,) = self._pool.map(_EXPLAIN, [[gold, answer, question, self.policy]])
+        return outcome.value if outcome.status == Status.OK else {}
 
     def stop_if_broken(self, statuses: Counter[str]) -> None:
         """Counts the questions with a new timeout on all ranks; a question with several counts once.

@@ -1,6 +1,5 @@
 """Computes values of trees: exact rational numbers, or complex numbers at a point to any precision."""
 
-import cmath
 import math
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
@@ -93,6 +92,8 @@ def exact(tree: Node) -> Fraction | None:
     value = literal(tree)
     if value is not None:
         return value
+    if tree[0] == "base":
+        return Fraction(int(tree[1], tree[2])) if tree[1].isdigit() and int(max(tree[1])) < tree[2] else None
     parts = [exact(part) for part in tree[1:] if isinstance(part, tuple)]
     if any(part is None for part in parts) or not parts:
         return None
@@ -150,13 +151,10 @@ def is_infinite(tree: Node) -> bool:
     return infinity(tree) != 0
 
 
-class Precise:
-    """Evaluates with `digits` digits; `largest` is the order of magnitude of the largest intermediate value."""
+class _Evaluator:
+    """Evaluates trees at points in its context."""
 
-    def __init__(self, digits: int) -> None:
-        self.context = MPContext()
-        self.context.dps = digits
-        self.largest = 0
+    context: Any = fp
 
     def value(self, tree: Node, point: Point) -> Any:
         """The value at a point.
@@ -165,20 +163,31 @@ class Precise:
             NoNumber: The tree has no value there.
         """
         try:
-            return self._checked(_evaluate(tree, point, self.context, self))
+            value = _evaluate(tree, point, self.context, self)
         except (ValueError, ArithmeticError, ComplexResult, NoConvergence, TypeError, RecursionError) as error:
             raise NoNumber(str(error)) from None
+        if not abs(value) < self.context.inf:
+            raise NoNumber("not finite")
+        return value
+
+    def seen(self, value: Any) -> None:
+        """Notes an intermediate value."""
+        raise NotImplementedError
+
+
+class Precise(_Evaluator):
+    """Evaluates with `digits` digits; `largest` is the order of magnitude of the largest intermediate value."""
+
+    def __init__(self, digits: int) -> None:
+        self.context = MPContext()
+        self.context.dps = digits
+        self.largest = 0
 
     def seen(self, value: Any) -> None:
         """Updates `largest` with an intermediate value."""
         magnitude = self.context.mag(value)
         if isinstance(magnitude, int):
             self.largest = max(self.largest, abs(magnitude) * 301 // 1000)
-
-    def _checked(self, value: Any) -> Any:
-        if not self.context.isfinite(value):
-            raise NoNumber("not finite")
-        return value
 
 
 @lru_cache(maxsize=8)
@@ -187,26 +196,15 @@ def precise(digits: int) -> Precise:
     return Precise(digits)
 
 
-class Fast:
+class Fast(_Evaluator):
     """Evaluates in floating point; `left_reals`: whether an intermediate value was not real."""
 
-    context = fp
     left_reals = False
 
-    def value(self, tree: Node, point: Point) -> complex:
-        """The value at a point.
-
-        Raises:
-            NoNumber: The tree has no value there.
-        """
+    def value(self, tree: Node, point: Point) -> Any:
+        """The value at a point, as of any evaluator."""
         self.left_reals = False
-        try:
-            value = _evaluate(tree, point, fp, self)
-        except (ValueError, ArithmeticError, ComplexResult, NoConvergence, TypeError, RecursionError) as error:
-            raise NoNumber(str(error)) from None
-        if not cmath.isfinite(value):
-            raise NoNumber("not finite")
-        return value
+        return super().value(tree, point)
 
     def seen(self, value: Any) -> None:
         """Sets `left_reals` if an intermediate value is not real."""
@@ -285,10 +283,6 @@ def _nearest(ctx: Any, value: Any) -> Any:
     return ctx.floor(ctx.re(value) + ctx.mpf(0.5))
 
 
-def _is_whole(ctx: Any, value: Any) -> bool:
-    return bool(value == ctx.floor(value))
-
-
 def _raise(ctx: Any, base: Any, exponent: Any) -> Any:
     """x^y; an odd root of a negative number is real."""
     if base == 0:
@@ -306,23 +300,11 @@ def _raise(ctx: Any, base: Any, exponent: Any) -> Any:
     return ctx.power(base, exponent)
 
 
-def _root(ctx: Any, degree: Any, radicand: Any) -> Any:
-    return ctx.sqrt(radicand) if degree == 2 else _raise(ctx, radicand, 1 / degree)
-
-
 def _factorial(ctx: Any, value: Any) -> Any:
     _small(value)
-    if not ctx.im(value) and ctx.re(value) < 0 and _is_whole(ctx, ctx.re(value)):
+    if not ctx.im(value) and ctx.re(value) < 0 and ctx.re(value) == ctx.floor(ctx.re(value)):
         raise NoNumber("a factorial of a negative integer")
     return ctx.gamma(value + 1)
-
-
-def _double_factorial(ctx: Any, value: Any) -> Any:
-    return ctx.fac2(_small(_real(ctx, value)))
-
-
-def _binomial(ctx: Any, n: Any, k: Any) -> Any:
-    return ctx.binomial(_small(n), _small(k))
 
 
 def _logarithm(ctx: Any, value: Any, base: Any = None) -> Any:
@@ -337,10 +319,6 @@ def _floor(ctx: Any, value: Any) -> Any:
     return nearest if abs(value - nearest) <= 1e3 * ctx.eps * (1 + abs(value)) else ctx.floor(value)
 
 
-def _modulo(ctx: Any, value: Any, modulus: Any) -> Any:
-    return value - modulus * _floor(ctx, value / modulus)
-
-
 def _of(name: str) -> Callable[..., Any]:
     return lambda ctx, value: getattr(ctx, name)(_small(value))
 
@@ -348,7 +326,7 @@ def _of(name: str) -> Callable[..., Any]:
 def _integers(function: Callable[..., int]) -> Callable[..., Any]:
     def apply(ctx: Any, *values: Any) -> Any:
         whole = [_real(ctx, value) for value in values]
-        if not all(_is_whole(ctx, value) and abs(value) < 10**15 for value in whole):
+        if not all(value == ctx.floor(value) and abs(value) < 10**15 for value in whole):
             return _opaque(function.__name__, sorted(whole), ctx)
         return ctx.mpf(function(*map(int, whole)))
 
@@ -360,17 +338,17 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "mul": lambda ctx, a, b: a * b,
     "div": lambda ctx, a, b: a / b,
     "pow": _raise,
-    "root": _root,
+    "root": lambda ctx, n, a: ctx.sqrt(a) if n == 2 else _raise(ctx, a, 1 / n),
     "fact": _factorial,
-    "!!": _double_factorial,
+    "!!": lambda ctx, a: ctx.fac2(_small(_real(ctx, a))),
     "percent": lambda ctx, a: a / 100,
     "degree": lambda ctx, a: a * ctx.pi / 180,
     "abs": lambda ctx, a: abs(a),
     "conj": lambda ctx, a: ctx.conj(a),
-    "binom": _binomial,
+    "binom": lambda ctx, n, k: ctx.binomial(_small(n), _small(k)),
     "floor": _floor,
     "ceil": lambda ctx, a: -_floor(ctx, -a),
-    "mod": _modulo,
+    "mod": lambda ctx, a, b: a - b * _floor(ctx, a / b),
     "max": lambda ctx, *values: max(_real(ctx, value) for value in values),
     "min": lambda ctx, *values: min(_real(ctx, value) for value in values),
     "gcd": _integers(math.gcd),

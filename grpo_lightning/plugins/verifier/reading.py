@@ -4,9 +4,10 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
-from grpo_lightning.plugins.verifier.grammar import read_claim
+from grpo_lightning.plugins.verifier.grammar import Claim, read_claim
 from grpo_lightning.plugins.verifier.numbers import literal
 from grpo_lightning.plugins.verifier.rules import rule
+from grpo_lightning.plugins.verifier.sentences import read_sentence
 from grpo_lightning.plugins.verifier.tokens import Unreadable
 
 MAX_CHARS, MAX_DIGITS = 2000, 200
@@ -29,13 +30,22 @@ def number(text: str) -> Fraction | None:
     if found is not None or len(text) > MAX_CHARS:
         return found
     try:
-        claim = read_claim(text)
-    except (Unreadable, RecursionError):
+        strict: Claim | None = read_claim(text)
+    except Unreadable:
+        strict = None
+    except RecursionError:
         return None
+    if strict and strict.items[0].chain[2][-1][0] != "words":
+        return _number(strict)
+    sentence = read_sentence(text, frozenset())
+    return _number(sentence) if sentence else None
+
+
+def _number(claim: Claim) -> Fraction | None:
+    """The value of a claim that is one number, with names before it."""
     _, operators, operands = claim.items[0].chain
     is_one = len(claim.items) == 1 and not set(operators) - {"="} and all(part[0] == "symbol" for part in operands[:-1])
-    value = operands[-1][1] if operands[-1][0] == "degree" else operands[-1]
-    return literal(value) if is_one else None
+    return literal(operands[-1][1] if operands[-1][0] == "degree" else operands[-1]) if is_one else None
 
 
 def same_number(gold: str, answer: str) -> bool:

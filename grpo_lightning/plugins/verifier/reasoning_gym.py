@@ -1,4 +1,4 @@
-"""The reward of reasoning-gym's puzzles: their own scorers."""
+"""Procedurally generated puzzles of reasoning-gym and their own scorers (optional extra `reasoning-gym`)."""
 
 import logging
 import math
@@ -9,10 +9,109 @@ from grpo_lightning.plugins.verifier.extraction import extract_answer
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.sandbox.pool import LoadError, WorkerPool, inside
-from grpo_lightning.tasks.reasoning_gym import METADATA
-from grpo_lightning.types import Question, Sample, Status, UsageError
+from grpo_lightning.tasks.base import Split, Task
+from grpo_lightning.types import Question, Sample, Status, UsageError, at_least
 
 log = logging.getLogger(__name__)
+
+ENTRIES, SCORE = inside("gym.entries", __file__), inside("gym.score", __file__)
+"""The functions that make and score puzzles in a worker."""
+
+INSTALL = "pip install grpo-lightning[reasoning-gym]"
+
+METADATA = "reasoning_gym"
+"""The key of a question's metadata that holds its `dataset` and the index of its `entry`."""
+
+SECONDS = 600.0
+"""Seconds in which the questions of a run must be made."""
+
+
+class ReasoningGym(Task):
+    """One of the generators of reasoning-gym (arXiv 2505.24760), such as `chain_sum`, `countdown` or `knights_knaves`.
+
+    Over a hundred kinds of puzzles, without data and of any difficulty. Score them with `ReasoningGymReward`, which
+    knows all right answers; the gold answer is one of them.
+
+    The splits are ranges of one generated dataset: validation has its first `num_val` entries, test (and predict) the
+    next `num_val`, training the `num_train` after them. Different seeds would overlap: entry i of seed s is entry i - 1
+    of seed s + 1. A question that is in an earlier split is left out.
+
+    Args:
+        name: Name of the generator.
+        config: Settings of the generator, such as `{min_terms: 2, max_terms: 3}`; the others keep their defaults.
+        num_train: Number of questions to train on.
+        num_val: Number of questions held out for validation, and as many others for test.
+        seed: Seed of the generator.
+
+    Raises:
+        UsageError: A number is below 1; or, from `questions`, reasoning-gym is not installed or refuses name or config.
+    """
+
+    judge = "ReasoningGymReward"
+
+    def __init__(
+        self,
+        name: str,
+        config: dict[str, Any] | None = None,
+        num_train: int = 8000,
+        num_val: int = 500,
+        seed: int = 0,
+    ) -> None:
+        at_least("data.task.num_train", num_train, 1)
+        at_least("data.task.num_val", num_val, 1)
+        self.name = name
+        self.config = config or {}
+        if reserved := {"size", "seed"} & self.config.keys():
+            raise UsageError(f"data.task.config: {min(reserved)} is set by data.task.seed, num_train and num_val")
+        self.num_train = num_train
+        self.num_val = num_val
+        self.seed = seed
+        self._made: list[tuple[str, str]] = []
+
+    def questions(self, split: Split) -> Sequence[Question]:
+        """The questions of `split`, as in `Task.questions`."""
+        bounds = {"val": (0, self.num_val), "test": (self.num_val, 2 * self.num_val)}
+        bounds["predict"] = bounds["test"]
+        bounds["train"] = (2 * self.num_val, 2 * self.num_val + self.num_train)
+        if split not in bounds:
+            raise UsageError(f"split={split!r} of ReasoningGym: use train, val, test or predict")
+        start, stop = bounds[split]
+        # Earlier splits are made too, because their questions are not asked again.
+        entries = self._entries(stop)
+        held_out = {text for text, _ in entries[:start]}
+        questions = [
+            Question(text, answer, f"{self.name}:{index}", {METADATA: {"dataset": self._dataset, "entry": index}})
+            for index, (text, answer) in enumerate(entries)
+            if index >= start and text not in held_out
+        ]
+        if not questions:
+            raise UsageError(
+                f"data.task.name={self.name}: every {split} question is in an earlier split too; make the config "
+                f"harder, or lower data.task.num_val={self.num_val}"
+            )
+        return questions
+
+    @property
+    def _dataset(self) -> dict[str, Any]:
+        """The arguments that make the same entries in any process."""
+        size = 2 * self.num_val + self.num_train
+        return {"name": self.name, "config": self.config, "seed": self.seed, "size": size}
+
+    def _entries(self, stop: int) -> list[tuple[str, str]]:
+        """Questions and answers of the first `stop` entries, made in a worker process, where they are scored too."""
+        if len(self._made) < stop:
+            pool = WorkerPool(num_workers=1, timeout=SECONDS, memory_limit_mb=4096)
+            try:
+                (outcome,) = pool.map(ENTRIES, [[self._dataset, len(self._made), stop]])
+            except LoadError as error:
+                raise UsageError(f"ReasoningGym: {error}. {INSTALL}") from error
+            finally:
+                pool.close()
+            if outcome.status != Status.OK:
+                why = outcome.error or f"{outcome.status}; making {stop} questions may take {SECONDS:.0f} seconds"
+                raise UsageError(f"data.task.name={self.name!r}, data.task.config={self.config}: {why}")
+            self._made += [(text, answer) for text, answer in outcome.value]
+        return self._made[:stop]
 
 
 class ReasoningGymReward(Reward):
@@ -58,9 +157,9 @@ class ReasoningGymReward(Reward):
                 source = question.source or "a question"
                 raise UsageError(f"reward {self.name}: {source} is not of the task ReasoningGym")
         try:
-            self._pool.load(inside("gym.score"))
+            self._pool.load(SCORE)
         except LoadError as error:
-            raise UsageError(f"reward {self.name}: {error}. pip install grpo-lightning[reasoning-gym]") from error
+            raise UsageError(f"reward {self.name}: {error}. {INSTALL}") from error
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Status `ok`; `no_answer`, worth 0; or, with NaN, `error` (the scorer's), `timeout`, `memory` or `crash`."""
@@ -68,7 +167,7 @@ class ReasoningGymReward(Reward):
         asked = [row for row, answer in enumerate(answers) if answer is not None]
         tasks = [_task(samples[row].prompt.question, answers[row]) for row in asked]
         result = RewardResult([0.0] * len(samples), [Status.NO_ANSWER] * len(samples), answers)
-        for row, outcome in zip(asked, self._pool.map(inside("gym.score"), tasks), strict=True):
+        for row, outcome in zip(asked, self._pool.map(SCORE, tasks), strict=True):
             result.status[row] = outcome.status
             if outcome.status == Status.OK:
                 result.value[row] = outcome.value if self.partial_credit else float(outcome.value >= 1)

@@ -39,46 +39,39 @@ _INFINITY: Node = ("constant", "inf")
 _LINE = Piece(("neg", _INFINITY), _INFINITY, False, False)
 
 
-def union_of_claim(claim: Claim) -> Span | None:
-    r"""The union of disjoint parts in a list: `x<2, x>3` or `(-\infty,2), (3,\infty)`; None for others."""
-    if len(claim.items) < 2 or claim.joins - {",", ";", "and"}:
-        return None
-    spans = [span for item in claim.items if (span := span_of(item.chain))]
-    are_sets = all(not item.chain[1] or item.chain[1] == ("in",) for item in claim.items)
-    if (
-        len(spans) < len(claim.items)
-        or len({span.name for span in spans}) > 1
-        or ("and" in claim.joins and not are_sets)
-    ):
-        return None
-    total = spans[0]
-    for span in spans[1:]:
-        joined = _union(total, span)
-        if len(joined.pieces) < len(total.pieces) + len(span.pieces):
-            return None
-        total = joined
-    return total
-
-
 def span_of_claim(claim: Claim) -> Span | None:
     r"""The set that the items describe together: `x < -2 \text{ or } x > 5`, `x > 1, x < 2`; None for others."""
     spans = [span_of(item.chain) for item in claim.items]
-    if not all(spans):
-        return None
     known = [span for span in spans if span]
-    names = {span.name for span in known}
-    if len(names) > 1:
+    if len(known) < len(spans) or len({span.name for span in known}) > 1:
         return None
-    total = known[0]
     is_list = ";" in claim.joins or not all(item.chain[1] for item in claim.items)
     if len(known) > 1 and "or" not in claim.joins and is_list:
         return None  # a list of sets
+    if "or" in claim.joins:
+        return _disjoint_union(known)
+    total = known[0]
     for span in known[1:]:
-        joined = _union(total, span) if "or" in claim.joins else _meet(total, span)
-        if "or" in claim.joins and len(joined.pieces) < len(total.pieces) + len(span.pieces):
-            return None  # they overlap: two answers, not one in two parts
-        total = joined
+        total = _meet(total, span)
     return total
+
+
+def union_of_claim(claim: Claim) -> Span | None:
+    r"""The union of disjoint parts in a list: `x<2, x>3` or `(-\infty,2), (3,\infty)`; None for others."""
+    spans = [span for item in claim.items if (span := span_of(item.chain))]
+    is_union = 1 < len(spans) == len(claim.items) and not claim.joins - {",", ";", "and"}
+    are_sets = all(not item.chain[1] or item.chain[1] == ("in",) for item in claim.items)
+    if not is_union or len({span.name for span in spans}) > 1 or ("and" in claim.joins and not are_sets):
+        return None
+    return _disjoint_union(spans)
+
+
+def _disjoint_union(spans: Sequence[Span]) -> Span | None:
+    """The union; None if the spans overlap: they are two answers, not one in two parts."""
+    total = spans[0]
+    for span in spans[1:]:
+        total = _union(total, span)
+    return total if len(total.pieces) == sum(len(span.pieces) for span in spans) else None
 
 
 def is_span(claim: Claim) -> bool:

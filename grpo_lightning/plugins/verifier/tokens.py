@@ -7,7 +7,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from grpo_lightning.plugins.verifier.rules import rewriting, rule
-from grpo_lightning.plugins.verifier.units import UNITS, is_number_word, word_set
+from grpo_lightning.plugins.verifier.units import UNITS
+from grpo_lightning.plugins.verifier.words import is_number_word, word_set
 
 
 class Unreadable(ValueError):
@@ -66,13 +67,11 @@ _SCRIPTS = rewriting(
     "x² + a₁₂ -> x^{2} + a_{12}",
 )
 _ROOT = rewriting(
-    r"√\s*(\(|\{|\d+|\w)",
-    lambda match: r"\sqrt" + (match[1] if match[1] in "({" else f"{{{match[1]}}}"),
+    r"√\s*(\([^()]*\)|\{[^{}]*\}|\d+|\w)",
+    lambda match: rf"\sqrt{{{match[1].strip('(){}')}}}",
     r"√ 25 -> \sqrt{25}",
-    r"√(x+1) -> \sqrt(x+1)",
+    r"√(x+1) -> \sqrt{x+1}",
 )
-_BRACED_ROOT = rewriting(r"\\sqrt\(([^()]*)\)", r"\\sqrt{\1}", r"\sqrt(x+1) -> \sqrt{x+1}")
-_GREEK_LETTER = rule("GREEK (SMALL|CAPITAL) LETTER ([A-Z]+)", "«GREEK SMALL LETTER ALPHA»", "DIGIT ONE")
 _CURRENCY = "€£¥¢₹"
 _CURRENCY_CODE = rule(r"(USD|US\$|EUR|GBP|INR|Rs)\.?\s*(?=\\?\$?\s*\d)", "«USD »5", "«Rs. »20", "USD")
 _CODES = {"USD": "$", "US$": "$", "EUR": "€", "GBP": "£", "INR": "₹", "Rs": "₹"}
@@ -84,7 +83,7 @@ _UNIT_FUNCTION = rule(
     "sec x",
 )
 """Minutes, seconds and degrees after a number, if no argument follows that would make them functions."""
-_COUNTED = rule(r"\d{1,2}-[a-z]{3,}(?=\s+[a-z]{3})", "12 «3-digit» numbers", "3-4")
+_COMPOUND = rule(r"(?:\d{1,2}|[A-Za-z]{3,})(?:-[A-Za-z]{3,})+", "12 «3-digit» numbers", "«twenty-five»", "x-ray", "3-4")
 
 _NUMBER = rule(
     r"""[1-9]\d{0,2}(?:(?:\{,\}|,?\\!\s*|\\,|,(?=\d)|\ )\d{3})+(?![\d,]\d|\d)(?:\.\d+)?
@@ -116,20 +115,13 @@ _DOTTED = rule(
     flags=re.ASCII,
 )
 _COMMAND = rule(r"\\([A-Za-z]+)\*?|\\(.)", r"«\frac»1«\,»2", "frac", flags=re.DOTALL)
-_LETTERS = rule(r"[A-Za-z]+(?:-[A-Za-z]+)*(?:/[a-z]+(?:\^\{?-?\d\}?)?)?|[^\W\d_]+", "«apples»", "«m/s^2»", "12")
+_LETTERS = rule(r"[A-Za-z]+|[^\W\d_]+", "12«abc»3«d»", "12")
 _MERIDIEM = rule(r"([ap])\.?\s?m\b\.?", "4:30 «p.m.»", "4«am»", "4 apples", flags=re.IGNORECASE)
 _UNIT_FRACTION = rule(r"(?:[kcm]?m|mi|ft|km|kg|g|mi)/(?:s|h|hr|min|m|cm)\b(?!\s*\()", "60 «km/h»", "x/y")
 _SPACE = rule(r"(?:\s|~|\\[,:; >!]|\\q?quad(?![A-Za-z])|\\\s)+", r"7« \, »8«~»9", "78")
 _TEXT = rule(r"\s+|[^\W\d_]+(?:['-][^\W\d_]+)*|\d|\\.|.", "«5»« »«well-known»« »«Ann's»«!»", flags=re.DOTALL)
-_GENITIVE = rule(r"'s?(?![A-Za-z'])", "Ann«'s» hat", "James«'» hat", "'so")
-_CHOICE = rule(r"\s*[A-J]\.\s*", "« B. »", "K.")
-_SHORT = word_set("of to in is if at on by as an do")
-_WITHOUT_SEPARATORS = rewriting(r"\{,\}|,|\\!|\\,|\s", "", r"1{,}234\,567 -> 1234567")
-_DIGITS = rule(r"\d+", "«12»...", "...")
-_OPTION = rule(r"\s*\[[^\]]*\]", r"\\« [2pt]»", r"\\")
-_NAMED = rule(r"\\[A-Za-z]+", r"«\pi»", "pi")
-_HYPHENATED = rule(r"[A-Za-z]{3,}(?:-[A-Za-z]{3,})+", "«twenty-five» apples", "x-ray")
-_LETTER_RUN = rule("[A-Za-z]+", "12«abc»3«d»", "12")
+SHORT = word_set("of to in is if at on by as an do am pm we he it so")
+"""Words of two letters behind a number that are no product."""
 
 
 @lru_cache(maxsize=1 << 13)
@@ -150,7 +142,7 @@ def plain(text: str) -> str:
     """The text in ASCII, except for letters of other scripts."""
     if text.isascii():
         return text
-    text = _SCRIPTS(_BRACED_ROOT(_ROOT(text)))
+    text = _SCRIPTS(_ROOT(text))
     return "".join(c if c.isascii() else _spelt(c) for c in text)
 
 
@@ -161,9 +153,9 @@ def _spelt(character: str) -> str:
         return _UNICODE[character]
     if character.isdecimal():
         return str(unicodedata.decimal(character))
-    greek = _GREEK_LETTER.fullmatch(unicodedata.name(character, ""))
-    if greek:
-        return f"\\{greek[2].lower() if greek[1] == 'SMALL' else greek[2].capitalize()} "
+    name = unicodedata.name(character, "").split()
+    if name[:1] == ["GREEK"] and len(name) == 4:
+        return f"\\{name[3].lower() if name[1] == 'SMALL' else name[3].capitalize()} "
     parts = unicodedata.decomposition(character).split()
     simple = "".join(chr(int(part, 16)) for part in parts[1:])
     if parts[:1] == ["<fraction>"]:
@@ -210,8 +202,8 @@ class _Cutter:
             after = text[self.position : self.position + 1]
             if self.after_operand() and after and (after.isalnum() or after in "({-"):
                 self.add("mark", "^")
-        elif self.tokens and self.tokens[-1].kind == "word" and (match := _GENITIVE.match(text, position)):
-            self.position = match.end()
+        elif c == "'" and self.tokens and self.tokens[-1].kind == "word":
+            self.position += 2 if text.startswith("'s", position) else 1
         elif c in _CURRENCY:
             self.position += 1
             self.add("mark", c)
@@ -238,7 +230,7 @@ class _Cutter:
 
     def _counted(self) -> bool:
         """Takes the word `3-digit` in `12 3-digit numbers`; returns whether it is there."""
-        match = _COUNTED.match(self.text, self.position)
+        match = _COMPOUND.match(self.text, self.position)
         if not match or not self.tokens or self.tokens[-1].kind not in ("number", "word"):
             return False
         self.position = match.end()
@@ -259,11 +251,11 @@ class _Cutter:
             match = pattern.match(self.text, self.position)
             if not match:
                 return False
-            digits = _WITHOUT_SEPARATORS(match[0])
-            if digits.endswith(".") and self.text[match.end() :].strip(" $\\)]}*"):
-                match = _DIGITS.match(self.text, self.position)  # `1...`, or the end of a sentence
-                assert match is not None
-                digits = match[0]
+            digits = "".join(c for c in match[0] if c.isdigit() or c in ".eE+-")
+            if digits.endswith(".") and self.text[match.end() :].strip(" $\\)]}*"):  # `1...`, or the end of a sentence
+                self.add("number", digits[:-1])
+                self.position = match.end() - 1
+                return True
             self.add("number", digits)
         self.position = match.end()
         return True
@@ -284,7 +276,9 @@ class _Cutter:
             elif c in "{}":
                 self._mark("\\" + c)
             elif c == "\\":
-                self._skip_option()
+                rest = self.text[self.position :].lstrip()
+                if rest.startswith("[") and "]" in rest:  # `\\[2pt]`
+                    self.position = len(self.text) - len(rest) + rest.index("]") + 1
                 self.add("mark", r"\\")
             elif c not in "-/":
                 raise Unreadable(f"what does \\{c} mean?")
@@ -334,10 +328,6 @@ class _Cutter:
     def _ends_here(self) -> bool:
         return not self.text[self.position :].strip(" .$")
 
-    def _skip_option(self) -> None:
-        option = _OPTION.match(self.text, self.position)
-        self.position = option.end() if option else self.position
-
     def _font(self) -> None:
         """Takes a group in another font and ignores the font; a bold i is no imaginary unit."""
         content = self._group()
@@ -371,7 +361,7 @@ class _Cutter:
             self.add("word", bare)
         elif bare in FUNCTIONS and not (name == "text" and self.after_operand()):
             self.add("function", bare)
-        elif name == "mathrm" and (bare in ("e", "i", "d", "E") or _NAMED.fullmatch(bare)):
+        elif name == "mathrm" and (bare in ("e", "i", "d", "E") or (bare[:1] == "\\" and bare[1:].isalpha())):
             self.text, self.position = f"{bare} {self.text[self.position :]}", 0
         elif "$" in bare.replace(r"\$", "") or any(f"\\{font}" in bare for font in _FONTS | _TEXTS):
             self.text, self.position = content + self.text[self.position :], 0
@@ -401,13 +391,13 @@ class _Cutter:
                 continue
             elif piece[0].isalpha():
                 _add_word(inner, piece)
-            elif piece.isdigit() and (self.tokens or inner.tokens) and (counted := _COUNTED.match(content, position)):
+            elif piece.isdigit() and (self.tokens or inner.tokens) and (counted := _COMPOUND.match(content, position)):
                 inner.add("word", counted[0])
                 position = counted.end()
                 continue
             elif piece == "~" or (piece[0] == "\\" and piece[1:] in (",", ":", ";", "!", " ")):
                 inner.spaced = True
-            elif piece == "?" or content[match.end() :].strip() or piece not in ".!" or _CHOICE.fullmatch(content):
+            elif piece == "?" or content[match.end() :].strip() or piece not in ".!" or _is_choice(content):
                 inner.position = position
                 inner.text = content
                 inner._next()
@@ -441,10 +431,10 @@ class _Cutter:
             self.position = match.end()
             self._words(match[0])
             return
-        match = _LETTER_RUN.match(text, position) or _LETTERS.match(text, position)
+        match = _LETTERS.match(text, position)
         assert match is not None
         run = match[0]
-        hyphenated = _HYPHENATED.match(text, position)
+        hyphenated = _COMPOUND.match(text, position)
         if hyphenated and (after or all(map(is_number_word, hyphenated[0].split("-")))):
             run = hyphenated[0]
         self.position = position + len(run)
@@ -479,10 +469,15 @@ def _add_word(cutter: _Cutter, word: str) -> None:
         cutter.add("word", word)
 
 
+def _is_choice(text: str) -> bool:
+    """Whether a text is the letter of a choice: `B.`."""
+    return len(text.strip()) == 2 and text.strip()[0] in "ABCDEFGHIJ" and text.strip()[1] == "."
+
+
 def _is_word(run: str, behind_number: bool) -> bool:
     """Whether a run of letters is a word and no product."""
     low = run.casefold()
-    if low in ("no", "am", "pm", "percent", "pct") or (behind_number and low in _SHORT):
+    if low in ("no", "am", "pm", "percent", "pct") or (behind_number and low in SHORT):
         return True
     if len(run) < 3 or (run.isupper() and not behind_number) or not set(low) & set("aeiouy"):
         return False

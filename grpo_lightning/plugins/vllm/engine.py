@@ -12,25 +12,22 @@ import torch
 from grpo_lightning import ranks
 from grpo_lightning.engines.base import Drawn, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.stop_strings import StopStrings
-from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.plugins.fast.kv_memory import GIB
 from grpo_lightning.plugins.vllm.guest import Guest
-from grpo_lightning.plugins.vllm.requests import Call, Completions, calls_of, check_lengths
-from grpo_lightning.policy.named_weights import named_weights
+from grpo_lightning.plugins.vllm.named_weights import named_weights
+from grpo_lightning.plugins.vllm.requests import Drawing, dtype_of
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.pretrained import first_line
-from grpo_lightning.types import Completion, RandomKey, Request, UsageError
+from grpo_lightning.types import Completion, RandomKey, Request, UsageError, at_least, require
 
 CPU_CACHE_GIB = 1.0
-"""Memory of the key-value cache on a CPU."""
 
+# There is one vLLM per process, whatever the number of engines.
 GUEST = Guest(
     # In this process, so that weights are handed over as they are.
     {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
     {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"},
 )
-"""There is one vLLM per process, whatever the number of engines."""
 
 
 class VLLMEngine(RolloutEngine):
@@ -65,12 +62,10 @@ class VLLMEngine(RolloutEngine):
         max_model_len: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        if not 0 < gpu_memory <= 1:
-            raise UsageError(f"model.engine.gpu_memory={gpu_memory}: give a fraction above 0, at most 1")
-        if max_cache_gib is not None and max_cache_gib <= 0:
-            raise UsageError(f"model.engine.max_cache_gib={max_cache_gib}: give more than 0, or null")
-        if max_model_len is not None and max_model_len < 2:
-            raise UsageError(f"model.engine.max_model_len={max_model_len}: give 2 or more, or null")
+        require(0 < gpu_memory <= 1, f"model.engine.gpu_memory={gpu_memory}: give a fraction above 0, at most 1")
+        has_cache = max_cache_gib is None or max_cache_gib > 0
+        require(has_cache, f"model.engine.max_cache_gib={max_cache_gib}: give more than 0, or null")
+        at_least("model.engine.max_model_len", max_model_len, 2)
         self.gpu_memory = gpu_memory
         self.max_cache_gib = max_cache_gib
         self.max_model_len = max_model_len
@@ -81,17 +76,17 @@ class VLLMEngine(RolloutEngine):
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
         """Raises UsageError where there is no vLLM, or no room for `max_new_tokens`."""
-        if find_spec("vllm") is None:
-            raise UsageError(
-                "model.engine=VLLMEngine needs vLLM: pip install 'grpo-lightning[vllm]' (docs/vllm.md has the way for "
-                "a CPU), or use model.engine=NativeEngine"
-            )
-        _refuse_segments(policy.device)
-        if self.max_model_len is not None and sampling.max_new_tokens >= self.max_model_len:
-            raise UsageError(
-                f"model.engine.max_model_len={self.max_model_len}: no room for a prompt beside "
-                f"sampling.max_new_tokens={sampling.max_new_tokens}; raise it"
-            )
+        require(
+            find_spec("vllm") is not None,
+            "model.engine=VLLMEngine needs vLLM: pip install 'grpo-lightning[vllm]' (docs/vllm.md has the way for "
+            "a CPU), or use model.engine=NativeEngine",
+        )
+        _check_segments(policy.device)
+        require(
+            self.max_model_len is None or sampling.max_new_tokens < self.max_model_len,
+            f"model.engine.max_model_len={self.max_model_len}: no room for a prompt beside "
+            f"sampling.max_new_tokens={sampling.max_new_tokens}; raise it",
+        )
 
     def wake(self) -> None:
         """Takes the memory for the weights; that of the cache is taken once they are there."""
@@ -103,13 +98,14 @@ class VLLMEngine(RolloutEngine):
     def sync(self, policy: Policy) -> None:
         """Starts vLLM the first time; gives it the policy's weights, one tensor at a time."""
         self._device = policy.device
+        # Lightning sets no RANK.
+        rank = {"RANK": str(ranks.rank()), "LOCAL_RANK": str(self._device.index or 0)}
         try:
-            with GUEST.at_home(self._device, **_rank_of(self._device)):
+            with GUEST.at_home(self._device, **(rank if ranks.world_size() > 1 else {})):
                 if self._llm is None:
                     self._start(policy)
-                self._llm.collective_rpc(
-                    "reload_weights", kwargs={"weights_iterator": named_weights(policy, self._has_head)}
-                )
+                weights = named_weights(policy, self._has_head)
+                self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
                 # It holds keys and values of the weights before.
                 self._llm.reset_prefix_cache()
                 if self._sleeps:
@@ -128,32 +124,29 @@ class VLLMEngine(RolloutEngine):
 
     @property
     def _sleeps(self) -> bool:
-        """Whether there is a vLLM that can sleep."""
+        """True where there is a vLLM that can sleep."""
         return self._llm is not None and self._device.type == "cuda"
 
     def _start(self, policy: Policy) -> None:
         from vllm import LLM
 
-        _refuse_segments(self._device)
+        _check_segments(self._device)
         cuda = self._device.type == "cuda"
         cache = self.max_cache_gib or (None if cuda else CPU_CACHE_GIB)
         settings = {
             "model": policy.path,
             "trust_remote_code": policy.trust_remote_code,
-            # Every weight comes with the first sync.
-            "load_format": "dummy",
+            "load_format": "dummy",  # every weight comes with the first sync
             "skip_tokenizer_init": True,
             "generation_config": "vllm",
-            "dtype": str(compute_dtype(policy)).removeprefix("torch."),
-            # -1 is the longest that fits.
-            "max_model_len": self.max_model_len or -1,
+            "dtype": dtype_of(policy),
+            "max_model_len": self.max_model_len or -1,  # -1 is the longest that fits
             "seed": 0,
             "gpu_memory_utilization": self.gpu_memory,
             "kv_cache_memory_bytes": None if cache is None else int(cache * GIB),
             "logprobs_mode": "processed_logprobs",
             "enable_sleep_mode": cuda,
-            # On a CPU, compiling takes longer than it gains.
-            "enforce_eager": not cuda,
+            "enforce_eager": not cuda,  # on a CPU, compiling takes longer than it gains
             "disable_log_stats": True,
         }
         if ranks.world_size() > 1:
@@ -172,27 +165,22 @@ class VLLMEngine(RolloutEngine):
         """As `RolloutEngine.generate`."""
         assert self.policy is not None and self._llm is not None, "call sync(policy) first"
         limit = self._llm.llm_engine.model_config.max_model_len
-        fix = "raise max_model_len, or max_cache_gib if max_model_len is null"
-        check_lengths(requests, sampling, limit, "model.engine.max_model_len", fix)
-        stops = StopStrings(self.policy, sampling.stop)
-        # Completions that are searched for strings end one by one.
-        calls = calls_of(requests, sampling, key, together=not stops.strings)
-        return self._draw(calls, sampling, Completions(stops))
+        setting = ("model.engine.max_model_len", "raise max_model_len, or max_cache_gib if max_model_len is null")
+        return self._draw(Drawing(requests, sampling, key, self.policy, limit, setting), sampling)
 
     @torch.no_grad()
-    def _draw(self, calls: Sequence[Call], sampling: Sampling, completions: Completions) -> Drawn:
+    def _draw(self, drawing: Drawing, sampling: Sampling) -> Drawn:
         """As `generate`; whoever closes it early leaves no request in vLLM."""
-        open_calls = {str(index): len(call.rows) for index, call in enumerate(calls)}
         try:
             with self._at_home():
-                self._ask(calls, sampling, completions)
-            while open_calls:
+                self._ask(drawing, sampling)
+            while drawing.open:
                 with self._at_home():
-                    ended = self._step(calls, completions, open_calls)
+                    ended = self._step(drawing)
                 yield from ended
         except GeneratorExit:
             with self._at_home():
-                self._llm.llm_engine.abort_request([*open_calls])
+                self._llm.llm_engine.abort_request([str(index) for index in drawing.open])
             raise
         except BaseException:
             # vLLM would go on with the requests that it has at its next call.
@@ -201,73 +189,55 @@ class VLLMEngine(RolloutEngine):
 
     @contextmanager
     def _at_home(self) -> Iterator[None]:
-        with GUEST.at_home(self._device), torch.compiler.set_stance(self._stance):
+        # On a CPU vLLM compiles only how it counts likelier tokens: 3 seconds for nothing.
+        stance = "default" if self._device.type == "cuda" else "force_eager"
+        with GUEST.at_home(self._device), torch.compiler.set_stance(stance):
             yield
 
-    @property
-    def _stance(self) -> str:
-        """On a CPU vLLM compiles only how it counts likelier tokens: 3 seconds for nothing."""
-        return "default" if self._device.type == "cuda" else "force_eager"
-
-    def _ask(self, calls: Sequence[Call], sampling: Sampling, completions: Completions) -> None:
+    def _ask(self, drawing: Drawing, sampling: Sampling) -> None:
         """Gives vLLM its requests."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
-        piecewise, engine = bool(completions.stops.strings), self._llm.llm_engine
-        for index, call in enumerate(calls):
+        for index, call in enumerate(drawing.calls):
             params = SamplingParams(
-                **call.parameters(sampling, completions.stops.ids),
+                **call.parameters(sampling, drawing.stops.ids),
                 flat_logprobs=True,
                 skip_clone=True,
-                output_kind=RequestOutputKind.DELTA if piecewise else RequestOutputKind.FINAL_ONLY,
+                output_kind=RequestOutputKind.DELTA if drawing.streams else RequestOutputKind.FINAL_ONLY,
             )
-            engine.add_request(str(index), tokens_input(call.token_ids), params)
+            self._llm.llm_engine.add_request(str(index), tokens_input(call.token_ids), params)
 
-    def _step(
-        self, calls: Sequence[Call], completions: Completions, open_calls: dict[str, int]
-    ) -> list[tuple[int, Completion]]:
-        """Lets vLLM draw until a completion has ended. Takes it off the `open_calls`."""
+    def _step(self, drawing: Drawing) -> list[tuple[int, Completion]]:
+        """Lets vLLM draw until a completion has ended."""
         engine, ended = self._llm.llm_engine, list[tuple[int, Completion]]()
         while not ended:
             for output in engine.step():
-                index, rows = output.request_id, calls[int(output.request_id)].rows
+                index, reason = int(output.request_id), None
                 for one in output.outputs:
-                    logp, reason = one.logprobs.logprobs, one.finish_reason
-                    completion = completions.add(rows[one.index], one.token_ids, logp, reason)
-                    if completion is None:
-                        continue
-                    ended += [(row, completion) for row in rows[one.index]]
-                    open_calls[index] -= 1
-                    if not open_calls[index]:
-                        del open_calls[index]
-                    if reason is None:
-                        engine.abort_request([index])
+                    reason = one.finish_reason
+                    ended += drawing.add(index, one.index, one.token_ids, one.logprobs.logprobs, reason)
+                if reason is None and index not in drawing.open:
+                    engine.abort_request([output.request_id])
         return ended
 
     def close(self) -> None:
         """Ends vLLM. May be called twice."""
         super().close()
-        if self._llm is None:
-            return
-        with GUEST.at_home(self._device), GUEST.leaving():
-            self._llm.llm_engine.engine_core.shutdown()
-            self._llm = None
-            # What refers to itself would keep the weights.
-            gc.collect()
+        if self._llm is not None:
+            with GUEST.at_home(self._device), GUEST.leaving():
+                self._llm.llm_engine.engine_core.shutdown()
+                self._llm = None
+                gc.collect()  # what refers to itself would keep the weights
 
 
-def _refuse_segments(device: torch.device) -> None:
+def _check_segments(device: torch.device) -> None:
     """Raises UsageError for a setting of torch's memory with which vLLM cannot sleep."""
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-        if device.type == "cuda" and "expandable_segments:True" in os.environ.get(name, ""):
-            raise UsageError(
-                f"{name}={os.environ[name]}: vLLM cannot give back its memory with expandable_segments:True while the "
-                "policy learns. Unset it, or use model.engine=VLLMServerEngine"
-            )
-
-
-def _rank_of(device: torch.device) -> dict[str, str]:
-    """What vLLM wants to know of this process: Lightning sets no RANK."""
-    return {"RANK": str(ranks.rank()), "LOCAL_RANK": str(device.index or 0)} if ranks.world_size() > 1 else {}
+        value = os.environ.get(name, "")
+        require(
+            device.type != "cuda" or "expandable_segments:True" not in value,
+            f"{name}={value}: vLLM cannot give back its memory with expandable_segments:True while the policy learns. "
+            "Unset it, or use model.engine=VLLMServerEngine",
+        )

@@ -1,4 +1,4 @@
-"""A library that settles in the whole process, such as vLLM, as a guest: outside its calls nothing of it is seen."""
+"""Runs a library with process-wide side effects, such as vLLM, and restores the process after each call."""
 
 import os
 import random
@@ -6,8 +6,8 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,53 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
+# Functions of torch that vLLM replaces on a CPU, and calls itself.
 REPLACED: list[tuple[Any, str]] = [
     (torch, "set_num_threads"),
     (torch.accelerator, "synchronize"),
     (torch.accelerator, "empty_cache"),
 ]
-"""Functions of torch that vLLM replaces on a CPU, and calls itself."""
+
+
+# Sets the default process group. None is as before `init_process_group`, but the group lives on. torch 2.13 has no
+# public function for it.
+_set_default_group = distributed_c10d._update_default_pg
+
+
+def _set_environment(before: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+def _signals() -> dict[int, Any]:
+    # Python lets only the main thread set them.
+    is_main = threading.current_thread() is threading.main_thread()
+    return {number: signal.getsignal(number) for number in signal.valid_signals()} if is_main else {}
+
+
+def _set_signals(before: Mapping[int, Any]) -> None:
+    for number, handler in before.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
+def _algorithms() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+# How each setting of the process is read, and set again where it has changed.
+SETTINGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+    (lambda: dict(os.environ), _set_environment),
+    (random.getstate, random.setstate),
+    (_signals, _set_signals),
+    (lambda: sys.excepthook, lambda hook: setattr(sys, "excepthook", hook)),
+    (lambda: sys.stdout, lambda file: setattr(sys, "stdout", file)),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (_algorithms, lambda both: torch.use_deterministic_algorithms(both[0], warn_only=both[1])),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_num_threads, torch.set_num_threads),
+]
 
 
 class Guest:
@@ -29,11 +70,8 @@ class Guest:
     Inside `at_home` the library has its environment variables and its default process group. Outside, these are gone;
     generators of Python, NumPy and torch, thread counts, signal handlers, the hook for exceptions, warnings, and the
     precision of matrix products are what they were. Autocast, inference mode and deterministic algorithms are off
-    inside, and the default type is float32: the library has types of its own.
-
-    Args:
-        environment: Environment variables that the library must have.
-        defaults: Environment variables for the library, unless the user has set them.
+    inside, and the default type is float32: the library has types of its own. The user's own environment variables go
+    before `defaults`, not before `environment`.
     """
 
     def __init__(self, environment: Mapping[str, str], defaults: Mapping[str, str]) -> None:
@@ -44,33 +82,26 @@ class Guest:
 
     @contextmanager
     def at_home(self, device: torch.device, **environment: str) -> Iterator[None]:
-        """The library may do as it likes inside.
-
-        Args:
-            device: The policy's, whose generator is kept, too.
-            **environment: Further environment variables.
-        """
+        """The library may do as it likes inside."""
         cuda = device.type == "cuda"
-        with ExitStack() as stack:
-            for kept in (
-                _environment,
-                _generators,
-                _signals,
-                _hook,
-                _output,
-                _matmul_precision,
-                _own_algorithms,
-                self._own_group,
-                self._torch,
-            ):
-                stack.enter_context(kept())
-            stack.enter_context(torch.random.fork_rng([device] if cuda else []))
-            stack.enter_context(torch.autocast(device.type, enabled=False))
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(_default_dtype(torch.float32))
-            stack.enter_context(warnings.catch_warnings())
+        with (
+            _settings(),
+            self._own_group(),
+            self._own_functions(),
+            torch.random.fork_rng([device] if cuda else []),
+            torch.autocast(device.type, enabled=False),
+            torch.inference_mode(False),
+            torch.no_grad(),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
+            torch.set_default_dtype(torch.float32)
+            # Some algorithms of vLLM have no deterministic form, and raise under `trainer.deterministic`.
+            torch.use_deterministic_algorithms(False)
+            try:  # vLLM wants a file behind sys.stdout, which a notebook's need not have
+                sys.stdout.fileno()
+            except (AttributeError, OSError, ValueError):
+                sys.stdout = sys.__stdout__
             os.environ.update({**self.defaults, **os.environ, **self.environment, **environment})
             yield
 
@@ -96,19 +127,19 @@ class Guest:
         vLLM destroys whatever default group there is.
         """
         others = distributed.group.WORLD if self._group is None else None
-        if others is not None:
-            _set_default_group(None)
+        if others is None:
+            yield
+            return
+        _set_default_group(None)
         try:
             yield
         finally:
-            if others is not None:
-                _set_default_group(others)
+            _set_default_group(others)
 
     @contextmanager
-    def _torch(self) -> Iterator[None]:
-        """Functions of torch that the library replaces with its own, and the number of threads."""
+    def _own_functions(self) -> Iterator[None]:
+        """Functions of torch that the library has replaced with its own."""
         before = {name: getattr(*name) for name in REPLACED}
-        threads = torch.get_num_threads()
         for name, function in self._functions.items():
             setattr(*name, function)
         try:
@@ -117,104 +148,16 @@ class Guest:
             self._functions = {name: getattr(*name) for name in REPLACED}
             for name, function in before.items():
                 setattr(*name, function)
-            if torch.get_num_threads() != threads:
-                torch.set_num_threads(threads)
-
-
-def _set_default_group(group: Any) -> None:
-    """Makes `group` the default process group; None is as before `init_process_group`, but the group lives on.
-
-    torch has no public function for it (torch 2.13).
-    """
-    distributed_c10d._update_default_pg(group)
 
 
 @contextmanager
-def _environment() -> Iterator[None]:
-    before = dict(os.environ)
+def _settings() -> Iterator[None]:
+    """Restores the settings of the process, and NumPy's generator."""
+    before, numpy = [read() for read, _ in SETTINGS], np.random.get_state()
     try:
         yield
     finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
-
-
-@contextmanager
-def _generators() -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
         np.random.set_state(numpy)
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    # Python lets only the main thread set them.
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if handler is not None and signal.getsignal(number) is not handler:
-                signal.signal(number, handler)
-
-
-@contextmanager
-def _hook() -> Iterator[None]:
-    """Keeps what prints an exception that ends the process: torch.distributed puts the rank before it."""
-    before = sys.excepthook
-    try:
-        yield
-    finally:
-        sys.excepthook = before
-
-
-@contextmanager
-def _output() -> Iterator[None]:
-    """vLLM wants a file behind sys.stdout, which a notebook's need not have."""
-    before = sys.stdout
-    try:
-        before.fileno()
-    except (AttributeError, OSError, ValueError):
-        sys.stdout = sys.__stdout__
-    try:
-        yield
-    finally:
-        sys.stdout = before
-
-
-@contextmanager
-def _matmul_precision() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    try:
-        yield
-    finally:
-        if torch.get_float32_matmul_precision() != before:
-            torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
-def _own_algorithms() -> Iterator[None]:
-    """Any algorithms inside: some of vLLM's have no deterministic form, and raise under `trainer.deterministic`."""
-    before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(False)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warns)
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+        for value, (read, write) in zip(before, SETTINGS, strict=True):
+            if read() != value:
+                write(value)

@@ -3,29 +3,22 @@
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.types import UsageError
 
-T = TypeVar("T")
-
+# Seconds of silence, seconds between two probes, and lost probes after which a machine counts as dead.
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-"""Seconds of silence, seconds between two probes, and lost probes after which a machine counts as dead."""
 
 
 class ServerError(RuntimeError):
-    """A server does not answer, or refuses.
-
-    Args:
-        message: What happened, with the server's address.
-        status: HTTP's number for it, if there was an answer.
-    """
+    """A server does not answer, or refuses: `status` is HTTP's number for it, if there was an answer."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -35,12 +28,7 @@ class ServerError(RuntimeError):
 class Server:
     """One server. Each request has a connection of its own, so that threads may share the object.
 
-    Args:
-        url: Such as `http://node1:8000`.
-        timeout: Longest silence in seconds. A process that ends is noticed at once, a machine after 40 seconds.
-
-    Raises:
-        UsageError: `url` is not the address of a server.
+    `timeout` is the longest silence in seconds. A process that ends is noticed at once, a machine after 40 seconds.
     """
 
     def __init__(self, url: str, timeout: float) -> None:
@@ -59,17 +47,17 @@ class Server:
         self._lock = threading.Lock()
 
     def get(self, path: str) -> Any:
-        """What the server answers to GET."""
-        with self._answer("GET", path, None) as answer:
-            return _read(answer)
+        """The server's answer to GET."""
+        return self.post(path, method="GET")
 
-    def post(self, path: str, body: Any = None) -> Any:
-        """What the server answers to POST with a body of JSON."""
-        with self._answer("POST", path, body) as answer:
-            return _read(answer)
+    def post(self, path: str, body: Any = None, method: str = "POST") -> Any:
+        """The server's answer to POST with a body of JSON."""
+        with self._answer(method, path, body) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
 
-    def events(self, path: str, body: Any) -> Iterator[Any]:
-        """What the server sends after POST, piece by piece (server-sent events).
+    def events(self, path: str, body: Any) -> Generator[Any, None, None]:
+        """Yields the answer to POST piece by piece (server-sent events).
 
         Closing the iterator closes the connection, and vLLM ends the request.
         """
@@ -108,7 +96,10 @@ class Server:
                 if self._hung_up:
                     raise ServerError(f"{self.url}{path}: hung up")
                 self._open.add(opened)
-            _keep_alive(opened)
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in KEEPALIVE.items():
+                if hasattr(socket, name):  # not on every system
+                    opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
             data = None if body is None else json.dumps(body).encode()
             connection.request(method, self._path + path, data, {"Content-Type": "application/json"})
             with connection.getresponse() as answer:
@@ -126,33 +117,17 @@ class Server:
             connection.close()
 
 
-def everywhere(servers: Sequence[Server], ask: Callable[[Server], T]) -> list[T]:
+def everywhere(servers: Sequence[Server], ask: Callable[[Server], object]) -> None:
     """Asks all servers at once; raises what the first of them raised."""
     with ThreadPoolExecutor(len(servers)) as pool:
-        return list(pool.map(ask, servers))
-
-
-def _read(answer: HTTPResponse) -> Any:
-    """The answer; None where there is none."""
-    text = answer.read()
-    return json.loads(text) if text else None
+        list(pool.map(ask, servers))
 
 
 def _reason(text: bytes) -> str:
-    """What a server gives as the reason, in one line: vLLM has three ways to say it."""
-    shown = text.decode(errors="replace")
-    try:
-        found = json.loads(shown)
-        found = found.get("error", found.get("detail", shown))
-        shown = str(found.get("message", found) if isinstance(found, dict) else found)
-    except (ValueError, AttributeError):
-        pass
-    return " ".join(shown.split())[:300]
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    """Lets the kernel ask a silent machine whether it is there."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEPALIVE.items():
-        if hasattr(socket, name):  # not on every system
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    """The reason that a server gives, in one line: vLLM has three ways to say it."""
+    shown: Any = text.decode(errors="replace")
+    with suppress(ValueError, AttributeError):
+        answer = json.loads(shown)
+        shown = answer.get("error", answer.get("detail", shown))
+        shown = shown.get("message", shown)
+    return " ".join(str(shown).split())[:300]

@@ -2,38 +2,30 @@
 
 import secrets
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from queue import SimpleQueue
 from typing import Any
 
-import torch
 from lightning.pytorch.utilities import rank_zero_info
 from safetensors import SafetensorError
 
 from grpo_lightning import ranks
 from grpo_lightning.engines.base import Drawn, RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.plugins.vllm.http import Server, ServerError, everywhere
-from grpo_lightning.plugins.vllm.requests import Call, Completions, calls_of, check_lengths
-from grpo_lightning.plugins.vllm.weight_transfer import SharedFolder, Weights, WeightTransfer
-from grpo_lightning.policy.named_weights import named_weights
+from grpo_lightning.plugins.vllm.named_weights import named_weights
+from grpo_lightning.plugins.vllm.requests import Drawing, dtype_of
+from grpo_lightning.plugins.vllm.weight_transfer import SharedFolder, WeightTransfer
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import RandomKey, Request, UsageError
+from grpo_lightning.types import RandomKey, Request, UsageError, at_least, require
 
-CONNECTIONS = 512
-"""Requests of one rank that wait for answers at once."""
-
-THREADS = "grpo-vllm"
-"""How the names of the threads begin that wait for answers."""
-
+CONNECTIONS = 512  # requests of one rank that wait for answers at once
+THREADS = "grpo-vllm"  # how the names of the threads begin that wait for answers
 GENERATE = "/inference/v1/generate"
-
 SETTINGS = "/server_info?config_format=json"
-
 GO_ON = "Start the server again and continue with --ckpt_path last"
 
 
@@ -61,27 +53,20 @@ class VLLMServerEngine(RolloutEngine):
     )
 
     def __init__(
-        self,
-        urls: Sequence[str],
-        transfer: WeightTransfer | None = None,
-        timeout: float = 1800.0,
-        wait: float = 0.0,
+        self, urls: Sequence[str], transfer: WeightTransfer | None = None, timeout: float = 1800.0, wait: float = 0.0
     ) -> None:
-        if isinstance(urls, str) or not urls:
-            raise UsageError(f"model.engine.urls={urls!r}: give a list of addresses, such as [http://node1:8000]")
-        if timeout <= 0:
-            raise UsageError(f"model.engine.timeout={timeout}: give more than 0 seconds")
-        if wait < 0:
-            raise UsageError(f"model.engine.wait={wait}: give 0 seconds or more")
+        is_list = bool(urls) and not isinstance(urls, str)
+        require(is_list, f"model.engine.urls={urls!r}: give a list of addresses, such as [http://node1:8000]")
+        require(timeout > 0, f"model.engine.timeout={timeout}: give more than 0 seconds")
+        at_least("model.engine.wait", wait, 0)
         self.urls = list(urls)
         self.transfer = transfer or SharedFolder()
         self.timeout = timeout
         self.wait = wait
         self._servers = [Server(url, timeout) for url in self.urls]
-        self._pushed = ""
+        self._pushed = ""  # the version of the weights that the servers have
         self._max_model_len = 0
         self._names_head = False
-        self._synced = False
 
     def check(self, policy: Policy, sampling: Sampling) -> None:
         """Raises UsageError where a server does not answer, or was started for something else."""
@@ -99,7 +84,6 @@ class VLLMServerEngine(RolloutEngine):
 
     def _config_of(self, server: Server) -> Mapping[str, Any]:
         """The configuration of a server, once it has started."""
-        told = False
         while True:
             try:
                 server.get("/health")
@@ -107,23 +91,18 @@ class VLLMServerEngine(RolloutEngine):
             except ServerError:
                 if time.monotonic() >= self._until:
                     raise
-            if not told:
-                rank_zero_info(f"waiting for {server.url}")
-                told = True
+            rank_zero_info(f"waiting for {server.url}")
             time.sleep(1)
         try:
             server.post(GENERATE, {})
         except ServerError as error:
-            if error.status == 404:
+            if error.status == 404:  # Otherwise it is there: it wants more than nothing.
                 raise
-            # It is there: it wants more than nothing.
         try:
             found: Mapping[str, Any] = server.get(SETTINGS)["vllm_config"]
-            if {"model_config", "device_config"} <= found.keys():
-                return found
-        except (KeyError, TypeError, AttributeError):
-            pass
-        raise ServerError(f"{server.url}{SETTINGS}: this is no vLLM 0.30")
+            return {name: found[name] for name in ("model_config", "device_config")}
+        except (KeyError, TypeError) as error:
+            raise ServerError(f"{server.url}{SETTINGS}: this is no vLLM 0.30") from error
 
     def _compare(self, server: Server, config: Mapping[str, Any], policy: Policy, sampling: Sampling) -> None:
         """Raises UsageError where a server draws or computes otherwise than `policy` is scored.
@@ -132,18 +111,16 @@ class VLLMServerEngine(RolloutEngine):
         """
         model = config["model_config"]
         limit, actual = int(model["max_model_len"]), str(model["dtype"]).removeprefix("torch.")
-        if limit <= sampling.max_new_tokens:
-            raise UsageError(
-                f"model.engine.urls: {server.url} has max_model_len={limit}: no room for a prompt beside "
-                f"sampling.max_new_tokens={sampling.max_new_tokens}; start it with a larger --max-model-len"
-            )
-        problem = ""
-        if actual != dtype_of(policy):
-            problem = f"it computes in {actual}, the policy in {dtype_of(policy)}"
-        elif model["logprobs_mode"] != "processed_logprobs":
-            problem = f"its log-probs are {model['logprobs_mode']}, those before temperature and filters"
-        if problem:
-            raise UsageError(f"model.engine.urls: {server.url}: {problem}. Start it with: {self._command(policy)}")
+        require(
+            limit > sampling.max_new_tokens,
+            f"model.engine.urls: {server.url} has max_model_len={limit}: no room for a prompt beside "
+            f"sampling.max_new_tokens={sampling.max_new_tokens}; start it with a larger --max-model-len",
+        )
+        fix, mode = f"Start it with: {self._command(policy)}", model["logprobs_mode"]
+        problem = f"it computes in {actual}, the policy in {dtype_of(policy)}"
+        require(actual == dtype_of(policy), f"model.engine.urls: {server.url}: {problem}. {fix}")
+        problem = f"its log-probs are {mode}, those before temperature and filters"
+        require(mode == "processed_logprobs", f"model.engine.urls: {server.url}: {problem}. {fix}")
 
     def _command(self, policy: Policy) -> str:
         """The line that starts a server for `policy`."""
@@ -154,80 +131,59 @@ class VLLMServerEngine(RolloutEngine):
 
     def sync(self, policy: Policy) -> None:
         """Gives the servers the policy's weights, while they are paused."""
-        weights = iter(named_weights(policy, self._names_head))
+        weights, dtype = iter(named_weights(policy, self._names_head)), compute_dtype(policy)
+        # Matrices go in the type that servers compute in: half the bytes under `bf16-mixed`.
+        sent = ((name, one.to(dtype) if one.ndim > 1 and one.is_floating_point() else one) for name, one in weights)
         problem, pushed = "", ""
         if ranks.rank() == 0:
             pushed = f"{secrets.token_hex(4)}-{policy.version}"
             try:
-                self._push(as_computed(weights, compute_dtype(policy)), pushed)
+                everywhere(self._servers, lambda server: server.post("/pause?mode=abort"))
+                self.transfer.send(self._servers, sent)
+                everywhere(self._servers, lambda server: _resume(server, pushed))
             except (RuntimeError, OSError, SafetensorError) as error:
                 problem = str(error)
         # Sharded weights are assembled by all ranks together, whatever happened.
         for _ in weights:
             pass
         problem, self._pushed = ranks.gather((problem, pushed))[0]
-        if problem and self._synced:
+        if problem and self.policy is not None:
             raise RuntimeError(f"model.engine=VLLMServerEngine: the weights were not handed over: {problem}. {GO_ON}")
-        if problem:
-            raise UsageError(
-                f"model.engine.urls: the weights were not handed over: {problem}. A server must have the model of "
-                f"model.policy.path. Start it with: {self._command(policy)}"
-            )
-        self._synced = True
+        require(
+            not problem,
+            f"model.engine.urls: the weights were not handed over: {problem}. A server must have the model of "
+            f"model.policy.path. Start it with: {self._command(policy)}",
+        )
         super().sync(policy)
-
-    def _push(self, weights: Weights, version: str) -> None:
-        everywhere(self._servers, lambda server: server.post("/pause?mode=abort"))
-        self.transfer.send(self._servers, weights)
-        everywhere(self._servers, lambda server: _resume(server, version))
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
         """As `RolloutEngine.generate`."""
         assert self.policy is not None, "call sync(policy) first"
-        check_lengths(requests, sampling, self._max_model_len, "--max-model-len", "start the servers with a larger one")
-        stops = StopStrings(self.policy, sampling.stop)
-        # Completions that are searched for strings end one by one.
-        calls = calls_of(requests, sampling, key, together=not stops.strings)
-        return self._draw(calls, self._servers_of(calls, requests), sampling, Completions(stops))
+        setting = ("--max-model-len", "start the servers with a larger one")
+        drawing = Drawing(requests, sampling, key, self.policy, self._max_model_len, setting)
+        # Prompts take turns with the servers, and ranks begin with different ones.
+        prompts = [requests[call.rows[0][0]].prompt_id for call in drawing.calls]
+        turns = {prompt: turn for turn, prompt in enumerate(dict.fromkeys(prompts), ranks.rank())}
+        return self._draw(drawing, [self._servers[turns[one] % len(self._servers)] for one in prompts], sampling)
 
-    def _draw(
-        self, calls: Sequence[Call], servers: Sequence[Server], sampling: Sampling, completions: Completions
-    ) -> Drawn:
+    def _draw(self, drawing: Drawing, servers: Sequence[Server], sampling: Sampling) -> Drawn:
         """As `generate`."""
         try:
-            yield from _run(calls, servers, sampling, completions)
-            self._check_weights(set(servers))
+            yield from _run(drawing, servers, sampling)
+            for server in set(servers):
+                version = server.get("/weight_info")["weight_version"]
+                if version != self._pushed:
+                    raise ServerError(
+                        f"{server.url} has other weights (version {version}, expected {self._pushed}): it was started "
+                        "anew, or another run uses it"
+                    )
         except ServerError as error:
             raise RuntimeError(f"model.engine=VLLMServerEngine: {error}. {GO_ON}") from error
-
-    def _servers_of(self, calls: Sequence[Call], requests: Sequence[Request]) -> list[Server]:
-        """Who draws each call: prompts take turns, and ranks begin with different servers."""
-        turns: dict[int, int] = {}
-        for call in calls:
-            turns.setdefault(requests[call.rows[0][0]].prompt_id, len(turns))
-        turn = (turns[requests[call.rows[0][0]].prompt_id] + ranks.rank() for call in calls)
-        return [self._servers[index % len(self._servers)] for index in turn]
-
-    def _check_weights(self, servers: Iterable[Server]) -> None:
-        """Raises ServerError where a server was started anew, or got weights from another run."""
-        for server in servers:
-            version = server.get("/weight_info")["weight_version"]
-            if version != self._pushed:
-                raise ServerError(
-                    f"{server.url} has other weights (version {version}, expected {self._pushed}): it was started "
-                    "anew, or another run uses it"
-                )
 
     def close(self) -> None:
         """Ends the transfer. The servers go on, with the weights that they have."""
         super().close()
         self.transfer.close()
-
-
-def as_computed(weights: Weights, dtype: torch.dtype) -> Weights:
-    """The weights with their matrices in the type that servers compute in: half the bytes under `bf16-mixed`."""
-    for name, weight in weights:
-        yield name, weight.to(dtype) if weight.ndim > 1 and weight.is_floating_point() else weight
 
 
 def _resume(server: Server, version: str) -> None:
@@ -239,27 +195,28 @@ def _resume(server: Server, version: str) -> None:
     server.post("/resume")
 
 
-def _run(calls: Sequence[Call], servers: Sequence[Server], sampling: Sampling, completions: Completions) -> Drawn:
+def _run(drawing: Drawing, servers: Sequence[Server], sampling: Sampling) -> Drawn:
     """Lets the servers draw, and yields completions as they end."""
-    stream = bool(completions.stops.strings)
+    calls = drawing.calls
     answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
-    over: set[int] = set()
-    """Indices of the calls that need no further answer."""
 
     def listen(index: int) -> None:
-        if index in over:
+        if index not in drawing.open:
             return
         call, server = calls[index], servers[index]
         body = {
             "token_ids": call.token_ids,
-            "sampling_params": call.parameters(sampling, completions.stops.ids),
-            "stream": stream,
+            "sampling_params": call.parameters(sampling, drawing.stops.ids),
+            "stream": drawing.streams,
         }
         try:
-            with closing(_pieces(server, body)) as pieces:
+            if not drawing.streams:
+                answers.put((index, server.post(GENERATE, body)))
+                return
+            with closing(server.events(GENERATE, body)) as pieces:
                 for piece in pieces:
                     answers.put((index, piece))
-                    if index in over:
+                    if index not in drawing.open:
                         break
         except Exception as error:
             answers.put((index, error))
@@ -268,42 +225,19 @@ def _run(calls: Sequence[Call], servers: Sequence[Server], sampling: Sampling, c
     try:
         for index in range(len(calls)):
             pool.submit(listen, index)
-        open_calls = {index: len(call.rows) for index, call in enumerate(calls)}
-        while open_calls:
+        while drawing.open:
             index, answer = answers.get()
-            if index in over:
+            if index not in drawing.open:
                 continue
             if isinstance(answer, Exception):
                 raise answer
             for one in answer["choices"]:
                 logp = [entry["logprob"] for entry in one["logprobs"]["content"]]
-                rows = calls[index].rows[one["index"]]
-                completion = completions.add(rows, one["token_ids"], logp, one["finish_reason"])
-                if completion is None:
-                    continue
-                open_calls[index] -= 1
-                if not open_calls[index]:
-                    del open_calls[index]
-                    over.add(index)
-                for row in rows:
-                    yield row, completion
+                yield from drawing.add(index, one["index"], one["token_ids"], logp, one["finish_reason"])
     finally:
         # Whatever is still drawn is not wanted.
-        over.update(range(len(calls)))
+        drawing.open.clear()
         with ExitStack() as stack:
             for server in set(servers):
                 stack.enter_context(server.hung_up())
             pool.shutdown(cancel_futures=True)
-
-
-def _pieces(server: Server, body: Mapping[str, Any]) -> Generator[Any, None, None]:
-    """The answer to a request, in pieces if it is to be streamed."""
-    if body["stream"]:
-        yield from server.events(GENERATE, body)
-    else:
-        yield server.post(GENERATE, body)
-
-
-def dtype_of(policy: Policy) -> str:
-    """The type that the policy computes in, as vLLM names it."""
-    return str(compute_dtype(policy)).removeprefix("torch.")

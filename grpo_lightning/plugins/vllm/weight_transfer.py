@@ -1,20 +1,19 @@
 """How the policy's weights reach servers that have weights of their own."""
 
 import shutil
-import tempfile
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 
 from safetensors.torch import save_file
 from torch import Tensor
 
 from grpo_lightning.plugins.vllm.http import Server, everywhere
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import require
 
-Weights = Iterable[tuple[str, Tensor]]
-"""Name and whole tensor of each weight, as a checkpoint names them."""
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a folder in memory, where there is one
+Weights = Iterable[tuple[str, Tensor]]  # name and whole tensor of each weight, as a checkpoint names them
 
 
 class WeightTransfer(ABC):
@@ -47,40 +46,38 @@ class SharedFolder(WeightTransfer):
     """
 
     def __init__(self, folder: str | None = None, part_gib: float = 1.0) -> None:
-        if part_gib <= 0:
-            raise UsageError(f"model.engine.transfer.part_gib={part_gib}: give more than 0")
+        require(part_gib > 0, f"model.engine.transfer.part_gib={part_gib}: give more than 0")
         self.folder = folder
         self.part_gib = part_gib
-        self._own: str | None = None
+        self._own: TemporaryDirectory[str] | None = None
 
     def check_room(self, num_bytes: int) -> None:
         """As `WeightTransfer.check_room`."""
-        folder = Path(self.folder or _memory() or tempfile.gettempdir()).absolute()
+        folder = Path(self.folder or MEMORY or gettempdir()).absolute()
         free = shutil.disk_usage(next(path for path in [folder, *folder.parents] if path.exists())).free
-        if free < num_bytes:
-            raise UsageError(
-                f"model.engine.transfer.folder={self.folder or 'null'}: the weights take {num_bytes / 2**30:.3g} GiB, "
-                f"and {folder} has {free / 2**30:.3g} GiB free. Give a folder with more room that the servers see too; "
-                "a container has more in /dev/shm with `docker run --shm-size`"
-            )
+        require(
+            free >= num_bytes,
+            f"model.engine.transfer.folder={self.folder or 'null'}: the weights take {num_bytes / 2**30:.3g} GiB, "
+            f"and {folder} has {free / 2**30:.3g} GiB free. Give a folder with more room that the servers see too; "
+            "a container has more in /dev/shm with `docker run --shm-size`",
+        )
 
     def send(self, servers: Sequence[Server], weights: Weights) -> None:
         """As `WeightTransfer.send`."""
         if self._own is None:
             if self.folder is not None:
                 Path(self.folder).mkdir(parents=True, exist_ok=True)
-            self._own = tempfile.mkdtemp(prefix="grpo-weights-", dir=self.folder or _memory())
+            where = self.folder or MEMORY
+            self._own = TemporaryDirectory(prefix="grpo-weights-", dir=where, ignore_cleanup_errors=True)
             # Servers may run as somebody else.
-            Path(self._own).chmod(0o755)
-            # Also after an error.
-            self._remove = weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)
+            Path(self._own.name).chmod(0o755)
         files = []
         try:
             for index, part in enumerate(parts(weights, int(self.part_gib * 2**30))):
-                files.append(Path(self._own, f"model-{index:05}.safetensors"))
+                files.append(Path(self._own.name, f"model-{index:05}.safetensors"))
                 # A copy: tensors of a file may not share memory.
                 save_file({name: weight.to("cpu", copy=True).contiguous() for name, weight in part}, files[-1])
-            request = {"method": "reload_weights", "kwargs": {"weights_path": self._own}}
+            request = {"method": "reload_weights", "kwargs": {"weights_path": self._own.name}}
             everywhere(servers, lambda server: server.post("/collective_rpc", request))
         finally:
             for file in files:
@@ -89,7 +86,7 @@ class SharedFolder(WeightTransfer):
     def close(self) -> None:
         """Removes its folder."""
         if self._own is not None:
-            self._remove()
+            self._own.cleanup()
             self._own = None
 
 
@@ -105,8 +102,3 @@ def parts(weights: Weights, size: int) -> Iterator[list[tuple[str, Tensor]]]:
         total += weight.nbytes
     if part:
         yield part
-
-
-def _memory() -> str | None:
-    """A folder in memory, where there is one."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -1,1 +1,1 @@
-"""Lightning callbacks: checkpoints, completions, predictions, progress."""
+"""Lightning callbacks: checkpoints."""

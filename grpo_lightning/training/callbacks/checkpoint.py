@@ -1,27 +1,40 @@
 """Checkpoints a killed run resumes from bit for bit, and the clean end of a run that is told to stop."""
 
+import os
+import signal
+import threading
 import warnings
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from grpo_lightning import ranks
 from grpo_lightning.training import disk, internals
-from grpo_lightning.training.callbacks.interrupts import Interrupts
-from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO as AtomicCheckpointIO
-from grpo_lightning.types import UsageError, at_least
+from grpo_lightning.training.checkpoint_files import check_whole_step, read_checkpoint
+from grpo_lightning.types import UsageError, at_least, require
+
+SUSPENDED = 75
+"""Exit code of a run that SIGUSR1 has ended: to be continued. EX_TEMPFAIL of sysexits.h."""
+EXIT_CODE = 128 + signal.SIGINT
+"""The exit code that a shell expects of a program that Ctrl-C has ended."""
+CODES = {"Ctrl-C": EXIT_CODE, "SIGUSR1": SUSPENDED, "SIGTERM": None}
+"""What asks a run to stop, the first counts, and the exit code then; None is that of any run that ends well."""
 
 
 class StepCheckpoint(ModelCheckpoint):
     """Saves the run as `last.ckpt` at the end of exploration steps, where it resumes from exactly.
 
     Checkpoints are in `checkpoints/` of `trainer.default_root_dir`, whatever the logger. After SIGTERM, SIGUSR1
-    or Ctrl-C the running step ends, is saved, and the run stops. A second Ctrl-C stops at once.
+    or Ctrl-C the running step ends, is saved, and the run stops. A second Ctrl-C stops at once. SIGUSR1 is what a
+    cluster sends some time before a job's end: the exit code then tells the job script to requeue.
 
     Args:
         every_n_steps: Exploration steps between two checkpoints. The last step of the run is always saved.
@@ -30,18 +43,11 @@ class StepCheckpoint(ModelCheckpoint):
         mode: Whether the best is the largest (`max`) or the smallest (`min`).
     """
 
-    CHECKPOINT_EQUALS_CHAR = "-"
-
     def __init__(
-        self,
-        every_n_steps: int = 1,
-        keep: int = 0,
-        monitor: str | None = None,
-        mode: Literal["max", "min"] = "max",
+        self, every_n_steps: int = 1, keep: int = 0, monitor: str | None = None, mode: Literal["max", "min"] = "max"
     ) -> None:
         at_least("checkpoint.every_n_steps", every_n_steps, 1)
-        if keep < -1:
-            raise UsageError(f"checkpoint.keep={keep}: give a number of checkpoints, or -1 for all")
+        require(keep >= -1, f"checkpoint.keep={keep}: give a number of checkpoints, or -1 for all")
         if mode == "min" and monitor is None:
             raise UsageError("checkpoint.mode=min: it has no effect without checkpoint.monitor, a metric to judge by")
         self.every_n_steps = every_n_steps
@@ -57,8 +63,9 @@ class StepCheckpoint(ModelCheckpoint):
             enable_version_counter=False,
         )
         self._steps_saved = 0
-        self._saved_in = Path()
-        self.interrupts = Interrupts(lambda: self.saved)
+        self.saved_in = ""
+        """The checkpoint that holds the run so far; empty if no step has been saved."""
+        self._heard: set[str] = set()
 
     @staticmethod
     def find(trainer: L.Trainer) -> "StepCheckpoint | None":
@@ -73,93 +80,95 @@ class StepCheckpoint(ModelCheckpoint):
     @property
     def saved(self) -> str:
         """What is saved by now, and how to continue from there."""
-        if not self._steps_saved:
+        if not self.saved_in:
             return "no step has been saved"
-        is_last = self._saved_in == self._last
-        return (
-            f"{self._saved_in} holds the run up to step {self._steps_saved}; continue with --ckpt_path "
-            f"{'last' if is_last else self._saved_in}"
-        )
+        name = "last" if self.saved_in == str(self._last) else self.saved_in
+        return f"{self.saved_in} holds the run up to step {self._steps_saved}; continue with --ckpt_path {name}"
 
     @property
-    def saved_in(self) -> str:
-        """The checkpoint that holds the run so far; empty if no step has been saved."""
-        return str(self._saved_in) if self._steps_saved else ""
+    def stopped_by(self) -> str:
+        """The first of CODES that has asked the run to stop; empty if nothing has."""
+        return next((name for name in CODES if name in self._heard), "")
 
     @property
     def _last(self) -> Path:
-        assert self.dirpath is not None
-        return Path(self.dirpath) / "last.ckpt"
+        return Path(self.dirpath or "", "last.ckpt")
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Chooses the folder."""
-        self._settle(trainer)
+        """Chooses the folder; Lightning would take that of the first logger, which is another one in every start."""
+        self.dirpath = self.dirpath or str(checkpoints_of(trainer))
         with warnings.catch_warnings():
-            # A run that continues finds its own checkpoints there; those of another run are refused.
+            # A run that continues finds its own checkpoints there.
             warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
             super().setup(trainer, pl_module, stage)
-        refuse_other_starts(trainer.ckpt_path is not None)
 
-    def _find_last_checkpoints(self, trainer: L.Trainer) -> set[str]:
-        """Lightning looks for `last` before `setup`."""
-        self._settle(trainer)
-        return super()._find_last_checkpoints(trainer)
-
-    def _settle(self, trainer: L.Trainer) -> None:
-        # Lightning would take the folder of the first logger, which is another one in every start.
-        if self.dirpath is None:
-            self.dirpath = str(checkpoints_of(trainer))
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuses to begin where `last` was found on some ranks alone."""
+        everyone = ranks.gather(trainer.ckpt_path is not None)
+        if len({*everyone}) > 1:
+            raise UsageError(
+                f"ckpt_path=last: rank {everyone.index(True)} finds last.ckpt and rank {everyone.index(False)} does "
+                "not. Put trainer.default_root_dir on a disk that all nodes share"
+            )
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Refuses a folder that holds another run, before the validation that comes first logs into it."""
-        self._refuse_another_run(trainer)
+        check_overwriting(trainer, trainer.ckpt_path)
+
+    def _find_last_checkpoints(self, trainer: L.Trainer) -> set[str]:
+        """Lightning looks for `last` before `setup`."""
+        self.dirpath = self.dirpath or str(checkpoints_of(trainer))
+        return super()._find_last_checkpoints(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Refuses a folder that holds another run, and begins to listen for signals."""
+        """Finds what earlier starts have kept, removes what `keep` now leaves out, and begins to listen for signals."""
         super().on_train_start(trainer, pl_module)
-        self._refuse_another_run(trainer)
+        check_overwriting(trainer, trainer.ckpt_path)
         if trainer.ckpt_path is not None:
-            self._steps_saved, self._saved_in = trainer.current_epoch, Path(trainer.ckpt_path)
+            self._steps_saved, self.saved_in = trainer.current_epoch, str(trainer.ckpt_path)
         there = {path: score for path, score in self.best_k_models.items() if Path(path).exists()}
-        self._rank(trainer.strategy.broadcast(there))
-        # Lightning's own handlers would leave the step in the middle.
-        self.interrupts.listen()
+        kept: dict[str, Tensor] = trainer.strategy.broadcast(there)
+        order = sorted(kept, key=lambda path: float(kept[path]), reverse=self.mode == "max")
+        most = len(order) if self.save_top_k < 0 or disk.is_trial(trainer) else self.save_top_k
+        best_first, surplus = order[:most], order[most:]
+        self.best_k_models = {path: kept[path] for path in best_first}
+        self.best_model_path, self.kth_best_model_path = (best_first[0], best_first[-1]) if best_first else ("", "")
+        self.best_model_score = kept.get(self.best_model_path)
+        self.kth_value = kept.get(self.kth_best_model_path, self.kth_value)
+        for path in surplus:
+            internals.remove_checkpoint(self, trainer, path)
+        # Lightning's own handlers would leave the step in the middle. After the fit it restores the earlier ones.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+                signal.signal(number, self._on_signal)
 
-    def _refuse_another_run(self, trainer: L.Trainer) -> None:
-        is_own = (
-            trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve().parent == self._last.parent.resolve()
-        )
-        if not is_own:
-            refuse_overwriting(self._last.parent)
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        is_first = name not in self._heard
+        self._heard.add(name)
+        message = "Ctrl-C: this step will be finished and saved; press it again to stop at once"
+        message = message if is_first else f"Ctrl-C again: stopped at once; {self.saved}"
+        if name == "Ctrl-C" and getattr(rank_zero_only, "rank", 0) in (0, None):
+            os.write(2, f"\n{message}\n".encode())  # `print` cannot be used: it may be what was interrupted
+        if name == "Ctrl-C" and not is_first:
+            raise SystemExit(EXIT_CODE)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Saves the step, and ends the run if it was asked to."""
-        step = trainer.current_epoch + 1
-        stops = self.interrupts.agree(lambda one: trainer.strategy.reduce_boolean_decision(one, all=False))
-        if stops:
-            trainer.should_stop = True
-            trainer.fit_loop.min_epochs = None
+        step, anyone = trainer.current_epoch + 1, partial(trainer.strategy.reduce_boolean_decision, all=False)
+        if anyone(bool(self._heard)):
+            self._heard |= {name for name in CODES if anyone(name in self._heard)}
+            trainer.should_stop, trainer.fit_loop.min_epochs = True, None
         due = step % self.every_n_steps == 0 or step == trainer.max_epochs or trainer.should_stop
         if due and not disk.is_trial(trainer):
-            self._save(trainer)
-        if stops:
-            rank_zero_info(f"{self.interrupts.name}: {self.saved}")
-
-    def _save(self, trainer: L.Trainer) -> None:
-        """Saves. Lightning itself writes `last.ckpt` only together with one of those that are kept."""
-        metrics = internals.monitored(self, trainer)
-        # File names count the steps done, from 1.
-        metrics["epoch"] = torch.tensor(trainer.current_epoch + 1)
-        validated = any(name.startswith("val/") for name in metrics)
-        surplus = self._surplus()
-        if self.monitor in metrics:
-            internals.save_best(self, trainer, metrics)
-        elif validated or not str(self.monitor).startswith("val/"):
-            raise UsageError(f"checkpoint.monitor={self.monitor}: no such metric; there are {', '.join(metrics)}")
-        internals.save_last(self, trainer, metrics)
-        self._steps_saved, self._saved_in = trainer.current_epoch + 1, self._last
-        for path in surplus:
-            internals.remove_checkpoint(self, trainer, path)
+            metrics = internals.monitored(self, trainer) | {"epoch": torch.tensor(step)}  # file names count from 1
+            comes_later = str(self.monitor).startswith("val/") and not any(name.startswith("val/") for name in metrics)
+            if self.monitor not in metrics and not comes_later:
+                raise UsageError(f"checkpoint.monitor={self.monitor}: no such metric; there are {', '.join(metrics)}")
+            internals.save(self, trainer, metrics)
+            self._steps_saved, self.saved_in = step, str(self._last)
+        if self.stopped_by:
+            rank_zero_info(f"{self.stopped_by}: {self.saved}")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Nothing: the last step is saved already, and Lightning would save a `fast_dev_run` here."""
@@ -169,41 +178,17 @@ class StepCheckpoint(ModelCheckpoint):
         return {**super().state_dict(), "mode": self.mode}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over the checkpoints that were kept, wherever the run's folder is now.
-
-        Those judged by another metric stay, but no longer count towards `keep`.
-        """
-        kept = {
-            str(self._last.with_name(Path(path).name)): score for path, score in state_dict["best_k_models"].items()
-        }
+        """Takes over the checkpoints that were kept, wherever the folder is now; those judged otherwise just stay."""
+        scores = state_dict["best_k_models"].items()
+        kept = {str(self._last.with_name(Path(path).name)): score for path, score in scores}
         before = state_dict["monitor"], state_dict.get("mode", self.mode)
-        # A run that continues in another folder takes nothing over.
-        kept = {path: score for path, score in kept.items() if Path(path).exists()}
         if before == (self.monitor, self.mode):
-            self._rank(kept)
+            self.best_k_models = kept
         elif kept:
             rank_zero_info(
                 f"checkpoint.monitor and mode were {before[0]}, {before[1]}: the checkpoints kept so far stay, and "
                 f"checkpoint.keep={self.save_top_k} counts those from now on ({', '.join(kept)})"
             )
-
-    def _rank(self, kept: dict[str, Tensor]) -> None:
-        """Makes `kept` the checkpoints that later ones are compared with."""
-        best_first = sorted(kept, key=lambda path: float(kept[path]), reverse=self.mode == "max")
-        self.best_k_models = kept
-        self.best_model_path, self.kth_best_model_path = (best_first[0], best_first[-1]) if kept else ("", "")
-        self.best_model_score = kept.get(self.best_model_path)
-        self.kth_value = kept.get(self.kth_best_model_path, self.kth_value)
-
-    def _surplus(self) -> list[str]:
-        """Returns, and forgets, the worst checkpoints beyond `keep`, left by a run with a larger one."""
-        if self.save_top_k < 0:
-            return []
-        scores = self.best_k_models
-        best_first = sorted(scores, key=lambda path: float(scores[path]), reverse=self.mode == "max")
-        if surplus := best_first[self.save_top_k :]:
-            self._rank({path: scores[path] for path in best_first[: self.save_top_k]})
-        return surplus
 
 
 def checkpoints_of(trainer: L.Trainer) -> Path:
@@ -211,21 +196,39 @@ def checkpoints_of(trainer: L.Trainer) -> Path:
     return Path(trainer.default_root_dir) / "checkpoints"
 
 
-def refuse_other_starts(continues: bool) -> None:
-    """Raises UsageError if `--ckpt_path last` found a checkpoint on some ranks alone. Every rank must call it."""
-    everyone = ranks.gather(continues)
-    if len({*everyone}) > 1:
-        without = everyone.index(False)
+def check_overwriting(trainer: L.Trainer, ckpt_path: str | Path | None) -> None:
+    """Raises UsageError if a run that does not go on from `ckpt_path` would write over an earlier run's checkpoints."""
+    folder = checkpoints_of(trainer)
+    is_own = ckpt_path is not None and ("://" in str(ckpt_path) or Path(ckpt_path).resolve().parent == folder.resolve())
+    if not is_own and (folder / "last.ckpt").exists():
         raise UsageError(
-            f"ckpt_path=last: rank {everyone.index(True)} finds last.ckpt and rank {without} does not. Put "
-            "trainer.default_root_dir on a disk that all nodes share"
+            f"{folder.parent} already holds a run. Continue it with --ckpt_path last, or choose another folder with "
+            "--trainer.default_root_dir"
         )
 
 
-def refuse_overwriting(checkpoints: Path) -> None:
-    """Raises UsageError if a new run would write over the checkpoints of an earlier one."""
-    if (checkpoints / "last.ckpt").exists():
-        raise UsageError(
-            f"{checkpoints.parent} already holds a run. Continue it with --ckpt_path last, or choose another folder "
-            "with --trainer.default_root_dir"
-        )
+def checkpoint_to_read(given: str | None, stage: str, trainer: L.Trainer, weights_only: bool | None) -> str | None:
+    """The checkpoint that `--ckpt_path` means; None for a run that begins anew, as `fit --ckpt_path last` may."""
+    if given is None or "://" in given:
+        return given
+    # Lightning looks for `last` only where checkpoints are written.
+    path = checkpoints_of(trainer) / "last.ckpt" if given == "last" else Path(given)
+    if not path.exists():
+        if given != "last" or stage != "fit":
+            raise UsageError(f"ckpt_path={given}: there is no {path}. Give a path, or `last` for the newest of the run")
+        rank_zero_info(f"ckpt_path=last: {path} does not exist yet, so this run starts with step 1")
+        return None
+    if path.is_dir():  # of Lightning's ModelParallelStrategy
+        return str(path)
+    checkpoint = read_checkpoint(path, mmap=True, weights_only=weights_only)
+    if stage == "fit":
+        check_whole_step(checkpoint, path)
+        done, steps = checkpoint["epoch"] + 1, trainer.max_epochs
+        if "optimizer_states" not in checkpoint:
+            raise UsageError(f"ckpt_path={path}: it holds the weights alone, without the optimizer's state")
+        if steps is not None and 0 <= steps <= done:
+            raise UsageError(
+                f"trainer.max_epochs={steps}: {path} has done {done} steps already; give more to go on, such as "
+                f"--trainer.max_epochs {2 * done}"
+            )
+    return str(path)

@@ -1,33 +1,32 @@
 """The memory of a run: numbers worked out by hand, what a real pass holds, and what `grpo plan` and a fit print."""
 
+import inspect
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from helpers.command import Grpo
-from helpers.fitting import Digits
+from helpers.fast import policy_of
+from helpers.fitting import Digits, grouped
 from helpers.paths import ROOT
-from helpers.tiny import policy_of, rollouts_of
-from lightning.pytorch.strategies import DDPStrategy
-from torch.distributed.device_mesh import DeviceMesh
+from helpers.tiny import rollouts_of
 
 from grpo_lightning.cli import run
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.engines.scripted import ScriptedEngine
+from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.maths.objective import Objective
+from grpo_lightning.plugins.fast.compute import Fast
 from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.plugins.planning import memory, report
-from grpo_lightning.plugins.planning.memory import PHASES, Devices, Plan, remedies, state_ratio
+from grpo_lightning.plugins.planning.memory import Devices, Plan, remedies, state_ratio
 from grpo_lightning.plugins.planning.rehearsal import LiveBytes, peak_of, without_numbers
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.training.explorer import Explorer
-from grpo_lightning.training.loop import GRPOLoop
+from grpo_lightning.training.evaluation import Validation
+from grpo_lightning.training.machine import LightningMachine
 from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.training.preparation import Preparation
-from grpo_lightning.training.strategy import FSDP2Strategy
 
 # tiny.py's Llama: embedding and head; queries, output, keys, values, MLP and norms of two layers; the last norm.
 PARAMETERS = 2 * 64 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32) + 32
@@ -42,7 +41,7 @@ ADAPTER = 2 * 4 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 48))
 def plan_of(devices: Any = None, loop: Any = None, validated: int = 0, **changes: Any) -> Plan:
     """Four prompts of 10 tokens, four completions each of at most 20."""
     options: dict[str, Any] = {"sampling": Sampling(max_new_tokens=20), "policy": policy_of()} | changes
-    module = GRPOModule(rewards=[Digits()], **{"engine": NativeEngine()} | options)
+    module = GRPOModule(rewards=[Digits()], **grouped({"engine": NativeEngine()} | options))
     sizes: dict[str, Any] = {"group_size": 4, "prompts_per_step": 4, "max_tokens": 0} | (loop or {})
     return Plan(module, GRPOLoop(**sizes), devices or Devices(process=1000), 10, validated)
 
@@ -55,7 +54,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unread(**settings: Any) -> Policy:
-    policy = Policy("unread", **settings)
+    how = inspect.signature(Fast).parameters.keys() & settings.keys()
+    policy = Policy("unread", compute=Fast(**{name: settings.pop(name) for name in how}), **settings)
     policy.config = policy_of().config
     return policy
 
@@ -118,20 +118,11 @@ def test_rows_decoded_at_once() -> None:
         ({"engine": NativeEngine(max_rows=9)}, 9, 30),
         ({"engine": NativeEngine(max_cache_gib=13.5 * (30 * CACHE + LOGITS) / 2**30)}, 13, 30),
         ({"validated": 3}, 24, 30),
-        ({"validated": 3, "val_sampling": ValidationSampling(max_new_tokens=80)}, 24, 90),
+        ({"validated": 3, "validation": Validation(sampling=ValidationSampling(max_new_tokens=80))}, 24, 90),
         ({"engine": ScriptedEngine([])}, 0, 0),  # of an engine elsewhere nothing is known
     ]
     for changes, rows, tokens in made:
         assert plan_of(**changes).decoding == (rows, tokens, rows * (tokens * CACHE + LOGITS))
-
-
-def test_a_conversation_may_be_as_long_as_its_limits() -> None:
-    plan = plan_of()
-    plan.model.explorer.conversations = talks = SimpleNamespace(limits=SimpleNamespace(max_turns=3, max_tokens=None))
-    assert plan.decoding[1] == 10 + 3 * 20
-    for limit, tokens in ((75, 85), (7500, plan.policy.context_length)):
-        talks.limits.max_tokens = limit
-        assert plan.decoding[1] == tokens
 
 
 def truly_held(policy: Policy, backward: bool, autocasts: bool) -> int:
@@ -177,19 +168,12 @@ def test_a_policy_without_numbers_holds_what_it_holds(shape: str, settings: dict
     assert policy.model is not fake.model and all(parameter.grad is None for parameter in policy.parameters())
 
 
-def test_a_sharded_policy_has_a_plan(mesh: DeviceMesh) -> None:
-    policy = policy_of()
-    policy.shard(mesh)
-    expected = plan_of(Devices(strategy="fsdp2")).changed("model.policy.gradient_checkpointing", True)
-    sharded = plan_of(Devices(strategy="fsdp2"), policy=policy).changed("model.policy.gradient_checkpointing", True)
-    assert sharded.rows == expected.rows
-
-
 def test_a_remedy_saves_what_it_says_and_leaves_the_run_as_it_is(quick: None) -> None:
     plan = plan_of(Devices(count=4, strategy="ddp"), loop={"prompts_per_step": 32}, policy=unread())
     tried: list[str] = []
     found = dict(line.split(" saves ") for line in remedies(plan, "updating", tried.append))
-    keys = "trainer.strategy loop.max_tokens model.policy.gradient_checkpointing trainer.precision model.policy.adapter"
+    keys = "trainer.strategy loop.max_tokens model.policy.compute.gradient_checkpointing trainer.precision"
+    keys += " model.policy.adapter"
     assert [key.split("=")[0] for key in tried] == keys.split()
     assert [*found] == [key for key in tried if key in found]
     key = next(key for key in found if key.startswith("loop.max_tokens="))
@@ -198,13 +182,6 @@ def test_a_remedy_saves_what_it_says_and_leaves_the_run_as_it_is(quick: None) ->
     assert plan.loop.max_tokens == 0 and plan.trainer.strategy == "ddp" and plan.policy.adapter is None
     assert any("max_cache_gib=" in line for line in remedies(plan_of(loop={"prompts_per_step": 64}), "exploring"))
     assert not any("max_cache_gib=" in line for line in remedies(plan_of(engine=ScriptedEngine([])), "exploring"))
-
-
-def test_an_engine_takes_a_part_of_the_memory_that_is_left(quick: None) -> None:
-    plan = plan_of()
-    cache, others = plan.decoding[2], plan.sums[0] - plan.decoding[2]
-    assert plan.within(None) is plan.within(plan.sums[0]) is plan
-    assert plan.within(others + cache / 2).decoding[0] == 16 // 4  # half of the half that is there
 
 
 def test_a_plan_says_what_a_run_would_hold_and_writes_nothing(grpo: Grpo, quick: None) -> None:
@@ -234,19 +211,6 @@ def test_mistakes_in_a_plan(grpo: Grpo, quick: None, monkeypatch: pytest.MonkeyP
     assert code == 2 and "the memory of llama cannot be planned (list index out of range)" in errors
 
 
-def test_devices_as_the_trainer_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    def devices(devices: Any, strategy: Any = "auto") -> Devices:
-        trainer = {"accelerator": "gpu", "strategy": strategy, "num_nodes": 1, "precision": "bf16"}
-        return report.Planner(SimpleNamespace(devices=devices, **trainer), GRPOLoop()).devices
-
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    given = (3, "3", [0, 2], "0,2", "0,", "auto", -1)
-    assert [devices(one).count for one in given] == [3, 3, 2, 2, 1, 1, 1]
-    assert [devices(2, kind).strategy for kind in ("auto", "ddp", DDPStrategy(), "fsdp2", FSDP2Strategy())] == [
-        "ddp"
-    ] * 3 + ["fsdp2"] * 2
-
-
 def test_a_fit_says_what_it_holds(grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(report, "rank_zero_info", said.append)
@@ -267,7 +231,7 @@ def failing(*args: Any, **kwargs: Any) -> Any:
 
 @pytest.mark.usefixtures("quick")
 def test_out_of_memory_ends_with_phase_table_and_key(grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
-    update = (GRPOModule, "_backward", "updating", "loop.max_tokens=")
+    update = (LightningMachine, "backward", "updating", "loop.max_tokens=")
     for owner, name, phase, key in (update, (NativeEngine, "generate", "exploring", "max_cache_gib=")):
         monkeypatch.setattr(owner, name, failing)
         options = ("--trainer.limit_val_batches=0", "--loop.prompts_per_step=64", f"--trainer.default_root_dir={phase}")
@@ -276,18 +240,6 @@ def test_out_of_memory_ends_with_phase_table_and_key(grpo: Grpo, monkeypatch: py
         first, second, *table, helps = errors[errors.index("grpo: error: out of memory") :].splitlines()
         assert "can't allocate memory" in first and second == f"It happened in this phase: {phase}."
         assert table[0].startswith("memory of each device") and helps.startswith("What helps: ") and key in helps
-
-
-def test_memory_that_runs_out_is_known(grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = (torch.OutOfMemoryError("x"), MemoryError(), RuntimeError("CUDA: out of memory"), RuntimeError(ALLOCATOR))
-    known += (RuntimeError("shape mismatch"), ValueError("out of memory"))
-    assert [report.is_out_of_memory(one) for one in known] == [True] * 4 + [False] * 2
-    owners = {one.__name__: one for one in (GRPOModule, Explorer, Preparation)}
-    assert all(hasattr(owners[path.split(".")[0]], path.split(".")[1]) for path in report.PHASE_OF)
-    assert {*PHASES} <= {*report.PHASE_OF.values()} and report.phase_of(None) == "another part of the run"
-    monkeypatch.setattr(Policy, "check", failing)  # before the run
-    code, _, errors = grpo("fit")
-    assert code == 1 and "grpo: error: out of memory" in errors and "`grpo plan`" in errors
 
 
 def test_configurations_and_engines_elsewhere_can_be_planned(grpo: Grpo, quick: None) -> None:

@@ -1,4 +1,4 @@
-"""What environments of other libraries have in common: an extra to install, and questions that are seeds."""
+"""The common part of environments of other libraries: an extra to install, and questions that are seeds."""
 
 import importlib
 from collections.abc import Sequence
@@ -7,10 +7,9 @@ from typing import Any
 
 from grpo_lightning.plugins.conversations.base import Environment
 from grpo_lightning.tasks.base import Split, Task
-from grpo_lightning.types import Question, UsageError, at_least
+from grpo_lightning.types import Question, at_least, require
 
-SEED = "seed"
-"""The key of a question's metadata that holds its seed."""
+SEED = "seed"  # the key of a question's metadata that holds its seed
 
 
 class Adapter(Environment):
@@ -20,15 +19,13 @@ class Adapter(Environment):
         UsageError: The library is not installed.
     """
 
-    module: str
-    """What is imported of it."""
-    extra: str
-    """The extra that installs it."""
+    module: str  # the one that is imported
+    extra: str  # the one that installs it
 
     def __init__(self) -> None:
         package = self.module.partition(".")[0]
-        if find_spec(package) is None:
-            raise UsageError(f"{package} is not installed: pip install grpo-lightning[{self.extra}]")
+        is_there = find_spec(package) is not None
+        require(is_there, f"{package} is not installed: pip install grpo-lightning[{self.extra}]")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Imports the library, once for all processes that are copied from this one."""
@@ -64,5 +61,4 @@ class Seeds(Adapter, Task):
         """The seeds of a split."""
         bounds = {"val": (0, self.num_val), "train": (2 * self.num_val, 2 * self.num_val + self.num_train)}
         seeds = range(*bounds.get(split, (self.num_val, 2 * self.num_val)))
-        label = self.label
-        return [Question(f"{label}, seed {seed}", "", f"{label}:{seed}", {SEED: seed}) for seed in seeds]
+        return [Question(f"{self.label}, seed {one}", "", f"{self.label}:{one}", {SEED: one}) for one in seeds]

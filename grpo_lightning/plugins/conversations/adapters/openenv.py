@@ -5,7 +5,7 @@ from typing import Any
 
 from grpo_lightning.plugins.conversations.adapters.base import SEED, Seeds
 from grpo_lightning.plugins.conversations.base import Turn
-from grpo_lightning.types import Message, Question, UsageError
+from grpo_lightning.types import Message, Question, require
 
 
 class OpenEnv(Seeds):
@@ -38,8 +38,8 @@ class OpenEnv(Seeds):
         num_train: int = 8000,
         num_val: int = 100,
     ) -> None:
-        if not url.startswith(("http://", "https://", "ws://", "wss://")):
-            raise UsageError(f"url={url} of OpenEnv: give the address of a server, such as http://localhost:8000")
+        is_address = url.startswith(("http://", "https://", "ws://", "wss://"))
+        require(is_address, f"url={url} of OpenEnv: give the address of a server, such as http://localhost:8000")
         super().__init__(url, num_train, num_val)
         self.url, self.action, self.observation, self.arguments = url, action, observation, reset or {}
 

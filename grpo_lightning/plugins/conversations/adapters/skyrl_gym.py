@@ -5,7 +5,7 @@ from typing import Any
 
 from grpo_lightning.plugins.conversations.adapters.base import Adapter
 from grpo_lightning.plugins.conversations.base import Turn
-from grpo_lightning.types import Message, Question, UsageError
+from grpo_lightning.types import Message, Question, require
 
 
 class SkyRLGym(Adapter):
@@ -31,8 +31,8 @@ class SkyRLGym(Adapter):
         super().__init__()
         self.name, self.extras, self.config = name, extras or {}, config or {}
         registry = self.library.registry
-        if name not in registry:
-            raise UsageError(f"name={name} of SkyRLGym: there is no such environment; there are {', '.join(registry)}")
+        there = f"there is no such environment; there are {', '.join(registry)}"
+        require(name in registry, f"name={name} of SkyRLGym: {there}")
 
     def reset(self, question: Question) -> list[Message]:
         """The question, as the environment puts it."""
@@ -42,7 +42,7 @@ class SkyRLGym(Adapter):
         return [dict(message) for message in messages]
 
     def step(self, message: Message) -> Turn:
-        """What the environment answers to the text of the turn."""
+        """The environment's answer to the text of the turn."""
         answer = self._env.step(message["content"])
         return Turn([dict(one) for one in answer["observations"]], float(answer["reward"]), bool(answer["done"]))
 

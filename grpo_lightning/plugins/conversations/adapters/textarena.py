@@ -6,7 +6,7 @@ from typing import Any
 from grpo_lightning.plugins.conversations.adapters.base import SEED, Seeds
 from grpo_lightning.plugins.conversations.base import Turn
 from grpo_lightning.plugins.conversations.tools import found_at
-from grpo_lightning.types import Message, Question, UsageError
+from grpo_lightning.types import Message, Question, UsageError, require
 
 
 class TextArena(Seeds):
@@ -43,8 +43,7 @@ class TextArena(Seeds):
         self.game, self.num_players, self.opponent, self.options = game, num_players, opponent, options or {}
         try:
             self._make()
-            if not callable(found_at(opponent)):
-                raise ValueError("opponent is no function")
+            require(callable(found_at(opponent)), "opponent is no function")
         except (ImportError, AttributeError, OSError, TypeError, ValueError) as error:
             raise UsageError(f"TextArena with game={game}, options={options}, opponent={opponent}: {error}") from error
 
@@ -69,7 +68,7 @@ class TextArena(Seeds):
         return float(self._rewards.get(0, -1 if self.num_players > 1 else 0))
 
     def _until_the_policy(self, done: bool) -> str:
-        """What the policy is told until it moves again, or the game is over."""
+        """The text that the policy reads until it moves again, or the game is over."""
         while not done:
             player, news = self._game.get_observation()
             lines = [text if sender < 0 else f"Player {sender}: {text}" for sender, text, _ in news if sender != player]

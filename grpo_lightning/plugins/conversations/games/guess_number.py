@@ -6,7 +6,7 @@ from typing import Literal
 
 from grpo_lightning.plugins.conversations.base import Environment, Turn
 from grpo_lightning.tasks.base import Split, Task
-from grpo_lightning.types import Message, Question, UsageError
+from grpo_lightning.types import Message, Question, at_least, require
 
 
 class GuessNumber(Environment, Task):
@@ -35,10 +35,8 @@ class GuessNumber(Environment, Task):
         num_guesses: int = 3,
         turn_reward: Literal["none", "contradiction", "information"] = "none",
     ) -> None:
-        if not 2 <= highest <= 999:
-            raise UsageError(f"data.task.highest={highest}: give 2 to 999")
-        if num_guesses < 1:
-            raise UsageError(f"data.task.num_guesses={num_guesses}: give 1 or more")
+        require(2 <= highest <= 999, f"data.task.highest={highest}: give 2 to 999")
+        at_least("data.task.num_guesses", num_guesses, 1)
         self.highest = highest
         self.num_guesses = num_guesses
         self.turn_reward = turn_reward

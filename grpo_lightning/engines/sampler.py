@@ -1,0 +1,82 @@
+"""Samples from an engine: prompts in, completions with their texts out."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from contextlib import closing
+
+import torch
+from torch import Tensor
+
+from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.engines.stop_strings import text_of
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.types import Prompt, RandomKey, Request, Sample
+
+Drawn = Generator[tuple[int, Sample], None, None]
+"""Yields the index of each sample, group after group, and the sample, in the order in which they end."""
+
+
+class Sampler(ABC):
+    """Makes samples of prompts by an engine: each of one turn, or of several with somebody who answers."""
+
+    @abstractmethod
+    def draw(
+        self,
+        engine: RolloutEngine,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        key: RandomKey,
+    ) -> Drawn:
+        """Yields the index of each of `group_size` samples per prompt, and the sample, as soon as it has ended."""
+
+    @abstractmethod
+    def rollouts(self, samples: Sequence[Sample], group_size: int, temperature: float) -> Rollouts:
+        """The rollouts of samples, group after group."""
+
+    def longest(self, sampling: Sampling) -> int:
+        """The most tokens that can be drawn for one sample."""
+        return sampling.max_new_tokens
+
+    def close(self) -> None:
+        """Frees what sampling has started. May be called twice."""
+
+
+class SingleTurn(Sampler):
+    """A completion per sample, and nobody answers."""
+
+    def draw(
+        self,
+        engine: RolloutEngine,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        key: RandomKey,
+    ) -> Drawn:
+        """As `Sampler.draw`."""
+        with closing(engine.generate(Request.from_prompts(prompts, group_size), sampling, key)) as drawn:
+            for row, one in drawn:
+                prompt, text = prompts[row // group_size], text_of(one, policy.tokenizer)
+                yield row, Sample(prompt, text, one.token_ids, one.finish_reason, one.stop_string, logp=one.logp)
+
+    def rollouts(self, samples: Sequence[Sample], group_size: int, temperature: float) -> Rollouts:
+        """As `Sampler.rollouts`."""
+        return Rollouts.from_lists(
+            prompts=[sample.prompt.token_ids for sample in samples[::group_size]],
+            group=[row // group_size for row in range(len(samples))],
+            completions=[sample.token_ids for sample in samples],
+            truncated=torch.tensor([sample.truncated for sample in samples], dtype=torch.bool),
+            columns={"sampler_logp": sampler_logp([sample.logp for sample in samples])},
+            temperature=temperature,
+        )
+
+
+def sampler_logp(logps: Sequence[list[float] | None]) -> Tensor | None:
+    """[N] float32 log-probs that the engine recorded; None if it knows none, or there are no completions."""
+    recorded = [logp for logp in logps if logp is not None]
+    assert len(recorded) in (0, len(logps)), "an engine records the log-probs of all completions or of none"
+    return torch.tensor([p for logp in recorded for p in logp], dtype=torch.float32) if recorded else None

@@ -1,0 +1,128 @@
+"""Lines 7 and 8: prompts -> engine -> rewards = samples, scores and their rollouts."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from grpo_lightning.engines.base import RolloutEngine
+from grpo_lightning.engines.sampler import Sampler, SingleTurn
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.maths.reward_batch import RewardBatch
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.rewards.results import Scores
+from grpo_lightning.rewards.scorer import Scorer
+from grpo_lightning.types import Prompt, RandomKey, Sample
+
+
+@dataclass(slots=True)
+class Exploration:
+    """The completions that this rank sampled: prompts x G, group after group."""
+
+    samples: list[Sample]
+    scores: Scores
+    rollouts: Rollouts
+    """The completions that are learned from; `Rollouts.row` is an index into `samples`. A sample may have several rows,
+    or none."""
+    seconds: dict[str, float]
+    """Seconds spent in `explore` (sampling), and in `reward` what was waited for scores after it."""
+    policy_version: int
+    """`Policy.version` of the weights that drew the completions. They are on policy while it is the policy's own."""
+    sampler_is_policy: bool = False
+    """True if `rollouts.sampler_logp` should equal that policy's log-probs up to rounding: no filter was on."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the source of the rollouts logs with the step, by the whole name; the same on every rank."""
+
+    @classmethod
+    def concat(cls, parts: Sequence["Exploration"]) -> "Exploration":
+        """Several rounds of one step as one."""
+        return cls(
+            samples=[sample for part in parts for sample in part.samples],
+            scores=Scores.concat([part.scores for part in parts]),
+            rollouts=Rollouts.concat([part.rollouts for part in parts], [len(part.samples) for part in parts]),
+            seconds={name: sum(part.seconds[name] for part in parts) for name in parts[0].seconds},
+            policy_version=min(part.policy_version for part in parts),
+            sampler_is_policy=all(part.sampler_is_policy for part in parts),
+            metrics={name: value for part in parts for name, value in part.metrics.items()},
+        )
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """[B] the prompt's id of each completion that is learned from."""
+        return [self.samples[row].prompt.id for row in self.rollouts.row.tolist()]
+
+    @property
+    def rewards(self) -> RewardBatch:
+        """The rewards with a weight, of the completions that are learned from; on the CPU."""
+        rollouts = self.rollouts
+        rows = rollouts.row[rollouts.begins].tolist()
+        return self.scores.table(rows, rollouts.group[rollouts.begins].cpu(), rollouts.whole_lengths.cpu())
+
+
+class Explorer:
+    """Samples groups of completions and scores them.
+
+    Args:
+        engine: Draws the completions.
+        scorer: Scores them.
+        sampler: Makes samples of what the engine draws.
+    """
+
+    def __init__(self, engine: RolloutEngine, scorer: Scorer, sampler: Sampler | None = None) -> None:
+        self.engine, self.scorer = engine, scorer
+        self.sampler = sampler or SingleTurn()
+
+    def close(self) -> None:
+        """Closes engine, rewards and sampler. May be called twice."""
+        self.engine.close()
+        self.scorer.close()
+        self.sampler.close()
+
+    def sample(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        key: RandomKey,
+        listeners: Sequence[Callable[[Sample], None]] = (),
+    ) -> list[Sample]:
+        """`group_size` samples of each prompt, group after group; listeners are told of each as soon as it has ended.
+
+        Every rank must call it, even without prompts: sharded weights are gathered for it.
+        """
+        samples: dict[int, Sample] = {}
+        with self.engine.ready(policy):
+            if not prompts:
+                return []
+            with closing(self.sampler.draw(self.engine, policy, prompts, group_size, sampling, key)) as drawn:
+                for row, sample in drawn:
+                    samples[row] = sample
+                    for listener in listeners:
+                        listener(sample)
+        return [samples[row] for row in range(len(prompts) * group_size)]
+
+    def explore(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        key: RandomKey,
+        listeners: Sequence[Callable[[Sample], None]] = (),
+    ) -> Exploration:
+        """Samples G outputs of each prompt (line 7) and computes their rewards (line 8)."""
+        started = time.perf_counter()
+        with self.scorer.begin() as scoring:
+            samples = self.sample(policy, prompts, group_size, sampling, key, [scoring.add, *listeners])
+            sampled = time.perf_counter()
+            scores = scoring.scores(samples)
+        return Exploration(
+            samples=samples,
+            scores=scores,
+            rollouts=self.sampler.rollouts(samples, group_size, sampling.temperature),
+            seconds={"explore": sampled - started, "reward": time.perf_counter() - sampled},
+            policy_version=policy.version,
+            sampler_is_policy=sampling.unfiltered,
+        )

@@ -1,0 +1,143 @@
+"""Line 9 and what the updates need: weights, packs, log-probs and advantages of a step's rollouts.
+
+The packs of the updates are cut first, and log π_old is computed on those very packs. In bfloat16 a log-prob depends on
+what else is in its pack, and a ratio should be 1 while nothing has been learned. Rollouts stay on the CPU; packs go to
+the device. Every rank makes as many forwards as the others.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from grpo_lightning import ranks
+from grpo_lightning.engines.recorded import check_recorded
+from grpo_lightning.grpo.explore import Exploration
+from grpo_lightning.grpo.step import Pack, Parts
+from grpo_lightning.maths.filters import ENTROPY_RANK
+from grpo_lightning.maths.packs import moving_rows
+from grpo_lightning.maths.ragged import segment_sum, segments, take
+from grpo_lightning.maths.reward_batch import RewardBatch
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.weightings import BatchSize
+from grpo_lightning.policy.packer import Packer, Rows
+
+
+def prepare(
+    parts: Parts, exploration: Exploration, num_minibatches: int, mu: int, max_tokens: int
+) -> tuple[Rollouts, list[list[Pack]]]:
+    """The rollouts with all columns that the updates read, and the packs of each minibatch on the policy's device.
+
+    Raises:
+        UsageError: Nothing recorded the rollouts' log-probs, and they are of an earlier version, or a correction needs
+            them.
+    """
+    rollouts, policy, objective = exploration.rollouts, parts.policy, parts.objective
+    is_late = exploration.policy_version != policy.version
+    check_recorded(rollouts, is_late, parts.old_policy, objective.correction, parts.sampling)
+    packer = Packer(policy, max_tokens, rollouts.temperature)
+    if any(mask.reads_entropy for mask in objective.masks):
+        rollouts = rollouts.with_columns({ENTROPY_RANK: packer.entropy_rank(rollouts)})
+    if objective.reward_kl is None:  # a KL penalty needs log-probs first
+        rollouts = rollouts.with_columns({"advantage": advantages(parts, rollouts, exploration.rewards)})
+    minibatch = minibatch_of_rows(exploration.prompt_ids, num_minibatches)
+    weight, cut = cut_minibatches(parts, rollouts, packer, minibatch, num_minibatches)
+    old_logp, unknown = old_policy_logp(parts, rollouts, packer, cut, is_late, num_minibatches == mu == 1)
+    rollouts = rollouts.with_columns({"weight": weight, "old_logp": old_logp})
+    if (reference := parts.reference) is not None:
+        every_pack = [rows for minibatch_rows in cut for rows in minibatch_rows]
+        ref_logp = packer.per_token(rollouts, every_pack, lambda pack: reference(policy, pack))
+        rollouts = rollouts.with_columns({"ref_logp": ref_logp})
+    if objective.reward_kl is not None:
+        rollouts = rollouts.with_columns({"advantage": advantages(parts, rollouts, exploration.rewards)})
+    if len(rollouts):
+        rollouts = rollouts.with_columns(objective.surrogate.prepare(rollouts))
+    # An idle pack needs every column that any rank has: one without completions has prepared none.
+    names = {name for own in ranks.gather({*rollouts.columns}) for name in own}
+    idle = packer.idle
+    idle.add_columns(dict.fromkeys(names, torch.zeros_like(idle.weight)))
+    packs = []
+    for index, minibatch_rows in enumerate(cut):
+        chosen = [rollouts.select(rows).to(policy.device) for rows in minibatch_rows]
+        if index < unknown:
+            chosen = [pack.with_columns({"old_logp": None}) for pack in chosen]
+        num_idle = max(1, *ranks.gather(len(chosen))) - len(chosen)
+        packs.append([Pack(pack) for pack in [*chosen, *[idle] * num_idle]])
+    return rollouts, packs
+
+
+def advantages(parts: Parts, rollouts: Rollouts, rewards: RewardBatch) -> Tensor:
+    """[N] line 9: Â of every token, from the rewards of all ranks, with a KL penalty if there is one."""
+    penalty = parts.objective.reward_kl
+    if penalty is not None:
+        assert rollouts.old_logp is not None and rollouts.ref_logp is not None
+        per_token = penalty.kl(rollouts.old_logp, rollouts.ref_logp, rollouts.old_logp).double()
+        per_completion = segment_sum(per_token, segments(rewards.lengths), len(rewards.lengths))
+        rewards = rewards.plus(per_completion, -penalty.beta)
+    everyone = ranks.gather(rewards)
+    tokens = [int(batch.lengths.sum()) for batch in everyone]
+    return parts.advantage.per_token(RewardBatch.concat(everyone)).split(tokens)[ranks.rank()]
+
+
+def minibatch_of_rows(prompt_ids: Sequence[int], num_minibatches: int) -> Tensor:
+    """[B] int64, the minibatch of each row: the prompts of all ranks, in order of their ids, are cut into equal parts.
+
+    Every rank must call it. So each minibatch holds the same prompts for any number of ranks.
+    """
+    everyone = sorted({id for ids in ranks.gather({*prompt_ids}) for id in ids})
+    minibatch = {id: index * num_minibatches // len(everyone) for index, id in enumerate(everyone)}
+    return torch.tensor([minibatch[id] for id in prompt_ids], dtype=torch.int64)
+
+
+def cut_minibatches(
+    parts: Parts, rollouts: Rollouts, packer: Packer, minibatch: Tensor, count: int
+) -> tuple[Tensor, list[list[Rows]]]:
+    """[N] the weight of every token, and the rows of each pack of each minibatch."""
+    objective, weight = parts.objective, torch.zeros_like(rollouts.weight)
+    cut: list[list[Rows]] = []
+    for index in range(count):
+        rows = (minibatch == index).nonzero().squeeze(1)
+        part = rollouts.select(rows)
+        sizes = ranks.gather((int(part.begins.sum()), len(part.prompt_lengths), part.num_tokens))
+        if len(part):
+            completions, groups, tokens = map(sum, zip(*sizes, strict=True))
+            batch = BatchSize(completions, groups, tokens, parts.longest)
+            part = part.with_columns({"weight": objective.token_weight(part, batch)})
+            weight[take(rows, rollouts.lengths)] = part.weight
+        if objective.learns_from_advantage_alone and objective.reward_kl is None:
+            moving = moving_rows(part)
+            rows, part = rows[moving], part.select(moving)
+        cut.append([rows[pack] for pack in packer.rows_of_packs(part)])
+    return weight, cut
+
+
+def old_policy_logp(
+    parts: Parts, rollouts: Rollouts, packer: Packer, cut: Sequence[Sequence[Rows]], is_late: bool, one_update: bool
+) -> tuple[Tensor | None, int]:
+    """[N] log π_old of every token, where something reads it, and the number of minibatches that lack it: 0 or 1.
+
+    | rollouts | log π_old | computed for |
+    |---|---|---|
+    | of an earlier version | what their sampler recorded, unless π_old is proximal | none |
+    | others, where the surrogate or a KL penalty reads it before the updates | that of `old_policy` | all rows |
+    | others, one update in all | found by that update, where π_θ is π_old | none |
+    | others | the first minibatch's by its first update, the others' now | all minibatches but the first |
+    """
+    old_policy, policy = parts.old_policy, parts.policy
+    if is_late and not old_policy.is_proximal:
+        return torch.zeros(0) if rollouts.sampler_logp is None else rollouts.sampler_logp, 0
+    packs = [pack for minibatch in cut for pack in minibatch]
+    needed_first = parts.objective.surrogate.reads_old_logp or parts.objective.reward_kl is not None
+    unknown = int(old_policy.is_policy)
+    if one_update and unknown and not needed_first:
+        return None, 1
+    if needed_first:  # rows that no update learns from count too
+        left = torch.ones(len(rollouts), dtype=torch.bool)
+        left[torch.cat([torch.empty(0, dtype=torch.int64), *packs])] = False
+        rest = left.nonzero().squeeze(1)
+        packs += [rest[pack] for pack in packer.rows_of_packs(rollouts.select(rest))] if len(rest) else []
+    else:
+        packs = [pack for minibatch in cut[unknown:] for pack in minibatch]
+    # A compiled forward with gradients may round differently from one without.
+    with torch.set_grad_enabled(policy.compute.rounds_in_backward):
+        return packer.per_token(rollouts, packs, lambda pack: old_policy(policy, pack).detach()), unknown

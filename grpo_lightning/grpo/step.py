@@ -1,0 +1,135 @@
+"""One exploration step: the parts of GRPO that make it, its packs and minibatches, and those who follow it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.grpo.explore import Exploration, Explorer
+from grpo_lightning.maths.advantages import AdvantageEstimator
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.stopping import Passes
+from grpo_lightning.policy.compute import Layout, TokenLogp
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.snapshots import PolicySnapshot
+
+
+@dataclass(slots=True, frozen=True)
+class Parts:
+    """The parts of GRPO. Each is one class, which a configuration can exchange."""
+
+    policy: Policy  # π_θ
+    old_policy: PolicySnapshot  # π_old
+    reference: PolicySnapshot | None  # π_ref; None: nothing reads it
+    explorer: Explorer  # engine and rewards
+    sampling: Sampling
+    advantage: AdvantageEstimator
+    objective: Objective
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest completion that can be drawn, which some weightings divide by."""
+        return self.explorer.sampler.longest(self.sampling)
+
+
+@dataclass(slots=True)
+class Pack:
+    """Rollouts that fit into one forward and backward, and what belongs to these."""
+
+    rollouts: Rollouts
+    layout: Layout | None = None  # where the forward puts the tokens; made once for all passes
+    scored: TokenLogp | None = None  # what the last update's forward found, without gradient; None: there was none
+    updated: bool = False
+    """True if an update was made with it. One that a stop rule refused or that was not finite was not."""
+
+    @property
+    def is_idle(self) -> bool:
+        """True for the pack of a rank with less to do: it is of no completion."""
+        return int(self.rollouts.row[0]) < 0
+
+
+class Minibatch:
+    """The rollouts of one optimizer update on this rank. The update is made once, after the last pack's backward.
+
+    Args:
+        packs: At most `max_tokens` each, on the policy's device. Every rank has as many, so that all ranks sync alike.
+        on_policy: True if π_θ is the policy that drew the rollouts.
+        step: The exploration step that the rollouts are of; `Rollouts.row` is an index into its samples.
+    """
+
+    # A plain class: Lightning looks into every dataclass and list of a batch, for float tensors to cast.
+    def __init__(self, packs: list[Pack], on_policy: bool, step: "Step") -> None:
+        self.packs, self.on_policy, self.step = packs, on_policy, step
+
+    def to(self, device: torch.device | str) -> "Minibatch":
+        """Itself: its packs were put on the device when they were cut, and each is used in every pass."""
+        return self
+
+
+@dataclass(slots=True)
+class Step:
+    """One exploration step of this rank. It is made when the step begins, streamed, reported, and dropped."""
+
+    exploration: Exploration
+    packs: list[list[Pack]]  # the packs of each minibatch
+    passes: Passes  # the updates so far. Once a stop rule has ended them, the minibatches left change nothing
+    started: float  # when it began, by `perf_counter`
+    prepared: float  # when its updates were prepared. What observers do then is not part of the step
+    updated: float = 0.0  # when the last update so far had ended
+    updates: list[tuple[bool, dict[str, Tensor]]] = field(default_factory=list)
+    """Of each update: True if it was made, and its metrics."""
+    learned: dict[str, float] = field(default_factory=dict)  # what the rewards have learned from the step, as metrics
+    remarks: list[str] = field(default_factory=list)  # why it learned less than it might have, once it has ended
+
+
+@dataclass(slots=True)
+class Minibatches:
+    """Line 10: the train loader, with a length, and a generator that starts only when the step has been explored.
+
+    Without a length Lightning would fetch a batch ahead, before the exploration that makes it.
+    """
+
+    step: Callable[[], Step]  # returns the step under way
+    policy: Policy  # π_θ; its version tells if it is still the policy that drew the rollouts
+    mu: int
+    num_minibatches: int
+
+    def __len__(self) -> int:
+        return self.mu * self.num_minibatches
+
+    def __iter__(self) -> Iterator[Minibatch]:
+        step = self.step()
+        for _ in range(self.mu):
+            for packs in step.packs:
+                yield Minibatch(packs, step.exploration.policy_version == self.policy.version, step)
+
+
+class Observer:
+    """Follows exploration steps: a callback that is an `Observer` too is told how they go. A progress bar is one."""
+
+    def exploring(self, num_completions: int) -> None:
+        """A step, or another round of it, begins to sample `num_completions` on this rank."""
+
+    def explored(self, num_completions: int) -> None:
+        """`num_completions` more have ended."""
+
+    def rewarded(self, mean: float) -> None:
+        """The mean reward of the step, over all ranks, is known."""
+
+    def prepared(self, step: Step) -> None:
+        """The packs of the step are there; its first update comes next. What is done here is not timed as the step's.
+
+        Every rank is told at the same moment, so forwards of a sharded policy may be made, as many on each rank.
+        """
+
+    def updated(self, step: Step) -> None:
+        """The step's last update has been made, or was ended by a stop rule. The packs are still there.
+
+        Every rank is told at the same moment. Validation comes later.
+        """
+
+    def reported(self, metrics: Mapping[str, float]) -> None:
+        """The step has ended, validation included; these are its own metrics, over all ranks."""

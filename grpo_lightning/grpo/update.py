@@ -1,0 +1,91 @@
+"""Line 11 of Algorithm 1: one optimizer update."""
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_lightning.grpo.step import Minibatch, Pack, Parts
+from grpo_lightning.maths.diagnostics import Diagnostics
+from grpo_lightning.policy import sharding
+from grpo_lightning.policy.machine import Machine
+
+
+class Watcher:
+    """Watches updates: it sees the packs that were scored, and changes nothing."""
+
+    def begin(self, minibatch: Minibatch) -> None:
+        """An update of these packs begins."""
+
+    def see(self, pack: Pack) -> None:
+        """A pack was scored, before the update: `pack.scored`."""
+
+    def metrics(self, reduce: Callable[..., Any]) -> Mapping[str, Tensor]:
+        """The numbers to log, over all ranks; it may stop the run. Every rank calls it."""
+        return {}
+
+
+def update(
+    minibatch: Minibatch, parts: Parts, machine: Machine, grad_clip: float, watchers: Sequence[Watcher]
+) -> tuple[bool, Mapping[str, Tensor] | None]:
+    """Maximises the objective over one minibatch.
+
+    Args:
+        minibatch: Its packs.
+        parts: Policy and objective.
+        machine: Where it runs.
+        grad_clip: Largest norm of the gradient; 0 does not clip.
+        watchers: They see every pack.
+
+    Returns:
+        True if the weights moved, and the metrics; None where there was nothing to learn from.
+    """
+    policy, passes, objective = parts.policy, minibatch.step.passes, parts.objective
+
+    def forward(pack: Pack) -> tuple[Tensor, tuple[Pack, Diagnostics]]:
+        pack.layout = pack.layout or policy.compute.layout(pack.rollouts)
+        scored = policy(pack.rollouts, objective.entropy_bonus > 0, layout=pack.layout)
+        value, diagnostics = objective(scored.logp, scored.entropy, pack.rollouts)
+        pack.scored = scored.detached
+        return value, (pack, diagnostics)
+
+    # 1. Gradients add up over the packs, and over ranks: the weights of the tokens are those of the whole batch.
+    for watcher in watchers:
+        watcher.begin(minibatch)
+    diagnostics: list[Diagnostics] = []
+    for pack, found in policy.compute.gradients(minibatch.packs, forward, machine):
+        assert pack.layout is not None and pack.scored is not None
+        pack.layout.free()
+        if pack.rollouts.old_logp is None:  # π_θ is π_old here: the passes to come compare with it
+            pack.rollouts = pack.rollouts.with_columns({"old_logp": pack.scored.logp})
+        diagnostics.append(found)
+        for watcher in watchers:
+            watcher.see(pack)
+    # 2. Clip. From here on all is decided and logged from numbers of all ranks, which come from a GPU at once.
+    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), grad_clip or math.inf)
+    everyone = functools.reduce(operator.add, diagnostics).reduce(machine.reduce)
+    total, (grad_norm,) = everyone.on_host(sharding.assembled(norm))
+    watched = [watcher.metrics(machine.reduce) for watcher in watchers]
+    # 3. Guard: a stop rule may end the passes, and a gradient that is not finite moves nothing.
+    passes.record(total)
+    if not total.tokens:  # of no rank is there a token to learn from: neither weights nor moments move
+        return False, None
+    is_finite = bool(total.objective.isfinite() & grad_norm.isfinite())
+    is_made = is_finite and not passes.ended
+    # 4. Step.
+    if is_made:
+        machine.step()
+        policy.version += 1
+        for pack in minibatch.packs:
+            pack.updated = True
+    elif not passes.ended:
+        machine.skip(total.objective, grad_norm)
+    # 5. Log.
+    metrics = {**total.metrics(), "optim/grad_norm": grad_norm}
+    if parts.reference is None:
+        del metrics["policy/kl_ref"]
+    return is_made, {name: value for one in (metrics, *watched) for name, value in one.items()}

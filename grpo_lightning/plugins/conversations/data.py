@@ -1,0 +1,92 @@
+"""Prompts of a task, and what answers the policy."""
+
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.plugins.conversations.base import Environment
+from grpo_lightning.plugins.conversations.conversations import Conversations, Limits
+from grpo_lightning.plugins.conversations.reward import EnvironmentReward
+from grpo_lightning.plugins.conversations.tools import ToolEnvironment
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.rewards.scorer import Scorer
+from grpo_lightning.tasks.base import Task
+from grpo_lightning.training.data import QUESTION, TaskData
+from grpo_lightning.types import Prompt, Question, UsageError, require
+
+
+class PromptDataModule(TaskData):
+    """Prompts from a task's questions, and an environment for completions of several turns.
+
+    Args:
+        task: Where the questions come from.
+        template: The prompt, with `{question}` where the question goes.
+        template_file: Text file with the prompt instead, in UTF-8, for example with solved questions before
+            `{question}`. One line break at its end does not count.
+        chat: Put the prompt into the tokenizer's chat template, as the user's turn.
+        system: System turn of the chat template; empty leaves it out.
+        answer_prefix: Beginning of every answer, which is given and not drawn, such as `<think>`. It ends the prompt;
+            in a chat the assistant's turn begins with it. Rewards see it before what the policy wrote.
+        skip_long: Leave out questions whose prompt does not fit the model's context, instead of stopping.
+        val_limit: Validate on the first `val_limit` validation questions; None takes all. Test and predict take all.
+        val_batch_size: Questions validated at once.
+        seed: Seed of the order of the training questions.
+        environment: What answers the policy, so that a completion has several turns: an `Environment`, or the import
+            path of a class whose methods are tools, such as `my_tools.Calculator`. By default it is the task, if that
+            is an `Environment` too; else there is one turn.
+        limits: Of a conversation with the environment.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        template: str = QUESTION,
+        template_file: str | None = None,
+        chat: bool = False,
+        system: str = "",  # not None: YAML reads a leading # as a comment, and nothing as null
+        answer_prefix: str = "",
+        skip_long: bool = False,
+        val_limit: int | None = None,
+        val_batch_size: int = 64,
+        seed: int = 0,
+        environment: Environment | str | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        super().__init__(
+            task, template, template_file, chat, system, answer_prefix, skip_long, val_limit, val_batch_size, seed
+        )
+        if isinstance(environment, str):
+            environment = ToolEnvironment(environment)
+        elif environment is None and isinstance(task, Environment):
+            environment = task
+        self.conversations: Conversations | None = None
+        if environment is not None:
+            several = "with an environment there are several turns; leave it empty"
+            require(not answer_prefix, f"data.answer_prefix={answer_prefix!r}: {several}")
+            self.sampler = self.conversations = Conversations(environment, limits, system, chat)
+
+    def load(
+        self,
+        stage: str,
+        policy: Policy,
+        sampling: Sampling,
+        scorer: Scorer,
+        validates: bool = True,
+        val_sampling: Sampling | None = None,
+        judge: Reward | None = None,
+    ) -> None:
+        """As `TaskData.load`; starts the environment."""
+        if self.conversations is not None:
+            self.conversations.load(policy.tokenizer)
+        elif named := [reward.name for reward in [*scorer.rewards, judge] if isinstance(reward, EnvironmentReward)]:
+            raise UsageError(f"the reward {named[0]} is that of an environment: set data.environment, or leave it out")
+        super().load(stage, policy, sampling, scorer, validates, val_sampling, judge)
+
+    def render(self, question: Question) -> str:
+        """The text that the model sees; with an environment, that of the question alone."""
+        return super().render(question) if self.conversations is None else self.in_template(question)
+
+    def prompt(self, question: Question, id: int) -> Prompt:
+        """The question as a prompt; with an environment, the conversation begins with its own tokens."""
+        if self.conversations is None:
+            return super().prompt(question, id)
+        text = self.render(question)
+        return Prompt(id, text, self.encode(text), question)

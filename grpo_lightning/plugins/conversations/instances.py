@@ -1,0 +1,245 @@
+"""Objects that keep a state, each in a process of its own that can be killed."""
+
+import base64
+import contextlib
+import json
+import math
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import weakref
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from grpo_lightning.sandbox.pool import LoadError
+from grpo_lightning.sandbox.worker import LOAD_SECONDS, Outcome, environment
+from grpo_lightning.types import Status
+
+STARTED_AT_ONCE = 16  # instances started by one request: each closes the sockets of those after it
+SCRIPT = Path(__file__).parent / "inside" / "instance.py"
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of a method of one instance."""
+
+    key: int  # the instance; a second call of it waits for the first
+    method: str
+    arguments: list[Any] = field(default_factory=list)
+    seconds: float | None = None  # that it may take; None is as for all
+
+
+@dataclass(eq=False)
+class Instances:
+    """Copies of an object, each in a process that can be killed: one that hangs costs nothing but itself.
+
+    A first process imports what the object needs and copies itself by `fork`, which takes about a millisecond. A copy
+    may use as much time and memory as it is allowed, answers at most `max_answer_bytes`, and takes every process and
+    temporary file that it has made along when it ends. No file may be larger than the memory it may use. The prototype
+    is pickled, so its class must be in a module. `num_workers` calls are under way at once; other instances only wait.
+    A call may take `timeout` seconds; an instance `memory_limit_mb` MiB beside what its imports need (Linux only).
+    """
+
+    prototype: Any
+    num_workers: int = 4
+    timeout: float = 10.0
+    memory_limit_mb: int = 1024
+    max_answer_bytes: int = 1 << 16
+
+    def __post_init__(self) -> None:
+        self._origin: _Origin | None = None
+        self._running: dict[int, _Instance] = {}
+
+    def load(self) -> "_Origin":
+        """Starts the first process, unless it runs."""
+        if self._origin is None or self._origin.pid != os.getpid():  # after a fork it belongs to the other process
+            self._running.clear()
+            self._origin = _Origin(self.prototype, self.memory_limit_mb)
+            weakref.finalize(self, _finish, self._running, self._origin)  # for who forgets `close`
+        return self._origin
+
+    def start(self, seeds: dict[int, int]) -> None:
+        """Starts an instance for each key, whose random numbers begin at its seed."""
+        origin = self.load()
+        assert not seeds.keys() & self._running.keys(), "end an instance before it begins anew"
+        for first in range(0, len(seeds), STARTED_AT_ONCE):
+            keys = [*seeds][first : first + STARTED_AT_ONCE]
+            with contextlib.suppress(OSError, EOFError):  # their calls will find out
+                self._running |= dict(zip(keys, origin.start([seeds[key] for key in keys]), strict=True))
+
+    def call(self, calls: Sequence[Call]) -> list[Outcome]:
+        """The outcome of each call, in order: `ok`, `error`, `timeout`, `memory`, `crash` or `too_long`.
+
+        An instance ends with a call whose outcome is neither `ok` nor `error`. Calls of one that has ended give
+        `crash`.
+        """
+        done: dict[int, Outcome] = {}
+        waiting, busy = deque(range(len(calls))), dict[int, int]()
+        while len(done) < len(calls):
+            while waiting and len(busy) < self.num_workers and calls[waiting[0]].key not in busy:
+                index = waiting.popleft()
+                key = calls[index].key
+                if key in self._running and self._running[key].send(calls[index], self.timeout):
+                    busy[key] = index
+                else:
+                    done[index] = self._lose(key, Status.CRASH)
+            for key in self._settled(busy):
+                done[busy.pop(key)] = self._outcome(key)
+        return [done[index] for index in range(len(calls))]
+
+    def end(self, keys: Sequence[int]) -> None:
+        """Ends instances. One that has ended already is left out."""
+        ending = [self._running.pop(key) for key in keys if key in self._running]
+        for instance in ending:
+            instance.channel.close()
+        if ending and self._origin:
+            try:
+                self._origin.ask({"end": [instance.pid for instance in ending]})
+            except (OSError, EOFError):
+                self.close()
+
+    def close(self) -> None:
+        """Ends everything; the next start begins anew. May be called twice."""
+        _finish(self._running, self._origin)
+        self._origin = None
+
+    def _settled(self, keys: Collection[int]) -> list[int]:
+        """The instances whose calls are answered or late, after waiting for one."""
+        instances = {key: self._running[key] for key in keys}
+        patience = min((instance.deadline for instance in instances.values()), default=0.0) - monotonic()
+        ready = wait([instance.channel for instance in instances.values()], max(0.0, patience))
+        for instance in instances.values():
+            if instance.channel in ready:
+                instance.receive(self.max_answer_bytes)
+        now = monotonic()
+        return [key for key, instance in instances.items() if instance.has_answered or now >= instance.deadline]
+
+    def _outcome(self, key: int) -> Outcome:
+        """The outcome of a call that is answered or late."""
+        instance = self._running[key]
+        if not instance.has_answered:
+            return self._lose(key, Status.TIMEOUT)
+        if len(instance.unread) > self.max_answer_bytes:
+            return self._lose(key, Status.TOO_LONG, f"the answer has more than {self.max_answer_bytes} bytes")
+        try:
+            outcome = Outcome.of_reply(instance.unread, instance.number)
+        except ValueError:  # the process has ended, or something else wrote there
+            return self._lose(key, Status.CRASH)
+        if outcome.status == Status.MEMORY:
+            self.end([key])
+        return outcome
+
+    def _lose(self, key: int, status: str, error: str = "") -> Outcome:
+        self.end([key])
+        return Outcome(status, None, error)
+
+
+@dataclass(slots=True)
+class _Instance:
+    """One process and the socket that it answers on."""
+
+    pid: int
+    channel: socket.socket
+    number: int = 0  # of its last call, which the answer repeats
+    deadline: float = math.inf
+    unread: bytes = b""
+    has_answered: bool = False
+
+    def send(self, call: Call, timeout: float) -> bool:
+        """Gives the instance a call. Returns False if it has ended."""
+        seconds = timeout if call.seconds is None else call.seconds
+        self.deadline, self.has_answered, self.unread = monotonic() + seconds, False, b""
+        self.number += 1
+        request = {"call": call.method, "arguments": call.arguments, "number": self.number}
+        try:
+            self.channel.settimeout(seconds)
+            self.channel.sendall(json.dumps(request, default=str).encode() + b"\n")
+        except OSError:
+            return False
+        return True
+
+    def receive(self, max_bytes: int) -> None:
+        """Reads what there is of an answer; the end of the process and too many bytes count as one."""
+        try:
+            chunk = self.channel.recv(1 << 16)
+        except OSError:
+            chunk = b""
+        self.unread += chunk
+        self.has_answered = not chunk or chunk.endswith(b"\n") or len(self.unread) > max_bytes
+
+
+def _finish(running: "dict[int, _Instance]", origin: "_Origin | None") -> None:
+    """Ends instances, and their first process unless this process is a fork of its parent."""
+    for instance in running.values():
+        instance.channel.close()
+    running.clear()
+    if origin is not None and origin.pid == os.getpid():
+        origin.close()
+
+
+class _Origin:
+    """The process that copies itself."""
+
+    def __init__(self, prototype: Any, memory_limit_mb: int) -> None:
+        self.pid = os.getpid()
+        self.control, other = socket.socketpair()
+        with other:
+            self.process = subprocess.Popen(
+                [sys.executable, str(SCRIPT), str(other.fileno()), str(memory_limit_mb)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[other.fileno()],
+                env=environment(),
+                start_new_session=True,
+            )
+        self.control.settimeout(LOAD_SECONDS)
+        self.replies = self.control.makefile("rb")
+        try:
+            self.ask({"load": base64.b64encode(pickle.dumps(prototype)).decode(), "path": sys.path})
+        except Exception as error:
+            self.close()
+            raise error if isinstance(error, LoadError) else LoadError(f"{type(error).__name__}: {error}") from error
+
+    def ask(self, request: dict[str, Any], *sockets: socket.socket) -> Any:
+        """The answer to a request, which may bring sockets along."""
+        data = json.dumps(request).encode() + b"\n"
+        if sockets:
+            data = data[socket.send_fds(self.control, [data], [one.fileno() for one in sockets]) :]
+        self.control.sendall(data)
+        line = self.replies.readline()
+        if not line.endswith(b"\n"):
+            raise EOFError("the process ended")
+        reply = json.loads(line)
+        if reply["status"] != Status.OK:
+            raise LoadError(reply["error"])
+        return reply["value"]
+
+    def start(self, seeds: Sequence[int]) -> list[_Instance]:
+        """New instances."""
+        pairs = [socket.socketpair() for _ in seeds]
+        try:
+            pids = self.ask({"start": [*seeds]}, *(other for _, other in pairs))
+        except BaseException:
+            for own, _ in pairs:
+                own.close()
+            raise
+        finally:
+            for _, other in pairs:
+                other.close()
+        return [_Instance(pid, own) for pid, (own, _) in zip(pids, pairs, strict=True)]
+
+    def close(self) -> None:
+        """Ends the process, and every instance with it."""
+        self.replies.close()
+        self.control.close()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()

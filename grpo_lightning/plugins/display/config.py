@@ -1,0 +1,75 @@
+"""The configuration of a run: in its folder, with those of earlier starts, and in its loggers."""
+
+import inspect
+from itertools import count
+from pathlib import Path
+
+import lightning as L
+import yaml
+from jsonargparse import Namespace
+from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.utilities import rank_zero_info
+
+import grpo_lightning
+from grpo_lightning.plugins.inspect.configs import UNTIL, differing, earlier_files, flat
+from grpo_lightning.training import disk
+from grpo_lightning.training.evaluation import judge_class
+
+
+class SaveConfig(SaveConfigCallback):
+    """Keeps the newest configuration as `config.yaml`; earlier ones move to `config.1.yaml`, `config.2.yaml` ...
+
+    The first line of an earlier one says until which step it was in force. Every logger gets the options too.
+    """
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Nothing: the model may fail to load, and `validate` must leave the config.yaml of a run alone."""
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Writes the file, on rank 0, and shows the options in every logger."""
+        if not trainer.is_global_zero:
+            return
+        config = self.config.clone()
+        task_judge = trainer.datamodule.task.judge  # type: ignore[attr-defined]
+        if config.model.validation.judge is None and task_judge is not None:
+            # Whoever reads the file knows by what validation was judged.
+            kind = judge_class(task_judge)
+            module = "grpo_lightning" if kind.__name__ in grpo_lightning.__all__ else kind.__module__
+            given = inspect.signature(kind).parameters.values()
+            defaults = {one.name: one.default for one in given if one.default is not one.empty}
+            made = Namespace(class_path=f"{module}.{kind.__name__}", init_args=Namespace(**defaults))
+            config["model.validation.judge"] = made
+        # The file describes the run, not how it was started.
+        config["ckpt_path"] = None
+        text = self.parser.dump(config, skip_none=False)
+        folder = Path(trainer.default_root_dir)
+        self._keep(folder / "config.yaml", text, trainer.current_epoch, resumed=trainer.ckpt_path is not None)
+        for logger in trainer.loggers:
+            logger.log_hyperparams(yaml.safe_load(text))
+
+    def _keep(self, path: Path, text: str, steps: int, resumed: bool) -> None:
+        for until, old in earlier_files(path.parent):
+            if until > steps:  # the run goes on from an earlier checkpoint
+                rest = old.read_text(encoding="utf-8").partition("\n")[2]
+                disk.write_whole(old, f"{UNTIL}{steps}\n{rest}")
+        if path.exists():
+            earlier = path.read_text(encoding="utf-8")
+            changes = differences(earlier, text)
+            if not changes:
+                return
+            numbered = (path.with_name(f"config.{number}.yaml") for number in count(1))
+            old = next(file for file in numbered if not file.exists())
+            disk.write_whole(old, f"{UNTIL}{steps}\n{earlier}")
+            if resumed:
+                rank_zero_info(f"continued with other options ({old.name} has the earlier ones): {', '.join(changes)}")
+        disk.write_whole(path, text)
+
+
+def differences(earlier: str, later: str) -> list[str]:
+    """`loop.mu 1 -> 2` for every option that differs between two configurations in YAML."""
+    try:
+        before, now = (flat(yaml.safe_load(text) or {}) | {"ckpt_path": None} for text in (earlier, later))
+    except yaml.YAMLError:  # edited by hand
+        return ["config.yaml, which was no YAML"]
+    changed = differing([before, now])
+    return [f"{key} {before.get(key, 'not set')} -> {now.get(key, 'not set')}" for key in changed]

@@ -1,0 +1,130 @@
+"""One line per step, for a run that is not watched in a terminal, and how fast a run goes."""
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_info
+
+from grpo_lightning.grpo.loop import GRPOLoop
+from grpo_lightning.grpo.step import Observer
+from grpo_lightning.training.internals import has_end
+from grpo_lightning.training.module import GRPOModule
+from grpo_lightning.training.whole_steps import WholeSteps
+
+Scores = dict[str, float]
+"""Metrics of one validation, without `val/`."""
+
+SHOWN = {"explore": "explore", "reward": "reward", "logp": "log-probs", "optimise": "update"}
+"""The phases of a step whose seconds are shown, and what they are called."""
+
+
+class Pace:
+    """Measures the steps of one start of a run. No end is known where `total` is None or negative."""
+
+    def __init__(self, done: int, total: int | None) -> None:
+        self.first = self.done = done
+        self.total = total
+        self._started = self._latest = perf_counter()
+
+    def step_ended(self) -> None:
+        """Counts a step."""
+        self.done += 1
+        self._latest = perf_counter()
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the last step will have ended, at the mean speed so far; None if that is not known."""
+        if self.done == self.first or self.total is None or not has_end(self.total):
+            return None
+        per_step = (self._latest - self._started) / (self.done - self.first)
+        return max(0.0, self._latest + per_step * (self.total - self.done) - perf_counter())
+
+
+def counted(steps: int, total: int | None, between: str = "/") -> str:
+    """`3/60`, or `3` for a run without a known end, where `total` is None or negative."""
+    return f"{steps}{between}{total}" if has_end(total) else str(steps)
+
+
+def duration(seconds: float) -> str:
+    """`8.1 s`, `2 min 05 s`, `3 h 07 min`, `2 d 05 h`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, base, smaller, size in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= base:
+            return f"{whole // base} {unit} {whole % base // size:02} {smaller}"
+    return f"{whole} s"
+
+
+class StepLines(Callback, Observer):
+    """Prints one line per step: its reward, length and seconds, its validation, and the time left for the run.
+
+    It also says why a step made fewer updates, or learned nothing. Phases that take less than a twentieth of the step
+    are left out.
+
+    `step 10/60: reward 0.91, length 14.2; explore 0.6 s, update 0.3 s; val avg@8 0.72, greedy 0.98; 1 min 05 s left`
+    """
+
+    def __init__(self) -> None:
+        self._pace = Pace(0, None)
+        self._scores: Scores = {}
+        self._loop: GRPOLoop
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Starts the clock."""
+        self._loop = GRPOLoop.find(trainer)
+        self._pace = Pace(trainer.current_epoch, trainer.max_epochs)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Notes a validation for the line of its step; one before the first step has a line of its own."""
+        assert isinstance(pl_module, GRPOModule)
+        scores = headline(trainer)
+        if trainer.sanity_checking and scores:
+            rank_zero_info(f"before training: {validation(scores)} ({pl_module.evaluation.measure})")
+        self._scores = {} if trainer.sanity_checking else scores
+
+    def reported(self, metrics: Mapping[str, float]) -> None:
+        """Prints the line."""
+        self._pace.step_ended()
+        rank_zero_info(line(self._pace, metrics, self._scores, self._loop.current_step.remarks))
+        self._scores = {}
+
+
+def headline(trainer: L.Trainer) -> Scores:
+    """avg@k, which GRPO improves most directly, and greedy, of the validation that has just ended.
+
+    Empty where Lightning only checks that validation works (`trainer.num_sanity_val_steps`). Every rank must call it.
+    """
+    callbacks: list[Callback] = getattr(trainer, "callbacks", [])
+    first = any(isinstance(one, WholeSteps) and one.validates_now for one in callbacks)
+    if trainer.sanity_checking and not first:
+        return {}
+    names = sorted(name for name in trainer.callback_metrics if name == "val/greedy" or name.startswith("val/avg@"))
+    return {name.removeprefix("val/"): float(trainer.callback_metrics[name]) for name in names}
+
+
+def line(pace: Pace, metrics: Mapping[str, float], scores: Scores, remarks: Sequence[str] = ()) -> str:
+    """The line of a step."""
+    seconds = {name: metrics.get(f"time/{phase}", 0.0) for phase, name in SHOWN.items()}
+    mean = metrics.get("reward/mean")
+    parts = [
+        f"{'no reward' if mean is None else f'reward {number(mean)}'}, length {metrics['rollout/length_mean']:.1f}",
+        *remarks,
+        ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items() if value > 0.05 * sum(seconds.values())),
+        validation(scores),
+        "" if pace.left is None or pace.done == pace.total else f"{duration(pace.left)} left",
+    ]
+    return f"step {counted(pace.done, pace.total)}: " + "; ".join(part for part in parts if part)
+
+
+def validation(scores: Scores) -> str:
+    """`val avg@8 0.72, greedy 0.98`; empty without scores."""
+    return "val " + ", ".join(f"{name} {number(value)}" for name, value in scores.items()) if scores else ""
+
+
+def number(value: Any) -> str:
+    """Two decimals; large numbers without."""
+    return f"{value:.2f}" if abs(value) < 100 else f"{value:.4g}"

@@ -1,0 +1,175 @@
+"""A mistake in the options as one line: the key, the value, what there is, and the nearest name."""
+
+import argparse
+import inspect
+import re
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, Union, get_args, get_origin
+
+from grpo_lightning.command import internals
+from grpo_lightning.plugins.mistakes import sentences
+from grpo_lightning.plugins.mistakes.imports import import_mistake, refusal
+from grpo_lightning.plugins.mistakes.internals import hint_of, left_by
+from grpo_lightning.plugins.mistakes.sentences import BY_CLASS, did_you_mean, no_such_argument, no_such_class, one_line
+from grpo_lightning.types import UsageError
+
+PLAIN: dict[Any, str] = {
+    int: "a whole number (int)",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    type(None): "null",
+}
+"""What a plain type is called in a message."""
+
+
+class OptionError(argparse.ArgumentError):
+    """A mistake in one option, as the parser of a nested class hands it to the one around it.
+
+    `key` is the option from this parser on: `objective.beta`; `rest` follows it, with `=value` or `:` in front.
+    """
+
+    def __init__(self, key: str, rest: str) -> None:
+        super().__init__(None, f"{key}{rest}")
+        self.key, self.rest = key, rest
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception, and what it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def explain(parser: Any, message: str, error: BaseException | None) -> OptionError:
+    """The mistake behind the message with which a parser of jsonargparse refuses: a line per type that was tried."""
+    key = next(iter(re.findall(r'^Parser key "([^"]+)"', message)), "")
+    below = next((cause for cause in causes(error) if isinstance(cause, OptionError)), None)
+    if below is not None:
+        return OptionError(f"{key}.{below.key}" if key else below.key, below.rest)
+    unknown = r"(?s)unrecognized arguments: (.*)|' does not accept option '([^']*)'|^'?Option '([^']*)' is not accepted"
+    if found := re.search(unknown, message):
+        return unknown_key(parser, found[1] or found[2] or found[3])
+    if found := re.search(r"(?s)the following arguments are required: (.*)", message):
+        return missing_keys(parser, found[1])
+    if found := re.search(r'Linked "([^"]*)" must be given via "([^"]*)"', message):
+        return OptionError(found[1], f": it follows from {found[2]}; set that instead")
+    if found := re.search(r"^--(\S+)\.help: .*: ([\w.]+)$", message):
+        return wrong_class(f"{found[1]}.help", found[2], type_of(parser, found[1]))
+    if key == "config":  # one on another machine, for instance
+        return OptionError("config", f": {one_line(message.partition(':')[2])}")
+    return wrong_value(parser, key, message) if key else OptionError("", one_line(message))
+
+
+def unknown_key(parser: Any, given: str) -> OptionError:
+    """A key or flag that no option has. `check.py` knows those of a command; these are of others' classes."""
+    flag = given.split("=")[0].split()[0]
+    if parser.owner is None:
+        return OptionError(flag, ": there is no such option")
+    key = flag.removeprefix("--").partition(".")[0]
+    known = [action.dest for action in internals.options_of(parser)]
+    return OptionError(key, no_such_argument(key, parser.owner.__name__, known))
+
+
+def missing_keys(parser: Any, keys: str) -> OptionError:
+    """Options that must be given."""
+    command = next((name for name in internals.subparsers_of(parser) if keys.startswith(f"{name}.")), "")
+    first, *others = (key.removeprefix(f"{command}.") for key in keys.split(", "))
+    also = f", with {', '.join(others)}" if others else ""
+    needs = f": not set, and {parser.owner.__name__ if parser.owner else 'the run'} needs it{also}."
+    return OptionError(first, needs + there_are(type_of(parser, first, command)))
+
+
+def wrong_value(parser: Any, key: str, message: str) -> OptionError:
+    """A value that is not of the option's type."""
+    hint = type_of(parser, key)
+    key, value = key_and_value(key, message)
+    if names := [family.__name__ for family in families_in(hint)]:
+        if named := class_named(message, value):
+            return wrong_class(key, named, hint)
+        return OptionError(key, f"={value}: expected {' or '.join(names)}; {BY_CLASS}.{there_are(hint)}")
+    words = words_of(hint)
+    close = did_you_mean(value, [word for word in words if word not in PLAIN.values()])
+    return OptionError(key, f"={value}: expected {' or '.join(words)}{close and f'.{close}'}")
+
+
+def wrong_class(key: str, name: str, hint: Any) -> OptionError:
+    """A name or import path of no class that an option takes."""
+    families = families_in(hint)
+    if "." in name:
+        return OptionError(key, f"={name}: {import_mistake(name, families)}")
+    return OptionError(key, no_such_class(name, [f.__name__ for f in families], classes_of(families)))
+
+
+def key_and_value(key: str, message: str) -> tuple[str, str]:
+    """The key, with what a flag adds to it, and the value, as far as the message shows it."""
+    if nested := re.search(r"NestedArg\(key='([^']*)', val='(.*?)'\)", message):
+        return f"{key}.{nested[1]}", nested[2]
+    given = r"Given value: (.*?)(?:\. Got value: .*)?\Z|Got value: (.*?)(?:\nSubclass types.*)?\Z"
+    found = re.search(f"{given}|Expected a path but (.*) either", message, re.DOTALL)
+    return key, one_line(next(filter(None, found.groups()), "")) if found else "?"
+
+
+def class_named(message: str, value: str) -> str:
+    """The name or import path that was given for a class; empty if the value is none."""
+    patterns = (
+        r"Problem with given class_path '([^']+)'",
+        r"(?:Expected a dot import path string:|Unexpected import path format:) (\S+)",
+        r"Import path (\S+) does not",
+        r"'?class_path'?[:=] ?'([^']+)'",
+    )
+    found = next((found[1] for pattern in patterns if (found := re.search(pattern, message))), value)
+    return found if re.fullmatch(r"[\w.]+", found) else ""
+
+
+def families_in(hint: Any) -> list[type]:
+    """The base classes in a type, also in lists and as what a factory returns. Plain types are none."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if str(origin).endswith("Callable'>"):
+        return families_in(parts[1])
+    if origin is not None and origin is not Literal:
+        return list(dict.fromkeys(family for part in parts for family in families_in(part)))
+    return [hint] if inspect.isclass(hint) and hint.__module__ not in ("builtins", "pathlib", "torch") else []
+
+
+def classes_of(families: Iterable[type]) -> list[str]:
+    """The names of the classes that can be made, of these families."""
+    found = [member for family in families for member in members_of(family) or [family]]
+    return list(dict.fromkeys(member.__name__ for member in found))
+
+
+def members_of(family: type) -> list[type]:
+    """The public classes that derive from `family` and can be made."""
+    hidden = re.compile(r"accelerate\.|.*(<locals>|\._)")
+    children: list[type] = family.__subclasses__()
+    derived = [member for child in children for member in (child, *members_of(child))]
+    named = [member for member in derived if not hidden.match(f"{member.__module__}:.{member.__qualname__}")]
+    return [member for member in named if not inspect.isabstract(member)]
+
+
+def words_of(hint: Any) -> list[str]:
+    """What a type accepts: one phrase per type of a union, or its choices."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return list(dict.fromkeys(word for part in parts for word in words_of(part)))
+    if origin is Literal:
+        return [str(choice) for choice in parts]
+    return [PLAIN.get(hint, "a list" if origin is list else getattr(hint, "__name__", str(hint)))]
+
+
+def there_are(hint: Any) -> str:
+    """The classes that a type allows."""
+    return sentences.there_are(classes_of(families_in(hint)))
+
+
+def type_of(parser: Any, key: str, subcommand: str = "") -> Any:
+    """The type of an option; None if there is no such option."""
+    return next((hint_of(option) for option in internals.options_of(parser, subcommand) if option.dest == key), None)
+
+
+def refused_argument(error: BaseException) -> UsageError:
+    """The mistake behind an exception of a class that is made from the options: what the innermost one says."""
+    *_, innermost = causes(error)
+    owner = "".join(f"{type(made).__name__}: " for made in left_by(innermost, "__init__", "self")[:1])
+    return UsageError(f"{owner}{one_line(refusal(innermost), 300)}")

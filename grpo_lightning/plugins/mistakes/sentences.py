@@ -1,0 +1,126 @@
+"""The sentences about mistakes in options: what there is, and the nearest name."""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+MOST_NAMES = 20
+"""The number of names from which a message lists the nearest alone."""
+
+BY_CLASS = "a class is given as {class_path: NAME, init_args: {KEY: VALUE}}"
+
+ELSEWHERE = {
+    "ckpt_path": "resume_from_checkpoint",
+    "checkpoint.every_n_steps": "save_steps | save_freq",
+    "completions.every_n_steps": "log_completions",
+    "data.task": "dataset_name train_dataset | train_files",
+    "loop.dynamic_sampling": "| filter_groups",
+    "loop.group_size": "num_generations | n",
+    "loop.max_tokens, of one forward and backward": "gradient_accumulation_steps | ppo_micro_batch_size_per_gpu",
+    "loop.mu": "num_iterations | ppo_epochs",
+    "loop.num_minibatches, their number": "steps_per_generation | ppo_mini_batch_size",
+    "loop.prompts_per_step, over all devices": "per_device_train_batch_size generation_batch_size | train_batch_size",
+    "loop.steps_per_iteration": "ref_model_sync_steps",
+    "model.advantage": "scale_rewards multi_objective_aggregation | adv_estimator norm_adv_by_std_in_grpo",
+    "model.engine VLLMEngine": "use_vllm vllm_mode",
+    "model.engine.gpu_memory of VLLMEngine": "vllm_gpu_memory_utilization | gpu_memory_utilization",
+    "model.guard.grad_clip": "max_grad_norm",
+    "model.lr_scheduler WarmupCosine": "warmup_ratio warmup_steps lr_scheduler_type | lr_warmup_steps_ratio",
+    "model.objective.beta": "| kl_coef kl_loss_coef use_kl_loss",
+    "model.objective.correction": "vllm_importance_sampling_correction vllm_importance_sampling_mode | rollout_is",
+    "model.objective.entropy_bonus": "entropy_coef | entropy_coeff",
+    "model.objective.kl": "use_bias_correction_kl | kl_loss_type",
+    "model.objective.masks [TopEntropy]": "top_entropy_quantile",
+    "model.objective.masks [Truncated]": "mask_truncated_completions",
+    "model.objective.surrogate": "importance_sampling_level | loss_mode",
+    "model.objective.surrogate.clip_high": "epsilon_high | clip_ratio_high",
+    "model.objective.surrogate.clip_low": "| clip_ratio_low",
+    "model.objective.surrogate.clip_low and clip_high": "epsilon | clip_ratio",
+    "model.objective.surrogate.dual_clip": "delta | clip_ratio_c",
+    "model.objective.weighting TokenMean, SequenceMean or FixedLength": "loss_type | loss_agg_mode",
+    "model.optimizer.lr": "learning_rate",
+    "model.policy.adapter LoRA": "use_peft lora_r peft_config | lora_rank",
+    "model.policy.path": "model_name_or_path",
+    "model.reference with loop.steps_per_iteration": "sync_ref_model ref_model_mixup_alpha",
+    "model.objective.reward_kl": "| use_kl_in_reward",
+    "model.rewards": "reward_funcs",
+    "model.rewards.weight, of each": "reward_weights",
+    "model.sampling.max_new_tokens": "max_completion_length | max_response_length response_length",
+    "trainer.check_val_every_n_epoch": "eval_steps | test_freq",
+    "trainer.default_root_dir": "output_dir | default_local_dir",
+    "trainer.logger": "report_to",
+    "trainer.max_epochs, exploration steps": "num_train_epochs | total_epochs total_training_steps",
+    "trainer.precision bf16-mixed": "bf16",
+}
+"""Options here, and what TRL calls them | what verl calls them."""
+
+COMPUTE = "attention compile fused gradient_checkpointing offload_activations products share_prefix threads"
+RENAMED = (
+    ("model.policy.", "model.policy.compute.", COMPUTE),
+    ("model.", "model.guard.", "grad_clip max_bad_updates max_failed_rewards"),
+    ("model.val_", "model.validation.", "samples sampling"),
+    ("model.", "model.validation.", "correct"),
+    ("model.", "model.objective.", "reward_kl"),
+    ("LearnedReward.", "update.", "batch_size loss lr max_forgetting min_gain num_passes"),
+    ("LearnedReward.", "replay.", "buffer_size held_out per_label seed"),
+)
+MOVED = {f"{old}{name}": f"{now}{name}" for old, now, names in RENAMED for name in names.split()}
+"""Keys of earlier versions, and what they are now; an argument of a class stands behind the class."""
+
+
+def elsewhere(key: str) -> str:
+    """` TRL's NAME is KEY` where the last part of a key is a name of TRL's or verl's; else nothing."""
+    name = key.rpartition(".")[2]
+    for here, names in ELSEWHERE.items():
+        for who, other in zip(("TRL", "verl"), names.split("|"), strict=False):
+            if name in other.split():
+                return f" {who}'s {name} is {here}"
+    return ""
+
+
+def no_such_argument(key: str, owner: str, names: Sequence[str]) -> str:
+    """A key that is no argument of a class."""
+    if key in names:
+        return f": this belongs in init_args; {BY_CLASS}"
+    if now := MOVED.get(f"{owner}.{key}"):
+        return f": {owner} has no such option. It is {now} now"
+    if key in ("init_arg", "init_args", "class", "class_paths", "args", "name", "type"):
+        return f": {owner} has no such option; {BY_CLASS}"
+    there = f" There {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if names else " It has none"
+    known = f"{elsewhere(key)}." if elsewhere(key) else did_you_mean(key, names)
+    return f": {owner} has no such option.{known}{there}"
+
+
+def no_such_class(given: str, families: Iterable[str], names: Iterable[str]) -> str:
+    """A name that no class of these families has."""
+    return f"={given}: there is no such {' or '.join(families)}.{there_are(names, given)}"
+
+
+def there_are(names: Iterable[str], given: str = "") -> str:
+    """The classes that there are, with the one nearest to what was given."""
+    names = sorted({*names})
+    if not names:
+        return ""
+    listed = names if len(names) <= MOST_NAMES else nearest(given, names, 8, 0.0)
+    among = "There is" if len(names) == 1 else "There are" if listed == names else "Among others there are"
+    return f"{did_you_mean(given, names)} {among} {', '.join(listed)}"
+
+
+def did_you_mean(given: str, names: Sequence[str]) -> str:
+    """` Did you mean NAME?` with the nearest of `names`; empty if none is near."""
+    return "".join(f" Did you mean {close}?" for close in nearest(given, names))
+
+
+def nearest(given: str, names: Sequence[str], number: int = 1, cutoff: float = 0.5) -> list[str]:
+    """The names nearest to what was given, whatever their case; those that begin with it are nearest."""
+    if not given:
+        return list(names)[:number] if not cutoff else []
+    lower = {name.lower(): name for name in reversed(names)}
+    begin = [name for name in names if name.lower().startswith(given.lower()) and len(given) > 2]
+    close = [lower[name] for name in get_close_matches(given.lower(), lower, number, cutoff)]
+    return list(dict.fromkeys([*begin, *close]))[:number]
+
+
+def one_line(text: str, most: int = 200) -> str:
+    """The text without line breaks, cut after `most` characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 4]} ..."

@@ -1,0 +1,188 @@
+"""Reads the one value that a sentence claims: 18 of `Janet makes $18 every day`, 42 of `42 (30 boys and 12 girls)`.
+
+Outside of a box an answer is a number or a formula with at most words around it that change nothing. Words do not have
+to be known: the few that change a value, and any second number, make the sentence no answer.
+"""
+
+from collections.abc import Collection, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from math import prod
+
+from grpo_lightning.plugins.verifier.claims import are_amounts
+from grpo_lightning.plugins.verifier.grammar import Claim, parse, read_claim
+from grpo_lightning.plugins.verifier.number_words import in_digits
+from grpo_lightning.plugins.verifier.numbers import exact, literal
+from grpo_lightning.plugins.verifier.rules import rewriting, rule
+from grpo_lightning.plugins.verifier.tokens import FUNCTIONS, SHORT, Token, Unreadable, tokenize
+from grpo_lightning.plugins.verifier.units import UNITS
+from grpo_lightning.plugins.verifier.words import BOUNDS, changes, take_back, word_set
+
+_LAYOUT = rewriting(
+    r"\\(?:text(?:bf|rm|it)?|mathrm|mbox)\s*\{([^{}]*)\}|\\[ ,;!]|~|\*\*|__",
+    lambda match: f" {match[1] or ''} ",
+    r"\text{about} 7 ->  about  7",
+    "7~kg -> 7  kg",
+)
+_COPIED = word_set("in for after when if over during within at of on from with by per all each the")
+"""Words with which a phrase begins that may be copied from the question."""
+_EXPLAINED = rule(r"([^:()]*\d[^:()]*)(?:\(([^()]+)\)|:\s+([^:()]+))", "«42 (30 boys and 12 girls)»", "«42: 30 + 12»")
+_TIMES = rewriting(r"(?<=\d)\s*[x×]\s*(?=\$?\d)|(?<=[a-z]) [x×] (?=\$?\d)", " * ", "3 x $4 -> 3 * $4", "3 x -> 3 x")
+_VERB = rule(r"\s(?:is|are|was|were|be|equals)\s+(?=\S)", "the total« is »7", "7 apples")
+_FORMULA = rule(r"\$[^$]*[^$\s\d.,][^$]*\$|\\\(.+?\\\)", "if «$x = 3$»", "$5")
+_ODD = rule(r"[\d}]!|(?<![\\A-Za-z])[A-Za-z]\d|\.\.\Z|\d(?:st|nd|rd|th|a)(?![A-Za-z])", "«7!» ways", "the «7th»", "7 !")
+_VARIABLE = rule(r"\\(?![$%])|[<>^]|(?<![A-Za-z'])[b-zB-HJ-Z](?![A-Za-z'])", "all «x» «>» 3", "I ate a \\$5 cake")
+_DIGIT = rule(r"\d", "«1»«8»", "none")
+_MAX_WORDS = 40
+
+
+@lru_cache(maxsize=1 << 13)
+def read_sentence(text: str, known: frozenset[str], question: str = "") -> Claim | None:
+    """The claim of a sentence with one value, or of a value with its explanation; None for other texts.
+
+    Args:
+        text: The answer.
+        known: The words of the question.
+        question: The question. A number with its noun that is copied from it, as `in 4 weeks`, claims nothing.
+    """
+    while (plain := _LAYOUT(text)) != text:
+        text = plain
+    words = _TIMES(text).removesuffix(" !").removesuffix(".").split()
+    if len(words) > _MAX_WORDS or _ODD.search(text):
+        return None
+    plain = _without_copies(words, f" {' '.join(question.casefold().replace('?', ' ').replace('.', ' ').split())} ")
+    explained = _EXPLAINED.fullmatch(plain)
+    if not explained:
+        return _claim(plain, known)
+    claim = _claim(explained[1], known)
+    inside = explained[2] or explained[3]
+    is_explained = claim and (_explains(inside, claim, known) or _converts(explained[1], inside, known))
+    return claim if is_explained else None
+
+
+def _without_copies(words: Sequence[str], question: str) -> str:
+    """The words without phrases of the question, such as `in 4 weeks` and `if she hires her`."""
+    kept: list[str] = []
+    start = 0
+    while start < len(words):
+        ends = range(len(words), start + 2, -1) if words[start].casefold() in _COPIED else ()
+        phrases = (end for end in ends if f" {' '.join(words[start:end]).casefold().rstrip('.')} " in question)
+        end = next(phrases, start)
+        kept += words[start : start + 1] if end == start else []
+        start = max(end, start + 1)
+    plain = " ".join(kept)
+    return plain if _DIGIT.search(plain) else " ".join(words)
+
+
+def _claim(sentence: str, known: Collection[str]) -> Claim | None:
+    """The claim of the value after the last `is`, or of all that is no word."""
+    verbs = list(_VERB.finditer(sentence))
+    cuts = [verbs[-1].end()] if verbs and not _DIGIT.search(sentence[: verbs[-1].start()]) else []
+    for start in (*cuts, 0):
+        if changes([word.strip(",.()$") for word in sentence[:start].split()], known):
+            return None
+        try:
+            tokens = _without_words(in_digits(_tokens(sentence[start:])), known)
+            return parse(tokens, frozenset(known)) if tokens else None
+        except (Unreadable, RecursionError):
+            continue
+    return None
+
+
+def _tokens(sentence: str) -> list[Token]:
+    """The tokens of prose, in which all letters are words, and of formulas between dollar signs."""
+    found: list[Token] = []
+    start = 0
+    for match in (*_FORMULA.finditer(sentence), None):
+        prose = sentence[start : match.start() if match else len(sentence)].replace(r"\$", "$").replace("$", r"\$")
+        if prose.strip():
+            is_formula = _VARIABLE.search(prose)
+            tokens = tokenize(prose if is_formula else rf"\text{{{prose}}}")
+            found += [
+                t._replace(kind="symbol") if is_formula and _is_letter("", t.text) and t.kind == "word" else t
+                for t in tokens
+            ]
+        if match:
+            first, *rest = tokenize(match[0])
+            found += [first._replace(spaced=True), *rest]
+        start = match.end() if match else start
+    return found
+
+
+def _without_words(tokens: Sequence[Token], known: Collection[str]) -> list[Token]:
+    """The tokens without words before the last value; none if a word changes the value."""
+    values = [index for index, token in enumerate(tokens) if not _is_word(tokens, index)]
+    words = [token.text for token in tokens[: values[0]] if token.kind == "word"] if values else []
+    behind = [token.text for token in tokens if token.kind == "word"]
+    if not values or changes(behind, known) or take_back(words, known) or any(map(_is_letter, ["", *behind], behind)):
+        return []
+    if any(map(_is_factor, tokens, tokens[1:])):
+        return []
+    first = tokens[values[0]].text
+    if words and first in ("=", ":"):  # a label
+        tokens = tokens[values[0] + 1 :]
+        values = [index - values[0] - 1 for index in values[1:]]
+    elif words and first in ("+", "*", "/", "^", "%"):
+        return []  # `tom + 5`
+    elif words and first in ("(", "[") and not tokens[values[0]].spaced:
+        return []  # `len(5)`
+    if not values:
+        return []
+    return [token for index, token in enumerate(tokens) if index > values[-1] or not _is_word(tokens, index)]
+
+
+def _is_letter(before: str, word: str) -> bool:
+    """Whether a word is a letter, as of a formula, or a function."""
+    return word in FUNCTIONS or (len(word) == 1 and word.isalpha() and word not in "aAI" and before != "of")
+
+
+def _is_factor(before: Token, token: Token) -> bool:
+    """Whether two letters behind a number may be a product: `2 ab`."""
+    is_pair = token.kind == "word" and len(token.text) == 2 and token.text.isalpha()
+    return is_pair and before.kind == "number" and token.text not in UNITS and token.text.casefold() not in SHORT
+
+
+def _is_word(tokens: Sequence[Token], index: int) -> bool:
+    """Whether a token is a word but no unit of an equation; also a comma or an `and` between words."""
+    token = tokens[index]
+    if token.kind == "word":
+        return not (
+            token.text in UNITS and any(part.text in ("=", "^", "/", "or") for part in tokens[index + 1 : index + 2])
+        )
+    around = [part.kind == "word" for part in (*tokens[max(0, index - 1) : index], *tokens[index + 1 : index + 2])]
+    is_between = token.text in (",", "and", "'") or (token.kind == "symbol" and len(token.text) == 1)
+    return is_between and len(around) == 2 and all(around)
+
+
+def _explains(text: str, claim: Claim, known: Collection[str]) -> bool:
+    """Whether a text in brackets or after a colon has no number, or numbers that give the value of the claim."""
+    value = literal(claim.items[0].chain[2][-1])
+    try:
+        tokens = in_digits(_tokens(text.removeprefix("or ")))
+    except Unreadable:
+        return False
+    if value is None or any(token.text == "or" for token in tokens):
+        return False
+    words = [token.text for token in tokens if token.kind == "word"]
+    if changes(words, known):
+        return False
+    bare = [token for token in tokens if token.kind not in ("word", "join") and token.text not in ("$", "%", "a")]
+    if bare and not BOUNDS.isdisjoint(words):
+        return False
+    if all(token.kind == "number" or token.text == "," for token in bare):
+        parts = [Fraction(token.text) for token in bare if token.kind == "number" and "(" not in token.text]
+        return parts in ([], [value]) or sum(parts) == value or prod(parts) == value
+    try:
+        item, *others = parse(bare, frozenset(known)).items
+    except (Unreadable, RecursionError):
+        return False
+    return not others and all(exact(part) == value for part in item.chain[2])
+
+
+def _converts(text: str, inside: str, known: frozenset[str]) -> bool:
+    """Whether the text in brackets is the same amount in another unit: `90 minutes (1.5 hours)`."""
+    try:
+        (item, *others) = read_claim(f"{text} = {inside.removeprefix('or ').removeprefix('= ')}", known).items
+    except Unreadable:
+        return False
+    return not others and bool(item.amounts) and are_amounts(item)

@@ -1,0 +1,166 @@
+"""How a policy computes its log-probs, never what they are. This one is plain: the definition of the others."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from grpo_lightning.maths import ragged
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.policy.architecture import Head, recompute_activations
+from grpo_lightning.policy.machine import Machine
+from grpo_lightning.policy.pretrained import first_line
+from grpo_lightning.types import UsageError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+HEAD_ELEMENTS = 2**25
+"""Logits held at once by the vocabulary head: 128 MiB of float32."""
+
+
+@dataclass(slots=True)
+class TokenLogp:
+    """Log-probs and entropies of N drawn tokens, and the likeliest tokens there."""
+
+    logp: Tensor  # [N] float32 log-prob of each token
+    entropy: Tensor  # [N] float32 entropy in nats of π_θ before each token; with gradient only on demand
+    top_ids: Tensor | None = None  # [N, K] int64 the likeliest tokens at each position, likeliest first; only on demand
+    top_logp: Tensor | None = None  # [N, K] float32 their log-probs
+
+    @property
+    def detached(self) -> "TokenLogp":
+        """The log-probs and entropies without gradient."""
+        return TokenLogp(self.logp.detach(), self.entropy.detach())
+
+
+class Layout(Protocol):
+    """Places of the tokens of some rollouts in a forward pass."""
+
+    predicts: Tensor  # [N] index, in the flattened input, of the token after which each drawn token was drawn
+
+    def inputs(self, rollouts: Rollouts) -> dict[str, Any]:
+        """The arguments of the transformer."""
+
+    def free(self) -> None:
+        """Frees what a pass has made and a later one can make again."""
+
+
+@dataclass(slots=True)
+class PaddedRows(Layout):
+    """Prompts and completions row by row, padded on the right to T, the longest, whose last token predicts nothing.
+
+    With causal attention no token sees the padding behind it: no mask is needed, and the model's positions are right.
+    """
+
+    predicts: Tensor
+    tokens: Tensor  # [B, T - 1] index of each token in `Rollouts.all_token_ids`; 0 for padding
+
+    @classmethod
+    def from_rollouts(cls, rollouts: Rollouts) -> "PaddedRows":
+        """Lays out the prompts and completions of `rollouts`. The work is done on the host."""
+        sizes, device = rollouts.sizes, rollouts.token_ids.device
+        prompt_lengths, lengths = sizes.prompt_lengths[sizes.group], sizes.completion_lengths
+        width = int(sizes.sequence_lengths.max()) - 1
+        index = torch.zeros(len(prompt_lengths), width + 1, dtype=torch.int64)
+        prompt_tokens = ragged.take(sizes.group, sizes.prompt_lengths)
+        index[ragged.segments(prompt_lengths), ragged.positions(prompt_lengths)] = prompt_tokens
+        row = ragged.segments(lengths)
+        position = ragged.spread(prompt_lengths, lengths) + ragged.positions(lengths)
+        index[row, position] = int(sizes.prompt_lengths.sum()) + sizes.order
+        before = (row * width + position - 1)[sizes.drawn]
+        return cls(before.to(device), index[:, :-1].to(device))
+
+    def inputs(self, rollouts: Rollouts) -> dict[str, Any]:
+        """The arguments of the transformer."""
+        return {"input_ids": rollouts.all_token_ids[self.tokens]}
+
+
+class Compute:
+    """Computes plainly: completions in padded rows, logits in chunks.
+
+    Args:
+        attention: Attention implementation of transformers for the optimisation passes. A model that lacks `sdpa` gets
+            `eager` instead, which is logged once. `flash_attention_2` needs its package and a GPU.
+        gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
+    """
+
+    shares_prefix: bool = False
+    """True if a group's prompt goes through the model once; known after `adapt`."""
+    rounds_in_backward: bool = False
+    """True if a forward with gradients may round differently from one without."""
+
+    def __init__(
+        self, attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa", gradient_checkpointing: bool = False
+    ) -> None:
+        self.attention, self.gradient_checkpointing = attention, gradient_checkpointing
+
+    def check(self) -> None:
+        """Raises UsageError for what this machine lacks, before any weight is read."""
+
+    def prepare(self, model: PreTrainedModel) -> None:
+        """Makes a model as it was read into the one that is passed. Its weights may have no numbers."""
+        if self.gradient_checkpointing:
+            recompute_activations(model)
+
+    def adapt(self, model: PreTrainedModel, trunk: nn.Module) -> None:
+        """Tries what this model allows, once its weights are there."""
+        try:
+            if self.attention == "flash_attention_2":  # It refuses float32 weights while they are loaded.
+                model.set_attn_implementation(self.attention)
+        except (ImportError, ValueError, RuntimeError) as error:
+            why = f"{type(model).__name__} cannot use it here ({first_line(error)})"
+            key = f"policy.compute.attention={self.attention}"
+            raise UsageError(f"{key}: {why}; use policy.compute.attention=sdpa") from error
+
+    def layout(self, rollouts: Rollouts) -> Layout:
+        """Lays out prompts and completions for any number of passes."""
+        return PaddedRows.from_rollouts(rollouts)
+
+    def call(self, trunk: nn.Module, **inputs: Any) -> Any:
+        """The output of the transformer below the head."""
+        return trunk(**inputs, use_cache=False)
+
+    def hidden(self, trunk: nn.Module, rollouts: Rollouts, layout: Layout) -> Tensor:
+        """[N, hidden] states that predict the drawn tokens."""
+        states = self.call(trunk, **layout.inputs(rollouts)).last_hidden_state
+        return states.flatten(0, 1).index_select(0, layout.predicts)
+
+    def score(
+        self, head: Head, hidden: Tensor, token_ids: Tensor, temperature: float, entropy_gradient: bool, num_top: int
+    ) -> TokenLogp:
+        """Log-probs of [N] tokens from [N, hidden] states. Logits are made chunk by chunk, and again in backward."""
+
+        def score(hidden: Tensor, token_ids: Tensor) -> tuple[Tensor, ...]:
+            logp = (head(hidden) / temperature).log_softmax(-1)
+            with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+                entropy = -(logp.exp() * logp).sum(-1)
+            top = logp.topk(num_top) if num_top else ()
+            # `sum` over one element makes a copy: FSDP must not get a view as a module's output.
+            return logp.gather(-1, token_ids[:, None]).sum(-1), entropy, *reversed(top)
+
+        chunk = max(1, HEAD_ELEMENTS // head.vocab_size)
+        twice = torch.is_grad_enabled() and len(token_ids) > chunk
+        parts = [
+            checkpoint(score, states, ids, use_reentrant=False) if twice else score(states, ids)
+            for states, ids in zip(hidden.split(chunk), token_ids.split(chunk), strict=True)
+        ]
+        return TokenLogp(*(torch.cat(values) for values in zip(*parts, strict=True)))
+
+    def gradients(self, packs: Sequence[T], forward: Callable[[T], tuple[Tensor, R]], machine: Machine) -> Iterator[R]:
+        """Adds the gradient of each pack's objective to those of the weights, and yields what its forward found.
+
+        Args:
+            packs: Passed one after the other.
+            forward: The objective of a pack, and what else is wanted of it.
+            machine: Where they are passed.
+        """
+        for index, pack in enumerate(packs, start=1):
+            with machine.synced(index == len(packs)):
+                objective, found = forward(pack)
+                machine.backward(objective)
+            yield found

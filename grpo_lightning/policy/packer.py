@@ -1,0 +1,67 @@
+"""Numbers per token of rollouts that are too many for one forward: pack by pack, on ranks that all make as many."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from grpo_lightning import ranks
+from grpo_lightning.maths.packs import idle_pack
+from grpo_lightning.maths.ragged import take
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.policy.policy import Policy
+
+T = TypeVar("T")
+
+Rows = Tensor
+"""[r] int64, some rows of the rollouts."""
+
+
+@dataclass(slots=True, frozen=True)
+class Packer:
+    """Cuts rollouts, which stay on the CPU, into packs for the device.
+
+    Args:
+        policy: Its forward takes the packs.
+        max_tokens: Tokens in one forward; 0 sets no limit.
+        temperature: That of the rollouts.
+    """
+
+    policy: Policy
+    max_tokens: int
+    temperature: float
+
+    @property
+    def idle(self) -> Rollouts:
+        """The pack of ranks that have fewer than others."""
+        return idle_pack(self.temperature).to(self.policy.device)
+
+    def rows_of_packs(self, rollouts: Rollouts) -> list[Rows]:
+        """The rows of each pack of some rollouts."""
+        return rollouts.sizes.packs(self.max_tokens, self.policy.compute.shares_prefix)
+
+    def entropy_rank(self, rollouts: Rollouts) -> Tensor:
+        """[N] rank of each token by entropy among those of all ranks, as a fraction of them."""
+        entropy = self.per_token(rollouts, self.rows_of_packs(rollouts), lambda pack: self.policy(pack).entropy)
+        everyone = torch.cat(ranks.gather(entropy)).sort().values
+        return torch.searchsorted(everyone, entropy) / len(everyone)
+
+    def over(
+        self, rollouts: Rollouts, packs: Sequence[Rows], function: Callable[[Rollouts], T]
+    ) -> Iterator[tuple[Tensor, T]]:
+        """Yields the indices of the tokens of each pack, and what `function` returns for it by a forward."""
+        # Ranks with sharded weights meet in every forward: each makes as many.
+        num_idle = max(ranks.gather(len(packs))) - len(packs)
+        for rows in packs:
+            yield take(rows, rollouts.lengths), function(rollouts.select(rows).to(self.policy.device))
+        for _ in range(num_idle):
+            function(self.idle)
+
+    def per_token(self, rollouts: Rollouts, packs: Sequence[Rows], function: Callable[[Rollouts], Tensor]) -> Tensor:
+        """[N] what `function` returns pack by pack, in the order of the rollouts; 0 where no pack is."""
+        found = torch.zeros(rollouts.num_tokens, dtype=torch.float32)
+        for tokens, values in self.over(rollouts, packs, function):
+            found[tokens] = values.cpu()
+        return found

@@ -1,1 +1,0 @@
-"""What runs inside a sandbox process. These files import nothing of this package."""

@@ -1,0 +1,166 @@
+"""Checks of the parts of a run, and that they go together."""
+
+import re
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_warn
+
+from grpo_lightning.engines.recorded import check_late
+from grpo_lightning.grpo.loop import GRPOLoop
+from grpo_lightning.maths.kl import K3
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, MovingAverage, PolicySnapshot
+from grpo_lightning.rewards.base import Reward
+from grpo_lightning.training import disk, internals
+from grpo_lightning.types import TOTAL, UsageError, require
+
+PASSES = "loop.mu and loop.num_minibatches set the updates of a step, trainer.max_epochs the steps"
+
+REPLACED_BY: dict[str, tuple[Any, str]] = {
+    "gradient_clip_val": (None, "model.guard.grad_clip"),
+    "gradient_clip_algorithm": (None, "model.guard.grad_clip (a norm)"),
+    "accumulate_grad_batches": (1, "loop.max_tokens; it sets the memory of a forward and never changes the gradient"),
+    "max_steps": (-1, "trainer.max_epochs (exploration steps)"),
+    "limit_train_batches": (None, f"trainer.max_epochs for fewer steps; {PASSES}"),
+    "overfit_batches": (0, "few questions in data.task, for as many steps as it takes"),
+    "reload_dataloaders_every_n_epochs": (0, "nothing: every step samples anew"),
+    "barebones": (False, "trainer.logger=false and trainer.enable_checkpointing=false; it would log no metric either"),
+}
+"""Trainer options that conflict with manual optimisation or exact resuming: default, and what to use instead."""
+
+BETTER = {"max": r"reward/mean|val/(reward|greedy|\w+@\d+)|rollout/right_and_finished", "min": "val/(truncated|failed)"}
+"""The metrics of which it is known whether the largest is the best or the smallest."""
+
+
+def check_precision(precision: str | int | None) -> None:
+    """Raises UsageError for a precision in which GRPO goes wrong."""
+    if precision in ("32-true", "bf16-mixed", "64-true", 32, 64, "32", "64", "bf16", None):
+        return
+    reason = "float16 overflows" if "16" in str(precision) else "it is not tested"
+    if precision == "bf16-true":
+        reason = (
+            "it rounds the rotary frequencies, so that log-probs go wrong with the position. For bfloat16 weights set "
+            "model.policy.dtype=bfloat16 and trainer.precision=32-true"
+        )
+    raise UsageError(
+        f"trainer.precision={precision}: {reason}. Use bf16-mixed (float32 weights, bfloat16 arithmetic) or 32-true"
+    )
+
+
+def warn_of_lost_updates(policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+    """Warns where weights in bfloat16 lose most updates to rounding, and of a rate that is small for an adapter."""
+    rate = max(group["lr"] for group in optimizer.param_groups)
+    if rate > 0 and any(one.dtype == torch.bfloat16 for one in policy.parameters() if one.requires_grad):
+        rank_zero_warn(
+            f"model.policy.dtype=bfloat16: a weight keeps 8 bits, so an update of lr={rate:g} is rounded away wherever "
+            f"|weight| > {256 * rate:.2g}. For float32 weights with bfloat16 arithmetic set policy.dtype=float32 and "
+            "trainer.precision=bf16-mixed"
+        )
+    rate = max(float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups)
+    if policy.adapter is not None and 0 < rate < 1e-5:
+        rank_zero_warn(
+            f"model.optimizer.lr={rate:g} is one for training all weights: with model.policy.adapter little would be "
+            "learned. Give about ten times as much, between 1e-5 and 3e-4"
+        )
+
+
+def check_module(module: Any, old_policy: PolicySnapshot | None, reference: PolicySnapshot | None) -> None:
+    """Raises UsageError where the parts of a `GRPOModule`, and the snapshots it was given, do not go together."""
+    policy: Policy = module.policy
+    objective: Objective = module.objective
+    if module.sampling.greedy:
+        raise UsageError("sampling.temperature=0: training needs completions that differ; give more than 0")
+    if objective.correction.reads_sampler and not module.sampling.unfiltered:
+        raise UsageError(
+            f"model.objective.correction={type(objective.correction).__name__}: set model.sampling.top_k=0, top_p=1 "
+            "and min_p=0; a filter changes the recorded log-probs, and the factors would undo it"
+        )
+    usual = FrozenCopy if policy.adapter is None else AdapterOff
+    if not objective.needs_reference and type(reference) not in (usual, type(None)):
+        raise UsageError(
+            f"model.reference={type(reference).__name__}: nothing reads it with model.objective.beta=0 and no "
+            "model.objective.reward_kl. Give a beta above 0, such as 0.04, or model.reference=null"
+        )
+    if objective.beta == 0 and type(objective.kl) is not K3:
+        raise UsageError(
+            f"model.objective.kl={type(objective.kl).__name__}: it has no effect with model.objective.beta=0. "
+            "Give a beta above 0, such as 0.04, or kl=K3, which is the default"
+        )
+    without = "AdapterOff: it is the model without its adapter. Use"
+    if isinstance(reference, AdapterOff) and policy.adapter is None:
+        raise UsageError(f"model.reference={without} FrozenCopy, or set model.policy.adapter")
+    require(not isinstance(old_policy, AdapterOff), f"model.old_policy={without} RecordedLogp")
+
+
+def check_loop(loop: GRPOLoop, module: Any) -> None:
+    """Raises UsageError where loop and module do not go together."""
+    if loop.group_size < 2 and module.advantage.compares_group:
+        raise UsageError(
+            f"loop.group_size={loop.group_size}: give 2 or more; {type(module.advantage).__name__} compares the "
+            "completions of one prompt"
+        )
+    if loop.steps_per_iteration and isinstance(module.reference, AdapterOff):
+        raise UsageError(
+            f"loop.steps_per_iteration={loop.steps_per_iteration}: the model without its adapter, AdapterOff, "
+            "stays as it is. Set model.reference=FrozenCopy, or loop.steps_per_iteration=null"
+        )
+    if not loop.steps_per_iteration and isinstance(module.reference, MovingAverage):
+        raise UsageError(
+            "model.reference=MovingAverage: it moves every loop.steps_per_iteration steps, and that is null. Give "
+            "1 or more, such as loop.steps_per_iteration=1, or set model.reference=FrozenCopy, which never moves"
+        )
+    rewards = module.explorer.scorer.rewards
+    learns = any(type(part).learn is not Reward.learn for reward in rewards for part in reward.with_parts())
+    if loop.steps_per_iteration and module.reference is None and not learns:
+        raise UsageError(
+            f"loop.steps_per_iteration={loop.steps_per_iteration}: there is no reference to refresh with "
+            "model.objective.beta=0, and no reward that learns. Give a beta above 0, such as 0.04, or "
+            "loop.steps_per_iteration=null"
+        )
+    if loop.stop.parts and loop.updates_per_step == 1:
+        raise UsageError(
+            f"loop.stop={type(loop.stop).__name__}: it is asked from the second update of a step on, and loop.mu=1 "
+            "with loop.num_minibatches=1 makes one. Give a larger loop.mu, or loop.stop=FixedPasses"
+        )
+    names = [reward.name for reward in rewards]
+    if loop.dynamic_sampling and loop.dynamic_sampling.filter.reward not in (None, TOTAL, *names):
+        raise UsageError(
+            f"loop.dynamic_sampling.filter.reward={loop.dynamic_sampling.filter.reward}: give one of "
+            f"{', '.join(names)}, or `{TOTAL}` for their weighted sum"
+        )
+    if loop.source.is_late:
+        check_late(module.old_policy, module.objective.correction, module.sampling)
+
+
+def check_trainer(loop: GRPOLoop, trainer: Any) -> None:
+    """Raises UsageError for a trainer that cuts passes short, or a callback that watches what is not logged."""
+    limit, overfit = trainer.limit_train_batches, trainer.overfit_batches
+    whole = isinstance(limit, float) and limit == 1 and not overfit  # an int is a number of updates
+    if not whole and not disk.is_trial(trainer):
+        raise UsageError(
+            f"trainer.limit_train_batches={limit}, overfit_batches={overfit}: they would cut the passes of every "
+            f"step short; {PASSES}"
+        )
+    for callback in trainer.callbacks:
+        saves = isinstance(callback, ModelCheckpoint) and internals.saves_in_steps(callback)
+        if saves and not callback.save_weights_only:
+            raise UsageError(
+                "ModelCheckpoint.every_n_train_steps, train_time_interval: they save in the middle of a step, from "
+                "where no run goes on. Give every_n_epochs (exploration steps), or save_weights_only=true"
+            )
+        monitor, mode = (str(getattr(callback, name, "")) for name in ("monitor", "mode"))
+        key = type(callback).__name__.replace("StepCheckpoint", "checkpoint")
+        if monitor.startswith("val/") and trainer.limit_val_batches == 0:
+            raise UsageError(f"{key}.monitor={monitor}: the run has no validation (trainer.limit_val_batches=0)")
+        for best, metrics in BETTER.items():
+            if re.fullmatch(metrics, monitor) and mode not in ("", best):
+                size = "larger" if best == "max" else "smaller"
+                raise UsageError(f"{key}.mode={mode}: {monitor} is better the {size} it is. Give {key}.mode={best}")
+    if loop.prompts_per_step % (loop.num_minibatches * trainer.world_size):
+        raise UsageError(
+            f"loop.prompts_per_step={loop.prompts_per_step} is not a multiple of loop.num_minibatches="
+            f"{loop.num_minibatches} x {trainer.world_size} ranks: every rank takes as many prompts of every update"
+        )

@@ -1,0 +1,108 @@
+"""Lightning as the machine that updates run on, and the limits beyond which a run stops."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import ParallelStrategy
+from torch import Tensor, nn
+
+from grpo_lightning.grpo.step import Minibatch
+from grpo_lightning.maths.ragged import segments
+from grpo_lightning.policy.machine import Machine
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.types import UsageError, at_least
+
+
+@dataclass
+class Guard:
+    """Limits beyond which gradients are clipped or the run stops.
+
+    Args:
+        grad_clip: Largest norm of the gradient; 0 does not clip.
+        max_bad_updates: The run stops after this number of updates in a row whose loss or gradient is not finite.
+        max_failed_rewards: Largest fraction of the samples of a step, or a validation, over all ranks, that a reward
+            may fail on before the run stops.
+    """
+
+    grad_clip: float = 1.0
+    max_bad_updates: int = 5
+    max_failed_rewards: float = 0.5
+
+    def __post_init__(self) -> None:
+        at_least("model.guard.grad_clip", self.grad_clip, 0)
+        at_least("model.guard.max_bad_updates", self.max_bad_updates, 1)
+        if not 0 <= self.max_failed_rewards <= 1:
+            raise UsageError(f"model.guard.max_failed_rewards={self.max_failed_rewards}: give a fraction from 0 to 1")
+
+
+class LightningMachine(Machine):
+    """The trainer's strategy and the optimizer of a `GRPOModule`, which counts bad updates, for one update."""
+
+    def __init__(self, module: Any, minibatch: Minibatch, optimizer: LightningOptimizer) -> None:
+        self.module, self.minibatch, self.optimizer = module, minibatch, optimizer
+
+    @property
+    def reduce(self) -> Callable[..., Any]:
+        """As `Machine.reduce`."""
+        return self.module.trainer.strategy.reduce
+
+    def backward(self, objective: Tensor) -> None:
+        """As `Machine.backward`."""
+        # Ranks average their gradients, but J is a sum over all of them.
+        self.module.manual_backward(-objective * self.module.trainer.world_size)
+
+    def synced(self, is_last: bool) -> AbstractContextManager[None]:
+        """As `Machine.synced`."""
+        strategy = self.module.trainer.strategy
+        waits = not is_last and isinstance(strategy, ParallelStrategy)
+        return strategy.block_backward_sync() if waits else nullcontext()
+
+    def alone(self) -> Sequence[nn.Parameter] | None:
+        """As `Machine.alone`: on a CPU, in one process, with nothing random in a pass."""
+        policy: Policy = self.module.policy
+        if self.module.device.type != "cpu" or self.module.trainer.world_size > 1 or policy.dropout:
+            return None
+        return [parameter for parameter in policy.parameters() if parameter.requires_grad]
+
+    def step(self) -> None:
+        """As `Machine.step`."""
+        self.module.bad_updates_in_a_row.zero_()
+        self.optimizer.step()
+
+    def skip(self, objective: Tensor, grad_norm: Tensor) -> None:
+        """As `Machine.skip`."""
+        module = self.module
+        module.bad_updates += 1
+        module.bad_updates_in_a_row += 1
+        if module.bad_updates_in_a_row >= module.guard.max_bad_updates:
+            raise FloatingPointError(
+                f"{int(module.bad_updates_in_a_row)} updates in a row were not finite (objective {float(objective)}, "
+                f"gradient norm {float(grad_norm)}); guard.max_bad_updates={module.guard.max_bad_updates}.\n  "
+                + culprits(module.policy, self.minibatch)
+            )
+
+
+@torch.no_grad()
+def culprits(policy: Policy, minibatch: Minibatch) -> str:
+    """The first token of each pack whose log-prob, advantage or weight is not finite, with prompt and rewards."""
+    found, exploration = [], minibatch.step.exploration
+    for pack in [pack.rollouts for pack in minibatch.packs if not pack.is_idle]:
+        logp = policy(pack).logp
+        bad = ~(logp.isfinite() & pack.advantage.isfinite() & pack.weight.isfinite())
+        for token in bad.nonzero().flatten().tolist()[:1]:
+            row = int(pack.row[segments(pack.lengths)[token]])
+            sample, parts = exploration.samples[row], exploration.scores.describe(row)
+            scores = ", ".join(f"{name}={value} ({status})" for name, (value, status) in parts.items())
+            text = policy.tokenizer.decode([int(pack.token_ids[token])])
+            found.append(
+                f"token {text!r} (logp {float(logp[token])}, advantage {float(pack.advantage[token])}) of prompt "
+                f"{sample.prompt.text!r} completion {sample.text!r} rewards {scores}"
+            )
+    return "\n  ".join(found) or (
+        "no single token has a log-prob or advantage that is not finite: the gradient overflowed; lower the learning "
+        "rate or use precision 32-true"
+    )

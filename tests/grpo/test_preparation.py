@@ -1,0 +1,235 @@
+"""`prepare` alone, without a trainer: each thing that it computes against an independent computation."""
+
+import math
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.tiny import policy_of, prompts_of, teacher_forced
+from torch import Tensor
+
+from grpo_lightning import ranks
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.grpo.prepare import minibatch_of_rows, prepare
+from grpo_lightning.grpo.step import Pack
+from grpo_lightning.maths.advantages import GroupMean
+from grpo_lightning.maths.filters import ENTROPY_RANK, TopEntropy
+from grpo_lightning.maths.kl import K1, KLPenalty
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.reward_batch import RewardBatch
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.maths.weightings import TokenMean
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.snapshots import FrozenCopy, RecordedLogp
+
+LENGTHS = [4, 9, 1, 6, 2, 5, 3, 7]
+GROUP = [0, 0, 1, 1, 2, 2, 3, 3]
+REWARD = [1.0, 0.0, 0.5, 0.5, 0.0, 3.0, 1.0, 1.0]
+"""The groups 1 and 3 have no spread, so their completions have no advantage."""
+ADVANTAGE = [0.5, -0.5, 0.0, 0.0, -1.5, 1.5, 0.0, 0.0]
+"""By hand: minus the mean of each group."""
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=["llama", "gpt2"])
+def policy(request: pytest.FixtureRequest) -> Policy:
+    return policy_of(request.param)
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def explored(rows: Sequence[int] = range(8)) -> tuple[Rollouts, RewardBatch]:
+    """Two completions for each of four prompts, and their rewards."""
+    generator = torch.Generator().manual_seed(1)
+    completions = [torch.randint(6, 64, (length,), generator=generator).tolist() for length in LENGTHS]
+    prompts = [prompt.token_ids for prompt in prompts_of([3, 5, 2, 4])]
+    rollouts = Rollouts.from_lists(prompts, GROUP, completions).select(torch.tensor(rows, dtype=torch.int64))
+    rollouts.temperature = 0.7
+    rewards = RewardBatch(
+        value=torch.tensor([[REWARD[row] for row in rows]], dtype=torch.float64),
+        weight=torch.ones(1, dtype=torch.float64),
+        group=rollouts.group,
+        lengths=rollouts.lengths,
+        segments=[None],
+    )
+    return rollouts, rewards
+
+
+def cut(
+    policy: Policy,
+    rows: Sequence[int] = range(8),
+    mu: int = 1,
+    num_minibatches: int = 2,
+    version: int | None = None,
+    max_tokens: int = 30,
+    sampler_logp: Tensor | None = None,
+    **options: Any,
+) -> tuple[Rollouts, list[list[Pack]]]:
+    """The rollouts after `prepare`, and the packs; prompts 0 and 1 are the first of two minibatches."""
+    rollouts, rewards = explored(rows)
+    exploration: Any = SimpleNamespace(
+        rollouts=rollouts.with_columns({"sampler_logp": sampler_logp}),
+        rewards=rewards,
+        prompt_ids=[GROUP[row] for row in rows],
+        policy_version=policy.version if version is None else version,
+    )
+    parts: Any = SimpleNamespace(
+        **{
+            "policy": policy,
+            "objective": Objective(beta=0.1),
+            "advantage": GroupMean(),
+            "old_policy": RecordedLogp(),
+            "reference": None,
+            "sampling": Sampling(),
+            "longest": 10,
+        }
+        | options
+    )
+    return prepare(parts, exploration, num_minibatches, mu, max_tokens)
+
+
+def rollouts_in(packs: list[list[Pack]]) -> list[Rollouts]:
+    return [pack.rollouts for minibatch in packs for pack in minibatch]
+
+
+def expected_logp(policy: Policy, rollouts: Rollouts) -> Tensor:
+    """[N] float64, completion by completion without padding."""
+    prompts = rollouts.prompt_token_ids.split(rollouts.prompt_lengths.tolist())
+    found = []
+    for row, ids in enumerate(rollouts.token_ids.split(rollouts.lengths.tolist())):
+        logp = teacher_forced(policy.model, prompts[int(rollouts.group[row])].tolist(), ids.tolist(), 0.7)
+        found.append(logp.gather(1, ids[:, None]).squeeze(1))
+    return torch.cat(found)
+
+
+def per_token(values: Sequence[float], rows: Sequence[int] = range(8)) -> list[float]:
+    return [values[row] for row in rows for _ in range(LENGTHS[row])]
+
+
+def test_every_token_has_the_advantage_of_its_completion(policy: Policy) -> None:
+    rollouts, packs = cut(policy)
+    assert rollouts.advantage.tolist() == per_token(ADVANTAGE)
+    for pack in rollouts_in(packs):
+        assert pack.advantage.tolist() == per_token(ADVANTAGE, pack.row.tolist())
+
+
+@pytest.mark.parametrize("max_tokens", [0, 30, 12])
+def test_log_probs_of_old_policy_and_reference_are_those_of_single_completions(policy: Policy, max_tokens: int) -> None:
+    reference = FrozenCopy()
+    reference.refresh(policy_of(seed=5))
+    rollouts, packs = cut(policy, mu=2, max_tokens=max_tokens, reference=reference)
+    own, other = expected_logp(policy, rollouts), expected_logp(reference.policy, rollouts)
+    torch.testing.assert_close(rollouts.ref_logp.double(), other, atol=1e-5, rtol=0)
+    assert float((own - other).abs().max()) > 0.1
+    for index, minibatch in enumerate(packs):
+        for pack in [pack.rollouts for pack in minibatch]:
+            tokens = torch.cat([own.split(LENGTHS)[row] for row in pack.row.tolist()])
+            if index == 0:  # the first update finds it out by itself
+                assert pack.old_logp is None
+            else:
+                torch.testing.assert_close(pack.old_logp.double(), tokens, atol=1e-5, rtol=0)
+
+
+def test_weights_are_those_of_the_whole_minibatch(policy: Policy) -> None:
+    _, packs = cut(policy, max_tokens=20, objective=Objective(beta=0.1, weighting=TokenMean()))
+    for minibatch, rows in zip(packs, ([0, 1, 2, 3], [4, 5, 6, 7]), strict=True):
+        tokens = sum(LENGTHS[row] for row in rows)
+        for pack in [pack.rollouts for pack in minibatch]:
+            assert pack.weight.tolist() == pytest.approx([1 / tokens] * pack.num_tokens)
+
+
+def test_rows_without_gradient_are_dropped_and_keep_their_part_of_the_weights(policy: Policy) -> None:
+    _, packs = cut(policy, objective=Objective(weighting=TokenMean()))
+    rows = [sorted(row for pack in minibatch for row in pack.rollouts.row.tolist()) for minibatch in packs]
+    assert rows == [[0, 1], [4, 5]]
+    assert packs[0][0].rollouts.weight[0] == pytest.approx(1 / (4 + 9 + 1 + 6))
+
+
+def test_a_kl_penalty_changes_the_rewards_of_all_completions(policy: Policy) -> None:
+    reference = FrozenCopy()
+    reference.refresh(policy_of(seed=5))
+    objective = Objective(reward_kl=KLPenalty(beta=0.5, kl=K1()))
+    rollouts, packs = cut(policy, num_minibatches=1, objective=objective, reference=reference)
+    kl = (expected_logp(policy, rollouts) - expected_logp(reference.policy, rollouts)).split(LENGTHS)
+    rewards = [reward - 0.5 * math.fsum(part.tolist()) for reward, part in zip(REWARD, kl, strict=True)]
+    means = [(rewards[row] + rewards[row + 1]) / 2 for row in range(0, 8, 2)]
+    expected = [reward - means[row // 2] for row, reward in enumerate(rewards)]
+    assert rollouts.advantage.tolist() == pytest.approx(per_token(expected), abs=1e-4)
+    assert sorted(row for pack in packs[0] for row in pack.rollouts.row.tolist()) == list(range(8))
+
+
+def test_the_rank_by_entropy_is_the_fraction_of_tokens_with_less(policy: Policy) -> None:
+    rollouts, _ = cut(policy, objective=Objective(beta=0.1, masks=[TopEntropy(0.5)]))
+    prompts = rollouts.prompt_token_ids.split(rollouts.prompt_lengths.tolist())
+    entropy = []
+    for row, ids in enumerate(rollouts.token_ids.split(LENGTHS)):
+        logp = teacher_forced(policy.model, prompts[GROUP[row]].tolist(), ids.tolist(), 0.7)
+        entropy += (-(logp.exp() * logp).sum(1)).tolist()
+    expected = [sum(other < own for other in entropy) / len(entropy) for own in entropy]
+    # The first tokens of a group have equal entropies but for rounding, and so may change ranks.
+    assert rollouts.columns[ENTROPY_RANK].tolist() == pytest.approx(expected, abs=1.5 / len(entropy))
+
+
+def test_rollouts_of_an_earlier_policy_take_log_pi_old_from_their_sampler(policy: Policy) -> None:
+    recorded = torch.linspace(-3, -1, sum(LENGTHS))
+    policy.version = 7
+    _, packs = cut(policy, version=6, sampler_logp=recorded)
+    for pack in rollouts_in(packs):
+        expected = torch.cat([recorded.split(LENGTHS)[row] for row in pack.row.tolist()])
+        assert torch.equal(pack.old_logp, expected)
+
+
+class OtherRank:
+    """`ranks.gather` of rank 1 of two: the other rank answers what this one is asked, in turn."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        self.answers = answers
+
+    def __call__(self, value: Any) -> list[Any]:
+        return [self.answers.pop(0), value]
+
+
+def test_a_rank_with_less_to_do_gets_idle_packs(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = explored(range(6))[1]
+    forwards: list[int] = []
+    policy.register_forward_hook(lambda module, args, output: forwards.append(args[0].num_tokens))
+    # Advantages; prompts; sizes of both minibatches; packs of the log-probs; columns; packs of the minibatches.
+    answers = [other, {0, 1, 2}, (4, 2, 20), (2, 1, 7), 3, ["bound"], 2, 3]
+    monkeypatch.setattr(ranks, "gather", OtherRank(answers))
+    monkeypatch.setattr(ranks, "rank", lambda: 1)
+    objective = Objective(beta=0.1, weighting=TokenMean())
+    _, packs = cut(policy, [6, 7], mu=2, objective=objective)
+    first, second = ([pack.rollouts for pack in minibatch] for minibatch in packs)
+    assert answers == []
+    assert [len(first), len(second)] == [2, 3]
+    idle = [*first, *second[1:]]
+    assert all(pack.num_tokens == 1 and float(pack.weight) == 0 for pack in idle)
+    assert all(pack.columns["bound"].tolist() == [0] for pack in idle)
+    # As many forwards as the rank with three packs makes.
+    assert forwards == [10, 1, 1]
+    assert sorted(second[0].row.tolist()) == [6, 7]
+    assert second[0].weight.tolist() == pytest.approx([1 / (7 + 10)] * 10)
+    assert second[0].advantage.tolist() == [0.0] * 10
+
+
+def test_a_rank_without_any_completion_still_takes_part(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = explored()[1]
+    monkeypatch.setattr(ranks, "gather", OtherRank([other, {0, 1, 2, 3}, (8, 4, 37), 2, [], 2]))
+    monkeypatch.setattr(ranks, "rank", lambda: 1)
+    _, packs = cut(policy, [], mu=2, num_minibatches=1)
+    assert [pack.num_tokens for pack in rollouts_in(packs)] == [1, 1]
+
+
+def test_minibatches_are_dealt_by_prompt_id_over_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert minibatch_of_rows([31, 31, 7, 7, 40, 12], 2).tolist() == [1, 1, 0, 0, 1, 0]
+    monkeypatch.setattr(ranks, "gather", OtherRank([{8, 40}]))
+    # In order of id: 7 and 8, then 31 and 40.
+    assert minibatch_of_rows([31, 31, 7, 7], 2).tolist() == [1, 1, 0, 0]
+    monkeypatch.setattr(ranks, "gather", OtherRank([{8, 40}]))
+    assert minibatch_of_rows([], 2).tolist() == []

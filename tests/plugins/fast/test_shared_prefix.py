@@ -1,0 +1,101 @@
+"""A prompt computed once for its whole group gives what it gives computed once a completion."""
+
+import pytest
+import torch
+from helpers.fast import policy_of
+from helpers.fitting import relative
+from helpers.tiny import gradients, rollouts_of, teacher_forced
+
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.plugins.fast import copies
+from grpo_lightning.plugins.fast.copies import Bucket, buckets_of
+from grpo_lightning.plugins.fast.merged_attention import Heads
+from grpo_lightning.policy.architecture import recompute_activations
+from grpo_lightning.policy.policy import Policy
+
+OTHERS = ("qwen3", "gpt2", "granite", "cohere")
+CASES = {
+    "prompts of different lengths": ([5, 1, 9, 3, 7, 2], [4, 1, 6]),
+    "prompts of one length": ([5, 1, 9, 3], [4, 4]),
+    "one prompt": ([3, 8], [5]),
+    "single tokens": ([1, 1, 1], [1]),
+}
+
+
+def both_ways(policy: Policy, rollouts: Rollouts) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    found = []
+    rollouts.temperature = 0.7
+    for shares in (True, False):
+        policy.compute.shares_prefix = shares
+        policy.zero_grad()
+        logp = policy(rollouts).logp
+        (logp * rollouts.advantage).sum().backward()
+        found.append((logp.detach(), dict(gradients(policy))))
+    return found
+
+
+def takes_parts(monkeypatch: pytest.MonkeyPatch, always: bool) -> None:
+    """Lets attention be in parts always, or never."""
+    monkeypatch.setattr(Heads, "cost", lambda *args: -float("inf") if always else float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("case", "shape"), [*((case, "llama") for case in CASES), *(("prompts of different lengths", s) for s in OTHERS)]
+)
+@pytest.mark.parametrize("parts", [True, False], ids=["parts", "copies"])
+def test_log_probs_and_gradients_are_those_of_single_rows(
+    parts: bool, shape: str, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes_parts(monkeypatch, parts)
+    lengths, prompt_lengths = CASES[case]
+    policy = policy_of(shape, scale=0.05)
+    assert policy.compute.shares_prefix
+    (shared, shared_gradient), (single, single_gradient) = both_ways(policy, rollouts_of(lengths, prompt_lengths))
+    assert float((shared - single).abs().max()) < 2e-6
+    assert relative(shared_gradient, single_gradient) < 1e-6
+
+
+def test_a_long_completion_pads_no_short_ones() -> None:
+    buckets = [bucket for bucket, _ in buckets_of([3], [0] * 9, [20] * 8 + [1000])]
+    assert buckets == [Bucket(1, 0, 3), Bucket(8, 3, 20), Bucket(1, 3, 1000)]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_padding_is_bounded_by_half(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = (64 * torch.randn(200, generator=generator).exp()).long().clamp(16, 3000).tolist()
+    buckets = [bucket for bucket, _ in buckets_of([5, 9], [row % 2 for row in range(200)], lengths)][1:]
+    assert sum(bucket.queries for bucket in buckets if bucket.prefix) <= 1.5 * sum(lengths)
+
+
+@pytest.mark.parametrize("shape", ["llama", "gpt2"])
+def test_long_completions_go_in_blocks_of_queries(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    takes_parts(monkeypatch, always=False)
+    policy, rollouts = policy_of(shape, scale=0.05), rollouts_of([25, 9, 30, 17, 24], [4, 6])
+    (_, whole), (single, expected) = both_ways(policy, rollouts)
+    monkeypatch.setattr(copies, "BLOCK", 8)
+    rollouts.layout = None
+    (blocks, gradient), _ = both_ways(policy, rollouts)
+    assert float((blocks - single).abs().max()) < 2e-6
+    assert relative(gradient, expected) < 1e-6 and relative(whole, expected) < 1e-6
+
+
+@pytest.mark.parametrize("parts", [True, False], ids=["parts", "copies"])
+def test_gradient_checkpointing_sees_the_same_layout(parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    takes_parts(monkeypatch, parts)
+    policy, rollouts = policy_of(scale=0.05), rollouts_of([5, 1, 9, 3], [4, 2])
+    (_, plain), _ = both_ways(policy, rollouts)
+    recompute_activations(policy.model)
+    policy.train()
+    (_, checkpointed), _ = both_ways(policy, rollouts)
+    assert relative(checkpointed, plain) < 1e-6
+
+
+@pytest.mark.parametrize(("shape", "why"), [("mistral", "sliding window"), ("gemma2", "eager attention and windows")])
+def test_models_with_other_attention_go_row_by_row(shape: str, why: str) -> None:
+    policy = policy_of(shape)
+    assert not policy.compute.shares_prefix, why
+    rollouts = rollouts_of([4, 2], [3])
+    prompt, completion = rollouts.prompt_token_ids.tolist(), rollouts.token_ids[:4].tolist()
+    expected = teacher_forced(policy.model, prompt, completion)[torch.arange(4), rollouts.token_ids[:4]]
+    torch.testing.assert_close(policy(rollouts).logp[:4].double(), expected, atol=1e-5, rtol=0)

@@ -1,0 +1,73 @@
+"""Completions divided among threads: the parts, what threads take over, and the same numbers as without."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.fast import policy_of
+from helpers.tiny import requests_of
+
+from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.plugins.fast.compute import Fast
+from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning.plugins.fast.threads import in_threads
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.types import Completion, RandomKey, UsageError
+
+SAMPLING = Sampling(max_new_tokens=12)
+
+
+def test_threads_have_the_state_and_a_part_of_the_cores() -> None:
+    def state() -> tuple[Any, ...]:
+        return (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+            torch.get_num_threads(),
+        )
+
+    threads = torch.get_num_threads()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert in_threads([state, state]) == [(False, False, torch.bfloat16, max(1, threads // 2))] * 2
+    with torch.inference_mode():
+        assert in_threads([state, state])[0][:3] == (False, True, False)
+    assert in_threads([state, state])[0][:3] == (True, False, False)
+    assert torch.get_num_threads() == threads == in_threads([state])[0][3]
+
+
+def test_an_error_in_a_thread_is_raised() -> None:
+    def fail() -> None:
+        raise FloatingPointError("in a thread")
+
+    with pytest.raises(FloatingPointError, match="in a thread"):
+        in_threads([lambda: None, fail])
+
+
+@pytest.mark.parametrize("shape", ["llama", "gpt2"])
+@pytest.mark.parametrize("options", [{}, {"packed": True}, {"max_rows": 4}], ids=str)
+def test_threads_draw_the_same_completions(policy: Policy, options: dict[str, Any]) -> None:
+    found: list[list[Completion]] = []
+    requests = requests_of([4, 1, 9], 3)
+    for threads in (1, 2, 3):
+        engine = NativeEngine(threads=threads, **options)
+        engine.sync(policy)
+        found.append(engine.complete(requests, SAMPLING, RandomKey()))
+    for completions in found[1:]:
+        assert [one.token_ids for one in completions] == [one.token_ids for one in found[0]]
+        for one, other in zip(completions, found[0], strict=True):
+            assert one.logp == pytest.approx(other.logp, abs=1e-5)
+
+
+@pytest.mark.parametrize("make", [lambda: NativeEngine(threads=0), lambda: Fast(threads=0)])
+def test_no_threads_are_refused(make: Any) -> None:
+    with pytest.raises(UsageError, match=r"threads=0.*give 1 or more"):
+        make()
+
+
+def test_conversations_are_not_divided() -> None:
+    # What is kept of a row is one thread's.
+    policy, engine = policy_of("llama"), NativeEngine(threads=2)
+    engine.sync(policy)
+    assert engine._num_threads(policy) == 2
+    with engine.conversations():
+        assert engine._num_threads(policy) == 1

@@ -1,0 +1,145 @@
+"""`grpo report` through its entry point, and its page as a browser sees it."""
+
+import html.parser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers.curves import scalars, write
+from helpers.waiting import LIMIT
+
+from grpo_lightning.plugins.inspect import report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+HOSTILE = "<script>document.title='hacked'</script>"
+
+
+def make(folder: Path, values: list[float], seed: int = 0, **settings: Any) -> Path:
+    run = scalars(values, name="val/greedy") | {"val/avg@8": scalars(values)["val/x"]}
+    write(folder, run)
+    config = {"seed_everything": seed, "trainer": {"default_root_dir": str(folder)}, "loop": {"mu": 1} | settings}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    """Two arms with three seeds: the last values 0.5, 0.6, 0.7 and 0.6, 0.8, 1.0."""
+    for seed in range(3):
+        make(tmp_path / "experiment" / "plain" / str(seed), [0.1, 0.5 + 0.1 * seed], seed)
+        make(tmp_path / "experiment" / "twice" / str(seed), [0.1, 0.6 + 0.2 * seed], seed, mu=2)
+    return tmp_path / "experiment"
+
+
+def run(*arguments: object) -> str:
+    """The page that is made."""
+    out = Path(str(arguments[0])).parent / "out" / "report.html"
+    assert report.main([*map(str, arguments), "-o", str(out)]) == 0
+    return out.read_text(encoding="utf-8")
+
+
+def text_of(page: str) -> str:
+    """What a reader sees, between single spaces."""
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page.split("</style>")[1])))
+
+
+def test_numbers_by_hand(experiment: Path) -> None:
+    text = text_of(run(experiment, "--metrics", "val/avg@8:last"))
+    # 0.5, 0.6, 0.7: 0.6 ± 4.3027 * 0.1 / √3; the differences are 0.1, 0.2, 0.3, which has the same half.
+    assert "plain 3 0.60 ± 0.25 twice 3 0.80 ± 0.50 +0.20 ± 0.25" in text
+    assert "Of 1 difference to plain , 0 have" in text and "about 0.05 would have one by chance" in text
+    assert "val/avg@8 up to 2 exploration steps" in text
+
+
+def test_every_seed_is_drawn_and_a_band_from_three_on(experiment: Path) -> None:
+    page = run(experiment, "--metrics", "val/avg@8")
+    assert page.count('<polyline class="seed"') == 6 and page.count('<polygon class="band"') == 2
+    shutil.rmtree(experiment / "twice" / "2")
+    page = run(experiment, "--metrics", "val/avg@8")
+    assert page.count('<polyline class="seed"') == 5 and page.count('<polygon class="band"') == 1
+    assert "fewer than 3 seeds: twice" in text_of(page)
+
+
+def test_the_mean_is_drawn_where_all_seeds_are(experiment: Path) -> None:
+    make(experiment / "long" / "0", [0.1, 0.2, 0.3, 0.4])
+    make(experiment / "long" / "1", [0.1, 0.2], seed=1)
+    page = run(experiment / "long", "--metrics", "val/avg@8")
+    (mean,) = re.findall(r'<polyline class="mean" points="([^"]*)"', page)
+    assert len(mean.split()) == 2
+    assert re.search(r"long/1 has 2 of 4 steps: last values and means compare up to there", text_of(page))
+
+
+def test_axes_and_thresholds(experiment: Path) -> None:
+    text = text_of(run(experiment, "--metrics", "val/avg@8>=0.65", "val/avg@8", "--x", "step", "seconds", "tokens"))
+    assert "Curves over sampled tokens" in text
+    assert "val/avg@8 ≥ 0.65 exploration steps plain 3 2 (1 of 3) twice 3 2 (2 of 3) –" in text
+    assert "val/avg@8 ≥ 0.65 sampled tokens plain 3 200 (1 of 3) twice 3 200 (2 of 3) –" in text
+
+
+def test_links_to_the_inspector_are_relative(experiment: Path) -> None:
+    folder = experiment / "plain" / "a b:#1"
+    make(folder, [0.1, 0.2], seed=7)
+    (folder / "inspect.html").write_text("")
+    links = re.findall(r'href="([^"]*)"', run(experiment))
+    assert links == ["../experiment/plain/a%20b%3A%231/inspect.html"]
+
+
+def test_names_and_values_are_text(tmp_path: Path) -> None:
+    root = tmp_path / "experiment"
+    for i, name in enumerate(("<script>alert(1)<", '"onload="alert(1)')):
+        folder = root / f"{name}" / "\x07\u202e&<b>"
+        make(folder, [0.1, 0.2], template=f"{HOSTILE}{i}")
+    page = run(root)
+    assert "<script" not in page and "<b>" not in page and "\x07" not in page
+
+    class Tags(html.parser.HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            assert tag not in ("script", "iframe", "img", "object", "b")
+            assert not [name for name, _ in attrs if name.startswith("on") or name == "style"]
+
+    Tags().feed(page)
+    assert f"{HOSTILE}1 {HOSTILE}0" in text_of(page)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--metrics", "val/nothing"],
+            "--metrics val/nothing: no run has logged val/nothing. Give a logged one, such as val/",
+        ),
+        (["--metrics", "val/avg@8:median"], "metric 'val/avg@8:median': give a scalar's name"),
+        (["--base", "third"], "--base third: there is no such arm; there are: plain; twice"),
+        (["-o", "out.txt"], "--out out.txt: give the name of a page, such as out.html"),
+        (["-o", "/proc/none/report.html"], "--out /proc/none/report.html: it cannot be written"),
+    ],
+)
+def test_mistakes(experiment: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main([str(experiment), *arguments]) == 2
+    assert f"grpo: error: {message}" in capsys.readouterr().err
+
+
+def complaints(page: Path, profile: Path) -> list[str]:
+    """The console of a browser that has opened the page."""
+    command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+    command += ["--enable-logging=stderr", "--log-level=0", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 0 and "<title>experiment</title>" in done.stdout, done.stderr[-2000:]
+    return [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_in_a_browser(experiment: Path, tmp_path: Path) -> None:
+    """Its style applies under its own policy, it has no address to ask, and the console stays empty."""
+    (experiment / "twice").rename(experiment / HOSTILE.replace("/", "\u2215"))
+    page = run(experiment)
+    assert not re.search(r"https?:|url\(|src=|@import|href=", page)
+    path = tmp_path / "out" / "report.html"
+    assert complaints(path, tmp_path / "profile") == []
+    # What the policy forbids is seen in this way.
+    path.write_text(page.replace("</style>", "b {}</style>").replace("<header>", '<header><img src="http://x.test/">'))
+    assert len(complaints(path, tmp_path / "another")) == 2

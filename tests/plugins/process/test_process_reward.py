@@ -1,0 +1,233 @@
+"""ProcessReward: where segments end, which token that is, what they are worth."""
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+from helpers.tiny import tokenizer as character_tokenizer
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
+
+from grpo_lightning.plugins.process.reward import ProcessReward, last_tokens
+from grpo_lightning.plugins.process.scorers import ArithmeticSegments, SegmentScorer
+from grpo_lightning.plugins.process.splitters import ByLine, ByPattern, ByTag, Splitter
+from grpo_lightning.rewards.results import Segment
+from grpo_lightning.sandbox.pool import Outcome
+from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
+
+
+class Lengths(SegmentScorer):
+    """A segment is worth its number of characters."""
+
+    def score(self, samples: Sequence[Sample], segments: Sequence[Sequence[str]]) -> list[list[float]]:
+        assert ["".join(own) for own in segments] == [sample.text for sample in samples]
+        return [[float(len(segment)) for segment in own] for own in segments]
+
+
+@pytest.fixture(scope="module")
+def bpe() -> PreTrainedTokenizerFast:
+    """Tokens are runs of bytes: parts of a character, or several of them."""
+    backend = Tokenizer(BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    special = ["<eos>", "<pad>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = BpeTrainer(vocab_size=330, initial_alphabet=alphabet, special_tokens=special, show_progress=False)
+    backend.train_from_iterator(["ab.\n\ncd.\n\nab é\nab.\n\ncd. €" * 5], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>")
+
+
+@pytest.fixture(scope="module")
+def folder(bpe: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("tokenizer")
+    bpe.save_pretrained(path)
+    return str(path)
+
+
+def sample(text: str, token_ids: list[int], answer: str = "1", truncated: bool = False) -> Sample:
+    """A completion; unless it is truncated, its last token is the stop token."""
+    reason = FinishReason.LENGTH if truncated else FinishReason.STOP
+    return Sample(Prompt(0, "q", [1], Question("q", answer)), text, token_ids, reason)
+
+
+def pieces(splitter: Splitter, text: str) -> list[str]:
+    (outcome,) = splitter([text])
+    return [text[start:end] for start, end in zip([0, *outcome.value], outcome.value, strict=False)]
+
+
+# Splitters
+
+
+@pytest.mark.parametrize(
+    ("splitter", "text", "expected"),
+    [
+        (ByLine(), "a\nb\n", ["a\n", "b\n"]),
+        (ByLine(), "a\n\n\nb", ["a\n\n\n", "b"]),
+        (ByLine(), "\n a\nb", ["\n a\n", "b"]),
+        (ByLine(), "a\r\n  \nb", ["a\r\n  \n", "b"]),
+        (ByLine(), "", [""]),
+        (ByLine(), "\n\n", ["\n\n"]),
+        (ByTag(), "<step>a</step>\n<step>b</step> c", ["<step>a</step>", "\n<step>b</step>", " c"]),
+        (ByTag(), "<step>a</step>\n", ["<step>a</step>\n"]),
+        (ByTag(["x", "y"]), "<x>a</x><y>b</y><step>c</step>", ["<x>a</x>", "<y>b</y>", "<step>c</step>"]),
+        (ByPattern(r"\n\n"), "a\nb\n\nc", ["a\nb\n\n", "c"]),
+        (ByPattern(r"(?=Step \d)"), "Step 1 a Step 2 b", ["Step 1 a ", "Step 2 b"]),
+        (ByPattern(r"[.;]\s"), "a; b. c.", ["a; ", "b. ", "c."]),
+        (ByPattern(r""), "abc", ["a", "b", "c"]),
+    ],
+)
+def test_texts_are_cut_into_segments(splitter: Splitter, text: str, expected: list[str]):
+    assert pieces(splitter, text) == expected
+    splitter.close()
+
+
+def test_a_text_that_cannot_be_split_costs_its_sample(
+    folder: str, bpe: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+):
+    splitter = ByPattern("(a+)+b")
+    found = [*splitter(["aab c"]), Outcome("timeout")]
+    monkeypatch.setattr(ByPattern, "__call__", lambda self, texts: found)
+    reward = ProcessReward(Lengths(), folder, splitter)
+    result = reward([sample(text, [*bpe.encode(text), 0]) for text in ("aab c", "a" * 60)])
+    assert result.status == ["ok", "timeout"]
+    assert result.value[0] == 2
+    assert math.isnan(result.value[1])
+    assert result.segments is not None
+    assert [segment.value for segment in result.segments[0]] == [3.0, 2.0]
+    assert result.segments[1] == []
+    reward.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: ByPattern("("), r"pattern='\('"),
+        (lambda: ByTag([]), r"tags=\[\]"),
+        (lambda: ByTag("step"), "tags='step'"),
+        (lambda: ProcessReward(Lengths(), "x", max_segments=0), "max_segments=0"),
+        (lambda: ProcessReward(Lengths(), "x", reduce="max"), "reduce='max'"),
+        (lambda: ProcessReward(Lengths(), "./no_such_folder").read_questions([]), "no_such_folder"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_key_and_value(make, says: str):
+    with pytest.raises(UsageError, match=says):
+        make()
+
+
+# Which token
+
+
+def test_the_last_token_of_a_step_by_hand(bpe: PreTrainedTokenizerFast):
+    one_by_one = character_tokenizer()
+    assert last_tokens(one_by_one, one_by_one.encode("ab1cd"), "ab1cd", [2, 3, 5]) == [1, 2, 4]
+    # Ids 4 and 2 are special: they decode to nothing, and a segment ends before them.
+    ids = [10, 11, 4, 12, 2, 13]
+    assert last_tokens(one_by_one, ids, one_by_one.decode([10, 11, 12, 13]), [2, 3]) == [1, 3]
+    # "é" is two bytes, "€" three; of unlearnt ones each is a token.
+    raw = [
+        bpe.convert_tokens_to_ids(c)
+        for c in pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str("é€x")[0][0]
+    ]
+    assert len(raw) == 6
+    assert last_tokens(bpe, raw, "é€x", [1, 2, 3]) == [1, 4, 5]
+
+
+def test_the_last_token_of_a_step_by_counting_bytes(bpe: PreTrainedTokenizerFast):
+    """Of a byte-level tokenizer, a token's bytes are known: count them."""
+    rng = random.Random(0)
+    size_of = {token: len(text) for text, token in bpe.get_vocab().items()}
+    longest = 0
+    for _ in range(50):
+        text = "".join(rng.choice(["ab", ".\n\n", "cd", " ", "é", "€", "🙂", "x"]) for _ in range(rng.randrange(1, 30)))
+        ids = bpe.encode(text)
+        ends = sorted({rng.randrange(1, len(text) + 1) for _ in range(6)})
+        expected = []
+        for end in ends:
+            left = len(text[:end].encode())
+            token = -1
+            while left > 0:
+                token += 1
+                left -= size_of[ids[token]]
+            expected.append(token)
+        assert last_tokens(bpe, ids, text, ends) == expected
+        longest = max([longest, *(size_of[token] for token in ids)])
+    assert longest >= 3
+
+
+def test_a_wrong_tokenizer_is_named(folder: str):
+    assert last_tokens(character_tokenizer(), [], "", []) == []
+    with pytest.raises(ValueError, match="the policy's own"):
+        last_tokens(character_tokenizer(), [10, 11], "xy", [1])
+    reward = ProcessReward(Lengths(), folder)
+    assert reward([sample("a\nb", [5, 6, 7])]).status == ["error"]
+
+
+# The reward
+
+
+def test_segments_end_at_their_last_tokens_and_the_last_at_the_stop_token(folder: str, bpe: PreTrainedTokenizerFast):
+    reward = ProcessReward(Lengths(), folder, reduce="sum")
+    ids = bpe.encode("x\nyy\nz")
+    assert len(ids) == 6
+    ended, cut_off, empty = sample("x\nyy\nz", [*ids, 0]), sample("x\nyy\nz", ids, truncated=True), sample("", [0])
+    result = reward([ended, cut_off, empty])
+    assert result.status == ["ok"] * 3
+    assert result.segments == [
+        [Segment(1, 2.0), Segment(4, 3.0), Segment(6, 1.0)],
+        [Segment(1, 2.0), Segment(4, 3.0), Segment(5, 1.0)],
+        [Segment(0, 0.0)],
+    ]
+    assert result.value == [6.0, 6.0, 0.0]
+
+
+@pytest.mark.parametrize(("reduce", "expected"), [("sum", 6.0), ("min", 1.0), ("last", 1.0), ("mean", 2.0)])
+def test_the_whole_is_the_reduced_segments(folder: str, bpe: PreTrainedTokenizerFast, reduce, expected: float):
+    reward = ProcessReward(Lengths(), folder, reduce=reduce)
+    assert reward([sample("x\nyy\nz", [*bpe.encode("x\nyy\nz"), 0])]).value == [expected]
+
+
+def test_segments_that_end_in_one_token_are_one_segment(folder: str, bpe: PreTrainedTokenizerFast):
+    ids = [*bpe.encode("x"), *bpe.encode(".\n\n"), *bpe.encode("x")]
+    assert len(ids) == 3
+    splitter = ByPattern(r"\.|\n")  # "x.", "\n" and "\n" end in the second token
+    result = ProcessReward(Lengths(), folder, splitter)([sample("x.\n\nx", [*ids, 0])])
+    assert result.segments == [[Segment(1, 4.0), Segment(3, 1.0)]]
+    splitter.close()
+
+
+def test_the_last_of_too_many_segments_takes_the_rest(folder: str, bpe: PreTrainedTokenizerFast):
+    text = "x\nyy\nz\nx"
+    result = ProcessReward(Lengths(), folder, max_segments=2)([sample(text, [*bpe.encode(text), 0])])
+    assert result.segments == [[Segment(1, 2.0), Segment(8, 6.0)]]
+
+
+# Arithmetic segments
+
+
+def score(verifier: ArithmeticSegments, *segments: str, answer: str = "132") -> list[float]:
+    (values,) = verifier.score([sample("".join(segments), [1], answer)], [segments])
+    return values
+
+
+def test_a_segment_is_right_if_its_equations_are_true():
+    segments = "<think>7+5=12 ", "4+8+1=14</think>", "<answer>132</answer>"
+    assert score(ArithmeticSegments(), *segments) == [1.0, 0.0, 0.0]
+    assert score(ArithmeticSegments(no_equation=0.5), *segments) == [1.0, 0.0, 0.5]
+    assert score(ArithmeticSegments(), "1+1=2, 2+2=4", "1+1=2, 2+2=5") == [1.0, 0.0]
+
+
+def test_the_answer_as_the_last_step():
+    verifier = ArithmeticSegments(check_answer=True)
+    assert score(verifier, "7+5=12 ", "<answer>132</answer>") == [1.0, 1.0]
+    assert score(verifier, "7+5=13 ", "<answer>132</answer>") == [0.0, 1.0]
+    assert score(verifier, "7+5=12 ", "<answer>133</answer>") == [1.0, 0.0]
+    assert score(verifier, "7+5=12 ", "132") == [1.0, 0.0]
+    assert score(verifier, "7+5=12 ", "1+1=3 so the answer is 132") == [1.0, 0.0]
+    assert score(verifier, "#### 132.0") == [1.0]
+    verifier.read_questions([Question("q", "12")])
+    with pytest.raises(UsageError, match=r"'x\+1' of rows:3"):
+        verifier.read_questions([Question("q", "x+1", "rows:3")])
+    ArithmeticSegments().read_questions([Question("q", "x+1")])
