@@ -106,7 +106,7 @@ def test_the_reading_path_is_short() -> None:
     """Both numbers may only become smaller."""
     assert {f"grpo/{path.name}" for path in (PACKAGE / "grpo").glob("[a-z]*.py")} <= {*READING_PATH}
     assert max(lines(PACKAGE / name) for name in READING_PATH) <= 180
-    assert sum(lines(PACKAGE / name) for name in READING_PATH) <= 1090
+    assert sum(lines(PACKAGE / name) for name in READING_PATH) <= 1000
 
 
 CORE = {name: path for name, path in MODULES.items() if not name.startswith("plugins")}

@@ -60,18 +60,13 @@ class Exploration:
         return self.scores.table(rows, rollouts.group[rollouts.begins].cpu(), rollouts.whole_lengths.cpu())
 
 
+@dataclass(eq=False)
 class Explorer:
-    """Samples groups of completions and scores them.
+    """Samples groups of completions and scores them."""
 
-    Args:
-        engine: Draws the completions.
-        scorer: Scores them.
-        sampler: Makes samples of what the engine draws.
-    """
-
-    def __init__(self, engine: RolloutEngine, scorer: Scorer, sampler: Sampler | None = None) -> None:
-        self.engine, self.scorer = engine, scorer
-        self.sampler = sampler or SingleTurn()
+    engine: RolloutEngine  # draws the completions
+    scorer: Scorer
+    sampler: Sampler = field(default_factory=SingleTurn)  # makes samples of what the engine draws
 
     def close(self) -> None:
         """Closes engine, rewards and sampler. May be called twice."""

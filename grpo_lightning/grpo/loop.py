@@ -18,7 +18,7 @@ from grpo_lightning.grpo.source import RolloutSource, SourceInputs, Synchronous
 from grpo_lightning.grpo.step import Minibatch, Minibatches, Observer, Step
 from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.maths.stopping import FixedPasses, Passes, StopRule
-from grpo_lightning.types import UsageError, at_least
+from grpo_lightning.types import at_least
 
 
 class GRPOLoop(Callback):
@@ -55,17 +55,6 @@ class GRPOLoop(Callback):
         max_tokens: int = 16384,
         seed: int = 0,
     ) -> None:
-        at_least("loop.group_size", group_size, 1)
-        at_least("loop.prompts_per_step", prompts_per_step, 1)
-        at_least("loop.mu", mu, 1)
-        at_least("loop.num_minibatches", num_minibatches, 1)
-        at_least("loop.steps_per_iteration", steps_per_iteration, 1)
-        at_least("loop.max_tokens", max_tokens, 0)
-        if prompts_per_step % num_minibatches:
-            raise UsageError(
-                f"loop.prompts_per_step={prompts_per_step} is not a multiple of "
-                f"loop.num_minibatches={num_minibatches}: every update takes as many prompts"
-            )
         self.group_size, self.prompts_per_step = group_size, prompts_per_step
         self.mu, self.num_minibatches = mu, num_minibatches
         self.steps_per_iteration = steps_per_iteration
@@ -73,6 +62,9 @@ class GRPOLoop(Callback):
         self.dynamic_sampling = dynamic_sampling
         self.source = source or Synchronous()
         self.validate_first, self.max_tokens, self.seed = validate_first, max_tokens, seed
+        for name in ("group_size", "prompts_per_step", "mu", "num_minibatches", "steps_per_iteration"):
+            at_least(f"loop.{name}", getattr(self, name), 1)
+        at_least("loop.max_tokens", max_tokens, 0)
         self.observers: list[Observer] = []
         """The trainer's callbacks that are told how the steps go."""
         self.step: Step | None = None
@@ -96,16 +88,13 @@ class GRPOLoop(Callback):
         """Optimizer updates per exploration step."""
         return self.mu * self.num_minibatches
 
-    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Connects source and observers with the run, and the updates with Lightning's train loader."""
         if stage != "fit":
             return
         data: Any = getattr(trainer, "datamodule", None)
-        if not hasattr(data, "train_loader"):
-            raise UsageError("GRPOLoop needs prompts: trainer.fit(module, datamodule=PromptDataModule(...))")
         pl_module.connect(data)
-        callbacks: list[Callback] = getattr(trainer, "callbacks", [])
-        self.observers[:] = [one for one in callbacks if isinstance(one, Observer)]
+        self.observers[:] = [one for one in trainer.callbacks if isinstance(one, Observer)]
         parts, sizes = pl_module.parts, (self.prompts_per_step, self.group_size, self.seed)
         data.train_loader = Minibatches(lambda: self.current_step, parts.policy, self.mu, self.num_minibatches)
         inputs = (parts.policy, parts.explorer, data, parts.sampling, *sizes, self.dynamic_sampling, self.observers)

@@ -20,6 +20,7 @@ from grpo_lightning.maths.ragged import segment_sum, segments, take
 from grpo_lightning.maths.reward_batch import RewardBatch
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.weightings import BatchSize
+from grpo_lightning.policy.old_logp import old_policy_logp
 from grpo_lightning.policy.packer import Packer, Rows
 
 
@@ -42,7 +43,8 @@ def prepare(
         rollouts = rollouts.with_columns({"advantage": advantages(parts, rollouts, exploration.rewards)})
     minibatch = minibatch_of_rows(exploration.prompt_ids, num_minibatches)
     weight, cut = cut_minibatches(parts, rollouts, packer, minibatch, num_minibatches)
-    old_logp, unknown = old_policy_logp(parts, rollouts, packer, cut, is_late, num_minibatches == mu == 1)
+    one_update = num_minibatches == mu == 1
+    old_logp, unknown = old_policy_logp(parts.old_policy, objective, rollouts, packer, cut, is_late, one_update)
     rollouts = rollouts.with_columns({"weight": weight, "old_logp": old_logp})
     if (reference := parts.reference) is not None:
         every_pack = [rows for minibatch_rows in cut for rows in minibatch_rows]
@@ -101,7 +103,8 @@ def cut_minibatches(
         sizes = ranks.gather((int(part.begins.sum()), len(part.prompt_lengths), part.num_tokens))
         if len(part):
             completions, groups, tokens = map(sum, zip(*sizes, strict=True))
-            batch = BatchSize(completions, groups, tokens, parts.longest)
+            longest = parts.explorer.sampler.longest(parts.sampling)
+            batch = BatchSize(completions, groups, tokens, longest)
             part = part.with_columns({"weight": objective.token_weight(part, batch)})
             weight[take(rows, rollouts.lengths)] = part.weight
         if objective.learns_from_advantage_alone and objective.reward_kl is None:
@@ -109,35 +112,3 @@ def cut_minibatches(
             rows, part = rows[moving], part.select(moving)
         cut.append([rows[pack] for pack in packer.rows_of_packs(part)])
     return weight, cut
-
-
-def old_policy_logp(
-    parts: Parts, rollouts: Rollouts, packer: Packer, cut: Sequence[Sequence[Rows]], is_late: bool, one_update: bool
-) -> tuple[Tensor | None, int]:
-    """[N] log π_old of every token, where something reads it, and the number of minibatches that lack it: 0 or 1.
-
-    | rollouts | log π_old | computed for |
-    |---|---|---|
-    | of an earlier version | what their sampler recorded, unless π_old is proximal | none |
-    | others, where the surrogate or a KL penalty reads it before the updates | that of `old_policy` | all rows |
-    | others, one update in all | found by that update, where π_θ is π_old | none |
-    | others | the first minibatch's by its first update, the others' now | all minibatches but the first |
-    """
-    old_policy, policy = parts.old_policy, parts.policy
-    if is_late and not old_policy.is_proximal:
-        return torch.zeros(0) if rollouts.sampler_logp is None else rollouts.sampler_logp, 0
-    packs = [pack for minibatch in cut for pack in minibatch]
-    needed_first = parts.objective.surrogate.reads_old_logp or parts.objective.reward_kl is not None
-    unknown = int(old_policy.is_policy)
-    if one_update and unknown and not needed_first:
-        return None, 1
-    if needed_first:  # rows that no update learns from count too
-        left = torch.ones(len(rollouts), dtype=torch.bool)
-        left[torch.cat([torch.empty(0, dtype=torch.int64), *packs])] = False
-        rest = left.nonzero().squeeze(1)
-        packs += [rest[pack] for pack in packer.rows_of_packs(rollouts.select(rest))] if len(rest) else []
-    else:
-        packs = [pack for minibatch in cut[unknown:] for pack in minibatch]
-    # A compiled forward with gradients may round differently from one without.
-    with torch.set_grad_enabled(policy.compute.rounds_in_backward):
-        return packer.per_token(rollouts, packs, lambda pack: old_policy(policy, pack).detach()), unknown

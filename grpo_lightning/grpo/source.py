@@ -14,7 +14,7 @@ from grpo_lightning.grpo.step import Observer
 from grpo_lightning.maths.filters import DynamicSampling, GroupFilter
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.tasks.base import Questions
-from grpo_lightning.types import RandomKey, Sample
+from grpo_lightning.types import RandomKey
 
 
 @dataclass(slots=True)
@@ -79,24 +79,20 @@ class Synchronous(RolloutSource):
         """Samples and scores, in one round or, with dynamic sampling, in several."""
         dynamic, wanted = self.inputs.dynamic_sampling, self.inputs.prompts_per_step
         rounds: list[Exploration] = []
-        kept: list[int] = []
-        others: list[int] = []
+        first, kept = self.drawn, set[int]()
         with self.inputs.explorer.engine.awake():
             while len(kept) < wanted and len(rounds) < (dynamic.max_rounds if dynamic else 1):
                 ids = range(self.drawn, self.drawn + wanted - len(kept))
                 self.drawn = ids.stop
                 rounds.append(self._explore(ids, step))
-                passed = passing(dynamic.filter, rounds[-1]) if dynamic else {*ids}
-                kept += [id for id in ids if id in passed]
-                others += [id for id in ids if id not in passed]
+                kept |= passing(dynamic.filter, rounds[-1]) if dynamic else {*ids}
         self.inputs.explorer.scorer.stop_if_broken()
-        exploration = Exploration.concat(rounds)
-        chosen = {*(kept + others)[:wanted]}
+        exploration, tried = Exploration.concat(rounds), range(first, self.drawn)
+        chosen = {*sorted(tried, key=lambda id: id not in kept)[:wanted]}  # those kept come first
         rows = [row for row, id in enumerate(exploration.prompt_ids) if id in chosen]
         rollouts = exploration.rollouts.select(torch.tensor(rows, dtype=torch.int64))
-        fraction = len(kept) / (len(kept) + len(others))
-        metrics = {"rollout/rounds": float(len(rounds)), "rollout/groups_kept": fraction} if dynamic else {}
-        return replace(exploration, rollouts=rollouts, metrics=metrics)
+        metrics = {"rollout/rounds": float(len(rounds)), "rollout/groups_kept": len(kept) / len(tried)}
+        return replace(exploration, rollouts=rollouts, metrics=metrics if dynamic else {})
 
     def _explore(self, ids: range, step: int) -> Exploration:
         """Explores this rank's questions: dealt in turn, so that minibatches are the same for any number of ranks."""
@@ -104,13 +100,8 @@ class Synchronous(RolloutSource):
         prompts = [run.data.prompt(run.data.question(id), id) for id in ids[ranks.rank() :: ranks.world_size()]]
         for observer in run.observers:
             observer.exploring(len(prompts) * run.group_size)
-
-        def ended(sample: Sample) -> None:
-            for observer in run.observers:
-                observer.explored(1)
-
-        key = RandomKey(run.seed, step)
-        return run.explorer.explore(run.policy, prompts, run.group_size, run.sampling, key, [ended])
+        key, told = RandomKey(run.seed, step), [observer.explored for observer in run.observers]
+        return run.explorer.explore(run.policy, prompts, run.group_size, run.sampling, key, told)
 
     def state_dict(self) -> dict[str, Any]:
         """The number of questions drawn so far."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from grpo_lightning.engines.sampling import Sampling
@@ -15,6 +14,7 @@ from grpo_lightning.maths.stopping import Passes
 from grpo_lightning.policy.compute import Layout, TokenLogp
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import PolicySnapshot
+from grpo_lightning.types import Sample
 
 
 @dataclass(slots=True, frozen=True)
@@ -28,11 +28,6 @@ class Parts:
     sampling: Sampling
     advantage: AdvantageEstimator
     objective: Objective
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest completion that can be drawn, which some weightings divide by."""
-        return self.explorer.sampler.longest(self.sampling)
 
 
 @dataclass(slots=True)
@@ -63,10 +58,6 @@ class Minibatch:
     # A plain class: Lightning looks into every dataclass and list of a batch, for float tensors to cast.
     def __init__(self, packs: list[Pack], on_policy: bool, step: "Step") -> None:
         self.packs, self.on_policy, self.step = packs, on_policy, step
-
-    def to(self, device: torch.device | str) -> "Minibatch":
-        """Itself: its packs were put on the device when they were cut, and each is used in every pass."""
-        return self
 
 
 @dataclass(slots=True)
@@ -108,28 +99,22 @@ class Minibatches:
 
 
 class Observer:
-    """Follows exploration steps: a callback that is an `Observer` too is told how they go. A progress bar is one."""
+    """Follows exploration steps, such as a progress bar does: a callback that is an `Observer` too is told of them."""
 
     def exploring(self, num_completions: int) -> None:
         """A step, or another round of it, begins to sample `num_completions` on this rank."""
 
-    def explored(self, num_completions: int) -> None:
-        """`num_completions` more have ended."""
+    def explored(self, sample: Sample) -> None:
+        """One of them has ended."""
 
     def rewarded(self, mean: float) -> None:
         """The mean reward of the step, over all ranks, is known."""
 
     def prepared(self, step: Step) -> None:
-        """The packs of the step are there; its first update comes next. What is done here is not timed as the step's.
-
-        Every rank is told at the same moment, so forwards of a sharded policy may be made, as many on each rank.
-        """
+        """The packs are there. Forwards may be made here, as many on each rank; the step's clock does not run."""
 
     def updated(self, step: Step) -> None:
-        """The step's last update has been made, or was ended by a stop rule. The packs are still there.
-
-        Every rank is told at the same moment. Validation comes later.
-        """
+        """The last update was made, or a stop rule ended them. The packs are still there; validation comes later."""
 
     def reported(self, metrics: Mapping[str, float]) -> None:
         """The step has ended, validation included; these are its own metrics, over all ranks."""

@@ -32,14 +32,7 @@ class Watcher:
 def update(
     minibatch: Minibatch, parts: Parts, machine: Machine, grad_clip: float, watchers: Sequence[Watcher]
 ) -> tuple[bool, Mapping[str, Tensor] | None]:
-    """Maximises the objective over one minibatch.
-
-    Args:
-        minibatch: Its packs.
-        parts: Policy and objective.
-        machine: Where it runs.
-        grad_clip: Largest norm of the gradient; 0 does not clip.
-        watchers: They see every pack.
+    """Maximises the objective over one minibatch. `grad_clip` is the largest norm of the gradient; 0 does not clip.
 
     Returns:
         True if the weights moved, and the metrics; None where there was nothing to learn from.

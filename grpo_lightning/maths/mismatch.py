@@ -35,7 +35,7 @@ class Mismatch(Sums):
     gap: Tensor  # the largest |log π - log μ| of a token
 
     @classmethod
-    def from_pack(cls, rollouts: Rollouts, logp: Tensor, factor: Tensor | None) -> "Mismatch":
+    def from_pack(cls, rollouts: Rollouts, logp: Tensor, factor: Tensor) -> "Mismatch":
         """The numbers of one pack from [N] log π and the [N] factor of its correction; zeros without log μ."""
         if rollouts.sampler_logp is None:
             return cls(*(torch.zeros(len(CLASSES), device=logp.device) for _ in fields(cls)))
@@ -46,7 +46,6 @@ class Mismatch(Sums):
         row_counts = segment_sum(counts.float(), row, len(rollouts)) > 0
         change = log_ratio(logp, rollouts.sampler_logp)
         ratio = sequence_ratio(change, rollouts)
-        factor = torch.ones_like(change) if factor is None else factor
 
         def of_tokens(values: Tensor) -> Tensor:
             return segment_sum(torch.where(counts, values.float(), 0.0), class_of_row[row], len(CLASSES))

@@ -70,17 +70,12 @@ class Objective:
             weight = torch.where(mask(rollouts), weight, 0.0)
         return weight
 
-    def factor(self, old_logp: Tensor, rollouts: Rollouts) -> Tensor | None:
-        """[N] what the correction multiplies the weight by, from [N] log π_old; None: 1 throughout."""
+    def factor(self, old_logp: Tensor, rollouts: Rollouts) -> Tensor:
+        """[N] what the correction multiplies the weight by, from [N] log π_old; 1 where it reads nothing."""
         if not self.correction.reads_sampler:
-            return None
+            return torch.ones_like(old_logp)
         assert rollouts.sampler_logp is not None
         return self.correction(log_ratio(old_logp.detach(), rollouts.sampler_logp), rollouts)
-
-    def corrected_weight(self, old_logp: Tensor, rollouts: Rollouts) -> Tensor:
-        """[N] what each token counts in J: `Rollouts.weight` times the factor of the correction."""
-        factor = self.factor(old_logp, rollouts)
-        return rollouts.weight if factor is None else rollouts.weight * factor
 
     def terms(self, logp: Tensor, entropy: Tensor, rollouts: Rollouts) -> Terms:
         """What each token adds to J, before its weight; arguments as in `__call__`."""
@@ -108,9 +103,8 @@ class Objective:
         current = logp.detach()
         old_logp = current if rollouts.old_logp is None else rollouts.old_logp
         terms = self.terms(logp, entropy, rollouts)
-        weight = self.corrected_weight(old_logp, rollouts)
+        weight = rollouts.weight * self.factor(old_logp, rollouts)
         objective = (weight * terms.total).sum()
-
         return objective, Diagnostics.from_update(
             rollouts, weight, terms.surrogate, objective, entropy, terms.kl, log_ratio(current, old_logp)
         )

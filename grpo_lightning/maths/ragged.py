@@ -9,6 +9,12 @@ from torch import Tensor
 KEYS_PER_TOKEN = 4  # most keys in a pack, per token of its budget: attention copies a prompt's keys for each completion
 
 
+def flat(lists: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """The numbers of some lists end to end, and the length of each: [[5, 6], [7]] -> [5, 6, 7] and [2, 1], int64."""
+    values = torch.tensor([value for one in lists for value in one], dtype=torch.int64)
+    return values, torch.tensor([len(one) for one in lists], dtype=torch.int64)
+
+
 def starts(lengths: Tensor) -> Tensor:
     """First position of each segment: [3, 1, 2] -> [0, 3, 4]."""
     return lengths.cumsum(0) - lengths

@@ -77,24 +77,17 @@ class Rollouts(Columns):
             drawn: [B] True for each token that the policy drew; the others are context. None: it drew all.
             more: Further arguments of `Rollouts`.
         """
-        token_ids = torch.tensor([token for completion in completions for token in completion], dtype=torch.int64)
-        lengths = torch.tensor([len(completion) for completion in completions], dtype=torch.int64)
-        context = None
-        assert drawn is None or [len(flags) for flags in drawn] == lengths.tolist(), "one flag per token"
-        if drawn is not None and not all(all(flags) for flags in drawn):
+        (token_ids, lengths), context = ragged.flat(completions), None
+        if drawn is not None and drawn != [[True] * len(one) for one in completions]:
             token_ids, lengths, context = Context.split(token_ids, lengths, drawn)
-        prompt_token_ids = torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int64)
-        prompt_lengths = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64)
         rows = torch.tensor(group, dtype=torch.int64)
-        return cls(prompt_token_ids, prompt_lengths, rows, token_ids, lengths, context, **more)
+        return cls(*ragged.flat(prompts), rows, token_ids, lengths, context, **more)
 
     @classmethod
     def concat(cls, parts: Sequence["Rollouts"], num_rows: Sequence[int] | None = None) -> "Rollouts":
-        """Several rollouts end to end; rows and prompts are counted on.
+        """Several rollouts end to end; a part without tokens may lack columns that others have.
 
-        Args:
-            parts: The rollouts. A part without tokens may lack columns that others have.
-            num_rows: What each part adds to the `row` of the next ones; None is its length.
+        `num_rows` is what each part adds to the `row` of the next ones, by default its length.
         """
         assert len({part.temperature for part in parts}) == 1
         fields: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in FIELDS}

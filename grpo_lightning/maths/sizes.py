@@ -30,6 +30,7 @@ class Context(NamedTuple):
         cls, token_ids: Tensor, lengths: Tensor, drawn: Sequence[Sequence[bool]]
     ) -> tuple[Tensor, Tensor, "Context"]:
         """The drawn tokens [N] of [N + M] `token_ids`, their lengths [B], and the others as context."""
+        assert [len(flags) for flags in drawn] == lengths.tolist(), "one flag per token"
         own = torch.tensor([flag for flags in drawn for flag in flags], dtype=torch.bool)
         own_lengths = ragged.segment_sum(own.long(), ragged.segments(lengths), len(lengths))
         assert int(own_lengths.min()) > 0, "a completion has at least one drawn token"

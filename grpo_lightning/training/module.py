@@ -37,6 +37,7 @@ from grpo_lightning.training.sampler_gap import SamplerGap
 from grpo_lightning.training.schedules import OptimizerOptions, WarmupCosine
 from grpo_lightning.training.step_report import StepReport
 from grpo_lightning.training.whole_steps import WholeSteps
+from grpo_lightning.types import UsageError
 
 
 class GRPOModule(EvaluatingModule):
@@ -120,8 +121,10 @@ class GRPOModule(EvaluatingModule):
         present = {type(callback) for callback in self.trainer.callbacks}  # type: ignore[attr-defined]
         return [kind() for kind in (WholeSteps, StepReport) if kind not in present and GRPOLoop in present]
 
-    def connect(self, data: TaskData) -> None:
+    def connect(self, data: Any) -> None:
         """Takes over how the data's prompts are sampled, and the judge of its task where `validation` has none."""
+        if not hasattr(data, "train_loader"):
+            raise UsageError("GRPOLoop needs prompts: trainer.fit(module, datamodule=PromptDataModule(...))")
         self.explorer.sampler = data.sampler
         self.evaluation.judge_by(self.validation.judge or data.task.judge)
 
@@ -134,7 +137,8 @@ class GRPOModule(EvaluatingModule):
         if isinstance(data, TaskData):
             self.read_questions(data, stage, validates)
         scorer = self.evaluation.scorer if validates else self.explorer.scorer
-        scorer.setup(Run(trainer.strategy.root_device, self.policy.tokenizer, self.parts.longest, trainer.global_rank))
+        longest = self.explorer.sampler.longest(self.sampling)
+        scorer.setup(Run(trainer.strategy.root_device, self.policy.tokenizer, longest, trainer.global_rank))
 
     def read_questions(self, data: TaskData, stage: str, validates: bool) -> None:
         """Lets the data read what `stage` needs, and the rewards and the judge the questions that they will score."""

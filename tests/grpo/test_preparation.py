@@ -11,6 +11,7 @@ from helpers.tiny import policy_of, prompts_of, teacher_forced
 from torch import Tensor
 
 from grpo_lightning import ranks
+from grpo_lightning.engines.sampler import SingleTurn
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.grpo.prepare import minibatch_of_rows, prepare
 from grpo_lightning.grpo.step import Pack
@@ -86,8 +87,8 @@ def cut(
             "advantage": GroupMean(),
             "old_policy": RecordedLogp(),
             "reference": None,
-            "sampling": Sampling(),
-            "longest": 10,
+            "sampling": Sampling(max_new_tokens=10),
+            "explorer": SimpleNamespace(sampler=SingleTurn()),
         }
         | options
     )

@@ -207,7 +207,7 @@ def test_the_mismatch_is_that_of_a_loop_by_length_and_pack() -> None:
 
 def test_the_mismatch_of_ranks_is_that_of_all() -> None:
     rollouts = far_rollouts()
-    half = Mismatch.from_pack(rollouts, rollouts.old_logp, None)
+    half = Mismatch.from_pack(rollouts, rollouts.old_logp, torch.ones_like(rollouts.old_logp))
 
     def of_two_alike(values: Tensor, reduce_op: str) -> Tensor:
         return {"sum": 2 * values, "max": values}[reduce_op]
@@ -220,5 +220,5 @@ def test_the_mismatch_of_ranks_is_that_of_all() -> None:
 
 def test_the_longest_class_has_no_end() -> None:
     rollouts = rollouts_of([16385])
-    found = Mismatch.from_pack(rollouts, rollouts.old_logp, None).metrics()
+    found = Mismatch.from_pack(rollouts, rollouts.old_logp, torch.ones_like(rollouts.old_logp)).metrics()
     assert f"mismatch/kl/{CLASSES[-1]}" in found and CLASSES[-1] == "longer"

@@ -14,6 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from grpo_lightning.grpo.step import Observer
 from grpo_lightning.plugins.display.internals import bars_of, bars_on_screen
 from grpo_lightning.plugins.display.lines import Pace, Scores, counted, duration, headline
+from grpo_lightning.types import Sample
 
 
 class StepProgressBar(TQDMProgressBar, Observer):
@@ -51,9 +52,9 @@ class StepProgressBar(TQDMProgressBar, Observer):
         self._begin("explore", num_completions)
         self._show_numbers()
 
-    def explored(self, num_completions: int) -> None:
+    def explored(self, sample: Sample) -> None:
         """Moves the bar on."""
-        self.train_progress_bar.update(num_completions)
+        self.train_progress_bar.update(1)
 
     def rewarded(self, mean: float) -> None:
         """Shows the step's mean reward."""

@@ -64,7 +64,8 @@ def _seen(pack: Pack, index: int, objective: Objective) -> tuple[Rollouts, dict[
         leaf = logp.clone().requires_grad_()
         terms = objective.terms(leaf, entropy, one)
         old_logp = logp if one.old_logp is None else one.old_logp
-        weight = objective.corrected_weight(old_logp, one)
+        factor = objective.factor(old_logp, one)
+        weight = one.weight * factor
         (push,) = torch.autograd.grad((weight * terms.total).sum(), leaf)
     clip = terms.surrogate.clipped_high.to(torch.int8) - terms.surrogate.clipped_low.to(torch.int8)
     return one, {
@@ -73,7 +74,7 @@ def _seen(pack: Pack, index: int, objective: Objective) -> tuple[Rollouts, dict[
         "ref_logp": one.ref_logp,
         "surrogate": terms.surrogate.value.detach(),
         "kl": None if one.ref_logp is None else terms.kl.detach(),
-        "correction": objective.factor(old_logp, one),
+        "correction": factor if objective.correction.reads_sampler else None,
         "push": push,
         "clip": torch.where((weight != 0) & (one.advantage != 0), clip, 0),
         "entropy_update": entropy,

@@ -66,7 +66,7 @@ def movement(step: Step, policy: Policy, objective: Objective) -> dict[str, floa
             continue  # nothing was learned from it, or it is idle
         assert rollouts.old_logp is not None
         change = after - rollouts.old_logp
-        weight = objective.corrected_weight(rollouts.old_logp, rollouts)
+        weight = rollouts.weight * objective.factor(rollouts.old_logp, rollouts)
         push, counts = weight * rollouts.advantage, weight != 0
         total[0] += torch.stack([push.abs()[change * push > 0].sum(), push.abs().sum()]).cpu()
         # NaN, where the reward that decides failed, is neither right nor wrong.

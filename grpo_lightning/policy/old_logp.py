@@ -1,0 +1,58 @@
+"""Log π_old of a step's rollouts, by no more forwards than something reads."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.policy.packer import Packer, Rows
+from grpo_lightning.policy.snapshots import PolicySnapshot
+
+
+def old_policy_logp(
+    old_policy: PolicySnapshot,
+    objective: Objective,
+    rollouts: Rollouts,
+    packer: Packer,
+    cut: Sequence[Sequence[Rows]],
+    is_late: bool,
+    one_update: bool,
+) -> tuple[Tensor | None, int]:
+    """[N] log π_old of every token, where something reads it, and the number of minibatches that lack it: 0 or 1.
+
+    | rollouts | log π_old | computed for |
+    |---|---|---|
+    | of an earlier version | what their sampler recorded, unless π_old is proximal | none |
+    | others, where the surrogate or a KL penalty reads it before the updates | that of `old_policy` | all rows |
+    | others, one update in all | found by that update, where π_θ is π_old | none |
+    | others | the first minibatch's by its first update, the others' now | all minibatches but the first |
+
+    Args:
+        old_policy: π_old.
+        objective: Its surrogate and its KL penalty may read log π_old before the updates.
+        rollouts: The step's, on the CPU.
+        packer: Cuts them for the policy.
+        cut: The rows of each pack of each minibatch.
+        is_late: True for rollouts of an earlier policy.
+        one_update: True if the step makes one update.
+    """
+    policy = packer.policy
+    if is_late and not old_policy.is_proximal:
+        return torch.zeros(0) if rollouts.sampler_logp is None else rollouts.sampler_logp, 0
+    packs = [pack for minibatch in cut for pack in minibatch]
+    needed_first = objective.surrogate.reads_old_logp or objective.reward_kl is not None
+    unknown = int(old_policy.is_policy)
+    if one_update and unknown and not needed_first:
+        return None, 1
+    if needed_first:  # rows that no update learns from count too
+        left = torch.ones(len(rollouts), dtype=torch.bool)
+        left[torch.cat([torch.empty(0, dtype=torch.int64), *packs])] = False
+        rest = left.nonzero().squeeze(1)
+        packs += [rest[pack] for pack in packer.rows_of_packs(rollouts.select(rest))] if len(rest) else []
+    else:
+        packs = [pack for minibatch in cut[unknown:] for pack in minibatch]
+    # A compiled forward with gradients may round differently from one without.
+    with torch.set_grad_enabled(policy.compute.rounds_in_backward):
+        return packer.per_token(rollouts, packs, lambda pack: old_policy(policy, pack).detach()), unknown
