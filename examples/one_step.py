@@ -3,8 +3,8 @@
     python examples/one_step.py runs/tiny_policy
 
 The folder is made by tools/make_tiny_policy.py. The numbers in the comments are the algorithm's lines. `grpo fit` makes
-the same updates: tests/test_examples.py compares the gradients. It adds minibatches, several devices, checkpoints and
-logs.
+the same gradients: tests/test_examples.py compares them. It adds clipping, minibatches, several devices, checkpoints
+and logs.
 """
 
 import sys
@@ -59,7 +59,7 @@ def one_step(
             pack.ref_logp = reference(policy, pack)
     # 10: for GRPO iteration = 1, ..., mu
     for _ in range(MU):
-        # 11: update the policy by maximising the objective, Eq. 21
+        # 11: update the policy by maximising the objective, Eq. 3
         optimizer.zero_grad()
         for pack in packs:
             now = policy(pack)

@@ -1,4 +1,4 @@
-"""Lines 7 and 8: prompts -> engine -> rewards = samples, scores and their rollouts."""
+"""Lines 7 and 8: draw samples of the prompts, score them, and make rollouts of them."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -24,14 +24,14 @@ from grpo_lightning.types import at_least
 class GRPOLoop(Callback):
     """The loop of GRPO. `trainer.max_epochs` is the number of exploration steps.
 
-    Every argument affects the result except `validate_first`, and `max_tokens`: memory, speed and rounding alone.
+    `validate_first` does not affect the result, and `max_tokens` only memory, speed and rounding. All others do.
 
     Args:
         group_size: G, completions per prompt.
         prompts_per_step: Prompts per exploration step, over all ranks together.
         mu: μ, optimisation passes over the rollouts of one step.
         num_minibatches: Optimizer updates per pass. Each takes an equal part of the prompts; groups stay whole.
-        steps_per_iteration: M: the reference is refreshed at every M-th step. None keeps the first reference.
+        steps_per_iteration: M, steps after which an iteration ends and the reference is refreshed. None: never.
         stop: When to leave the passes before all μ are done.
         dynamic_sampling: Draw more prompts until enough groups have rewards that differ. None takes the first drawn.
         source: Where the rollouts come from; by default they are sampled when a step begins.
@@ -101,7 +101,7 @@ class GRPOLoop(Callback):
         self.source.setup(SourceInputs(*inputs))
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Begins step `current_epoch`: explores, and prepares the updates."""
+        """Begins step `current_epoch` (line 4): explores, and prepares the updates, which Lightning then asks for."""
         parts, index, self.step, started = pl_module.parts, trainer.current_epoch, None, perf_counter()
         policy, reference = parts.policy, parts.reference
         # Whatever draws from the global generators (dropout, a user's reward) draws the same after a resume.
@@ -110,7 +110,7 @@ class GRPOLoop(Callback):
             # 2-3: an iteration begins
             if reference is not None and self.steps_per_iteration and index % self.steps_per_iteration == 0:
                 reference.refresh(policy)
-            # 6: the old policy becomes the policy
+            # 6: π_old becomes π_θ; by default it keeps log-probs alone, found below
             parts.old_policy.refresh(policy)
             # 5, 7, 8: sample a batch D_b and G outputs of each, compute rewards
             exploration = self.source.next(index)
@@ -121,7 +121,7 @@ class GRPOLoop(Callback):
             rollouts, packs = prepare(parts, exploration, self.num_minibatches, self.mu, self.max_tokens)
             exploration.rollouts = rollouts
             exploration.seconds["logp"] = perf_counter() - explored
-        passes = Passes(self.stop, self.num_minibatches)
+        passes = Passes(self.stop, self.num_minibatches)  # 10: for GRPO iteration = 1, ..., μ, unless a rule stops it
         self.step = Step(exploration, packs, passes, started, prepared=perf_counter())
         for observer in self.observers:
             observer.prepared(self.step)

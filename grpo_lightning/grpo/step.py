@@ -66,7 +66,7 @@ class Step:
 
     exploration: Exploration
     packs: list[list[Pack]]  # the packs of each minibatch
-    passes: Passes  # the updates so far. Once a stop rule has ended them, the minibatches left change nothing
+    passes: Passes  # the updates so far; once a stop rule has ended them, `training_step` skips the minibatches left
     started: float  # when it began, by `perf_counter`
     prepared: float  # when its updates were prepared. What observers do then is not part of the step
     updated: float = 0.0  # when the last update so far had ended

@@ -16,7 +16,7 @@ from grpo_lightning.policy.machine import Machine
 
 
 class Watcher:
-    """Watches updates: it sees the packs that were scored, and changes nothing."""
+    """Watches updates, and changes nothing: a callback that is a `Watcher` too sees each pack that was scored."""
 
     def begin(self, minibatch: Minibatch) -> None:
         """An update of these packs begins."""
@@ -32,7 +32,7 @@ class Watcher:
 def update(
     minibatch: Minibatch, parts: Parts, machine: Machine, grad_clip: float, watchers: Sequence[Watcher]
 ) -> tuple[bool, Mapping[str, Tensor] | None]:
-    """Maximises the objective over one minibatch. `grad_clip` is the largest norm of the gradient; 0 does not clip.
+    """Maximises the objective over one minibatch, from gradients of zero, clipped to the norm `grad_clip`; 0 does not.
 
     Returns:
         True if the weights moved, and the metrics; None where there was nothing to learn from.
@@ -63,11 +63,11 @@ def update(
     everyone = functools.reduce(operator.add, diagnostics).reduce(machine.reduce)
     total, (grad_norm,) = everyone.on_host(sharding.assembled(norm))
     watched = [watcher.metrics(machine.reduce) for watcher in watchers]
-    # 3. Guard: a stop rule may end the passes, and a gradient that is not finite moves nothing.
-    passes.record(total)
-    if not total.tokens:  # of no rank is there a token to learn from: neither weights nor moments move
-        return False, None
+    # 3. Guard: a gradient that is not finite moves nothing, and a stop rule may end the passes.
     is_finite = bool(total.objective.isfinite() & grad_norm.isfinite())
+    passes.record(total, is_finite)
+    if not total.tokens:  # no rank has a token with weight: Adam's moments stay as they are too
+        return False, None
     is_made = is_finite and not passes.ended
     # 4. Step.
     if is_made:

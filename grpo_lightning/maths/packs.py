@@ -11,16 +11,18 @@ from grpo_lightning.maths.rollouts import Rollouts
 def moving_rows(rollouts: Rollouts) -> Tensor:
     """[r] int64, the rows with a token that has both Â and weight: without a KL term the others have no gradient.
 
-    Where no rank has such a row, the first row of all is kept: the optimizer must have a gradient, if a zero one.
-    Every rank must call it.
+    Where no rank has such a row, one is kept, of weight if there is any: the optimizer must have a gradient, if a zero
+    one. Every rank must call it.
     """
-    row = segments(rollouts.lengths)
-    moves = torch.zeros(len(rollouts), dtype=torch.bool)
-    moves[row[(rollouts.advantage != 0) & (rollouts.weight != 0)]] = True
-    everyone = ranks.gather((int(moves.sum()), len(rollouts)))
-    if not any(moving for moving, _ in everyone):
-        moves[:1] = ranks.rank() == next((rank for rank, (_, count) in enumerate(everyone) if count), 0)
-    return moves.nonzero().squeeze(1)
+    row, weighs = segments(rollouts.lengths), rollouts.weight != 0
+    moving = row[weighs & (rollouts.advantage != 0)].unique()
+    if any(ranks.gather(len(moving) > 0)):
+        return moving
+    for rows in (row[weighs].unique(), torch.arange(len(rollouts))):
+        has_rows = ranks.gather(len(rows) > 0)
+        if any(has_rows):
+            return rows[: int(ranks.rank() == has_rows.index(True))]
+    return moving
 
 
 def idle_pack(temperature: float) -> Rollouts:

@@ -132,18 +132,13 @@ class Passes:
     ended_by: str | None = None  # the name of the rule that ended them
 
     @property
-    def num_updates(self) -> int:
-        """Updates made so far; the one at which a rule stops is not made, nor is one without any token."""
-        return sum(bool(update.tokens) for update in self.updates[: -1 if self.ended else None])
-
-    @property
     def ended(self) -> bool:
         """True if the rule has ended them."""
         return self.ended_by is not None
 
-    def record(self, update: Diagnostics) -> None:
-        """Notes an update before the optimizer makes it, and asks the rule."""
+    def record(self, update: Diagnostics, is_finite: bool = True) -> None:
+        """Notes an update before the optimizer makes it, and asks the rule if its numbers are finite."""
         self.updates.append(update)
-        if len(self.updates) > 1:
+        if len(self.updates) > 1 and is_finite:
             stops = (type(part).__name__ for part in self.rule.parts if part(self.updates, self.num_minibatches))
             self.ended_by = next(stops, None)

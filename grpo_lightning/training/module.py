@@ -18,7 +18,7 @@ from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.grpo.explore import Explorer
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.grpo.step import Minibatch, Parts
-from grpo_lightning.grpo.update import update
+from grpo_lightning.grpo.update import Watcher, update
 from grpo_lightning.maths.advantages import AdvantageEstimator, GroupStd
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy import sharding
@@ -242,7 +242,8 @@ class GRPOModule(EvaluatingModule):
             return
         optimizer: Any = self.optimizers()
         started, rate = time.perf_counter(), optimizer.param_groups[0]["lr"]
-        machine, watchers = LightningMachine(self, minibatch, optimizer), [SamplerGap(self.parts)]
+        machine, callbacks = LightningMachine(self, minibatch, optimizer), getattr(self.trainer, "callbacks", [])
+        watchers = [SamplerGap(self.parts), *(one for one in callbacks if isinstance(one, Watcher))]
         is_made, metrics = update(minibatch, self.parts, machine, self.guard.grad_clip, watchers)
         optimizer.zero_grad()
         self._step_schedule(is_made)

@@ -88,7 +88,7 @@ class StepReport(Callback):
         metrics = dict.fromkeys(absent, 0.0) | everyone.metrics() | step.learned
         remarks = everyone.remarks(step.passes, not pl_module.objective.learns_from_advantage_alone)
         self.remarks.update(remarks)
-        made, rule = step.passes.num_updates, step.passes.ended_by
+        made, rule = sum(is_made for is_made, _ in step.updates), step.passes.ended_by
         some = [f"{made} of {loop.updates_per_step} updates{f', {rule}' if rule else ''}"]
         step.remarks = (some if made < loop.updates_per_step else []) + remarks
         if loop.updates_per_step > 1:

@@ -37,9 +37,18 @@ def without_idle_rows(rollouts: Rollouts) -> Rollouts:
 )
 def test_ranks_keep_the_rows_that_one_process_would(counts, rank, kept, monkeypatch):
     """A row kept for its zero gradient counts in the diagnostics: there is one over all ranks, or none."""
-    monkeypatch.setattr(ranks, "gather", lambda own: counts)
+    answers = iter([[moving > 0 for moving, _ in counts], [rows > 0 for _, rows in counts]])
+    monkeypatch.setattr(ranks, "gather", lambda own: next(answers))
     monkeypatch.setattr(ranks, "rank", lambda: rank)
     assert moving_rows(weighted([0.0] * 8)).tolist() == kept
+
+
+def test_the_row_kept_for_a_zero_gradient_has_weight_if_any_has():
+    rollouts = weighted([0.0] * 8)
+    rollouts.weight = torch.where(rollouts.spread(torch.arange(8)) < 3, 0.0, rollouts.weight)
+    assert moving_rows(rollouts).tolist() == [3]
+    rollouts.weight = torch.zeros_like(rollouts.weight)
+    assert moving_rows(rollouts).tolist() == [0]
 
 
 def largest(gradient: dict[str, torch.Tensor]) -> float:

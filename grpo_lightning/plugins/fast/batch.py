@@ -14,6 +14,7 @@ from grpo_lightning.maths import ragged
 from grpo_lightning.plugins.fast.kept_rows import KeptRows
 from grpo_lightning.plugins.fast.kv_memory import READ_TOKENS
 from grpo_lightning.plugins.fast.prefill import read
+from grpo_lightning.plugins.fast.shared_prompts import SharedPrompts
 from grpo_lightning.plugins.fast.slab import SlabLayer
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, RandomKey, Request
@@ -39,6 +40,7 @@ class Batch:
         stops: What ends a completion.
         kept: The rows of conversations, to continue from and to keep these; None keeps nothing.
         read_tokens: Tokens of prompts, padding included, that are read at once.
+        shares: Let the rows of a group read their prompt's keys and values where they are, instead of copies.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Batch:
         stops: StopStrings,
         kept: KeptRows | None = None,
         read_tokens: int = READ_TOKENS,
+        shares: bool = False,
     ) -> None:
         self.policy = policy
         self.requests = requests
@@ -60,6 +63,8 @@ class Batch:
         self.stops = stops
         self.kept = kept
         self.read_tokens = read_tokens
+        self.shares = shares
+        self.shared: SharedPrompts | None = None
         self.going = [*chain.from_iterable(groups)]
         """The request of each row."""
         self.drawn: dict[int, tuple[list[int], list[float]]] = {index: ([], []) for index in self.going}
@@ -109,7 +114,7 @@ class Batch:
         return [*ended.items()]
 
     def read(self) -> None:
-        """Reads every prompt once, and copies its keys and values to its completions.
+        """Reads every prompt once, and copies its keys and values to its completions, or shares them.
 
         Right-padded: causal attention keeps the padding out of sight, and decoding masks its columns.
         """
@@ -118,13 +123,17 @@ class Batch:
         known = [self.kept.find(group) if self.kept else None for group in groups]
         prompts = [group[0].token_ids for group in groups]
         self.layers, last = read(self.policy, prompts, known, self.num_layers, self.read_tokens)
-        self.cache = Cache(layers=[*self.layers])
         prompt = ragged.segments(torch.tensor([*map(len, groups)], device=device))
         self.logits = self.policy.logits(last).index_select(0, prompt)
         capacity, lengths = self.width + self.sampling.max_new_tokens, self.keys[:, 3]
-        for layer in self.layers:
+        if self.shares:
+            tokens = torch.tensor([*map(len, prompts)], device=device)
+            self.shared = SharedPrompts([layer.slabs for layer in self.layers], tokens, prompt)
+            self.layers = [layer.following(len(prompt), self.sampling.max_new_tokens) for layer in self.layers]
+        self.cache = Cache(layers=[*self.layers])
+        for layer in self.layers if self.shared is None else ():
             layer.expand(prompt, capacity)
-        if min(map(len, prompts)) < self.width:
+        if self.shared is None and min(map(len, prompts)) < self.width:
             column = torch.arange(capacity, device=device)
             self.mask = (column < lengths[:, None]) | (column >= self.width)
 
@@ -138,6 +147,7 @@ class Batch:
             position_ids=position[:, None],
             attention_mask=mask if mask is None or self.windows else mask[:, None, None],
             use_cache=True,
+            **({} if self.shared is None else {"shared_prompts": self.shared}),
         )
         self.logits = self.policy.logits(hidden[:, 0])
 
@@ -153,6 +163,8 @@ class Batch:
         self.keys, self.logits = self.keys[index], self.logits[index]
         if self.mask is not None:
             self.mask = self.mask[index]
+        if self.shared is not None:
+            self.shared.keep(index)
         for layer in self.layers:
             layer.keep(index)
 

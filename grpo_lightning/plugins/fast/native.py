@@ -27,6 +27,7 @@ from grpo_lightning.plugins.fast.kv_memory import (
     row_bytes,
 )
 from grpo_lightning.plugins.fast.linear_copies import LinearCopies, linear_layers
+from grpo_lightning.plugins.fast.shared_prompts import is_worth
 from grpo_lightning.plugins.fast.slab import attention, mask
 from grpo_lightning.plugins.fast.threads import divided, in_threads
 from grpo_lightning.policy.policy import Policy
@@ -89,11 +90,13 @@ class NativeEngine(RolloutEngine):
         self._keeps: bool | None = None
         """Whether the model can go on from kept rows; None as long as nobody has asked."""
         self._kept: KeptRows | None = None
+        self._shares: bool | None = None
+        """Whether the model's attention can share prompts; None as long as nobody has asked."""
 
     def sync(self, policy: Policy) -> None:
         """As `RolloutEngine.sync`; copies the linear layers, if it decodes with copies."""
         if policy is not self.policy:
-            self._keeps = None
+            self._keeps = self._shares = None
         if self._kept:
             self._kept = KeptRows()
         self._copies = None  # Not two at a time.
@@ -160,7 +163,10 @@ class NativeEngine(RolloutEngine):
         for groups in batches:
             dealt = divided(groups, threads)
             most = max(1, read_tokens // len(dealt))
-            parts.append([Batch(policy, requests, own, sampling, key, stops, self._kept, most) for own in dealt])
+            shares = self._may_share(policy, requests, groups, sampling)
+            parts.append(
+                [Batch(policy, requests, own, sampling, key, stops, self._kept, most, shares) for own in dealt]
+            )
         return self._draw(policy, parts)
 
     @torch.no_grad()
@@ -178,6 +184,19 @@ class NativeEngine(RolloutEngine):
                     going = [part for part in going if part.going]
         if self._kept:
             self._kept.end()
+
+    def _may_share(
+        self, policy: Policy, requests: Sequence[Request], groups: Sequence[Sequence[int]], sampling: Sampling
+    ) -> bool:
+        """True where the rows of these groups share their prompts: it is faster, and a trial finds the same."""
+        width, copies = len(requests[groups[0][0]].token_ids), sum(map(len, groups)) - len(groups)
+        copied = cache_bytes_per_token(policy.config, trial.compute_dtype(policy)) * width * copies
+        if self._kept is not None or not is_worth(width, sampling.max_new_tokens, copied, policy.device):
+            return False
+        if self._shares is None:
+            windows = any(layer.is_sliding for layer in plain_layers(policy))
+            self._shares = not windows and not trial.fault(policy, partial(_decoded, policy, shares=True))
+        return self._shares
 
     def _num_threads(self, policy: Policy) -> int:
         """Threads to decode in: one on a GPU, with other processes, and where rows are kept between turns."""
@@ -248,12 +267,13 @@ def _decoded(
     sampling: Sampling,
     copies: LinearCopies | None = None,
     kept: KeptRows | None = None,
+    shares: bool = False,
 ) -> list[Completion]:
     """Completions that no token ends."""
     endless = StopStrings(policy, [])
     endless.ids = frozenset()
     with slab_attention(policy), copies.in_use() if copies else nullcontext():
-        batch = Batch(policy, requests, groups_of(requests), sampling, RandomKey(0, 0), endless, kept)
+        batch = Batch(policy, requests, groups_of(requests), sampling, RandomKey(0, 0), endless, kept, shares=shares)
         ended = dict(batch.decode(sampling.max_new_tokens))
     return [ended[index] for index in range(len(requests))]
 

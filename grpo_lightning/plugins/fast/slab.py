@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 from grpo_lightning.plugins.fast import attention as kernels
+from grpo_lightning.plugins.fast.shared_prompts import SharedPrompts
 
 
 class SlabLayer(DynamicLayer):
@@ -42,6 +43,12 @@ class SlabLayer(DynamicLayer):
         """Positions filled so far."""
         return self.length
 
+    def following(self, rows: int, capacity: int) -> "SlabLayer":
+        """An empty layer for what so many rows draw after these."""
+        layer = SlabLayer(capacity)
+        layer.allocate(self.slabs, rows)
+        return layer
+
     def expand(self, rows: Tensor, capacity: int) -> None:
         """Makes row i of a slab of the new capacity a copy of row `rows[i]`, which may occur any number of times."""
         old, self.capacity = self.slabs, capacity
@@ -57,7 +64,7 @@ class SlabLayer(DynamicLayer):
 
 
 def attention(
-    module: torch.nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -70,8 +77,10 @@ def attention(
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"attention with {name}")
-    length = query.shape[2]
-    if length > 1 and attention_mask is None:
+    length, shared = query.shape[2], kwargs.get("shared_prompts")
+    if isinstance(shared, SharedPrompts):
+        output = shared.attend(module.layer_idx, query.to(key.dtype), key, value, scaling)
+    elif length > 1 and attention_mask is None:
         output = kernels.causal(query, key, value, scaling)
     else:
         groups = query.shape[1] // key.shape[1]
