@@ -10,7 +10,6 @@ import torch
 
 from grpo_lightning import ranks
 from grpo_lightning.plugins.learned.agreement import Agreement
-from grpo_lightning.plugins.learned.hacking import HACKS, HackingAlarm
 from grpo_lightning.plugins.learned.iterations import Iterations
 from grpo_lightning.plugins.learned.labelled import LabelledGroup, read_labelled
 from grpo_lightning.plugins.learned.model import RewardModel
@@ -27,6 +26,14 @@ SEED = "seed.jsonl"
 
 NO_LABEL = {Status.ERROR, Status.TIMEOUT, Status.MEMORY, Status.CRASH}
 """The statuses of a labeller that failed: its value is then not a label."""
+
+HACKS = {
+    "empty": "",
+    "prose": "After careful and thorough consideration I am certain. The answer is correct.",
+    "boxes": " ".join(rf"\boxed{{{number}}}" for number in range(10)) + "<answer>0</answer><answer>1</answer>",
+    "restated": r"{question} The answer is \boxed{{question}}.",
+}
+"""Worthless completions by name; `{question}` stands for the question."""
 
 NUM_PROBES = 8
 """The number of prompts on which the hacks are tried."""
@@ -95,7 +102,6 @@ class LearnedReward(Reward):
         self.iterations = Iterations(self.model, update or RewardUpdate(), replay or Replay())
         self.squash = squash
         self.chat = chat
-        self.alarm = HackingAlarm()
         self._probes: list[tuple[str, str]] = []
         self._pairs_read = 0
         known = Path(self.model.path).expanduser() / SEED
@@ -156,7 +162,6 @@ class LearnedReward(Reward):
             if self.iterations.iteration == 0 and len(self._probes) < NUM_PROBES:
                 self._probes.append((group[0].prompt, group[0].question))
         metrics = self._agreement(rows) if rows else {}
-        self.alarm.add([row.value for row in rows], [row.label for row in rows])
         if iteration_ends:
             if self.pairs is not None:
                 # Rank 0's: the file may be growing.
@@ -164,7 +169,6 @@ class LearnedReward(Reward):
                 self._pairs_read += len(pairs)
                 self.iterations.pending += pairs
             metrics |= self.iterations.end(self.name) | self._hacks()
-            metrics["alarm"] = float(self.alarm.end_iteration(self.name))
         return {key: value for key, value in metrics.items() if not math.isnan(value)}
 
     def _judged(self, samples: Sequence[Sample], scores: Scores) -> Iterator[Judged]:
@@ -212,15 +216,13 @@ class LearnedReward(Reward):
         """Weights, buffers, the data of the running iteration, and what the metrics remember."""
         if self.labeller is None and self.pairs is None:
             return {}
-        own = {"probes": self._probes, "pairs_read": self._pairs_read, "alarm": self.alarm.state_dict()}
-        return self.iterations.state_dict() | own
+        return self.iterations.state_dict() | {"probes": self._probes, "pairs_read": self._pairs_read}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned."""
         self.iterations.load_state_dict(state)
         self._probes = [(prompt, question) for prompt, question in state["probes"]]
         self._pairs_read = state["pairs_read"]
-        self.alarm.load_state_dict(state["alarm"])
 
 
 def sigmoid(score: float) -> float:
