@@ -196,7 +196,6 @@ class LearnedReward(Reward):
             "auc": agreement.auc(),
             "brier": agreement.brier(),
             "ece": agreement.ece(),
-            "spearman": agreement.spearman(),
             "length_correlation": agreement.correlation(torch.tensor([row.length for row in rows])),
             "verified": float(agreement.label.mean()),
             "overrated": float((agreement.probability - agreement.label).mean()),
