@@ -58,15 +58,13 @@ class LearnedReward(Reward):
     Line 12 of Algorithm 1 of DeepSeekMath (arXiv 2402.03300): r_φ learns from the iteration's completions, labelled by
     a verifier, with replay of earlier ones. So the reward model keeps up with the policy, whose answers change. Put a
     `MathVerifier` of weight 0 before it and name it as the labeller: it then also decides what is right in validation.
-    Without `labeller` and `pairs` the model is used as it is.
+    Without `labeller` the model is used as it is.
 
     Args:
         path: Folder made by `save_pretrained` or a hub id: a sequence classifier with `num_labels=1`, or a causal LM,
             such as the policy. A causal LM gets a new head, which at first scores every completion the same.
         labeller: The reward that labels completions, from 0 to 1: the name of another reward of the list, or a reward
             that is used for nothing else. Completions on which it fails are not learned from.
-        pairs: JSON lines file of preferences, with `prompt`, `chosen` and `rejected` in each row. Its rows are new data
-            at the end of the first iteration. Rows appended later are new data at the end of their iteration.
         replay: The completions that it learns from and is tested on; a tenth of each batch is from earlier iterations.
         update: Its training at the end of an iteration, and the test that the new weights must pass.
         squash: Use the probability σ(r) as the reward instead of r.
@@ -81,7 +79,6 @@ class LearnedReward(Reward):
         self,
         path: str,
         labeller: Reward | str | None = None,
-        pairs: str | None = None,
         replay: Replay | None = None,
         update: RewardUpdate | None = None,
         squash: bool = True,
@@ -98,12 +95,10 @@ class LearnedReward(Reward):
             self.needs = {"labeller": labeller}
         elif labeller is not None:
             self.parts = (labeller,)
-        self.pairs = None if pairs is None else Path(pairs).expanduser()
         self.iterations = Iterations(self.model, update or RewardUpdate(), replay or Replay())
         self.squash = squash
         self.chat = chat
         self._probes: list[tuple[str, str]] = []
-        self._pairs_read = 0
         known = Path(self.model.path).expanduser() / SEED
         self.iterations.remember(0, read_labelled(known) if known.is_file() else [])
 
@@ -112,8 +107,6 @@ class LearnedReward(Reward):
         _ = self.model.config, self.model.tokenizer
         if self.chat:
             self._render("question")
-        if self.pairs is not None:
-            read_labelled(self.pairs)
         super().read_questions(questions)
 
     def setup(self, run: Run) -> None:
@@ -142,9 +135,9 @@ class LearnedReward(Reward):
 
     def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
         """Remembers the step's completions and, at the end of an iteration, updates r_φ. Numbers are of all ranks."""
-        if self.labeller is None and self.pairs is None:
+        if self.labeller is None:
             return {}
-        rows = [row for rank in ranks.gather([*self._judged(samples, scores)]) for row in rank]
+        rows = [row for rank in ranks.gather([*self._judged(samples, scores)] if samples else []) for row in rank]
         if self.parts:
             Scorer(self.parts, max_failed=1).stop_if_broken()
         rows.sort(key=lambda row: row.id)  # The same for any number of ranks.
@@ -163,18 +156,12 @@ class LearnedReward(Reward):
                 self._probes.append((group[0].prompt, group[0].question))
         metrics = self._agreement(rows) if rows else {}
         if iteration_ends:
-            if self.pairs is not None:
-                # Rank 0's: the file may be growing.
-                pairs = ranks.gather(read_labelled(self.pairs, skip=self._pairs_read))[0]
-                self._pairs_read += len(pairs)
-                self.iterations.pending += pairs
             metrics |= self.iterations.end(self.name) | self._hacks()
         return {key: value for key, value in metrics.items() if not math.isnan(value)}
 
     def _judged(self, samples: Sequence[Sample], scores: Scores) -> Iterator[Judged]:
         """The completions of this rank that have a label and a score."""
-        if self.labeller is None or not samples:
-            return
+        assert self.labeller is not None
         labels = scores.results[self.labeller] if isinstance(self.labeller, str) else self.labeller(samples)
         values = scores.results[self.name].value
         for s, label, status, value in zip(samples, labels.value, labels.status, values, strict=True):
@@ -213,15 +200,12 @@ class LearnedReward(Reward):
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, buffers, the data of the running iteration, and what the metrics remember."""
-        if self.labeller is None and self.pairs is None:
-            return {}
-        return self.iterations.state_dict() | {"probes": self._probes, "pairs_read": self._pairs_read}
+        return {} if self.labeller is None else self.iterations.state_dict() | {"probes": self._probes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned."""
         self.iterations.load_state_dict(state)
         self._probes = [(prompt, question) for prompt, question in state["probes"]]
-        self._pairs_read = state["pairs_read"]
 
 
 def sigmoid(score: float) -> float:
