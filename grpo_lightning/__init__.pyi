@@ -140,7 +140,6 @@ from grpo_lightning.plugins.learned.reward import LearnedReward as LearnedReward
 from grpo_lightning.plugins.learned.update import RewardUpdate as RewardUpdate
 from grpo_lightning.plugins.planning.report import MemoryReport as MemoryReport
 from grpo_lightning.plugins.planning.report import Planner as Planner
-from grpo_lightning.plugins.process.models import PrefixModel as PrefixModel
 from grpo_lightning.plugins.process.models import TokenModel as TokenModel
 from grpo_lightning.plugins.process.reward import ProcessReward as ProcessReward
 from grpo_lightning.plugins.process.scorers import ArithmeticSegments as ArithmeticSegments

@@ -112,8 +112,7 @@ class LearnedReward(Reward):
     def setup(self, run: Run) -> None:
         """Reads the weights."""
         super().setup(run)
-        self.model.to(run.device)
-        _ = self.model.model
+        self.model.load(run.device)
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Status `ok`, or `cut` where the beginning did not fit the reward model's context."""
