@@ -146,7 +146,6 @@ from grpo_lightning.plugins.process.scorers import ArithmeticSegments as Arithme
 from grpo_lightning.plugins.process.scorers import SegmentScorer as SegmentScorer
 from grpo_lightning.plugins.process.splitters import ByLine as ByLine
 from grpo_lightning.plugins.process.splitters import ByPattern as ByPattern
-from grpo_lightning.plugins.process.splitters import ByTag as ByTag
 from grpo_lightning.plugins.process.splitters import Splitter as Splitter
 from grpo_lightning.plugins.process.supervision import ProcessSupervision as ProcessSupervision
 from grpo_lightning.plugins.verifier.control import LastNumber as LastNumber

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from grpo_lightning.plugins.process.reward import ProcessReward, last_tokens
 from grpo_lightning.plugins.process.scorers import ArithmeticSegments, SegmentScorer
-from grpo_lightning.plugins.process.splitters import ByLine, ByPattern, ByTag, Splitter
+from grpo_lightning.plugins.process.splitters import ByLine, ByPattern, Splitter
 from grpo_lightning.rewards.results import Segment
 from grpo_lightning.sandbox.pool import Outcome
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
@@ -70,9 +70,9 @@ def pieces(splitter: Splitter, text: str) -> list[str]:
         (ByLine(), "a\r\n  \nb", ["a\r\n  \n", "b"]),
         (ByLine(), "", [""]),
         (ByLine(), "\n\n", ["\n\n"]),
-        (ByTag(), "<step>a</step>\n<step>b</step> c", ["<step>a</step>", "\n<step>b</step>", " c"]),
-        (ByTag(), "<step>a</step>\n", ["<step>a</step>\n"]),
-        (ByTag(["x", "y"]), "<x>a</x><y>b</y><step>c</step>", ["<x>a</x>", "<y>b</y>", "<step>c</step>"]),
+        (ByPattern("</step>"), "<step>a</step>\n<step>b</step> c", ["<step>a</step>", "\n<step>b</step>", " c"]),
+        (ByPattern("</step>"), "<step>a</step>\n", ["<step>a</step>\n"]),
+        (ByPattern("</x>|</y>"), "<x>a</x><y>b</y><step>c</step>", ["<x>a</x>", "<y>b</y>", "<step>c</step>"]),
         (ByPattern(r"\n\n"), "a\nb\n\nc", ["a\nb\n\n", "c"]),
         (ByPattern(r"(?=Step \d)"), "Step 1 a Step 2 b", ["Step 1 a ", "Step 2 b"]),
         (ByPattern(r"[.;]\s"), "a; b. c.", ["a; ", "b. ", "c."]),
@@ -105,8 +105,6 @@ def test_a_text_that_cannot_be_split_costs_its_sample(
     ("make", "says"),
     [
         (lambda: ByPattern("("), r"pattern='\('"),
-        (lambda: ByTag([]), r"tags=\[\]"),
-        (lambda: ByTag("step"), "tags='step'"),
         (lambda: ProcessReward(Lengths(), "x", max_segments=0), "max_segments=0"),
         (lambda: ProcessReward(Lengths(), "x", reduce="max"), "reduce='max'"),
         (lambda: ProcessReward(Lengths(), "./no_such_folder").read_questions([]), "no_such_folder"),
