@@ -155,7 +155,6 @@ from grpo_lightning.plugins.verifier.reasoning_gym import ReasoningGymReward as 
 from grpo_lightning.plugins.vllm.engine import VLLMEngine as VLLMEngine
 from grpo_lightning.plugins.vllm.server import VLLMServerEngine as VLLMServerEngine
 from grpo_lightning.plugins.vllm.weight_transfer import SharedFolder as SharedFolder
-from grpo_lightning.plugins.vllm.weight_transfer import WeightTransfer as WeightTransfer
 from grpo_lightning.policy.adapter import LoRA as LoRA
 from grpo_lightning.policy.compute import Compute as Compute
 from grpo_lightning.policy.compute import TokenLogp as TokenLogp
