@@ -1,18 +1,14 @@
 """r_φ: a sequence classifier with one output that reads prompt and completion."""
 
-import logging
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
 
 import torch
-import transformers.utils.logging
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from grpo_lightning.plugins.learned.classifier import Classifier, float32
 from grpo_lightning.policy import pretrained
-
-log = logging.getLogger(__name__)
 
 
 class RewardModel(Classifier):
@@ -27,22 +23,14 @@ class RewardModel(Classifier):
     @cached_property
     def model(self) -> PreTrainedModel:
         """The weights, read at first use."""
-        verbosity = transformers.utils.logging.get_verbosity()
-        transformers.utils.logging.set_verbosity_error()
-        try:
-            # The first use may be validation, in inference mode, whose tensors could never be trained.
-            with torch.inference_mode(False), torch.random.fork_rng(devices=[]), float32(self.device):
-                torch.manual_seed(0)
-                options = {"num_labels": 1, "dtype": self.dtype, "output_loading_info": True}
-                model, found = pretrained.load(AutoModelForSequenceClassification, self.path, self.key, **options)
-                new = set(found["missing_keys"])
-                for name, parameter in model.named_parameters():
-                    if name in new and parameter.shape[0] == 1:
-                        torch.nn.init.zeros_(parameter)
-        finally:
-            transformers.utils.logging.set_verbosity(verbosity)
-        if new:
-            log.info("reward model %s: new weights for %s", self.path, ", ".join(sorted(new)))
+        # The first use may be validation, in inference mode, whose tensors could never be trained.
+        with torch.inference_mode(False), torch.random.fork_rng(devices=[]), float32(self.device):
+            torch.manual_seed(0)
+            options = {"num_labels": 1, "dtype": self.dtype, "output_loading_info": True}
+            model, found = pretrained.load(AutoModelForSequenceClassification, self.path, self.key, **options)
+            for name, parameter in model.named_parameters():
+                if name in found["missing_keys"] and parameter.shape[0] == 1:
+                    torch.nn.init.zeros_(parameter)
         model.config.pad_token_id = self.padding
         return model.eval().to(self.device)
 
