@@ -27,24 +27,12 @@ SEED = "seed.jsonl"
 NO_LABEL = {Status.ERROR, Status.TIMEOUT, Status.MEMORY, Status.CRASH}
 """The statuses of a labeller that failed: its value is then not a label."""
 
-HACKS = {
-    "empty": "",
-    "prose": "After careful and thorough consideration I am certain. The answer is correct.",
-    "boxes": " ".join(rf"\boxed{{{number}}}" for number in range(10)) + "<answer>0</answer><answer>1</answer>",
-    "restated": r"{question} The answer is \boxed{{question}}.",
-}
-"""Worthless completions by name; `{question}` stands for the question."""
-
-NUM_PROBES = 8
-"""The number of prompts on which the hacks are tried."""
-
 
 class Judged(NamedTuple):
     """One completion of a step with its label, which ranks exchange."""
 
     id: int
     prompt: str
-    question: str
     completion: str
     length: int
     ended: bool
@@ -98,7 +86,6 @@ class LearnedReward(Reward):
         self.iterations = Iterations(self.model, update or RewardUpdate(), replay or Replay())
         self.squash = squash
         self.chat = chat
-        self._probes: list[tuple[str, str]] = []
         known = Path(self.model.path).expanduser() / SEED
         self.iterations.remember(0, read_labelled(known) if known.is_file() else [])
 
@@ -117,14 +104,10 @@ class LearnedReward(Reward):
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Status `ok`, or `cut` where the beginning did not fit the reward model's context."""
         texts = [(self._prompt(s.prompt), s.text, s.finish_reason is FinishReason.STOP) for s in samples]
-        values, cut = self._values(texts)
-        return RewardResult(values, [Status.CUT if is_cut else Status.OK for is_cut in cut])
-
-    def _values(self, texts: Sequence[tuple[str, str, bool]]) -> tuple[list[float], list[bool]]:
-        """The values of prompts, completions and whether these ended, and whether their beginnings were cut off."""
         encoded = [self.model.encode(*text) for text in texts]
         scores = self.model.score([ids for ids, _ in encoded])
-        return [sigmoid(score) for score in scores] if self.squash else scores, [is_cut for _, is_cut in encoded]
+        values = [sigmoid(score) for score in scores] if self.squash else scores
+        return RewardResult(values, [Status.CUT if is_cut else Status.OK for _, is_cut in encoded])
 
     def _prompt(self, prompt: Prompt) -> str:
         return self._render(prompt.question.text) + prompt.answer_prefix if self.chat else prompt.text
@@ -151,11 +134,9 @@ class LearnedReward(Reward):
                 [row.label for row in group],
             )
             self.iterations.pending.append(labelled.balanced(self.iterations.replay.per_label))
-            if self.iterations.iteration == 0 and len(self._probes) < NUM_PROBES:
-                self._probes.append((group[0].prompt, group[0].question))
         metrics = self._agreement(rows) if rows else {}
         if iteration_ends:
-            metrics |= self.iterations.end(self.name) | self._hacks()
+            metrics |= self.iterations.end(self.name)
         return {key: value for key, value in metrics.items() if not math.isnan(value)}
 
     def _judged(self, samples: Sequence[Sample], scores: Scores) -> Iterator[Judged]:
@@ -166,8 +147,7 @@ class LearnedReward(Reward):
         for s, label, status, value in zip(samples, labels.value, labels.status, values, strict=True):
             if not (math.isnan(label) or math.isnan(value) or status in NO_LABEL):
                 ended, prompt = s.finish_reason is FinishReason.STOP, self._prompt(s.prompt)
-                question = s.prompt.question.text
-                yield Judged(s.prompt.id, prompt, question, s.text, len(s.token_ids), ended, label, value)
+                yield Judged(s.prompt.id, prompt, s.text, len(s.token_ids), ended, label, value)
 
     def _agreement(self, rows: Sequence[Judged]) -> dict[str, float]:
         """The agreement of a step's rewards with the labels, over all completions."""
@@ -187,24 +167,13 @@ class LearnedReward(Reward):
             "overrated": float((agreement.probability - agreement.label).mean()),
         }
 
-    def _hacks(self) -> dict[str, float]:
-        """The mean values of worthless completions."""
-        values = [
-            self._values([(prompt, text.replace("{question}", question), True) for text in HACKS.values()])[0]
-            for prompt, question in self._probes
-        ]
-        return {
-            f"hack_{name}": sum(own) / len(own) for name, own in zip(HACKS, zip(*values, strict=True), strict=False)
-        }
-
     def state_dict(self) -> dict[str, Any]:
-        """Weights, buffers, the data of the running iteration, and what the metrics remember."""
-        return {} if self.labeller is None else self.iterations.state_dict() | {"probes": self._probes}
+        """Weights, buffers, and the data of the running iteration."""
+        return {} if self.labeller is None else self.iterations.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned."""
         self.iterations.load_state_dict(state)
-        self._probes = [(prompt, question) for prompt, question in state["probes"]]
 
 
 def sigmoid(score: float) -> float:

@@ -63,7 +63,6 @@ def test_it_learns_what_the_verifier_says(folder: Path):
     assert metrics[0]["verified"] == pytest.approx(sum(s.text[-1].isalpha() for s in explored(0)) / 36)
     assert metrics[0]["overrated"] == pytest.approx(0.5 - metrics[0]["verified"])
     assert "accepted" not in metrics[0] and metrics[1]["accepted"] == 1
-    assert {f"hack_{name}" for name in ("empty", "prose", "boxes", "restated")} < metrics[1].keys()
 
 
 def test_it_remembers_right_and_wrong_completions_of_each_prompt(folder: Path):
