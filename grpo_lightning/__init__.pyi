@@ -93,7 +93,6 @@ from grpo_lightning.plugins import inspect as inspect
 from grpo_lightning.plugins.cluster.strategy import FSDP2Strategy as FSDP2Strategy
 from grpo_lightning.plugins.cluster.time_limit import StepTimer as StepTimer
 from grpo_lightning.plugins.conversations.adapters.openenv import OpenEnv as OpenEnv
-from grpo_lightning.plugins.conversations.adapters.skyrl_gym import SkyRLGym as SkyRLGym
 from grpo_lightning.plugins.conversations.adapters.textarena import TextArena as TextArena
 from grpo_lightning.plugins.conversations.base import Environment as Environment
 from grpo_lightning.plugins.conversations.base import Turn as Turn
@@ -140,14 +139,12 @@ from grpo_lightning.plugins.learned.reward import LearnedReward as LearnedReward
 from grpo_lightning.plugins.learned.update import RewardUpdate as RewardUpdate
 from grpo_lightning.plugins.planning.report import MemoryReport as MemoryReport
 from grpo_lightning.plugins.planning.report import Planner as Planner
-from grpo_lightning.plugins.process.models import PrefixModel as PrefixModel
 from grpo_lightning.plugins.process.models import TokenModel as TokenModel
 from grpo_lightning.plugins.process.reward import ProcessReward as ProcessReward
 from grpo_lightning.plugins.process.scorers import ArithmeticSegments as ArithmeticSegments
 from grpo_lightning.plugins.process.scorers import SegmentScorer as SegmentScorer
 from grpo_lightning.plugins.process.splitters import ByLine as ByLine
 from grpo_lightning.plugins.process.splitters import ByPattern as ByPattern
-from grpo_lightning.plugins.process.splitters import ByTag as ByTag
 from grpo_lightning.plugins.process.splitters import Splitter as Splitter
 from grpo_lightning.plugins.process.supervision import ProcessSupervision as ProcessSupervision
 from grpo_lightning.plugins.verifier.control import LastNumber as LastNumber
@@ -158,7 +155,6 @@ from grpo_lightning.plugins.verifier.reasoning_gym import ReasoningGymReward as 
 from grpo_lightning.plugins.vllm.engine import VLLMEngine as VLLMEngine
 from grpo_lightning.plugins.vllm.server import VLLMServerEngine as VLLMServerEngine
 from grpo_lightning.plugins.vllm.weight_transfer import SharedFolder as SharedFolder
-from grpo_lightning.plugins.vllm.weight_transfer import WeightTransfer as WeightTransfer
 from grpo_lightning.policy.adapter import LoRA as LoRA
 from grpo_lightning.policy.compute import Compute as Compute
 from grpo_lightning.policy.compute import TokenLogp as TokenLogp

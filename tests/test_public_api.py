@@ -26,14 +26,13 @@ from grpo_lightning.plugins.conversations.tool_calls import ToolFormat
 from grpo_lightning.plugins.learned.loss import RewardLoss
 from grpo_lightning.plugins.process.scorers import SegmentScorer
 from grpo_lightning.plugins.process.splitters import Splitter
-from grpo_lightning.plugins.vllm.weight_transfer import WeightTransfer
 from grpo_lightning.policy.snapshots import PolicySnapshot
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.tasks.base import Task
 
 FAMILIES = [AdvantageEstimator, Correction, Environment, GroupFilter, KLEstimator, PolicySnapshot, Reward, RewardLoss]
 FAMILIES += [RolloutEngine, RolloutSource, SegmentScorer, Splitter, StopRule, Surrogate, Task, TokenMask]
-FAMILIES += [TokenWeighting, ToolFormat, WeightTransfer]
+FAMILIES += [TokenWeighting, ToolFormat]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)

@@ -1,11 +1,10 @@
 """Measures of how well a reward model agrees with the verifier that labels its completions."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
-from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
+from torchmetrics.functional import pearson_corrcoef
 from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
 
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
@@ -55,11 +54,7 @@ class Agreement:
         """The expected calibration error over 10 bins."""
         return float(binary_calibration_error(self.probability, self.right, n_bins=10, norm="l1"))
 
-    def spearman(self) -> float:
-        """Spearman's rank correlation with the verifier."""
-        return self.correlation(self.label, spearman_corrcoef)
-
-    def correlation(self, other: Tensor, measure: Callable[..., Tensor] = pearson_corrcoef) -> float:
-        """The correlation of σ(r) with another quantity, such as the length: Pearson's, or another measure."""
+    def correlation(self, other: Tensor) -> float:
+        """Pearson's correlation of σ(r) with another quantity, such as the length."""
         both = (self.probability, other.double())
-        return math.nan if any(len(values.unique()) < 2 for values in both) else float(measure(*both))
+        return math.nan if any(len(values.unique()) < 2 for values in both) else float(pearson_corrcoef(*both))

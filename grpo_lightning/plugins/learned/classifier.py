@@ -1,7 +1,8 @@
-"""A sequence-classification model as a reward, used as it is."""
+"""Classification models of transformers with their own tokenizers, and one as a reward, used as it is."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -27,86 +28,120 @@ Pooling = Literal["model", "last"]
 CLASSES = {"sequence": AutoModelForSequenceClassification, "token": AutoModelForTokenClassification}
 
 
-@dataclass
 class Classifier:
-    """A classification model of transformers with its own tokenizer, in eval mode and without gradients.
+    """A classification model of transformers with its own tokenizer, in eval mode. What it needs is read at first use.
 
-    It is read by `load`, before the run, and released by `close`. `owner` is the class that has the other arguments:
-    they are as in `SequenceClassifier`.
+    `owner` is the class that has the other arguments: they are as in `SequenceClassifier`.
     """
 
-    owner: str
-    path: str
-    max_length: Any
-    max_tokens: int
-    dtype: DType
-    trust_remote_code: bool
-    pooling: Pooling = "model"
-    kind: Literal["sequence", "token"] = "sequence"
-    max_labels: int = 1
+    def __init__(
+        self,
+        owner: str,
+        path: str,
+        max_tokens: int,
+        dtype: DType,
+        max_length: int | None = None,
+        trust_remote_code: bool = False,
+        pooling: Pooling = "model",
+        kind: Literal["sequence", "token"] = "sequence",
+    ) -> None:
+        at_least("max_length", max_length, 1, owner)
+        at_least("max_tokens", max_tokens, 1, owner)
+        self.key, self.path = f"{owner}.path", path
+        self.max_tokens = max_tokens
+        self.max_length = max_length
+        self.pooling = pooling
+        self.kind: Literal["sequence", "token"] = kind
+        self.device = torch.device("cpu")
+        self.options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+        self.dtype: torch.dtype = getattr(torch, dtype)
 
-    def __post_init__(self) -> None:
-        at_least("max_length", self.max_length, 1, self.owner)
-        at_least("max_tokens", self.max_tokens, 1, self.owner)
-        self.model: PreTrainedModel | None = None
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer, which cuts texts on the left."""
+        return pretrained.load(AutoTokenizer, self.path, self.key, truncation_side="left", **self.options)
 
-    def load(self, device: Any = "cpu") -> "Classifier":
-        """Reads the model, unless it is there already."""
-        if self.model is not None:
-            return self
-        key, options = f"{self.owner}.path", {"trust_remote_code": self.trust_remote_code}
-        self.tokenizer: Any = pretrained.load(AutoTokenizer, self.path, key, truncation_side="left", **options)
-        config = pretrained.load(AutoConfig, self.path, key, **options)
-        architecture = (config.architectures or [""])[0]
+    @cached_property
+    def config(self) -> Any:
+        """The configuration, which is read without the weights."""
+        return pretrained.load(AutoConfig, self.path, self.key, **self.options)
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The weights."""
+        architecture = (self.config.architectures or [""])[0]
         if self.kind.capitalize() not in architecture.removesuffix("Classification"):
             raise UsageError(
-                f"{key}={self.path}: its architecture is {architecture or 'unknown'}; give a model that "
+                f"{self.key}={self.path}: its architecture is {architecture or 'unknown'}; give a model that "
                 f"classifies {self.kind}s"
             )
-        if config.num_labels > self.max_labels:
-            wanted = "1" if self.max_labels == 1 else "1, or 2 of which the second is `right`"
-            raise UsageError(f"{key}={self.path}: it has {config.num_labels} labels; expected {wanted}")
-        options |= {"dtype": getattr(torch, self.dtype)}
-        self.model = pretrained.load(CLASSES[self.kind], self.path, key, **options).requires_grad_(False).to(device)
-        positions = getattr(config, "max_position_embeddings", None) or 2**31
-        self.max_length = self.max_length or min(positions, self.tokenizer.model_max_length)
-        self.pad_token_id = config.pad_token_id if self.pooling == "model" else None
-        return self
+        if self.config.num_labels > (1 if self.kind == "sequence" else 2):
+            wanted = "1" if self.kind == "sequence" else "1, or 2 of which the second is `right`"
+            raise UsageError(f"{self.key}={self.path}: it has {self.config.num_labels} labels; expected {wanted}")
+        model = pretrained.load(CLASSES[self.kind], self.path, self.key, **self.options | {"dtype": self.dtype})
+        return model.requires_grad_(False).to(self.device)
+
+    def load(self, device: torch.device) -> None:
+        """Reads tokenizer and weights to a device, or moves them there."""
+        _ = self.tokenizer
+        self.device = device
+        self.model.to(device)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """Releases the model."""
-        self.model = None
+        """Releases the weights."""
+        vars(self).pop("model", None)
 
-    def logits(self, inputs: Sequence[list[int]]) -> list[Tensor]:
-        """The float32 logits of each input, on the CPU: [num_labels] of a sequence, [its length, num_labels] of tokens.
+    @property
+    def longest(self) -> int:
+        """The most tokens of an input."""
+        positions = getattr(self.config, "max_position_embeddings", None) or 2**31
+        return self.max_length or min(positions, self.tokenizer.model_max_length)
 
-        Inputs are packed by length, padded on the right and masked.
+    @property
+    def padding(self) -> int | None:
+        """The token that inputs are padded with on the right; None is one that no input of the pack contains.
+
+        A score of `model` is read at the last token that is not padding.
         """
-        assert self.model is not None
-        found = [torch.empty(0)] * len(inputs)
-        for rows in token_budget([len(ids) for ids in inputs], self.max_tokens):
-            ids = [torch.tensor(inputs[row], dtype=torch.int64) for row in rows]
-            pad = self.pad_token_id
-            if pad is None:  # a token that no input contains, which becomes the model's pad token
-                seen = {token for row in rows for token in inputs[row]}
-                pad = next(token for token in range(self.model.config.vocab_size) if token not in seen)
-                self.model.config.pad_token_id = pad
-            padded = pad_sequence(ids, batch_first=True, padding_value=pad).to(self.model.device)
-            mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True).to(self.model.device)
-            with torch.no_grad(), torch.autocast(self.model.device.type, enabled=False):
-                logits = self.model(input_ids=padded, attention_mask=mask).logits.float().cpu()
-            for own, row in zip(logits, rows, strict=True):
-                found[row] = own if own.ndim == 1 else own[: len(inputs[row])]
+        return self.config.pad_token_id if self.pooling == "model" else None
+
+    def forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """The float32 logits of token ids: [B, num_labels] of sequences, [B, longest, num_labels] of tokens."""
+        padding, config = self.padding, self.model.config
+        if padding is None:
+            seen = {token for row in rows for token in row}
+            padding = next(token for token in range(config.vocab_size) if token not in seen)
+        # A text without any token is read as one token of padding.
+        ids = [torch.tensor(row or [padding], dtype=torch.int64) for row in rows]
+        input_ids = pad_sequence(ids, batch_first=True, padding_value=padding).to(self.device)
+        mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True).to(self.device)
+        saved, config.pad_token_id = config.pad_token_id, padding
+        with float32(self.device):
+            logits = self.model(input_ids=input_ids, attention_mask=mask).logits.float()
+        config.pad_token_id = saved
+        return logits
+
+    @torch.no_grad()
+    def logits(self, rows: Sequence[Sequence[int]]) -> list[Tensor]:
+        """The logits of each input, on the CPU: [num_labels], or of tokens [its length, num_labels]."""
+        found = [torch.empty(0)] * len(rows)
+        for indices in token_budget([len(row) for row in rows], self.max_tokens):
+            pack = self.forward([rows[index] for index in indices]).cpu()
+            for index, own in zip(indices, pack, strict=True):
+                found[index] = own if own.ndim == 1 else own[: len(rows[index])]
         return found
 
-    def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> tuple[list[list[int]], list[bool]]:
-        """The token ids of each text, and whether its beginning was cut off because the text was too long."""
-        options = {"add_special_tokens": add_special_tokens}
-        ids = [self.tokenizer(text, **options)["input_ids"] for text in texts]
-        cut = [len(own) > self.max_length for own in ids]
-        options |= {"truncation": True, "max_length": self.max_length}  # this keeps special tokens
-        rows = zip(texts, ids, cut, strict=True)
-        return [self.tokenizer(text, **options)["input_ids"] if is_cut else own for text, own, is_cut in rows], cut
+
+@contextmanager
+def float32(device: torch.device) -> Iterator[None]:
+    """Computes in float32, whatever precision the trainer has set for the policy."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 class SequenceClassifier(Reward):
@@ -147,8 +182,8 @@ class SequenceClassifier(Reward):
     ) -> None:
         super().__init__(weight, name)
         self.chat = chat
-        owner = type(self).__name__
-        self._classifier = Classifier(owner, path, max_length, max_tokens, dtype, trust_remote_code, pooling)
+        options = (max_tokens, dtype, max_length, trust_remote_code, pooling)
+        self._classifier = Classifier(type(self).__name__, path, *options)
 
     def setup(self, run: Run) -> None:
         """Reads the model."""
@@ -158,13 +193,17 @@ class SequenceClassifier(Reward):
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """The logit. Status `ok`, or `cut` where the model did not read the beginning."""
-        classifier = self._classifier.load()
         if self.chat:
             texts = [self._render(sample.prompt.question.text, sample.turn) for sample in samples]
         else:
             texts = [sample.prompt.text + sample.text for sample in samples]
-        ids, cut = classifier.encode(texts, add_special_tokens=not self.chat)
-        values = [float(logits[0]) for logits in classifier.logits(ids)]
+        encode, longest, special = self._classifier.tokenizer.encode, self._classifier.longest, not self.chat
+        ids = [encode(text, add_special_tokens=special) for text in texts]
+        cut = [len(own) > longest for own in ids]
+        for row, text in enumerate(texts):
+            if cut[row]:  # by the tokenizer, which keeps special tokens
+                ids[row] = encode(text, add_special_tokens=special, truncation=True, max_length=longest)
+        values = [float(logits[0]) for logits in self._classifier.logits(ids)]
         return RewardResult(values, [Status.CUT if is_cut else Status.OK for is_cut in cut])
 
     def close(self) -> None:

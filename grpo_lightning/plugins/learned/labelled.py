@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
+from grpo_lightning.tasks.readers import READERS
 from grpo_lightning.types import UsageError
 
 
@@ -67,24 +68,15 @@ class LabelledGroup:
         return cls(row["prompt"], completions, ended, labels)
 
 
-def read_labelled(path: Path, skip: int = 0) -> list[LabelledGroup]:
-    """The rows of a JSON lines file, without the first `skip`.
-
-    A row has `prompt`, `chosen` and `rejected`, or `prompt`, `completions` and `labels` (0 to 1). A last line without a
-    line break that is no JSON is still being written: it is left for later.
-    """
-    if not path.is_file():
-        raise UsageError(f"pairs={path} of LearnedReward: there is no such file; give JSON lines")
+def read_labelled(path: Path) -> list[LabelledGroup]:
+    """The rows of a JSON lines file: `prompt`, `chosen` and `rejected`, or `prompt`, `completions` and `labels`."""
     found = []
-    lines = path.read_bytes().split(b"\n")  # unlike splitlines, not at characters that a text may have inside
-    for line_number, line in enumerate(lines[skip:], start=skip + 1):
+    for number, row in READERS[".jsonl"](path):
         try:
-            found.append(LabelledGroup.from_row(json.loads(line)))
+            found.append(LabelledGroup.from_row(row))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            if line_number == len(lines) and isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
-                break
             raise UsageError(
-                f"{path}:{line_number}: {type(error).__name__}: {error}. A row needs prompt, chosen and rejected, "
+                f"{path}:{number}: {type(error).__name__}: {error}. A row needs prompt, chosen and rejected, "
                 "or prompt, completions and labels from 0 to 1"
             ) from error
     return found

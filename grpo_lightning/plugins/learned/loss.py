@@ -1,6 +1,5 @@
 """The RewardLoss family: the function that a reward model minimises."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grpo_lightning.plugins.learned.labelled import LabelledGroup
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import at_least, require
 
 
 @dataclass(slots=True)
@@ -54,48 +53,41 @@ class BinaryCrossEntropy(RewardLoss):
 
 
 class BradleyTerry(RewardLoss):
-    """-log σ(r_w - r_l - margin) over the pairs of a better and a worse completion of one prompt.
+    """-log σ(r_w - r_l) over the pairs of a better and a worse completion of one prompt.
 
     The mean over a prompt's pairs, then over the prompts that have pairs. Only differences of scores
     count, which is all that GRPO sees, so it can learn from preferences. σ(r) is then not a probability.
 
     Args:
-        margin: Difference of scores up to which a pair still has a large loss.
         center: Coefficient of (r_w + r_l)², which keeps scores near 0.
     """
 
-    def __init__(self, margin: float = 0.0, center: float = 0.01) -> None:
-        if not 0 <= center < math.inf or not 0 <= margin < math.inf:
-            raise UsageError(f"margin={margin}, center={center} of BradleyTerry: give 0 or more")
-        self.margin = margin
+    def __init__(self, center: float = 0.01) -> None:
+        at_least("center", center, 0, "BradleyTerry")
         self.center = center
 
     def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
         """As in `RewardLoss`."""
         better, worse, weight = pairs(label, group)
-        loss = -F.logsigmoid(score[better] - score[worse] - self.margin)
+        loss = -F.logsigmoid(score[better] - score[worse])
         loss = loss + self.center * (score[better] + score[worse]).square()
         return (weight * loss).sum() / max(batch.num_contested, 1)
 
 
 class SumOf(RewardLoss):
-    """A weighted sum of losses, to learn probability and order at once.
+    """The sum of losses, to learn probability and order at once.
 
     Args:
         losses: The terms.
-        weights: Factor of each term; None is 1 for all.
     """
 
-    def __init__(self, losses: list[RewardLoss], weights: list[float] | None = None) -> None:
+    def __init__(self, losses: list[RewardLoss]) -> None:
+        require(bool(losses), "losses=[] of SumOf: give one or more")
         self.losses = losses
-        self.weights = [1.0] * len(losses) if weights is None else weights
-        if not losses or len(self.weights) != len(losses):
-            raise UsageError(f"weights={self.weights} of SumOf: give one or more losses, and one weight for each")
 
     def __call__(self, score: Tensor, label: Tensor, group: Tensor, batch: LabelledBatchSize) -> Tensor:
         """As in `RewardLoss`."""
-        terms = [loss(score, label, group, batch) for loss in self.losses]
-        return torch.stack([weight * term for weight, term in zip(self.weights, terms, strict=True)]).sum()
+        return torch.stack([loss(score, label, group, batch) for loss in self.losses]).sum()
 
 
 def pairs(label: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,7 +10,6 @@ import torch
 
 from grpo_lightning import ranks
 from grpo_lightning.plugins.learned.agreement import Agreement
-from grpo_lightning.plugins.learned.hacking import HACKS, HackingAlarm
 from grpo_lightning.plugins.learned.iterations import Iterations
 from grpo_lightning.plugins.learned.labelled import LabelledGroup, read_labelled
 from grpo_lightning.plugins.learned.model import RewardModel
@@ -28,16 +27,12 @@ SEED = "seed.jsonl"
 NO_LABEL = {Status.ERROR, Status.TIMEOUT, Status.MEMORY, Status.CRASH}
 """The statuses of a labeller that failed: its value is then not a label."""
 
-NUM_PROBES = 8
-"""The number of prompts on which the hacks are tried."""
-
 
 class Judged(NamedTuple):
     """One completion of a step with its label, which ranks exchange."""
 
     id: int
     prompt: str
-    question: str
     completion: str
     length: int
     ended: bool
@@ -51,15 +46,13 @@ class LearnedReward(Reward):
     Line 12 of Algorithm 1 of DeepSeekMath (arXiv 2402.03300): r_φ learns from the iteration's completions, labelled by
     a verifier, with replay of earlier ones. So the reward model keeps up with the policy, whose answers change. Put a
     `MathVerifier` of weight 0 before it and name it as the labeller: it then also decides what is right in validation.
-    Without `labeller` and `pairs` the model is used as it is.
+    Without `labeller` the model is used as it is.
 
     Args:
         path: Folder made by `save_pretrained` or a hub id: a sequence classifier with `num_labels=1`, or a causal LM,
             such as the policy. A causal LM gets a new head, which at first scores every completion the same.
         labeller: The reward that labels completions, from 0 to 1: the name of another reward of the list, or a reward
             that is used for nothing else. Completions on which it fails are not learned from.
-        pairs: JSON lines file of preferences, with `prompt`, `chosen` and `rejected` in each row. Its rows are new data
-            at the end of the first iteration. Rows appended later are new data at the end of their iteration.
         replay: The completions that it learns from and is tested on; a tenth of each batch is from earlier iterations.
         update: Its training at the end of an iteration, and the test that the new weights must pass.
         squash: Use the probability σ(r) as the reward instead of r.
@@ -74,7 +67,6 @@ class LearnedReward(Reward):
         self,
         path: str,
         labeller: Reward | str | None = None,
-        pairs: str | None = None,
         replay: Replay | None = None,
         update: RewardUpdate | None = None,
         squash: bool = True,
@@ -91,13 +83,9 @@ class LearnedReward(Reward):
             self.needs = {"labeller": labeller}
         elif labeller is not None:
             self.parts = (labeller,)
-        self.pairs = None if pairs is None else Path(pairs).expanduser()
         self.iterations = Iterations(self.model, update or RewardUpdate(), replay or Replay())
         self.squash = squash
         self.chat = chat
-        self.alarm = HackingAlarm()
-        self._probes: list[tuple[str, str]] = []
-        self._pairs_read = 0
         known = Path(self.model.path).expanduser() / SEED
         self.iterations.remember(0, read_labelled(known) if known.is_file() else [])
 
@@ -106,27 +94,20 @@ class LearnedReward(Reward):
         _ = self.model.config, self.model.tokenizer
         if self.chat:
             self._render("question")
-        if self.pairs is not None:
-            read_labelled(self.pairs)
         super().read_questions(questions)
 
     def setup(self, run: Run) -> None:
         """Reads the weights."""
         super().setup(run)
-        self.model.to(run.device)
-        _ = self.model.model
+        self.model.load(run.device)
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:
         """Status `ok`, or `cut` where the beginning did not fit the reward model's context."""
         texts = [(self._prompt(s.prompt), s.text, s.finish_reason is FinishReason.STOP) for s in samples]
-        values, cut = self._values(texts)
-        return RewardResult(values, [Status.CUT if is_cut else Status.OK for is_cut in cut])
-
-    def _values(self, texts: Sequence[tuple[str, str, bool]]) -> tuple[list[float], list[bool]]:
-        """The values of prompts, completions and whether these ended, and whether their beginnings were cut off."""
         encoded = [self.model.encode(*text) for text in texts]
         scores = self.model.score([ids for ids, _ in encoded])
-        return [sigmoid(score) for score in scores] if self.squash else scores, [is_cut for _, is_cut in encoded]
+        values = [sigmoid(score) for score in scores] if self.squash else scores
+        return RewardResult(values, [Status.CUT if is_cut else Status.OK for _, is_cut in encoded])
 
     def _prompt(self, prompt: Prompt) -> str:
         return self._render(prompt.question.text) + prompt.answer_prefix if self.chat else prompt.text
@@ -136,9 +117,9 @@ class LearnedReward(Reward):
 
     def learn(self, samples: Sequence[Sample], scores: Scores, iteration_ends: bool) -> dict[str, float]:
         """Remembers the step's completions and, at the end of an iteration, updates r_φ. Numbers are of all ranks."""
-        if self.labeller is None and self.pairs is None:
+        if self.labeller is None:
             return {}
-        rows = [row for rank in ranks.gather([*self._judged(samples, scores)]) for row in rank]
+        rows = [row for rank in ranks.gather([*self._judged(samples, scores)] if samples else []) for row in rank]
         if self.parts:
             Scorer(self.parts, max_failed=1).stop_if_broken()
         rows.sort(key=lambda row: row.id)  # The same for any number of ranks.
@@ -153,31 +134,20 @@ class LearnedReward(Reward):
                 [row.label for row in group],
             )
             self.iterations.pending.append(labelled.balanced(self.iterations.replay.per_label))
-            if self.iterations.iteration == 0 and len(self._probes) < NUM_PROBES:
-                self._probes.append((group[0].prompt, group[0].question))
         metrics = self._agreement(rows) if rows else {}
-        self.alarm.add([row.value for row in rows], [row.label for row in rows])
         if iteration_ends:
-            if self.pairs is not None:
-                # Rank 0's: the file may be growing.
-                pairs = ranks.gather(read_labelled(self.pairs, skip=self._pairs_read))[0]
-                self._pairs_read += len(pairs)
-                self.iterations.pending += pairs
-            metrics |= self.iterations.end(self.name) | self._hacks()
-            metrics["alarm"] = float(self.alarm.end_iteration(self.name))
+            metrics |= self.iterations.end(self.name)
         return {key: value for key, value in metrics.items() if not math.isnan(value)}
 
     def _judged(self, samples: Sequence[Sample], scores: Scores) -> Iterator[Judged]:
         """The completions of this rank that have a label and a score."""
-        if self.labeller is None or not samples:
-            return
+        assert self.labeller is not None
         labels = scores.results[self.labeller] if isinstance(self.labeller, str) else self.labeller(samples)
         values = scores.results[self.name].value
         for s, label, status, value in zip(samples, labels.value, labels.status, values, strict=True):
             if not (math.isnan(label) or math.isnan(value) or status in NO_LABEL):
                 ended, prompt = s.finish_reason is FinishReason.STOP, self._prompt(s.prompt)
-                question = s.prompt.question.text
-                yield Judged(s.prompt.id, prompt, question, s.text, len(s.token_ids), ended, label, value)
+                yield Judged(s.prompt.id, prompt, s.text, len(s.token_ids), ended, label, value)
 
     def _agreement(self, rows: Sequence[Judged]) -> dict[str, float]:
         """The agreement of a step's rewards with the labels, over all completions."""
@@ -192,35 +162,18 @@ class LearnedReward(Reward):
             "auc": agreement.auc(),
             "brier": agreement.brier(),
             "ece": agreement.ece(),
-            "spearman": agreement.spearman(),
             "length_correlation": agreement.correlation(torch.tensor([row.length for row in rows])),
             "verified": float(agreement.label.mean()),
             "overrated": float((agreement.probability - agreement.label).mean()),
         }
 
-    def _hacks(self) -> dict[str, float]:
-        """The mean values of worthless completions."""
-        values = [
-            self._values([(prompt, text.replace("{question}", question), True) for text in HACKS.values()])[0]
-            for prompt, question in self._probes
-        ]
-        return {
-            f"hack_{name}": sum(own) / len(own) for name, own in zip(HACKS, zip(*values, strict=True), strict=False)
-        }
-
     def state_dict(self) -> dict[str, Any]:
-        """Weights, buffers, the data of the running iteration, and what the metrics remember."""
-        if self.labeller is None and self.pairs is None:
-            return {}
-        own = {"probes": self._probes, "pairs_read": self._pairs_read, "alarm": self.alarm.state_dict()}
-        return self.iterations.state_dict() | own
+        """Weights, buffers, and the data of the running iteration."""
+        return {} if self.labeller is None else self.iterations.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned."""
         self.iterations.load_state_dict(state)
-        self._probes = [(prompt, question) for prompt, question in state["probes"]]
-        self._pairs_read = state["pairs_read"]
-        self.alarm.load_state_dict(state["alarm"])
 
 
 def sigmoid(score: float) -> float:

@@ -91,7 +91,7 @@ class RewardUpdate:
             size = LabelledBatchSize.from_groups(batch)
             with torch.enable_grad():
                 for pack, rows in packs(model, batch):
-                    score = model.forward(rows)
+                    score = model.forward(rows)[:, 0]
                     label, group = (column.to(score.device) for column in columns(pack))
                     self.loss(score, label.float(), group, size).backward()
             torch.nn.utils.clip_grad_norm_(parameters, GRAD_CLIP)

@@ -1,9 +1,7 @@
-"""Learned process models: the probability that a segment leads to the right answer."""
+"""A learned process model: the probability that a segment leads to the right answer."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -13,9 +11,12 @@ from grpo_lightning.rewards.base import Run
 from grpo_lightning.types import Sample
 
 
-@dataclass
-class _SegmentModel(SegmentScorer):
-    """A classifier that is read before the run, or at the first call.
+class TokenModel(SegmentScorer):
+    """The probability that a token classifier gives at the end of each segment, all segments in one pass.
+
+    The input has the form of TRL's PRMTrainer: each segment without the white space around it, then the separator. The
+    score is read at the separator's last token. One label: the sigmoid of its logit. Two: the softmax probability of
+    the second.
 
     Args:
         path: Folder made by `save_pretrained`, or hub id.
@@ -24,18 +25,21 @@ class _SegmentModel(SegmentScorer):
         max_tokens: Its tokens in one forward, padding included.
         dtype: Type of the weights.
         trust_remote_code: Run Python code shipped with the model.
+        separator: The text after every segment.
     """
 
-    path: str
-    max_length: int | None = None
-    max_tokens: int = 16384
-    dtype: DType = "float32"
-    trust_remote_code: bool = False
-    kind: ClassVar[Literal["sequence", "token"]]
-
-    def __post_init__(self) -> None:
-        options = (self.path, self.max_length, self.max_tokens, self.dtype, self.trust_remote_code)
-        self._classifier = Classifier(type(self).__name__, *options, kind=self.kind, max_labels=2)
+    def __init__(
+        self,
+        path: str,
+        max_length: int | None = None,
+        max_tokens: int = 16384,
+        dtype: DType = "float32",
+        trust_remote_code: bool = False,
+        separator: str = "\n",
+    ) -> None:
+        options = (path, max_tokens, dtype, max_length, trust_remote_code)
+        self._classifier = Classifier("TokenModel", *options, kind="token")
+        self.separator = separator
 
     def setup(self, run: Run) -> None:
         """Reads the model."""
@@ -45,48 +49,9 @@ class _SegmentModel(SegmentScorer):
         """Releases the model."""
         self._classifier.close()
 
-
-@dataclass
-class PrefixModel(_SegmentModel):
-    """The probability that a sequence classifier gives to the prompt and the completion up to the segment's end.
-
-    One label: the sigmoid of its logit. Two: the softmax probability of the second. Use it with the model you have;
-    `tools/label_segments.py` writes data to train one. It reads every prefix again: `TokenModel` is faster.
-    """
-
-    kind = "sequence"
-
     def score(self, samples: Sequence[Sample], segments: Sequence[Sequence[str]]) -> list[list[float]]:
         """The probability of each segment."""
-        classifier = self._classifier.load()
-        prefixes = [
-            sample.prompt.text + "".join(own[: segment + 1])
-            for sample, own in zip(samples, segments, strict=True)
-            for segment in range(len(own))
-        ]
-        scores = map(_probability, classifier.logits(classifier.encode(prefixes)[0]))
-        return [[next(scores) for _ in own] for own in segments]
-
-
-@dataclass
-class TokenModel(_SegmentModel):
-    """The probability that a token classifier gives at the end of each segment, all segments in one pass.
-
-    The input has the form of TRL's PRMTrainer: each segment without the white space around it, then the separator. The
-    score is read at the separator's last token. One label: the sigmoid of its logit. Two: the softmax probability of
-    the second.
-
-    Args:
-        separator: The text after every segment.
-    """
-
-    separator: str = "\n"
-    kind = "token"
-
-    def score(self, samples: Sequence[Sample], segments: Sequence[Sequence[str]]) -> list[list[float]]:
-        """The probability of each segment."""
-        classifier = self._classifier.load()
-        encode = classifier.tokenizer.encode
+        encode, longest = self._classifier.tokenizer.encode, self._classifier.longest
         separator = encode(self.separator, add_special_tokens=False)
         inputs, ends = [], []
         for sample, own in zip(samples, segments, strict=True):
@@ -94,12 +59,12 @@ class TokenModel(_SegmentModel):
             for segment in own:
                 ids += encode(segment.strip(), add_special_tokens=False) + separator
                 positions.append(len(ids) - 1)
-            lost = max(0, len(ids) - classifier.max_length)
+            lost = max(0, len(ids) - longest)
             inputs.append(ids[lost:])
             ends.append([position - lost for position in positions])
         return [
             [_probability(logits[end]) if end >= 0 else math.nan for end in own]
-            for logits, own in zip(classifier.logits(inputs), ends, strict=True)
+            for logits, own in zip(self._classifier.logits(inputs), ends, strict=True)
         ]
 
 

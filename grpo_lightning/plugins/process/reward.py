@@ -3,18 +3,16 @@
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cache
 from itertools import pairwise
 from operator import itemgetter
 from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
-from transformers import AutoTokenizer
 
 from grpo_lightning.plugins.process.scorers import SegmentScorer
 from grpo_lightning.plugins.process.splitters import ByLine, Splitter
-from grpo_lightning.policy import pretrained
 from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.results import RewardResult, Segment
 from grpo_lightning.types import Completion, Question, Sample, Status, UsageError, at_least
@@ -38,27 +36,23 @@ class ProcessReward(Reward):
 
     Args:
         scorer: Scores the segments.
-        tokenizer: Folder or hub id of the policy's tokenizer, which maps characters to tokens; None is the run's.
         splitter: Cuts completions into segments; `ByLine` if left out.
         reduce: The value of the whole: the `sum` of the scores, which pays for many segments, their `min`, the `last`
             one, or their `mean`.
         max_segments: Largest number of segments per completion; the last one takes the rest.
-        trust_remote_code: Run Python code shipped with the tokenizer.
         weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Its name in the metrics.
 
     Raises:
-        UsageError: `max_segments` is below 1; or, before the run starts, there is no tokenizer.
+        UsageError: `max_segments` is below 1.
     """
 
     def __init__(
         self,
         scorer: SegmentScorer,
-        tokenizer: str | None = None,
         splitter: Splitter | None = None,
         reduce: Reduce = "min",
         max_segments: int = 64,
-        trust_remote_code: bool = False,
         weight: float = 1.0,
         name: str | None = None,
     ) -> None:
@@ -67,29 +61,18 @@ class ProcessReward(Reward):
         if reduce not in REDUCE:
             raise UsageError(f"reduce={reduce!r} of ProcessReward: give one of {', '.join(REDUCE)}")
         self.scorer = scorer
-        self.path = tokenizer
+        self.tokenizer: Any = None  # the policy's, which maps characters to tokens
         self.splitter = splitter or ByLine()
         self.reduce: Reduce = reduce
         self.max_segments = max_segments
-        self.trust_remote_code = trust_remote_code
-
-    @cached_property
-    def tokenizer(self) -> Any:
-        """The policy's tokenizer."""
-        assert self.path is not None, "give tokenizer, or call setup(run)"
-        options = {"trust_remote_code": self.trust_remote_code}
-        return pretrained.load(AutoTokenizer, self.path, "ProcessReward.tokenizer", **options)
 
     def read_questions(self, questions: Sequence[Question]) -> None:
-        """Reads the tokenizer, if a path is given, and lets the scorer read the questions."""
-        if self.path is not None:
-            _ = self.tokenizer
+        """Lets the scorer read the questions."""
         self.scorer.read_questions(questions)
 
     def setup(self, run: Run) -> None:
-        """Takes the run's tokenizer where none is given, and lets the scorer read its weights."""
-        if self.path is None:
-            self.tokenizer = run.tokenizer
+        """Takes the run's tokenizer, and lets the scorer read its weights."""
+        self.tokenizer = run.tokenizer
         self.scorer.setup(run)
 
     def score(self, samples: Sequence[Sample]) -> RewardResult:

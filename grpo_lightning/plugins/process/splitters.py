@@ -1,12 +1,11 @@
 """The Splitter family: where the segments of a completion end."""
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from grpo_lightning.rewards.format import check_pattern
 from grpo_lightning.sandbox.pool import Outcome, WorkerPool, inside
-from grpo_lightning.types import Status, UsageError
+from grpo_lightning.types import Status
 
 
 class Splitter(ABC):
@@ -36,34 +35,12 @@ class ByLine(Splitter):
         return [Outcome(Status.OK, [index + 1 for index, c in enumerate(text) if c == "\n"]) for text in texts]
 
 
-class ByTag(Splitter):
-    """Ends a segment at each closing tag: for policies that mark their own segments.
-
-    Text between two blocks belongs to the later one.
-
-    Args:
-        tags: Names of the tags: `step` for `<step>...</step>`.
-
-    Raises:
-        UsageError: `tags` is empty, or not a list of names.
-    """
-
-    def __init__(self, tags: Sequence[str] = ("step",)) -> None:
-        if not tags or not all(tags) or isinstance(tags, str):
-            raise UsageError(f"tags={tags!r} of ByTag: give a list of names, such as [step, think]")
-        self._closing = re.compile("|".join(re.escape(f"</{tag}>") for tag in tags))
-
-    def cut(self, texts: Sequence[str]) -> list[Outcome]:
-        """The indices after every closing tag."""
-        return [Outcome(Status.OK, [match.end() for match in self._closing.finditer(text)]) for text in texts]
-
-
 class ByPattern(Splitter):
     r"""Ends a segment after every match of a regular expression, which runs in a worker process.
 
     Args:
-        pattern: The text between two segments, which belongs to the earlier one: `\n\n`, `[.;]\s`. An empty match, such
-            as `(?=Segment \d)`, cuts there.
+        pattern: The text between two segments, which belongs to the earlier one: `\n\n`, `[.;]\s`, or `</step>` for
+            policies that mark segments. An empty match, such as `(?=Segment \d)`, cuts there.
         timeout: Seconds per completion.
 
     Raises:

@@ -18,7 +18,7 @@ from grpo_lightning.engines.trial import compute_dtype
 from grpo_lightning.plugins.vllm.http import Server, ServerError, everywhere
 from grpo_lightning.plugins.vllm.named_weights import named_weights
 from grpo_lightning.plugins.vllm.requests import Drawing, dtype_of
-from grpo_lightning.plugins.vllm.weight_transfer import SharedFolder, WeightTransfer
+from grpo_lightning.plugins.vllm.weight_transfer import SharedFolder
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import RandomKey, Request, UsageError, at_least, require
 
@@ -53,7 +53,7 @@ class VLLMServerEngine(RolloutEngine):
     )
 
     def __init__(
-        self, urls: Sequence[str], transfer: WeightTransfer | None = None, timeout: float = 1800.0, wait: float = 0.0
+        self, urls: Sequence[str], transfer: SharedFolder | None = None, timeout: float = 1800.0, wait: float = 0.0
     ) -> None:
         is_list = bool(urls) and not isinstance(urls, str)
         require(is_list, f"model.engine.urls={urls!r}: give a list of addresses, such as [http://node1:8000]")

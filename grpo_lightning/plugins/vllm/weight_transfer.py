@@ -1,7 +1,6 @@
 """How the policy's weights reach servers that have weights of their own."""
 
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -13,46 +12,27 @@ from grpo_lightning.plugins.vllm.http import Server, everywhere
 from grpo_lightning.types import require
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a folder in memory, where there is one
+PART_BYTES = 2**30  # the size of a file; so much memory is needed beside the weights
 Weights = Iterable[tuple[str, Tensor]]  # name and whole tensor of each weight, as a checkpoint names them
 
 
-class WeightTransfer(ABC):
-    """Brings weights to the servers of `VLLMServerEngine`, while these are paused. Rank 0 alone calls it."""
-
-    def check_room(self, num_bytes: int) -> None:
-        """Raises UsageError where so many bytes of weights find no room on their way. Rank 0 alone calls it."""
-
-    @abstractmethod
-    def send(self, servers: Sequence[Server], weights: Weights) -> None:
-        """Gives every server the weights. When it returns they draw from them.
-
-        Raises:
-            ServerError: A server does not take them.
-        """
-
-    def close(self) -> None:
-        """Frees what it holds. May be called twice."""
-
-
-class SharedFolder(WeightTransfer):
+class SharedFolder:
     """Writes the weights into a folder, from which the servers read them. Works on any machine, also without GPUs.
 
-    vLLM reads them with `reload_weights`. The files are removed as soon as every server has them.
+    vLLM reads them with `reload_weights`. The files are removed as soon as every server has them. Rank 0 alone calls
+    this, while the servers are paused. A transfer of another kind is a subclass.
 
     Args:
         folder: A folder that this process and the servers see under the same name, best one in memory. None makes one
             in /dev/shm, or in the folder for temporary files: for servers on the same machine.
-        part_gib: Size of a file. So much memory is needed beside the weights.
     """
 
-    def __init__(self, folder: str | None = None, part_gib: float = 1.0) -> None:
-        require(part_gib > 0, f"model.engine.transfer.part_gib={part_gib}: give more than 0")
+    def __init__(self, folder: str | None = None) -> None:
         self.folder = folder
-        self.part_gib = part_gib
         self._own: TemporaryDirectory[str] | None = None
 
     def check_room(self, num_bytes: int) -> None:
-        """As `WeightTransfer.check_room`."""
+        """Raises UsageError where so many bytes of weights find no room on their way."""
         folder = Path(self.folder or MEMORY or gettempdir()).absolute()
         free = shutil.disk_usage(next(path for path in [folder, *folder.parents] if path.exists())).free
         require(
@@ -63,7 +43,11 @@ class SharedFolder(WeightTransfer):
         )
 
     def send(self, servers: Sequence[Server], weights: Weights) -> None:
-        """As `WeightTransfer.send`."""
+        """Gives every server the weights. When it returns they draw from them.
+
+        Raises:
+            ServerError: A server does not take them.
+        """
         if self._own is None:
             if self.folder is not None:
                 Path(self.folder).mkdir(parents=True, exist_ok=True)
@@ -73,7 +57,7 @@ class SharedFolder(WeightTransfer):
             Path(self._own.name).chmod(0o755)
         files = []
         try:
-            for index, part in enumerate(parts(weights, int(self.part_gib * 2**30))):
+            for index, part in enumerate(parts(weights, PART_BYTES)):
                 files.append(Path(self._own.name, f"model-{index:05}.safetensors"))
                 # A copy: tensors of a file may not share memory.
                 save_file({name: weight.to("cpu", copy=True).contiguous() for name, weight in part}, files[-1])
@@ -84,7 +68,7 @@ class SharedFolder(WeightTransfer):
                 file.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Removes its folder."""
+        """Removes its folder. May be called twice."""
         if self._own is not None:
             self._own.cleanup()
             self._own = None

@@ -127,8 +127,7 @@ BAD_TAGS = [
     ("sub 1 2", "there is no tool 'sub'; the tools are add, look, evaluate, now"),
     ("", "there is no tool ''; the tools are"), ("add 1", "add lacks the argument b"),
     ("add", "add lacks the argument a"), ("add 1 x", "not valid JSON"), ("add 1 2 3", "not valid JSON (Extra data"),
-    ("add 1 2.0", "b=2.0 of add does not fit"), ("add 1 true", 'b=True of add does not fit {"type": "integer"}'),
-    ("add 1 NaN", "not valid JSON"), ("now and then", "now has no argument"), ("look it 2 true left", "not valid JSON"),
+    ("now and then", "now has no argument"), ("look it 2 true up x", "not valid JSON"),
 ]  # fmt: skip
 
 
@@ -155,23 +154,11 @@ def arguments(text: str) -> str:
         ("[]", 'the keys "name" and "arguments" alone'),
         ('{"name": "add"}', 'the keys "name" and "arguments" alone'),
         ('{"name": "add", "arguments": {}, "id": 1}', 'the keys "name" and "arguments" alone'),
-        ('{"name": "add", "name": "now", "arguments": {}}', "a key occurs twice"),
-        ('{"name": "add", "arguments": {"a": 1, "b": 2, "a": 3}}', "a key occurs twice"),
         ('{"name": ["add"], "arguments": {}}', "there is no tool ['add']"),
         ('{"name": "Add", "arguments": {"a": 1, "b": 2}}', "there is no tool 'Add'"),
         ('{"name": "add", "arguments": "{}"}', "the arguments of add are not an object"),
         ('{"name": "add", "arguments": {"a": 1}}', "add lacks the argument b"),
         ('{"name": "add", "arguments": {"a": 1, "b": 2, "self": 3}}', "add has no argument 'self'"),
-        ('{"name": "add", "arguments": {"a": "1", "b": 2}}', "a='1' of add does not fit"),
-        ('{"name": "add", "arguments": {"a": true, "b": 2}}', "a=True of add does not fit"),
-        ('{"name": "add", "arguments": {"a": 1.0, "b": 2}}', "a=1.0 of add does not fit"),
-        (arguments('{"query": 1}'), 'query=1 of look does not fit {"type": "string"}'),
-        (arguments('{"query": "", "limit": 1e999}'), "not valid JSON"),
-        (arguments('{"query": "", "exact": 1}'), "exact=1 of look does not fit"),
-        (arguments('{"query": "", "order": "left"}'), "order='left' of look does not fit"),
-        (arguments('{"query": "", "pages": ["1"]}'), "pages=['1'] of look does not fit"),
-        (arguments('{"query": "", "key": []}'), "key=[] of look does not fit"),
-        (arguments('{"query": "\\ud800"}'), "not valid JSON"),
         (arguments('{"query": "a\nb"}'), "not valid JSON"),
         (arguments('{"query": 1%s}' % ("0" * 5000)), "not valid JSON"),
         ("[" * 9000 + "]" * 900, f"more than {MAX_BRACKETS} brackets"),
@@ -184,7 +171,7 @@ def test_bad_calls(body: str, error: str) -> None:
     assert error in error_of(HermesJson(), hermes(body))
 
 
-def test_what_fits_a_type_hint() -> None:
+def test_values_come_as_json_has_them() -> None:
     text = '{"query": "é\\ud83d\\ude00", "limit": 2, "exact": true, "order": "down", "pages": [1], "key": "k"}'
     (call,) = HermesJson().find(hermes(arguments(text)), TOOLS)
     assert call == ToolCall("look", json.loads(text))

@@ -37,18 +37,18 @@ def test_the_calibration_error_is_that_of_ten_bins():
     assert TWO.ece() == pytest.approx((0.1 + 0.2 + 0.6 + 2 * abs(0.4 - 0.5) + 0.7) / 6, abs=1e-6)
 
 
-def test_the_rank_correlation_is_spearmans():
-    # Ranks of r: 6, 1, 4, 2.5, 2.5, 5; of the label: 5.5, 2.5, 2.5, 5.5, 2.5, 2.5; means 3.5.
-    r, v = [2.5, -2.5, 0.5, -1, -1, 1.5], [2, -1, -1, 2, -1, -1]
+def test_the_correlation_is_pearsons():
+    # Less their means 8/15 and 11/3, times 30 and 3: of the probability, and of the length.
+    r, v = [11, -10, 2, -4, -4, 5], [-8, -5, -2, 1, 4, 10]
     expected = sum(a * b for a, b in zip(r, v, strict=True)) / math.sqrt(sum(a * a for a in r) * sum(b * b for b in v))
-    assert TWO.spearman() == pytest.approx(expected, abs=1e-6)
+    assert TWO.correlation(torch.tensor([1, 2, 3, 4, 5, 7])) == pytest.approx(expected, abs=1e-6)
 
 
 def test_what_is_undefined_is_nan():
     right = agreement([0.9, 0.2], [1, 1], [0, 0])
-    assert all(math.isnan(number) for number in (right.pairwise(), right.auc(), right.spearman()))
+    assert all(math.isnan(number) for number in (right.pairwise(), right.auc(), right.correlation(right.label)))
     same = agreement([0.5, 0.5], [1, 0], [0, 0])
-    assert math.isnan(same.spearman()) and same.pairwise() == 0.5
+    assert math.isnan(same.correlation(same.label)) and same.pairwise() == 0.5
 
 
 def test_large_scores_keep_their_order():

@@ -27,7 +27,6 @@ def test_rows_of_a_file(tmp_path: Path):
     first, second = read_labelled(path)
     assert first == LabelledGroup("a", ["good", "bad"], [True, True], [1.0, 0.0])
     assert second == LabelledGroup("b", ["x", "y", "z"], [True, True, False], [1.0, 0.0, 0.5])
-    assert read_labelled(path, skip=1) == [second]
     write_labelled(tmp_path / "again.jsonl", [first, second])
     assert read_labelled(tmp_path / "again.jsonl") == [first, second]
 
@@ -41,7 +40,7 @@ def test_rows_of_a_file(tmp_path: Path):
         ('{"prompt": "a", "completions": ["x"], "labels": [1, 0]}', "2 labels"),
         ('{"prompt": 3, "chosen": "good", "rejected": "bad"}', "must be text"),
         ("[]", "AttributeError"),
-        ("{", "JSONDecodeError"),
+        ("{", "not JSON"),
         ('{"prompt": "a", "chosen": "\\ud83d", "rejected": "bad"}', "surrogates not allowed"),
     ],
 )
@@ -53,13 +52,11 @@ def test_a_bad_row_is_named(tmp_path: Path, row: str, says: str):
     assert says in str(caught.value)
 
 
-def test_a_line_ends_at_a_line_break_and_half_a_line_is_left_for_later(tmp_path: Path):
+def test_a_line_ends_at_a_line_break_alone(tmp_path: Path):
     path, texts = tmp_path / "rows.jsonl", ["a\u2028b", "a\x85b", "c"]
     rows = [json.dumps({"prompt": "q", "chosen": text, "rejected": ""}, ensure_ascii=False) for text in texts]
-    path.write_text("\n".join(rows)[:-3], encoding="utf-8")
-    assert [group.completions[0] for group in read_labelled(path)] == texts[:2]
     path.write_text("\n".join(rows), encoding="utf-8")
-    assert [group.completions[0] for group in read_labelled(path, skip=2)] == texts[2:]
+    assert [group.completions[0] for group in read_labelled(path)] == texts
 
 
 def test_the_held_out_prompts_are_the_same_in_every_iteration():

@@ -63,7 +63,6 @@ def test_it_learns_what_the_verifier_says(folder: Path):
     assert metrics[0]["verified"] == pytest.approx(sum(s.text[-1].isalpha() for s in explored(0)) / 36)
     assert metrics[0]["overrated"] == pytest.approx(0.5 - metrics[0]["verified"])
     assert "accepted" not in metrics[0] and metrics[1]["accepted"] == 1
-    assert {f"hack_{name}" for name in ("empty", "prose", "boxes", "restated")} < metrics[1].keys()
 
 
 def test_it_remembers_right_and_wrong_completions_of_each_prompt(folder: Path):
@@ -171,28 +170,6 @@ class Contrary(EndsInLetter):
         return RewardResult([1 - value for value in result.value], result.status)
 
 
-def test_preference_pairs_from_a_file_that_grows(folder: Path, tmp_path: Path):
-    path = tmp_path / "pairs.jsonl"
-
-    def append(first: int, count: int) -> None:
-        with path.open("a") as file:
-            for id in range(first, first + count):
-                file.write(json.dumps({"prompt": f"q{id}", "chosen": f"{id}a", "rejected": f"{id}7"}) + "\n")
-
-    append(0, 30)
-    reward = reward_of(folder, labeller=None, pairs=str(path), num_passes=6)
-    reward.read_questions([])
-    nothing = scores_of(reward, [])
-    assert reward.learn([], nothing, iteration_ends=False) == {}
-    metrics = reward.learn([], nothing, iteration_ends=True)
-    assert metrics["accepted"] == 1 and metrics["new_after"] > 0.9
-    assert len(reward.iterations.history) + len(reward.iterations.test) == 30
-    assert reward.learn([], nothing, iteration_ends=True)["accepted"] == 0  # nothing new
-    append(30, 12)
-    reward.learn([], nothing, iteration_ends=True)
-    assert {iteration for iteration, _ in reward.iterations.history.strata} == {1, 3}
-
-
 def test_what_is_held_out_is_never_trained_on(folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any):
     """Iterations of 2, 2 and 8 prompts; only q1 and q9 are held out, so the first two wait for the third."""
     trained: list[set[str]] = []
@@ -218,7 +195,8 @@ def test_what_is_held_out_is_never_trained_on(folder: Path, monkeypatch: pytest.
     assert trained == [everyone, everyone]
     assert {g.prompt for g in reward.iterations.test} == set(held_out)
     assert metrics["version"] == reward.iterations.version and reward.iterations.iteration == 4
-    waiting = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    waiting = [record.getMessage() for record in warnings if record.name.startswith("grpo_lightning")]
     assert len(waiting) == 2 and "2 prompts none is held" in waiting[0] and "4 prompts none is held" in waiting[1]
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from helpers.tiny import CONTEXT, SHAPES, model_of, tokenizer
 
-from grpo_lightning.plugins.learned.model import PADDING, RewardModel, float32
+from grpo_lightning.plugins.learned.classifier import float32
+from grpo_lightning.plugins.learned.model import RewardModel
 
 END = 5  # <end>
 
@@ -46,15 +47,15 @@ def test_scores_are_those_of_one_unpadded_text_at_its_last_token(tmp_path: Path,
     assert len({round(score, 4) for score in scores}) == 4
 
 
-def test_padding_that_is_the_end_token_is_replaced(tmp_path: Path):
+@pytest.mark.parametrize("padding", ["<end>", "<new>", None])
+def test_padding_that_is_the_end_token_or_none_or_unknown_is_replaced(tmp_path: Path, padding: str | None):
     """Else the score would sit before the end, where a text that ended and one that was cut off look alike."""
     model_of("llama", pad_token_id=END).save_pretrained(tmp_path)
     spell = tokenizer()
-    spell.pad_token = "<end>"
+    spell.pad_token = padding
     spell.save_pretrained(tmp_path)
     model = with_head(RewardModel(str(tmp_path)))
-    assert model.tokenizer.pad_token == PADDING and model.model.config.pad_token_id == 64
-    assert model.model.get_input_embeddings().weight.shape[0] == 65
+    assert model.tokenizer.pad_token == padding and model.model.get_input_embeddings().weight.shape[0] == 64
     ended, cut = (model.encode("12", "34", ended)[0] for ended in (True, False))
     assert ended == [*cut, END]
     both = model.score([ended, cut])

@@ -3,8 +3,10 @@
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+import torch
 from helpers.tiny import tokenizer as character_tokenizer
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -13,7 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from grpo_lightning.plugins.process.reward import ProcessReward, last_tokens
 from grpo_lightning.plugins.process.scorers import ArithmeticSegments, SegmentScorer
-from grpo_lightning.plugins.process.splitters import ByLine, ByPattern, ByTag, Splitter
+from grpo_lightning.plugins.process.splitters import ByLine, ByPattern, Splitter
+from grpo_lightning.rewards.base import Run
 from grpo_lightning.rewards.results import Segment
 from grpo_lightning.sandbox.pool import Outcome
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
@@ -40,11 +43,11 @@ def bpe() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>")
 
 
-@pytest.fixture(scope="module")
-def folder(bpe: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("tokenizer")
-    bpe.save_pretrained(path)
-    return str(path)
+def reward_of(bpe: PreTrainedTokenizerFast, *args: Any, **options: Any) -> ProcessReward:
+    """The reward of a run with this tokenizer."""
+    reward = ProcessReward(Lengths(), *args, **options)
+    reward.setup(Run(torch.device("cpu"), bpe, 8))
+    return reward
 
 
 def sample(text: str, token_ids: list[int], answer: str = "1", truncated: bool = False) -> Sample:
@@ -70,9 +73,9 @@ def pieces(splitter: Splitter, text: str) -> list[str]:
         (ByLine(), "a\r\n  \nb", ["a\r\n  \n", "b"]),
         (ByLine(), "", [""]),
         (ByLine(), "\n\n", ["\n\n"]),
-        (ByTag(), "<step>a</step>\n<step>b</step> c", ["<step>a</step>", "\n<step>b</step>", " c"]),
-        (ByTag(), "<step>a</step>\n", ["<step>a</step>\n"]),
-        (ByTag(["x", "y"]), "<x>a</x><y>b</y><step>c</step>", ["<x>a</x>", "<y>b</y>", "<step>c</step>"]),
+        (ByPattern("</step>"), "<step>a</step>\n<step>b</step> c", ["<step>a</step>", "\n<step>b</step>", " c"]),
+        (ByPattern("</step>"), "<step>a</step>\n", ["<step>a</step>\n"]),
+        (ByPattern("</x>|</y>"), "<x>a</x><y>b</y><step>c</step>", ["<x>a</x>", "<y>b</y>", "<step>c</step>"]),
         (ByPattern(r"\n\n"), "a\nb\n\nc", ["a\nb\n\n", "c"]),
         (ByPattern(r"(?=Step \d)"), "Step 1 a Step 2 b", ["Step 1 a ", "Step 2 b"]),
         (ByPattern(r"[.;]\s"), "a; b. c.", ["a; ", "b. ", "c."]),
@@ -84,13 +87,11 @@ def test_texts_are_cut_into_segments(splitter: Splitter, text: str, expected: li
     splitter.close()
 
 
-def test_a_text_that_cannot_be_split_costs_its_sample(
-    folder: str, bpe: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_text_that_cannot_be_split_costs_its_sample(bpe: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch):
     splitter = ByPattern("(a+)+b")
     found = [*splitter(["aab c"]), Outcome("timeout")]
     monkeypatch.setattr(ByPattern, "__call__", lambda self, texts: found)
-    reward = ProcessReward(Lengths(), folder, splitter)
+    reward = reward_of(bpe, splitter)
     result = reward([sample(text, [*bpe.encode(text), 0]) for text in ("aab c", "a" * 60)])
     assert result.status == ["ok", "timeout"]
     assert result.value[0] == 2
@@ -105,11 +106,8 @@ def test_a_text_that_cannot_be_split_costs_its_sample(
     ("make", "says"),
     [
         (lambda: ByPattern("("), r"pattern='\('"),
-        (lambda: ByTag([]), r"tags=\[\]"),
-        (lambda: ByTag("step"), "tags='step'"),
-        (lambda: ProcessReward(Lengths(), "x", max_segments=0), "max_segments=0"),
-        (lambda: ProcessReward(Lengths(), "x", reduce="max"), "reduce='max'"),
-        (lambda: ProcessReward(Lengths(), "./no_such_folder").read_questions([]), "no_such_folder"),
+        (lambda: ProcessReward(Lengths(), max_segments=0), "max_segments=0"),
+        (lambda: ProcessReward(Lengths(), reduce="max"), "reduce='max'"),
     ],
 )
 def test_wrong_arguments_are_refused_by_key_and_value(make, says: str):
@@ -157,19 +155,19 @@ def test_the_last_token_of_a_step_by_counting_bytes(bpe: PreTrainedTokenizerFast
     assert longest >= 3
 
 
-def test_a_wrong_tokenizer_is_named(folder: str):
+def test_a_wrong_tokenizer_is_named(bpe: PreTrainedTokenizerFast):
     assert last_tokens(character_tokenizer(), [], "", []) == []
     with pytest.raises(ValueError, match="the policy's own"):
         last_tokens(character_tokenizer(), [10, 11], "xy", [1])
-    reward = ProcessReward(Lengths(), folder)
+    reward = reward_of(bpe)
     assert reward([sample("a\nb", [5, 6, 7])]).status == ["error"]
 
 
 # The reward
 
 
-def test_segments_end_at_their_last_tokens_and_the_last_at_the_stop_token(folder: str, bpe: PreTrainedTokenizerFast):
-    reward = ProcessReward(Lengths(), folder, reduce="sum")
+def test_segments_end_at_their_last_tokens_and_the_last_at_the_stop_token(bpe: PreTrainedTokenizerFast):
+    reward = reward_of(bpe, reduce="sum")
     ids = bpe.encode("x\nyy\nz")
     assert len(ids) == 6
     ended, cut_off, empty = sample("x\nyy\nz", [*ids, 0]), sample("x\nyy\nz", ids, truncated=True), sample("", [0])
@@ -184,23 +182,23 @@ def test_segments_end_at_their_last_tokens_and_the_last_at_the_stop_token(folder
 
 
 @pytest.mark.parametrize(("reduce", "expected"), [("sum", 6.0), ("min", 1.0), ("last", 1.0), ("mean", 2.0)])
-def test_the_whole_is_the_reduced_segments(folder: str, bpe: PreTrainedTokenizerFast, reduce, expected: float):
-    reward = ProcessReward(Lengths(), folder, reduce=reduce)
+def test_the_whole_is_the_reduced_segments(bpe: PreTrainedTokenizerFast, reduce, expected: float):
+    reward = reward_of(bpe, reduce=reduce)
     assert reward([sample("x\nyy\nz", [*bpe.encode("x\nyy\nz"), 0])]).value == [expected]
 
 
-def test_segments_that_end_in_one_token_are_one_segment(folder: str, bpe: PreTrainedTokenizerFast):
+def test_segments_that_end_in_one_token_are_one_segment(bpe: PreTrainedTokenizerFast):
     ids = [*bpe.encode("x"), *bpe.encode(".\n\n"), *bpe.encode("x")]
     assert len(ids) == 3
     splitter = ByPattern(r"\.|\n")  # "x.", "\n" and "\n" end in the second token
-    result = ProcessReward(Lengths(), folder, splitter)([sample("x.\n\nx", [*ids, 0])])
+    result = reward_of(bpe, splitter)([sample("x.\n\nx", [*ids, 0])])
     assert result.segments == [[Segment(1, 4.0), Segment(3, 1.0)]]
     splitter.close()
 
 
-def test_the_last_of_too_many_segments_takes_the_rest(folder: str, bpe: PreTrainedTokenizerFast):
+def test_the_last_of_too_many_segments_takes_the_rest(bpe: PreTrainedTokenizerFast):
     text = "x\nyy\nz\nx"
-    result = ProcessReward(Lengths(), folder, max_segments=2)([sample(text, [*bpe.encode(text), 0])])
+    result = reward_of(bpe, max_segments=2)([sample(text, [*bpe.encode(text), 0])])
     assert result.segments == [[Segment(1, 2.0), Segment(8, 6.0)]]
 
 

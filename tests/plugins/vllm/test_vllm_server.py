@@ -153,9 +153,10 @@ def test_a_group_stays_on_one_server_and_all_servers_draw(
 
 
 def test_weights_come_while_a_server_is_paused_and_the_folder_is_left_empty(
-    server: StandIn, policy: Policy, tmp_path: Path
+    server: StandIn, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = engine_of([server.url], policy, transfer=SharedFolder(str(tmp_path / "shared"), part_gib=1e-5))
+    monkeypatch.setattr(weight_transfer, "PART_BYTES", 10_000)
+    engine = engine_of([server.url], policy, transfer=SharedFolder(str(tmp_path / "shared")))
     server.asked.clear()
     engine.sync(policy)
     assert server.asked == ["/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"]

@@ -12,34 +12,8 @@ from grpo_lightning.types import Question, at_least, require
 SEED = "seed"  # the key of a question's metadata that holds its seed
 
 
-class Adapter(Environment):
-    """An environment of another library.
-
-    Raises:
-        UsageError: The library is not installed.
-    """
-
-    module: str  # the one that is imported
-    extra: str  # the one that installs it
-
-    def __init__(self) -> None:
-        package = self.module.partition(".")[0]
-        is_there = find_spec(package) is not None
-        require(is_there, f"{package} is not installed: pip install grpo-lightning[{self.extra}]")
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Imports the library, once for all processes that are copied from this one."""
-        self.__dict__ |= state
-        importlib.import_module(self.module)
-
-    @property
-    def library(self) -> Any:
-        """The module."""
-        return importlib.import_module(self.module)
-
-
-class Seeds(Adapter, Task):
-    """An environment that makes up what it asks, from a seed per question.
+class Seeds(Environment, Task):
+    """An environment of another library that makes up what it asks, from a seed per question.
 
     Validation has the first `num_val` seeds, test (and predict) the next `num_val`, training the ones after them.
 
@@ -47,15 +21,32 @@ class Seeds(Adapter, Task):
         label: What stands before the seed in the question's text, which the policy does not see.
         num_train: Seeds to train on.
         num_val: Seeds held out for validation, and as many others for test.
+
+    Raises:
+        UsageError: The library is not installed.
     """
 
     judge = "EnvironmentReward"
+    module: str  # the one that is imported
+    extra: str  # the one that installs it
 
     def __init__(self, label: str, num_train: int, num_val: int) -> None:
-        super().__init__()
+        package = self.module.partition(".")[0]
+        is_there = find_spec(package) is not None
+        require(is_there, f"{package} is not installed: pip install grpo-lightning[{self.extra}]")
         at_least("num_train", num_train, 1, type(self).__name__)
         at_least("num_val", num_val, 1, type(self).__name__)
         self.label, self.num_train, self.num_val = label, num_train, num_val
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Imports the library, once for all processes that are copied from this one."""
+        self.__dict__ |= state
+        _ = self.library
+
+    @property
+    def library(self) -> Any:
+        """The module."""
+        return importlib.import_module(self.module)
 
     def questions(self, split: Split) -> Sequence[Question]:
         """The seeds of a split."""
