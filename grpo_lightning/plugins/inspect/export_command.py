@@ -38,6 +38,6 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"grpo: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     model = "read it with AutoModelForCausalLM.from_pretrained, or serve it with `vllm serve`"
-    adapter = "an adapter; its README.md shows how PEFT reads it"
+    adapter = "an adapter; read it with PeftModel.from_pretrained(base, folder) of PEFT"
     print(f"{given.out}: {adapter if given.kind == 'adapter' else model}")
     return 0

@@ -164,7 +164,7 @@ def made_of(family: type) -> list[type]:
     return members_of(family) or [family]
 
 
-def arguments_of(kind: type) -> list[str]:
+def arguments_of(kind: Any) -> list[str]:
     """The names of a class's arguments."""
     names = inspect.signature(kind.__init__).parameters  # a builtin has none of its own
     return [name for name in names if name not in ("self", "args", "kwargs")]
