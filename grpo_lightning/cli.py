@@ -229,7 +229,7 @@ def run_rank(args: Sequence[str] | None = None) -> None:
 
 def command_line(command: str) -> type[GRPOCLI]:
     """The class that reads the options of a command."""
-    planning = optional("plugins.planning.command:Planning") if command == "plan" else None
+    planning = optional("plugins.planning.report:Planning") if command == "plan" else None
     return type("PlanCLI", (planning, GRPOCLI), {}) if planning else GRPOCLI
 
 
