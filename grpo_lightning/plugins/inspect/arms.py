@@ -1,6 +1,7 @@
 """Runs found in folders, and put together to arms: runs that differ in nothing but the seed."""
 
 import json
+import math
 import os
 import re
 from collections import Counter
@@ -42,6 +43,15 @@ class Run:
     arm: str | None = None
     """The arm that the folders name; None: the configuration tells."""
     changes: Sequence[str] = ()
+
+    @property
+    def steps(self) -> int:
+        """Exploration steps that it has made."""
+        return 1 + max(points[-1][0] for points in self.scalars.values())
+
+    def total(self, name: str) -> float:
+        """The sum of a scalar over the steps."""
+        return math.fsum(value for _, value in self.scalars.get(name, []) if math.isfinite(value))
 
 
 @dataclass(frozen=True)

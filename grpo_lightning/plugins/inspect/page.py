@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from markupsafe import escape
+
 from grpo_lightning.plugins.inspect.configs import changes_of, read_config
-from grpo_lightning.plugins.inspect.markup import ASSETS, check_out, escaped, filled, source_of, write_page
+from grpo_lightning.plugins.inspect.markup import ASSETS, check_out, filled, source_of, write_page
 from grpo_lightning.plugins.inspect.record import FOLDER, files_of, read_file
 from grpo_lightning.plugins.inspect.scalars import Scalars, read_scalars, validation_names
 from grpo_lightning.types import UsageError, at_least
@@ -149,8 +151,7 @@ def build(runs: Sequence[RunData]) -> str:
         "base-uri 'none'; form-action 'none'"
     )
     title = " and ".join(run.name for run in runs)
-    parts = {"policy": escaped(policy), "title": escaped(title), "style": style, "script": script}
-    return filled("page.html", parts | {"data": "\n".join(data)})
+    return filled("page.html", policy=policy, title=title, style=style, script=script, data="\n".join(data))
 
 
 def data_block(name: str, text: str) -> str:
@@ -158,7 +159,7 @@ def data_block(name: str, text: str) -> str:
     # A half of a pair of surrogates is no UTF-8: it becomes its escape.
     whole = text.encode("utf-8", "backslashreplace").decode("utf-8")
     safe = whole.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    return f'<script type="application/json" id="{escaped(name)}">{safe}</script>'
+    return f'<script type="application/json" id="{escape(name)}">{safe}</script>'
 
 
 def write(run: Path, out: Path, compare: Path | None = None, max_mb: float = 25.0) -> list[str]:

@@ -142,7 +142,7 @@ def test_no_file_of_a_run_is_overwritten(run: Path, capsys: pytest.CaptureFixtur
 
 def test_every_value_in_the_page_is_escaped(run: Path) -> None:
     page = build([RunData('a"><b>', {'1"><b>': ["{}"]}, {}, {}, [])])
-    assert "<b>" not in page and page.count("&quot;&gt;&lt;b&gt;") >= 2
+    assert "<b>" not in page and page.count("&#34;&gt;&lt;b&gt;") >= 2
 
 
 def test_curves_are_those_that_the_run_has() -> None:
