@@ -7,6 +7,8 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from grpo_lightning.types import UsageError
+
 
 class Command(NamedTuple):
     """What a command of `grpo` does, and where its `main(args) -> int` is; cli.py reads a configuration and runs it."""
@@ -113,4 +115,10 @@ def answer(args: Sequence[str]) -> int | None:
         print(f"grpo: error: {args[0]}: there is no such command.{hint} {there}", file=sys.stderr)
         return 2
     module = COMMANDS[args[0]].module
-    return None if module == "grpo_lightning.cli" else int(import_module(module).main(args[1:]))
+    if module == "grpo_lightning.cli":
+        return None
+    try:
+        return int(import_module(module).main(args[1:]))
+    except UsageError as error:
+        print(f"grpo: error: {error}", file=sys.stderr)
+        return 2
