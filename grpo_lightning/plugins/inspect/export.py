@@ -94,7 +94,7 @@ def config_of(run: Path) -> dict[str, Any]:
         )
     try:
         config = read_config(path) or {}
-        _ = config["model"]["policy"]["path"], config["data"].get("template")
+        _ = config["model"]["policy"]["path"]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: no configuration of `grpo fit`. Restore the one that the run has written") from error
     return config
