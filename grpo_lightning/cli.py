@@ -222,8 +222,6 @@ def run_rank(args: Sequence[str] | None = None) -> None:
     """The command line in this process alone."""
     given = sys.argv[1:] if args is None else args
     try:
-        if found := ask("plugins.mistakes.check:mistake", given):
-            raise UsageError(found)
         command_line(next(iter(given), ""))(args)
     except KeyboardInterrupt:  # before Lightning runs
         sys.exit(EXIT_CODE)
@@ -231,7 +229,7 @@ def run_rank(args: Sequence[str] | None = None) -> None:
 
 def command_line(command: str) -> type[GRPOCLI]:
     """The class that reads the options of a command."""
-    planning = optional("plugins.planning.command:Planning") if command == "plan" else None
+    planning = optional("plugins.planning.report:Planning") if command == "plan" else None
     return type("PlanCLI", (planning, GRPOCLI), {}) if planning else GRPOCLI
 
 

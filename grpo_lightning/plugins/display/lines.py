@@ -1,6 +1,7 @@
 """One line per step, for a run that is not watched in a terminal, and how fast a run goes."""
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from time import perf_counter
 from typing import Any
 
@@ -49,14 +50,8 @@ def counted(steps: int, total: int | None, between: str = "/") -> str:
 
 
 def duration(seconds: float) -> str:
-    """`8.1 s`, `2 min 05 s`, `3 h 07 min`, `2 d 05 h`."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    for unit, base, smaller, size in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if whole >= base:
-            return f"{whole // base} {unit} {whole % base // size:02} {smaller}"
-    return f"{whole} s"
+    """`0:02:05`, `2 days, 5:00:00`."""
+    return str(timedelta(seconds=round(seconds)))
 
 
 class StepLines(Callback, Observer):
@@ -65,7 +60,7 @@ class StepLines(Callback, Observer):
     It also says why a step made fewer updates, or learned nothing. Phases that take less than a twentieth of the step
     are left out.
 
-    `step 10/60: reward 0.91, length 14.2; explore 0.6 s, update 0.3 s; val avg@8 0.72, greedy 0.98; 1 min 05 s left`
+    `step 10/60: reward 0.91, length 14.2; explore 0.6 s, update 0.3 s; val avg@8 0.72, greedy 0.98; 0:01:05 left`
     """
 
     def __init__(self) -> None:

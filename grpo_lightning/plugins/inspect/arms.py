@@ -1,12 +1,11 @@
 """Runs found in folders, and put together to arms: runs that differ in nothing but the seed."""
 
 import json
+import math
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from itertools import count as count_from
 from pathlib import Path
 
@@ -14,19 +13,13 @@ from grpo_lightning.plugins.inspect.configs import (
     Config,
     changes_of,
     comparable,
-    differing,
     merged,
-    primary,
     read_config,
-    short_keys,
     shown,
     starts_of,
 )
 from grpo_lightning.plugins.inspect.scalars import Scalars, folders_of_runs, read_scalars
 from grpo_lightning.types import UsageError
-
-MOST_KEYS = 3
-"""A name is made of so many differences at most, unless it takes all."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +35,15 @@ class Run:
     arm: str | None = None
     """The arm that the folders name; None: the configuration tells."""
     changes: Sequence[str] = ()
+
+    @property
+    def steps(self) -> int:
+        """Exploration steps that it has made."""
+        return 1 + max(points[-1][0] for points in self.scalars.values())
+
+    def total(self, name: str) -> float:
+        """The sum of a scalar over the steps."""
+        return math.fsum(value for _, value in self.scalars.get(name, []) if math.isfinite(value))
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def read_run(folder: Path, arm: str | None = None) -> Run:
 
 
 def arms_of(runs: Sequence[Run]) -> list[Arm]:
-    """Puts runs of equal configuration together, and names them as their folders do, or by their differences.
+    """Puts runs of equal configuration together, and names them as their folders do.
 
     Runs that have the seed in common too are no seeds of one arm. They are told apart by their folders.
     """
@@ -119,39 +121,13 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
 
 
 def names(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """The shortest clear name of each group of runs: that of its folder, where each group is one run."""
-    configs = [group[0].config for group in groups]
-    told = [""] * len(groups)
-    if len(groups) > 1 and any(len(group) > 1 for group in groups) and None not in configs:
-        told = difference_names([config or {} for config in configs])
-    folders = _short([Path(os.path.commonpath([run.folder.resolve() for run in group])) for group in groups])
-    found = [group[0].arm or told[index] or folders[index] for index, group in enumerate(groups)]
-    taken = Counter(found)
-    found = [name if taken[name] == 1 else folders[index] for index, name in enumerate(found)]
-    return [name if name not in found[:i] else f"{name} ({found[:i].count(name) + 1})" for i, name in enumerate(found)]
-
-
-def difference_names(configs: Sequence[Config]) -> list[str]:
-    """For each configuration the fewest differences that no other has together: `lr 1e-4`, `surrogate CISPO`.
-
-    Empty where another configuration is equal.
-    """
-    keys = primary(differing(configs), configs)
-    keys.sort(key=lambda key: key.startswith("trainer."))  # rarely what an experiment is about
-    labels = short_keys(keys)
-
-    def is_clear(chosen: Iterable[str], config: Config) -> bool:
-        values = [config.get(key) for key in chosen]
-        return sum([other.get(key) for key in chosen] == values for other in configs) == 1
-
-    found = []
-    for config in configs:
-        choices = (choice for size in range(1, MOST_KEYS + 1) for choice in combinations(keys, size))
-        chosen = next((c for c in choices if is_clear(c, config)), keys) if is_clear(keys, config) else ()
-        texts = {key: shown(config.get(key)) for key in chosen}
-        cut = {key: text if len(text) <= 32 else text[:31] + "…" for key, text in texts.items()}
-        found.append(", ".join(f"{labels[key]} {text}" for key, text in cut.items()))
-    return found
+    """A clear name of each group of runs: that of the folder around them, or of the first where others share that."""
+    folders = [Path(os.path.commonpath([run.folder.resolve() for run in group])) for group in groups]
+    if len({*folders}) < len(folders):
+        folders = [group[0].folder.resolve() for group in groups]
+    short = _short(folders)
+    found = [group[0].arm or name for group, name in zip(groups, short, strict=True)]
+    return [name if found.count(name) == 1 else whole for name, whole in zip(found, short, strict=True)]
 
 
 def _split(group: list[Run]) -> list[list[Run]]:

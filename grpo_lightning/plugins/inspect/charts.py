@@ -1,12 +1,15 @@
-"""Charts as inline SVG: text alone, without a library, a script or a style of its own.
+"""Charts as inline SVG: a template without a script or a style of its own, and its numbers.
 
 Colours come from the page: a series stands in a group of class `a0`, `a1` ..., and its parts take `currentColor`.
 """
 
-import html
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+from markupsafe import Markup
+
+from grpo_lightning.plugins.inspect.markup import filled
 
 Point = tuple[float, float]
 
@@ -62,20 +65,14 @@ class XAxis:
     """Whether x is a count, whose ticks are whole numbers."""
 
 
-def chart(series: Sequence[Series], title: str, axis: XAxis, lines: Sequence[float] = ()) -> str:
+def chart(series: Sequence[Series], title: str, axis: XAxis, lines: Sequence[float] = ()) -> Markup:
     """The chart as an SVG element."""
     x = Scale(*padded([axis.low, axis.high], 0.0), LEFT, WIDTH - RIGHT)
     y = Scale(*y_range(series, lines), HEIGHT - BOTTOM, TOP)
-    parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(title)}">',
-        *_axes(x, y, axis),
-        *(f'<line class="mark" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value)}" y2="{y(value)}"/>' for value in lines),
-        f'<svg x="{LEFT - 4}" y="{TOP - 4}" width="{WIDTH - RIGHT - LEFT + 8}" height="{HEIGHT - BOTTOM - TOP + 8}" '
-        f'viewBox="{LEFT - 4} {TOP - 4} {WIDTH - RIGHT - LEFT + 8} {HEIGHT - BOTTOM - TOP + 8}">',
-        *(_drawn(one, x, y) for one in series),
-        "</svg></svg>",
-    ]
-    return "".join(parts)
+    box = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "top": TOP}
+    shown = {"series": series, "title": title, "label": axis.label, "lines": lines, "most_dots": MOST_DOTS}
+    scales = {"x": x, "y": y, "x_ticks": ticks(x.low, x.high, 6, axis.whole), "y_ticks": ticks(y.low, y.high, 5)}
+    return filled("chart.svg", **box, **shown, **scales, bottom=HEIGHT - BOTTOM)
 
 
 def y_range(series: Sequence[Series], lines: Sequence[float] = ()) -> tuple[float, float]:
@@ -122,40 +119,3 @@ def ticks(low: float, high: float, most: int, whole: bool = False) -> list[float
         if len(indices) <= most:
             break
     return [index * step for index in indices]
-
-
-def _axes(x: Scale, y: Scale, axis: XAxis) -> Iterator[str]:
-    bottom = HEIGHT - BOTTOM
-    for value in ticks(y.low, y.high, 5):
-        yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value)}" y2="{y(value)}"/>'
-        yield f'<text class="tick" x="{LEFT - 8}" y="{y(value)}" dy="0.35em" text-anchor="end">{value:.6g}</text>'
-    yield f'<line class="base" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>'
-    for value in ticks(x.low, x.high, 6, axis.whole):
-        yield f'<line class="base" x1="{x(value)}" x2="{x(value)}" y1="{bottom}" y2="{bottom + 4}"/>'
-        yield f'<text class="tick" x="{x(value)}" y="{bottom + 16}" text-anchor="middle">{value:.6g}</text>'
-    yield f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{html.escape(axis.label)}</text>'
-
-
-def _drawn(one: Series, x: Scale, y: Scale) -> str:
-    parts = [f'<g class="a{one.number}">']
-    for piece in one.band:
-        edge = [*((px, high) for px, _, high in piece), *((px, low) for px, low, _ in reversed(piece))]
-        parts.append(f'<polygon class="band" points="{_points(edge, x, y)}"/>')
-    parts += [_line(piece, "seed", x, y) for line in one.seeds for piece in line]
-    parts += [_line(piece, "mean", x, y) for piece in one.mean]
-    drawn = [point for piece in one.mean for point in piece]
-    kind = "dot" if len(drawn) <= MOST_DOTS else "dot unseen"
-    for px, py in drawn:
-        title = html.escape(one.labels.get(px, one.name))
-        parts.append(f'<circle class="{kind}" cx="{x(px)}" cy="{y(py)}" r="2.6"><title>{title}</title></circle>')
-    return "".join([*parts, "</g>"])
-
-
-def _line(piece: Sequence[Point], kind: str, x: Scale, y: Scale) -> str:
-    if len(piece) == 1:
-        return f'<circle class="{kind} alone" cx="{x(piece[0][0])}" cy="{y(piece[0][1])}" r="1.5"/>'
-    return f'<polyline class="{kind}" points="{_points(piece, x, y)}"/>'
-
-
-def _points(points: Iterable[Point], x: Scale, y: Scale) -> str:
-    return " ".join(f"{x(px)},{y(py)}" for px, py in points)

@@ -96,17 +96,6 @@ def primary(keys: Sequence[str], configs: Sequence[Config]) -> list[str]:
     ]
 
 
-def short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """The fewest last parts of each key that no other key ends with."""
-    found = {}
-    for key in keys:
-        parts = key.split(".")
-        ends = [".".join(parts[i:]) for i in range(len(parts) - 1, -1, -1)]
-        clear = (end for end in ends if not end.isdigit() and sum(f".{k}".endswith(f".{end}") for k in keys) == 1)
-        found[key] = next(clear, key)
-    return found
-
-
 def shown(value: Any) -> str:
     """A value of a configuration in a few characters."""
     if isinstance(value, bool) or value is None:

@@ -1,18 +1,20 @@
 """The policy of a run as a folder for transformers and vLLM, which do not need this package."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import torch
+import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from grpo_lightning.plugins.inspect.configs import read_config
-from grpo_lightning.plugins.inspect.model_card import model_card
 from grpo_lightning.plugins.mistakes.disk import refusal
 from grpo_lightning.policy import pretrained
 from grpo_lightning.policy.adapter import LoRA, adapted_layers, fingerprint
@@ -60,14 +62,26 @@ def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | No
         model.to(getattr(torch, dtype))
     exported = [p for p in model.parameters() if p.requires_grad or kind == "model"]
     size = f"{sum(p.numel() for p in exported):,} parameters, {str(exported[0].dtype).removeprefix('torch.')}"
-    card = model_card(run, path, config, size, saved["epoch"] + 1, kind == "adapter")
+    made = f"after {saved['epoch'] + 1} exploration steps of GRPO: {size}. Checkpoint: `{path.name}`"
     with whole_folder(out) as folder:
         if kind == "adapter":
             save_adapter(model, folder, str(policy["path"]))
         else:
             model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        (folder / "README.md").write_text(model_card(config, kind, made), encoding="utf-8")
+
+
+def model_card(config: Mapping[str, Any], kind: str, made: str) -> str:
+    """A README.md as model hubs read it: a head in YAML, how the policy was `made`, and the run's configuration."""
+    base = str(config["model"]["policy"]["path"])
+    head: dict[str, Any] = {"library_name": "peft" if kind == "adapter" else "transformers"}
+    head |= {"pipeline_tag": "text-generation", "tags": ["grpo", "grpo-lightning"]}
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not Path(base).exists():  # it may be one of a hub
+        head["base_model"] = base
+    top, whole = (yaml.safe_dump(part, sort_keys=False, allow_unicode=True) for part in (head, dict(config)))
+    prompts = "Prompts are made as under `data` in the configuration"
+    return f"---\n{top}---\n\n`{base}` {made}. {prompts}:\n\n{indent(whole, '    ')}"
 
 
 def config_of(run: Path) -> dict[str, Any]:
@@ -80,7 +94,7 @@ def config_of(run: Path) -> dict[str, Any]:
         )
     try:
         config = read_config(path) or {}
-        _ = config["model"]["policy"]["path"], config["data"].get("template")
+        _ = config["model"]["policy"]["path"]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: no configuration of `grpo fit`. Restore the one that the run has written") from error
     return config

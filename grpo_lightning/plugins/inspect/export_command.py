@@ -5,11 +5,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_lightning.types import UsageError
-
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Exports and prints where to; returns the exit code, 2 for the user's mistakes and 1 for a full disk."""
+    """Exports and prints where to; returns the exit code, 1 for a full disk."""
     parser = argparse.ArgumentParser(
         "grpo export",
         description="Writes the policy of a run as a folder that transformers and vLLM read without this package: "
@@ -34,10 +32,10 @@ def main(args: Sequence[str] | None = None) -> int:
     disable_progress_bar()
     try:
         export(given.run, given.out, given.ckpt_path, given.dtype, given.kind)
-    except (UsageError, DiskFailure) as error:
+    except DiskFailure as error:
         print(f"grpo: error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
+        return 1
     model = "read it with AutoModelForCausalLM.from_pretrained, or serve it with `vllm serve`"
-    adapter = "an adapter; its README.md shows how PEFT reads it"
+    adapter = "an adapter; read it with PeftModel.from_pretrained(base, folder) of PEFT"
     print(f"{given.out}: {adapter if given.kind == 'adapter' else model}")
     return 0

@@ -1,56 +1,48 @@
-"""Pages of HTML: text, small pictures, and the file, which is never one of a run's own."""
+"""Pages of HTML: their templates in assets/, and the file, which is never one of a run's own."""
 
 import base64
 import hashlib
-import html
 import re
-from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from grpo_lightning.types import UsageError
 
 ASSETS = Path(__file__).with_name("assets")
-NUM_COLORS = 7
-"""Colours in the style; further arms repeat them with dashes."""
 
 
-def escaped(text: Any) -> str:
-    """Text for a page. What no page may hold, such as control characters, becomes a replacement character."""
-    clean = str(text).encode("utf-8", "replace").decode("utf-8")
-    return html.escape(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "\N{REPLACEMENT CHARACTER}", clean))
+def clean(value: Any) -> Any:
+    """Text without what no page may hold, such as control characters; what is HTML already stays."""
+    if value is None or isinstance(value, Markup):
+        return "" if value is None else value
+    text = str(value).encode("utf-8", "replace").decode("utf-8")
+    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "\N{REPLACEMENT CHARACTER}", text)
 
 
-def number(text: str) -> str:
-    """A number for a page, with the sign that is as wide as a plus."""
-    return escaped(text.replace("-", "\N{MINUS SIGN}"))
+@cache
+def templates() -> Environment:
+    """The templates in assets/, which escape all text."""
+    made = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, finalize=clean, undefined=StrictUndefined)
+    made.trim_blocks = made.lstrip_blocks = True
+    made.filters["counted"] = counted
+    made.filters["minus"] = lambda text: text.replace("-", "\N{MINUS SIGN}")  # as wide as a plus
+    made.filters["duration"] = lambda seconds: str(timedelta(seconds=round(seconds)))
+    return made
+
+
+def filled(name: str, **parts: Any) -> Markup:
+    """A template in assets/ with its parts."""
+    return Markup(templates().get_template(name).render(parts))
 
 
 def counted(count: int, noun: str) -> str:
     """`1 run`, `2 runs`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def swatch(index: int) -> str:
-    """A piece of an arm's line."""
-    return (
-        f'<svg class="swatch" viewBox="0 0 22 10" aria-hidden="true"><g class="key{index} k{index % NUM_COLORS}">'
-        '<line class="mean" x1="1" x2="21" y1="5" y2="5"/><circle class="dot" cx="11" cy="5" r="3"/></g></svg>'
-    )
-
-
-def table(kind: str, heads: Iterable[str], rows: Iterable[str]) -> str:
-    """A table of this class in a box that scrolls; heads and rows are HTML."""
-    head = "".join(f'<th scope="col">{text}</th>' for text in heads)
-    return (
-        f'<div class="wide"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-        "</div>"
-    )
-
-
-def filled(name: str, parts: Mapping[str, Any]) -> str:
-    """A template in assets/ with its parts. They may contain what looks like the place of another: `{{script}}`."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda place: str(parts[place[1]]), (ASSETS / name).read_text(encoding="utf-8"))
 
 
 def source_of(text: str) -> str:

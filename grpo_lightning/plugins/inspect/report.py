@@ -4,14 +4,13 @@
     grpo report runs/plain/0 runs/plain/1 runs/dapo/0     runs; those that differ in the seed alone are one arm
     grpo report runs/does_kl_matter -o kl.html            a folder of arms, which hold a folder per seed
 
-The page shows the curves and the differences to the first arm, with intervals over the seeds, what the
+The page shows the curves and the differences to the first arm given, with intervals over the seeds, what the
 configurations differ in, and links to the pages of `grpo inspect` that lie in the runs' folders.
 """
 
 import argparse
 import difflib
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -64,10 +63,6 @@ def report(options: argparse.Namespace) -> str:
     """Makes the page; returns what to print."""
     check_out(options.out, PAGE)
     arms = arms_of(read_runs(options.runs))
-    if options.base is not None:
-        if options.base not in (known := [arm.name for arm in arms]):
-            raise UsageError(f"--base {options.base}: there is no such arm; there are: {'; '.join(known)}")
-        arms.sort(key=lambda arm: arm.name != options.base)
     runs = [run for arm in arms for run in arm.runs.values()]
     for axis in options.x:
         if without := [run.folder for run in runs if axis in SUMMED and SUMMED[axis] not in run.scalars]:
@@ -89,15 +84,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or one that holds runs")
+    add(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="a run's folder, or one that holds runs; the first is the base",
+    )
     add("-o", "--out", type=Path, default=Path(PAGE), help=f"the page; {PAGE} by default")
     metrics = "scalars: name (last value and mean), name:last, name:mean, name>=number, name<=number"
     add("--metrics", nargs="+", help=metrics)
     add("--x", nargs="+", choices=AXES, default=["step"], help="a set of curves and a table for each")
-    add("--base", help="the arm that the others are compared with; the first by default")
-    try:
-        print(report(parser.parse_args(arguments)))
-    except UsageError as error:
-        print(f"grpo: error: {error}", file=sys.stderr)
-        return 2
+    print(report(parser.parse_args(arguments)))
     return 0

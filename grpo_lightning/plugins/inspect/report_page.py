@@ -3,12 +3,15 @@
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
+
+from markupsafe import Markup
 
 import grpo_lightning
 from grpo_lightning.plugins.inspect.arms import Arm, Run
@@ -23,18 +26,20 @@ from grpo_lightning.plugins.inspect.comparison import (
     compare,
     curves,
     means,
+    shown,
     with_interval,
 )
 from grpo_lightning.plugins.inspect.configs import Config, differing, primary
 from grpo_lightning.plugins.inspect.judges import judge_of, measure, warning
-from grpo_lightning.plugins.inspect.markup import NUM_COLORS, counted, escaped, filled, source_of, swatch, table
+from grpo_lightning.plugins.inspect.markup import counted, filled, source_of
 from grpo_lightning.plugins.inspect.page import PAGE as INSPECTOR
 from grpo_lightning.plugins.inspect.results import results
 
-STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 MOST_STEPS = 200
 """A curve with more points is drawn with so many at most, each the mean of several steps."""
 MANY_ROWS = 30
+NUM_COLORS = 7
+"""Colours in the style; further arms repeat them with dashes."""
 
 MEANINGS = {
     r"val/avg@\d+": "validation, sampled answers: {judged}",
@@ -77,11 +82,17 @@ class Report:
 
     def html(self) -> str:
         """The whole page."""
-        style = STYLE + "".join(self._colors())
-        axes = (part for axis in self.axes for part in self._axis(axis))
-        body = "\n".join([*self._head(), *self._differences(), *axes, *self._runs()])
-        parts = {"source": source_of(style), "title": escaped(self.title), "style": style, "body": body}
-        return filled("report.html", parts | {"enough": str(ENOUGH)})
+        style = filled("report.css", num_arms=len(self.arms), num_colors=NUM_COLORS)
+        return filled(
+            "report.html",
+            report=self,
+            source=source_of(style),
+            style=style,
+            made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by grpo_lightning {grpo_lightning.__version__}",
+            parts=[self._axis(axis) for axis in self.axes],
+            constants={"enough": ENOUGH, "num_colors": NUM_COLORS, "many_rows": MANY_ROWS},
+            functions={"shown": shown, "interval": with_interval},
+        )
 
     def notes(self) -> list[str]:
         """Facts that a reader should know before trusting the numbers."""
@@ -94,10 +105,10 @@ class Report:
             text = "No interval is drawn, and the seeds alone may make the difference"
             found.append(f"fewer than {ENOUGH} seeds: {', '.join(few)}. {text}")
         found += [f"{run.folder} {change}" for run in runs for change in run.changes]
-        most = max(map(_steps, runs))
-        shorter = [run for run in runs if _steps(run) < most]
+        most = max(run.steps for run in runs)
+        shorter = [run for run in runs if run.steps < most]
         text = "last values and means compare up to there"
-        found += [f"{run.folder} has {_steps(run)} of {most} steps: {text}" for run in shorter]
+        found += [f"{run.folder} has {run.steps} of {most} steps: {text}" for run in shorter]
         for arm in self.arms:
             if keys := differing([run.config for run in arm.runs.values() if run.config is not None] or [{}]):
                 found.append(f"the runs of {arm.name} differ in more than the seed: {', '.join(keys[:5])}")
@@ -108,62 +119,23 @@ class Report:
             found.append(f"without config.yaml: {', '.join(without[:5])}{' ...' if len(without) > 5 else ''}")
         return found
 
-    def _colors(self) -> Iterator[str]:
-        for number in range(len(self.arms)):
-            yield f".a{number}{{color:var(--c{number % NUM_COLORS})}}"
-            if number >= NUM_COLORS:
-                dashes = "6 4" if number < 2 * NUM_COLORS else "2 4"
-                yield f".a{number} .mean,.key{number} .mean{{stroke-dasharray:{dashes}}}"
-            yield f":root:has(#show{number}:not(:checked)) svg .a{number}{{display:none}}"
+    def differences(self) -> list[tuple[str, bool, list[str]]]:
+        """The keys that differ, whether each is due to another, and its values by arm."""
+        keys = differing(self.configs or [{}]) if len(self.arms) > 1 else []
+        own = primary(keys, self.configs)
+        return [(key, key not in own, [arm.shown(key) for arm in self.arms]) for key in keys]
 
-    def _head(self) -> Iterator[str]:
-        made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-        counts = f"{counted(len(self.arms), 'configuration')} · {counted(len(self.runs), 'run')}"
-        yield f"<header><h1><bdi>{escaped(self.title)}</bdi></h1>"
-        yield f"<p>{counts} · made {made} by grpo_lightning {escaped(grpo_lightning.__version__)}</p></header>"
-        if notes := self.notes():
-            yield '<ul class="notes">' + "".join(f"<li>{escaped(note)}</li>" for note in notes) + "</ul>"
-        if len(self.arms) > 1:
-            yield '<nav class="legend" aria-label="Configurations: those that are ticked are drawn">'
-            for number, arm in enumerate(self.arms):
-                yield (
-                    f'<label><input type="checkbox" id="show{number}" checked>{swatch(number)}'
-                    f"<bdi>{escaped(arm.name)}</bdi> <small>{counted(len(arm.runs), 'seed')}</small></label>"
-                )
-            yield "</nav>"
-
-    def _differences(self) -> Iterator[str]:
-        configs = self.configs
-        keys = differing(configs) if configs else []
-        if len(self.arms) < 2 or not keys:
-            return
-        own = set(primary(keys, configs))
-        rows = []
-        for key in keys:
-            first, *_ = values = [arm.shown(key) for arm in self.arms]
-            kinds = ("" if value == first else ' class="other"' for value in values)
-            cells = (f"<td{kind}><bdi>{escaped(value)}</bdi></td>" for kind, value in zip(kinds, values, strict=True))
-            due = "" if key in own else ' class="due"'
-            rows.append(f'<tr{due}><th scope="row"><code>{escaped(key)}</code></th>{"".join(cells)}</tr>')
-        arms = (f"{swatch(number)}<bdi>{escaped(arm.name)}</bdi>" for number, arm in enumerate(self.arms))
-        found = table("keys", ["key", *arms], rows)
-        if len(rows) > MANY_ROWS:
-            found = f"<details><summary>{len(rows)} keys</summary>{found}</details>"
-        yield f"<section><h2>What differs</h2>\n{found}</section>"
-
-    def _axis(self, axis: str) -> Iterator[str]:
-        over = f" over {AXES[axis]}" if len(self.axes) > 1 else ""
-        yield f'<section><h2>Curves{over}</h2><div class="charts">'
+    def _axis(self, axis: str) -> dict[str, Any]:
+        """The figures and the numbers along an axis."""
         found = {metric.name: curves(self.scalars, metric.name, axis) for metric in self.metrics}
         ends = [x for by_arm in found.values() for runs in by_arm.values() for of in runs.values() for x in of.x]
         x_axis = XAxis(min(ends), max(ends), AXES[axis], axis in ("step", "update"))
-        for name, by_arm in found.items():
-            yield self._figure(name, by_arm, x_axis)
-        yield f"</div></section><section><h2>Numbers{over}</h2>"
-        yield from results(compare(self.scalars, self.metrics, axis), self.metrics)
-        yield "</section>"
+        figures = [self._figure(name, by_arm, x_axis) for name, by_arm in found.items()]
+        table = compare(self.scalars, self.metrics, axis)
+        return {"over": AXES[axis], "figures": figures} | results(table, self.metrics)
 
-    def _figure(self, name: str, by_arm: Mapping[str, Mapping[str, Curve]], axis: XAxis) -> str:
+    def _figure(self, name: str, by_arm: Mapping[str, Mapping[str, Curve]], axis: XAxis) -> tuple[str, str, Markup]:
+        """The name, the facts below it, and the chart, which is empty where no value is finite."""
         width = bin_width([of for runs in by_arm.values() for of in runs.values()])
         series = [
             series_of(i, arm, [coarsened(of, width) if width > 1 else of for of in runs.values()], axis.label)
@@ -173,33 +145,18 @@ class Report:
         meaning = next((text for pattern, text in MEANINGS.items() if re.fullmatch(pattern, name)), "")
         facts = [meaning.format(judged=measure(self.configs))]
         facts += [f"a point per {width} steps, their mean"] if width > 1 else []
-        drawn = "<p>No value is finite.</p>"
+        drawn = Markup()
         if any(any(one.points()) for one in series):
             drawn = chart(series, f"{name} over {axis.label}", axis, lines)
             if cut := outside(series, lines):
                 ends = " and ".join(f"{end:.3g}" for end in dict.fromkeys((cut[0], cut[-1])))
                 facts.append(f"{counted(len(cut), 'value')} outside: {ends}")
-        caption = f"<strong>{escaped(name)}</strong> <span>{escaped('; '.join(filter(None, facts)))}</span>"
-        return f"<figure><figcaption>{caption}</figcaption>{drawn}</figure>"
+        return name, "; ".join(filter(None, facts)), drawn
 
-    def _runs(self) -> Iterator[str]:
-        rows = [
-            f'<tr><th scope="row">{swatch(number)}<bdi>{escaped(arm.name)}</bdi></th>'
-            f"<td>{escaped(seed)}</td><td>{_steps(run)}</td><td>{timedelta(seconds=round(_sum(run, 'time/step')))}</td>"
-            f"<td>{_sum(run, 'rollout/tokens'):,.0f}</td>"
-            f"<td><bdi><code>{escaped(run.folder)}</code></bdi></td><td>{self._link(run)}</td></tr>"
-            for number, arm in enumerate(self.arms)
-            for seed, run in arm.runs.items()
-        ]
-        heads = ("arm", "seed", "steps", "time", "tokens sampled", "folder", "inspector")
-        yield f"<section><h2>Runs</h2>\n{table('runs', heads, rows)}</section>"
-
-    def _link(self, run: Run) -> str:
+    def link(self, run: Run) -> str:
+        """The inspector's page of a run, from this one; empty where there is none."""
         page = run.folder / INSPECTOR
-        if not page.is_file():
-            return "–"
-        path = os.path.relpath(page.resolve(), self.folder)
-        return f'<a href="{escaped(quote(os.fsencode(path)))}" rel="noreferrer">open</a>'
+        return quote(os.fsencode(os.path.relpath(page.resolve(), self.folder))) if page.is_file() else ""
 
 
 def series_of(number: int, name: str, found: Sequence[Curve], x_label: str) -> Series:
@@ -228,11 +185,3 @@ def bin_width(found: Sequence[Curve]) -> int:
 def _pieces(of: Curve) -> list[list[Point]]:
     points = zip(of.x.tolist(), of.y.tolist(), strict=True)
     return [[*piece] for is_finite, piece in groupby(points, lambda point: math.isfinite(point[1])) if is_finite]
-
-
-def _steps(run: Run) -> int:
-    return 1 + max(points[-1][0] for points in run.scalars.values())
-
-
-def _sum(run: Run, name: str) -> float:
-    return math.fsum(value for _, value in run.scalars.get(name, []) if math.isfinite(value))

@@ -1,8 +1,9 @@
-"""The memory that each device of a run needs: by formulas, and by a rehearsal of the passes."""
+"""The memory that each device of a run needs: by formulas, and by passes of its own code on tensors without numbers."""
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,14 +11,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.fast import kv_memory
+from grpo_lightning.plugins.fast.compute import Fast, has_full_attention
 from grpo_lightning.plugins.fast.kv_memory import GIB
-from grpo_lightning.plugins.planning.rehearsal import peak_of, without_numbers
+from grpo_lightning.plugins.fast.shared_prefix import ATTENTION
+from grpo_lightning.plugins.fast.token_logp import logits_at_once
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy
@@ -90,8 +97,7 @@ class Plan:
     def _longest(self, sampling: Sampling) -> int:
         """Most tokens of a completion; of a conversation, as many as its limits allow."""
         sampler = self.model.explorer.sampler
-        limits = getattr(sampler, "limits", None)
-        most = (limits and limits.max_tokens) or sampler.longest(sampling)
+        most = getattr(getattr(sampler, "limits", None), "max_tokens", None) or sampler.longest(sampling)
         return max(1, min(most, (self.policy.context_length or sys.maxsize) - self.prompt_tokens))
 
     @property
@@ -134,7 +140,6 @@ class Plan:
         rows, tokens, cache = self.decoding
         total, own = sum(map(torch.numel, fake.parameters())), sum(map(torch.numel, trained))
         packed, in_rows, scored, updated = self.passes
-        pack = f"a pack of {packed} tokens in {in_rows} rows"
         found = [
             ("process", (self.trainer.process,) * 3, "CUDA context" if cuda else "Python and libraries"),
             ("weights", (whole / shards,) * 3, f"{total / 1e6:.2f} M parameters, {own / 1e6:.2f} M trained"),
@@ -143,7 +148,7 @@ class Plan:
             ("frozen copies", (copied,) * 3, "reference, old policies"),
             ("gathered weights", (whole - whole / shards, gathered, both), f"of {shards} shards"),
             ("key-value cache", (cache, 0, 0), f"{rows} rows x {tokens} tokens, and logits"),
-            ("activations, logits", (scored, scored, max(updated, stepping)), pack),
+            ("activations, logits", (scored, scored, max(updated, stepping)), f"{packed} tokens in {in_rows} rows"),
         ]
         return [row for row in found if any(row[1])]
 
@@ -167,11 +172,10 @@ class Plan:
 
     def within(self, has: float | None) -> "Plan":
         """The plan on a device of `has` bytes; an engine that bounds its cache takes a part of what is free."""
-        needs, bounds = self.sums[0], getattr(self.engine, "max_cache_gib", 0) is None
-        if has is None or not bounds or needs <= has:
+        if has is None or self.sums[0] <= has or getattr(self.engine, "max_cache_gib", 0) is not None:
             return self
         part = kv_memory.CUDA_FRACTION if self.trainer.kind == "cuda" else kv_memory.CPU_FRACTION
-        return self.changed("model.engine.max_cache_gib", max(0, (has - needs + self.decoding[2]) * part / GIB))
+        return self.changed("model.engine.max_cache_gib", max(0, (has - self.sums[0] + self.decoding[2]) * part / GIB))
 
 
 def state_ratio(optimizer: Callable[..., torch.optim.Optimizer], dtype: torch.dtype) -> float:
@@ -180,12 +184,12 @@ def state_ratio(optimizer: Callable[..., torch.optim.Optimizer], dtype: torch.dt
     parameter.grad = torch.ones_like(parameter)
     stepping = optimizer([parameter])
     stepping.step()
-    states = [one for one in stepping.state[parameter].values() if isinstance(one, Tensor) and one.ndim]
-    return sum(state.nbytes for state in states) / parameter.nbytes
+    state = stepping.state[parameter].values()
+    return sum(one.nbytes for one in state if isinstance(one, Tensor) and one.ndim) / parameter.nbytes
 
 
-def remedies(plan: Plan, phase: str, says: Callable[[str], object] = str) -> Iterator[str]:
-    """Keys that lower the sum of a phase, each as it is found: those first that need no passes. `says` gets all."""
+def remedies(plan: Plan, phase: str) -> Iterator[str]:
+    """Keys that lower the sum of a phase, each as it is found: those first that need no passes."""
     index, policy, trainer, exploring = PHASES.index(phase), plan.policy, plan.trainer, phase == "exploring"
     checkpoints = policy.compute.gradient_checkpointing
     held, half, tokens = plan.sums[index], plan.decoding[2] / 2 / GIB, max(1, plan.passes[0] // 2)
@@ -198,7 +202,6 @@ def remedies(plan: Plan, phase: str, says: Callable[[str], object] = str) -> Ite
         ("model.policy.adapter=LoRA", LoRA(), policy.adapter is None),
     ]
     for text, value in [(text, value) for text, value, helps in tried if helps]:
-        says(text)
         with suppress(Exception):  # not every model takes an adapter
             saved = held - plan.changed(text.split("=")[0], value).sums[index]
             if saved > 0.01 * (held - trainer.process):
@@ -208,3 +211,80 @@ def remedies(plan: Plan, phase: str, says: Callable[[str], object] = str) -> Ite
 def amount(size: float) -> str:
     """1.5 * 2**30 -> 1.50 GiB."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of live tensors that were made under it; views and `known` tensors cost nothing."""
+
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        # Fake tensors work out their shapes by tensors of the device `meta`.
+        tensors = [leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor) and not leaf.is_meta]
+        for storage in (tensor.untyped_storage() for tensor in tensors):
+            if storage not in self._seen:
+                self._seen.add(storage)
+                self.live += storage.nbytes()
+                weakref.finalize(storage, self._freed, storage.nbytes())
+        self.peak = max(self.peak, self.live)
+        return made
+
+    def _freed(self, size: int) -> None:
+        self.live -= size
+
+
+def without_numbers(policy: Policy, dtype: torch.dtype, device: str) -> Policy:
+    """A policy of the same settings and shape, loaded or not, without numbers; as on a device of this kind."""
+    fake = copy.copy(policy)
+    fake._modules = {}
+    # Activations in main memory count as if they stayed; compiled models need less; oneDNN computes with numbers.
+    compute = fake.compute = copy.copy(policy.compute)
+    if isinstance(compute, Fast):
+        compute.offload_activations, compute.compile, compute.products = False, False, "torch"
+        compute.logits_at_once = logits_at_once(device)
+    if hasattr(policy, "model"):
+        attention = str(policy.model.config._attn_implementation)
+    else:  # What models do as a rule: the policy tries it when it has its weights.
+        own = ATTENTION if isinstance(compute, Fast) else "sdpa"
+        attention = "eager" if compute.attention == "eager" else own
+        if isinstance(compute, Fast):
+            compute.shares_prefix = compute.share_prefix and attention == own and has_full_attention(policy.config)
+    with torch.device("meta"):
+        fake.model = AutoModelForCausalLM.from_config(
+            copy.deepcopy(policy.config),
+            dtype=dtype,
+            # flash_attention_2 cannot be made without a GPU; it holds what sdpa's fused kernels hold.
+            attn_implementation=ATTENTION if attention.startswith("flash") else attention,
+            trust_remote_code=policy.trust_remote_code,
+        )
+        fake.prepare(fake.model)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake.model.to_empty(device="cpu")
+    fake.model.tie_weights()
+    fake.__dict__["_mode"] = mode
+    return fake
+
+
+def peak_of(fake: Policy, pack: Rollouts, backward: bool, autocasts: bool, entropy_gradient: bool = False) -> int:
+    """Most bytes at once beside weights and gradients: of a forward over `pack`, and perhaps its backward."""
+    fake.model.train(backward)
+    with fake.__dict__["_mode"]:
+        for parameter in fake.parameters():
+            parameter.grad = torch.zeros_like(parameter) if backward and parameter.requires_grad else None
+    live = LiveBytes([*fake.parameters(), *fake.buffers(), *(p.grad for p in fake.parameters() if p.grad is not None)])
+
+    def transformer(trunk: nn.Module, **inputs: Any) -> Any:
+        # What the transformer makes itself must be fake too; packs and their layouts must not.
+        with fake.__dict__["_mode"], live:
+            return trunk(**inputs, use_cache=False)
+
+    vars(fake.compute)["call"] = transformer
+    with live, torch.autocast("cpu", torch.bfloat16, enabled=autocasts), torch.set_grad_enabled(backward):
+        scored = Policy.forward(fake, pack, entropy_gradient)
+        if backward:
+            (scored.logp + scored.entropy).sum().backward()
+    return live.peak

@@ -1,9 +1,10 @@
-"""`grpo plan`; and what a fit says of its memory: before its first step, at its end, and when memory runs out."""
+"""`grpo plan`; and what a fit says of its memory: before its first step, and when memory runs out."""
 
 import os
-import sys
+import re
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -21,7 +23,6 @@ from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.training.checks import check_loop
 from grpo_lightning.training.data import TaskData
 from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.training.step_report import peak_memory_gib
 from grpo_lightning.types import UsageError, at_least, require
 
 # The phase of a run while one of these functions is on the stack; the outermost counts.
@@ -38,7 +39,7 @@ class MemoryReport(Callback):
     """Prints what each device will hold, before the first step, and adds it to out-of-memory errors.
 
     Args:
-        show: Print the table, and at the end what was used.
+        show: Print the table.
     """
 
     def __init__(self, show: bool = True) -> None:
@@ -56,12 +57,6 @@ class MemoryReport(Callback):
             except Exception as error:
                 rank_zero_info(f"memory: not known for {plan.policy.config.model_type} ({first_line(error)})")
 
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Prints what was planned and what was used at most."""
-        if self.plan is not None:
-            used = peak_memory_gib(pl_module.device) * GIB + (process_bytes("cuda") if pl_module.on_gpu else 0)
-            rank_zero_info(f"memory: {amount(max(self.plan.sums))} planned, {amount(used)} used at most")
-
     def _plan(self, trainer: L.Trainer, module: L.LightningModule) -> Plan:
         data, device = getattr(trainer, "datamodule", None), trainer.strategy.root_device
         assert isinstance(module, GRPOModule) and isinstance(data, TaskData)
@@ -70,9 +65,8 @@ class MemoryReport(Callback):
         devices = Devices(device.type, trainer.world_size, strategy, str(trainer.precision), process)
         validated = data.val_batch_size if trainer.limit_val_batches else 0
         plan = Plan(module, GRPOLoop.find(trainer), devices, longest_prompt(data), validated)
-        if getattr(plan.engine, "max_cache_gib", 0) is None:
-            plan = plan.changed("model.engine.max_cache_gib", free_bytes(device) / GIB)
-        return plan
+        unbounded = getattr(plan.engine, "max_cache_gib", 0) is None
+        return plan.changed("model.engine.max_cache_gib", free_bytes(device) / GIB) if unbounded else plan
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Adds where memory ran out, the table, and the keys that help, as notes."""
@@ -83,13 +77,11 @@ class MemoryReport(Callback):
         # The frames hold the tensors that did not fit.
         exception.__traceback__ = None
         exception.add_note(f"It happened in this phase: {phase}.")
-        try:
+        with suppress(Exception):  # the plan of an unusual model
             plan = self.plan or self._plan(trainer, pl_module)
             exception.add_note(str(plan))
             helps = remedies(plan, phase if phase in PHASES else plan.phase)
             exception.add_note("What helps: " + ("; ".join(helps) or "a smaller model or a larger device"))
-        except Exception as error:
-            exception.add_note(f"What the run holds could not be worked out: {error}")
 
 
 @dataclass
@@ -114,7 +106,7 @@ class Planner:
             model: Its weights are not read.
             datamodule: For the longest prompt.
             memory_gib: Memory of one device in GiB. Without it, what a CPU has left, divided among the processes.
-            prompt_tokens: Tokens of the longest prompt. Without it, that of the training questions.
+            prompt_tokens: Tokens of the longest prompt. Without it, the training questions are read.
             ckpt_path: Unused; the configuration of a run may have it.
             weights_only: Unused; the configuration of a run may have it.
         """
@@ -123,18 +115,14 @@ class Planner:
         devices = self.devices
         model.connect(datamodule)
         check_loop(self.loop, model)
-        tokens, source = prompt_tokens, "--prompt_tokens"
-        try:
-            if tokens is None:
-                datamodule.load("fit", model.policy, model.sampling, model.explorer.scorer, validates=False)
-                tokens, source = longest_prompt(datamodule), "of the training questions"
-        except UsageError as error:
-            tokens, source = 512, f"assumed; give --prompt_tokens. {error}"
+        if prompt_tokens is None:
+            datamodule.load("fit", model.policy, model.sampling, model.explorer.scorer, validates=False)
+            prompt_tokens = longest_prompt(datamodule)
         validated = 0 if self.settings.limit_val_batches == 0 else datamodule.val_batch_size
-        plan = Plan(model, self.loop, devices, tokens, validated)
+        plan = Plan(model, self.loop, devices, prompt_tokens, validated)
         here = None if devices.kind == "cuda" else devices.process + available_bytes() / devices.count
         has = memory_gib * GIB if memory_gib else here
-        print(f"{model.policy.path}: longest prompt {tokens} tokens ({source})")
+        print(f"{model.policy.path}: longest prompt {prompt_tokens} tokens")
         try:
             plan = plan.within(has)
         except Exception as error:
@@ -144,8 +132,7 @@ class Planner:
         if has is not None:
             fits = f"it {'fits' if peak <= has else 'does not fit'} {amount(has)}"
         print(plan, f"the peak is {amount(peak)}, {phase}: {fits}", sep="\n", flush=True)
-        trying = partial(print, "  trying", file=sys.stderr, flush=True)
-        for remedy in remedies(plan, phase, trying) if has is None or peak > has else ():
+        for remedy in remedies(plan, phase) if has is None or peak > has else ():
             print(f"  {remedy}", flush=True)
 
     @property
@@ -153,23 +140,51 @@ class Planner:
         """What the trainer would run on."""
         trainer, strategy = self.settings, self.settings.strategy
         cuda = torch.cuda.is_available() if trainer.accelerator == "auto" else trainer.accelerator != "cpu"
-        given, here = str(trainer.devices), max(1, torch.cuda.device_count() if cuda else 1)
-        ids = given.strip("[](), ").split(",")
-        listed, number = len(ids) > 1 or given[-1] in ",])", int(ids[0]) if ids[0].isdigit() else 0
-        number = here if given in ("auto", "-1") else len(ids) if listed else number
+        given = str(trainer.devices)
+        number = int(given) if given.isdigit() else len(re.findall(r"\d+", given))  # or their indices
+        if given in ("auto", "-1"):
+            number = max(1, torch.cuda.device_count() if cuda else 1)
         at_least("trainer.devices", number, 1)
         known = not isinstance(strategy, str) or strategy in ("auto", *StrategyRegistry)
         require(known, f"trainer.strategy={strategy}: give auto, ddp or fsdp2")
-        kind = StrategyRegistry[strategy]["strategy"] if strategy in StrategyRegistry else type(strategy)
-        shards = strategy == "fsdp2" or (isinstance(kind, type) and issubclass(kind, ModelParallelStrategy))
+        shards = strategy == "fsdp2" or isinstance(strategy, ModelParallelStrategy)
         name, device = "fsdp2" if shards else "ddp", "cuda" if cuda else "cpu"
         return Devices(device, number * int(trainer.num_nodes), name, str(trainer.precision), process_bytes(device))
 
 
+class Planning(LightningCLI):
+    """The command line of `grpo plan`: it makes everything in a configuration of `grpo fit` except the trainer."""
+
+    def setup_parser(self, *args: Any, **kwargs: Any) -> None:
+        """Makes the parser, with the subcommand `plan`."""
+        self.trainer_class = type("PlanningTrainer", (L.Trainer,), {"plan": Planner.plan})
+        super().setup_parser(*args, **kwargs)
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The subcommand, and the arguments that are made for it."""
+        return {"plan": {"model", "datamodule"}}
+
+    def before_instantiate_classes(self) -> None:
+        """Refuses the same options, and leaves out loggers and callbacks: some write files when they are made."""
+        super().before_instantiate_classes()
+        self.config.plan.trainer.logger = False
+        self.config.plan.trainer.callbacks = None
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        """None: the trainer's devices may not exist here."""
+
+    def after_instantiate_classes(self) -> None:
+        """Nothing: the weights may not exist here."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        given = self.config_init.plan
+        Planner(given.trainer, given.loop).plan(self.model, self.datamodule, given.memory_gib, given.prompt_tokens)
+
+
 def longest_prompt(data: TaskData, tried: int = 16) -> int:
     """Tokens of the longest prompt among the `tried` longest texts of the questions that are loaded."""
-    questions = [question for split in data.questions.values() for question in split]
-    longest = sorted(questions, key=lambda question: -len(question.text))[:tried]
+    longest = sorted(chain(*data.questions.values()), key=lambda question: -len(question.text))[:tried]
     return max((len(data.encode(data.render(question))) for question in longest), default=1)
 
 
@@ -182,9 +197,8 @@ def process_bytes(kind: str) -> float:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that memory ran out, on a GPU or on this machine."""
-    words = ("out of memory", "can't allocate memory", "not enough memory")
-    ran_out = isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
-    return ran_out or isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    said = re.search("(?i)out of memory|can't allocate memory|not enough memory", str(error))
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (isinstance(error, RuntimeError) and bool(said))
 
 
 def out_of_memory_message(error: BaseException) -> str:
@@ -192,5 +206,4 @@ def out_of_memory_message(error: BaseException) -> str:
     if not is_out_of_memory(error):
         return ""
     notes = getattr(error, "__notes__", ["`grpo plan` with the same options prints what the run would hold"])
-    reason = (str(error) or type(error).__name__).strip().splitlines()[0].split(" Of the allocated memory")[0]
-    return "\n".join([f"out of memory: {reason}", *notes])
+    return "\n".join([f"out of memory: {first_line(error).split(' Of the allocated memory')[0]}", *notes])

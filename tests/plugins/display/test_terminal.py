@@ -32,7 +32,7 @@ VALIDATES: dict[str, Any] = {"limit_val_batches": 1.0, "max_epochs": 3}
 
 def test_a_duration_is_read_at_a_glance() -> None:
     found = [duration(seconds) for seconds in (9.94, 9.96, 59.6, 3599.6, 190800)]
-    assert found == ["9.9 s", "10 s", "1 min 00 s", "1 h 00 min", "2 d 05 h"]
+    assert found == ["0:00:10", "0:00:10", "0:01:00", "1:00:00", "2 days, 5:00:00"]
 
 
 def test_the_time_left_is_that_of_the_steps_left_and_ends_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +46,7 @@ def test_the_time_left_is_that_of_the_steps_left_and_ends_a_line(monkeypatch: py
     metrics = {"reward/mean": 0.914, "rollout/length_mean": 14.25, "time/explore": 1.24, "time/optimise": 0.61}
     scores = {"avg@8": 0.7249, "greedy": 0.98}
     assert line(pace, metrics | {"time/reward": 0.01}, scores) == (
-        "step 6/10: reward 0.91, length 14.2; explore 1.2 s, update 0.6 s; val avg@8 0.72, greedy 0.98; 16 s left"
+        "step 6/10: reward 0.91, length 14.2; explore 1.2 s, update 0.6 s; val avg@8 0.72, greedy 0.98; 0:00:16 left"
     )
     now[0] = 111.0
     assert pace.left == 13

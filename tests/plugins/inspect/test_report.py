@@ -12,7 +12,7 @@ import yaml
 from helpers.curves import scalars, write
 from helpers.waiting import LIMIT
 
-from grpo_lightning.plugins.inspect import report
+from grpo_lightning.command.overview import answer
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 HOSTILE = "<script>document.title='hacked'</script>"
@@ -38,7 +38,7 @@ def experiment(tmp_path: Path) -> Path:
 def run(*arguments: object) -> str:
     """The page that is made."""
     out = Path(str(arguments[0])).parent / "out" / "report.html"
-    assert report.main([*map(str, arguments), "-o", str(out)]) == 0
+    assert answer(["report", *map(str, arguments), "-o", str(out)]) == 0
     return out.read_text(encoding="utf-8")
 
 
@@ -113,13 +113,12 @@ def test_names_and_values_are_text(tmp_path: Path) -> None:
             "--metrics val/nothing: no run has logged val/nothing. Give a logged one, such as val/",
         ),
         (["--metrics", "val/avg@8:median"], "metric 'val/avg@8:median': give a scalar's name"),
-        (["--base", "third"], "--base third: there is no such arm; there are: plain; twice"),
         (["-o", "out.txt"], "--out out.txt: give the name of a page, such as out.html"),
         (["-o", "/proc/none/report.html"], "--out /proc/none/report.html: it cannot be written"),
     ],
 )
 def test_mistakes(experiment: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report.main([str(experiment), *arguments]) == 2
+    assert answer(["report", str(experiment), *arguments]) == 2
     assert f"grpo: error: {message}" in capsys.readouterr().err
 
 

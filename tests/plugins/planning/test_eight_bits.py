@@ -10,8 +10,8 @@ from helpers.command import Grpo
 from helpers.fast import policy_of
 from helpers.fitting import checkpoint_of, scalars
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from grpo_lightning.plugins.planning.internals import tree_leaves
 from grpo_lightning.plugins.planning.memory import state_ratio
 
 pytestmark = [

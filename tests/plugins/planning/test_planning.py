@@ -20,8 +20,15 @@ from grpo_lightning.maths.objective import Objective
 from grpo_lightning.plugins.fast.compute import Fast
 from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.plugins.planning import memory, report
-from grpo_lightning.plugins.planning.memory import Devices, Plan, remedies, state_ratio
-from grpo_lightning.plugins.planning.rehearsal import LiveBytes, peak_of, without_numbers
+from grpo_lightning.plugins.planning.memory import (
+    Devices,
+    LiveBytes,
+    Plan,
+    peak_of,
+    remedies,
+    state_ratio,
+    without_numbers,
+)
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.training.evaluation import Validation
@@ -170,12 +177,12 @@ def test_a_policy_without_numbers_holds_what_it_holds(shape: str, settings: dict
 
 def test_a_remedy_saves_what_it_says_and_leaves_the_run_as_it_is(quick: None) -> None:
     plan = plan_of(Devices(count=4, strategy="ddp"), loop={"prompts_per_step": 32}, policy=unread())
-    tried: list[str] = []
-    found = dict(line.split(" saves ") for line in remedies(plan, "updating", tried.append))
+    found = dict(line.split(" saves ") for line in remedies(plan, "updating"))
     keys = "trainer.strategy loop.max_tokens model.policy.compute.gradient_checkpointing trainer.precision"
     keys += " model.policy.adapter"
-    assert [key.split("=")[0] for key in tried] == keys.split()
-    assert [*found] == [key for key in tried if key in found]
+    assert [key for key in keys.split() if key in {one.split("=")[0] for one in found}] == [
+        k.split("=")[0] for k in found
+    ]
     key = next(key for key in found if key.startswith("loop.max_tokens="))
     fewer = plan.changed("loop.max_tokens", int(key.split("=")[1]))
     assert found[key] == f"{(plan.sums[2] - fewer.sums[2]) / 2**20:.1f} MiB" and fewer.sums[2] < plan.sums[2]
@@ -188,17 +195,19 @@ def test_a_plan_says_what_a_run_would_hold_and_writes_nothing(grpo: Grpo, quick:
     before = list(Path().rglob("*"))
     code, out, errors = grpo("plan")
     assert code == 0, errors
-    assert "longest prompt 1 tokens (of the training questions)" in out and "it fits" in out
+    assert "longest prompt 1 tokens" in out and "it fits" in out
     Path("rows.jsonl").unlink()
     options = ("--trainer.accelerator=gpu", "--trainer.devices=8", "--trainer.num_nodes=2", "--trainer.strategy=fsdp2")
-    code, out, errors = grpo("plan", *options, "--loop.prompts_per_step=16")
+    code, _, errors = grpo("plan", *options)
+    assert code == 2 and "rows.jsonl" in errors
+    code, out, errors = grpo("plan", *options, "--loop.prompts_per_step=16", "--prompt_tokens=512")
     assert code == 0, errors
-    assert "longest prompt 512 tokens (assumed; give --prompt_tokens." in out
+    assert "longest prompt 512 tokens" in out
     assert "of 16 shards" in out and "CUDA context" in out and "give --memory_gib to compare" in out
     code, out, errors = grpo("plan", "--memory_gib=0.001", "--prompt_tokens=30", "--trainer.precision=32")
     assert code == 0, errors
-    assert "longest prompt 30 tokens (--prompt_tokens)" in out and "it does not fit 1.0 MiB" in out
-    assert "  loop.max_tokens=" in out and "  trying loop.max_tokens=" in errors
+    assert "longest prompt 30 tokens" in out and "it does not fit 1.0 MiB" in out
+    assert "  loop.max_tokens=" in out
     assert {*Path().rglob("*")} < {*before}
 
 
@@ -219,7 +228,7 @@ def test_a_fit_says_what_it_holds(grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -
     _, planned, _ = grpo("plan", *options)
     activations = [line for line in said[0].splitlines() if "activations" in line]
     assert activations == [line for line in planned.splitlines() if "activations" in line]  # it agrees with `grpo plan`
-    assert len(said) == 2 and " planned, " in said[1] and said[1].endswith("used at most")
+    assert len(said) == 1
 
 
 ALLOCATOR = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: 9 bytes"
