@@ -139,20 +139,6 @@ class LongEnv(CounterEnv):
         return "0" * 1200
 
 
-class NoReset:
-    """Lacks `reset`."""
-
-
-class NoHints:
-    """Has a tool without type hints."""
-
-    def reset(self) -> None:
-        """Does nothing."""
-
-    def tool(self, x):  # type: ignore[no-untyped-def]
-        return x
-
-
 REWRITES = (
     "{% for m in messages %}{% if m.role == 'assistant' %}"
     "{{ (m.content if loop.last else m.content.split('</think>')[-1]) + eos_token }}"

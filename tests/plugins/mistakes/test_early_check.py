@@ -105,6 +105,7 @@ def test_torch_is_not_imported(options: list[str], tmp_path: Path) -> None:
     [
         ["--model.advantage=GroupSTD"],
         ["--model.rewards+=FormatRewrd"],
+        ["--data.task.trian=rows.jsonl"],
         ["--model.objective.surrogate.clip_hi=0.3"],
         ["--loop.stop={class_path: FirstOf, init_args: {rules: [KLAbov]}}"],
         ["--model.objective.surrogate.epsilon=0.1"],
