@@ -21,8 +21,6 @@ from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.types import RandomKey, Sample
 
-"""How long one thread waits for another before the test fails."""
-
 
 class Waits(Digits):
     """Says when it begins, as one does that waits for a server."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers import vllm_serve, vllm_server_stand_in, vllm_stand_in
-from helpers.command import Grpo, arguments
+from helpers.command import LETTERS, Grpo, arguments
 from helpers.drawing import PROMPTS, EngineContract, draw, gap, interrupt, tokens, update
 from helpers.fast import policy_of
 from helpers.fitting import scalars
@@ -95,7 +95,7 @@ def options_of(urls: Sequence[str], folder: str) -> list[str]:
         "--model.engine=VLLMServerEngine",
         f"--model.engine.urls=[{','.join(urls)}]",
         f"--model.policy.path={folder}",
-        '--model.rewards=[{"class_path": "FormatReward", "init_args": {"pattern": ".*[a-m]+.*"}}]',
+        LETTERS,
         "--model.sampling.max_new_tokens=6",
         "--model.optimizer.lr=0.003",
         "--loop.group_size=4",
