@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from grpo_lightning.plugins.conversations.base import Environment, Turn
-from grpo_lightning.tasks.base import Task
+from grpo_lightning import Environment, Task, Turn
 from grpo_lightning.types import Message, Question, Request
 
 

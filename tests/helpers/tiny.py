@@ -19,11 +19,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from grpo_lightning import Compute, Policy, Prompt, Question, Request, Rollouts
 from grpo_lightning.command.overview import optional
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.policy.compute import Compute
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Prompt, Question, Request
 
 COMPUTES: list[type[Any]] = [kind for kind in (optional("Fast"), Compute) if kind]
 """The first is the default of the command line: the core's own where there are no plugins."""

@@ -15,12 +15,8 @@ from helpers.tiny import requests_of, rollouts_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.policy.policy import Policy
+from grpo_lightning import FrozenCopy, MovingAverage, NativeEngine, Policy, RandomKey, Sampling, UsageError
 from grpo_lightning.policy.sharding import data_mesh
-from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
-from grpo_lightning.types import RandomKey, UsageError
 
 OPTIONS = [
     *LEARNS,

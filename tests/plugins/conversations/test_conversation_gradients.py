@@ -11,12 +11,7 @@ from helpers.guessing import REWRITES
 from helpers.padded_loop import SURROGATES, WEIGHTINGS, Padded, random_fields, reference
 from helpers.tiny import gradients
 
-from grpo_lightning.maths.advantages import GroupMean
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.surrogates import Surrogate
-from grpo_lightning.maths.weightings import BatchSize, TokenWeighting
-from grpo_lightning.policy.policy import Policy
+from grpo_lightning import BatchSize, GroupMean, Objective, Policy, Rollouts, Surrogate, TokenWeighting
 
 BETA, BONUS = 0.1, 0.05
 

@@ -10,9 +10,7 @@ from helpers.command import OPTIONS, Grpo, arguments
 from helpers.fitting import checkpoint_of, of_updates, scalars
 from helpers.programs import programs
 
-from grpo_lightning.plugins.conversations.base import Environment, Turn
-from grpo_lightning.tasks.base import Task
-from grpo_lightning.types import Question
+from grpo_lightning import Environment, Question, Task, Turn
 
 
 class Failing(Environment, Task):

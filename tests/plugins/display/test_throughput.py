@@ -12,8 +12,7 @@ from helpers.tiny import rollouts_of
 from lightning.pytorch.callbacks import Callback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.grpo.step import Observer, Pack, Step
+from grpo_lightning import Observer, Pack, ScriptedEngine, Step
 from grpo_lightning.maths.stopping import FixedPasses, Passes
 from grpo_lightning.plugins.display.utilisation import Cost, Utilisation, operations_of, peak_operations
 from grpo_lightning.training.step_report import StepStatistics, learned_tokens

@@ -11,12 +11,7 @@ from helpers.fast import policy_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from grpo_lightning.engines.plain import PlainEngine
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.plugins.fast.compute import Fast
-from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import UsageError
+from grpo_lightning import Fast, NativeEngine, PlainEngine, Policy, Sampling, UsageError
 
 SAMPLING = Sampling(max_new_tokens=4)
 

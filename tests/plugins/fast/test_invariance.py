@@ -16,9 +16,7 @@ from helpers.fitting import Gradients, gradient_of, relative, scalars
 from helpers.gradient_of_ranks import PRECISIONS, SURROGATES, WEIGHTINGS, cases, in_every_way
 from helpers.tiny import rollouts_of
 
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.surrogates import Clipped, Reinforce, Surrogate
-from grpo_lightning.maths.weightings import TokenWeighting
+from grpo_lightning import Clipped, Objective, Reinforce, Surrogate, TokenWeighting
 
 Found = dict[str, dict[str, Any]]
 

@@ -8,13 +8,10 @@ import torch
 from helpers.fast import policy_of
 from helpers.tiny import forced_logp, prompts_of
 
-from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning import Completion, NativeEngine, Policy, RandomKey, Request, Sampling
 from grpo_lightning.plugins.fast import prefill
 from grpo_lightning.plugins.fast.kept_rows import KeptRows
 from grpo_lightning.plugins.fast.kv_memory import GIB, cache_bytes_per_token, row_bytes
-from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Completion, RandomKey, Request
 
 KEY = RandomKey(3, 1)
 PROMPTS = prompts_of([4, 1, 9, 4, 6])

@@ -10,13 +10,11 @@ from helpers.tiny import requests_of
 from torch import Tensor
 from transformers import AutoConfig
 
-from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning import Completion, NativeEngine, RandomKey, Sampling, UsageError
 from grpo_lightning.plugins.fast import kv_memory
 from grpo_lightning.plugins.fast.kv_memory import GIB, cache_bytes_per_token, free_bytes, row_bytes
-from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.plugins.fast.slab import SlabLayer
 from grpo_lightning.plugins.planning.rehearsal import LiveBytes
-from grpo_lightning.types import Completion, RandomKey, UsageError
 
 # Two layers x keys and values x 2 heads of size 8.
 NUMBERS = 2 * 2 * 2 * 8

@@ -7,11 +7,8 @@ from helpers.drawing import draw, gap, tokens, update
 from helpers.fast import adapted, policy_of
 from helpers.tiny import prompts_of
 
-from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning import Completion, NativeEngine, Policy, RandomKey, Request, Sampling
 from grpo_lightning.plugins.fast.linear_copies import LinearCopies
-from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Completion, RandomKey, Request
 
 PROMPTS = prompts_of([4, 1, 9])
 REQUESTS = Request.from_prompts(PROMPTS, 3)

@@ -6,12 +6,11 @@ from helpers.fast import policy_of
 from helpers.fitting import relative
 from helpers.tiny import forced_logp, gradients, rollouts_of
 
-from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning import Policy, Rollouts
 from grpo_lightning.plugins.fast import copies
 from grpo_lightning.plugins.fast.copies import Bucket, buckets_of
 from grpo_lightning.plugins.fast.merged_attention import Heads
 from grpo_lightning.policy.architecture import recompute_activations
-from grpo_lightning.policy.policy import Policy
 
 OTHERS = ("qwen3", "gpt2", "granite", "cohere")
 CASES = {

@@ -14,11 +14,8 @@ from helpers.fitting import Digits
 from helpers.inspecting import completion_of, group_of, plain_tokens, step_of, write_records
 from helpers.paths import ROOT
 
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.plugins.inspect.inspector import Inspector
+from grpo_lightning import Inspector, Objective, RewardResult, Sample
 from grpo_lightning.plugins.inspect.page import write
-from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.types import Sample
 
 pytestmark = [needs_chromium, pytest.mark.whole]
 HOSTILE = {

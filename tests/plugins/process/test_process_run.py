@@ -10,10 +10,7 @@ from helpers.fast import fit
 from helpers.fitting import Digits, Steps
 from helpers.tiny import prompts_of
 
-from grpo_lightning.plugins.process.supervision import ProcessSupervision
-from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.results import RewardResult, Segment
-from grpo_lightning.types import FinishReason, Sample, UsageError
+from grpo_lightning import FinishReason, ProcessSupervision, Reward, RewardResult, Sample, Segment, UsageError
 
 
 class Scripted(Reward):

@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from grpo_lightning import Policy, UsageError
 from grpo_lightning.plugins.vllm.named_weights import named_weights
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import UsageError
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 16}
 

@@ -18,11 +18,8 @@ from helpers.drawing import PROMPTS, EngineContract, draw, gap, interrupt, token
 from helpers.fast import policy_of
 from helpers.tiny import prompts_of
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.plugins.vllm.engine import VLLMEngine
+from grpo_lightning import Policy, RandomKey, Request, Sampling, UsageError, VLLMEngine
 from grpo_lightning.plugins.vllm.requests import STRIDE, seeds_of
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import RandomKey, Request, UsageError
 
 FEW = Request.from_prompts(PROMPTS[:2], 2)
 

@@ -12,11 +12,9 @@ from helpers.fitting import scalars
 from helpers.programs import programs
 from torch import Tensor
 
+from grpo_lightning import Policy, UsageError, VLLMEngine
 from grpo_lightning.plugins.vllm import engine as module
-from grpo_lightning.plugins.vllm.engine import VLLMEngine
 from grpo_lightning.plugins.vllm.named_weights import named_weights
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import UsageError
 
 ENGINE = ["--model.engine=VLLMEngine", "--model.engine.max_cache_gib=0.06"]
 OPTIONS = [

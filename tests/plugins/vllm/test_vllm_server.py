@@ -16,14 +16,11 @@ from helpers.fitting import scalars
 from helpers.programs import programs
 from helpers.vllm_server_stand_in import StandIn
 
-from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning import Policy, Request, Sampling, SharedFolder, UsageError
 from grpo_lightning.plugins.vllm import server as vllm_server
 from grpo_lightning.plugins.vllm import weight_transfer
 from grpo_lightning.plugins.vllm.http import Server
 from grpo_lightning.plugins.vllm.server import THREADS, VLLMServerEngine
-from grpo_lightning.plugins.vllm.weight_transfer import SharedFolder
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Request, UsageError
 
 FEW = Request.from_prompts(PROMPTS[:2], 2)
 
