@@ -13,8 +13,6 @@ from helpers.paths import ROOT
 from helpers.programs import programs
 from helpers.tiny import CONTEXT
 
-from grpo_lightning.grpo.source import Synchronous
-
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 FILES = {
     "rows.jsonl": "".join(f'{{"question": "{row}", "answer": "{row}"}}\n' for row in range(8)),
@@ -169,22 +167,6 @@ def test_which_checkpoints_stay(grpo: Grpo, folder: Path) -> None:
     best = ["--checkpoint.keep=1", "--checkpoint.monitor=val/reward", "--trainer.check_val_every_n_epoch=2"]
     assert grpo("fit", *best, "--trainer.max_epochs=3")[0] == 0
     assert checkpoints(folder) == {"step-2.ckpt": 2, "last.ckpt": 3}  # every reward is 0, and the first best stays
-
-
-def test_a_killed_run_has_its_last_step(grpo: Grpo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Killed(BaseException):
-        pass
-
-    def following(source: Synchronous, step: int) -> Any:
-        if step == 3:
-            raise Killed
-        return original(source, step)
-
-    original = Synchronous.next
-    monkeypatch.setattr(Synchronous, "next", following)
-    with pytest.raises(Killed):
-        grpo("fit", "--trainer.max_epochs=9")
-    assert checkpoints(folder) == {"last.ckpt": 3}
 
 
 def test_a_limit_on_time_ends_a_run_after_a_whole_step(grpo: Grpo, folder: Path) -> None:

@@ -9,7 +9,6 @@ import yaml
 from helpers.paths import ROOT
 
 from grpo_lightning.cli import GRPOCLI
-from grpo_lightning.types import UsageError
 
 CONFIGS = ROOT / "configs"
 QUICKSTART = CONFIGS / "quickstart.yaml"
@@ -58,31 +57,3 @@ def test_config_fits_the_signatures(path: Path) -> None:
 @pytest.mark.parametrize("subcommand", ["validate", "predict"])
 def test_one_file_serves_every_subcommand(subcommand: str) -> None:
     build(QUICKSTART, subcommand)
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "traner",
-        "model.rewards.0.init_args.wieght",
-        "model.objective.surrogate.init_args.clip",
-        "model.optimizer.init_args.lrr",
-        "data.task.init_args.digit",
-        "loop.group",
-        "completions.every",
-        "predictions.file",
-    ],
-)
-def test_an_unknown_key_is_refused_wherever_it_stands(key: str, tmp_path: Path) -> None:
-    config = yaml.safe_load(QUICKSTART.read_text())
-    config["model"]["policy"]["path"] = str(tmp_path)
-    config["model"]["objective"] = {"surrogate": {"class_path": "Clipped", "init_args": {}}}
-    *parents, last = key.split(".")
-    place = config
-    for parent in parents:
-        place = place[int(parent)] if parent.isdigit() else place.setdefault(parent, {})
-    place[last] = 1
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(config))
-    with pytest.raises(UsageError, match=rf"^(.*\.)?{last}: .*no such option"):
-        build(path)

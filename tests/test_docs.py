@@ -1,4 +1,4 @@
-"""docs/metrics.md names what a run logs, all of it and nothing else."""
+"""docs/metrics.md names what a run logs, all of it and nothing else; docs/reading_a_run.md names what there is."""
 
 import re
 from collections.abc import Sequence
@@ -110,3 +110,19 @@ def test_every_documented_name_is_logged(logged: set[str]):
 
 def test_statuses_are_those_of_the_code():
     assert sorted(STATUSES) == sorted(Status)
+
+
+READING = (ROOT / "docs" / "reading_a_run.md").read_text(encoding="utf-8")
+
+
+def test_every_metric_of_the_page_on_reading_a_run_is_documented():
+    named = set(re.findall(r"`((?:reward|rollout|policy|optim|time|val|update)/[^`]+)`", READING))
+    filled = {"<name>": "verifier", "<status>": "ok", "<rule>": "KLAbove"}
+    logged = {re.sub("<[a-z]+>", lambda found: filled[found[0]], name) for name in named}
+    assert len(named) >= 30
+    assert [name for name in sorted(logged) if not any(pattern(known).fullmatch(name) for known in NAMES)] == []
+
+
+def test_every_picture_of_it_is_shown():
+    shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", READING)
+    assert sorted(shown) == sorted(f"reading_a_run/{path.name}" for path in (ROOT / "docs/reading_a_run").iterdir())

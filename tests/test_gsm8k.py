@@ -12,9 +12,8 @@ from helpers.fitting import scalars
 from helpers.paths import DATA, ROOT, needs_gsm8k
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from grpo_lightning import JsonPrompts, Question
 from grpo_lightning.cli import run
-from grpo_lightning.tasks.tables import JsonPrompts
-from grpo_lightning.types import Question
 
 FILES = DATA / "gsm8k"
 TRAIN, TEST = FILES / "train.jsonl", FILES / "test.jsonl"

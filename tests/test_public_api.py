@@ -12,32 +12,16 @@ from helpers.contracts import members
 from helpers.paths import environment
 
 import grpo_lightning
-from grpo_lightning.engines.base import RolloutEngine
-from grpo_lightning.grpo.source import RolloutSource
-from grpo_lightning.maths.advantages import AdvantageEstimator
-from grpo_lightning.maths.corrections import Correction
-from grpo_lightning.maths.filters import GroupFilter, TokenMask
-from grpo_lightning.maths.kl import KLEstimator
-from grpo_lightning.maths.stopping import StopRule
-from grpo_lightning.maths.surrogates import Surrogate
-from grpo_lightning.maths.weightings import TokenWeighting
-from grpo_lightning.plugins.conversations.base import Environment
-from grpo_lightning.plugins.conversations.tool_calls import ToolFormat
-from grpo_lightning.plugins.learned.loss import RewardLoss
-from grpo_lightning.plugins.process.scorers import SegmentScorer
-from grpo_lightning.plugins.process.splitters import Splitter
-from grpo_lightning.policy.snapshots import PolicySnapshot
-from grpo_lightning.rewards.base import Reward
-from grpo_lightning.tasks.base import Task
 
-FAMILIES = [AdvantageEstimator, Correction, Environment, GroupFilter, KLEstimator, PolicySnapshot, Reward, RewardLoss]
-FAMILIES += [RolloutEngine, RolloutSource, SegmentScorer, Splitter, StopRule, Surrogate, Task, TokenMask]
-FAMILIES += [TokenWeighting, ToolFormat]
+FAMILIES = (  # noqa: SIM905
+    "AdvantageEstimator Correction Environment GroupFilter KLEstimator PolicySnapshot Reward RewardLoss RolloutEngine "
+    "RolloutSource SegmentScorer Splitter StopRule Surrogate Task TokenMask TokenWeighting ToolFormat"
+).split()
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
-def test_every_member_of_a_family_is_public(family: type) -> None:
-    own = [family, *members(family)]
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_member_of_a_family_is_public(name: str) -> None:
+    own = members(getattr(grpo_lightning, name))
     assert {c.__name__ for c in own if not c.__name__.startswith("_")} <= set(grpo_lightning.__all__)
 
 
@@ -45,7 +29,9 @@ def test_every_member_of_a_family_is_public(family: type) -> None:
 def test_every_public_name_is_there(name: str) -> None:
     value = getattr(grpo_lightning, name)
     assert value.__name__.rpartition(".")[2] == name
-    assert inspect.getdoc(value)
+    first, *rest = str(inspect.getdoc(value)).split("\n")
+    # The first line makes sense without the lines after it.
+    assert first and (not inspect.isclass(value) or (first.endswith(".") and not "".join(rest[:1])))
 
 
 def test_an_unknown_name_is_named() -> None:

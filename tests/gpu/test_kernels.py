@@ -8,12 +8,8 @@ import torch
 from helpers.tiny import model_of, requests_of, rollouts_of, tokenizer
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.plugins.fast.compute import Fast
-from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning import Fast, NativeEngine, Policy, RandomKey, Sampling
 from grpo_lightning.policy.architecture import recompute_activations
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import RandomKey
 
 FAST = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 """Without cuDNN's, which takes more on one GPU than on another."""

@@ -10,12 +10,7 @@ from helpers.fast import fit, policy_of
 from helpers.fitting import scalars
 from helpers.tiny import prompts_of, rollouts_of
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.surrogates import Clipped, SequenceClipped
-from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.types import RandomKey, Request
+from grpo_lightning import Clipped, NativeEngine, Objective, RandomKey, Request, Rollouts, Sampling, SequenceClipped
 
 GPU: dict[str, Any] = {"accelerator": "gpu", "devices": 1}
 LENGTHS = [20, 1, 5, 90, 7, 33]

@@ -1,6 +1,5 @@
 """Whole runs of the command line on GPUs."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,31 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.command import Grpo, arguments
+from helpers.command import LEARNS, Grpo, arguments, furnish
 from helpers.fitting import scalars
 from helpers.paths import environment
 
 GPU = ["--trainer.accelerator=gpu", "--trainer.devices=1"]
 LEARNING = [
+    *LEARNS,
     "--trainer.max_epochs=2",
-    "--model.objective.beta=0.04",
-    "--model.optimizer=torch.optim.AdamW",
     "--model.optimizer.lr=0.01",
-    '--model.rewards=[{"class_path": "FormatReward", "init_args": {"pattern": ".*[a-m]+.*"}}]',
     "--model.sampling.max_new_tokens=12",
-    "--loop.group_size=4",
-    "--loop.prompts_per_step=4",
-    "--loop.num_minibatches=2",
-    "--loop.mu=2",
     "--loop.max_tokens=60",
 ]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    rows = "".join(f'{{"question": "{row}", "answer": "{row}"}}\n' for row in range(8))
-    (tmp_path / "rows.jsonl").write_text(rows)
-    shutil.copytree(policy_folder, tmp_path / "policy")
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    furnish(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

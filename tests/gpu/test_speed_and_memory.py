@@ -9,11 +9,7 @@ import torch
 from helpers.tiny import requests_of, rollouts_of, tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.plugins.fast.compute import Fast
-from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import RandomKey
+from grpo_lightning import Fast, NativeEngine, Policy, RandomKey, Sampling
 
 MIB = 2**20
 WIDE: dict[str, Any] = {

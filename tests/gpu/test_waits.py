@@ -9,11 +9,8 @@ import torch
 from helpers.fast import policy_of
 from helpers.tiny import prompts_of
 
-from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning import NativeEngine, Policy, RandomKey, Request, Sampling
 from grpo_lightning.plugins.fast import batch
-from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import RandomKey, Request
 
 
 @contextmanager

@@ -8,20 +8,17 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from helpers.fitting import Digits, fit, of_updates, scalars
-from helpers.tiny import policy_of, prompts_of
+from helpers.fitting import Digits, Steps, fit, scalars
+from helpers.tiny import prompts_of
 from torch import Tensor
 
 from grpo_lightning.grpo.explore import Exploration
-from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.grpo.source import passing
 from grpo_lightning.maths.advantages import GroupStd
-from grpo_lightning.maths.filters import DynamicSampling, HasSpread, TopEntropy, Truncated
-from grpo_lightning.maths.kl import K1, KLPenalty
+from grpo_lightning.maths.filters import DynamicSampling, HasSpread
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.stopping import KLAbove
-from grpo_lightning.maths.target_probability import TargetProbability
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, RecordedLogp
 from grpo_lightning.rewards.results import RewardResult, Scores
@@ -84,23 +81,21 @@ def test_the_order_of_its_lines(tmp_path: Path) -> None:
     assert list(scalars(tmp_path)["reward/learning/seen"].values()) == [16, 32, 16]
 
 
-class Look(L.Callback):
-    """What was explored at each step."""
+class Weights(L.Callback):
+    """The policy's weights after each step."""
 
     def __init__(self) -> None:
-        self.explorations: list[Exploration] = []
-        self.weights: list[Tensor] = []
+        self.steps: list[Tensor] = []
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.explorations.append(GRPOLoop.find(trainer).current_step.exploration)
-        self.weights.append(torch.cat([p.detach().flatten().clone() for p in pl_module.policy.parameters()]))
+        self.steps.append(torch.cat([p.detach().flatten().clone() for p in pl_module.policy.parameters()]))
 
 
 def test_updates_after_a_stop_rule_change_nothing(tmp_path: Path) -> None:
-    stopped, single = Look(), Look()
+    stopped, single = Weights(), Weights()
     fit(tmp_path / "stopped", [stopped], loop={"mu": 4, "stop": KLAbove(1e-12)}, trainer={"limit_val_batches": 1})
     fit(tmp_path / "single", [single])
-    for ours, theirs in zip(stopped.weights, single.weights, strict=True):
+    for ours, theirs in zip(stopped.steps, single.steps, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
     found = scalars(tmp_path / "stopped")
     assert list(found["optim/updates"].values()) == [1, 1, 1]
@@ -120,7 +115,7 @@ class Easy(Digits):
 
 
 def test_dynamic_sampling_draws_until_enough_groups_have_spread(tmp_path: Path) -> None:
-    look = Look()
+    look = Steps()
     fit(tmp_path, [look], loop={"dynamic_sampling": DynamicSampling(), "num_minibatches": 2}, rewards=[Easy()])
     found = scalars(tmp_path)
     for number, exploration in enumerate(look.explorations):
@@ -151,7 +146,7 @@ class Form(Digits):
 )
 def test_groups_must_differ_in_correctness_not_in_form(tmp_path: Path, reward: str | None, looks_at: str) -> None:
     """Questions of more than five tokens have all the same correctness, and by their form totals that differ."""
-    look = Look()
+    look = Steps()
     rewards = [Form(weight=0, name="watched"), Easy(name="correctness"), Form(weight=0.1, name="form")]
     dynamic = DynamicSampling(filter=HasSpread(reward))
     fit(tmp_path, [look], loop={"dynamic_sampling": dynamic}, rewards=rewards)
@@ -174,70 +169,3 @@ def test_a_filter_looks_at_what_is_learned_from() -> None:
     assert passed([0.0, 0.0, 0.5, 0.5], ["right"]) == {10, 20}
     assert passed([math.nan, 0.0, 0.5, 0.5], ["right"]) == {20}
     assert passed([0.0, 1.0, 0.5, 0.5], []) == {10}
-
-
-class Moved(FrozenCopy):
-    """A reference of other weights than the policy's."""
-
-    def refresh(self, policy: Policy) -> None:
-        self.policy = policy_of(seed=1, scale=0.05)
-
-
-def test_kl_in_the_reward(tmp_path: Path) -> None:
-    look = Look()
-    fit(
-        tmp_path,
-        [look],
-        trainer={"max_epochs": 1},
-        advantage=GroupStd(advantage_eps=0, std="population"),
-        objective=Objective(reward_kl=KLPenalty(beta=0.5, kl=K1())),
-        reference=Moved(),
-    )
-    (exploration,) = look.explorations
-    rollouts = exploration.rollouts
-    assert rollouts.old_logp is not None and rollouts.ref_logp is not None
-    own, reference = (part.split(rollouts.lengths.tolist()) for part in (rollouts.old_logp, rollouts.ref_logp))
-    rewards = [
-        total - 0.5 * math.fsum((a - b).tolist())
-        for total, a, b in zip(exploration.scores.total, own, reference, strict=True)
-    ]
-    found = [float(part[0]) for part in rollouts.advantage.split(rollouts.lengths.tolist())]
-    for first in range(0, 16, 4):
-        group = rewards[first : first + 4]
-        mean = math.fsum(group) / 4
-        std = math.sqrt(math.fsum((r - mean) ** 2 for r in group) / 4)
-        assert found[first : first + 4] == pytest.approx([(r - mean) / std for r in group], rel=1e-4)
-    assert scalars(tmp_path)["policy/kl_ref"]
-
-
-def test_masks_reach_the_weights(tmp_path: Path) -> None:
-    weights: list[tuple[Tensor, Tensor, Tensor | None]] = []
-
-    class Packs(L.Callback):
-        def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-            for pack in [pack.rollouts for pack in batch.packs]:
-                truncated = pack.truncated.repeat_interleave(pack.lengths)
-                weights.append((pack.weight, truncated, pack.columns["entropy_rank"]))
-
-    objective = Objective(beta=0.1, masks=[Truncated(), TopEntropy(0.5)])
-    fit(tmp_path, [Packs()], trainer={"max_epochs": 1}, objective=objective)
-    weight, truncated = (torch.cat(parts) for parts in list(zip(*weights, strict=True))[:2])
-    rank = torch.cat([part for _, _, part in weights if part is not None])
-    assert torch.equal(weight != 0, ~truncated & (rank >= 0.5))
-    assert truncated.any() and (~truncated).any()
-    # Half of all tokens, but for ties.
-    assert int((rank >= 0.5).sum()) == pytest.approx(len(rank) / 2, abs=1)
-
-
-def test_target_probability_moves_tokens_to_their_targets(tmp_path: Path) -> None:
-    """Enough small steps on the same rollouts bring most tokens to their targets."""
-    fit(
-        tmp_path,
-        loop={"mu": 40},
-        trainer={"max_epochs": 1},
-        objective=Objective(surrogate=TargetProbability()),
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=8e-3),
-    )
-    low, high = (of_updates(tmp_path, f"policy/clip_{end}")[0] for end in ("low", "high"))
-    assert low[0] + high[0] < 0.2
-    assert low[-1] + high[-1] > 0.5

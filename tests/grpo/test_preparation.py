@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.tiny import policy_of, prompts_of, teacher_forced
+from helpers.tiny import forced_logp, policy_of, prompts_of, teacher_forced
 from torch import Tensor
 
 from grpo_lightning import ranks
@@ -16,7 +16,7 @@ from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.grpo.prepare import minibatch_of_rows, prepare
 from grpo_lightning.grpo.step import Pack
 from grpo_lightning.maths.advantages import GroupMean
-from grpo_lightning.maths.filters import ENTROPY_RANK, TopEntropy
+from grpo_lightning.maths.filters import ENTROPY_RANK, TopEntropy, Truncated
 from grpo_lightning.maths.kl import K1, KLPenalty
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.reward_batch import RewardBatch
@@ -52,6 +52,7 @@ def explored(rows: Sequence[int] = range(8)) -> tuple[Rollouts, RewardBatch]:
     prompts = [prompt.token_ids for prompt in prompts_of([3, 5, 2, 4])]
     rollouts = Rollouts.from_lists(prompts, GROUP, completions).select(torch.tensor(rows, dtype=torch.int64))
     rollouts.temperature = 0.7
+    rollouts.truncated = torch.tensor([row in (1, 4) for row in rows], dtype=torch.bool)
     rewards = RewardBatch(
         value=torch.tensor([[REWARD[row] for row in rows]], dtype=torch.float64),
         weight=torch.ones(1, dtype=torch.float64),
@@ -104,8 +105,7 @@ def expected_logp(policy: Policy, rollouts: Rollouts) -> Tensor:
     prompts = rollouts.prompt_token_ids.split(rollouts.prompt_lengths.tolist())
     found = []
     for row, ids in enumerate(rollouts.token_ids.split(rollouts.lengths.tolist())):
-        logp = teacher_forced(policy.model, prompts[int(rollouts.group[row])].tolist(), ids.tolist(), 0.7)
-        found.append(logp.gather(1, ids[:, None]).squeeze(1))
+        found.append(forced_logp(policy.model, prompts[int(rollouts.group[row])].tolist(), ids.tolist(), 0.7))
     return torch.cat(found)
 
 
@@ -165,8 +165,8 @@ def test_a_kl_penalty_changes_the_rewards_of_all_completions(policy: Policy) -> 
     assert sorted(row for pack in packs[0] for row in pack.rollouts.row.tolist()) == list(range(8))
 
 
-def test_the_rank_by_entropy_is_the_fraction_of_tokens_with_less(policy: Policy) -> None:
-    rollouts, _ = cut(policy, objective=Objective(beta=0.1, masks=[TopEntropy(0.5)]))
+def test_the_rank_by_entropy_is_the_fraction_of_tokens_with_less_and_masks_reach_the_weights(policy: Policy) -> None:
+    rollouts, packs = cut(policy, objective=Objective(beta=0.1, masks=[Truncated(), TopEntropy(0.5)]))
     prompts = rollouts.prompt_token_ids.split(rollouts.prompt_lengths.tolist())
     entropy = []
     for row, ids in enumerate(rollouts.token_ids.split(LENGTHS)):
@@ -175,6 +175,9 @@ def test_the_rank_by_entropy_is_the_fraction_of_tokens_with_less(policy: Policy)
     expected = [sum(other < own for other in entropy) / len(entropy) for own in entropy]
     # The first tokens of a group have equal entropies but for rounding, and so may change ranks.
     assert rollouts.columns[ENTROPY_RANK].tolist() == pytest.approx(expected, abs=1.5 / len(entropy))
+    for pack in rollouts_in(packs):
+        stays = ~pack.spread(pack.truncated) & (pack.columns[ENTROPY_RANK] >= 0.5)
+        assert torch.equal(pack.weight != 0, stays) and stays.any() and not stays.all()
 
 
 def test_rollouts_of_an_earlier_policy_take_log_pi_old_from_their_sampler(policy: Policy) -> None:

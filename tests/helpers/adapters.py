@@ -4,9 +4,7 @@ from typing import Any
 
 import torch
 
-from grpo_lightning.policy.adapter import LoRA
-from grpo_lightning.policy.compute import Compute
-from grpo_lightning.policy.policy import Policy
+from grpo_lightning import Compute, LoRA, Policy
 from helpers.tiny import model_of, tokenizer
 
 

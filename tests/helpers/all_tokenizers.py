@@ -4,8 +4,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tokenizers import Tokenizer, decoders
-from tokenizers.models import WordLevel
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE, WordLevel
+from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
 from helpers.tiny import SPECIAL, VOCABULARY, tokenizer, with_special
@@ -22,6 +23,17 @@ def of(tokens: Sequence[str], decoder: Any, **kwargs: Any) -> PreTrainedTokenize
     if decoder is not None:
         backend.decoder = decoder
     return with_special(backend, **kwargs)
+
+
+def trained(texts: Sequence[str], vocab_size: int, *special: str, use_regex: bool = True) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer that has learned merges, also across characters' borders; the first special token ends."""
+    backend = Tokenizer(BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    options = {"initial_alphabet": alphabet, "special_tokens": list(special), "show_progress": False}
+    backend.train_from_iterator(texts, BpeTrainer(vocab_size=vocab_size, **options))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=special[0], pad_token=special[-1])
 
 
 def visible_bytes() -> dict[int, str]:

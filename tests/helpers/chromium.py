@@ -95,8 +95,8 @@ class Browser:
         message, _, self.buffer = self.buffer.partition(b"\0")
         return json.loads(message)
 
-    def open(self, page: Path, link: str = "") -> float:
-        """Opens a file, with `link` as the hash of its address; returns the seconds until it is drawn."""
+    def open(self, page: Path, link: str = "") -> None:
+        """Opens a file, with `link` as the hash of its address, and waits until it is drawn."""
         self.call("Page.navigate", url="about:blank")
         self.events.clear()
         started = time.monotonic()
@@ -104,7 +104,6 @@ class Browser:
         while self.evaluate("document.documentElement && document.documentElement.dataset.ready") != "1":
             assert time.monotonic() - started < LIMIT, f"the page is not drawn: {self.complaints()}"
             time.sleep(0.01)
-        return time.monotonic() - started
 
     def evaluate(self, script: str) -> Any:
         """The value of an expression in the page."""

@@ -34,6 +34,21 @@ OPTIONS = {
 OPTIONS |= {"memory.show": "false"} if optional("MemoryReport") else {}
 """A run of one step in a folder that has rows.jsonl and a tiny model in it."""
 
+LETTERS = '--model.rewards=[{"class_path": "FormatReward", "init_args": {"pattern": ".*[a-m]+.*"}}]'
+LEARNS = [
+    LETTERS,
+    "--model.sampling.max_new_tokens=8",
+    "--model.objective.beta=0.04",
+    "--model.optimizer=torch.optim.AdamW",
+    "--model.optimizer.lr=0.001",
+    "--loop.group_size=4",
+    "--loop.prompts_per_step=4",
+    "--loop.num_minibatches=2",
+    "--loop.mu=2",
+    "--loop.max_tokens=40",
+]
+"""Larger steps, from which a tiny model learns something: several updates each, of several packs."""
+
 Grpo = Callable[..., tuple[int, str, str]]
 """A subcommand and options in, exit code, stdout and stderr out."""
 

@@ -16,7 +16,7 @@ from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.engines.stop_strings import StopStrings
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, FinishReason, Prompt, RandomKey, Request
-from helpers.tiny import STOP_IDS, prompts_of, teacher_forced
+from helpers.tiny import STOP_IDS, forced_logp, prompts_of, teacher_forced
 
 ENGINES = {name: kind for name, kind in (("plain", PlainEngine), ("native", optional("NativeEngine"))) if kind}
 """The engines that keep the contract of all: the core's, and a plugin's where there are plugins."""
@@ -61,8 +61,7 @@ def gap(policy: Policy, prompts: list[Prompt], completions: list[Completion], te
     group_size, largest = len(completions) // len(prompts), 0.0
     for row, completion in enumerate(completions):
         prompt = prompts[row // group_size].token_ids
-        logp = teacher_forced(policy.model, prompt, completion.token_ids, temperature)
-        expected = logp.gather(-1, torch.tensor(completion.token_ids)[:, None]).squeeze(-1)
+        expected = forced_logp(policy.model, prompt, completion.token_ids, temperature)
         assert completion.logp is not None
         largest = max(largest, float((expected - torch.tensor(completion.logp)).abs().max()))
     return largest

@@ -8,10 +8,7 @@ from typing import Any
 
 import lightning as L
 
-from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.types import Sample, UsageError
+from grpo_lightning import GRPOModule, Reward, RewardResult, Sample, UsageError
 from helpers.waiting import LIMIT
 
 

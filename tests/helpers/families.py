@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from helpers.tiny import STOP_IDS, tokenizer
+from helpers.tiny import STOP_IDS, randomised, tokenizer
 
 VOCABULARY = 64
 CONTEXT = 64
@@ -106,15 +106,7 @@ def tiny_model(config: PreTrainedConfig, seed: int = 0, scale: float = 0.2) -> P
     """Random weights, in float32 and eval mode; `scale` makes some tokens far likelier than others."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim > 1:
-                parameter.copy_(scale * noise)
-            else:
-                parameter.add_(0.1 * noise)
-    return model.eval()
+    return randomised(model, seed, scale)
 
 
 def save(family: str, folder: str) -> PreTrainedModel:

@@ -2,9 +2,7 @@
 
 from functools import partial
 
-from grpo_lightning.plugins.conversations.data import PromptDataModule
-from grpo_lightning.plugins.fast.compute import Fast
-from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning import Fast, NativeEngine, PromptDataModule
 from helpers import adapters, fitting, tiny
 
 policy_of = partial(tiny.policy_of, compute=Fast)

@@ -20,16 +20,20 @@ from grpo_lightning.engines import trial
 from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.plain import PlainEngine
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.loop import GRPOLoop
+from grpo_lightning.grpo.step import Minibatch, Step
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.stopping import StopRule
 from grpo_lightning.policy.compute import Compute
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.sharding import assembled
+from grpo_lightning.policy.snapshots import FrozenCopy
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.tasks.base import Task
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO
 from grpo_lightning.training.data import TaskData
 from grpo_lightning.training.evaluation import Validation
@@ -99,6 +103,42 @@ class Gradients(L.Callback):
         self.updates.append({name: assembled(grad).clone() for name, grad in grads.items()})
 
 
+class Steps(L.Callback):
+    """The steps of a run, as they ended."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.steps.append(GRPOLoop.find(trainer).current_step)
+
+    @property
+    def explorations(self) -> list[Exploration]:
+        return [step.exploration for step in self.steps]
+
+
+class Minibatches(L.Callback):
+    """The minibatches of a run, as the update saw them."""
+
+    def __init__(self) -> None:
+        self.seen: list[Minibatch] = []
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Minibatch, batch_idx: int
+    ) -> None:
+        self.seen.append(batch)
+
+
+class Another(FrozenCopy):
+    """A reference that is not the policy, whose KL term would be 0."""
+
+    @torch.no_grad()
+    def refresh(self, policy: Policy) -> None:
+        super().refresh(policy)
+        for parameter in self.policy.parameters():
+            parameter.mul_(1.2)
+
+
 class Shares(L.Callback):
     """Writes `share-RANK.txt`: how many of the policy's numbers this rank holds, of how many; the reference's too."""
 
@@ -140,30 +180,49 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.5)
 
 
+Kinds = tuple[type[Compute], type[RolloutEngine], type[TaskData]]
+
+
 def fit(
     folder: Path | str,
     callbacks: Sequence[L.Callback] = (),
     loop: dict[str, Any] | None = None,
     trainer: dict[str, Any] | None = None,
     ckpt_path: str | Path | None = None,
-    optimizer: Callable[[Any], torch.optim.Optimizer] = sgd,
     data: TaskData | None = None,
-    kinds: tuple[type[Compute], type[RolloutEngine], type[TaskData]] = (Compute, PlainEngine, TaskData),
+    kinds: Kinds = (Compute, PlainEngine, TaskData),
     **module: Any,
 ) -> GRPOModule:
     """Fits a tiny Llama, whose weights are about as large as a new model's, for 3 steps of 4 x 4 completions.
 
     The engine's trial before the run is left out: it takes a third of so small a run, and has tests of its own.
     """
-    compute, engine, data_module = kinds
+    grpo, fitting = made(folder, callbacks, loop, trainer, kinds, **module)
+    with mock.patch.object(trial, "fault", return_value=""):
+        fitting.fit(grpo, datamodule=data or kinds[2](Echo(), val_batch_size=5), ckpt_path=ckpt_path)
+    return grpo
+
+
+def made(
+    folder: Path | str,
+    callbacks: Sequence[L.Callback] = (),
+    loop: dict[str, Any] | None = None,
+    trainer: dict[str, Any] | None = None,
+    kinds: Kinds = (Compute, PlainEngine, TaskData),
+    **module: Any,
+) -> tuple[GRPOModule, L.Trainer]:
+    """The module and the trainer of `fit`."""
+    compute, engine, _ = kinds
     sizes = {"group_size": 4, "prompts_per_step": 4} | (loop or {})
     settings: dict[str, Any] = {
         "policy": policy_of(scale=0.05, compute=compute),
         "rewards": [Digits()],
         "engine": engine(),
         "sampling": Sampling(max_new_tokens=12),
+        "optimizer": sgd,
+        "grad_clip": 0.0,
+        "samples": 2,
     }
-    grpo = GRPOModule(**grouped(settings | {"optimizer": optimizer, "grad_clip": 0.0, "samples": 2} | module))
     options: dict[str, Any] = {
         "accelerator": "cpu",
         "max_epochs": 3,
@@ -177,10 +236,34 @@ def fit(
         "default_root_dir": folder,
         "plugins": [AtomicCheckpointIO()],
     }
-    fitting = L.Trainer(**options | {"callbacks": [*callbacks, GRPOLoop(**sizes), EachUpdate()]} | (trainer or {}))
-    with mock.patch.object(trial, "fault", return_value=""):
-        fitting.fit(grpo, datamodule=data or data_module(Echo(), val_batch_size=5), ckpt_path=ckpt_path)
-    return grpo
+    parts = {"callbacks": [*callbacks, GRPOLoop(**sizes), EachUpdate()]}
+    return GRPOModule(**grouped(settings | module)), L.Trainer(**options | parts | (trainer or {}))
+
+
+def resumes_exactly(folder: Path, options: Callable[[], dict[str, Any]], steps: int = 3, cut: int = 1) -> None:
+    """A run in `whole` and one in `cut` that is cut after some steps and goes on end alike, to the bit.
+
+    Args:
+        folder: Where both are.
+        options: Makes the arguments of `fit`, anew for each start.
+        steps: Of both.
+        cut: Steps before the cut.
+    """
+    for name, end, path in (("whole", steps, None), ("cut", cut, None), ("cut", steps, "last")):
+        given = options()
+        trainer = {"max_epochs": end, "enable_checkpointing": True} | given.pop("trainer", {})
+        fit(folder / name, [StepCheckpoint()], trainer=trainer, ckpt_path=path, **given)
+    assert same(folder / "whole", folder / "cut")
+    assert repr(scalars(folder / "whole")) == repr(scalars(folder / "cut"))  # NaN is not equal to itself
+
+
+def same(a: Path, b: Path) -> bool:
+    """Whether two runs ended with the same weights, and the same states of optimizer and schedule."""
+    one, two = checkpoint_of(a), checkpoint_of(b)
+    assert one["state_dict"].keys() == two["state_dict"].keys()
+    equal = all(torch.equal(value, two["state_dict"][name]) for name, value in one["state_dict"].items())
+    states = [(c["optimizer_states"][0]["state"], c["lr_schedulers"]) for c in (one, two)]
+    return equal and str(states[0]) == str(states[1])
 
 
 def grouped(settings: dict[str, Any]) -> dict[str, Any]:
@@ -236,15 +319,6 @@ def gradient_of(policy: Policy, objective: Objective, packs: Sequence[Rollouts])
         scored = policy(pack)
         objective(scored.logp, scored.entropy, pack)[0].backward()
     return dict(gradients(policy))
-
-
-def check_packing(policy: Policy, objective: Objective, rollouts: Rollouts) -> dict[str, Tensor]:
-    """Another order of the six rows, and each alone, without padding, have the gradient of the whole; returns it."""
-    whole = gradient_of(policy, objective, [rollouts])
-    rows = [rollouts.select(torch.tensor([row])) for row in range(6)]
-    for packs in ([rollouts.select(torch.tensor([4, 0, 5, 2, 1, 3]))], rows):
-        assert relative(gradient_of(policy, objective, packs), whole) < 1e-6
-    return whole
 
 
 def relative(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:

@@ -53,14 +53,14 @@ from grpo_lightning.plugins.conversations.reward import EnvironmentReward
 from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.plugins.process.supervision import ProcessSupervision
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage, PolicySnapshot, Proximal
+from grpo_lightning.policy.snapshots import MovingAverage, PolicySnapshot, Proximal
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult, Segment
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.stale import StaleSource
 from grpo_lightning.types import Completion, Sample
 from helpers.fast import fit, policy_of
-from helpers.fitting import Digits, Gradients, scalars
+from helpers.fitting import Another, Digits, Gradients, scalars
 from helpers.guessing import Guess
 from helpers.paths import environment
 from helpers.waiting import LIMIT
@@ -139,16 +139,6 @@ class Elsewhere(PolicySnapshot):
     def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
         assert rollouts.sampler_logp is not None
         return rollouts.sampler_logp + 0.3 * torch.sin(7.0 * rollouts.token_ids)
-
-
-class Another(FrozenCopy):
-    """A reference that is not the policy, whose KL term would be 0."""
-
-    @torch.no_grad()
-    def refresh(self, policy: Policy) -> None:
-        super().refresh(policy)
-        for parameter in self.policy.parameters():
-            parameter.mul_(1.5)
 
 
 class Vowels(Reward):

@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from grpo_lightning.plugins.conversations.base import Environment, Turn
-from grpo_lightning.tasks.base import Task
+from grpo_lightning import Environment, Task, Turn
 from grpo_lightning.types import Message, Question, Request
 
 
@@ -137,20 +136,6 @@ class LongEnv(CounterEnv):
 
     def reset(self, **kwargs: Any) -> str:
         return "0" * 1200
-
-
-class NoReset:
-    """Lacks `reset`."""
-
-
-class NoHints:
-    """Has a tool without type hints."""
-
-    def reset(self) -> None:
-        """Does nothing."""
-
-    def tool(self, x):  # type: ignore[no-untyped-def]
-        return x
 
 
 REWRITES = (

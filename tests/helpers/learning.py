@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from grpo_lightning.plugins.learned.labelled import LabelledGroup
 from grpo_lightning.plugins.learned.replay import Replay
 from grpo_lightning.plugins.learned.reward import LearnedReward
 from grpo_lightning.plugins.learned.update import RewardUpdate
@@ -24,9 +25,9 @@ class EndsInLetter(Reward):
         return RewardResult(values, statuses)
 
 
-def save_policy(folder: Path) -> Path:
+def save_policy(folder: Path, shape: str = "llama") -> Path:
     """A causal LM to make a reward model of."""
-    model_of("llama").save_pretrained(folder)
+    model_of(shape).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
 
@@ -35,8 +36,8 @@ def reward_of(folder: Path, **options: Any) -> LearnedReward:
     """A fast learner; every fourth prompt is held out."""
     settings: dict[str, Any] = {"held_out": 0.25, "batch_size": 4, "lr": 3e-3, "num_passes": 3} | options
     update, replay = (
-        group(**{field.name: settings.pop(field.name) for field in fields(group) if field.name in settings})
-        for group in (RewardUpdate, Replay)
+        kind(**{field.name: settings.pop(field.name) for field in fields(kind) if field.name in settings})
+        for kind in (RewardUpdate, Replay)
     )
     return LearnedReward(str(folder), **{"labeller": EndsInLetter()} | settings, update=update, replay=replay)
 
@@ -53,6 +54,12 @@ def explored(step: int, num_prompts: int = 12) -> list[Sample]:
     texts = [("a1b", "77", "2c", "3"), ("5e", "4f"), ("1", "g", "60")]
     ids = range(step * num_prompts, (step + 1) * num_prompts)
     return [sample(id, text) for id in ids for text in texts[id % 3]]
+
+
+def group(prompt: str, *labels: float, completions: Sequence[str] = ()) -> LabelledGroup:
+    """One prompt with as many labelled completions as labels."""
+    texts = list(completions) or [f"{prompt}{row}" for row in range(len(labels))]
+    return LabelledGroup(prompt, texts, [True] * len(labels), list(labels))
 
 
 def scores_of(reward: LearnedReward, samples: Sequence[Sample]) -> Scores:

@@ -8,11 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from grpo_lightning import Policy, Rollouts, Surrogate, TokenWeighting
 from grpo_lightning.maths import surrogates, target_probability, weightings
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.surrogates import Surrogate
-from grpo_lightning.maths.weightings import TokenWeighting
-from grpo_lightning.policy.policy import Policy
 from helpers.tiny import gradients
 
 

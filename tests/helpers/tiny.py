@@ -19,11 +19,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from grpo_lightning import Compute, Policy, Prompt, Question, Request, Rollouts
 from grpo_lightning.command.overview import optional
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.policy.compute import Compute
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Prompt, Question, Request
 
 COMPUTES: list[type[Any]] = [kind for kind in (optional("Fast"), Compute) if kind]
 """The first is the default of the command line: the core's own where there are no plugins."""
@@ -81,14 +78,19 @@ def model_of(shape: str, seed: int = 0, scale: float = 0.2, **overrides: Any) ->
     ids = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": list(STOP_IDS)}
     config = AutoConfig.for_model(shape, **{"vocab_size": VOCABULARY} | sizes | ids | overrides)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager" if shape == "gemma2" else "sdpa")
+    return randomised(model, seed, scale)
+
+
+@torch.no_grad()
+def randomised(model: PreTrainedModel, seed: int, scale: float) -> PreTrainedModel:
+    """The model with random weights and in eval mode."""
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim > 1:
-                parameter.copy_(scale * noise)
-            else:  # Norms and biases, which a new model has at 1 and 0, where mistakes hide.
-                parameter.add_(0.1 * noise)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.ndim > 1:
+            parameter.copy_(scale * noise)
+        else:  # Norms and biases, which a new model has at 1 and 0, where mistakes hide.
+            parameter.add_(0.1 * noise)
     return model.eval()
 
 
@@ -227,6 +229,14 @@ def teacher_forced(
     """[R, V] float64 log-probs before each completion token, from a forward over one unpadded sequence."""
     logits = model(input_ids=torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0].double()
     return (logits[len(prompt) - 1 : -1] / temperature).log_softmax(-1)
+
+
+def forced_logp(
+    model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float = 1.0
+) -> Tensor:
+    """[R] float64 log-probs of the completion's tokens, likewise."""
+    logp = teacher_forced(model, prompt, completion, temperature)
+    return logp.gather(-1, torch.tensor(completion)[:, None]).squeeze(-1)
 
 
 def gradients(module: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -12,9 +12,8 @@ from urllib.parse import urlsplit
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from helpers.vllm_stand_in import Child, Engine, RequestOutputKind, SamplingParams, generator_of
+from helpers.vllm_stand_in import Child, Engine, RequestOutputKind, SamplingParams, copy_into, generator_of, model_of
 
 
 class StandIn:
@@ -26,11 +25,8 @@ class StandIn:
     """
 
     def __init__(self, model: str, **settings: Any) -> None:
-        config = AutoConfig.from_pretrained(model)
-        # On a CPU vLLM holds the head apart from the embedding that it is tied to.
-        config.tie_word_embeddings = False
-        self.model = AutoModelForCausalLM.from_config(config).eval()
-        longest = settings.get("max_model_len", config.max_position_embeddings)
+        self.model, longest = model_of(model)
+        longest = settings.get("max_model_len", longest)
         self.engine = Engine(self.model, longest)
         self.config: dict[str, Any] = {
             "model_config": {
@@ -90,13 +86,9 @@ class StandIn:
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise RuntimeError(f"Cannot find any model weights with `{folder}`")
-        own = dict(self.model.named_parameters(remove_duplicate=False))
         self.bodies.append([file.name for file in files])
         for file in files:
-            for name, weight in load_file(file).items():
-                if name not in own:
-                    raise ValueError(f"There is no module or parameter named {name!r}")
-                own[name].data.copy_(weight)
+            copy_into(self.model, load_file(file).items())
 
     def generate(self, body: Any) -> Iterator[Any]:
         """Pieces of the answer; without streaming only the last one counts."""

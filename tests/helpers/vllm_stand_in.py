@@ -143,6 +143,23 @@ class Engine:
             child.finish_reason = "length"
 
 
+def model_of(folder: str, dtype: torch.dtype = torch.float32) -> tuple[Any, int]:
+    """A model of the config in a folder, and how many positions it has."""
+    config = AutoConfig.from_pretrained(folder)
+    # On a CPU vLLM holds the head apart from the embedding that it is tied to.
+    config.tie_word_embeddings = False
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval(), config.max_position_embeddings
+
+
+def copy_into(model: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Loads weights by their names."""
+    own = dict(model.named_parameters(remove_duplicate=False))
+    for name, weight in weights:
+        if name not in own:
+            raise ValueError(f"There is no module or parameter named {name!r}")
+        own[name].data.copy_(weight)
+
+
 class LLM:
     """vLLM's entrance."""
 
@@ -157,11 +174,7 @@ class LLM:
         self.calls: list[str] = []
         self.rank = os.environ.get("RANK")
         behave_badly()
-        config = AutoConfig.from_pretrained(model)
-        # On a CPU vLLM holds the head apart from the embedding that it is tied to.
-        config.tie_word_embeddings = False
-        self.model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
-        longest = config.max_position_embeddings
+        self.model, longest = model_of(model, getattr(torch, dtype))
         self.llm_engine = Engine(self.model, longest if max_model_len == -1 else max_model_len)
         LLM.started.append(self)
 
@@ -171,11 +184,7 @@ class LLM:
     def collective_rpc(self, method: str, kwargs: Mapping[str, Iterable[tuple[str, Tensor]]]) -> list[None]:
         assert method == "reload_weights"
         self.calls.append(method)
-        own = dict(self.model.named_parameters(remove_duplicate=False))
-        for name, weight in kwargs["weights_iterator"]:
-            if name not in own:
-                raise ValueError(f"There is no module or parameter named {name!r}")
-            own[name].data.copy_(weight)
+        copy_into(self.model, kwargs["weights_iterator"])
         return [None]
 
     def reset_prefix_cache(self) -> bool:

@@ -134,7 +134,7 @@ def test_failed_rewards_get_zero_and_disturb_nobody(cls, seed):
 
 
 @each(AdvantageEstimator)
-@pytest.mark.parametrize("value", [0.0, 0.1, -0.7, 1e30])
+@pytest.mark.parametrize("value", [0.0, 0.1, -0.7, 1e-30, 1e30])
 def test_a_group_without_a_difference_gets_exactly_zero(cls, value):
     estimator: AdvantageEstimator = make(cls)
     # A group of one, one of equals, one of equals and a failure, one with a difference.

@@ -110,27 +110,6 @@ def test_objective_is_eq_3_computed_in_loops(seed, beta, epsilon):
     )
 
 
-def test_objective_and_gradient_of_packs_add_up_to_those_of_the_whole():
-    rollouts, logp = random_rollouts(0)
-    objective = Objective(beta=0.04)
-    value, gradient, diagnostics = evaluate(objective, logp, rollouts)
-    first_token = rollouts.lengths.cumsum(0) - rollouts.lengths
-    total, summed, parts = 0.0, torch.zeros_like(gradient), []
-    for pack in rollouts.packs(max_tokens=12):
-        tokens = torch.cat([first_token[r] + torch.arange(int(rollouts.lengths[r])) for r in pack.row])
-        own = logp.detach()[tokens].requires_grad_()
-        part, part_gradient, part_diagnostics = evaluate(objective, own, pack)
-        total += float(part)
-        summed[tokens] += part_gradient
-        parts.append(part_diagnostics)
-    assert len(parts) > 2
-    assert total == pytest.approx(float(value), abs=1e-6)
-    torch.testing.assert_close(summed, gradient, rtol=1e-6, atol=1e-8)
-    together = sum(parts[1:], parts[0])
-    for name in Diagnostics.__dataclass_fields__:
-        assert float(getattr(together, name)) == pytest.approx(float(getattr(diagnostics, name)), rel=1e-5, abs=1e-6)
-
-
 def test_beta_zero_needs_no_reference_and_ignores_one():
     rollouts, logp = random_rollouts(2)
     with_reference = evaluate(Objective(), logp, rollouts)

@@ -14,7 +14,7 @@ from peft import get_peft_model
 from grpo_lightning.policy import adapter as adapters
 from grpo_lightning.policy.adapter import LoRA, adapted_layers, fingerprint
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, MovingAverage, TrainedCopy
+from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, TrainedCopy
 from grpo_lightning.types import UsageError
 
 ROLLOUTS = rollouts_of([4, 9, 1, 6], prompt_lengths=[3, 1])
@@ -122,18 +122,6 @@ def test_a_frozen_copy_holds_the_trained_tensors_alone() -> None:
     snapshot.refresh(policy)
     move(policy)
     assert snapshot(policy, ROLLOUTS).equal(now)
-
-
-def test_a_moving_average_goes_part_of_the_way() -> None:
-    policy, average = adapted(), MovingAverage(alpha=0.25)
-    average.refresh(policy)
-    before = {name: value.clone() for name, value in policy.trained_state_dict().items()}
-    with torch.no_grad():
-        for value in policy.trained_state_dict().values():
-            value.mul_(1.2)
-    average.refresh(policy)
-    # 0.25 * 1.2 + 0.75
-    assert all(torch.allclose(value, 1.05 * before[name]) for name, value in average.policy.state_dict().items())
 
 
 def test_the_policy_has_its_own_tensors_again_when_the_copy_fails() -> None:

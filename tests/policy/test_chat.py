@@ -1,6 +1,7 @@
 """`chat_text`: the turns of a chat template, and a message where there is none."""
 
 import pytest
+from helpers.chats import GEMMA_3, QWEN_2_5
 from helpers.tiny import tokenizer
 
 from grpo_lightning.policy.chat import chat_text
@@ -30,15 +31,6 @@ def test_a_template_that_is_missing_or_refuses_is_the_users_mistake() -> None:
         chat_text(spell, "1+1?")
 
 
-IM = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-GEMMA = (
-    "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    "{% for m in messages %}{{ '<start_of_turn>' + (m.role if m.role == 'user' else 'model') + '\n' + m.content | trim "
-    "+ '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
-)
 MISTRAL = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
     "{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + '</s>' }}{% endif %}{% endfor %}"
@@ -53,8 +45,8 @@ TRIMMING = "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        (IM, "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\nSo "),
-        (GEMMA, "<bos><start_of_turn>user\nQ<end_of_turn>\n<start_of_turn>model\nSo "),
+        (QWEN_2_5, "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\nSo "),
+        (GEMMA_3, "<bos><start_of_turn>user\nQ<end_of_turn>\n<start_of_turn>model\nSo "),
         # It has no mark for the beginning of an answer, but writes a space before one.
         (MISTRAL, "<bos>[INST] Q [/INST] So "),
         # Its mark opens the thinking; what it does with whole answers does not matter.
@@ -81,7 +73,7 @@ def test_a_prefix_that_the_template_changes_is_refused(template: str) -> None:
 
 def test_a_system_turn_that_is_refused_or_left_out_is_one_message() -> None:
     spell = tokenizer()
-    for template, why in ((GEMMA, "System role not supported"), (MISTRAL, "it leaves it out")):
+    for template, why in ((GEMMA_3, "no system role"), (MISTRAL, "it leaves it out")):
         spell.chat_template = template
         with pytest.raises(
             UsageError, match=rf"data.system='Add.': .* no system turn \({why}\); leave data.system empty"

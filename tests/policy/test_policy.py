@@ -10,6 +10,7 @@ from helpers import families
 from helpers.tiny import (
     COMPUTES,
     STOP_IDS,
+    forced_logp,
     gradients,
     model_of,
     policy_of,
@@ -55,7 +56,7 @@ def expected_logp_and_entropy(policy: Policy, rollouts: Rollouts, temperature: f
     logps, entropies = [], []
     for row in rows_of(rollouts):
         full = teacher_forced(policy.model, row["prompt"], row["token_ids"], temperature)
-        logps.append(full.gather(-1, torch.tensor(row["token_ids"])[:, None]).squeeze(-1))
+        logps.append(forced_logp(policy.model, row["prompt"], row["token_ids"], temperature))
         entropies.append(-(full.exp() * full).sum(-1))
     return torch.cat(logps).float(), torch.cat(entropies).float()
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from helpers.adapters import adapted
 from helpers.tiny import policy_of, rollouts_of
 from torch import nn
 
@@ -70,12 +71,13 @@ def test_frozen_copy_is_in_the_state_dict_and_comes_back_from_it():
     assert resumed(policy, ROLLOUTS).equal(before)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_moving_average_goes_part_of_the_way(tied):
-    policy, average = policy_of(tie_word_embeddings=tied), MovingAverage(alpha=0.25)
+@pytest.mark.parametrize("make", [policy_of, lambda: policy_of(tie_word_embeddings=True), adapted])
+def test_moving_average_goes_part_of_the_way(make):
+    policy, average = make(), MovingAverage(alpha=0.25)
     average.refresh(policy)
-    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    before = {name: value.clone() for name, value in policy.trained_state_dict().items()}
     update(policy)
     average.refresh(policy)
     # 0.25 * 1.05 + 0.75
-    assert all(torch.allclose(value, 1.0125 * before[name]) for name, value in average.policy.state_dict().items())
+    found = average.policy.state_dict()
+    assert before and all(torch.allclose(found[name], 1.0125 * value) for name, value in before.items())

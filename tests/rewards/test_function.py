@@ -112,22 +112,9 @@ def test_each_failure_costs_its_own_sample(reward):
     ]  # fmt: skip
     expected = [2.5, None, 1.0, None, None, 0.5, None, None, None, None, 2.5]
     assert [None if math.isnan(value) else value for value in result.value] == expected
-
-
-def test_failures_are_told_once_per_step_with_their_count_and_an_example(module, caplog):
-    scorer = Scorer([FunctionReward(f"{module}:by_text", name="mine")])
-    for _ in range(2):
-        scorer([sample("raise"), sample("none"), sample("raise"), sample("good")])
-        scorer([sample("good"), sample("none"), sample("raise"), sample("good")])
-        scorer.report()
-    assert [re.sub(r"py:\d+", "py:LINE", message) for message in caplog.messages] == 2 * [
-        "reward mine failed on 5 of 8 samples (error: 3, not_a_number: 2), for example on a sample of "
-        "train.jsonl:17, 'raise': users_rewards.py:LINE: KeyError: 'key'"
-    ]
-    scorer([sample("none")])
-    scorer.report()
-    assert caplog.messages[2].endswith("'none': it returned None")
-    scorer.close()
+    examples = reward.tally.examples
+    assert examples["not_a_number"] == "a sample of train.jsonl:17, 'none': it returned None"
+    assert re.fullmatch(r".*, 'raise': users_rewards.py:\d+: KeyError: 'key'", examples["error"])
 
 
 def test_what_the_function_sees(module):

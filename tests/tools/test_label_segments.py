@@ -6,11 +6,7 @@ from helpers.fast import policy_of
 from helpers.loading import load_tool
 from helpers.tiny import tokenizer
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.types import Request
+from grpo_lightning import Request, Reward, RewardResult, Sampling, ScriptedEngine
 
 tool = load_tool("label_segments")
 

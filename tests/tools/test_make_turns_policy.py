@@ -9,11 +9,9 @@ from helpers.paths import ROOT
 from make_tiny_policy import EOS
 from transformers.utils.logging import disable_progress_bar
 
+from grpo_lightning import Arithmetic, GuessNumber, ToolEnvironment
 from grpo_lightning.cli import run
 from grpo_lightning.plugins.conversations.dialogue import PLAIN, Dialogue
-from grpo_lightning.plugins.conversations.games.guess_number import GuessNumber
-from grpo_lightning.plugins.conversations.tools import ToolEnvironment
-from grpo_lightning.tasks.arithmetic import Arithmetic
 
 tool = load_tool("make_turns_policy")
 RNG = random.Random(0)

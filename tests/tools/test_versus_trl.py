@@ -13,13 +13,9 @@ from helpers.fast import policy_of
 from helpers.tiny import requests_of
 from transformers import GenerationConfig
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning import Fast, FinishReason, Policy, RandomKey, Rollouts, Sampling
 from grpo_lightning.plugins.display.utilisation import Cost
 from grpo_lightning.plugins.fast import batch
-from grpo_lightning.plugins.fast.compute import Fast
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import FinishReason, RandomKey
 
 GIB = 2**30
 SIZES = {"prompt_tokens": 5, "new_tokens": 8, "prompts": 2, "group_size": 4}

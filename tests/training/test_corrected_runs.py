@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from helpers.fitting import Gradients, fit, relative, scalars
+from helpers.fitting import Gradients, Minibatches, fit, relative, resumes_exactly, scalars
 from helpers.tiny import policy_of
 from torch import Tensor
 
@@ -18,19 +18,8 @@ from grpo_lightning.maths.corrections import NoCorrection, RatioMask, TruncatedR
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, Proximal
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.stale import EarlierWeights, StaleSource
 from grpo_lightning.types import UsageError
-
-
-class Packs(L.Callback):
-    """The packs of every update, after it."""
-
-    def __init__(self) -> None:
-        self.updates: list[Minibatch] = []
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Minibatch, batch_idx: int) -> None:
-        self.updates.append(batch)
 
 
 def expected_objective(minibatch: Minibatch, cap: float) -> float:
@@ -45,7 +34,7 @@ def expected_objective(minibatch: Minibatch, cap: float) -> float:
 
 
 def test_sampling_in_bfloat16_is_corrected(tmp_path: Path) -> None:
-    packs, gradients = Packs(), {}
+    packs, gradients = Minibatches(), {}
     for name, correction in (("plain", NoCorrection()), ("cap", TruncatedRatio(1.0)), ("mask", RatioMask(0.99, 1.01))):
         gradients[name] = Gradients()
         fit(
@@ -64,7 +53,7 @@ def test_sampling_in_bfloat16_is_corrected(tmp_path: Path) -> None:
     assert 0 < seen["mask"]["mismatch/masked"] < 1
     # A masked token is none of those that were corrected only.
     assert seen["mask"]["mismatch/masked"] == seen["mask"]["mismatch/corrected"]
-    assert seen["cap"]["policy/objective"] == pytest.approx(expected_objective(packs.updates[0], 1.0), abs=1e-6)
+    assert seen["cap"]["policy/objective"] == pytest.approx(expected_objective(packs.seen[0], 1.0), abs=1e-6)
     assert abs(seen["cap"]["policy/objective"] - seen["plain"]["policy/objective"]) > 1e-5
     for name in ("cap", "mask"):
         assert relative(gradients[name].updates[0], gradients["plain"].updates[0]) > 1e-3
@@ -108,36 +97,23 @@ def test_rollouts_are_exactly_as_old_as_the_lag(tmp_path: Path) -> None:
 
 
 def test_the_objective_of_stale_rollouts_is_that_of_a_loop(tmp_path: Path) -> None:
-    packs = Packs()
+    packs = Minibatches()
     objective = Objective(correction=TruncatedRatio(1.01))
     fit(tmp_path, [packs], {"source": StaleSource(2)}, {"max_epochs": 4}, objective=objective, old_policy=Proximal())
     seen = scalars(tmp_path)["policy/objective"]
-    for update, minibatch in enumerate(packs.updates):
+    for update, minibatch in enumerate(packs.seen):
         assert seen[update] == pytest.approx(expected_objective(minibatch, 1.01), abs=1e-6)
     assert abs(seen[3]) > 1e-4  # without a correction it is 0: advantages cancel
 
 
 def test_a_resumed_run_has_the_old_weights(tmp_path: Path) -> None:
-    lag = 3
-    saving = {"enable_checkpointing": True}
+    def options() -> dict[str, Any]:
+        objective = Objective(correction=TruncatedRatio())
+        return {"loop": {"source": StaleSource(3)}, "objective": objective, "old_policy": Proximal()}
 
-    def run(name: str, steps: int, **more: Any) -> None:
-        fit(
-            tmp_path / name,
-            [StepCheckpoint()],
-            {"source": StaleSource(lag)},
-            {"max_epochs": steps} | saving,
-            objective=Objective(correction=TruncatedRatio()),
-            old_policy=Proximal(),
-            **more,
-        )
-
-    run("whole", 5)
-    run("cut", 2)
-    run("cut", 5, ckpt_path=tmp_path / "cut" / "checkpoints" / "last.ckpt")
+    resumes_exactly(tmp_path, options, steps=5, cut=2)
     whole = scalars(tmp_path / "whole")
-    assert scalars(tmp_path / "cut") == whole
-    assert whole["rollout/lag"][4] == lag and whole["mismatch/kl"][4] > 1e-6
+    assert whole["rollout/lag"][4] == 3 and whole["mismatch/kl"][4] > 1e-6
 
 
 # What is refused

@@ -8,12 +8,12 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from helpers.fitting import Digits, Echo, Gradients, fit, of_updates, relative, scalars
+from helpers.fitting import Digits, Echo, Gradients, Minibatches, Steps, fit, of_updates, relative, scalars
 from helpers.tiny import policy_of
 from torch import Tensor
 
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.grpo.step import Minibatch, Pack
+from grpo_lightning.grpo.step import Pack
 from grpo_lightning.grpo.update import Watcher
 from grpo_lightning.maths.advantages import Sign
 from grpo_lightning.maths.objective import Objective
@@ -26,19 +26,11 @@ from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import Sample
 
 
-class Watch(L.Callback):
-    """Keeps the minibatches as the update sees them, and the policy's mode."""
+class Trains(L.Callback):
+    """Every update finds the policy in training mode."""
 
-    def __init__(self) -> None:
-        self.batches: list[Minibatch] = []
-        self.training: list[bool] = []
-
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Minibatch, batch_idx: int
-    ) -> None:
-        assert isinstance(pl_module, GRPOModule)
-        self.batches.append(batch)
-        self.training.append(pl_module.policy.training)
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        assert isinstance(pl_module, GRPOModule) and pl_module.policy.training
 
 
 def test_a_policy_learns(tmp_path: Path) -> None:
@@ -53,16 +45,15 @@ def test_a_policy_learns(tmp_path: Path) -> None:
 
 
 def test_mu_passes_over_the_minibatches_of_one_exploration(tmp_path: Path) -> None:
-    watch = Watch()
-    fit(tmp_path, [watch], loop={"mu": 3, "num_minibatches": 2}, trainer={"max_epochs": 2})
-    assert len(watch.batches) == 2 * 3 * 2
-    assert all(watch.training)
-    step = watch.batches[:6]
+    watch = Minibatches()
+    fit(tmp_path, [watch, Trains()], loop={"mu": 3, "num_minibatches": 2}, trainer={"max_epochs": 2})
+    assert len(watch.seen) == 2 * 3 * 2
+    step = watch.seen[:6]
     rows = [sorted(torch.cat([pack.rollouts.row for pack in batch.packs]).tolist()) for batch in step]
     assert rows == [list(range(8)), list(range(8, 16))] * 3
     assert [batch.on_policy for batch in step] == [True, False, False, False, False, False]
     assert len({id(batch.step) for batch in step}) == 1
-    assert watch.batches[6].step is not step[0].step
+    assert watch.seen[6].step is not step[0].step
 
 
 def test_later_passes_move_away_from_the_old_policy(tmp_path: Path) -> None:
@@ -165,12 +156,12 @@ class Broken(Reward):
 
 
 def test_a_reward_that_fails_costs_its_samples_and_is_counted(tmp_path: Path) -> None:
-    watch = Watch()
+    watch = Steps()
     fit(
         tmp_path, [watch], trainer={"max_epochs": 1}, rewards=[Digits(), Broken(share=4)], objective=Objective(beta=0.1)
     )
     assert scalars(tmp_path)["reward/broken/error"] == {0: 0.25}
-    exploration = watch.batches[0].step.exploration
+    (exploration,) = watch.explorations
     assert [math.isnan(value) for value in exploration.scores.total] == [row < 4 for row in range(16)]
     assert float(exploration.rollouts.select(torch.arange(4)).advantage.abs().max()) == 0
 

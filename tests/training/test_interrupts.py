@@ -35,17 +35,6 @@ class Press(L.Callback):
             os.kill(os.getpid(), self.number)
 
 
-class PressSecond(Press):
-    """Ctrl-C in the second step's first update on rank 0 alone, as `kill -INT` sends it; for the command line."""
-
-    def __init__(self) -> None:
-        super().__init__(2)
-
-    def on_train_batch_start(self, trainer: L.Trainer, *args: object) -> None:
-        if trainer.is_global_zero:
-            super().on_train_batch_start(trainer)
-
-
 class PressInValidation(L.Callback):
     """Ctrl-C where no step runs."""
 
@@ -53,24 +42,32 @@ class PressInValidation(L.Callback):
         os.kill(os.getpid(), signal.SIGINT)
 
 
+SECOND = [
+    "--trainer.callbacks+=helpers.failing.Signals",
+    "--trainer.callbacks.name=SIGINT",
+    "--trainer.callbacks.step=2",
+]
+"""Ctrl-C in the second step on rank 0 alone, as `kill -INT` sends it."""
 OPTIONS: dict[str, Any] = {"loop": {"num_minibatches": 2}, "trainer": {"max_epochs": 4, "enable_checkpointing": True}}
 
 
-def test_ctrl_c_ends_the_step_saves_and_resumes_exactly(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_a_signal_ends_the_step_saves_and_resumes_exactly(
+    number: int, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    handler = signal.getsignal(signal.SIGINT)
+    handler = signal.getsignal(number)
     fit(tmp_path / "whole", [StepCheckpoint(every_n_steps=3)], **OPTIONS)
     caplog.clear()
     checkpoint = StepCheckpoint(every_n_steps=3)
-    fit(tmp_path / "cut", [checkpoint, Press(2)], **OPTIONS)
-    assert checkpoint.stopped_by == "Ctrl-C"
-    assert signal.getsignal(signal.SIGINT) == handler
-    # Both updates of the second step, though it was pressed before the first.
+    fit(tmp_path / "cut", [checkpoint, Press(2, number=number)], **OPTIONS)
+    assert checkpoint.stopped_by == name
+    assert signal.getsignal(number) == handler
+    # Both updates of the second step, though it came before the first.
     assert scalars(tmp_path / "cut")["optim/updates"] == {0: 2, 1: 2}
-    assert "this step will be finished and saved; press it again to stop at once\n" in capfd.readouterr().err
+    said = "this step will be finished and saved; press it again to stop at once\n" in capfd.readouterr().err
+    assert said == (name == "Ctrl-C")
     last = tmp_path / "cut" / "checkpoints" / "last.ckpt"
-    assert f"Ctrl-C: {last} holds the run up to step 2; continue with --ckpt_path last" in caplog.messages
+    assert f"{name}: {last} holds the run up to step 2; continue with --ckpt_path last" in caplog.messages
     fit(tmp_path / "cut", [StepCheckpoint(every_n_steps=3)], ckpt_path="last", **OPTIONS)
     assert scalars(tmp_path / "cut") == scalars(tmp_path / "whole")
 
@@ -89,7 +86,7 @@ def test_a_second_ctrl_c_stops_at_once_and_says_what_is_saved(
 
 def test_the_exit_code_is_a_shells_for_ctrl_c(grpo: Grpo, tmp_path: Path) -> None:
     steps = ["--trainer.max_epochs=3", "--loop.mu=2"]
-    code, _, errors = grpo("fit", *steps, "--trainer.callbacks+=test_interrupts.PressSecond")
+    code, _, errors = grpo("fit", *steps, *SECOND)
     assert code == 130 and "Traceback" not in errors
     assert scalars(tmp_path / "run")["optim/updates"] == {0: 2, 1: 2}
     # Where Lightning takes it, outside of a step.
@@ -99,7 +96,7 @@ def test_the_exit_code_is_a_shells_for_ctrl_c(grpo: Grpo, tmp_path: Path) -> Non
 
 def test_ctrl_c_on_one_rank_ends_both(grpo: Grpo) -> None:
     two = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.enable_progress_bar=true"]
-    given = [*two, "--trainer.max_epochs=9", "--loop.mu=2", "--trainer.callbacks+=test_interrupts.PressSecond"]
+    given = [*two, "--trainer.max_epochs=9", "--loop.mu=2", *SECOND]
     with programs({"run": arguments("fit", *given)}, Path.cwd(), together=True) as started:
         code, shown = started["run"].wait(), started["run"].errors
     assert code == 130 and "Traceback" not in shown and "Detected KeyboardInterrupt" not in shown

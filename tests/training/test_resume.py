@@ -1,14 +1,11 @@
 """A run that is killed and resumed is the run that was never killed, bit for bit."""
 
 import contextlib
-import os
 import random
-import signal
 import subprocess
 import time
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
 from helpers.fitting import fit, scalars, weights_of
@@ -82,31 +79,6 @@ def test_sigkills_at_random_moments_change_nothing(runs: Path) -> None:
     assert unbroken.keys() == killed.keys()
     assert all(torch.equal(unbroken[name], killed[name]) for name in unbroken)
     assert scalars(runs / "killed") == scalars(runs / "unbroken")
-
-
-class Terminate(L.Callback):
-    """Sends SIGTERM to this very process in the middle of a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_start(self, trainer: L.Trainer, *args: object) -> None:
-        if trainer.current_epoch == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_sigterm_ends_the_step_saves_and_resumes_exactly(tmp_path: Path) -> None:
-    options = {"loop": {"num_minibatches": 2}, "trainer": {"max_epochs": 5, "enable_checkpointing": True}}
-    handler = signal.getsignal(signal.SIGTERM)
-    fit(tmp_path / "whole", [StepCheckpoint(every_n_steps=3)], **options)
-    fit(tmp_path / "cut", [StepCheckpoint(every_n_steps=3), Terminate(step=1)], **options)
-    assert signal.getsignal(signal.SIGTERM) == handler
-    assert set(scalars(tmp_path / "cut")["reward/mean"].values()) <= set(
-        scalars(tmp_path / "whole")["reward/mean"].values()
-    )
-    assert len(scalars(tmp_path / "cut")["optim/lr"]) == 2
-    fit(tmp_path / "cut", [StepCheckpoint(every_n_steps=3)], ckpt_path="last", **options)
-    assert scalars(tmp_path / "cut") == scalars(tmp_path / "whole")
 
 
 def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path: Path) -> None:

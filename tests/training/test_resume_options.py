@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 from helpers.command import Grpo
-from helpers.fitting import Digits, checkpoint_of, fit, scalars
+from helpers.fitting import Digits, checkpoint_of, fit, resumes_exactly, scalars
 from helpers.tiny import model_of, policy_of, tokenizer
 from torch.optim.lr_scheduler import LinearLR, SequentialLR, StepLR
 
@@ -32,15 +32,6 @@ def go(folder: Path, steps: int, resume: Any = None, keep: StepCheckpoint | None
     callbacks = [keep or StepCheckpoint(), *options.pop("callbacks", [])]
     options = {"optimizer": adam()} | options
     return fit(folder, callbacks, trainer=trainer, ckpt_path=resume, **options)
-
-
-def same(a: Path, b: Path) -> bool:
-    """Whether two runs ended with the same weights and the same state of the optimizer."""
-    one, two = checkpoint_of(a), checkpoint_of(b)
-    assert one["state_dict"].keys() == two["state_dict"].keys()
-    equal = all(torch.equal(value, two["state_dict"][name]) for name, value in one["state_dict"].items())
-    moments = [(c["optimizer_states"][0]["state"], c["lr_schedulers"]) for c in (one, two)]
-    return equal and str(moments[0]) == str(moments[1])
 
 
 @pytest.fixture(scope="module")
@@ -88,18 +79,12 @@ SCHEDULES: dict[str, Any] = {
 
 @pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
 def test_any_schedule_resumes_bit_for_bit_and_may_change_its_rate(make: Any, tmp_path: Path) -> None:
-    go(tmp_path / "whole", 3, lr_scheduler=make)
-    go(tmp_path / "cut", 2, lr_scheduler=make)
-    shutil.copytree(tmp_path / "cut", tmp_path / "other")
-    go(tmp_path / "cut", 3, "last", lr_scheduler=make)
-    assert same(tmp_path / "cut", tmp_path / "whole")
-    whole = scalars(tmp_path / "whole")
-    assert scalars(tmp_path / "cut") == whole
-
-    # From half the rate on: the third update has half of what it would have had.
-    go(tmp_path / "other", 3, "last", lr_scheduler=make, optimizer=adam(0.005))
-    other, rates = scalars(tmp_path / "other")["optim/lr"], whole["optim/lr"]
-    assert other == {0: rates[0], 1: rates[1], 2: pytest.approx(rates[2] / 2)}
+    resumes_exactly(tmp_path, lambda: {"optimizer": adam(), "lr_scheduler": make}, steps=3, cut=2)
+    # On with half the rate: the fourth update has half of what it would have had.
+    go(tmp_path / "whole", 4, "last", lr_scheduler=make)
+    go(tmp_path / "cut", 4, "last", lr_scheduler=make, optimizer=adam(0.005))
+    other, rates = (scalars(tmp_path / name)["optim/lr"] for name in ("cut", "whole"))
+    assert other == rates | {3: pytest.approx(rates[3] / 2)}
 
 
 def test_the_learning_rate_that_is_given_wins_and_the_moments_stay(run: Path, half: Path) -> None:
@@ -144,11 +129,9 @@ class Draws(Digits):
 
 @pytest.mark.parametrize("snapshot", [FrozenCopy, MovingAverage])
 def test_an_old_policy_and_numpys_generator_resume_bit_for_bit(snapshot: Any, tmp_path: Path) -> None:
-    for seed, name, steps, resume in ((1, "whole", 2, None), (2, "cut", 1, None), (3, "cut", 2, "last")):
-        numpy.random.seed(seed)
-        go(tmp_path / name, steps, resume, old_policy=snapshot(), loop={"mu": 2}, rewards=[Draws()])
-    assert same(tmp_path / "whole", tmp_path / "cut")
-    assert scalars(tmp_path / "whole") == scalars(tmp_path / "cut")
+    resumes_exactly(
+        tmp_path, lambda: {"optimizer": adam(), "old_policy": snapshot(), "loop": {"mu": 2}, "rewards": [Draws()]}
+    )
 
 
 def test_beta_and_the_kind_of_reference_may_change(tmp_path: Path) -> None:

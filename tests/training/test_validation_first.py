@@ -5,20 +5,16 @@ from typing import Any
 
 import lightning as L
 import pytest
-from helpers.fitting import Digits, Echo, fit, scalars
-from helpers.tiny import policy_of
+from helpers.fitting import Echo, fit, made, resumes_exactly, scalars
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.loggers import TensorBoardLogger
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.data import TaskData
-from grpo_lightning.training.evaluation import Validation
-from grpo_lightning.training.module import GRPOModule
 
 Run = dict[str, dict[int, float]]
 VALIDATES: dict[str, Any] = {"max_epochs": 3, "limit_val_batches": 1}
+SAVING: dict[str, Any] = {"enable_checkpointing": True}
+ONE = VALIDATES | {"max_epochs": 1}
 
 
 def go(folder: Path, first: bool = True, callbacks: Any = (), ckpt_path: str | None = None, **trainer: Any) -> Run:
@@ -51,14 +47,10 @@ def test_a_run_without_validation_and_a_trial_have_none(tmp_path: Path, trainer:
 
 
 def test_a_resumed_run_does_not_repeat_it(tmp_path: Path) -> None:
-    saving: dict[str, Any] = {"enable_checkpointing": True}
-    whole = go(tmp_path / "whole", callbacks=[StepCheckpoint()], **saving)
-    go(tmp_path / "cut", callbacks=[StepCheckpoint()], max_epochs=1, **saving)
-    cut = go(tmp_path / "cut", callbacks=[StepCheckpoint()], ckpt_path="last", **saving)
-    assert cut == whole
+    resumes_exactly(tmp_path, lambda: {"loop": {"mu": 2}, "trainer": {"limit_val_batches": 1}})
     alone = tmp_path / "alone"
     last = str(tmp_path / "whole" / "checkpoints" / "last.ckpt")
-    assert -1 not in go(alone, callbacks=[StepCheckpoint()], ckpt_path=last, **saving | {"max_epochs": 4})["epoch"]
+    assert -1 not in go(alone, callbacks=[StepCheckpoint()], ckpt_path=last, **SAVING | {"max_epochs": 4})["epoch"]
 
 
 def test_a_second_fit_of_the_same_trainer_does_not_repeat_it(tmp_path: Path) -> None:
@@ -68,7 +60,7 @@ def test_a_second_fit_of_the_same_trainer_does_not_repeat_it(tmp_path: Path) -> 
         def on_sanity_check_start(self, trainer: L.Trainer, *args: Any) -> None:
             checks.append(trainer.current_epoch)
 
-    module, trainer = made(tmp_path, Look())
+    module, trainer = made(tmp_path, [Look()], trainer=ONE)
     trainer.fit(module, datamodule=data())
     trainer.fit_loop.max_epochs = 2
     trainer.fit(module, datamodule=data())
@@ -86,26 +78,6 @@ def test_early_stopping_and_monitors_do_not_count_it(tmp_path: Path) -> None:
         assert sorted(Path(path).name for path in best.best_k_models) == ["step-1.ckpt", "step-2.ckpt"]
 
 
-def made(folder: Path, *callbacks: L.Callback) -> tuple[GRPOModule, L.Trainer]:
-    module = GRPOModule(
-        policy_of(scale=0.05), [Digits()], sampling=Sampling(max_new_tokens=12), validation=Validation(samples=2)
-    )
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        log_every_n_steps=1,
-        num_sanity_val_steps=0,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=1,
-        enable_checkpointing=any(isinstance(callback, StepCheckpoint) for callback in callbacks),
-        logger=TensorBoardLogger(folder, name="", version=""),
-        default_root_dir=folder,
-        callbacks=[*callbacks, GRPOLoop(group_size=4, prompts_per_step=4)],
-    )
-    return module, trainer
-
-
 def data() -> TaskData:
     return TaskData(Echo(), val_batch_size=5)
 
@@ -113,12 +85,12 @@ def data() -> TaskData:
 def test_validate_stands_where_the_run_validated_these_weights(tmp_path: Path) -> None:
     seen = go(tmp_path / "run", callbacks=[StepCheckpoint(keep=-1)], enable_checkpointing=True)
     for step, name in ((1, "step-2.ckpt"), (2, "last.ckpt")):
-        module, trainer = made(tmp_path / name, StepCheckpoint())
+        module, trainer = made(tmp_path / name, [StepCheckpoint()], trainer=ONE | SAVING)
         trainer.validate(module, data(), ckpt_path=tmp_path / "run" / "checkpoints" / name, verbose=False)
         found = scalars(tmp_path / name)
         assert found["val/reward"] == {step: seen["val/reward"][step]} and found["epoch"] == {step: step}
         assert trainer.current_epoch == 0  # a fit after it begins at the beginning
-    module, trainer = made(tmp_path / "fresh", StepCheckpoint())
+    module, trainer = made(tmp_path / "fresh", [StepCheckpoint()], trainer=ONE | SAVING)
     trainer.validate(module, data(), verbose=False)
     fresh = scalars(tmp_path / "fresh")
     assert fresh["val/reward"] == {-1: seen["val/reward"][-1]} and fresh["epoch"] == {-1: -1}

@@ -1,6 +1,5 @@
 """Runs stop, save and go on where a step has ended; and the last step is validated."""
 
-import os
 import signal
 from datetime import timedelta
 from pathlib import Path
@@ -138,19 +137,12 @@ def test_a_folder_that_the_nodes_do_not_share_is_a_mistake(monkeypatch: pytest.M
         StepCheckpoint().on_fit_start(trainer, None)  # type: ignore[arg-type]
 
 
-class Suspend(L.Callback):
-    """SIGUSR1 in the second step."""
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        if trainer.current_epoch == 1:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-
 def test_a_run_with_a_checkpoint_callback_of_ones_own_is_suspended_and_continued(grpo: Grpo) -> None:
     best = "{class_path: ModelCheckpoint, init_args: {monitor: val/reward, mode: max, filename: best}}"
     steps = ["--trainer.max_epochs=3", f"--trainer.callbacks=[{best}]"]
     before = signal.getsignal(signal.SIGUSR1)
-    code, _, errors = grpo("fit", *steps, "--trainer.callbacks+=test_whole_steps.Suspend")
+    signals = ["--trainer.callbacks+=helpers.failing.Signals", "--trainer.callbacks.name=SIGUSR1"]
+    code, _, errors = grpo("fit", *steps, *signals, "--trainer.callbacks.step=2")
     assert code == 75, errors
     assert signal.getsignal(signal.SIGUSR1) == before
     code, _, errors = grpo("fit", *steps, "--ckpt_path=run/checkpoints/best.ckpt")

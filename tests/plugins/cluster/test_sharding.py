@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from helpers.command import Grpo, arguments, furnish
+from helpers.command import LEARNS, Grpo, arguments, furnish
 from helpers.fast import adapted, policy_of
 from helpers.fitting import scalars, weights_of
 from helpers.programs import programs
@@ -15,30 +15,17 @@ from helpers.tiny import requests_of, rollouts_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.policy.policy import Policy
+from grpo_lightning import FrozenCopy, MovingAverage, NativeEngine, Policy, RandomKey, Sampling, UsageError
 from grpo_lightning.policy.sharding import data_mesh
-from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
-from grpo_lightning.types import RandomKey, UsageError
 
 OPTIONS = [
+    *LEARNS,
     "--trainer.max_epochs=2",
     "--trainer.check_val_every_n_epoch=2",
     "--trainer.callbacks+=helpers.fitting.Shares",
-    '--model.rewards=[{"class_path": "FormatReward", "init_args": {"pattern": ".*[a-m]+.*"}}]',
-    "--model.sampling.max_new_tokens=8",
-    "--model.objective.beta=0.04",
     "--model.reference=MovingAverage",
-    "--model.optimizer=torch.optim.AdamW",
-    "--model.optimizer.lr=0.001",
     "--model.lr_scheduler=torch.optim.lr_scheduler.LinearLR",
-    "--loop.group_size=4",
-    "--loop.prompts_per_step=4",
-    "--loop.num_minibatches=2",
-    "--loop.mu=2",
     "--loop.steps_per_iteration=1",
-    "--loop.max_tokens=40",
 ]
 TWO = ["--trainer.devices=2"]
 FSDP2 = [*TWO, "--trainer.strategy=fsdp2"]

@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from helpers.paths import environment
 
+from grpo_lightning import OpenEnv, Question, Status, TextArena, UsageError
 from grpo_lightning.plugins.conversations.adapters.base import Seeds
-from grpo_lightning.plugins.conversations.adapters.openenv import OpenEnv
 from grpo_lightning.plugins.conversations.adapters.opponents import any_move, next_hand
-from grpo_lightning.plugins.conversations.adapters.textarena import TextArena
 from grpo_lightning.plugins.conversations.base import Environment, Remote
 from grpo_lightning.plugins.conversations.instances import Call, Instances
-from grpo_lightning.types import Question, Status, UsageError
 
 
 def wants(package: str) -> None:

@@ -1,6 +1,7 @@
 """The gradient over conversations is that of a padded loop in float64 with a loss mask, pieces and all."""
 
 import statistics
+from itertools import cycle
 
 import pytest
 import torch
@@ -10,12 +11,7 @@ from helpers.guessing import REWRITES
 from helpers.padded_loop import SURROGATES, WEIGHTINGS, Padded, random_fields, reference
 from helpers.tiny import gradients
 
-from grpo_lightning.maths.advantages import GroupMean
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.surrogates import Surrogate
-from grpo_lightning.maths.weightings import BatchSize, TokenWeighting
-from grpo_lightning.policy.policy import Policy
+from grpo_lightning import BatchSize, GroupMean, Objective, Policy, Rollouts, Surrogate, TokenWeighting
 
 BETA, BONUS = 0.1, 0.05
 
@@ -48,9 +44,11 @@ def explored(policy: Policy) -> tuple[Rollouts, Padded]:
     return rollouts, padded
 
 
-@pytest.mark.parametrize("shares", [True, False], ids=["shared prefix", "rows"])
-@pytest.mark.parametrize("weighting", WEIGHTINGS, ids=lambda cls: cls.__name__)
-@pytest.mark.parametrize("surrogate", SURROGATES, ids=lambda cls: cls.__name__)
+COMBINED = list(zip(SURROGATES, cycle(WEIGHTINGS), cycle([True, False])))
+"""Every surrogate, and every weighting and layout with some of them."""
+
+
+@pytest.mark.parametrize(("surrogate", "weighting", "shares"), COMBINED)
 def test_the_gradient_is_that_of_a_padded_loop_with_a_loss_mask(
     policy: Policy,
     explored: tuple[Rollouts, Padded],

@@ -4,9 +4,7 @@ import math
 
 import pytest
 
-from grpo_lightning.plugins.conversations.base import Turn
-from grpo_lightning.plugins.conversations.games.guess_number import GuessNumber
-from grpo_lightning.types import UsageError
+from grpo_lightning import GuessNumber, Turn, UsageError
 
 
 def play(game: GuessNumber, number: int, *guesses: str) -> list[Turn]:

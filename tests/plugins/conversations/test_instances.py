@@ -66,13 +66,6 @@ class Counter:
                 os.write(descriptor, b'{"status": "ok", "value": 666, "number": 0}\n')
         return self.add()
 
-    def surrogate(self) -> str:
-        return "\ud83d"
-
-    def write(self, megabytes: int) -> None:
-        with open(self.file(), "wb") as file:
-            file.truncate(megabytes * 2**20)
-
     def file(self) -> str:
         import tempfile
 
@@ -168,9 +161,8 @@ def test_an_answer_is_that_of_its_own_call(instances: Instances) -> None:
     instances.start(dict.fromkeys(range(2), 0))
     assert values(instances, Call(0, "fork")) == [11]
     assert [*values(instances, Call(0, "add")), *values(instances, Call(0, "add"))] == [12, 13]
-    # What it prints, lone surrogates, too large a file, and what is awaited.
-    calls = (Call(1, name, arguments) for name, arguments in [("chatter", []), ("surrogate", []), ("write", [300])])
-    assert [values(instances, call)[0] for call in (*calls, Call(1, "later"))] == [11, "?", "error", "awaited"]
+    # What it prints, and what is awaited.
+    assert [values(instances, Call(1, name))[0] for name in ("chatter", "later")] == [11, "awaited"]
     assert values(instances, Call(0, "forge"), Call(1, "add")) == ["crash", 12]
 
 

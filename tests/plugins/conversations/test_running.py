@@ -179,20 +179,6 @@ def test_methods_may_be_async_and_state_is_kept(talk: Any) -> None:
     assert sample.conversation.outcome == 2.0
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("no_such_module.Tool", "data.environment=no_such_module.Tool: it cannot be imported"),
-        ("helpers.guessing.os", "has no class os"),
-        ("helpers.guessing.NoReset", "has no method `reset`"),
-        ("helpers.guessing.NoHints", "every tool needs type hints and a docstring"),
-    ],
-)
-def test_a_class_that_is_none_is_refused(path: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        ToolEnvironment(path)
-
-
 def test_an_environment_of_a_function_is_refused(policy: Policy) -> None:
     class Local(Guess):
         pass

@@ -11,12 +11,10 @@ from helpers.fast import fit
 from lightning.pytorch.loggers import Logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from grpo_lightning.plugins.display.completions import SampledCompletions
-from grpo_lightning.plugins.display.first_look import Board
+from grpo_lightning import Board, SampledCompletions, StepCheckpoint
 from grpo_lightning.plugins.inspect import report
 from grpo_lightning.plugins.inspect.scalars import read_scalars
 from grpo_lightning.training.board import RunCSVLogger
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 
 
 @pytest.mark.whole

@@ -21,12 +21,8 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.plugins.conversations.data import PromptDataModule
+from grpo_lightning import PromptDataModule, Question, RewardResult, Sample, ScriptedEngine, StepCheckpoint
 from grpo_lightning.plugins.display.completions import SampledCompletions, show
-from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.types import Question, Sample
 
 
 class Tables(Logger):

@@ -7,12 +7,7 @@ import pytest
 from helpers.fast import fit
 from helpers.fitting import AfterOne
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.maths.filters import Truncated
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.plugins.display.lines import StepLines
-from grpo_lightning.plugins.display.summary import RunSummary
-from grpo_lightning.rewards.format import FormatReward
+from grpo_lightning import FormatReward, Objective, RunSummary, Sampling, StepLines, Truncated
 
 RIGHT = [FormatReward(pattern=".*")]
 

@@ -7,12 +7,12 @@ import lightning as L
 import pytest
 import torch
 from helpers.fast import fit, policy_of
+from helpers.fitting import Minibatches
 from helpers.tiny import rollouts_of
 from lightning.pytorch.callbacks import Callback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.grpo.step import Observer, Pack, Step
+from grpo_lightning import Observer, Pack, ScriptedEngine, Step
 from grpo_lightning.maths.stopping import FixedPasses, Passes
 from grpo_lightning.plugins.display.utilisation import Cost, Utilisation, operations_of, peak_operations
 from grpo_lightning.training.step_report import StepStatistics, learned_tokens
@@ -112,25 +112,16 @@ def test_metrics_from_seconds_and_work() -> None:
     assert {*step.speeds(tokens=100)} == {"perf/tokens_per_second", "perf/tokens_per_second_optimise"}
 
 
-class Learned(L.Callback):
-    """Counts the completion tokens of every update."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self.tokens.append(sum(pack.rollouts.num_tokens for pack in batch.packs))
-
-
 def test_a_run_logs_them(tmp_path: Path) -> None:
-    learned = Learned()
+    learned = Minibatches()
     fit(tmp_path, [learned], loop={"mu": 2, "num_minibatches": 2}, trainer={"limit_val_batches": 1.0})
     found = clock_of(tmp_path)
     fractions = {name: values for name, values in found.items() if name.startswith("time/fraction_")}
     assert len(fractions) == 6 and {len(values) for values in fractions.values()} == {3}
     for step in range(3):
         assert sum(values[step] for values in fractions.values()) == pytest.approx(1)
-        tokens = sum(learned.tokens[4 * step : 4 * step + 4])
+        updates = learned.seen[4 * step : 4 * step + 4]
+        tokens = sum(pack.rollouts.num_tokens for batch in updates for pack in batch.packs)
         per_second = found["perf/tokens_per_second_optimise"][step]
         assert per_second == pytest.approx(tokens / found["time/optimise"][step], rel=1e-4)
     assert "perf/mfu" not in found

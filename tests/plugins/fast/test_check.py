@@ -8,14 +8,10 @@ import torch
 from helpers.command import Grpo
 from helpers.families import save
 from helpers.fast import policy_of
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from grpo_lightning.engines.plain import PlainEngine
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.plugins.fast.compute import Fast
-from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import UsageError
+from grpo_lightning import Fast, NativeEngine, PlainEngine, Policy, Sampling, UsageError
 
 SAMPLING = Sampling(max_new_tokens=4)
 
@@ -118,14 +114,10 @@ def test_a_refused_model_leaves_nothing_behind(
     assert "Traceback" not in out + err
 
 
-def test_weights_that_are_shared_out_over_ranks(tmp_path: Path) -> None:
+def test_weights_that_are_shared_out_over_ranks(mesh: DeviceMesh) -> None:
     # FSDP2 over one process: weights are gathered for the check and shared out again.
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        policy = policy_of()
-        policy.shard(torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
-        NativeEngine().check(policy, SAMPLING)
-        PlainEngine().check(policy, SAMPLING)
-        assert all(isinstance(parameter, DTensor) for parameter in policy.parameters())
-    finally:
-        torch.distributed.destroy_process_group()
+    policy = policy_of()
+    policy.shard(mesh)
+    NativeEngine().check(policy, SAMPLING)
+    PlainEngine().check(policy, SAMPLING)
+    assert all(isinstance(parameter, DTensor) for parameter in policy.parameters())

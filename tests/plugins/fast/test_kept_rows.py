@@ -6,15 +6,12 @@ from typing import Any
 import pytest
 import torch
 from helpers.fast import policy_of
-from helpers.tiny import prompts_of, teacher_forced
+from helpers.tiny import forced_logp, prompts_of
 
-from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning import Completion, NativeEngine, Policy, RandomKey, Request, Sampling
 from grpo_lightning.plugins.fast import prefill
 from grpo_lightning.plugins.fast.kept_rows import KeptRows
 from grpo_lightning.plugins.fast.kv_memory import GIB, cache_bytes_per_token, row_bytes
-from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Completion, RandomKey, Request
 
 KEY = RandomKey(3, 1)
 PROMPTS = prompts_of([4, 1, 9, 4, 6])
@@ -60,8 +57,7 @@ def assert_scored_as_teacher_forced(policy: Policy, turns: list[Any]) -> None:
     """A plain forward over each conversation finds the recorded log-probs."""
     for requests, completions in turns:
         for request, one in zip(requests, completions, strict=True):
-            logp = teacher_forced(policy.model, request.token_ids, one.token_ids)
-            expected = logp.gather(-1, torch.tensor(one.token_ids)[:, None]).squeeze(-1)
+            expected = forced_logp(policy.model, request.token_ids, one.token_ids)
             assert one.logp == pytest.approx(expected.tolist(), abs=1e-5)
 
 

@@ -1,6 +1,5 @@
 """The key-value cache stays within its bound; results do not depend on it; what does not fit is refused."""
 
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +8,13 @@ import torch
 from helpers.fast import policy_of
 from helpers.tiny import requests_of
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig
 
-from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning import Completion, NativeEngine, RandomKey, Sampling, UsageError
 from grpo_lightning.plugins.fast import kv_memory
 from grpo_lightning.plugins.fast.kv_memory import GIB, cache_bytes_per_token, free_bytes, row_bytes
-from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.plugins.fast.slab import SlabLayer
-from grpo_lightning.types import Completion, RandomKey, UsageError
+from grpo_lightning.plugins.planning.memory import LiveBytes
 
 # Two layers x keys and values x 2 heads of size 8.
 NUMBERS = 2 * 2 * 2 * 8
@@ -71,29 +67,6 @@ def test_any_bound_gives_the_same_completions_within_it(monkeypatch: pytest.Monk
     assert bound / 2 < engine.largest <= bound
 
 
-class PeakBytes(TorchDispatchMode):
-    """The most bytes held at once by the tensors that are made inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live = self.most = 0
-        self.seen: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else None
-            if storage is not None and storage not in self.seen:
-                self.seen.add(storage)
-                weakref.finalize(storage, self._change, -storage.nbytes())
-                self._change(storage.nbytes())
-        return made
-
-    def _change(self, count: int) -> None:
-        self.live += count
-        self.most = max(self.most, self.live)
-
-
 @pytest.mark.parametrize("autocast", [False, True])
 def test_reading_prompts_takes_less_than_twice_the_cache(autocast: bool) -> None:
     # Per token 1 KiB of cache, and 24 KiB of activations in the MLP alone: all at once they would take twelve times it.
@@ -101,11 +74,11 @@ def test_reading_prompts_takes_less_than_twice_the_cache(autocast: bool) -> None
     policy, engine = policy_of(scale=0.05, **sizes), NativeEngine(max_cache_gib=2**22 / GIB)
     engine.sync(policy)
     requests = requests_of([64] * 56, 1)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast), PeakBytes() as peak:
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast), LiveBytes() as bytes_:
         engine.complete(requests[:1], Sampling(max_new_tokens=2), RandomKey(0, 0))
-        before = peak.live  # The weights, whose transposes were seen, and autocast's copies of them.
+        before = bytes_.live  # The weights, whose transposes were seen, and autocast's copies of them.
         engine.complete(requests, Sampling(max_new_tokens=2), RandomKey(0, 0))
-    assert peak.most - before < 2 * 2**22
+    assert bytes_.peak - before < 2 * 2**22
 
 
 def test_where_not_one_row_fits_the_numbers_and_keys_are_named() -> None:

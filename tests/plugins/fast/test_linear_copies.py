@@ -3,45 +3,20 @@ from typing import Any
 import pytest
 import torch
 from helpers.adapters import move
+from helpers.drawing import draw, gap, tokens, update
 from helpers.fast import adapted, policy_of
-from helpers.tiny import prompts_of, requests_of, teacher_forced
+from helpers.tiny import prompts_of
 
-from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning import Completion, NativeEngine, Policy, RandomKey, Request, Sampling
 from grpo_lightning.plugins.fast.linear_copies import LinearCopies
-from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Completion, RandomKey
 
-REQUESTS = requests_of([4, 1, 9], 3)
+PROMPTS = prompts_of([4, 1, 9])
+REQUESTS = Request.from_prompts(PROMPTS, 3)
 SAMPLING = Sampling(max_new_tokens=12)
 
 
 def sampled(engine: NativeEngine, policy: Policy) -> list[Completion]:
-    engine.sync(policy)
-    return engine.complete(REQUESTS, SAMPLING, RandomKey())
-
-
-def tokens(completions: list[Completion]) -> list[list[int]]:
-    return [completion.token_ids for completion in completions]
-
-
-def gaps(policy: Policy, completions: list[Completion]) -> list[float]:
-    """The difference of each recorded log-prob to that of a plain forward, in nats."""
-    found = []
-    for request, completion in zip(REQUESTS, completions, strict=True):
-        logp = teacher_forced(policy.model, request.token_ids, completion.token_ids)
-        expected = logp.gather(-1, torch.tensor(completion.token_ids)[:, None]).squeeze(-1)
-        found += (expected - torch.tensor(completion.logp)).abs().tolist()
-    return found
-
-
-def update(policy: Policy) -> None:
-    """An optimizer's update."""
-    optimizer = torch.optim.SGD([p for p in policy.parameters() if p.requires_grad], lr=0.3)
-    input_ids = torch.tensor([prompts_of([6])[0].token_ids])
-    (-policy.logits(policy.hidden(input_ids, use_cache=False)).log_softmax(-1)[..., 7].mean()).backward()
-    optimizer.step()
-    policy.version += 1
+    return draw(engine, policy, REQUESTS, SAMPLING.max_new_tokens)
 
 
 def test_packed_layers_draw_the_same_with_the_policys_log_probs(policy: Policy) -> None:
@@ -49,7 +24,7 @@ def test_packed_layers_draw_the_same_with_the_policys_log_probs(policy: Policy) 
     engine.check(policy, SAMPLING)
     packed = sampled(engine, policy)
     assert tokens(packed) == tokens(sampled(NativeEngine(), policy))
-    assert max(gaps(policy, packed)) < 1e-5
+    assert gap(policy, PROMPTS, packed) < 1e-5
 
 
 def test_packed_layers_draw_in_inference_mode() -> None:
@@ -84,18 +59,18 @@ def test_an_adapter_is_copied_with_its_layer() -> None:
     policy = adapted("llama")
     move(policy)
     packed = sampled(NativeEngine(packed=True), policy)
-    assert max(gaps(policy, packed)) < 1e-5
+    assert gap(policy, PROMPTS, packed) < 1e-5
     with policy.without_adapter():
-        assert max(gaps(policy, packed)) > 1e-3
+        assert gap(policy, PROMPTS, packed) > 1e-3
 
 
 def test_bfloat16_copies_round_and_record_what_they_drew_from(policy: Policy) -> None:
     engine = NativeEngine(dtype="bfloat16")
     engine.check(policy, SAMPLING)
     completions = sampled(engine, policy)
-    assert 1e-5 < max(gaps(policy, completions)) < 0.5
+    assert 1e-5 < gap(policy, PROMPTS, completions) < 0.5
     with torch.no_grad(), LinearCopies(policy, torch.bfloat16).in_use():
-        assert max(gaps(policy, completions)) < 2e-2
+        assert gap(policy, PROMPTS, completions) < 2e-2
     assert engine.product_dtype(policy) is torch.bfloat16
     assert NativeEngine(packed=True).product_dtype(policy) is torch.float32
 
@@ -107,4 +82,4 @@ def test_under_autocast_the_copies_have_its_type(policy: Policy) -> None:
         engine.sync(policy)
         assert engine._copies is not None and engine._copies.dtype is torch.bfloat16
         completions = engine.complete(REQUESTS, SAMPLING, RandomKey())
-        assert max(gaps(policy, completions)) < 0.5
+        assert gap(policy, PROMPTS, completions) < 0.5

@@ -5,11 +5,8 @@ import torch
 from helpers.drawing import PROMPTS, gap, generate, tokens, watch_reading
 from helpers.fast import policy_of
 
-from grpo_lightning.engines.base import RolloutEngine
-from grpo_lightning.engines.plain import PlainEngine
+from grpo_lightning import NativeEngine, PlainEngine, RolloutEngine, UsageError
 from grpo_lightning.plugins.fast import kv_memory
-from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.types import UsageError
 
 
 @pytest.mark.parametrize("check_every", [1, 3, 64])

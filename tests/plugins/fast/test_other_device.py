@@ -22,12 +22,6 @@ from grpo_lightning.plugins.learned.update import RewardUpdate
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 
-# The device itself
-
-# Engines
-
-# Runs
-
 
 def reward_model(folder: Path) -> LearnedReward:
     policy_of().save_pretrained(folder)

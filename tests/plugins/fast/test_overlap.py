@@ -12,16 +12,9 @@ from helpers.games import player
 from helpers.tiny import prompts_of
 from helpers.waiting import LIMIT
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.grpo.explore import Exploration, Explorer
+from grpo_lightning import Exploration, Explorer, NativeEngine, RandomKey, RewardResult, Sample, Sampling, Scorer
 from grpo_lightning.plugins.conversations.dialogue import PLAIN
 from grpo_lightning.plugins.fast import batch as batch_module
-from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.types import RandomKey, Sample
-
-"""How long one thread waits for another before the test fails."""
 
 
 class Waits(Digits):

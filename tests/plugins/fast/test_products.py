@@ -7,11 +7,9 @@ import torch
 from helpers.fast import policy_of
 from torch import Tensor, nn
 
+from grpo_lightning import Fast, Policy, UsageError
 from grpo_lightning.plugins.fast import products
-from grpo_lightning.plugins.fast.compute import Fast
 from grpo_lightning.plugins.fast.products import OneDNNLinear, use_onednn
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import UsageError
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
 

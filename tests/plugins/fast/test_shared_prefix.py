@@ -4,14 +4,13 @@ import pytest
 import torch
 from helpers.fast import policy_of
 from helpers.fitting import relative
-from helpers.tiny import gradients, rollouts_of, teacher_forced
+from helpers.tiny import forced_logp, gradients, rollouts_of
 
-from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning import Policy, Rollouts
 from grpo_lightning.plugins.fast import copies
 from grpo_lightning.plugins.fast.copies import Bucket, buckets_of
 from grpo_lightning.plugins.fast.merged_attention import Heads
 from grpo_lightning.policy.architecture import recompute_activations
-from grpo_lightning.policy.policy import Policy
 
 OTHERS = ("qwen3", "gpt2", "granite", "cohere")
 CASES = {
@@ -97,5 +96,5 @@ def test_models_with_other_attention_go_row_by_row(shape: str, why: str) -> None
     assert not policy.compute.shares_prefix, why
     rollouts = rollouts_of([4, 2], [3])
     prompt, completion = rollouts.prompt_token_ids.tolist(), rollouts.token_ids[:4].tolist()
-    expected = teacher_forced(policy.model, prompt, completion)[torch.arange(4), rollouts.token_ids[:4]]
+    expected = forced_logp(policy.model, prompt, completion)
     torch.testing.assert_close(policy(rollouts).logp[:4].double(), expected, atol=1e-5, rtol=0)

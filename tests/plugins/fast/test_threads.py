@@ -7,12 +7,8 @@ import torch
 from helpers.fast import policy_of
 from helpers.tiny import requests_of
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.plugins.fast.compute import Fast
-from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning import Completion, Fast, NativeEngine, Policy, RandomKey, Sampling, UsageError
 from grpo_lightning.plugins.fast.threads import in_threads
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Completion, RandomKey, UsageError
 
 SAMPLING = Sampling(max_new_tokens=12)
 

@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning import Policy, Rollouts, TokenLogp
 from grpo_lightning.plugins.fast import token_logp as module
 from grpo_lightning.plugins.fast.products import is_plain
 from grpo_lightning.plugins.fast.token_logp import BlockedHead, token_logp
 from grpo_lightning.policy import architecture
-from grpo_lightning.policy.compute import TokenLogp
-from grpo_lightning.policy.policy import Policy
 
 TOKENS, WIDTH, VOCABULARY = 7, 6, 13
 SCALE = 0.7

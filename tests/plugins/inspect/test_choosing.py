@@ -6,10 +6,8 @@ import pytest
 import torch
 from helpers.tiny import prompts_of, rollouts_of
 
-from grpo_lightning.grpo.explore import Exploration
+from grpo_lightning import Exploration, FinishReason, RewardResult, Sample, Scores
 from grpo_lightning.plugins.inspect.choosing import Choice, GroupSummary, summarise
-from grpo_lightning.rewards.results import RewardResult, Scores
-from grpo_lightning.types import FinishReason, Sample
 
 GROUPS = [
     # prompt id, mean, std, push

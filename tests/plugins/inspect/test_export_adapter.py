@@ -14,9 +14,7 @@ from peft import PeftModel
 from test_export import LAST, LEARNS, export, weights_in
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo_lightning.plugins.fast.compute import Fast
-from grpo_lightning.policy.adapter import LoRA
-from grpo_lightning.policy.policy import Policy
+from grpo_lightning import Fast, LoRA, Policy
 
 IDS = torch.arange(6, 30)[None]
 # PEFT asks by a name that transformers has renamed.

@@ -15,7 +15,7 @@ import torch
 from helpers.command import Grpo
 from helpers.contracts import VARIANTS, make, members
 from helpers.fast import fit, policy_of
-from helpers.fitting import Digits, of_updates, scalars
+from helpers.fitting import Another, Digits, of_updates, scalars
 from helpers.inspecting import terms_of
 from helpers.paths import ROOT
 from helpers.tiny import SPECIAL, STOP_IDS, rollouts_of
@@ -135,16 +135,6 @@ def test_terms_of_stale_rollouts_with_a_correction(tmp_path: Path) -> None:
             assert ((one.weight == 0) == (expected == 0)).all()
 
 
-class Another(FrozenCopy):
-    """A reference that is not the policy, whose KL term would be 0."""
-
-    @torch.no_grad()
-    def refresh(self, policy: Policy) -> None:
-        super().refresh(policy)
-        for parameter in self.policy.parameters():
-            parameter.mul_(1.2)
-
-
 def check_terms_of(
     folder: Path, objective: Objective, rate: float = 0.5, callbacks: Sequence[L.Callback] = (), **options: Any
 ) -> list[StepRecord]:
@@ -180,12 +170,18 @@ def members_of(name: str) -> Surrogate:
     return SURROGATES[name]()
 
 
-def test_clipped_tokens_are_those_that_the_run_counted(tmp_path: Path) -> None:
-    objective = Objective(Clipped(0.05, 0.05))
-    fit(tmp_path, [inspector()], objective=objective, **LEARNING)
-    for record in read(tmp_path):
+@pytest.fixture(scope="module")
+def clipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that clips often, and has a reference."""
+    folder = tmp_path_factory.mktemp("clipped")
+    fit(folder, [inspector()], objective=Objective(Clipped(0.05, 0.05), beta=0.1), **LEARNING)
+    return folder
+
+
+def test_clipped_tokens_are_those_that_the_run_counted(clipped: Path) -> None:
+    for record in read(clipped):
         names = ("policy/clip_low", "policy/clip_high", "policy/entropy")
-        logged = {name: of_updates(tmp_path, name)[record.step - 1] for name in names}
+        logged = {name: of_updates(clipped, name)[record.step - 1] for name in names}
         for update in {group.update for group in trained(record)}:
             assert update is not None
             ours = [one.tokens for group in trained(record) if group.update == update for one in group.completions]
@@ -430,9 +426,8 @@ def test_a_killed_and_resumed_run_has_the_same_records(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "cut" / "inspect").iterdir()) == [path.name for path in whole]
 
 
-def test_a_file_says_what_it_was_given(tmp_path: Path) -> None:
-    fit(tmp_path, [inspector()], objective=Objective(beta=0.1), loop={"mu": 2})
-    for record in read(tmp_path):
+def test_a_file_says_what_it_was_given(clipped: Path) -> None:
+    for record in read(clipped):
         again = StepRecord.from_lines(record.lines())
         assert again.lines() == record.lines()
         for ours, theirs in zip(completions(again.groups), completions(record.groups), strict=True):
@@ -440,7 +435,7 @@ def test_a_file_says_what_it_was_given(tmp_path: Path) -> None:
                 a, b = getattr(ours.tokens, field.name), getattr(theirs.tokens, field.name)
                 nans = isinstance(b, np.ndarray) and b.dtype.kind == "f"
                 assert np.array_equal(a, b, equal_nan=nans) if isinstance(b, np.ndarray) else a == b, field.name
-        assert record.objective["surrogate"] == {"class": "Clipped", "low": 0.8, "high": 1.2, "dual_clip": None}
+        assert record.objective["surrogate"] == {"class": "Clipped", "low": 0.95, "high": 1.05, "dual_clip": None}
         assert record.rewards == ["digits"] and record.correct == "digits" and record.temperature == 1.0
         for one in completions(record.groups):
             pairs = zip(one.tokens.ids.tolist(), one.tokens.pieces, strict=True)

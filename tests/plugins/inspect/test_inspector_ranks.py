@@ -6,25 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.command import arguments, furnish
+from helpers.command import LEARNS, arguments, furnish
 from helpers.fitting import scalars
 from helpers.programs import programs
 
 from grpo_lightning.plugins.inspect import read
 
 OPTIONS = [
+    *LEARNS,
     "--trainer.max_epochs=3",
     "--trainer.check_val_every_n_epoch=2",
-    '--model.rewards=[{"class_path": "FormatReward", "init_args": {"pattern": ".*[a-m]+.*"}}]',
-    "--model.sampling.max_new_tokens=8",
-    "--model.objective.beta=0.04",
     "--model.optimizer=torch.optim.SGD",
     "--model.optimizer.lr=0.5",
-    "--loop.group_size=4",
     "--loop.prompts_per_step=6",
     "--loop.num_minibatches=3",
-    "--loop.mu=2",
-    "--loop.max_tokens=40",
     "--inspect.every_n_steps=1",
     "--inspect.num_groups=3",
     "--inspect.num_followed=3",

@@ -177,9 +177,6 @@ def test_metrics_count_only_updates_that_were_made(name: str, tmp_path: Path) ->
             assert logged[key] == pytest.approx(sum(changes[right]) / len(changes[right]), rel=1e-3, abs=1e-6)
 
 
-# What stays behind.
-
-
 # Which files.
 
 

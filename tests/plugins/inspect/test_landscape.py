@@ -8,10 +8,7 @@ from helpers.contracts import VARIANTS, make, members
 from helpers.tiny import rollouts_of
 from torch import Tensor
 
-from grpo_lightning.maths.kl import K2
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.surrogates import Clipped, Surrogate, SurrogateResult
+from grpo_lightning import K2, Clipped, Objective, Rollouts, Surrogate, SurrogateResult
 from grpo_lightning.plugins.inspect import landscape
 from grpo_lightning.plugins.inspect.landscape import curves, points
 

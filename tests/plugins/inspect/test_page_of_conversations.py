@@ -1,11 +1,10 @@
 """The page of conversations: turns, rewards, branches, and what an environment wrote is text."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.chromium import Browser, browser, needs_chromium
+from helpers.chromium import Browser, needs_chromium
 from helpers.inspecting import completion_of, group_of, plain_tokens, step_of, write_records
 
 from grpo_lightning.plugins.inspect.page import write
@@ -14,12 +13,6 @@ from grpo_lightning.plugins.inspect.turns import ConversationRecord, TurnRecord
 
 pytestmark = [needs_chromium, pytest.mark.whole]
 OWN, USER, CALCULATE = "assistant", "user", "tool calculate"
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("profile")) as made:
-        yield made
 
 
 def talk(

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 from helpers import tiny
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from helpers.all_tokenizers import trained
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -24,13 +25,7 @@ WORDS = ["Hello world", "12 + 34 = 46", "a line and a tab"]
 
 def byte_level() -> PreTrainedTokenizerBase:
     """As GPT-2, Llama 3 and Qwen: every byte is a token, some pairs are merged, also across characters' borders."""
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<|end|>"])
-    backend.train_from_iterator(TEXTS[:4], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")
+    return trained(TEXTS[:4], 300, "<|end|>")
 
 
 def sentence_piece() -> PreTrainedTokenizerBase:

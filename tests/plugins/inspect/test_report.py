@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
+from helpers.chromium import CHROMIUM, needs_chromium
 from helpers.curves import scalars, write
 from helpers.waiting import LIMIT
 
 from grpo_lightning.command.overview import answer
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 HOSTILE = "<script>document.title='hacked'</script>"
 
 
@@ -131,7 +131,7 @@ def complaints(page: Path, profile: Path) -> list[str]:
     return [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@needs_chromium
 def test_in_a_browser(experiment: Path, tmp_path: Path) -> None:
     """Its style applies under its own policy, it has no address to ask, and the console stays empty."""
     (experiment / "twice").rename(experiment / HOSTILE.replace("/", "\u2215"))

@@ -15,10 +15,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from grpo_lightning.plugins.learned.classifier import SequenceClassifier
-from grpo_lightning.plugins.process.models import TokenModel
-from grpo_lightning.rewards.base import Run
-from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
+from grpo_lightning import FinishReason, Prompt, Question, Run, Sample, SequenceClassifier, TokenModel, UsageError
 
 EOS = 5
 CHAT = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}<end>{% endfor %}"

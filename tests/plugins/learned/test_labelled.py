@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.labelled_groups import group
+from helpers.learning import group
 
 from grpo_lightning.plugins.learned.iterations import split
 from grpo_lightning.plugins.learned.labelled import LabelledGroup, read_labelled, write_labelled

@@ -14,8 +14,7 @@ import pytest
 import torch
 from helpers.fast import fit
 from helpers.fitting import Digits, scalars
-from helpers.labelled_groups import group
-from helpers.learning import EndsInLetter, explored, learn, reward_of, sample, save_policy, scores_of
+from helpers.learning import EndsInLetter, explored, group, learn, reward_of, sample, save_policy, scores_of
 from helpers.paths import ROOT
 from helpers.tiny import tokenizer
 

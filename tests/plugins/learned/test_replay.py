@@ -4,7 +4,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from helpers.labelled_groups import group
+from helpers.learning import group
 
 from grpo_lightning.plugins.learned.labelled import LabelledGroup
 from grpo_lightning.plugins.learned.replay import ReplayBuffer, equal_room, mixed

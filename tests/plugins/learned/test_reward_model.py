@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.learning import save_policy
 from helpers.tiny import CONTEXT, SHAPES, model_of, tokenizer
 
 from grpo_lightning.plugins.learned.classifier import float32
@@ -14,9 +15,7 @@ END = 5  # <end>
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    model_of("llama").save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
-    return tmp_path
+    return save_policy(tmp_path)
 
 
 def with_head(model: RewardModel) -> RewardModel:
@@ -35,8 +34,7 @@ def test_a_new_head_says_the_same_of_everything(folder: Path):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_scores_are_those_of_one_unpadded_text_at_its_last_token(tmp_path: Path, shape: str):
-    model_of(shape).save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
+    save_policy(tmp_path, shape)
     model = with_head(RewardModel(str(tmp_path), max_tokens=12))
     rows = [[6, 7, 8, END], [9, 10], [6, 7, 8], [30] * 11]
     scores = model.score(rows)

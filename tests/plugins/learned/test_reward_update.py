@@ -7,8 +7,7 @@ from random import Random
 
 import pytest
 import torch
-from helpers.labelled_groups import group
-from helpers.tiny import model_of, tokenizer
+from helpers.learning import group, save_policy
 
 from grpo_lightning.plugins.learned.labelled import LabelledGroup
 from grpo_lightning.plugins.learned.loss import BinaryCrossEntropy, BradleyTerry, RewardLoss, SumOf
@@ -19,9 +18,7 @@ from grpo_lightning.plugins.learned.update import Quality, RewardUpdate, Trial, 
 
 @pytest.fixture
 def model(tmp_path: Path) -> RewardModel:
-    model_of("llama").save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
-    return RewardModel(str(tmp_path))
+    return RewardModel(str(save_policy(tmp_path)))
 
 
 def even(count: int, first: int = 0) -> list[LabelledGroup]:

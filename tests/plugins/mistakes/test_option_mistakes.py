@@ -89,6 +89,9 @@ MISTAKES = table("""
     model.objective.surrogate.clip_hi | Clipped | Did you mean clip_high? | dual_clip
 --config=surrogate_key.yaml => surrogate.clip_hihg | Clipped | mean clip_high?
 --model.rewards+=FormatReward --model.rewards.wieght=2 => model.rewards.wieght | FormatReward | Did you mean weight?
+--data.task.trian=rows.jsonl => data.task.trian | JsonPrompts | Did you mean train?
+--completions.every=3 => --completions.every | Did you mean --completions.every_n_steps?
+--predictions.file=x => --predictions.file | Did you mean --predictions.path?
 --loop.grup_size=3 => --loop.grup_size | Did you mean --loop.group_size?
 --model.group_size=3 => --model.group_size | Did you mean --loop.group_size?
 --qqqq=3 => --qqqq | model | data | loop | checkpoint | trainer

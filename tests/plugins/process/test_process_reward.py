@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.all_tokenizers import trained
 from helpers.tiny import tokenizer as character_tokenizer
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
-from tokenizers.trainers import BpeTrainer
+from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from grpo_lightning.plugins.process.reward import ProcessReward, last_tokens
@@ -33,14 +32,7 @@ class Lengths(SegmentScorer):
 @pytest.fixture(scope="module")
 def bpe() -> PreTrainedTokenizerFast:
     """Tokens are runs of bytes: parts of a character, or several of them."""
-    backend = Tokenizer(BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    special = ["<eos>", "<pad>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = BpeTrainer(vocab_size=330, initial_alphabet=alphabet, special_tokens=special, show_progress=False)
-    backend.train_from_iterator(["ab.\n\ncd.\n\nab é\nab.\n\ncd. €" * 5], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>")
+    return trained(["ab.\n\ncd.\n\nab é\nab.\n\ncd. €" * 5], 330, "<eos>", "<pad>", use_regex=False)
 
 
 def reward_of(bpe: PreTrainedTokenizerFast, *args: Any, **options: Any) -> ProcessReward:

@@ -7,16 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.fast import fit
-from helpers.fitting import Digits
+from helpers.fitting import Digits, Steps
 from helpers.tiny import prompts_of
-from lightning.pytorch.callbacks import Callback
-from torch import Tensor
 
-from grpo_lightning.grpo.loop import GRPOLoop
-from grpo_lightning.plugins.process.supervision import ProcessSupervision
-from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.results import RewardResult, Segment
-from grpo_lightning.types import FinishReason, Sample, UsageError
+from grpo_lightning import FinishReason, ProcessSupervision, Reward, RewardResult, Sample, Segment, UsageError
 
 
 class Scripted(Reward):
@@ -67,17 +61,10 @@ class Halves(Digits):
 
 
 def test_process_supervision_in_a_run(tmp_path: Path):
-    seen: list[tuple[list[Sample], Tensor]] = []
-
-    class Look(Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            exploration = GRPOLoop.find(trainer).current_step.exploration
-            seen.append((exploration.samples, exploration.rollouts.advantage))
-
-    fit(
-        tmp_path, [Look()], trainer={"max_epochs": 1}, rewards=[Halves()], advantage=ProcessSupervision(advantage_eps=0)
-    )
-    ((samples, found),) = seen
+    seen, advantage = Steps(), ProcessSupervision(advantage_eps=0)
+    fit(tmp_path, [seen], trainer={"max_epochs": 1}, rewards=[Halves()], advantage=advantage)
+    (exploration,) = seen.explorations
+    samples, found = exploration.samples, exploration.rollouts.advantage
     expected: list[float] = []
     segments = Halves().score(samples).segments
     assert segments is not None

@@ -6,8 +6,7 @@ import random
 import pytest
 from helpers.reward_batches import batch_of, float64_group_std, per_completion
 
-from grpo_lightning.plugins.process.supervision import ProcessSupervision
-from grpo_lightning.types import UsageError
+from grpo_lightning import ProcessSupervision, UsageError
 
 
 def test_process_supervision_by_hand():

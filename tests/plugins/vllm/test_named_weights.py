@@ -8,13 +8,12 @@ import torch
 from helpers.adapters import adapted
 from helpers.tiny import policy_of
 from safetensors.torch import load_file
-from torch import Tensor, distributed
-from torch.distributed.device_mesh import init_device_mesh
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from grpo_lightning import Policy, UsageError
 from grpo_lightning.plugins.vllm.named_weights import named_weights
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import UsageError
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 16}
 
@@ -72,23 +71,19 @@ def test_dora_cannot_be_added() -> None:
         dict(named_weights(adapted(dora=True)))
 
 
-def test_sharded_weights_are_assembled_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharded_weights_are_assembled_one_at_a_time(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = dict(named_weights(policy_of()))
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        policy, assembled = policy_of(), []
-        policy.shard(init_device_mesh("cpu", (1,)))
-        full_tensor = DTensor.full_tensor
+    policy, assembled = policy_of(), []
+    policy.shard(mesh)
+    full_tensor = DTensor.full_tensor
 
-        def noted(self: DTensor, **kwargs: Any) -> Tensor:
-            assembled.append(self)
-            return full_tensor(self, **kwargs)
+    def noted(self: DTensor, **kwargs: Any) -> Tensor:
+        assembled.append(self)
+        return full_tensor(self, **kwargs)
 
-        monkeypatch.setattr(DTensor, "full_tensor", noted)
-        for count, (name, weight) in enumerate(named_weights(policy), start=1):
-            assert len(assembled) == count
-            assert weight.equal(whole[name]) and not isinstance(weight, DTensor)
-        assert count == len(whole)
-        assert all(isinstance(parameter, DTensor) for parameter in policy.parameters())
-    finally:
-        distributed.destroy_process_group()
+    monkeypatch.setattr(DTensor, "full_tensor", noted)
+    for count, (name, weight) in enumerate(named_weights(policy), start=1):
+        assert len(assembled) == count
+        assert weight.equal(whole[name]) and not isinstance(weight, DTensor)
+    assert count == len(whole)
+    assert all(isinstance(parameter, DTensor) for parameter in policy.parameters())

@@ -18,11 +18,8 @@ from helpers.drawing import PROMPTS, EngineContract, draw, gap, interrupt, token
 from helpers.fast import policy_of
 from helpers.tiny import prompts_of
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.plugins.vllm.engine import VLLMEngine
+from grpo_lightning import Policy, RandomKey, Request, Sampling, UsageError, VLLMEngine
 from grpo_lightning.plugins.vllm.requests import STRIDE, seeds_of
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import RandomKey, Request, UsageError
 
 FEW = Request.from_prompts(PROMPTS[:2], 2)
 
@@ -99,21 +96,18 @@ def test_the_process_is_left_as_it_was_found_and_a_closed_engine_starts_again(
     assert tokens(draw(engine, policy, FEW)) == expected
 
 
-def test_a_process_group_of_the_runs_own_outlives_it(engine: VLLMEngine, policy: Policy, tmp_path: Path) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        group = torch.distributed.group.WORLD
-        expected = tokens(draw(engine, policy, FEW))
-        engine.close()
-        assert torch.distributed.group.WORLD is group
-        # It still works, and so do groups that are made after it.
-        torch.distributed.barrier()
-        torch.distributed.new_group([0])
-        assert tokens(draw(engine, policy, FEW)) == expected
-        engine.close()
-        assert torch.distributed.group.WORLD is group
-    finally:
-        torch.distributed.destroy_process_group()
+@pytest.mark.usefixtures("mesh")
+def test_a_process_group_of_the_runs_own_outlives_it(engine: VLLMEngine, policy: Policy) -> None:
+    group = torch.distributed.group.WORLD
+    expected = tokens(draw(engine, policy, FEW))
+    engine.close()
+    assert torch.distributed.group.WORLD is group
+    # It still works, and so do groups that are made after it.
+    torch.distributed.barrier()
+    torch.distributed.new_group([0])
+    assert tokens(draw(engine, policy, FEW)) == expected
+    engine.close()
+    assert torch.distributed.group.WORLD is group
 
 
 def test_what_surrounds_it_does_not_matter(engine: VLLMEngine, policy: Policy) -> None:

@@ -1,30 +1,25 @@
 """Whole runs with VLLMEngine: on a stand-in for vLLM, and with `-m vllm` on vLLM itself."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers import vllm_stand_in
-from helpers.command import Grpo, arguments
+from helpers.command import LETTERS, Grpo, arguments
 from helpers.fast import fit, policy_of
 from helpers.fitting import scalars
-from helpers.paths import environment
+from helpers.programs import programs
 from torch import Tensor
 
+from grpo_lightning import Policy, UsageError, VLLMEngine
 from grpo_lightning.plugins.vllm import engine as module
-from grpo_lightning.plugins.vllm.engine import VLLMEngine
 from grpo_lightning.plugins.vllm.named_weights import named_weights
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import UsageError
 
 ENGINE = ["--model.engine=VLLMEngine", "--model.engine.max_cache_gib=0.06"]
 OPTIONS = [
     *ENGINE,
-    '--model.rewards=[{"class_path": "FormatReward", "init_args": {"pattern": ".*[a-m]+.*"}}]',
+    LETTERS,
     "--model.sampling.max_new_tokens=6",
     "--model.validation.samples=1",
     "--model.optimizer=torch.optim.AdamW",
@@ -94,19 +89,6 @@ def test_the_end_of_a_run_ends_vllm(engine: VLLMEngine, tmp_path: Path, policy_f
     assert not torch.distributed.is_initialized()
 
 
-def finish(options: list[str], folder: Path) -> None:
-    """Fits in a process of its own, or in several."""
-    done = subprocess.run(
-        [sys.executable, "-m", "grpo_lightning", *arguments("fit", *OPTIONS, *options)],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=environment(OMP_WAIT_POLICY="PASSIVE", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1"),
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 @pytest.mark.vllm
 @pytest.mark.parametrize("vllm", ["vllm"], indirect=True)
 def test_two_ranks_learn_what_one_learns_and_validate_unequal_numbers_of_prompts(
@@ -117,8 +99,9 @@ def test_two_ranks_learn_what_one_learns_and_validate_unequal_numbers_of_prompts
     code, _, err = grpo("fit", *OPTIONS, *options, "--trainer.default_root_dir=one")
     assert code == 0, err
     expected = found_in("one")
-    more: list[Any] = ["--trainer.devices=2", "--trainer.strategy=fsdp2"]
-    finish([*options, *more, "--trainer.default_root_dir=two"], tmp_path)
+    more = [*options, "--trainer.devices=2", "--trainer.strategy=fsdp2", "--trainer.default_root_dir=two"]
+    with programs({"two": arguments("fit", *OPTIONS, *more)}, tmp_path, anew=True) as started:
+        assert started["two"].wait() == 0, started["two"].errors[-3000:]
     found = found_in(tmp_path / "two")
     for name in ("reward/mean", "policy/entropy", "val/avg@1"):
         assert found[name] == pytest.approx(expected[name], rel=1e-4), name

@@ -9,21 +9,18 @@ from typing import Any
 
 import pytest
 from helpers import vllm_serve, vllm_server_stand_in, vllm_stand_in
-from helpers.command import Grpo, arguments
+from helpers.command import LETTERS, Grpo, arguments
 from helpers.drawing import PROMPTS, EngineContract, draw, gap, interrupt, tokens, update
 from helpers.fast import policy_of
 from helpers.fitting import scalars
 from helpers.programs import programs
 from helpers.vllm_server_stand_in import StandIn
 
-from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning import Policy, Request, Sampling, SharedFolder, UsageError
 from grpo_lightning.plugins.vllm import server as vllm_server
 from grpo_lightning.plugins.vllm import weight_transfer
 from grpo_lightning.plugins.vllm.http import Server
 from grpo_lightning.plugins.vllm.server import THREADS, VLLMServerEngine
-from grpo_lightning.plugins.vllm.weight_transfer import SharedFolder
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import Request, UsageError
 
 FEW = Request.from_prompts(PROMPTS[:2], 2)
 
@@ -95,7 +92,7 @@ def options_of(urls: Sequence[str], folder: str) -> list[str]:
         "--model.engine=VLLMServerEngine",
         f"--model.engine.urls=[{','.join(urls)}]",
         f"--model.policy.path={folder}",
-        '--model.rewards=[{"class_path": "FormatReward", "init_args": {"pattern": ".*[a-m]+.*"}}]',
+        LETTERS,
         "--model.sampling.max_new_tokens=6",
         "--model.optimizer.lr=0.003",
         "--loop.group_size=4",
