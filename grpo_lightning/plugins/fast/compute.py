@@ -38,8 +38,7 @@ class Fast(Compute):
             architecture allows it (full attention everywhere). It changes only speed and memory.
         fused: Compute log-probs and entropies in one pass over the vocabulary with a backward of its own, where the
             head is a plain linear layer; norms and gated MLPs of Llama's form in fewer passes,
-            unless `compile` is on; and attention to a long prompt once for its group, on a CPU. It changes only
-            speed, memory and rounding.
+            unless `compile` is on. It changes only speed, memory and rounding.
         products: What multiplies float32 matrices on a CPU: `torch` leaves it to the library that torch was built with,
             `onednn` is about twice as fast on AMD's processors with AVX-512, and `auto` takes it on AMD. It changes
             only speed and rounding.
@@ -123,7 +122,7 @@ class Fast(Compute):
             return super().layout(rollouts)
         if len(rollouts) == len(rollouts.sizes.prompt_lengths):
             return UnmaskedRows.from_rollouts(rollouts)
-        return SharedPrefix.from_rollouts(rollouts, in_parts=self.fused)
+        return SharedPrefix.from_rollouts(rollouts)
 
     def call(self, trunk: nn.Module, **inputs: Any) -> Any:
         """As `Compute.call`."""

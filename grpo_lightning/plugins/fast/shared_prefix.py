@@ -1,16 +1,11 @@
 """Completions of one prompt through a transformer with the prompt computed once.
 
-The prompts and completions of a pack are in one flat sequence: first all prompts, then all completions, those of a
-prompt side by side. Everything in a transformer but attention works token by token. Attention is exact: a completion's
-token sees its prompt and the earlier tokens of its completion. All are at the positions that they would have in a
-separate sequence.
-
-On a CPU, a prompt's keys are read once for all its completions (`merged_attention`) where that is faster. Elsewhere
-each completion has a copy of them (`copies`).
+The prompts and completions of a pack are in one flat sequence: first all prompts, then all completions. Everything in a
+transformer but attention works token by token. Attention is exact: a completion's token sees its prompt and the earlier
+tokens of its completion. All are at the positions that they would have in a separate sequence.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,19 +18,13 @@ from grpo_lightning.maths import ragged
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.fast.attention import causal
 from grpo_lightning.plugins.fast.copies import Copies
-from grpo_lightning.plugins.fast.merged_attention import Heads, merged_attention, takes
-from grpo_lightning.plugins.fast.parts import Call, Part, calls_of, parts_of
 
 ATTENTION = "grpo_shared_prefix"
 
 
 @dataclass(slots=True)
 class SharedPrefix:
-    """Positions of all tokens in one flat sequence of T: all prompts, then all completions with their context.
-
-    Prompts are in order of length, completions in that of their prompts and then of length: so equal ones are
-    neighbours, and attention takes them in one call.
-    """
+    """Positions of all tokens in one flat sequence of T: all prompts, then all completions with their context."""
 
     tokens: Tensor | None
     """[T] index of each token in `Rollouts.all_token_ids`; None if that is its order already."""
@@ -44,52 +33,27 @@ class SharedPrefix:
     predicts: Tensor
     """[N] index of the token after which each drawn token was drawn."""
     copies: Copies
-    parts: list[Part]
-    """Attention in parts; empty where it is by copies in any case."""
-    calls: dict[Heads, list[Call]] = field(default_factory=dict)
-    """The calls for the parts, once for all layers; none where copies are faster."""
 
     @classmethod
-    def from_rollouts(cls, rollouts: Rollouts, in_parts: bool = True) -> "SharedPrefix":
-        """Lays out the prompts and completions of `rollouts`. The work is done on the host.
-
-        Unless `in_parts`, attention is by copies, and the order stays as it is.
-        """
+    def from_rollouts(cls, rollouts: Rollouts) -> "SharedPrefix":
+        """Lays out the prompts and completions of `rollouts`. The work is done on the host."""
         sizes, device = rollouts.sizes, rollouts.token_ids.device
         group, lengths, prompt_lengths = sizes.group, sizes.completion_lengths, sizes.prompt_lengths
-        prompts, rows = torch.arange(len(prompt_lengths)), torch.arange(len(lengths))
-        if in_parts:
-            prompts, rows = order_of(prompt_lengths.tolist(), group.tolist(), lengths.tolist())
         num_prompt_tokens = int(prompt_lengths.sum())
-        prompt_starts, starts = torch.empty_like(prompt_lengths), torch.empty_like(lengths)
-        prompt_starts[prompts] = ragged.starts(prompt_lengths[prompts])
-        starts[rows] = num_prompt_tokens + ragged.starts(lengths[rows])
+        prompt_starts, starts = ragged.starts(prompt_lengths), num_prompt_tokens + ragged.starts(lengths)
         positions = ragged.positions(lengths)
-
         last_of_prompt = (prompt_starts + prompt_lengths - 1)[group]
         previous = ragged.spread(starts, lengths) + positions - 1
         before = torch.where(positions == 0, ragged.spread(last_of_prompt, lengths), previous)
-        position_ids = torch.cat(
-            [
-                ragged.positions(prompt_lengths[prompts]),
-                ragged.spread(prompt_lengths[group[rows]], lengths[rows]) + ragged.positions(lengths[rows]),
-            ]
-        )
-        own = ragged.take(rows, lengths)
-        own = own if rollouts.context is None else sizes.order[own]
-        tokens = torch.cat([ragged.take(prompts, prompt_lengths), num_prompt_tokens + own])
-        in_order = torch.equal(tokens, torch.arange(len(tokens)))
+        position_ids = [ragged.positions(prompt_lengths), ragged.spread(prompt_lengths[group], lengths) + positions]
+        tokens = None
+        if rollouts.context is not None:
+            tokens = torch.cat([torch.arange(num_prompt_tokens), num_prompt_tokens + sizes.order]).to(device)
         return cls(
-            tokens=None if in_order else tokens.to(device),
-            position_ids=position_ids[None].to(device),
+            tokens=tokens,
+            position_ids=torch.cat(position_ids)[None].to(device),
             predicts=before[sizes.drawn].to(device),
             copies=Copies.from_lengths(prompt_lengths, group, lengths, prompt_starts, starts, device),
-            parts=parts_of(
-                prompt_lengths[prompts].tolist(),
-                [lengths[rows[group[rows] == prompt]].tolist() for prompt in prompts],
-            )
-            if in_parts
-            else [],
         )
 
     def free(self) -> None:
@@ -109,25 +73,6 @@ class SharedPrefix:
             "shared_prefix": self,
         }
 
-    def calls_for(self, query: Tensor, key: Tensor) -> list[Call]:
-        """The calls for states [T, H, D] and [T, K, D]; none where copies are faster."""
-        heads = Heads.of(query, key)
-        if heads not in self.calls:
-            calls = calls_of(self.parts, heads.groups)
-            self.calls[heads] = calls if calls and heads.cost(calls) < heads.cost_of(self.copies.buckets) else []
-        return self.calls[heads]
-
-
-def order_of(prompt_lengths: Sequence[int], group: Sequence[int], lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The order of prompts [Q] and completions [B] in the flat sequence."""
-    sums = [0] * len(prompt_lengths)
-    for prompt, length in zip(group, lengths, strict=True):
-        sums[prompt] += length
-    prompts = sorted(range(len(sums)), key=lambda prompt: (prompt_lengths[prompt], sums[prompt], prompt))
-    rank = {prompt: index for index, prompt in enumerate(prompts)}
-    rows = sorted(range(len(lengths)), key=lambda row: (rank[group[row]], lengths[row], row))
-    return torch.tensor(prompts), torch.tensor(rows)
-
 
 @torch.compiler.disable
 def attend(
@@ -139,8 +84,6 @@ def attend(
     """
     # [T, heads, D]: one row per token, as a model's projections leave them.
     query, key, value = (states.transpose(0, 1) for states in (query, key, value))
-    if takes(query, key, value, dropout) and (calls := layout.calls_for(query, key)):
-        return merged_attention(query, key, value, calls, scaling)
     return layout.copies.attend(query, key, value, scaling, dropout)
 
 

@@ -9,7 +9,6 @@ from helpers.tiny import forced_logp, gradients, rollouts_of
 from grpo_lightning import Policy, Rollouts
 from grpo_lightning.plugins.fast import copies
 from grpo_lightning.plugins.fast.copies import Bucket, buckets_of
-from grpo_lightning.plugins.fast.merged_attention import Heads
 from grpo_lightning.policy.architecture import recompute_activations
 
 OTHERS = ("qwen3", "gpt2", "granite", "cohere")
@@ -33,19 +32,10 @@ def both_ways(policy: Policy, rollouts: Rollouts) -> list[tuple[torch.Tensor, di
     return found
 
 
-def takes_parts(monkeypatch: pytest.MonkeyPatch, always: bool) -> None:
-    """Lets attention be in parts always, or never."""
-    monkeypatch.setattr(Heads, "cost", lambda *args: -float("inf") if always else float("inf"))
-
-
 @pytest.mark.parametrize(
     ("case", "shape"), [*((case, "llama") for case in CASES), *(("prompts of different lengths", s) for s in OTHERS)]
 )
-@pytest.mark.parametrize("parts", [True, False], ids=["parts", "copies"])
-def test_log_probs_and_gradients_are_those_of_single_rows(
-    parts: bool, shape: str, case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    takes_parts(monkeypatch, parts)
+def test_log_probs_and_gradients_are_those_of_single_rows(shape: str, case: str) -> None:
     lengths, prompt_lengths = CASES[case]
     policy = policy_of(shape, scale=0.05)
     assert policy.compute.shares_prefix
@@ -69,7 +59,6 @@ def test_padding_is_bounded_by_half(seed: int) -> None:
 
 @pytest.mark.parametrize("shape", ["llama", "gpt2"])
 def test_long_completions_go_in_blocks_of_queries(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    takes_parts(monkeypatch, always=False)
     policy, rollouts = policy_of(shape, scale=0.05), rollouts_of([25, 9, 30, 17, 24], [4, 6])
     (_, whole), (single, expected) = both_ways(policy, rollouts)
     monkeypatch.setattr(copies, "BLOCK", 8)
@@ -79,9 +68,7 @@ def test_long_completions_go_in_blocks_of_queries(shape: str, monkeypatch: pytes
     assert relative(gradient, expected) < 1e-6 and relative(whole, expected) < 1e-6
 
 
-@pytest.mark.parametrize("parts", [True, False], ids=["parts", "copies"])
-def test_gradient_checkpointing_sees_the_same_layout(parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    takes_parts(monkeypatch, parts)
+def test_gradient_checkpointing_sees_the_same_layout() -> None:
     policy, rollouts = policy_of(scale=0.05), rollouts_of([5, 1, 9, 3], [4, 2])
     (_, plain), _ = both_ways(policy, rollouts)
     recompute_activations(policy.model)
