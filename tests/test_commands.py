@@ -46,7 +46,6 @@ NOT_RUN = {
     r"(?!grpo plan).*--trainer.devices.*": "starts processes; in tests/plugins/cluster/test_sharding.py",
     r"(?!grpo plan).*--trainer.strategy.*": "needs several devices; in tests/plugins/cluster/test_sharding.py",
     r"sbatch .*": "needs SLURM; the script runs in tests/test_slurm_script.py",
-    r".*--model.policy.compute.compile true": "minutes of a C++ compiler; in tests/policy/test_policy.py and tests/gpu",
     r".*bitsandbytes.*": "a package of one's own; in tests/plugins/planning/test_eight_bits.py, where it is there",
     r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report| export|)": "a name, no command",
     r".*(vllm|VLLMEngine).*": "needs vLLM; in tests/plugins/vllm/test_vllm_runs.py",

@@ -91,8 +91,6 @@ class Compute:
 
     shares_prefix: bool = False
     """True if a group's prompt goes through the model once; known after `adapt`."""
-    rounds_in_backward: bool = False
-    """True if a forward with gradients may round differently from one without."""
 
     def __init__(
         self, attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa", gradient_checkpointing: bool = False
@@ -121,13 +119,9 @@ class Compute:
         """Lays out prompts and completions for any number of passes."""
         return PaddedRows.from_rollouts(rollouts)
 
-    def call(self, trunk: nn.Module, **inputs: Any) -> Any:
-        """The output of the transformer below the head."""
-        return trunk(**inputs, use_cache=False)
-
     def hidden(self, trunk: nn.Module, rollouts: Rollouts, layout: Layout) -> Tensor:
         """[N, hidden] states that predict the drawn tokens."""
-        states = self.call(trunk, **layout.inputs(rollouts)).last_hidden_state
+        states = trunk(**layout.inputs(rollouts), use_cache=False).last_hidden_state
         return states.flatten(0, 1).index_select(0, layout.predicts)
 
     def score(

@@ -38,7 +38,6 @@ def old_policy_logp(
         is_late: True for rollouts of an earlier policy.
         one_update: True if the step makes one update.
     """
-    policy = packer.policy
     if is_late and not old_policy.is_proximal:
         return torch.zeros(0) if rollouts.sampler_logp is None else rollouts.sampler_logp, 0
     packs = [pack for minibatch in cut for pack in minibatch]
@@ -53,6 +52,5 @@ def old_policy_logp(
         packs += [rest[pack] for pack in packer.rows_of_packs(rollouts.select(rest))] if len(rest) else []
     else:
         packs = [pack for minibatch in cut[unknown:] for pack in minibatch]
-    # A compiled forward with gradients may round differently from one without.
-    with torch.set_grad_enabled(policy.compute.rounds_in_backward):
-        return packer.per_token(rollouts, packs, lambda pack: old_policy(policy, pack).detach()), unknown
+    with torch.no_grad():
+        return packer.per_token(rollouts, packs, lambda pack: old_policy(packer.policy, pack)), unknown

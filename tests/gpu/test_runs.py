@@ -42,7 +42,6 @@ RUNS: dict[str, list[str]] = {
     "deterministic": ["--trainer.deterministic=true"],
     "deterministic, filtered": ["--trainer.deterministic=true", "--model.sampling.top_p=0.9"],
     "PlainEngine": ["--model.engine=PlainEngine"],
-    "torch.compile": ["--model.policy.compute.compile=true"],
     "recomputed activations": ["--model.policy.compute.gradient_checkpointing=true"],
     "GSPO that stops": [
         "--model.objective.surrogate=SequenceClipped",
@@ -59,17 +58,6 @@ def test_a_run_on_a_gpu(name: str, folder: Path, command: Grpo) -> None:
     assert max(logged["policy/objective"]) >= 3
     assert all(value == value for value in logged["optim/grad_norm"].values())
     assert "optim/bad_updates" not in logged
-
-
-def test_activations_wait_in_main_memory(folder: Path, command: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is moved there and back is the same, bit for bit."""
-    monkeypatch.setattr("grpo_lightning.plugins.fast.offloading.SMALL", 1)
-    for name in ("false", "true"):
-        options = ["--trainer.deterministic=true", f"--model.policy.compute.offload_activations={name}"]
-        code, _, error = command("fit", *GPU, *LEARNING, *options, f"--trainer.default_root_dir={name}")
-        assert code == 0, error
-    stayed, moved = (weights(folder / name / "checkpoints" / "last.ckpt") for name in ("false", "true"))
-    assert all(torch.equal(moved[name], value) for name, value in stayed.items())
 
 
 def test_a_run_goes_on_where_it_stopped(folder: Path, command: Grpo) -> None:

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import policy as policy_module
-from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.architecture import Head
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import UsageError
@@ -143,44 +142,6 @@ def test_gradient_checkpointing_gives_the_same_gradient(tmp_path, shape, first_l
     checkpointed.get_submodule(first_layer).register_forward_pre_hook(lambda *_: runs.append(1))
     assert_same_gradient(gradient_of(checkpointed, rollouts), gradient_of(plain, rollouts), tolerance=1e-6)
     assert len(runs) == 2  # Forward, and again in the backward pass.
-
-
-@pytest.mark.parametrize(
-    ("recomputes", "autocast", "options"),
-    [
-        (False, False, {}),
-        (True, True, {}),
-        (False, True, {"fused": False}),
-        (True, False, {"adapter": LoRA(rank=4)}),
-    ],
-    ids=["fused", "recomputed", "plain", "lora"],
-)
-def test_activations_in_main_memory_give_the_same_gradient(tmp_path, monkeypatch, recomputes, options, autocast):
-    offloading = pytest.importorskip("grpo_lightning.plugins.fast.offloading", exc_type=ModuleNotFoundError)
-    rollouts, path = rollouts_of(LENGTHS, PROMPT_LENGTHS), save(tmp_path, "llama", intermediate_size=56)
-    plain = load(path, gradient_checkpointing=recomputes, **options).train()
-    policy = load(path, gradient_checkpointing=recomputes, offload_activations=True, **options).train()
-    policy.load_state_dict(plain.state_dict())  # A new adapter is random.
-    moved = []
-
-    class Moves(offloading.InMainMemory):
-        """Takes the CPU for a device."""
-
-        def is_elsewhere(self, tensor):
-            return True
-
-        def take(self, tensor):
-            moved.append(tensor.numel())
-            return super().take(tensor)
-
-    monkeypatch.setattr("grpo_lightning.plugins.fast.offloading.SMALL", 1)
-    monkeypatch.setattr("grpo_lightning.plugins.fast.compute.InMainMemory", Moves)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        expected = gradient_of(plain, rollouts)
-        assert_same_gradient(gradient_of(policy, rollouts), expected, tolerance=0)
-    weights = {parameter.numel() for parameter in policy.parameters() if parameter.ndim > 1}
-    # With recomputed layers little more than their inputs is moved; and never a weight, nor autocast's copy of one.
-    assert 0 < len(moved) < (12 if recomputes else 150) and not weights & {*moved}
 
 
 @pytest.mark.parametrize("name", ["resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"])

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -13,7 +12,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.fast import products, shared_prefix
 from grpo_lightning.plugins.fast.fused_layers import fuse
-from grpo_lightning.plugins.fast.offloading import InMainMemory
 from grpo_lightning.plugins.fast.shared_prefix import SharedPrefix
 from grpo_lightning.plugins.fast.threads import in_threads
 from grpo_lightning.plugins.fast.token_logp import token_logp
@@ -37,17 +35,14 @@ class Fast(Compute):
         share_prefix: Pass a group's prompt through the model once instead of once per completion, where the
             architecture allows it (full attention everywhere). It changes only speed and memory.
         fused: Compute log-probs and entropies in one pass over the vocabulary with a backward of its own, where the
-            head is a plain linear layer; norms and gated MLPs of Llama's form in fewer passes,
-            unless `compile` is on. It changes only speed, memory and rounding.
+            head is a plain linear layer; norms and gated MLPs of Llama's form in fewer passes. It changes only speed,
+            memory and rounding.
         products: What multiplies float32 matrices on a CPU: `torch` leaves it to the library that torch was built with,
             `onednn` is about twice as fast on AMD's processors with AVX-512, and `auto` takes it on AMD. It changes
             only speed and rounding.
         threads: On a CPU, pass so many packs at once in an update, each in a thread with a part of the cores. It is
             faster for small models, whose products are too small to be divided among cores, and takes as many times
             the memory of a pack. It changes only speed, memory and rounding.
-        compile: Compile the transformer with `torch.compile`: for a GPU. It leaves `products` to torch.
-        offload_activations: Keep activations in main memory until the backward pass. With `gradient_checkpointing` only
-            the inputs of the layers are moved.
     """
 
     def __init__(
@@ -58,8 +53,6 @@ class Fast(Compute):
         fused: bool = True,
         products: Literal["torch", "onednn", "auto"] = "torch",
         threads: int = 1,
-        compile: bool = False,
-        offload_activations: bool = False,
     ) -> None:
         super().__init__(attention, gradient_checkpointing)
         at_least("model.policy.compute.threads", threads, 1)
@@ -67,16 +60,8 @@ class Fast(Compute):
         self.fused = fused
         self.products = products
         self.threads = threads
-        self.compile = compile
-        self.offload_activations = offload_activations
         self.logits_at_once: int | None = None
         """Elements of the blocks that fused log-probs are computed in; None: as many as suit the device."""
-        self._compiled: Callable[..., Any] | None = None
-
-    @property
-    def rounds_in_backward(self) -> bool:  # type: ignore[override]
-        """As in `Compute`: a compiled forward does."""
-        return self.compile
 
     def check(self) -> None:
         """As `Compute.check`."""
@@ -84,9 +69,9 @@ class Fast(Compute):
 
     def prepare(self, model: PreTrainedModel) -> None:
         """As `Compute.prepare`; exchanges layers."""
-        if products.by_onednn(self.products) and not self.compile:
+        if products.by_onednn(self.products):
             products.use_onednn(model)
-        if self.fused and not self.compile:
+        if self.fused:
             fuse(model)
         super().prepare(model)
 
@@ -123,19 +108,6 @@ class Fast(Compute):
         if len(rollouts) == len(rollouts.sizes.prompt_lengths):
             return UnmaskedRows.from_rollouts(rollouts)
         return SharedPrefix.from_rollouts(rollouts)
-
-    def call(self, trunk: nn.Module, **inputs: Any) -> Any:
-        """As `Compute.call`."""
-        if not self.compile:
-            return super().call(trunk, **inputs)
-        # Compiled only for passes over whole sequences: decoding would compile again for every length.
-        self._compiled = self._compiled or torch.compile(trunk, dynamic=True)
-        return self._compiled(**inputs, use_cache=False)
-
-    def hidden(self, trunk: nn.Module, rollouts: Rollouts, layout: Layout) -> Tensor:
-        """As `Compute.hidden`."""
-        with InMainMemory() if self.offload_activations else nullcontext():
-            return super().hidden(trunk, rollouts, layout)
 
     def score(
         self, head: Head, hidden: Tensor, token_ids: Tensor, temperature: float, entropy_gradient: bool, num_top: int

@@ -53,7 +53,7 @@ ELSEWHERE = {
 }
 """Options here, and what TRL calls them | what verl calls them."""
 
-COMPUTE = "attention compile fused gradient_checkpointing offload_activations products share_prefix threads"
+COMPUTE = "attention fused gradient_checkpointing products share_prefix threads"
 RENAMED = (
     ("model.policy.", "model.policy.compute.", COMPUTE),
     ("model.", "model.guard.", "grad_clip max_bad_updates max_failed_rewards"),

@@ -241,10 +241,9 @@ def without_numbers(policy: Policy, dtype: torch.dtype, device: str) -> Policy:
     """A policy of the same settings and shape, loaded or not, without numbers; as on a device of this kind."""
     fake = copy.copy(policy)
     fake._modules = {}
-    # Activations in main memory count as if they stayed; compiled models need less; oneDNN computes with numbers.
     compute = fake.compute = copy.copy(policy.compute)
     if isinstance(compute, Fast):
-        compute.offload_activations, compute.compile, compute.products = False, False, "torch"
+        compute.products = "torch"  # oneDNN computes with numbers
         compute.logits_at_once = logits_at_once(device)
     if hasattr(policy, "model"):
         attention = str(policy.model.config._attn_implementation)

@@ -172,14 +172,11 @@ def test_what_is_kept_is_the_least() -> None:
     assert kept(norm, hidden) == 10 * (32 + 1)
 
 
-def test_a_policy_that_is_read_has_them_unless_switched_off(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "compile", lambda model, **kwargs: model)
+def test_a_policy_that_is_read_has_them_unless_switched_off(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("policy")
     model_of("llama").save_pretrained(folder)
     tokenizer().save_pretrained(folder)
-    for arguments, expected in (({}, True), ({"fused": False}, False), ({"compile": True}, False)):
+    for arguments, expected in (({}, True), ({"fused": False}, False)):
         policy = Policy(str(folder), compute=Fast(**arguments))
         policy.load()
         assert bool(parts(policy.model, FusedGatedMLP)) is expected
