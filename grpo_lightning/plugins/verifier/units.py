@@ -112,7 +112,7 @@ def conversion(unit: Unit, into: Unit) -> Fraction | None:
 
 
 CURRENCIES = {"¢": "cent", "$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
-
+CURRENCIES |= {"USD": "dollar", "EUR": "euro", "GBP": "pound", "INR": "rupee", "Rs": "rupee"}
 
 LOOSE = frozenset(["unit", "point"])
 """Units that fit every other."""
