@@ -16,8 +16,6 @@ WHOLES = word_set("group set matrix cases builder ratio time base numbers union 
 LISTS = ("list", "or", "both", "set")
 """Kinds without an order: `2, 3`, `2 or 3`, `2 and 3`, and the set of them."""
 COUNTERS = frozenset("knm")
-_UNIT_VECTOR = re.compile(r"(?:(?:bold|vec|hat|overline) )+([ijk])")
-_POINT = re.compile(r"[A-Z](?:_\w+|'+)?")
 _NOTHING = re.compile(
     r"none|(?:there (?:is|are) )?no (?:such )?(?:real |valid |possible )?(?:solutions?|values?|roots?|numbers?)"
     r"(?: exists?)?|(?:the )?(?:empty|null) set"
@@ -117,8 +115,6 @@ def _settled(item: Item, asked: frozenset[Node] | None) -> Form:
 
 def _is_identity(link: Node, value: Node, asked: frozenset[Node] | None) -> bool:
     """Whether `x + (x + 4) = 2x + 4` is the calculation of a formula."""
-    if any(node[0] == "big" for node in nodes(link)):
-        return True
     return asked is not None and bool(symbols(value)) and link[0] not in WHOLES and equality.equal(link, value)
 
 
@@ -149,7 +145,7 @@ def is_true(form: Form) -> bool:
         is_other = link[0] == "mul" and literal(link[1]) is not None and link[2][0] == "symbol"  # `m = 6n = 7`
         if (is_other and not symbols(value)) or (link[0] == "ratio" != value[0] and symbols(link)):
             return False
-        is_open = inner & {"big", "pm"} or any(node[:2] in _OPEN for node in nodes(link)) or symbols(link)
+        is_open = "pm" in inner or any(node[:2] in _OPEN for node in nodes(link)) or symbols(link)
         if is_open or inner & WHOLES - {"base"} or agree(link, value) or is_close(link, value, True):
             continue
         return False
@@ -268,7 +264,9 @@ def simple(value: Node, gold: Node) -> Node:
     is_tuple = gold[:3] == ("group", "(", ")") and len(gold) > 4
     if is_tuple and value[0] == "matrix" and (len(value) == 2 or all(len(row) == 1 for row in value[1:])):
         return ("group", "(", ")", *(value[1] if len(value) == 2 else (row[0] for row in value[1:])))
-    is_named = is_tuple and value[0] == "mul" and value[1][0] == "symbol" and _POINT.fullmatch(value[1][1])
+    is_named = (
+        is_tuple and value[0] == "mul" and value[1][0] == "symbol" and len(value[1][1].rstrip("_'0123456789")) == 1
+    )
     if is_named and value[2][:3] == ("group", "(", ")"):
         return value[2]
     if value[0] == "set" and len(value) == 2 and gold[0] not in WHOLES:
@@ -302,8 +300,8 @@ def _components(value: Node) -> Node:
             factor, inner = ("number", Fraction(-1), None), inner[1]
         if inner[0] == "mul":
             factor, inner = inner[1] if factor == _ONE else ("neg", inner[1]), inner[2]
-        vector = _UNIT_VECTOR.fullmatch(inner[1]) if inner[0] == "symbol" else None
-        if not vector or vector[1] in found:
+        *marks, vector = inner[1].split() if inner[0] == "symbol" else [""]  # `bold i`, `hat i`
+        if not marks or vector not in ("i", "j", "k") or vector in found:
             return value
-        found[vector[1]] = factor
+        found[vector] = factor
     return ("group", "(", ")", *(found.get(name, _ZERO) for name in ("ijk" if "k" in found else "ij")))

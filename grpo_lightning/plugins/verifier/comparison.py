@@ -1,11 +1,9 @@
 """Compares two claims. It runs in a worker process, since the texts come from a model."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
-from itertools import permutations
+from itertools import chain
 from typing import Any
 
 from grpo_lightning.plugins.verifier import equality, finished, question, restated
@@ -41,8 +39,6 @@ from grpo_lightning.plugins.verifier.units import LOOSE, Unit, conversion
 from grpo_lightning.plugins.verifier.words import changes
 
 EQUAL, DIFFERENT, UNPARSEABLE, RESTATED, GOLD_BAD = "equal", "different", "unparseable", "restated", "gold_bad"
-_WITHOUT_LAYOUT = partial(re.compile(r"[\s{}$]|\\text|\\[,;! ]").sub, "")
-_WITH_PRODUCTS = partial(re.compile(r"(?<=[\d)])\s*(?=\(-?\d+(?:\.\d+)?\))").sub, r"\\cdot ")
 _MODULAR = ("remainder", "mod", "units digit", "congruen", r"\equiv")
 _ROUNDED = ("round", "nearest", "approximat", "closest", "estimat", "decimal", "about", "tenth", "hundredth")
 
@@ -83,11 +79,9 @@ def _shown_claim(claim: Claim) -> str:
 def shown(tree: Node) -> str:
     """A tree as one line: `add(x, mul(2, pi))`."""
     if tree[:1] == ("chain",):
-        return " ".join(part for pair in zip(("", *tree[1]), map(shown, tree[2]), strict=True) for part in pair if part)
-    if tree[:1] in (("number",), ("symbol",), ("constant",)):
-        return str(tree[1])
-    parts = [shown(part) if isinstance(part, tuple) else str(part) for part in tree]
-    return f"{parts[0]}({', '.join(parts[1:])})" if len(parts) > 1 else "".join(parts)
+        return " ".join(map(str, (shown(tree[2][0]), *chain(*zip(tree[1], map(shown, tree[2][1:]), strict=True)))))
+    kind, *parts = [shown(part) if isinstance(part, tuple) else str(part) for part in tree]
+    return parts[0] if kind in ("number", "symbol", "constant") else f"{kind}({', '.join(parts)})"
 
 
 class Comparison:
@@ -118,9 +112,7 @@ class Comparison:
             return EQUAL if _is_spelt(answer, gold_tokens) else UNPARSEABLE
         self.allowed = finished.allowed((item.chain for item in gold_claim.items), bool(self.known))
         try:
-            claim: Claim | None = self._without_modulus(
-                gold_claim, read_claim(self._with_base(gold, answer), self.known)
-            )
+            claim: Claim | None = self._without_modulus(gold_claim, read_claim(answer, self.known))
         except Unreadable:
             claim = self._rewritten(answer)
         except RecursionError:
@@ -145,25 +137,17 @@ class Comparison:
             return sentence if self.same(gold, sentence) else None
         return None
 
-    def _with_base(self, gold: str, answer: str) -> str:
-        """`144` as `144_8` where the gold answer has a base, and the question asks for it."""
-        base = gold.partition("_")[2].strip(" {}")
-        is_asked = base.isdigit() and answer.strip().isalnum() and "base" in self.known
-        is_asked = is_asked and Fraction(base) in question.numbers_of(self.question)
-        return f"{answer.strip()}_{{{base}}}" if is_asked else answer
-
     def _speaks_of(self, stems: Sequence[str]) -> bool:
         """Whether one of the words, or a form of it, is in the question."""
         return any(stem in self.question.casefold() for stem in stems)
 
     def _rewritten(self, answer: str) -> Claim | None:
-        r"""What follows the question's own words (`4 \star 3 = 10`), with `2(3)` for a product in front of a result."""
+        r"""What follows the question's own words: 10 of `4 \star 3 = 10`."""
         asked_for, _, rest = answer.partition("=")
-        bare = _WITHOUT_LAYOUT(asked_for)
-        rest = rest if len(bare) > 2 and bare in _WITHOUT_LAYOUT(self.question) else answer
-        before, equals, result = rest.rpartition("=")
+        bare = _without_layout(asked_for)
         try:
-            return read_claim(_WITH_PRODUCTS(before) + equals + result, self.known) if rest else None
+            is_asked = rest and len(bare) > 2 and bare in _without_layout(self.question)
+            return read_claim(rest, self.known) if is_asked else None
         except (Unreadable, RecursionError):
             return None
 
@@ -287,9 +271,8 @@ class Comparison:
     def _unit_factor(self, gold: Unit, answer: Unit) -> Fraction | None:
         """The factor that converts the answer's number to the unit of the gold answer; None if there is none."""
         wanted = gold or question.unit_of(self.question)
-        if not wanted or not answer or wanted == answer or {*dict(wanted), *dict(answer)} <= _ANGLES:
-            return Fraction(1)
-        if {*dict(wanted)} <= LOOSE or {*dict(answer)} <= LOOSE:
+        names = {*dict(wanted)}, {*dict(answer)}
+        if wanted == answer or names[0] | names[1] <= _ANGLES or any(part <= LOOSE for part in names):
             return Fraction(1)
         if not gold:
             return None if conversion(answer, wanted) else Fraction(1)
@@ -317,13 +300,16 @@ class Comparison:
 
     def same_value(self, gold: Node, answer: Node, gold_unit: Unit = (), answer_unit: Unit = ()) -> bool:
         """Whether two values are equal and the answer is in finished form."""
-        is_same = self._same_value(simple(gold, answer), simple(answer, gold), gold_unit, answer_unit)
+        simple_answer = simple(answer, gold)
+        is_same = self._same_value(simple(gold, simple_answer), simple_answer, gold_unit, answer_unit)
         if not is_same and self.difference is None:
             self.difference = gold, answer
         return is_same
 
     def _same_value(self, gold: Node, answer: Node, gold_unit: Unit, answer_unit: Unit) -> bool:
         kinds = gold[0], answer[0]
+        if gold[0] == "base" and "base" in self.known and gold[2] in question.numbers_of(self.question):
+            answer = ("base", str(answer[1]), gold[2]) if answer[0] == "number" else answer
         if answer[0] == "base" and answer[2] == 10 and "base" in self.known:
             answer = ("number", exact(answer), None)
         number, other = literal(gold), literal(answer)
@@ -338,23 +324,16 @@ class Comparison:
         if not self.policy.degrees and kinds.count("degree") == 1:
             return False
         if {*kinds} & (WHOLES | {*LISTS, "record", "chain"}):
-            return self.same_whole(simple(gold, answer), answer)
-        if "percent" in kinds:
-            if kinds[0] != kinds[1]:
-                return False
-            gold, answer = gold[1], answer[1]
+            return self.same_whole(gold, answer)
         if is_infinite(gold) or is_infinite(answer):
             return infinity(gold) == infinity(answer) != 0
         is_complex = any(node == ("constant", "i") for node in nodes(gold))
         left = finished.unfinished(answer) - self.allowed - ({"complex exp", "complex pow"} if is_complex else set())
         if self.policy.finished and left:
             return False
-        if (
-            other is not None
-            and is_decimal(answer)
-            and not (answer[0] == "number" and len(str(answer[1].numerator)) >= 9)
-        ):
-            return exact(gold) is not None and equality.equal(gold, answer, self.context)
+        is_short = answer[0] != "number" or len(str(answer[1].numerator)) < 9
+        if other is not None and is_decimal(answer) and is_short and exact(gold) is None:
+            return False
         return equality.equal(gold, answer, self.context) or self.same_angle(gold, answer, gold_unit, answer_unit)
 
     def _same_number(self, number: Fraction, other: Fraction, gold: Node, answer: Node) -> bool:
@@ -372,17 +351,15 @@ class Comparison:
 
     def same_angle(self, gold: Node, answer: Node, gold_unit: Unit, answer_unit: Unit) -> bool:
         """Whether degrees and radians are one angle; one side has a degree sign and the other a pi."""
-        if not self.policy.degrees:
-            return False
         pairs = ((gold, gold_unit), (answer, answer_unit))
         bare = [node[1] if node[0] == "degree" else node for node, _ in pairs]
         in_degrees = [node[0] == "degree" or "degree" in dict(unit) for node, unit in pairs]
-        has_pi = [("constant", "pi") in nodes(node) for node in bare]
-        in_radians = [pi or "radian" in dict(unit) for pi, (_, unit) in zip(has_pi, pairs, strict=True)]
+        in_radians = [("constant", "pi") in nodes(node) or "radian" in dict(unit) for node, unit in pairs]
+        if not self.policy.degrees:
+            return False
         if in_degrees[0] != in_degrees[1] and in_radians == in_degrees[::-1]:
             return equality.equal_constants(*(("degree", b) if d else b for b, d in zip(bare, in_degrees, strict=True)))
-        is_signed = [gold, answer] != bare and (all(in_degrees) or (any(in_degrees) and not any(has_pi)))
-        return is_signed and self.same_value(*bare)
+        return [gold, answer] != bare and (all(in_degrees) or not any(in_radians)) and self.same_value(*bare)
 
     def same_whole(self, gold: Node, answer: Node) -> bool:
         """Whether two compound values are equal: tuples, intervals, sets, matrices and others."""
@@ -400,46 +377,24 @@ class Comparison:
         if kind == "ratio" and answer[0] != "ratio":
             values = [literal(part) or Fraction() for part in parts]
             is_quotient = len(values) == 2 and values[1] and values[0] / values[1] == literal(answer)
-            return bool(is_quotient) or (answer[0] == "time" and values == list(answer[2:]))
-        if kind == "time" and answer[0] == "ratio":
-            hours, *minutes = [literal(part) or Fraction() for part in others]
-            return gold[1] == "pm" and 13 <= hours <= 23 and _padded(gold[2:]) == _padded([hours - 12, *minutes])
-        if kind != answer[0]:
-            return False
-        if kind == "chain":
-            return self.same_relation(gold, answer)
-        if kind == "builder":
-            return self.same_builder(gold, answer)
-        if kind == "time":
-            return gold[1] == answer[1] and _padded(gold[2:]) == _padded(answer[2:])
-        if kind == "cases":
-            is_few = len(parts) == len(others) < 6
-            return is_few and any(all(map(self.same_row, parts, order)) for order in permutations(others))
-        if kind == "matrix":
-            return len(parts) == len(others) and all(map(self.same_row, parts, others))
+            return bool(is_quotient) or (answer[0] == "time" and values == list(answer[2:][: len(values)]))
+        if kind == "time" and answer[0] == "ratio":  # `17:00` for `5 p.m.`
+            hours, *minutes = [literal(part) or Fraction() for part in (*others, (), ())]
+            return gold[1] == "pm" and 13 <= hours <= 23 and gold[2:] == (hours - 12, *minutes[:2])
+        if kind in ("matrix", "cases") and kind == answer[0]:
+            rows = [[len(row) for row in parts], [len(row) for row in others]]
+            parts, others = tuple(chain(*parts)), tuple(chain(*others)) if rows[0] == rows[1] else ()
         if kind == "group":
             brackets = {gold[1:3], answer[1:3]}
             if len(brackets) > 1 and not (self.policy.tuples_are_intervals and brackets == {("(", ")"), ("[", "]")}):
                 return False
             parts, others = gold[3:], answer[3:]
-        if kind in ("group", "ratio", "minus", "union", "meet", "mod"):
-            orders = [others] if kind not in ("union", "meet") else [others, others[::-1]]
-            return any(len(parts) == len(order) and all(map(self.same_part, parts, order)) for order in orders)
-        return gold == answer
-
-    def same_row(self, gold: Sequence[Node], answer: Sequence[Node]) -> bool:
-        """Whether two rows of a matrix or a table of cases are equal; a cell may be a condition."""
-        return len(gold) == len(answer) and all(map(self.same_part, gold, answer))
-
-    def same_builder(self, gold: Node, answer: Node) -> bool:
-        """Whether two set builders are equal up to the names of their variables."""
-        bound, other = (
-            sorted({name for part in node[2:] for name in symbols(part)} & symbols(node[1])) for node in (gold, answer)
-        )
-        if len(bound) != len(other) or len(gold) != len(answer):
-            return False
-        renamings = (renamed(answer, dict(zip(other, order, strict=True))) for order in permutations(bound))
-        return any(self.same_row((gold[1], *gold[2:]), (node[1], *node[2:])) for node in renamings)
+        if kind != answer[0] or kind in ("time", "numbers", "dots", "base", "builder"):
+            return gold == answer
+        if kind == "chain":
+            return self.same_relation(gold, answer)
+        orders = [others, others[::-1]] if kind in ("union", "meet") else [others]
+        return any(len(parts) == len(order) and all(map(self.same_part, parts, order)) for order in orders)
 
     def same_spans(self, gold: Span, answer: Span) -> bool:
         """Whether two sets of real numbers are equal, and have the same variable if both name one."""
@@ -486,12 +441,12 @@ class Comparison:
 
 
 _ANGLES = frozenset(["degree", "radian"])
-_SIGNS = {"degree": "degree", "percent": "percent"}
+_SIGNS = ("degree", "percent")
 
 
 def _kinds(item: Item, value: Node) -> set[str]:
     """The kinds of unit of an item: units of the table, degrees, percent."""
-    return {name for name, _ in item.unit} | {_SIGNS[node[0]] for node in (value,) if node[0] in _SIGNS}
+    return {name for name, _ in item.unit} | {value[0]} & {*_SIGNS}
 
 
 # ----- names, lists, words
@@ -529,11 +484,6 @@ def _distinct(values: Sequence[Node]) -> list[Node]:
     return found
 
 
-def _padded(parts: Sequence[Fraction]) -> tuple[Fraction, ...]:
-    """The hours, minutes and seconds of a time, with zeros for missing parts."""
-    return (*parts, Fraction(), Fraction())[:3]
-
-
 def _text(tree: Node) -> str:
     if tree[0] not in ("words", "symbol"):
         return ""
@@ -569,6 +519,10 @@ def _is_spelt(text: str, spelling: tuple[str, ...]) -> bool:
         return _spelling(text) == spelling
     except Unreadable:
         return False
+
+
+def _without_layout(text: str) -> str:
+    return "".join(c for c in text.replace(r"\text", "") if not c.isspace() and c not in "{}$\\,;!")
 
 
 def _spelling(text: str) -> tuple[str, ...]:

@@ -244,20 +244,13 @@ def _is_retracted(values: set[str], text: str) -> bool:
     A sentence that faults another number ("8, which is wrong", "not 8") confirms the answer.
     """
     for sentence in _CLAUSE_END.split(text):
-        parts = [word for word in _words(sentence) if word[0].isalnum()]
-        others = [_is_number(part) and part not in values for part in parts]
-        faults = [index for index in range(len(parts)) if _is_fault(parts[index], parts[index + 1 :], values)]
-        if any(not any(others[:index]) or not values.isdisjoint(parts[index:]) for index in faults):
-            return True
-        is_denied = any(word in NEGATIONS and other for word, other in zip(parts, others[1:], strict=False))
-        is_hedged = "if" in parts or not BOUNDS.isdisjoint(parts)
-        is_value = sum(others) == 1 and values and values.isdisjoint(parts)
-        if is_value and not (faults or is_denied or is_hedged):
+        words = {word for word in _words(sentence) if word[0].isalnum()}
+        others = {word for word in words if _is_number(word) and word not in values}
+        is_negative = not NEGATIONS.isdisjoint(words) or any(word.endswith("n't") for word in words)
+        is_fault = not FAULTS.isdisjoint(words) or (is_negative and not JUDGEMENTS.isdisjoint(words))
+        is_about_it = not others or not values.isdisjoint(words)
+        is_hedged = "if" in words or not BOUNDS.isdisjoint(words)
+        is_value = len(others) == 1 and values and values.isdisjoint(words)
+        if (is_fault and is_about_it) or (is_value and not (is_fault or is_negative or is_hedged)):
             return True
     return False
-
-
-def _is_fault(word: str, behind: list[str], values: set[str]) -> bool:
-    """Whether a word faults an answer: `wrong`, or a negation of a judgement or directly before its value."""
-    is_negation = word in NEGATIONS or word.endswith("n't")
-    return word in FAULTS or (is_negation and (not JUDGEMENTS.isdisjoint(behind) or not values.isdisjoint(behind[:1])))

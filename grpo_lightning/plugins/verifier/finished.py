@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
-from grpo_lightning.plugins.verifier.forms import addends, content, factors, normal
+from grpo_lightning.plugins.verifier.forms import addends, factors, normal
 from grpo_lightning.plugins.verifier.grammar import Node
 from grpo_lightning.plugins.verifier.numbers import NoNumber, exact, literal, nodes, precise, symbols
 
@@ -92,8 +92,10 @@ def _left_in_product(node: Node) -> Iterator[str]:
     is_split = any(value.denominator > 1 for value in values[0]) and values[1]
     if len(values[0]) > 1 or len(values[1]) > 1 or is_split:
         yield "arithmetic"
-    size = content(("div", ("number", Fraction(1), None), node[2])) if node[0] == "div" else Fraction(1)
-    if size < 1 and size.numerator == 1 and content(node).denominator == 1:
+    top, bottom = (math.prod(part, start=Fraction(1)) for part in values)
+    terms = [term for part in above if part[0] in ("add", "degree") for _, term in addends(part)]
+    numbers = [top * _number_in(term) for term in terms] or [top]
+    if abs(bottom) > 1 and all((number / bottom).denominator == 1 for number in numbers):
         yield "division"
     sums = [sum(part[0] == "add" for part in parts) for parts in (above, below)]
     if not symbols(node) and (max(sums) > 1 or (_I in above and sums[0])):
@@ -120,6 +122,12 @@ def _factor_value(tree: Node) -> Fraction | None:
     """The value of a factor that is a number, if it is neither 1 nor a power of ten."""
     value = literal(tree)
     return None if value is None or abs(value) == 1 or (tree[0] == "pow" and tree[1] == _TEN) else value
+
+
+def _number_in(term: Node) -> Fraction:
+    r"""The product of the factors of a term that are numbers: 6 of `\pm 2 \cdot 3x`."""
+    bare = term[-1] if term[0] in ("pm", "degree") else term
+    return math.prod(filter(None, map(literal, factors(bare)[0])), start=Fraction(1))
 
 
 def _comes_out(tree: Node) -> bool:

@@ -45,26 +45,6 @@ def factors(tree: Node) -> tuple[list[Node], list[Node]]:
     return above, below
 
 
-def content(tree: Node) -> Fraction:
-    """The largest positive number that divides all terms: 2 of `4x - 6`."""
-    value = literal(tree)
-    if value is not None:
-        return abs(value) or Fraction(1)
-    if tree[0] in ("neg", "add"):
-        parts = [content(term) for _, term in addends(tree)]
-        below = math.lcm(*(part.denominator for part in parts))
-        return Fraction(math.gcd(*(int(part * below) for part in parts)), below)
-    if tree[0] in ("pm", "degree"):
-        return content(tree[-1])
-    if tree[0] == "mul":
-        return math.prod((content(part) for part in tree[1:]), start=Fraction(1))
-    if tree[0] == "div":
-        return content(tree[1]) / content(tree[2])
-    if tree[0] == "pow" and (power := whole(tree[2])) is not None:
-        return content(tree[1]) ** power
-    return Fraction(1)
-
-
 def whole(tree: Node) -> int | None:
     """The value if it is a small integer, as of an exponent; else None."""
     value = literal(tree)

@@ -414,7 +414,7 @@ class _Parser:
         if half := self.take_word("am", "pm"):
             if not all(part[0] == "number" for part in parts):
                 raise Unreadable("no time")
-            return ("time", half, *(part[1] for part in parts))
+            return ("time", half, *(*(part[1] for part in parts), Fraction(), Fraction())[:3])
         return parts[0] if len(parts) == 1 else ("ratio", *parts)
 
     def sum(self) -> Node:
@@ -438,11 +438,16 @@ class _Parser:
                 node = ("call", "mod", node, self.factor())
             elif self.starts_factor():
                 is_fraction = self.next.text == "frac"
+                is_shown = self.next.text == "(" and any(token.text == "=" for token in self.tokens[self.position :])
                 is_number = self.next.kind == "number" or (self.next.text == "{" and self.peek(1).kind == "number")
                 right = self.factor()
                 if is_fraction and _is_mixed(node, right):
                     node = ("number", node[1] + right[1][1] / right[2][1], None)
-                elif right[0] == "number" and (node[0] == "number" or (is_number and node != ("constant", "i"))):
+                elif (
+                    right[0] == "number"
+                    and not is_shown
+                    and (node[0] == "number" or (is_number and node != ("constant", "i")))
+                ):
                     raise Unreadable("two numbers side by side")
                 else:
                     node = ("mul", node, right)

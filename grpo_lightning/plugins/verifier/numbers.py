@@ -209,12 +209,8 @@ def _evaluate(tree: Node, point: Point, ctx: Any, by: Any) -> Any:
         return total
     if kind == "apply":
         return _opaque(tree[1], [_evaluate(part, point, ctx, by) for part in tree[2:]], ctx)
-    if kind == "big":
-        return _opaque(repr(tree), [point[name] for name in sorted(symbols(tree)) if name in point], ctx)
     if kind == "call":
         function, arguments = tree[1], tree[2:]
-        if function == "conj" and symbols(tree):
-            return _opaque("conj", [_evaluate(part, point, ctx, by) for part in arguments], ctx)
     elif kind in _OPERATIONS:
         function, arguments = kind, tree[1:]
     else:
@@ -298,16 +294,6 @@ def _of(name: str) -> Callable[..., Any]:
     return lambda ctx, value: getattr(ctx, name)(_small(value))
 
 
-def _integers(function: Callable[..., int]) -> Callable[..., Any]:
-    def apply(ctx: Any, *values: Any) -> Any:
-        whole = [_real(ctx, value) for value in values]
-        if not all(value == ctx.floor(value) and abs(value) < 10**15 for value in whole):
-            return _opaque(function.__name__, sorted(whole), ctx)
-        return ctx.mpf(function(*map(int, whole)))
-
-    return apply
-
-
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "neg": lambda ctx, a: -a,
     "mul": lambda ctx, a, b: a * b,
@@ -326,8 +312,6 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "mod": lambda ctx, a, b: a - b * _floor(ctx, a / b),
     "max": lambda ctx, *values: max(_real(ctx, value) for value in values),
     "min": lambda ctx, *values: min(_real(ctx, value) for value in values),
-    "gcd": _integers(math.gcd),
-    "lcm": _integers(math.lcm),
     "sgn": lambda ctx, a: ctx.sign(_real(ctx, a)),
     "Re": lambda ctx, a: ctx.re(a),
     "Im": lambda ctx, a: ctx.im(a),

@@ -24,12 +24,10 @@ _LAYOUT = partial(
 _COPIED = word_set("in for after when if over during within at of on from with by per all each the")
 """Words with which a phrase begins that may be copied from the question."""
 _EXPLAINED = re.compile(r"([^:()]*\d[^:()]*)(?:\(([^()]+)\)|:\s+([^:()]+))")
-_TIMES = partial(re.compile(r"(?<=\d)\s*[x×]\s*(?=\$?\d)|(?<=[a-z]) [x×] (?=\$?\d)").sub, " * ")
 _VERB = re.compile(r"\s(?:is|are|was|were|be|equals)\s+(?=\S)")
 _FORMULA = re.compile(r"\$[^$]*[^$\s\d.,][^$]*\$|\\\(.+?\\\)")
 _ODD = re.compile(r"[\d}]!|(?<![\\A-Za-z])[A-Za-z]\d|\.\.\Z|\d(?:st|nd|rd|th|a)(?![A-Za-z])")
 _VARIABLE = re.compile(r"\\(?![$%])|[<>^]|(?<![A-Za-z'])[b-zB-HJ-Z](?![A-Za-z'])")
-_DIGIT = re.compile(r"\d")
 _MAX_WORDS = 40
 
 
@@ -44,7 +42,9 @@ def read_sentence(text: str, known: frozenset[str], question: str = "") -> Claim
     """
     while (plain := _LAYOUT(text)) != text:
         text = plain
-    words = _TIMES(text).removesuffix(" !").removesuffix(".").split()
+    words = text.removesuffix(" !").removesuffix(".").split()
+    pairs = zip(words, [*words[1:], ""], strict=False)
+    words = ["*" if word in ("x", "×") and after.strip("$")[:1].isdigit() else word for word, after in pairs]
     if len(words) > _MAX_WORDS or _ODD.search(text):
         return None
     plain = _without_copies(words, f" {' '.join(question.casefold().replace('?', ' ').replace('.', ' ').split())} ")
@@ -67,13 +67,17 @@ def _without_copies(words: Sequence[str], question: str) -> str:
         kept += words[start : start + 1] if end == start else []
         start = max(end, start + 1)
     plain = " ".join(kept)
-    return plain if _DIGIT.search(plain) else " ".join(words)
+    return plain if _has_digit(plain) else " ".join(words)
+
+
+def _has_digit(text: str) -> bool:
+    return any(c.isdigit() for c in text)
 
 
 def _claim(sentence: str, known: Collection[str]) -> Claim | None:
     """The claim of the value after the last `is`, or of all that is no word."""
     verbs = list(_VERB.finditer(sentence))
-    cuts = [verbs[-1].end()] if verbs and not _DIGIT.search(sentence[: verbs[-1].start()]) else []
+    cuts = [verbs[-1].end()] if verbs and not _has_digit(sentence[: verbs[-1].start()]) else []
     for start in (*cuts, 0):
         if changes([word.strip(",.()$") for word in sentence[:start].split()], known):
             return None
