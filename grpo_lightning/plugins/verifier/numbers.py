@@ -25,15 +25,14 @@ class NoNumber(ValueError):
 
 def nodes(tree: Node) -> Iterator[Node]:
     """Yields the tree and all its subtrees."""
-    yield tree
-    for part in tree:
-        if isinstance(part, tuple):
-            if part and isinstance(part[0], str):
-                yield from nodes(part)
-            else:
-                for inner in part:
-                    if isinstance(inner, tuple) and inner:
-                        yield from nodes(inner)
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        yield node
+        for part in reversed(node):
+            if isinstance(part, tuple) and part:
+                inner = [part] if isinstance(part[0], str) else reversed(part)
+                pending += [p for p in inner if isinstance(p, tuple) and p]
 
 
 @lru_cache(maxsize=1 << 13)
@@ -238,8 +237,8 @@ def _opaque(name: str, values: list[Any], ctx: Any) -> Any:
     return ctx.sin(total) * (2 + seed % 5) + total / 7
 
 
-def _small(value: Any) -> Any:
-    if abs(value) > MAX_EXPONENT:
+def _small(value: Any, largest: int = MAX_EXPONENT) -> Any:
+    if abs(value) > largest:
         raise NoNumber("too large")
     return value
 
@@ -306,7 +305,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "degree": lambda ctx, a: a * ctx.pi / 180,
     "abs": lambda ctx, a: abs(a),
     "conj": lambda ctx, a: ctx.conj(a),
-    "binom": lambda ctx, n, k: ctx.binomial(_small(n), _small(k)),
+    "binom": lambda ctx, n, k: ctx.binomial(_small(n), _small(k, 10**5)),
     "floor": _floor,
     "ceil": lambda ctx, a: -_floor(ctx, -a),
     "mod": lambda ctx, a, b: a - b * _floor(ctx, a / b),
