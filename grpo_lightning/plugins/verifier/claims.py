@@ -70,7 +70,7 @@ def form_of(claim: Claim, asked: frozenset[Node] | None = None) -> Form | None:
     last = replace(forms[-1], names=frozenset(), order=(), links=(), close=None, domain=domain, joins=joins)
     if any(form.item.chain[1] and form.value is form.item.chain for form in forms):
         chains = tuple(item.chain for item in items)
-        return replace(last, value=(kind, *chains))
+        return replace(last, value=("or" if ";" in joins else kind, *chains))
     if any(form.item.unit not in ((), items[-1].unit) or not is_true(form) for form in forms):
         return None
     if kind != "or" and len(fields) == len({*names}) == len(items) and not any(form.order for form in forms):

@@ -11,7 +11,9 @@ _LAYOUT = re.compile(
 )
 _SENTENCE_END = re.compile(r"[.!?](?=[\s$)*\\\]]|\Z)|\n\s*\n|\n\s*[A-Z#*<\\$]")
 _CLAUSE_END = re.compile(r"[.!?;](?=[\s$)*\\\]]|\Z)|\n|\s—\s|</\w+>")
-_STATEMENT_END = re.compile(r"(?<![ap]\.m)(?<!\ssq)[.](?=[*$]*(?:\s|\Z))|(?<=[\d*])!(?=[*]*\s+[A-Z])|\\\\(?=\s*\Z)")
+_STATEMENT_END = re.compile(
+    r"(?<![ap]\.m)(?<!\ssq)[.](?=[*$]*(?:\s|\Z))(?!\$\s+[a-z])|(?<=[\d*])!(?=[*]*\s+[A-Z])|\\\\(?=\s*\Z)"
+)
 _MATHS = re.compile(r"(?<!\\)\$\$?|\\[()\[\]]")
 _FORMULA = re.compile(r"\$(?:(?!(?<![\\A-Za-z{])[a-z]{3})[^$])+[^$.]\$(?!\d)|\\\((?:(?!\\\)).)+\\\)")
 _RELATION = re.compile(
