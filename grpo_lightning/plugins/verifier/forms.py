@@ -1,17 +1,15 @@
 """The form of a formula: its terms, its factors, its content, its size, and one normal form for all orders."""
 
 import math
-import random
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from itertools import product
 
 from grpo_lightning.plugins.verifier.grammar import Node
 from grpo_lightning.plugins.verifier.numbers import literal, symbols
 
 ONE: Node = ("one",)
-_LARGEST_POWER, _MAX_TERMS = 60, 60
+_LARGEST_POWER = 60
 
 
 def addends(tree: Node, sign: int = 1) -> Iterator[tuple[int, Node]]:
@@ -47,61 +45,15 @@ def factors(tree: Node) -> tuple[list[Node], list[Node]]:
     return above, below
 
 
-def content(tree: Node) -> Fraction:
-    """The largest positive number that divides all terms: 2 of `4x - 6`."""
-    value = literal(tree)
-    if value is not None:
-        return abs(value) or Fraction(1)
-    if tree[0] in ("neg", "add"):
-        parts = [content(term) for _, term in addends(tree)]
-        below = math.lcm(*(part.denominator for part in parts))
-        return Fraction(math.gcd(*(int(part * below) for part in parts)), below)
-    if tree[0] in ("pm", "degree"):
-        return content(tree[-1])
-    if tree[0] == "mul":
-        return math.prod((content(part) for part in tree[1:]), start=Fraction(1))
-    if tree[0] == "div":
-        return content(tree[1]) / content(tree[2])
-    if tree[0] == "pow" and (power := whole(tree[2])) is not None:
-        return content(tree[1]) ** power
-    return Fraction(1)
-
-
 def whole(tree: Node) -> int | None:
     """The value if it is a small integer, as of an exponent; else None."""
     value = literal(tree)
     return int(value) if value is not None and value.denominator == 1 and abs(value) <= _LARGEST_POWER else None
 
 
-def size(tree: Node) -> int:
-    """The number of operations, variables and numbers of a formula; signs and brackets do not count."""
-    if literal(tree) is not None or tree[0] in ("symbol", "constant"):
-        return 1
-    if tree[0] in ("neg", "pm"):
-        return size(tree[-1])
-    if tree[0] == "root":
-        return 1 + size(tree[2])
-    if tree[0] == "add":
-        sizes = [size(term) for _, term in addends(tree) if literal(term) != 0]
-        return sum(sizes) + (len(sizes) > 1)
-    return 1 + sum(size(part) for part in tree[1:] if is_tree(part))
-
-
 def is_tree(part: object) -> bool:
     """Whether a part of a node is a node itself."""
     return isinstance(part, tuple) and bool(part) and isinstance(part[0], str)
-
-
-def is_expanded(tree: Node) -> bool:
-    """Whether the tree is a sum of numbers times powers of variables."""
-    for _, term in addends(tree):
-        above, below = factors(term)
-        bases = [part[1] if part[0] == "pow" and (whole(part[2]) or 0) > 0 else part for part in above]
-        if any(literal(part) is None for part in below):
-            return False
-        if any(literal(part) is None and base[0] != "symbol" for part, base in zip(above, bases, strict=True)):
-            return False
-    return True
 
 
 # ----- a formula without its order
@@ -186,69 +138,3 @@ def _product(powers: dict[Node, Fraction]) -> Node:
     if not kept:
         return ONE
     return kept[0][0] if len(kept) == 1 and kept[0][1] == 1 else ("product", *kept)
-
-
-# ----- polynomials
-
-
-def monomials(tree: Node) -> frozenset[Node]:
-    """The powers of variables of an expanded polynomial, without the constant; empty for others and long ones."""
-    return frozenset(_expanded(tree) or ()) - {()}
-
-
-def _expanded(tree: Node) -> dict[Node, Fraction] | None:
-    if literal(tree) is not None:
-        return {(): literal(tree) or Fraction()}
-    kind = tree[0]
-    if kind in ("add", "neg"):
-        total: dict[Node, Fraction] = {}
-        for sign, term in addends(tree):
-            for name, number in (_expanded(term) or {}).items():
-                total[name] = total.get(name, Fraction()) + sign * number
-        return {name: number for name, number in total.items() if number} if len(total) <= _MAX_TERMS else None
-    if kind == "mul" or (kind == "pow" and 0 < (whole(tree[2]) or 0) < 10):
-        result: dict[Node, Fraction] = {(): Fraction(1)}
-        for part in tree[1:] if kind == "mul" else [tree[1]] * (whole(tree[2]) or 0):
-            other = _expanded(part)
-            if other is None or len(result) * len(other) > _MAX_TERMS:
-                return None
-            before, result = result, {}
-            for (a, x), (b, y) in product(before.items(), other.items()):
-                powers = {base: dict(a).get(base, 0) + dict(b).get(base, 0) for base, _ in (*a, *b)}
-                name = tuple(sorted(powers.items(), key=order))
-                result[name] = result.get(name, Fraction()) + x * y
-        return result
-    if kind == "div" and literal(tree[2]):
-        return _expanded(tree[1])
-    return {((normal(tree)[1], 1),): Fraction(1)} if symbols(tree) else {(): Fraction(1)}
-
-
-_BITS = 600
-"""Size of the integers that stand for variables."""
-
-
-def have_common_factor(above: Sequence[Node], below: Sequence[Node]) -> bool:
-    """Whether two products of polynomials have a common factor that is no number.
-
-    With huge random integers for the variables a common factor is a huge common divisor, and there is no other.
-    """
-    values = [math.prod((_at_random(part) for part in parts), start=Fraction(1)) for parts in (above, below)]
-    return math.gcd(*(value.numerator for value in values)).bit_length() > _BITS // 2 and all(values)
-
-
-def _at_random(tree: Node) -> Fraction:
-    """The value of a polynomial at huge random integers; a subtree that is no polynomial counts as a variable."""
-    kind = tree[0]
-    if kind == "number":
-        return tree[1]
-    if kind == "neg":
-        return -_at_random(tree[1])
-    if kind == "add":
-        return sum(map(_at_random, tree[1:]), Fraction())
-    if kind == "mul":
-        return math.prod(map(_at_random, tree[1:]), start=Fraction(1))
-    if kind == "div" and (divisor := literal(tree[2])):
-        return _at_random(tree[1]) / divisor
-    if kind == "pow" and (power := whole(tree[2]) or 0) > 0:
-        return _at_random(tree[1]) ** power
-    return Fraction(random.Random(order(tree)).getrandbits(_BITS) | 1 << _BITS - 1)

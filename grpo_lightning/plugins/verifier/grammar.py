@@ -22,18 +22,17 @@ RELATIONS = word_set(
     "= < > le ge ne approx in equiv subset subseteq to sim mapsto propto notin parallel perp supset cong"
 )
 FUNCTION_LETTERS = frozenset("fghFGH")
-_LOGS = ("ln", "log", "lg")
+CHOICES = "ABCDEFGHIJ"
 _CONDITIONS = word_set("for where when with provided if given assuming")
 _QUANTIFIERS = word_set("all any every some each is are an integer integers constant arbitrary real number numbers")
 _AFTER_NO_CHOICE = word_set("/ = ^ * + - ( , ! ' _ < > in no not")
-_OPENERS = word_set(
-    r"frac sqrt binom lfloor lceil infty overline vec hat dot ddot tilde angle triangle sum prod int lim ( { "
-)
+_OPENERS = word_set(r"frac sqrt binom lfloor lceil infty overline vec hat dot ddot tilde angle triangle ( { ")
 _MATRICES = word_set("pmatrix bmatrix matrix array vmatrix Bmatrix smallmatrix")
-_MARKS = ("overline", "vec", "hat", "dot", "ddot", "tilde")
-_ANGLES = ("angle", "triangle", "measuredangle")
-_BIG = ("sum", "prod", "int", "iint", "oint", "lim", "bigcup", "bigcap")
+_MARKS = ("overline", "vec", "hat", "dot", "ddot", "tilde", "angle", "triangle", "measuredangle")
 _SETS = {"cup": "union", "cap": "meet", "setminus": "minus"}
+_FIXED: dict[str, Node] = {"infty": ("constant", "inf"), "emptyset": ("set",), "ldots": ("dots",)}
+_TWO: Node = ("number", Fraction(2), None)
+_END = Token("end", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,6 @@ class Item:
     """Whether something is counted: `3 cookies`."""
     counts: bool = False
     """Whether what is counted is named: `3 cookies`, not `3 left`."""
-    amounts: tuple[tuple[Node, Unit], ...] = ()
-    """The same amount in other units: 1.5 hours of `1.5 hours = 90 minutes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +94,7 @@ class _Parser:
     root degree radicand · call name arguments · apply name arguments · fact · abs · percent · degree · pm sign ·
     group opening closing items · set · builder body conditions · matrix rows · cases rows · ratio · base digits base ·
     time half hours minutes · words · dots · chain operators operands · union · minus · meet · numbers name ·
-    big name below above body · mod value modulus · marked mark name.
+    mod value modulus · named text · choice letter claim.
     """
 
     def __init__(self, tokens: list[Token], known: frozenset[str]) -> None:
@@ -119,9 +116,7 @@ class _Parser:
 
     def take(self, *texts: str) -> str:
         token = self.next
-        if token.text in texts and token.kind in ("mark", "command", "environment", "join"):
-            return self.advance()
-        return ""
+        return self.advance() if token.text in texts and token.kind not in ("word", "symbol", "number") else ""
 
     def take_word(self, *texts: str) -> str:
         return self.advance() if self.next.kind == "word" and self.next.text.casefold() in texts else ""
@@ -139,6 +134,13 @@ class _Parser:
     def at_end(self) -> bool:
         return self.next is _END or self.next.text in (")", "]", r"\}")
 
+    def skip_words(self, *others: str) -> list[str]:
+        """Takes all words and symbols that come next."""
+        start = self.position
+        while self.next.kind in ("word", "symbol", *others) or (self.next.text == "in" and "command" not in others):
+            self.position += 1
+        return [token.text for token in self.tokens[start : self.position]]
+
     def matching(self, start: int) -> int:
         """The index of the bracket that closes the one at `start`."""
         depth = 0
@@ -148,6 +150,10 @@ class _Parser:
             if depth == 0:
                 return index
         raise Unreadable("an open bracket")
+
+    def in_brackets(self) -> list[Token]:
+        """The tokens inside of the round bracket that comes next; none if none does."""
+        return self.tokens[self.position + 1 : self.matching(self.position)] if self.next.text == "(" else []
 
     def group_text(self) -> str:
         """Takes a group in braces, or one token; returns its text without braces."""
@@ -183,9 +189,6 @@ class _Parser:
                 items.append(self.condition())
             elif not found or self.at_end():
                 return items, joins | ({"trailing"} if found else set())
-            elif "or" in found and self.take_word("about", "approximately", "roughly"):
-                _, operators, operands = items[-1].chain
-                items[-1] = Item(("chain", (*operators, "approx"), (*operands, self.operand())), items[-1].unit)
             elif found.count(",") > 1:
                 raise Unreadable("an empty item in a list")
             else:
@@ -195,12 +198,12 @@ class _Parser:
     def opens_condition(self) -> bool:
         r"""Whether `where x \ne 1`, `for integer n`, `k an integer` or `(x \ne 1)` begins here."""
         if self.next.text == "(" and self.position:
-            inside = self.tokens[self.position + 1 : self.matching(self.position)]
+            inside = self.in_brackets()
             return any(token.text in ("ne", "in") for token in inside) and inside[0].kind == "symbol"
         is_letter = len(self.next.text) == 1 and self.next.kind in ("symbol", "word")
-        if self.peek(-1).text == "," and is_letter and self.peek(1).text in ("is", "an", "any", "integer"):
-            return True
         after = self.peek(1).text
+        if self.peek(-1).text == "," and is_letter and after in ("is", "an", "any", "integer"):
+            return True
         is_condition = self.next.kind == "word" and self.next.text in _CONDITIONS
         return (is_condition and (len(after) == 1 or after in _QUANTIFIERS)) or self.next.text == "forall"
 
@@ -212,43 +215,32 @@ class _Parser:
             return item
         self.position += self.next.text in _CONDITIONS or self.next.text == "forall"
         start = self.position
-        while self.next.kind in ("word", "symbol"):
-            self.position += 1
-        found = [token.text for token in self.tokens[start : self.position] if token.text not in ("a", "A")]
+        found = [text for text in self.skip_words("command") if text not in ("a", "A")]
         names = [text for text in found if len(text) == 1]
         words = {text.casefold() for text in found if len(text) > 1}
         if len(names) == 1 and self.at_end() and not words - _QUANTIFIERS:
-            is_whole = bool(words & {"integer", "integers"})
-            return Item(("chain", ("in",), (("symbol", names[0]), ("numbers", "Z" if is_whole else "R"))))
+            numbers = "Z" if words & {"integer", "integers"} else "R"
+            return Item(("chain", ("in",), (("symbol", names[0]), ("numbers", numbers))))
         self.position = start
         return self.item()
 
     def item(self) -> Item:
-        choice = self.choice()
-        if choice:
+        """One item: a choice, words, or values and the relations between them, with a unit."""
+        if choice := self.choice():
             return Item(("chain", (), (choice,)))
         currency = self.currency()
         if self.next.text in ("a", "A", "an") and self.peek(1).kind == "word" and len(self.peek(1).text) > 2:
             self.position += 1
-        if self.is_date() or (self.next.kind == "word" and not self.is_operand_word()):
+        if self.is_date() or self.is_text():
             return Item(("chain", (), (self.words(),)))
         operators: list[str] = []
-        operands, amounts = [self.operand()], []
-        while True:
-            if amount := self.amount(operands[-1], currency):
-                amounts.append(amount)
-                operands.pop()
-                currency = ""
-            relation = self.next.text if self.next.kind in ("mark", "command") else ""
-            if relation not in RELATIONS or relation in self.stops:
-                break
-            self.position += 1
-            if not amount:
-                operators.append(relation)
+        operands = [self.operand()]
+        while (
+            self.next.kind in ("mark", "command") and self.next.text in RELATIONS and self.next.text not in self.stops
+        ):
+            operators.append(self.advance())
             currency = currency or self.currency()
-            operands.append(self.words() if self.next.kind == "word" and not self.is_operand_word() else self.operand())
-        if operators[-1:] == ["equiv"] and operands[-1][:2] == ("call", "mod"):
-            operands[-1] = ("mod", *operands[-1][2:])
+            operands.append(self.words() if self.is_text() else self.operand())
         if self.take("pmod"):
             operands[-1] = ("mod", operands[-1], self.argument())
         elif self.next.text == "(" and self.peek(1).text in ("mod", "bmod"):
@@ -258,27 +250,11 @@ class _Parser:
         scale, unit, things = self.unit(currency)
         if scale != 1:
             value = operands[-1]
-            is_number = value[0] == "number"
             factor = ("number", Fraction(scale), None)
-            operands[-1] = ("number", value[1] * scale, None) if is_number else ("mul", value, factor)
+            operands[-1] = ("number", value[1] * scale, None) if value[0] == "number" else ("mul", value, factor)
         if unit == (("percent", 1),):
             operands[-1], unit = ("percent", operands[-1]), ()
-        if amounts and (len(operators) != len(operands) - 1 or set(operators) - {"="}):
-            raise Unreadable("a chain of amounts that is none")
-        return Item(("chain", tuple(operators), tuple(operands)), unit, bool(things), things > 1, tuple(amounts))
-
-    def amount(self, value: Node, currency: str) -> tuple[Node, Unit] | None:
-        """A value and its unit, if an equals sign follows; else None."""
-        start = self.position
-        if self.next.kind == "word":
-            try:
-                _, unit, _ = self.unit()
-            except Unreadable:
-                unit = ()
-            if unit and self.next.text == "=":
-                return value, unit
-        self.position = start
-        return (value, ((currency, 1),)) if currency and self.next.text == "=" else None
+        return Item(("chain", tuple(operators), tuple(operands)), unit, things > 0, things > 1)
 
     def is_date(self) -> bool:
         """Whether a date begins here: `20 June`, `20th of June`."""
@@ -288,20 +264,29 @@ class _Parser:
         return self.next.kind == "number" and self.peek(start).text.casefold() in MONTHS
 
     def currency(self) -> str:
-        """Takes a currency sign before a number; returns the currency, or nothing."""
-        return CURRENCIES[self.advance()] if self.next.text in CURRENCIES and self.next.kind == "mark" else ""
+        """Takes a currency before a number, as `$` or `USD`; returns it, or nothing."""
+        start, name = self.position, CURRENCIES.get(self.next.text, "")
+        if not name or self.next.kind == "mark":
+            self.position += bool(name)
+            return name
+        self.position += 1
+        while self.take(".", "$"):
+            pass
+        if self.next.kind == "number":
+            return name
+        self.position = start
+        return ""
 
     def choice(self) -> Node | None:
         """The choice that begins here, a letter alone or before its text: `(C)`, `C.`, `(C) 12`; else None."""
-        if self.next.text.casefold() in ("choice", "option"):
-            self.position += 1
-            return self.choice() or (("symbol", self.advance()) if len(self.next.text) == 1 else None)
+        if len(self.peek(1).text) == 1 or self.peek(2).text == ")":
+            self.take_word("choice", "option")
         texts = self.texts(3)
         end = 3 if texts[0] == "(" and texts[2] == ")" else 2 if texts[1] in (")", ".", ":") else 0
         letter = texts[1] if end == 3 else texts[0]
-        if not end or len(letter) != 1 or letter not in "ABCDEFGHIJ":
-            return None
         after = self.peek(end)
+        if not end or len(letter) != 1 or letter not in CHOICES:
+            return None
         if after is _END or after.text in (",", ";", "and", "or", ")"):
             if texts[1] == ")" and self.position:
                 return None
@@ -318,17 +303,18 @@ class _Parser:
             raise Unreadable("a second claim")
         return ("choice", letter, rest)
 
+    def is_text(self) -> bool:
+        """Whether a word begins here that is no symbol set in upright letters."""
+        return self.next.kind == "word" and not self.is_operand_word()
+
     def is_operand_word(self) -> bool:
-        """Whether the word is a symbol set in upright letters."""
         token = self.next
         return token.kind == "word" and token.text.isascii() and (len(token.text) == 1 or token.text.isupper())
 
     def words(self) -> Node:
         """Text that is an answer by itself: `Tuesday`, `June 20`."""
-        start = self.position
-        while self.next.kind in ("word", "number") or (self.next.kind == "symbol" and self.position > start):
-            self.position += 1
-        found = [token.text for token in self.tokens[start : self.position]]
+        first = [self.advance()]
+        found = first + self.skip_words("number", "command")
         is_line = " ".join(found).casefold() in ("all real numbers", "all reals")
         return ("numbers", "R") if is_line else ("words", *found)
 
@@ -339,28 +325,22 @@ class _Parser:
         scale = 1
         while self.next.kind == "word" and self.next.text in SCALES and f"{self.next.text}s" not in self.known:
             scale *= SCALES[self.advance()]
-        factors: dict[str, int] = {}
-        if currency := self.currency():
-            factors[currency] = 1
+        currency = self.currency()
+        factors: dict[str, int] = {currency: 1} if currency else {}
         self.unit_product(factors, 1)
-        start = self.position
         self.take("/")
-        while not self.opens_condition() and (
-            self.next.kind in ("word", "symbol") or (self.next.text == "in" and self.next.kind == "command")
-        ):
-            self.position += 1
-        phrase = [token.text for token in self.tokens[start : self.position]]
+        phrase = [] if self.opens_condition() else self.skip_words()
+        while phrase and self.next.kind == "word" and not self.opens_condition():
+            phrase += self.skip_words()
         if self.next.kind == "number" and phrase[-2:] == ["out", "of"]:
             self.position += 1
         is_letter = any(len(b) == 1 and b not in "aAI/" and a != "of" for a, b in pairwise(["", *phrase]))
         if is_letter or changes(phrase, self.known):
             raise Unreadable(f"{' '.join(phrase)!r} is no unit")
-        inside = self.tokens[self.position + 1 : self.matching(self.position)] if self.next.text == "(" else []
+        inside = self.in_brackets()
         names = [token.text for token in inside if token.kind == "word"]
         if inside and len(names) == len(inside) and not changes(names, self.known):
             self.position += len(inside) + 2
-            if names[0] in UNITS and not factors and not phrase:
-                factors[UNITS[names[0]]] = 1
             phrase = phrase or names
         unit = tuple(sorted((name, power) for name, power in factors.items() if power)) or ((sign, 1),) * bool(sign)
         is_thing = any(len(w) > 3 and w.endswith("s") and w.casefold() not in UNITS for w in phrase[:3])
@@ -375,33 +355,21 @@ class _Parser:
             self.take(".") if found or square > 1 else None
             token = self.next
             name = UNITS.get(token.text) or UNITS.get(token.text.casefold())
-            if name and (token.kind == "word" or (token.text == "Omega" and not found)):
+            if name and token.kind == "word":
                 self.position += 1
                 self.take(".")
                 factors[name] = factors.get(name, 0) + sign * square * self.unit_power()
-            elif token.text == "frac" and self.peek(2).kind == "word":
-                self.position += 1
-                for direction in (1, -1):
-                    self.expect("{")
-                    if not self.unit_product(factors, sign * direction):
-                        raise Unreadable("no unit")
-                    self.expect("}")
             elif found and (self.take("/") or self.take_word("per")):
-                inner = self.take("(")
                 if not self.unit_product(factors, -sign):
                     self.position = start
                     return found
-                if inner:
-                    self.expect(")")
             elif not (found and self.take("*")):
                 self.position = start
                 return found
             found = True
 
     def unit_power(self) -> int:
-        if not self.take("^"):
-            return 1
-        text = self.group_text()
+        text = self.group_text() if self.take("^") else "1"
         if not text.removeprefix("-").isdigit() or len(text) > 2:
             raise Unreadable("no power of a unit")
         return int(text)
@@ -417,26 +385,27 @@ class _Parser:
 
     def name(self) -> Node | None:
         r"""The left side of `P(X = 2) =` or `(f \circ g)(x) =`: any symbol or group applied to any group."""
-        start = end = self.position
-        texts = [token.text for token in self.tokens[start:]]
-        first = self.tokens[start : start + texts.index("=")] if "=" in texts else []
-        composed = any(a.kind == "symbol" and b.text == "circ" for a, b in pairwise(first))
-        if (composed or (first and texts[:4] == ["frac", "{", "d", "}"])) and all(t.kind != "join" for t in first):
-            self.position += len(first)
-            return ("named", "".join(token.text for token in first))
-        if self.next.kind not in ("symbol", "word") and self.next.text not in ("mathbb P", "mathbb E", "Pr"):
+        texts = [token.text for token in self.tokens[self.position :]]
+        relation = depth = 0
+        while relation < len(texts) and (depth or texts[relation] not in ("=", "approx")):
+            depth += (texts[relation] in ("(", "{", r"\{")) - (texts[relation] in (")", "}", r"\}"))
+            relation += 1
+        side = self.tokens[self.position : self.position + relation]
+        if relation == len(texts) or not side or any(token.kind == "join" for token in side):
             return None
-        end += 1
-        while end < len(self.tokens) and self.tokens[end].text in ("'", "_", "^"):
-            is_group = self.tokens[end].text != "'" and self.tokens[end + 1 : end + 2] and texts[end - start + 1] == "{"
-            end = self.matching(end + 1) + 1 if is_group else end + (1 if self.tokens[end].text == "'" else 2)
-        if end >= len(self.tokens) or self.tokens[end].text != "(":
-            return None
-        last = self.matching(end) + 1
-        if last >= len(self.tokens) or self.tokens[last].text not in ("=", "approx") or last <= end + 2:
-            return None
-        self.position = last
-        return ("named", "".join(text for text in texts[: last - start] if text not in "{}"))
+        is_composed = any(a.kind == "symbol" and b.text == "circ" for a, b in pairwise(side))
+        is_opaque = texts[0] in ("sum", "prod", "int", "lim") or texts[:3] == ["frac", "{", "d"]
+        is_letter = side[0].kind in ("symbol", "word") or side[0].text in ("mathbb P", "mathbb E", "Pr")
+        opening = texts.index("(") if "(" in texts[:relation] else 0
+        is_script = opening == 1 or texts[1] in ("'", "_", "^")
+        is_script = (
+            is_script and opening < 9 and not any(a.kind == b.kind == "symbol" for a, b in pairwise(side[:opening]))
+        )
+        last = self.matching(self.position + opening) - self.position if opening else 0
+        if is_composed or is_opaque or (is_letter and opening and is_script and last == relation - 1 > opening + 1):
+            self.position += relation
+            return ("named", "".join(text for text in texts[:relation] if text not in ("{", "}")))
+        return None
 
     def ratio(self) -> Node:
         parts = [self.sum()]
@@ -445,7 +414,7 @@ class _Parser:
         if half := self.take_word("am", "pm"):
             if not all(part[0] == "number" for part in parts):
                 raise Unreadable("no time")
-            return ("time", half, *(part[1] for part in parts))
+            return ("time", half, *(*(part[1] for part in parts), Fraction(), Fraction())[:3])
         return parts[0] if len(parts) == 1 else ("ratio", *parts)
 
     def sum(self) -> Node:
@@ -469,11 +438,16 @@ class _Parser:
                 node = ("call", "mod", node, self.factor())
             elif self.starts_factor():
                 is_fraction = self.next.text == "frac"
+                is_shown = self.next.text == "(" and any(token.text == "=" for token in self.tokens[self.position :])
                 is_number = self.next.kind == "number" or (self.next.text == "{" and self.peek(1).kind == "number")
                 right = self.factor()
                 if is_fraction and _is_mixed(node, right):
                     node = ("number", node[1] + right[1][1] / right[2][1], None)
-                elif right[0] == "number" and (node[0] == "number" or (is_number and node != ("constant", "i"))):
+                elif (
+                    right[0] == "number"
+                    and not is_shown
+                    and (node[0] == "number" or (is_number and node != ("constant", "i")))
+                ):
                     raise Unreadable("two numbers side by side")
                 else:
                     node = ("mul", node, right)
@@ -484,23 +458,19 @@ class _Parser:
         return ("neg", self.factor()) if self.take("-") else self.factor()
 
     def starts_factor(self) -> bool:
+        """Whether a factor of a product without a sign begins here."""
         token, after = self.next, self.peek(1)
-        if token.text == "Omega" and self.peek(-1).kind == "number" and after is _END:
-            return False
         if token.kind in ("number", "symbol", "function"):
             return True
-        if token.kind in ("word", "join"):
-            return False
         if token.text == "|":
             return self.bars == 0 and "|" not in self.stops
-        if token.text == "frac":
-            return not (after.text == "{" and self.peek(2).kind == "word")
         is_words = after.text in ("mod", "bmod") or (after.kind == "word" and len(after.text) != 1)
         if token.text == "(" and (is_words or self.opens_condition()):
             return False
-        return token.text in _OPENERS or token.text in ("begin pmatrix", "begin bmatrix")
+        return token.kind not in ("word", "join") and token.text in (*_OPENERS, "begin pmatrix", "begin bmatrix")
 
     def factor(self) -> Node:
+        """An atom with what follows it: powers, factorials, signs, primes, a base."""
         node = self.atom()
         while True:
             if self.take("^"):
@@ -510,7 +480,7 @@ class _Parser:
             elif self.take("%"):
                 node = ("percent", node)
             elif self.take("circ"):
-                node = self.degrees(node)
+                node = ("degree", node)
             elif node[0] in ("symbol", "apply") and self.take("'"):
                 node = (node[0], node[1] + "'", *node[2:])
                 if node[0] == "symbol" and self.next.text == "(":
@@ -522,30 +492,17 @@ class _Parser:
 
     def power(self, node: Node) -> Node:
         if self.take("circ", "degree") or self.take_word("o"):
-            return self.degrees(node)
+            return ("degree", node)
         if self.texts(3) == ["{", "circ", "}"]:
             self.position += 3
-            return self.degrees(node)
-        if self.next.text == "*" or self.texts(2) == ["{", "*"]:
-            raise Unreadable("a star")
-        if self.texts(2) == ["{", "'"]:
-            primes = self.group_text()
-            return ("symbol", node[1] + primes) if node[0] == "symbol" else ("marked", primes, node)
-        if node[0] == "symbol" and node[1] in FUNCTION_LETTERS and self.is_inverse():
-            self.argument()
-            name = node[1] + "^-1"
-            return ("apply", name, *self.arguments()) if self.next.text == "(" else ("symbol", name)
+            return ("degree", node)
         return ("pow", node, ("neg", self.atom()) if self.take("-") else self.argument(whole_numbers=True))
 
-    def degrees(self, node: Node) -> Node:
-        """The node with the degree sign that follows, of an angle or a temperature."""
-        if self.next.text in ("C", "F") and self.peek(1) is _END:
-            self.tokens[self.position] = Token("word", "celsius" if self.next.text == "C" else "fahrenheit")
-            return node
-        return ("degree", node)
-
-    def is_inverse(self) -> bool:
-        return self.texts(4) == ["{", "-", "1", "}"]
+    def takes_inverse(self) -> bool:
+        """Takes the exponent -1 of an inverse function; returns whether it is there."""
+        length = 4 if self.texts(4) == ["{", "-", "1", "}"] else 2 if self.texts(2) == ["-", "1"] else 0
+        self.position += length
+        return length > 0
 
     def based(self, node: Node) -> Node:
         """A number with its base: `204_5`, `204_{five}`."""
@@ -566,11 +523,10 @@ class _Parser:
             self.expect("}")
             return node
         if token.kind == "number" and not whole_numbers and len(token.text) > 1:
-            first, rest = token.text[0], token.text[1:]
-            if not first.isdigit():
+            if not token.text[0].isdigit():
                 raise Unreadable("no argument")
-            self.tokens[self.position] = Token("number", rest)
-            return ("number", Fraction(first), None)
+            self.tokens[self.position] = Token("number", token.text[1:])
+            return ("number", Fraction(token.text[0]), None)
         return self.atom()
 
     def values(self, closing: str) -> list[Node]:
@@ -598,9 +554,6 @@ class _Parser:
             node = self.symbol()
         elif token.kind == "environment":
             node = self.environment()
-        elif token.kind == "word" and token.text in ("constant", "const") and self.peek(-1).text == "+":
-            self.position += 1
-            node = ("symbol", "C")
         elif token.kind in ("word", "join", "end"):
             raise Unreadable(f"{token.text or 'the end'!r} where a value should be")
         else:
@@ -616,16 +569,8 @@ class _Parser:
         if text == r"\{":
             return self.set()
         if text == "{":
-            if self.take("}"):
-                return self.atom()  # `{}_8C_4`
             self.position -= 1
             return self.argument()
-        if text in ("_", "^"):
-            top, (letter, below) = self.argument(whole_numbers=True), self.texts(2)
-            if letter not in ("C", "P") or below != "_":
-                raise Unreadable("a script of nothing")
-            self.position += 2
-            return ("call", "binom" if letter == "C" else "P", top, self.argument(True))
         if text in ("|", r"\|"):
             with self.inside(*self.stops, bars=1):
                 node = self.operand()
@@ -636,10 +581,9 @@ class _Parser:
             self.expect("r" + text[1:])
             return ("call", text[1:], node)
         if text == "frac":
-            top, bottom = self.argument(), self.argument()
-            return _derivative(top, bottom) or ("div", top, bottom)
+            return ("div", self.argument(), self.argument())
         if text == "sqrt":
-            degree: Node = ("number", Fraction(2), None)
+            degree = _TWO
             if self.take("["):
                 degree = self.operand()
                 self.expect("]")
@@ -652,16 +596,10 @@ class _Parser:
                 name += mark + self.group_text()
             return ("numbers", name)
         if text in _MARKS:
-            return self.marked(text)
-        if text in _ANGLES:
-            letters = self.letters() or (self.group_text() if self.next.text == "{" else "")
-            return self.subscripts(f"{'triangle' if text == 'triangle' else 'angle'} {letters}")
-        if text in _BIG:
-            return self.big(text)
-        fixed = {"infty": ("constant", "inf"), "emptyset": ("set",), "ldots": ("dots",)}
-        if text not in fixed:
+            return self.subscripts(f"{text} {self.letters() or self.group_text()}")
+        if text not in _FIXED:
             raise Unreadable(f"what does {text!r} mean here?")
-        return fixed[text]
+        return _FIXED[text]
 
     def letters(self) -> str:
         found = ""
@@ -670,6 +608,7 @@ class _Parser:
         return found
 
     def number(self) -> Node:
+        """A number: an integer, a decimal, a repeating one, a mixed one, one with its base."""
         text = self.advance()
         if "(" in text:
             whole, _, rest = text.partition(".")
@@ -686,13 +625,6 @@ class _Parser:
         if is_mixed and 0 < int(top.text or 0) < int(bottom.text or 0):
             node = ("number", node[1] + Fraction(int(top.text), int(bottom.text)), None)
             self.position += 3
-        start = self.position
-        bracket = self.take("(") or self.take("in") or self.take_word("in")
-        if self.take_word("base"):
-            node = self.based(node)
-            self.expect(")") if bracket == "(" else None
-        else:
-            self.position = start
         return node
 
     def symbol(self) -> Node:
@@ -700,9 +632,8 @@ class _Parser:
         if name in ("e", "pi", "i") and self.next.text != "_":
             return ("constant", name)
         node = self.subscripts(name)
-        if self.next.text == "(" and name in FUNCTION_LETTERS:
-            return ("apply", node[1], *self.arguments())
-        return node
+        is_applied = self.next.text == "(" and name in FUNCTION_LETTERS
+        return ("apply", node[1], *self.arguments()) if is_applied else node
 
     def subscripts(self, name: str) -> Node:
         """A symbol with its subscript: `a_{n}` is `a_n`."""
@@ -710,46 +641,24 @@ class _Parser:
             name += "_" + self.group_text()
         return ("symbol", name)
 
-    def marked(self, mark: str) -> Node:
-        if mark == "overline" and not (self.next.text == "{" and self.peek(1).kind == "symbol"):
-            return ("call", "conj", self.argument())
-        in_braces = self.take("{")
-        letters = self.letters() if in_braces else self.advance()
-        node = self.subscripts(f"{mark} {letters}")
-        if in_braces:
-            self.expect("}")
-        return self.subscripts(node[1])
-
     def function(self) -> Node:
+        r"""A function with its power, its base and its arguments: `\sin^2 x`, `\log_2 8`, `\ln(x)^2`."""
         name = self.advance()
-        if name == "Pr":
-            return ("symbol", name)
         power: Node | None = None
         below: tuple[Node, ...] = ()
         while mark := self.take("^", "_"):
             if mark == "_":
                 below = (self.argument(whole_numbers=True),)
-            elif name in ("sin", "cos", "tan", "cot", "sec", "csc") and (
-                self.is_inverse() or self.texts(2) == ["-", "1"]
-            ):
-                self.position += 4 if self.is_inverse() else 2
+            elif name in ("sin", "cos", "tan", "cot", "sec", "csc") and self.takes_inverse():
                 name = "arc" + name
             else:
                 power = self.argument()
-        bracketed = self.next.text == "("
-        arguments = self.function_arguments(name)
-        node: Node = ("call", name + "_" * len(below), *below, *arguments)
-        if power is not None:
-            return ("pow", node, power)
-        if bracketed and name in _LOGS and self.take("^"):
-            return (*node[:-1], ("pow", node[-1], self.argument(whole_numbers=True)))
-        return node
+        node: Node = ("call", name + "_" * len(below), *below, *self.function_arguments(name))
+        return node if power is None else ("pow", node, power)
 
     def function_arguments(self, name: str) -> list[Node]:
         if self.next.text == "(":
             return self.arguments()
-        if name in ("max", "min", "gcd", "lcm") and self.take(r"\{"):
-            return self.values(r"\}")
         if not self.starts_factor():
             raise Unreadable(f"{name} of nothing")
         node = self.factor()
@@ -792,33 +701,19 @@ class _Parser:
             raise Unreadable("words in brackets")
         return ("set", *values)
 
-    def big(self, name: str) -> Node:
-        below: Node = ()
-        above: Node = ()
-        while mark := self.take("_", "^"):
-            if mark == "^":
-                above = self.argument(whole_numbers=True)
-            elif self.take("{"):
-                below = ("group", "{", "}", *self.values("}"))
-            else:
-                below = self.argument(whole_numbers=True)
-        return ("big", name, below, above, self.product())
-
     def environment(self) -> Node:
         name = self.advance().removeprefix("begin ")
         end, depth = self.position, 1
         while depth and end < len(self.tokens):
-            text = self.tokens[end].text
-            depth += text.startswith("begin ") - text.startswith("end ")
+            depth += _nesting(self.tokens[end])
             end += 1
         rows = [_split(row, "&") for row in _split(self.tokens[self.position : end - 1], r"\\") if row]
         self.position = end
         if depth or not rows or name not in (*_MATRICES, "cases"):
             raise Unreadable(f"an environment {name!r}")
-        if name == "cases":
-            return ("cases", *(tuple(self.cell(cell) for cell in row if cell) for row in rows))
-        matrix = ("matrix", *(tuple(map(self.cell, row)) for row in rows))
-        return ("call", "det", matrix) if name == "vmatrix" else matrix
+        cells = [tuple(self.cell(cell) for cell in row if cell or name != "cases") for row in rows]
+        node = ("cases" if name == "cases" else "matrix", *cells)
+        return ("call", "det", node) if name == "vmatrix" else node
 
     def cell(self, tokens: list[Token]) -> Node:
         while tokens and (tokens[-1].text == "," or tokens[0].text in ("if", "for", "when")):
@@ -829,14 +724,15 @@ class _Parser:
         return _plain_value(claim.items[0])
 
 
-_END = Token("end", "")
+def _nesting(token: Token) -> int:
+    return token.text.startswith("begin ") - token.text.startswith("end ")
 
 
 def _split(tokens: list[Token], separator: str) -> list[list[Token]]:
     parts: list[list[Token]] = [[]]
     depth = 0
     for token in tokens:
-        depth += token.text.startswith("begin ") - token.text.startswith("end ")
+        depth += _nesting(token)
         if token.text == separator and depth == 0:
             parts.append([])
         else:
@@ -864,14 +760,3 @@ def _is_mixed(left: Node, right: Node) -> bool:
         return False
     whole = all(part[0] == "number" and part[1].denominator == 1 for part in right[1:])
     return whole and 0 < right[1][1] < right[2][1]  # any other would be an unfinished sum
-
-
-def _derivative(top: Node, bottom: Node) -> Node | None:
-    r"""The symbol for a derivative, `\frac{dy}{dx}`; None for other quotients."""
-    d = ("symbol", "d")
-    if bottom[0] != "mul" or bottom[1] != d or bottom[2][0] != "symbol":
-        return None
-    if top == d:
-        raise Unreadable("a derivative that is not worked out")
-    is_known = top[0] == "mul" and top[1] == d and top[2][0] == "symbol"
-    return ("symbol", f"d{top[2][1]}/d{bottom[2][1]}") if is_known else None

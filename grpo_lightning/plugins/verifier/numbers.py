@@ -25,15 +25,14 @@ class NoNumber(ValueError):
 
 def nodes(tree: Node) -> Iterator[Node]:
     """Yields the tree and all its subtrees."""
-    yield tree
-    for part in tree:
-        if isinstance(part, tuple):
-            if part and isinstance(part[0], str):
-                yield from nodes(part)
-            else:
-                for inner in part:
-                    if isinstance(inner, tuple) and inner:
-                        yield from nodes(inner)
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        yield node
+        for part in reversed(node):
+            if isinstance(part, tuple) and part:
+                inner = [part] if isinstance(part[0], str) else reversed(part)
+                pending += [p for p in inner if isinstance(p, tuple) and p]
 
 
 @lru_cache(maxsize=1 << 13)
@@ -44,89 +43,83 @@ def symbols(tree: Node) -> frozenset[str]:
 
 def literal(tree: Node) -> Fraction | None:
     """The value of a finished number: integer, decimal, fraction, power or scientific notation; None for others."""
-    if not tree:
-        return None
-    kind = tree[0]
-    if kind == "number":
-        return tree[1]
-    if kind == "neg":
-        value = literal(tree[1]) if tree[1][0] != "neg" else None
-        return None if value is None else -value
-    if kind == "percent":
-        value = literal(tree[1]) if tree[1][0] != "percent" else None
-        return None if value is None else value / 100
+    return exact(tree) if tree and _is_finished(tree) else None
+
+
+def _is_finished(tree: Node) -> bool:
+    kind, *parts = tree
+    if kind in ("neg", "percent"):
+        return parts[0][0] != kind and _is_finished(parts[0])
     if kind == "div":
-        top, bottom = (_number_or_power(part) for part in tree[1:])
-        return None if top is None or not bottom else top / bottom
+        bare = [part[1] if part[0] == "neg" else part for part in parts]
+        return all(part[0] in ("number", "pow") and _is_finished(part) and not _is_inverse(part) for part in bare)
     if kind == "pow":
-        return _power(tree)
-    if kind == "mul" and len(tree) == 3:
-        left, right = literal(tree[1]), literal(tree[2])
-        is_scientific = tree[2][0] == "pow" and tree[2][1] == ("number", Fraction(10), None)
-        if left is not None and right is not None and is_scientific:
-            return left * right
-    return None
+        return parts[0][0] == "number" and parts[0][1] >= 0 and _is_finished(parts[1])
+    if kind == "mul" and parts[1][0] == "pow" and parts[1][1] == ("number", Fraction(10), None):
+        return _is_finished(parts[0]) and _is_finished(parts[1])
+    return kind == "number"
 
 
-def _number_or_power(tree: Node) -> Fraction | None:
-    sign, tree = (-1, tree[1]) if tree[0] == "neg" else (1, tree)
-    value = tree[1] if tree[0] == "number" else _power(tree) if tree[0] == "pow" else None
-    if tree[0] == "pow" and (literal(tree[2]) or 0) < 0:  # `a / b^-1` is an unfinished product
-        return None
-    return None if value is None else sign * value
-
-
-def _power(tree: Node) -> Fraction | None:
-    """The value of a nonnegative number raised to an integer; None for others."""
-    base, exponent = literal(tree[1]) if tree[1][0] == "number" else None, literal(tree[2])
-    if base is None or exponent is None or exponent.denominator > 1 or base < 0:
-        return None
-    if abs(exponent) * max(base.numerator.bit_length(), base.denominator.bit_length()) > MAX_BITS:
-        return None
-    return base**exponent.numerator if base or exponent > 0 else None
+def _is_inverse(tree: Node) -> bool:
+    """Whether a power has a negative exponent: `a / b^-1` is an unfinished product."""
+    return tree[0] == "pow" and (exact(tree[2]) or 0) < 0
 
 
 @lru_cache(maxsize=1 << 13)
 def exact(tree: Node) -> Fraction | None:
     """The value if rational arithmetic, factorials and binomials give it and it is not too long; else None."""
-    value = literal(tree)
-    if value is not None:
-        return value
-    if tree[0] == "base":
-        return Fraction(int(tree[1], tree[2])) if tree[1].isdigit() and int(max(tree[1])) < tree[2] else None
-    parts = [exact(part) for part in tree[1:] if isinstance(part, tuple)]
-    if any(part is None for part in parts) or not parts:
-        return None
-    known: list[Fraction] = [part for part in parts if part is not None]
     kind = tree[0]
+    if kind == "number":
+        return tree[1]
+    if kind == "base":
+        return Fraction(int(tree[1], tree[2])) if tree[1].isdigit() and int(max(tree[1])) < tree[2] else None
+    operation = _EXACT.get(tree[1] if kind == "call" else kind)
+    parts = [exact(part) for part in tree[1:] if isinstance(part, tuple)] if operation else [None]
     try:
-        if kind == "add":
-            return sum(known, Fraction())
-        if kind == "mul":
-            return math.prod(known, start=Fraction(1))
-        if kind == "div":
-            return known[0] / known[1]
-        if kind == "neg":
-            return -known[0]
-        if kind == "abs":
-            return abs(known[0])
-        whole = [int(part) for part in known if part.denominator == 1]
-        if kind == "pow" and known[1].denominator == 1:
-            bits = max(known[0].numerator.bit_length(), known[0].denominator.bit_length())
-            return known[0] ** whole[-1] if abs(whole[-1]) * bits <= MAX_BITS else None
-        if kind == "fact" and whole and 0 <= whole[0] <= 3000:
-            return Fraction(math.factorial(whole[0]))
-        if kind == "call" and tree[1] == "binom" and len(whole) == 2 and 0 <= whole[1] <= whole[0] <= 10_000:
-            return Fraction(math.comb(*whole))
-        if kind == "call" and tree[1] in ("gcd", "lcm") and len(whole) == len(known):
-            return Fraction((math.gcd if tree[1] == "gcd" else math.lcm)(*whole))
-        if kind == "call" and tree[1] in ("max", "min"):
-            return max(known) if tree[1] == "max" else min(known)
-        if kind == "call" and tree[1] in ("floor", "ceil"):
-            return Fraction(math.floor(known[0]) if tree[1] == "floor" else math.ceil(known[0]))
-    except (ZeroDivisionError, OverflowError):
+        return None if operation is None or None in parts else Fraction(operation(*parts))
+    except (ArithmeticError, ValueError, TypeError):
         return None
-    return None
+
+
+def _exact_power(base: Fraction, exponent: Fraction) -> Fraction:
+    if abs(exponent) * max(base.numerator.bit_length(), base.denominator.bit_length()) > MAX_BITS:
+        raise OverflowError
+    return base ** _whole(exponent)
+
+
+def _whole(value: Fraction) -> int:
+    if value.denominator > 1 or abs(value) > 10**9:
+        raise ValueError
+    return value.numerator
+
+
+def _of_wholes(function: Callable[..., int], largest: int) -> Callable[..., int]:
+    def apply(*values: Fraction) -> int:
+        wholes = [_whole(value) for value in values]
+        if max(wholes) > largest:
+            raise OverflowError
+        return function(*wholes)
+
+    return apply
+
+
+_EXACT: dict[str, Callable[..., Any]] = {
+    "add": lambda *values: sum(values),
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+    "neg": lambda a: -a,
+    "abs": abs,
+    "percent": lambda a: a / 100,
+    "pow": _exact_power,
+    "fact": _of_wholes(math.factorial, 3000),
+    "binom": _of_wholes(math.comb, 10_000),
+    "gcd": _of_wholes(math.gcd, 10**9),
+    "lcm": _of_wholes(math.lcm, 10**9),
+    "max": max,
+    "min": min,
+    "floor": math.floor,
+    "ceil": math.ceil,
+}
 
 
 def is_percent(tree: Node) -> bool:
@@ -151,10 +144,18 @@ def is_infinite(tree: Node) -> bool:
     return infinity(tree) != 0
 
 
-class _Evaluator:
-    """Evaluates trees at points in its context."""
+class Evaluator:
+    """Evaluates trees at points, with `digits` digits or, if there are none, in floating point."""
 
-    context: Any = fp
+    def __init__(self, digits: int = 0) -> None:
+        self.context: Any = MPContext() if digits else fp
+        self.is_fast = not digits
+        self.largest = 0
+        """Order of magnitude of the largest intermediate value, if it has digits."""
+        self.left_reals = False
+        """Whether an intermediate value of the last one was not real, in floating point."""
+        if digits:
+            self.context.dps = digits
 
     def value(self, tree: Node, point: Point) -> Any:
         """The value at a point.
@@ -162,6 +163,7 @@ class _Evaluator:
         Raises:
             NoNumber: The tree has no value there.
         """
+        self.left_reals = False
         try:
             value = _evaluate(tree, point, self.context, self)
         except (ValueError, ArithmeticError, ComplexResult, NoConvergence, TypeError, RecursionError) as error:
@@ -172,44 +174,16 @@ class _Evaluator:
 
     def seen(self, value: Any) -> None:
         """Notes an intermediate value."""
-        raise NotImplementedError
-
-
-class Precise(_Evaluator):
-    """Evaluates with `digits` digits; `largest` is the order of magnitude of the largest intermediate value."""
-
-    def __init__(self, digits: int) -> None:
-        self.context = MPContext()
-        self.context.dps = digits
-        self.largest = 0
-
-    def seen(self, value: Any) -> None:
-        """Updates `largest` with an intermediate value."""
-        magnitude = self.context.mag(value)
-        if isinstance(magnitude, int):
+        if self.is_fast:
+            self.left_reals |= isinstance(value, complex) and abs(value.imag) > 1e-9 * abs(value)
+        elif isinstance(magnitude := self.context.mag(value), int):
             self.largest = max(self.largest, abs(magnitude) * 301 // 1000)
 
 
 @lru_cache(maxsize=8)
-def precise(digits: int) -> Precise:
+def precise(digits: int) -> Evaluator:
     """The cached evaluator for a number of digits."""
-    return Precise(digits)
-
-
-class Fast(_Evaluator):
-    """Evaluates in floating point; `left_reals`: whether an intermediate value was not real."""
-
-    left_reals = False
-
-    def value(self, tree: Node, point: Point) -> Any:
-        """The value at a point, as of any evaluator."""
-        self.left_reals = False
-        return super().value(tree, point)
-
-    def seen(self, value: Any) -> None:
-        """Sets `left_reals` if an intermediate value is not real."""
-        if isinstance(value, complex) and abs(value.imag) > 1e-9 * abs(value):
-            self.left_reals = True
+    return Evaluator(digits)
 
 
 def _evaluate(tree: Node, point: Point, ctx: Any, by: Any) -> Any:
@@ -234,12 +208,8 @@ def _evaluate(tree: Node, point: Point, ctx: Any, by: Any) -> Any:
         return total
     if kind == "apply":
         return _opaque(tree[1], [_evaluate(part, point, ctx, by) for part in tree[2:]], ctx)
-    if kind == "big":
-        return _opaque(repr(tree), [point[name] for name in sorted(symbols(tree)) if name in point], ctx)
     if kind == "call":
         function, arguments = tree[1], tree[2:]
-        if function == "conj" and symbols(tree):
-            return _opaque("conj", [_evaluate(part, point, ctx, by) for part in arguments], ctx)
     elif kind in _OPERATIONS:
         function, arguments = kind, tree[1:]
     else:
@@ -267,8 +237,8 @@ def _opaque(name: str, values: list[Any], ctx: Any) -> Any:
     return ctx.sin(total) * (2 + seed % 5) + total / 7
 
 
-def _small(value: Any) -> Any:
-    if abs(value) > MAX_EXPONENT:
+def _small(value: Any, largest: int = MAX_EXPONENT) -> Any:
+    if abs(value) > largest:
         raise NoNumber("too large")
     return value
 
@@ -323,16 +293,6 @@ def _of(name: str) -> Callable[..., Any]:
     return lambda ctx, value: getattr(ctx, name)(_small(value))
 
 
-def _integers(function: Callable[..., int]) -> Callable[..., Any]:
-    def apply(ctx: Any, *values: Any) -> Any:
-        whole = [_real(ctx, value) for value in values]
-        if not all(value == ctx.floor(value) and abs(value) < 10**15 for value in whole):
-            return _opaque(function.__name__, sorted(whole), ctx)
-        return ctx.mpf(function(*map(int, whole)))
-
-    return apply
-
-
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "neg": lambda ctx, a: -a,
     "mul": lambda ctx, a, b: a * b,
@@ -345,14 +305,12 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "degree": lambda ctx, a: a * ctx.pi / 180,
     "abs": lambda ctx, a: abs(a),
     "conj": lambda ctx, a: ctx.conj(a),
-    "binom": lambda ctx, n, k: ctx.binomial(_small(n), _small(k)),
+    "binom": lambda ctx, n, k: ctx.binomial(_small(n), _small(k, 10**5)),
     "floor": _floor,
     "ceil": lambda ctx, a: -_floor(ctx, -a),
     "mod": lambda ctx, a, b: a - b * _floor(ctx, a / b),
     "max": lambda ctx, *values: max(_real(ctx, value) for value in values),
     "min": lambda ctx, *values: min(_real(ctx, value) for value in values),
-    "gcd": _integers(math.gcd),
-    "lcm": _integers(math.lcm),
     "sgn": lambda ctx, a: ctx.sign(_real(ctx, a)),
     "Re": lambda ctx, a: ctx.re(a),
     "Im": lambda ctx, a: ctx.im(a),

@@ -1,5 +1,6 @@
 """What a question says: its formulas, numbers and words, its choices, and the unit and the form that it asks for."""
 
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -8,47 +9,28 @@ from grpo_lightning.plugins.verifier.equality import CONSTANTS, Context
 from grpo_lightning.plugins.verifier.forms import ONE, normal
 from grpo_lightning.plugins.verifier.grammar import Node, read_claim
 from grpo_lightning.plugins.verifier.numbers import literal, nodes
-from grpo_lightning.plugins.verifier.rules import rewriting, rule
 from grpo_lightning.plugins.verifier.tokens import Unreadable
 from grpo_lightning.plugins.verifier.units import UNITS, Unit
 from grpo_lightning.plugins.verifier.words import BELOW_100, PARTS, SCALES
 
-_WORD = rule(r"[^\W\d_]{3,}", "«How» «many» in 12 «hours»", "12 h")
-_CAPITAL = rule(r"(?<![A-Za-z(°\\])[CK](?![A-Za-z)])", "x^2 + «C», «K» > 0", "20 °C", "(C) Carl")
-_INTEGRAL = rule(
-    r"(?i:\\i*int\b|integra|antiderivative|primitive|differential|constant|dx\b)", "«\\int» 2x «dx»", "an integer"
+_WORD = re.compile(r"[^\W\d_]{3,}")
+_CAPITAL = re.compile(r"(?<![A-Za-z(°\\])[CK](?![A-Za-z)])")
+_INTEGRAL = re.compile(r"(?i:\\i*int\b|integra|antiderivative|primitive|differential|constant|dx\b)")
+_INTEGERS = re.compile(r"(?i:\b(?:integers?|natural numbers?|sequences?|recurrence|series|\w*th term)\b|a_n|\\sum)")
+_FORMULA = re.compile(r"\$\$?((?:\\\$|[^$])+)\$\$?|\\\(((?s:.+?))\\\)|\\\[((?s:.+?))\\\]")
+_PLAIN = re.compile(
+    r"(?:\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|sqrt|sin|cos|tan|[\d{}()\[\]^_+*/=<>|!.,&%\\-]|\s(?=\S))+"
 )
-_INTEGERS = rule(
-    r"(?i:\b(?:integers?|natural numbers?|sequences?|recurrence|series|\w*th term)\b|a_n|\\sum)",
-    "the «7th term» of the «sequence»",
-    "a real x",
+_NUMBER = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?")
+_CHOICE = re.compile(
+    r"\\(?:text|mathrm)(?:bf|rm)?\s*\{\s*\(?([A-J])\)?[.:]?\s*\)?\s*\}|\(([A-J])\)|(?<![\w$\\({])([A-J])[.):](?=\s)"
 )
-_FORMULA = rule(
-    r"\$\$?((?:\\\$|[^$])+)\$\$?|\\\(((?s:.+?))\\\)|\\\[((?s:.+?))\\\]", r"If «$x = 3$» and «\(y\)»", "x = 3"
-)
-_PLAIN = rule(
-    r"(?:\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|sqrt|sin|cos|tan|[\d{}()\[\]^_+*/=<>|!.,&%\\-]|\s(?=\S))+",
-    "Solve« x + 3 = 7 »now",
-    "now",
-)
-_NUMBER = rule(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?", "«1,234.50» of «7»", "two")
-_CHOICE = rule(
-    r"\\(?:text|mathrm)(?:bf|rm)?\s*\{\s*\(?([A-J])\)?[.:]?\s*\)?\s*\}|\(([A-J])\)|(?<![\w$\\({])([A-J])[.):](?=\s)",
-    r"«\textbf{(A)}» 3 «(B)» 4 «C.» 5",
-    "f(x)",
-)
-_EDGES = rewriting(
-    r"\A(?:\\q?quad|\\hspace\{[^{}]*\}|\\[ ,;]|[~\s,;$]|\\\\)+|(?:\\q?quad|\\[ ,;]|[~\s,;.$]|\\\\)+\Z",
-    "",
-    r"\quad 3, \qquad -> 3",
-)
+_QUAD = re.compile(r"\\q?quad(?![a-z])|\\hspace\{[^{}]*\}|\\[ ,;\\]")
 _COUNTS = BELOW_100 | SCALES | PARTS | {"twice": 2, "double": 2, "both": 2, "percent": 100, "percentage": 100}
 
-_UNIT = rule(
+_UNIT = re.compile(
     r"(?i:\bhow many (?:more |fewer |total |whole )?([a-z]+)|\bin ([a-z]+)\s*[?.]"
-    r"|\bin ([a-z]+),? (?:is|was|will|do|does|did)\b)",
-    "«How many hours» is it?",
-    "How long is it «in minutes?»",
+    r"|\bin ([a-z]+),? (?:is|was|will|do|does|did)\b)"
 )
 _SIGNS = {
     "percent": ("percent", "%", "probab", "chance", "fraction", "ratio", "proportion", " rate"),
@@ -63,8 +45,6 @@ class Asked:
 
     keys: frozenset[Node]
     """All formulas and their subtrees, each by its `key`."""
-    sides: tuple[Node, ...] = ()
-    """The formulas, and both sides of each equation, as written."""
     relations: tuple[Node, ...] = ()
     """The equations and inequalities."""
 
@@ -72,7 +52,7 @@ class Asked:
 @lru_cache(maxsize=1 << 10)
 def formulas_of(question: str) -> Asked:
     """The formulas of a question, between dollar signs and in plain text."""
-    texts = [next(group for group in match.groups() if group is not None) for match in _FORMULA.finditer(question)]
+    texts = [next(filter(None, match.groups())) for match in _FORMULA.finditer(question)]
     texts += [match[0] for match in _PLAIN.finditer(_FORMULA.sub(" . ", question))]
     texts += [text.replace("[", "(").replace("]", ")") for text in texts if "[" in text]
     chains = []
@@ -85,8 +65,7 @@ def formulas_of(question: str) -> Asked:
             chains += [item.chain for item in claim.items]
             break
     trees = [node for chain in chains for node in nodes(chain) if node[0] != "chain" or node[1]]
-    sides = tuple(side for chain in chains for side in chain[2])
-    return Asked(frozenset(map(key, trees)) - {()}, sides, tuple(chain for chain in chains if chain[1]))
+    return Asked(frozenset(map(key, trees)) - {()}, tuple(chain for chain in chains if chain[1]))
 
 
 def key(tree: Node) -> Node:
@@ -124,12 +103,6 @@ def numbers_of(question: str) -> frozenset[Fraction]:
 
 
 @lru_cache(maxsize=1 << 10)
-def is_concrete(question: str) -> bool:
-    """Whether a question gives numbers or formulas."""
-    return bool(numbers_of(question) or formulas_of(question).keys or _FORMULA.search(question))
-
-
-@lru_cache(maxsize=1 << 10)
 def context_of(question: str) -> Context:
     """Whether the question is about integers, and which constants it uses itself."""
     letters = set() if _INTEGRAL.search(question) else {match[0] for match in _CAPITAL.finditer(question)}
@@ -161,5 +134,5 @@ def choices_in(question: str) -> dict[str, str]:
         return {}
     end = question.find("\n\n", run[-1].end())
     ends = [match.start() for match in run[1:]] + [end if end >= 0 else len(question)]
-    texts = (_EDGES(question[match.end() : end]) for match, end in zip(run, ends, strict=True))
+    texts = (_QUAD.sub("", question[match.end() : end]).strip(" ~,;.$\n") for match, end in zip(run, ends, strict=True))
     return dict(zip(letters[start:], texts, strict=True))

@@ -6,15 +6,12 @@ from functools import lru_cache
 
 from grpo_lightning.plugins.verifier.grammar import Claim, read_claim
 from grpo_lightning.plugins.verifier.numbers import literal
-from grpo_lightning.plugins.verifier.rules import rule
 from grpo_lightning.plugins.verifier.sentences import read_sentence
 from grpo_lightning.plugins.verifier.tokens import Unreadable
 
 MAX_CHARS, MAX_DIGITS = 2000, 200
 
-_PLAIN = rule(
-    r"-?\$?(?:[1-9]\d{0,2}(?:,\d{3}){1,60}|\d{1,200})(?:\.\d{1,100})?", "«1,234.50»", "«-$18»", "x", flags=re.ASCII
-)
+_PLAIN = re.compile(r"-?\$?(?:[1-9]\d{0,2}(?:,\d{3}){1,60}|\d{1,200})(?:\.\d{1,100})?", re.ASCII)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -1,46 +1,28 @@
 r"""Tells whether an answer of equal value has not the form asked for: copied, rearranged, or another skeleton."""
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
-from grpo_lightning.plugins.verifier import equality
-from grpo_lightning.plugins.verifier.finished import unfinished
-from grpo_lightning.plugins.verifier.forms import addends, factors, is_expanded, is_tree, normal, order, size, whole
+from grpo_lightning.plugins.verifier.forms import addends, factors, is_tree, normal, order, whole
 from grpo_lightning.plugins.verifier.grammar import Claim, Item, Node
 from grpo_lightning.plugins.verifier.numbers import is_percent, literal, nodes, symbols
 from grpo_lightning.plugins.verifier.question import Asked, formulas_of, key, numbers_of
-from grpo_lightning.plugins.verifier.rules import rule
 
-_SHAPE = rule(
+_SHAPE = re.compile(
     r"(?i:\b(?:expand|multiply out|factor(?!ial)|partial fraction|complet\w+ the square|vertex form"
     r"|rectangular form|a ?\+ ?bi|radian|positive exponents|slope[- ]intercept|power of|(?:scientific )?notation"
-    r"|form[\s$]*(?:[a-z] = )?[a-z]?\s*(?:\\left)?\([a-z]\s*[-+]\s*[a-z](?:\\right)?\)\^)|\by\s*=\s*mx)",
-    "«Factor» it",
-    "as a «power of» 2",
-    "in the «form $a(x - h)^»2 + k$",
-    "Find x",
+    r"|form[\s$]*(?:[a-z] = )?[a-z]?\s*(?:\\left)?\([a-z]\s*[-+]\s*[a-z](?:\\right)?\)\^)|\by\s*=\s*mx)"
 )
 """Questions for a form: the answer has the skeleton of the gold answer."""
-_NOTATION = rule(
-    r"(?i:\b(?:as|to|in|into)\s+(?:an?\s+)?(?:\w+\s+){0,2}(?:decimal|fraction|percent|mixed number))",
-    "Write it «as a common fraction»",
-    "a fraction of it",
+_NOTATION = re.compile(
+    r"(?i:\b(?:as|to|in|into)\s+(?:an?\s+)?(?:\w+\s+){0,2}(?:decimal|fraction|percent|mixed number))"
 )
-_SIMPLEST = rule(
-    r"(?i:\b(?:reduce|simplif|simplest|lowest|rationali[sz]|radical form))",
-    "«Simplif»y it",
-    "in «lowest» terms",
-    "Find x",
-)
-_POLYNOMIAL = frozenset(["add", "mul", "neg", "number", "symbol", "pow"])
+_SIMPLEST = re.compile(r"(?i:\b(?:reduce|simplif|simplest|lowest|rationali[sz]|radical form))")
 _TEN: Node = ("number", Fraction(10), None)
-_LONG = 5
-"""Nodes that a formula must exceed to be recognised inside another one."""
-_GROWTH, _SLACK = 1.5, 2
-"""Largest size of an answer equal to the formula asked for: this factor times the gold size, or this much more."""
-_MAX_SIDES, _MAX_SIZE = 8, 80
+_NAMES = ("symbol", "named", "apply")
 
 
 def is_restated(gold: Claim, answer: Claim, question: str) -> bool:
@@ -48,50 +30,27 @@ def is_restated(gold: Claim, answer: Claim, question: str) -> bool:
     asked = formulas_of(question)
     rest = tuple(item for item in answer.items[1:] if item.chain[1] != ("ne",))  # an exclusion may be copied
     answer = Claim((*answer.items[:1], *rest), answer.joins)
-    chains = gold.items[0].chain, answer.items[0].chain
-    solved = [_solved_for(chain) for chain in chains if chain[1] == ("=",) and len(gold.items) == 1]
-    if len(solved) == 2 and all(solved) and solved[0].isdisjoint(solved[1]):
+    solved = [_solved_for(claim.items[0].chain) for claim in (gold, answer) if len(claim.items[0].chain[1]) == 1]
+    if len(gold.items) == 1 and len(solved) == 2 and all(solved) and solved[0].isdisjoint(solved[1]):
         return True
-    gold_parts, answer_parts = list(_parts(gold)), list(_parts(answer))
-    if _stands_there(gold, answer, gold_parts, answer_parts, asked):
-        return True
-    if any(_is_rearranged(gold_parts, part, asked) for part in answer_parts if part[0] == "chain" and part[1]):
-        return True
-    if numbers_of(question) and any(map(_is_undone, answer_parts)) and not any(map(_is_undone, gold_parts)):
-        return True
-    return any(
-        _has_other_form(gold_value, answer_value, question)
-        or _is_rewritten(gold_value, answer_value, asked)
-        or _is_unreduced(answer_value, question) > _is_unreduced(gold_value, question)
-        for gold_value, answer_value in _pairs(gold, answer)
+    golds, answers = list(_parts(gold)), list(_parts(answer))
+    is_undone = any(map(_is_undone, answers)) and not any(map(_is_undone, golds))
+    return (
+        (is_undone and bool(numbers_of(question)))
+        or _stands_there(golds, answers, asked)
+        or any(_is_rearranged(golds, part, asked) for part in answers if part[0] == "chain" and part[1])
+        or any(_has_other_form(*pair, question) for pair in _pairs(gold, answer))
     )
 
 
-def _stands_there(gold: Claim, answer: Claim, gold_parts: list[Node], answer_parts: list[Node], asked: Asked) -> bool:
+def _stands_there(golds: Sequence[Node], answers: Sequence[Node], asked: Asked) -> bool:
     """Whether the answer, or an unfinished part of it, is in the question, and the gold answer is not."""
-    products = [factors(part)[0] for part in answer_parts if part[0] == "mul"]
-    if any(
-        len(parts) > 1 and all(part[0] == "add" and key(part) in asked.keys for part in parts) for parts in products
-    ):
-        return not any(part[0] == "mul" for part in gold_parts)
-    value, number = answer.items[0].chain[2][-1], literal(gold.items[0].chain[2][-1])
-    if is_percent(value) and number not in (None, literal(value)):
-        return False  # 30 and the 30 % of the question
-    if {*map(key, answer_parts)} & asked.keys - {*map(key, gold_parts)}:
+    products = [factors(part)[0] for part in answers if part[0] == "mul" and not any(g[0] == "mul" for g in golds)]
+    if any(len(parts) > 1 and all(p[0] == "add" and key(p) in asked.keys for p in parts) for parts in products):
         return True
-    long = {key(side) for side in asked.sides if sum(1 for _ in nodes(side)) > _LONG} - {()}  # `what is asked + 0`
-    return bool(long and long & {*map(key, _all_nodes(answer))} - {*map(key, _all_nodes(gold))})
-
-
-def _is_rewritten(gold: Node, answer: Node, asked: Asked) -> bool:
-    """Whether the answer equals a formula of the question and is much longer than the gold answer."""
-    long, short = size(answer), size(gold)
-    if literal(gold) is not None or long <= max(_GROWTH * short, short + _SLACK) or long > _MAX_SIZE:
-        return False
-    if symbols(answer) and is_expanded(answer) and not unfinished(answer):
-        return False
-    sides = [side for side in asked.sides if short < size(side) <= min(2 * long, _MAX_SIZE)][:_MAX_SIDES]
-    return any(symbols(side) == symbols(gold) and equality.equal(gold, side) for side in sides)
+    if any(map(is_percent, answers)) and any(literal(part) is not None and not is_percent(part) for part in golds):
+        return False  # 30 and the 30 % of the question
+    return bool({*map(key, answers)} & asked.keys - {*map(key, golds)})
 
 
 # ----- the skeleton
@@ -105,16 +64,20 @@ def _has_other_form(gold: Node, answer: Node, question: str) -> bool:
     if literal(gold) is not None:
         is_sign = literal(gold) == literal(answer) and is_percent(gold) != is_percent(answer)
         return bool(is_shape or _NOTATION.search(question)) and (is_sign or _notation(gold) != _notation(answer))
-    if {node[0] for node in nodes(gold)} <= _POLYNOMIAL and _divides(answer) and numbers_of(question):
+    kinds, others = ({_operation(node) for node in nodes(tree)} for tree in (gold, answer))
+    if numbers_of(question) and symbols(gold) and kinds == {""} != others:  # a polynomial wants a polynomial
         return True
     if "choice" in (gold[0], answer[0]) or answer[0] != gold[0] == "ratio":
         return False
     return bool(is_shape or (is_simplest and not symbols(gold))) and _skeleton(gold) != _skeleton(answer)
 
 
-def _divides(tree: Node) -> bool:
-    """Whether the tree has a division by a variable."""
-    return any(symbols(part) for node in nodes(tree) for part in factors(node)[1])
+def _operation(tree: Node) -> str:
+    """What makes a formula no polynomial: a function, a root, or a division by a formula with variables; else empty."""
+    if not symbols(tree) or tree[0] in ("add", "mul", "neg", "symbol", "degree"):
+        return ""
+    is_whole = tree[0] == "pow" and (whole(tree[2]) or 0) > 0
+    return "" if is_whole or (tree[0] == "div" and not symbols(tree[2])) else tree[0]
 
 
 def _skeleton(tree: Node) -> Any:
@@ -124,30 +87,21 @@ def _skeleton(tree: Node) -> Any:
         return sorted(literal(base) for base, times in parts for _ in range(times))
     if tree[0] == "chain":
         return sorted((_skeleton(side) for side in tree[2]), key=str)
-    odd = [node[0] for node in nodes(tree) if node[0] == "pow" and (literal(node[2]) or 0) < 0]
-    odd += [
-        "neg"
-        for node in nodes(tree)
-        for part in node[1:]
-        if node[0] == "add" and part[0] == "neg" != part[1][0] == "add"
-    ]
-    return (odd, *normal(tree, False))
+    inverses = [node[0] for node in nodes(tree) if node[0] == "pow" and (literal(node[2]) or 0) < 0]
+    return (inverses, *normal(tree, False))
 
 
 def _notation(tree: Node) -> Any:
     """The way in which a number is written: whole, decimal, fraction, percentage, power, scientific."""
     if tree[0] in ("neg", "percent"):
         return _notation(tree[1])
-    if tree[0] == "pow":
-        return ("power", literal(tree[1]))
-    if tree[0] == "mul":
-        return ("scientific", literal(tree[1]))
+    if tree[0] in ("pow", "mul"):
+        return (tree[0], literal(tree[1]))
     return (tree[0], tree[0] == "number" and (tree[1].denominator > 1, tree[2] is not None and tree[1].denominator > 1))
 
 
 def _is_reducible(tree: Node) -> bool:
     """Whether numbers above and below a line have a common factor; in `3/4` also whether they are no whole numbers."""
-    tree = tree[1] if tree[0] == "neg" else tree
     if not is_tree(tree) or tree[0] in ("symbol", "number"):
         return False
     is_number = tree[0] == "div" and literal(tree) is not None
@@ -156,28 +110,33 @@ def _is_reducible(tree: Node) -> bool:
     return math.gcd(above.numerator, below.numerator) > 1 or (is_number and above.denominator * below.denominator > 1)
 
 
+def _is_undone(tree: Node) -> bool:
+    r"""Whether a division of numbers comes out, such as `48/2`, or has no whole numbers, such as `\frac{0.75}{0.6}`."""
+    if tree[0] == "neg":
+        return _is_undone(tree[1])
+    if tree[0] == "pow" and tree[1] == _TEN:
+        return literal(tree[2]) in (2, 3)  # scientific notation begins at larger powers
+    if tree[0] != "div" or literal(tree) is None:
+        return False
+    top, bottom = (literal(part) or Fraction() for part in tree[1:])
+    comes_out = abs(bottom) != 1 and (top / bottom).denominator == 1
+    return comes_out or top.denominator > 1 or bottom.denominator > 1
+
+
 # ----- equations
 
 
-def _is_rearranged(gold_parts: list[Node], answer: Node, asked: Asked) -> bool:
+def _is_rearranged(golds: Sequence[Node], answer: Node, asked: Asked) -> bool:
     """Whether an equation has the terms of the question or multiples of them, and the gold equation has not."""
-    golds = [part for part in gold_parts if part[0] == "chain" and len(part[1]) == 1]
-    solved = _solved_for(answer)
-    if any(_solved_for(gold) and (len(symbols(gold)) == 1 or solved) for gold in golds) and len(answer[1]) == 1:
-        return bool(asked.keys) and not solved & _solved_for(golds[0])  # `2x > 8`; another variable
-    terms = _terms(answer)
+    solved, terms = _solved_for(answer), _terms(answer)
+    relations = [part for part in golds if part[0] == "chain" and len(part[1]) == 1]
+    if relations and (wanted := _solved_for(relations[0])) and terms:
+        return bool(asked.keys) and not solved & wanted  # `2x > 8`; another variable
     same = [chain for chain in asked.relations if terms and _terms(chain) == terms]
-    if not same or not golds:
+    if not same or not relations:
         return bool(same) and not solved
-    gold = golds[0]
-    if _terms(gold) != terms:
-        return True
-    if _solved_for(gold):
-        return not solved
     sides = {*map(_sides, same)}
-    if _sides(answer) not in sides:
-        return False
-    return _sides(gold) not in sides or _has_fractions(answer) > _has_fractions(gold)
+    return _terms(relations[0]) != terms or _sides(answer) in sides != _sides(relations[0]) in sides
 
 
 def _terms(chain: Node) -> tuple[tuple[Fraction, Node], ...]:
@@ -202,38 +161,7 @@ def _solved_for(chain: Node) -> frozenset[str]:
     return frozenset(one[1] for one, other in pairs if one[0] == "symbol" and one[1] not in symbols(other))
 
 
-def _has_fractions(chain: Node) -> bool:
-    return any(node[0] == "div" or (node[0] == "number" and node[1].denominator > 1) for node in nodes(chain))
-
-
-# ----- quotients
-
-
-def _is_undone(tree: Node) -> bool:
-    r"""Whether a division of numbers comes out, such as `48/2`, or has no whole numbers, such as `\frac{0.75}{0.6}`."""
-    if tree[0] == "neg":
-        return _is_undone(tree[1])
-    if tree[0] == "pow" and tree[1] == _TEN:
-        return literal(tree[2]) in (2, 3)  # scientific notation begins at larger powers
-    if tree[0] != "div" or literal(tree) is None:
-        return False
-    top, bottom = (literal(part) or Fraction() for part in tree[1:])
-    comes_out = abs(bottom) != 1 and (top / bottom).denominator == 1
-    return comes_out or top.denominator > 1 or bottom.denominator > 1
-
-
-def _is_unreduced(tree: Node, question: str) -> bool:
-    r"""Whether a number of the question can be cancelled: `\frac{60\pi}{180}` for an angle of 60 degrees."""
-    above, below = (math.prod(filter(None, map(literal, parts)), start=Fraction(1)) for parts in factors(tree))
-    is_reduced = literal(tree) is not None or math.gcd(above.numerator, below.numerator) == 1
-    return not is_reduced and not numbers_of(question).isdisjoint((abs(above), abs(below)))
-
-
 # ----- what a claim is made of
-
-
-def _all_nodes(claim: Claim) -> Iterator[Node]:
-    return (node for item in claim.items for node in nodes(item.chain[2][-1]))
 
 
 def _pairs(gold: Claim, answer: Claim) -> Iterator[tuple[Node, Node]]:
@@ -252,7 +180,7 @@ def _pairs(gold: Claim, answer: Claim) -> Iterator[tuple[Node, Node]]:
 
 def _with_degrees(item: Item) -> Node:
     _, operators, operands = item.chain
-    is_rounded = operators[-1:] == ("approx",) and operands[-2][0] not in ("symbol", "named", "apply")
+    is_rounded = operators[-1:] == ("approx",) and operands[-2][0] not in _NAMES
     value = operands[-2 if is_rounded else -1]
     return ("degree", value) if "degree" in dict(item.unit) and value[0] != "degree" else value
 
@@ -261,13 +189,12 @@ def _parts(claim: Claim) -> Iterator[Node]:
     """Yields the values and the equations of a claim."""
     for item in claim.items:
         _, operators, operands = item.chain
-        if (operators and set(operators) - {"=", "approx", "in"}) or (
-            operators and not set(operators) - {"="} and operands[0][0] not in ("symbol", "named", "apply", "words")
-        ):
+        is_relation = set(operators) - {"=", "approx", "in"}
+        is_equation = set(operators) == {"="} and operands[0][0] not in (*_NAMES, "words")
+        if is_relation or is_equation:
             yield item.chain
-        for operand in operands[-1:]:
-            if operand[0] in ("group", "set", "matrix"):
-                yield operand
-                yield from (part for part in nodes(operand) if part is not operand)
-            elif operand[0] != "choice":
-                yield operand
+        value = operands[-1]
+        if value[0] in ("group", "set", "matrix"):
+            yield from nodes(value)
+        elif value[0] != "choice":
+            yield value

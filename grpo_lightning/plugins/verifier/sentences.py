@@ -4,35 +4,30 @@ Outside of a box an answer is a number or a formula with at most words around it
 to be known: the few that change a value, and any second number, make the sentence no answer.
 """
 
+import re
 from collections.abc import Collection, Sequence
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 
-from grpo_lightning.plugins.verifier.claims import are_amounts
-from grpo_lightning.plugins.verifier.grammar import Claim, parse, read_claim
+from grpo_lightning.plugins.verifier.grammar import Claim, parse
 from grpo_lightning.plugins.verifier.number_words import in_digits
 from grpo_lightning.plugins.verifier.numbers import exact, literal
-from grpo_lightning.plugins.verifier.rules import rewriting, rule
 from grpo_lightning.plugins.verifier.tokens import FUNCTIONS, SHORT, Token, Unreadable, tokenize
 from grpo_lightning.plugins.verifier.units import UNITS
 from grpo_lightning.plugins.verifier.words import BOUNDS, changes, take_back, word_set
 
-_LAYOUT = rewriting(
-    r"\\(?:text(?:bf|rm|it)?|mathrm|mbox)\s*\{([^{}]*)\}|\\[ ,;!]|~|\*\*|__",
+_LAYOUT = partial(
+    re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm|mbox)\s*\{([^{}]*)\}|\\[ ,;!]|~|\*\*|__").sub,
     lambda match: f" {match[1] or ''} ",
-    r"\text{about} 7 ->  about  7",
-    "7~kg -> 7  kg",
 )
 _COPIED = word_set("in for after when if over during within at of on from with by per all each the")
 """Words with which a phrase begins that may be copied from the question."""
-_EXPLAINED = rule(r"([^:()]*\d[^:()]*)(?:\(([^()]+)\)|:\s+([^:()]+))", "«42 (30 boys and 12 girls)»", "«42: 30 + 12»")
-_TIMES = rewriting(r"(?<=\d)\s*[x×]\s*(?=\$?\d)|(?<=[a-z]) [x×] (?=\$?\d)", " * ", "3 x $4 -> 3 * $4", "3 x -> 3 x")
-_VERB = rule(r"\s(?:is|are|was|were|be|equals)\s+(?=\S)", "the total« is »7", "7 apples")
-_FORMULA = rule(r"\$[^$]*[^$\s\d.,][^$]*\$|\\\(.+?\\\)", "if «$x = 3$»", "$5")
-_ODD = rule(r"[\d}]!|(?<![\\A-Za-z])[A-Za-z]\d|\.\.\Z|\d(?:st|nd|rd|th|a)(?![A-Za-z])", "«7!» ways", "the «7th»", "7 !")
-_VARIABLE = rule(r"\\(?![$%])|[<>^]|(?<![A-Za-z'])[b-zB-HJ-Z](?![A-Za-z'])", "all «x» «>» 3", "I ate a \\$5 cake")
-_DIGIT = rule(r"\d", "«1»«8»", "none")
+_EXPLAINED = re.compile(r"([^:()]*\d[^:()]*)(?:\(([^()]+)\)|:\s+([^:()]+))")
+_VERB = re.compile(r"\s(?:is|are|was|were|be|equals)\s+(?=\S)")
+_FORMULA = re.compile(r"\$[^$]*[^$\s\d.,][^$]*\$|\\\(.+?\\\)")
+_ODD = re.compile(r"[\d}]!|(?<![\\A-Za-z])[A-Za-z]\d|\.\.\Z|\d(?:st|nd|rd|th|a)(?![A-Za-z])")
+_VARIABLE = re.compile(r"\\(?![$%])|[<>^]|(?<![A-Za-z'])[b-zB-HJ-Z](?![A-Za-z'])")
 _MAX_WORDS = 40
 
 
@@ -47,7 +42,9 @@ def read_sentence(text: str, known: frozenset[str], question: str = "") -> Claim
     """
     while (plain := _LAYOUT(text)) != text:
         text = plain
-    words = _TIMES(text).removesuffix(" !").removesuffix(".").split()
+    words = text.removesuffix(" !").removesuffix(".").split()
+    pairs = zip(words, [*words[1:], ""], strict=False)
+    words = ["*" if word in ("x", "×") and after.strip("$")[:1].isdigit() else word for word, after in pairs]
     if len(words) > _MAX_WORDS or _ODD.search(text):
         return None
     plain = _without_copies(words, f" {' '.join(question.casefold().replace('?', ' ').replace('.', ' ').split())} ")
@@ -56,8 +53,7 @@ def read_sentence(text: str, known: frozenset[str], question: str = "") -> Claim
         return _claim(plain, known)
     claim = _claim(explained[1], known)
     inside = explained[2] or explained[3]
-    is_explained = claim and (_explains(inside, claim, known) or _converts(explained[1], inside, known))
-    return claim if is_explained else None
+    return claim if claim and _explains(inside, claim, known) else None
 
 
 def _without_copies(words: Sequence[str], question: str) -> str:
@@ -71,13 +67,17 @@ def _without_copies(words: Sequence[str], question: str) -> str:
         kept += words[start : start + 1] if end == start else []
         start = max(end, start + 1)
     plain = " ".join(kept)
-    return plain if _DIGIT.search(plain) else " ".join(words)
+    return plain if _has_digit(plain) else " ".join(words)
+
+
+def _has_digit(text: str) -> bool:
+    return any(c.isdigit() for c in text)
 
 
 def _claim(sentence: str, known: Collection[str]) -> Claim | None:
     """The claim of the value after the last `is`, or of all that is no word."""
     verbs = list(_VERB.finditer(sentence))
-    cuts = [verbs[-1].end()] if verbs and not _DIGIT.search(sentence[: verbs[-1].start()]) else []
+    cuts = [verbs[-1].end()] if verbs and not _has_digit(sentence[: verbs[-1].start()]) else []
     for start in (*cuts, 0):
         if changes([word.strip(",.()$") for word in sentence[:start].split()], known):
             return None
@@ -177,12 +177,3 @@ def _explains(text: str, claim: Claim, known: Collection[str]) -> bool:
     except (Unreadable, RecursionError):
         return False
     return not others and all(exact(part) == value for part in item.chain[2])
-
-
-def _converts(text: str, inside: str, known: frozenset[str]) -> bool:
-    """Whether the text in brackets is the same amount in another unit: `90 minutes (1.5 hours)`."""
-    try:
-        (item, *others) = read_claim(f"{text} = {inside.removeprefix('or ').removeprefix('= ')}", known).items
-    except Unreadable:
-        return False
-    return not others and bool(item.amounts) and are_amounts(item)

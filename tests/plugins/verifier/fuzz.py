@@ -244,7 +244,7 @@ THINGS = ["apples", "marbles", "books", "cookies", "tickets"]
 
 def natural(rng: random.Random) -> Pair:
     """An ending in words, as models write it under a question in words, or one that hedges or says something else."""
-    make = rng.choice([_story, _money, _choice, _clock, _amount, _spelt, _nothing, _condition, _vector])
+    make = rng.choice([_story, _money, _choice, _clock, _spelt, _nothing, _condition, _vector])
     gold, question, rights, wrongs = make(rng)
     right = rng.random() < 0.5
     return Pair(gold, rng.choice(rights if right else wrongs), right, f"natural, {make.__name__[1:]}", question)
@@ -332,18 +332,6 @@ def _clock(rng: random.Random) -> Endings:
         rf"{hour + 11}:{minute} ; {hour}:{minute}\text{{ a.m.}} ; {hour + 12}:{minute - 1} ; {hour + 12}{minute}"
     )
     return gold, "", _boxes(rights), _boxes(wrongs)
-
-
-def _amount(rng: random.Random) -> Endings:
-    hours = rng.randrange(2, 50)
-    n = 30 * hours
-    rights = [f"{hours / 2:g} hours = {n} minutes", f"{n} min", f"{n} mins", f"{n} minutes ({hours / 2:g} hours)"]
-    wrongs = each(
-        f"{hours / 2:g} hours = {n + 1} minutes ; {hours} hours = {n} minutes ; {n} minutes = {hours} hours ; "
-        f"{hours / 2:g} dollars = {n} minutes ; {n + 1} min ; {n} minutes ({hours} hours) ; {n} min or {hours} min"
-    )
-    gold = rng.choice([f"{n}", rf"{n}\text{{ minutes}}"])
-    return gold, "", _said(rng, rights), _said(rng, wrongs)
 
 
 def _words(n: int, joint: str = " ") -> str:
