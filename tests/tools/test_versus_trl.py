@@ -14,7 +14,6 @@ from helpers.tiny import requests_of
 from transformers import GenerationConfig
 
 from grpo_lightning import Fast, FinishReason, Policy, RandomKey, Rollouts, Sampling
-from grpo_lightning.plugins.display.utilisation import Cost
 from grpo_lightning.plugins.fast import batch
 
 GIB = 2**30
@@ -42,14 +41,6 @@ def test_an_endless_model_is_the_same_model(parts: SimpleNamespace, policy_folde
     assert min(endless.stop_ids) >= endless.config.vocab_size
     assert endless.tokenizer.encode("abc") == before.tokenizer.encode("abc")
     assert endless.tokenizer.pad_token_id < endless.config.vocab_size
-
-
-def test_operations_of_sampling(parts: SimpleNamespace):
-    # Two groups of four, prompts of 5 tokens, 3 drawn: the prompts once, then two of the three drawn in each row. The
-    # first is seen by itself and 5 others, the second by itself and 6.
-    tokens, heads, pairs = 2 * 5 + 8 * 2, 2 + 8 * 2, 2 * 25 + 8 * (6 + 7)
-    found = parts.sides.sampling_operations(Cost(token=300.0, drawn=30.0, pair=3.0), race_of(parts, new_tokens=3))
-    assert found == 100 * tokens + 10 * heads + pairs
 
 
 def ended_with(parts: SimpleNamespace, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
@@ -145,20 +136,3 @@ def test_trl_is_made_to_end_its_rows_at_their_lengths(parts: SimpleNamespace) ->
         del model.generate
     # Generation ends with the longest row.
     assert shapes == [(4, 6), (4, 4)]
-
-
-def test_a_race_knows_the_tokens_of_each_step(parts: SimpleNamespace) -> None:
-    assert race_of(parts).tokens(0) == 8 * (5 + 8)
-    race = race_of(parts, lognormal=True, precision="bf16")
-    assert race.lengths(2) == parts.forced_lengths.lognormal_lengths(2, 8, 8)
-    assert race.tokens(2) == 8 * 5 + sum(race.lengths(2)) < race_of(parts).tokens(2)
-    assert race.name == "5 + up to 8, bf16"
-    assert parts.race.Race.from_json(race.to_json()) == race
-
-
-def test_operations_of_sampling_rows_that_end(parts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    race = race_of(parts, lognormal=True, prompts=1, group_size=2)
-    monkeypatch.setattr(parts.race, "lognormal_lengths", lambda step, rows, longest: [1, 3])
-    # The prompt once; then the longer row alone, twice: it sees 6 tokens and 7.
-    found = parts.sides.sampling_operations(Cost(token=300.0, drawn=30.0, pair=3.0), race)
-    assert found == 100 * (5 + 2) + 10 * (1 + 2) + (25 + 6 + 7)
