@@ -222,8 +222,6 @@ def run_rank(args: Sequence[str] | None = None) -> None:
     """The command line in this process alone."""
     given = sys.argv[1:] if args is None else args
     try:
-        if found := ask("plugins.mistakes.check:mistake", given):
-            raise UsageError(found)
         command_line(next(iter(given), ""))(args)
     except KeyboardInterrupt:  # before Lightning runs
         sys.exit(EXIT_CODE)

@@ -196,7 +196,7 @@ def test_the_program_itself(folder: Path) -> None:
     with programs({"run": arguments("fit", "--model.policy.path=./nowhere")}, folder, anew=True) as started:
         assert started["run"].wait() == 2
     assert started["run"].output == ""
-    (line,) = started["run"].errors.splitlines()
+    *_, line = started["run"].errors.splitlines()
     assert "error: " in line and "nowhere" in line and not (folder / "run").exists()
 
 

@@ -1,6 +1,5 @@
 """The tables of the command line: its commands, its sections and the defaults that it sets. It imports no torch."""
 
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -112,16 +111,14 @@ def answer(args: Sequence[str]) -> int | None:
         return None
     if args[0] not in COMMANDS:
         hint = "".join(f" Did you mean {name}?" for name in get_close_matches(args[0], COMMANDS, 1))
-        found = f"{args[0]}: there is no such command.{hint} There are {', '.join(COMMANDS)}"
-    elif COMMANDS[args[0]].module != "grpo_lightning.cli":
-        try:
-            return int(import_module(COMMANDS[args[0]].module).main(args[1:]))
-        except UsageError as error:
-            found = str(error)
-    elif int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1) > 1:
-        return None  # the command line has one rank speak for all
-    else:
-        found = ask("plugins.mistakes.check:mistake", args)
-    if found:
-        print(f"grpo: error: {found}", file=sys.stderr)
-    return 2 if found else None
+        there = f"There are {', '.join(COMMANDS)}"
+        print(f"grpo: error: {args[0]}: there is no such command.{hint} {there}", file=sys.stderr)
+        return 2
+    module = COMMANDS[args[0]].module
+    if module == "grpo_lightning.cli":
+        return None
+    try:
+        return int(import_module(module).main(args[1:]))
+    except UsageError as error:
+        print(f"grpo: error: {error}", file=sys.stderr)
+        return 2

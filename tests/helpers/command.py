@@ -2,11 +2,16 @@
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
+from unittest.mock import patch
 
+from grpo_lightning import cli
 from grpo_lightning.command.overview import optional
+from grpo_lightning.command.parser import Parser
 from helpers.tiny import policy_of
 
 OPTIONS = {
@@ -68,6 +73,19 @@ def table(text: str) -> dict[str, tuple[list[str], list[str]]]:
     lines = re.sub(r"\n +", " ", text.strip()).splitlines()
     pairs = [line.split(" => ") for line in lines if not line.startswith("#")]
     return {given: (shlex.split(given), words.split(" | ")) for given, words in pairs}
+
+
+def parser_of_options() -> Parser:
+    """The parser of the command line, without reading any options."""
+    found: list[Parser] = []
+
+    def parse_args(self: Parser, *args: object) -> None:
+        found.append(self)
+        raise SystemExit
+
+    with patch.object(Parser, "parse_args", parse_args), patch.object(sys, "argv", ["grpo"]), suppress(SystemExit):
+        cli.GRPOCLI(["fit"])
+    return found[0]
 
 
 def refused(grpo: Grpo, options: list[str], words: list[str]) -> str:

@@ -3,12 +3,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers.command import parser_of_options
 from helpers.fast import policy_of
 from helpers.loading import load_tool
 from helpers.paths import ROOT
 from torch.utils.tensorboard import SummaryWriter
-
-from grpo_lightning.plugins.mistakes.check import mistake
 
 tool = load_tool("run_experiment")
 
@@ -115,8 +114,11 @@ def test_experiments_of_the_repository_have_known_options(path: Path, monkeypatc
     monkeypatch.chdir(tool.ROOT)
     experiment = tool.Experiment.read(path.parent)
     tool.check(experiment, path.parent, write=True)
+    parser = parser_of_options()
     for run in experiment.runs(Path("runs/experiments/e"))[: len(experiment.arms)]:
-        assert mistake([*run.arguments, "--print_config"]) is None
+        with pytest.raises(SystemExit) as ended:
+            parser.parse_args([*run.arguments, "--print_config"])
+        assert ended.value.code == 0
 
 
 def test_runs_are_made_compared_and_kept(root: Path, capfd: pytest.CaptureFixture[str]):

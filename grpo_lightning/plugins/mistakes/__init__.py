@@ -1,1 +1,1 @@
-"""Mistakes in keys, classes and files as one line each; most are found before torch is imported, in a second."""
+"""A mistake in the options, a class or a file as one line: key, value, what there is, and the nearest name."""

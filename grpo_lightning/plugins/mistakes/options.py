@@ -47,29 +47,48 @@ def explain(parser: Any, message: str, error: BaseException | None) -> OptionErr
     key = next(iter(re.findall(r'^Parser key "([^"]+)"', message)), "")
     below = next((cause for cause in causes(error) if isinstance(cause, OptionError)), None)
     if below is not None:
-        return OptionError(f"{key}.{below.key}" if key else below.key, below.rest)
-    unknown = r"(?s)unrecognized arguments: (.*)|' does not accept option '([^']*)'|^'?Option '([^']*)' is not accepted"
-    if found := re.search(unknown, message):
-        return unknown_key(parser, found[1] or found[2] or found[3])
+        return OptionError(".".join(filter(None, (key, below.key))), below.rest)
+    if found := re.search(r"(?s)unrecognized arguments: (.*)|^'?Option '([^']*)' is not accepted", message):
+        return unknown_key(parser, found[1] or found[2])
+    if found := re.search(r"^Subcommand '(.*)' does not accept option '(.*)'", message):
+        return unknown_option(internals.options_of(parser, found[1]), found[2])
     if found := re.search(r"(?s)the following arguments are required: (.*)", message):
         return missing_keys(parser, found[1])
     if found := re.search(r'Linked "([^"]*)" must be given via "([^"]*)"', message):
         return OptionError(found[1], f": it follows from {found[2]}; set that instead")
     if found := re.search(r"^--(\S+)\.help: .*: ([\w.]+)$", message):
         return wrong_class(f"{found[1]}.help", found[2], type_of(parser, found[1]))
+    if found := re.search(r"(?s)^(?:Unexpected|Problems parsing) config: (.*)", message):
+        path = left_by(error, "_load_config_parser_mode", "path") if error else []
+        return OptionError("config", f"={', '.join(map(str, path))}: no keys and values in YAML: {one_line(found[1])}")
     if key == "config":  # one on another machine, for instance
         return OptionError("config", f": {one_line(message.partition(':')[2])}")
     return wrong_value(parser, key, message) if key else OptionError("", one_line(message))
 
 
 def unknown_key(parser: Any, given: str) -> OptionError:
-    """A key or flag that no option has. `check.py` knows those of a command; these are of others' classes."""
-    flag = given.split("=")[0].split()[0]
+    """A key or flag that no option of a parser has."""
+    flag, options = given.split("=")[0].split()[0], internals.options_of(parser)
+    if not flag.startswith("-") and parser.owner is None:
+        return OptionError(flag, ": this is no option; options are written --KEY VALUE or --KEY=VALUE")
     if parser.owner is None:
-        return OptionError(flag, ": there is no such option")
+        return unknown_option(options, flag)
+    if flag == "class_path":  # beside it stands what belongs below
+        return OptionError("", f": {BY_CLASS}")
     key = flag.removeprefix("--").partition(".")[0]
-    known = [action.dest for action in internals.options_of(parser)]
-    return OptionError(key, no_such_argument(key, parser.owner.__name__, known))
+    return OptionError(key, no_such_argument(key, parser.owner.__name__, [option.dest for option in options]))
+
+
+def unknown_option(options: Iterable[Any], flag: str) -> OptionError:
+    """A key that no option of a command has; in a file it has no dashes."""
+    return OptionError(flag, f": there is no such option.{sentences.instead(flag, names_of(options))}")
+
+
+def names_of(options: Iterable[Any]) -> list[str]:
+    """The keys of options, and behind them those of the arguments of the classes that they take."""
+    hints = {option.dest: hint_of(option) for option in options}
+    taken = [(key, kind) for key, hint in hints.items() for family in families_in(hint) for kind in made_of(family)]
+    return [*hints, *(f"{key}.{name}" for key, kind in taken for name in arguments_of(kind))]
 
 
 def missing_keys(parser: Any, keys: str) -> OptionError:
@@ -85,10 +104,12 @@ def wrong_value(parser: Any, key: str, message: str) -> OptionError:
     """A value that is not of the option's type."""
     hint = type_of(parser, key)
     key, value = key_and_value(key, message)
-    if names := [family.__name__ for family in families_in(hint)]:
+    if families := families_in(hint):
         if named := class_named(message, value):
             return wrong_class(key, named, hint)
-        return OptionError(key, f"={value}: expected {' or '.join(names)}; {BY_CLASS}.{there_are(hint)}")
+        names, first = " or ".join(family.__name__ for family in families), next(iter(arguments_of(families[0])), "")
+        alone = f", or its arguments alone: {{{first}: {value}}}" if first else ""
+        return OptionError(key, f"={value}: expected {names}; {BY_CLASS}{alone}.{there_are(hint)}")
     words = words_of(hint)
     close = did_you_mean(value, [word for word in words if word not in PLAIN.values()])
     return OptionError(key, f"={value}: expected {' or '.join(words)}{close and f'.{close}'}")
@@ -120,7 +141,7 @@ def class_named(message: str, value: str) -> str:
         r"'?class_path'?[:=] ?'([^']+)'",
     )
     found = next((found[1] for pattern in patterns if (found := re.search(pattern, message))), value)
-    return found if re.fullmatch(r"[\w.]+", found) else ""
+    return found if re.fullmatch(r"[A-Za-z_][\w.]*", found) else ""
 
 
 def families_in(hint: Any) -> list[type]:
@@ -135,8 +156,18 @@ def families_in(hint: Any) -> list[type]:
 
 def classes_of(families: Iterable[type]) -> list[str]:
     """The names of the classes that can be made, of these families."""
-    found = [member for family in families for member in members_of(family) or [family]]
-    return list(dict.fromkeys(member.__name__ for member in found))
+    return list(dict.fromkeys(kind.__name__ for family in families for kind in made_of(family)))
+
+
+def made_of(family: type) -> list[type]:
+    """The classes of a family that can be made: those that derive from it, or itself."""
+    return members_of(family) or [family]
+
+
+def arguments_of(kind: Any) -> list[str]:
+    """The names of a class's arguments."""
+    names = inspect.signature(kind.__init__).parameters  # a builtin has none of its own
+    return [name for name in names if name not in ("self", "args", "kwargs")]
 
 
 def members_of(family: type) -> list[type]:

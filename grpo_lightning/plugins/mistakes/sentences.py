@@ -67,6 +67,24 @@ MOVED = {f"{old}{name}": f"{now}{name}" for old, now, names in RENAMED for name 
 """Keys of earlier versions, and what they are now; an argument of a class stands behind the class."""
 
 
+def instead(flag: str, names: Sequence[str]) -> str:
+    """The option that was meant by a key that is none: of TRL's, of the same name elsewhere, or spelled alike."""
+    key = flag.removeprefix("--")
+    dashes, (head, dot, rest) = flag.removesuffix(key), key.partition(".")
+    for old, now in MOVED.items():
+        if f"{key}.".startswith(f"{old}."):
+            return f" It is {dashes}{now}{key.removeprefix(old)} now"
+    sections = list(dict.fromkeys(name.partition(".")[0] for name in names if "." in name))
+    same = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    if not same and (known := elsewhere(key)):
+        return known
+    if not same and dot and head not in sections and (section := nearest(head, sections)):
+        return f" Did you mean {dashes}{section[0]}.{rest}?"
+    if close := same or nearest(key, names if dot else [*sections, *names]):
+        return f" Did you mean {dashes}{close[0]}?"
+    return f" The sections are {', '.join(sections)}; --help lists their options"
+
+
 def elsewhere(key: str) -> str:
     """` TRL's NAME is KEY` where the last part of a key is a name of TRL's or verl's; else nothing."""
     name = key.rpartition(".")[2]
@@ -79,8 +97,6 @@ def elsewhere(key: str) -> str:
 
 def no_such_argument(key: str, owner: str, names: Sequence[str]) -> str:
     """A key that is no argument of a class."""
-    if key in names:
-        return f": this belongs in init_args; {BY_CLASS}"
     if now := MOVED.get(f"{owner}.{key}"):
         return f": {owner} has no such option. It is {now} now"
     if key in ("init_arg", "init_args", "class", "class_paths", "args", "name", "type"):

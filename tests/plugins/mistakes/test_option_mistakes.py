@@ -4,11 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.command import Grpo, arguments, refused, table
+from helpers.command import Grpo, parser_of_options, refused, table
 
 from grpo_lightning.maths.advantages import AdvantageEstimator
-from grpo_lightning.plugins.mistakes import check as early
 from grpo_lightning.plugins.mistakes import options as mistakes
+from grpo_lightning.plugins.mistakes import sentences
+from grpo_lightning.types import UsageError
 
 MINE = """
 import grpo_lightning
@@ -75,7 +76,7 @@ FILES = {
     "brackets.yaml": "model: [\n",
 }
 
-OWN = table("""
+MISTAKES = table("""
 --model.advantage=GroupSTD => model.advantage=GroupSTD | Did you mean GroupStd? | LeaveOneOut
 --config=advantage.yaml => model.advantage=GroupSTD | Did you mean GroupStd?
 --model.objective.surrogate=Cliped => model.objective.surrogate=Cliped | mean Clipped? | SAPO
@@ -97,16 +98,21 @@ OWN = table("""
 --config=loop_key.yaml => loop.grup_size | Did you mean loop.group_size?
 --config=learned.yaml => rewards.lr: LearnedReward | update.lr now
 --config=replay.yaml => rewards.replay=0.1: | {fraction: 0.1}
+--model.policy.threads=2 => --model.policy.threads | It is --model.policy.compute.threads now
 --config=section.yaml => modle.grad_clip | Did you mean model.guard.grad_clip?
-"--model.advantage={class_path: GroupStd, std: sample}" => model.advantage.std: this belongs in init_args
+"--model.advantage={class_path: GroupStd, std: sample}" => model.advantage: | class_path | init_args
 fast => fast | --
---config=nowhere.yaml => config=nowhere.yaml | no such file
+--config=nowhere.yaml => config: | nowhere.yaml | not exist
 --config=text.yaml => text.yaml | just words
 --config=brackets.yaml => brackets.yaml | line 2
-""")
-"""Keys and classes of this package, and files: found early."""
-
-OTHERS = table("""
+# Names of other programs, and of options elsewhere.
+--loop.num_generations=4 => there is no such option. TRL's num_generations is loop.group_size
+--epsilon=0.2 => TRL's epsilon is model.objective.surrogate.clip_low and clip_high
+--model.objective.surrogate.epsilon=0.2 => Clipped has no such option. TRL's epsilon is
+--rollout.n=8 => verl's n is loop.group_size
+--model.lr=1e-4 => Did you mean --model.optimizer.lr?
+--beta=0.1 => Did you mean --model.objective.beta?
+--temperature=0.1 => Did you mean --model.sampling.temperature?
 --model.advantage=3 => model.advantage=3 | AdvantageEstimator | GroupStd
 --config=reward_class.yaml --model.rewards! => model.rewards= | class_path | init_args
 --model.reference=MovingAverage --model.objective.beta=0.1 =>
@@ -141,7 +147,6 @@ OTHERS = table("""
 --model.optimizer.lr -1e-4 => model.optimizer: Invalid learning rate: -0.0001
 --data.task.help JsonPrompt => data.task.help=JsonPrompt | Did you mean JsonPrompts?
 """)
-"""Values, and classes of others: only the parser knows them."""
 
 
 @pytest.fixture
@@ -162,7 +167,7 @@ def is_of_a_test(member: type) -> bool:
     return member.__module__.partition(".")[0] not in ("grpo_lightning", "lightning", "torch")
 
 
-@pytest.mark.parametrize(("options", "words"), [*OWN.values(), *OTHERS.values()], ids=[*OWN, *OTHERS])
+@pytest.mark.parametrize(("options", "words"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_one_line_with_the_key_the_value_and_the_nearest_name(
     options: list[str], words: list[str], grpo_with_files: Grpo, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,8 +178,15 @@ def test_a_mistake_is_one_line_with_the_key_the_value_and_the_nearest_name(
         assert never not in errors, errors
 
 
-def test_keys_and_classes_are_found_early(grpo_with_files: Grpo) -> None:
-    assert [name for name, (options, _) in OWN.items() if not early.mistake(arguments("fit", *options))] == []
+def test_what_is_named_instead_is_there() -> None:
+    parser = parser_of_options()
+    for target in sentences.ELSEWHERE:
+        key, _, rest = target.partition(",")[0].partition(" ")
+        engine = ["--model.engine=VLLMEngine"] if "VLLMEngine" in rest else []
+        reward = ["--model.rewards=FormatReward"] if key == "model.rewards.weight" else []
+        with pytest.raises((UsageError, SystemExit)) as found:
+            parser.parse_args(["fit", *engine, *reward, f"--{key}=@", "--print_config"])
+        assert "no such option" not in str(found.value), target
 
 
 def test_a_class_of_ones_own_is_taken(grpo_with_files: Grpo) -> None:
