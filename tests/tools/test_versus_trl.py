@@ -11,7 +11,6 @@ import torch
 from helpers.experiment import imported
 from helpers.fast import policy_of
 from helpers.tiny import requests_of
-from transformers import GenerationConfig
 
 from grpo_lightning import Fast, FinishReason, Policy, RandomKey, Rollouts, Sampling
 from grpo_lightning.plugins.fast import batch
@@ -105,34 +104,3 @@ def test_our_completions_end_at_their_lengths_and_say_what_the_policy_does(parts
     assert policy.stop_ids == {3, 5}
     assert batch.draw.__module__ == "grpo_lightning.engines.sampling"
     assert batch.uniforms.__module__ == "grpo_lightning.engines.philox"
-
-
-def test_trl_is_made_to_end_its_rows_at_their_lengths(parts: SimpleNamespace) -> None:
-    """A trainer with the two members that are changed, and transformers' own `generate`."""
-    wanted = {0: [2, 6, 3, 5], 1: [4, 1, 1, 4]}
-    model: Any = policy_of().model
-    shapes: list[tuple[int, ...]] = []
-
-    class Trainer:
-        accelerator = SimpleNamespace(device=torch.device("cpu"))
-
-        def __init__(self) -> None:
-            self.model = model
-
-        def _generate_single_turn(self, prompt_ids: Any) -> Any:
-            config = GenerationConfig(max_new_tokens=6, do_sample=True, eos_token_id=63, pad_token_id=0)
-            rows = self.model.generate(input_ids=prompt_ids, generation_config=config)[:, prompt_ids.shape[1] :]
-            shapes.append(tuple(rows.shape))
-            return rows.tolist(), None
-
-    trainer = Trainer()
-    parts.forced_lengths.stopping(trainer, lambda step: wanted[step])
-    try:
-        for lengths in wanted.values():
-            rows, logps = trainer._generate_single_turn(torch.randint(6, 60, (4, 7)))
-            assert [len(row) for row in rows] == [min(n, len(row)) for n, row in zip(lengths, rows, strict=True)]
-            assert logps is None
-    finally:
-        del model.generate
-    # Generation ends with the longest row.
-    assert shapes == [(4, 6), (4, 4)]
