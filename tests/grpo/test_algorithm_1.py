@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from helpers.fitting import Digits, fit, of_updates, scalars
+from helpers.fitting import Digits, fit, scalars
 from helpers.tiny import policy_of, prompts_of
 from torch import Tensor
 
@@ -21,7 +21,6 @@ from grpo_lightning.maths.kl import K1, KLPenalty
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.stopping import KLAbove
-from grpo_lightning.maths.target_probability import TargetProbability
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, RecordedLogp
 from grpo_lightning.rewards.results import RewardResult, Scores
@@ -227,17 +226,3 @@ def test_masks_reach_the_weights(tmp_path: Path) -> None:
     assert truncated.any() and (~truncated).any()
     # Half of all tokens, but for ties.
     assert int((rank >= 0.5).sum()) == pytest.approx(len(rank) / 2, abs=1)
-
-
-def test_target_probability_moves_tokens_to_their_targets(tmp_path: Path) -> None:
-    """Enough small steps on the same rollouts bring most tokens to their targets."""
-    fit(
-        tmp_path,
-        loop={"mu": 40},
-        trainer={"max_epochs": 1},
-        objective=Objective(surrogate=TargetProbability()),
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=8e-3),
-    )
-    low, high = (of_updates(tmp_path, f"policy/clip_{end}")[0] for end in ("low", "high"))
-    assert low[0] + high[0] < 0.2
-    assert low[-1] + high[-1] > 0.5

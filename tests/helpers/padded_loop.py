@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from grpo_lightning.maths import surrogates, target_probability, weightings
+from grpo_lightning.command.overview import optional
+from grpo_lightning.maths import surrogates, weightings
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Surrogate
 from grpo_lightning.maths.weightings import TokenWeighting
@@ -168,8 +169,9 @@ SURROGATES: dict[type[Surrogate], tuple[Surrogate, Loop]] = {
     surrogates.SequenceClippedToken: (surrogates.SequenceClippedToken(0.1, 0.05), gspo_token),
     surrogates.GMPO: (surrogates.GMPO(0.2), gmpo),
     surrogates.OffPolicyMask: (surrogates.OffPolicyMask(threshold=0.05), off_policy),
-    target_probability.TargetProbability: (target_probability.TargetProbability(0.97, 1.03), targets),
 }
+if TargetProbability := optional("TargetProbability"):
+    SURROGATES[TargetProbability] = TargetProbability(0.97, 1.03), targets
 
 
 Weight = Callable[[Padded, Tensor], Tensor]
