@@ -11,6 +11,7 @@ from helpers.padded_loop import SURROGATES, WEIGHTINGS, Padded, random_fields, r
 from helpers.tiny import gradients
 
 from grpo_lightning.maths.advantages import GroupMean
+from grpo_lightning.maths.entropy import FixedEntropy
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Surrogate
@@ -60,7 +61,7 @@ def test_the_gradient_is_that_of_a_padded_loop_with_a_loss_mask(
 ) -> None:
     (rollouts, padded), (member, loop), (own, weight) = explored, SURROGATES[surrogate], WEIGHTINGS[weighting]
     logp, value, gradient = reference(policy, rollouts, padded, loop, weight, BETA, BONUS)
-    objective = Objective(member, beta=BETA, weighting=own, entropy_bonus=BONUS)
+    objective = Objective(member, beta=BETA, weighting=own, entropy=FixedEntropy(BONUS))
     policy.compute.shares_prefix = shares
     for max_tokens in (0, 60):
         pieces = rollouts.select(torch.arange(len(rollouts)))
