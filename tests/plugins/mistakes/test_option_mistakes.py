@@ -95,6 +95,7 @@ OWN = table("""
 --config=learned.yaml => rewards.lr: LearnedReward | update.lr now
 --config=replay.yaml => rewards.replay=0.1: | {fraction: 0.1}
 --config=section.yaml => modle.grad_clip | Did you mean model.guard.grad_clip?
+--model.objective.entropy_bonus=0.1 => model.objective.entropy_bonus | entropy.coefficient of FixedEntropy now
 "--model.advantage={class_path: GroupStd, std: sample}" => model.advantage.std: this belongs in init_args
 fast => fast | --
 --config=nowhere.yaml => config=nowhere.yaml | no such file
