@@ -16,6 +16,7 @@ from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.grpo.source import RolloutSource
 from grpo_lightning.maths.advantages import AdvantageEstimator
 from grpo_lightning.maths.corrections import Correction
+from grpo_lightning.maths.entropy import EntropyBonus
 from grpo_lightning.maths.filters import GroupFilter, TokenMask
 from grpo_lightning.maths.kl import KLEstimator
 from grpo_lightning.maths.stopping import StopRule
@@ -33,7 +34,7 @@ from grpo_lightning.tasks.base import Task
 
 FAMILIES = [AdvantageEstimator, Correction, Environment, GroupFilter, KLEstimator, PolicySnapshot, Reward, RewardLoss]
 FAMILIES += [RolloutEngine, RolloutSource, SegmentScorer, Splitter, StopRule, Surrogate, Task, TokenMask]
-FAMILIES += [TokenWeighting, ToolFormat, WeightTransfer]
+FAMILIES += [EntropyBonus, TokenWeighting, ToolFormat, WeightTransfer]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
