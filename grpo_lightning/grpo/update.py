@@ -1,8 +1,6 @@
 """Line 11 of Algorithm 1: one optimizer update."""
 
-import functools
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,8 +39,9 @@ def update(
 
     def forward(pack: Pack) -> tuple[Tensor, tuple[Pack, Diagnostics]]:
         pack.layout = pack.layout or policy.compute.layout(pack.rollouts)
-        scored = policy(pack.rollouts, objective.entropy_bonus > 0, layout=pack.layout)
-        value, diagnostics = objective(scored.logp, scored.entropy, pack.rollouts)
+        read = objective.kl.reading(parts.reference, policy, pack.rollouts)
+        scored = policy(pack.rollouts, objective.entropy_bonus > 0, layout=pack.layout, read=read)
+        value, diagnostics = objective(scored.logp, scored.entropy, pack.rollouts, scored.read)
         pack.scored = scored.detached
         return value, (pack, diagnostics)
 
@@ -60,15 +59,14 @@ def update(
             watcher.see(pack)
     # 2. Clip. From here on all is decided and logged from numbers of all ranks, which come from a GPU at once.
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), grad_clip or math.inf)
-    everyone = functools.reduce(operator.add, diagnostics).reduce(machine.reduce)
+    everyone = sum(diagnostics[1:], diagnostics[0]).reduce(machine.reduce)
     total, (grad_norm,) = everyone.on_host(sharding.assembled(norm))
     watched = [watcher.metrics(machine.reduce) for watcher in watchers]
     # 3. Guard: a stop rule may end the passes, and a gradient that is not finite moves nothing.
     passes.record(total)
     if not total.tokens:  # of no rank is there a token to learn from: neither weights nor moments move
         return False, None
-    is_finite = bool(total.objective.isfinite() & grad_norm.isfinite())
-    is_made = is_finite and not passes.ended
+    is_made = bool(total.objective.isfinite() & grad_norm.isfinite()) and not passes.ended
     # 4. Step.
     if is_made:
         machine.step()

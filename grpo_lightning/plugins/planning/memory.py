@@ -21,6 +21,7 @@ from grpo_lightning.plugins.planning.rehearsal import peak_of, without_numbers
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy
+from grpo_lightning.policy.teacher import Teacher
 from grpo_lightning.training.module import GRPOModule
 
 # Sampling completions; passes without gradients over them; forward, backward and optimizer.
@@ -61,15 +62,32 @@ class Plan:
             setattr(owner, step, copy.copy(getattr(owner, step)))
             owner = getattr(owner, step)
         setattr(owner, name, value)
-        lost = ("rows",) if part == "engine" or name == "strategy" else ("rows", "fake", "passes")
+        lost = ("rows",) if part == "engine" or name == "strategy" else ("rows", "fake", "teachers", "passes")
         plan.__dict__ = {name: value for name, value in vars(plan).items() if name not in lost}
         return plan
 
     @cached_property
     def fake(self) -> Policy:
         """The policy without numbers."""
-        dtype = torch.float64 if self.trainer.precision.startswith("64") else self.policy.dtype
-        return without_numbers(self.policy, dtype, self.trainer.kind)
+        return without_numbers(self.policy, self._dtype(self.policy), self.trainer.kind)
+
+    @cached_property
+    def teachers(self) -> list[Policy]:
+        """Other models that are the reference, without numbers; the one of the most weights first."""
+        found = []
+        for teacher in (one for one in self.snapshots if isinstance(one, Teacher)):
+            own = Policy.__new__(Policy)
+            vars(own).update(vars(teacher.policy) | {"compute": self.policy.compute})
+            found.append(without_numbers(own, self._dtype(own), self.trainer.kind, beside=self.fake))
+        return sorted(found, key=lambda one: -sum(map(torch.numel, one.parameters())))
+
+    @property
+    def snapshots(self) -> list[nn.Module]:
+        """The old policy and the reference, and what they are made of."""
+        return [one for part in (self.model.old_policy, self.model.reference) if part for one in part.modules()]
+
+    def _dtype(self, policy: Policy) -> torch.dtype:
+        return torch.float64 if self.trainer.precision.startswith("64") else policy.dtype
 
     @cached_property
     def passes(self) -> tuple[int, int, int, int]:
@@ -84,7 +102,10 @@ class Plan:
             rollouts = Rollouts.from_lists([prompt] * prompts, group, [[0] * max(1, longest * n // 8)] * len(group))
             packs += rollouts.packs(loop.max_tokens, self.fake.compute.shares_prefix)
         pack = max(packs, key=lambda one: len(one.all_token_ids))
-        scored, updated = (peak_of(self.fake, pack, backward, mixed, entropy > 0) for backward in (False, True))
+        kl = self.model.objective.kl if self.model.objective.kl.reads_distributions else None
+        teacher = self.teachers[0] if self.teachers else None
+        scored = max(peak_of(one, pack, False, mixed, entropy > 0) for one in (self.fake, *self.teachers))
+        updated = peak_of(self.fake, pack, True, mixed, entropy > 0, kl, teacher)
         return len(pack.all_token_ids), len(pack), scored, updated
 
     def _longest(self, sampling: Sampling) -> int:
@@ -124,12 +145,12 @@ class Plan:
         state = state_ratio(model.optimizer, trained[0].dtype)
         # The update comes when the activations are gone. On a GPU torch's optimizers update all parameters at once.
         stepping = gradients if cuda else max(parameter.nbytes for parameter in trained) / shards
-        copies = sum(isinstance(one, FrozenCopy) for one in (model.old_policy, model.reference))
+        copies = sum(isinstance(one, FrozenCopy) and not isinstance(one, Teacher) for one in self.snapshots)
         copied = (copies + self.loop.source.num_copies) * (whole / shards if fake.adapter is None else gradients)
         # While exploring all weights are gathered; in a pass those in no layer, and two layers with their gradients.
-        layers = [layer for layer in fake.modules() if isinstance(layer, GradientCheckpointingLayer) and shards > 1]
-        sizes = [sum(one.nbytes for one in layer.parameters()) for layer in layers]
-        gathered = whole - sum(sizes) + 2 * max(sizes) if sizes else 0
+        gathered = gathered_bytes(fake) if shards > 1 else 0
+        held = sum(one.nbytes for teacher in self.teachers for one in (*teacher.parameters(), *teacher.buffers()))
+        reading = max(map(gathered_bytes, self.teachers)) if shards > 1 and self.teachers else 0
         both = gathered + min(gathered, gradients * shards)
         rows, tokens, cache = self.decoding
         total, own = sum(map(torch.numel, fake.parameters())), sum(map(torch.numel, trained))
@@ -141,6 +162,7 @@ class Plan:
             ("gradients", (0, 0, gradients * (1 + exchanged)), "and a copy to exchange" if exchanged else ""),
             ("optimizer", (state * gradients,) * 3, f"{state:.2g} x the gradients"),
             ("frozen copies", (copied,) * 3, "reference, old policies"),
+            ("teachers", (held / shards, held / shards + reading, held / shards + reading), "the reference"),
             ("gathered weights", (whole - whole / shards, gathered, both), f"of {shards} shards"),
             ("key-value cache", (cache, 0, 0), f"{rows} rows x {tokens} tokens, and logits"),
             ("activations, logits", (scored, scored, max(updated, stepping)), pack),
@@ -172,6 +194,14 @@ class Plan:
             return self
         part = kv_memory.CUDA_FRACTION if self.trainer.kind == "cuda" else kv_memory.CPU_FRACTION
         return self.changed("model.engine.max_cache_gib", max(0, (has - needs + self.decoding[2]) * part / GIB))
+
+
+def gathered_bytes(fake: Policy) -> int:
+    """Bytes of the weights that a pass gathers of shards at once: those in no layer, and two layers."""
+    layers = [layer for layer in fake.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    sizes = [sum(one.nbytes for one in layer.parameters()) for layer in layers]
+    whole = sum(one.nbytes for one in (*fake.parameters(), *fake.buffers()))
+    return whole - sum(sizes) + 2 * max(sizes) if sizes else 0
 
 
 def state_ratio(optimizer: Callable[..., torch.optim.Optimizer], dtype: torch.dtype) -> float:

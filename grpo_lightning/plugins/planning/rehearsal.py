@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from grpo_lightning.maths.kl import KLEstimator
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.fast.compute import Fast, has_full_attention
 from grpo_lightning.plugins.fast.shared_prefix import ATTENTION
 from grpo_lightning.plugins.fast.token_logp import logits_at_once
 from grpo_lightning.plugins.planning import internals
+from grpo_lightning.policy.compute import TokenLogp
 from grpo_lightning.policy.policy import Policy
 
 
@@ -43,8 +45,11 @@ class LiveBytes(internals.TorchDispatchMode):
         self.peak = max(self.peak, self.live)
 
 
-def without_numbers(policy: Policy, dtype: torch.dtype, device: str) -> Policy:
-    """A policy of the same settings and shape, loaded or not, without numbers; as on a device of this kind."""
+def without_numbers(policy: Policy, dtype: torch.dtype, device: str, beside: Policy | None = None) -> Policy:
+    """A policy of the same settings and shape, loaded or not, without numbers; as on a device of this kind.
+
+    Its tensors go together with those of the one `beside` it.
+    """
     fake = copy.copy(policy)
     fake._modules = {}
     # Activations in main memory count as if they stayed; compiled models need less; oneDNN computes with numbers.
@@ -68,31 +73,58 @@ def without_numbers(policy: Policy, dtype: torch.dtype, device: str) -> Policy:
             trust_remote_code=policy.trust_remote_code,
         )
         fake.prepare(fake.model)
-    with internals.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    mode = beside.__dict__["_mode"] if beside else internals.FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
         fake.model.to_empty(device="cpu")
     fake.model.tie_weights()
     fake.__dict__["_mode"] = mode
     return fake
 
 
-def peak_of(fake: Policy, pack: Rollouts, backward: bool, autocasts: bool, entropy_gradient: bool = False) -> int:
-    """Most bytes at once beside weights and gradients: of a forward over `pack`, and perhaps its backward."""
+class StandIn(nn.Module):
+    """A policy without numbers in the place of a reference."""
+
+    def __init__(self, fake: Policy) -> None:
+        super().__init__()
+        self.parts = [fake]  # in a list, so that it is no module of this one
+
+    def scored(self, policy: Policy, rollouts: Rollouts, read: Any = None) -> TokenLogp:
+        """As `PolicySnapshot.scored`."""
+        return Policy.forward(self.parts[0], rollouts, read=read)
+
+
+def peak_of(
+    fake: Policy,
+    pack: Rollouts,
+    backward: bool,
+    autocasts: bool,
+    entropy_gradient: bool = False,
+    kl: KLEstimator | None = None,
+    reference: Policy | None = None,
+) -> int:
+    """Most bytes at once beside weights and gradients: of a forward over `pack`, and perhaps its backward.
+
+    A `kl` that reads distributions compares those of `fake` with those of `reference`, by default of its own shape.
+    """
+    reference = reference or fake
     fake.model.train(backward)
     with fake.__dict__["_mode"]:
         for parameter in fake.parameters():
             parameter.grad = torch.zeros_like(parameter) if backward and parameter.requires_grad else None
     grads = [parameter.grad for parameter in fake.parameters() if parameter.grad is not None]
-    live = LiveBytes([*fake.parameters(), *fake.buffers(), *grads])
+    live = LiveBytes([*fake.parameters(), *fake.buffers(), *reference.parameters(), *reference.buffers(), *grads])
 
     def transformer(trunk: nn.Module, **inputs: Any) -> Any:
         # What the transformer makes itself must be fake too; packs and their layouts must not.
         with fake.__dict__["_mode"], live:
             return trunk(**inputs, use_cache=False)
 
-    vars(fake.compute)["call"] = transformer
+    for one in (fake, reference):
+        vars(one.compute)["call"] = transformer
     with live, torch.autocast("cpu", torch.bfloat16, enabled=autocasts), torch.set_grad_enabled(backward):
-        scored = Policy.forward(fake, pack, entropy_gradient)
+        read = kl.reading(StandIn(reference), fake, pack) if kl is not None else None
+        scored = Policy.forward(fake, pack, entropy_gradient, read=read)
         if backward:
-            (scored.logp + scored.entropy).sum().backward()
+            (scored.logp + scored.entropy + (0 if read is None else scored.read)).sum().backward()
         del scored
     return live.peak
