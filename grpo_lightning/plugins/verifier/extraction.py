@@ -2,17 +2,17 @@
 
 import re
 
-from grpo_lightning.plugins.verifier.words import BOUNDS, FAULTS, JUDGEMENTS, NEGATIONS, changes, take_back
+from grpo_lightning.plugins.verifier.words import BOUNDS, FAULTS, JUDGEMENTS, NEGATIONS, PARTS, changes, take_back
 
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(\d++(?:\.\d+)?|[A-Za-z])(?!\s*[{A-Za-z]))|\\.|[{}]", re.DOTALL)
 _INNER = re.compile(r"\\(?:boxed|fbox)\s*\{([^{}]*)\}|\\(?:boxed|fbox)\s*(?=\{)")
 _LAYOUT = re.compile(
     r"[\s$*{}.,]|\\[()\[\],;:! ]|\\(?:q?quad|left|right|mathbf|displaystyle|underline)(?![a-z])|</?\w+>"
 )
-_SENTENCE_END = re.compile(r"[.!?](?=[\s$)*\\\]]|\Z)|\n\s*\n|\n\s*[A-Z#*<\\$]")
+_SENTENCE_END = re.compile(r"(?<!i\.e)[.!?](?=[\s$)*\\\]]|\Z)|\n\s*\n|\n\s*[A-Z#*<\\$]")
 _CLAUSE_END = re.compile(r"[.!?;](?=[\s$)*\\\]]|\Z)|\n|\s—\s|</\w+>")
 _STATEMENT_END = re.compile(
-    r"(?<![ap]\.m)(?<!\ssq)[.](?=[*$]*(?:\s|\Z))(?!\$\s+[a-z])|(?<=[\d*])!(?=[*]*\s+[A-Z])|\\\\(?=\s*\Z)"
+    r"(?<![ap]\.m)(?<!\ssq)(?<!i\.e)[.](?=[*$]*(?:\s|\Z))(?!\$\s+[a-z])|(?<=[\d*])!(?=[*]*\s+[A-Z])|\\\\(?=\s*\Z)"
 )
 _MATHS = re.compile(r"(?<!\\)\$\$?|\\[()\[\]]")
 _FORMULA = re.compile(r"\$(?:(?!(?<![\\A-Za-z{])[a-z]{3})[^$])+[^$.]\$(?!\d)|\\\((?:(?!\\\)).)+\\\)")
@@ -33,8 +33,8 @@ _NEXT = re.compile(
 )
 _PART = re.compile(r"[A-Za-z]+(?:['’-][A-Za-z]+)*|[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?|[:;=]")
 _BECAUSE = re.compile(
-    r"[,;]?\s\(?(?:(?<=, )as|because|since|which|where|so|given|giving|after|meaning|namely|i\.e\.|we"
-    r"|and (?:we|so|thus|hence|this|that|it))\b|;\s*(?=[a-z]{2})|\s(?:—|--)\s",
+    r"[,;]?\s\(?(?:(?<=, )as|because|since|which|where|so|given|giving|after|meaning|namely|we"
+    r"|and (?:we|so|thus|hence|this|that|it))\b|,?\s\(?i\.e\.|;\s*(?=[a-z]{2})|\s(?:—|--)\s",
     re.IGNORECASE,
 )
 """What begins an explanation: from here on a number is no second answer."""
@@ -42,6 +42,12 @@ _OR = re.compile(
     r"\b(?:or|otherwise|maybe|perhaps|possibly|alternatively|else|unless|wrong)\b(?!\s+equal)|\band we also\b",
     re.IGNORECASE,
 )
+_SAME = re.compile(
+    r"[\s$]*(?:\((?:(?:or|i\.e\.|that is|equivalently|=),?)?\s*([^()\n]+)\)"
+    r"|,?\s*(?:i\.e\.|that is|or equivalently|equivalently),?\s+(\$[^$\n]+\$|\S+))(?=[\s$.,;]|\Z)",
+    re.IGNORECASE,
+)
+"""The same value in another form, behind a box: `(or 30%)`, `, i.e. $3.5$`."""
 _PHRASE = re.compile(
     r"\banswer\*{0,2}(?:\s+(?:is|equals)\b(?:\s+(?:therefore|thus|then|hence|so|simply|just|exactly|that),?)?\s*:?|\s*:)"
     r"(?:[ \t*]*\n)*",
@@ -97,12 +103,19 @@ def _boxed(text: str) -> str | None:
     before, after = text[max(0, start - _MAX_AROUND) : start], text[end : end + _MAX_AROUND]
     left, right = _beside(before, after)
     head = _words(_SENTENCE_END.split(before[: len(before) - len(left)])[-1])
+    head = [word for word in head[:-1] if word not in PARTS or word == "half"] + head[-1:]  # `the third side is`
     is_correction = first and _CORRECTION.match(_LAYOUT.sub(" ", text[boxes[first - 1][1] : start]))
-    if take_back(_behind_value(head)) and not is_correction:
+    is_unreal = " would have been " in f" {' '.join(head)} "
+    if is_unreal or (take_back(_behind_value(head)) and not is_correction):
         return f"not {answer}"
     if any(_LAYOUT.sub("", side) for side in (left, right)):
         answer = f"{left} {answer} {right}"
-    return answer + _taken_back(answer, *_split(after[len(right) :]))
+    tail = after[len(right) :]
+    same = _SAME.match(tail)
+    form = (same[1] or same[2]).strip(" $.,;") if same else ""
+    if same and any(c.isdigit() for c in form) and not _PROSE.search(form.removesuffix("percent")):
+        answer, tail = f"{form} = {answer}", tail[same.end() :]
+    return answer + _taken_back(answer, *_split(tail))
 
 
 def _tagged(text: str) -> str | None:
@@ -144,6 +157,8 @@ def _stated(text: str) -> str | None:
         clause = f"{clause[:-1].rstrip()} !"  # no factorial
     if clause.startswith("$") and clause.endswith("$") and clause.count("$") == 2:
         clause = clause[1:-1].strip()
+    if clause.startswith("$") and clause.count("$") == 1:
+        clause = rf"\{clause}"  # an amount of money
     return clause + _taken_back(clause, "", f"{statement[end:]}\n{rest[:_MAX_AROUND]}")
 
 
@@ -191,7 +206,7 @@ def _beside(before: str, after: str) -> tuple[str, str]:
     for mark in _MATHS.finditer(before):
         opened = "" if opened else mark[0]
         start = mark.end()
-    if opened:
+    if opened and "\n\n" not in before[start:]:
         end = _MATHS.search(after)
         left, right = before[start:], after[: end.start()] if end else after.partition("\n")[0]
     else:
