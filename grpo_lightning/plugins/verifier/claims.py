@@ -89,10 +89,11 @@ def _settled(item: Item, asked: frozenset[Node] | None) -> Form:
     """The form of one item; its value is the chain if that is a relation that is not solved."""
     _, operators, operands = item.chain
     unsolved = Form(item.chain, item)
-    if operators == ("equiv",) and operands[0][0] == "symbol" and operands[1][0] == "mod":
-        _, value, modulus = operands[1]  # `x \equiv 2 \pmod 6` is `x = 2 + 6k`
+    if operands[-1][0] == "mod" and (not operators or (operators == ("equiv",) and operands[0][0] == "symbol")):
+        _, value, modulus = operands[-1]  # `x \equiv 2 \pmod 6` is `x = 2 + 6k`
         family = ("add", value, ("mul", modulus, ("symbol", "k")))
-        return Form(family, item, frozenset([operands[0][1]]), domain=("k", ("numbers", "Z")))
+        named = frozenset(operand[1] for operand in operands[:-1])
+        return Form(family, item, named, domain=("k", ("numbers", "Z")))
     if operators == ("=",) and operands[1][0] == "symbol" and literal(operands[0]) is not None:
         operands = operands[::-1]  # `3 = t`
     if operators == ("in",) and operands[1][0] in WHOLES and (name := _names(operands[0], None)):

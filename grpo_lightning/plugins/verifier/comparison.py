@@ -1,5 +1,6 @@
 """Compares two claims. It runs in a worker process, since the texts come from a model."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -42,6 +43,11 @@ from grpo_lightning.plugins.verifier.words import changes
 EQUAL, DIFFERENT, UNPARSEABLE, RESTATED, GOLD_BAD = "equal", "different", "unparseable", "restated", "gold_bad"
 _MODULAR = ("remainder", "mod", "units digit", "congruen", r"\equiv")
 _ROUNDED = ("round", "nearest", "approximat", "closest", "estimat", "decimal", "about", "tenth", "hundredth")
+_VERDICTS = ("yes", "no", "true", "false")
+_VERDICT = re.compile(
+    r"(?:\\text\s*\{)?\s*(yes|no|true|false)[,.:;](?!.*\b(?:yes|no|true|false|if|unless|but|maybe|or)\b)", re.I | re.S
+)
+"""A verdict with a reason: `No, 57 = 3 \\cdot 19`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,9 @@ class Comparison:
             gold_tokens = _spelling(gold)
         except Unreadable:
             return GOLD_BAD
+        verdict = _VERDICT.match(answer) if gold.strip().casefold() in _VERDICTS else None
+        if verdict:
+            return EQUAL if verdict[1].casefold() == gold.strip().casefold() else DIFFERENT
         if answer.endswith(" !") and "!" in gold:
             answer = f"{answer[:-2]}!"
         try:
@@ -135,6 +144,8 @@ class Comparison:
         if claim and self.same(gold, claim):
             return claim
         if len(gold.items) > 1 or gold.items[0].chain[2][-1][0] == "words":
+            return None
+        if claim and self.is_other_name(form_of(gold), form_of(claim)):
             return None
         if sentence := read_sentence(answer, self.known, self.question):
             self.claims = [gold, sentence]
@@ -184,6 +195,8 @@ class Comparison:
         left, right = form_of(gold), form_of(answer, None if is_relation else self.asked)
         if left is None or right is None or "trailing" in right.joins - left.joins:
             return False
+        if self.is_ordered and right.value[0] == "chain" and {*right.value[1]} in ({"<"}, {">"}):
+            right = replace(right, value=("list", *right.value[2]))  # `1 < 2 < 3`
         if not self.same_domain(left, right) or self.is_other_name(left, right):
             return False
         is_family = ("numbers", "Z") in [form.domain[1] for form in (left, right) if form.domain]
@@ -191,8 +204,10 @@ class Comparison:
         self.counter = names[0] if is_family and len(names) == 1 else ""
         return self.same_form(left, _with_counter(left, right))
 
-    def is_other_name(self, gold: Form, answer: Form) -> bool:
+    def is_other_name(self, gold: Form | None, answer: Form | None) -> bool:
         """Whether the answer is named, and the question has this variable but asks for another one."""
+        if gold is None or answer is None:
+            return False
         asked = question.variables_of(self.question)
         is_variable = len(answer.names) == 1 and all(len(name) == 1 and name in self.question for name in answer.names)
         return not gold.names and is_variable and bool(asked) and asked.isdisjoint(answer.names)

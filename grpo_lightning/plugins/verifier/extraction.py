@@ -7,7 +7,7 @@ from grpo_lightning.plugins.verifier.words import BOUNDS, FAULTS, JUDGEMENTS, NE
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(\d++(?:\.\d+)?|[A-Za-z])(?!\s*[{A-Za-z]))|\\.|[{}]", re.DOTALL)
 _INNER = re.compile(r"\\(?:boxed|fbox)\s*\{([^{}]*)\}|\\(?:boxed|fbox)\s*(?=\{)")
 _LAYOUT = re.compile(
-    r"[\s$*{}.,]|\\[()\[\],;:! ]|\\(?:q?quad|left|right|mathbf|displaystyle|underline)(?![a-z])|</?\w+>"
+    r"[\s$*{}]|[.,](?!\d)|\\[()\[\],;:! ]|\\(?:q?quad|left|right|mathbf|displaystyle|underline)(?![a-z])|</?\w+>"
 )
 _SENTENCE_END = re.compile(r"(?<!i\.e)[.!?](?=[\s$)*\\\]]|\Z)|\n\s*\n|\n\s*[A-Z#*<\\$]")
 _CLAUSE_END = re.compile(r"[.!?;](?=[\s$)*\\\]]|\Z)|\n|\s—\s|</\w+>")
@@ -33,7 +33,7 @@ _NEXT = re.compile(
 )
 _PART = re.compile(r"[A-Za-z]+(?:['’-][A-Za-z]+)*|[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?|[:;=]")
 _BECAUSE = re.compile(
-    r"[,;]?\s\(?(?:(?<=, )as|because|since|which|where|so|given|giving|after|meaning|namely|we"
+    r"[,;]?\s\(?(?:(?<=, )(?:as|who|with)|because|since|which|where|so|given|giving|after|meaning|namely|we"
     r"|and (?:we|so|thus|hence|this|that|it))\b|,?\s\(?i\.e\.|;\s*(?=[a-z]{2})|\s(?:—|--)\s",
     re.IGNORECASE,
 )
@@ -43,7 +43,8 @@ _OR = re.compile(
     re.IGNORECASE,
 )
 _SAME = re.compile(
-    r"[\s$]*(?:\((?:(?:or|i\.e\.|that is|equivalently|=),?)?\s*([^()\n]+)\)"
+    r"[\s$]*(?:\((?:(?:or|i\.e\.|that is|equivalently|=),?)?\s*(?P<near>about |approximately |roughly |≈|\\approx)?"
+    r"\s*([^()\n]+)\)"
     r"|,?\s*(?:i\.e\.|that is|or equivalently|equivalently),?\s+(\$[^$\n]+\$|\S+))(?=[\s$.,;]|\Z)",
     re.IGNORECASE,
 )
@@ -105,16 +106,17 @@ def _boxed(text: str) -> str | None:
     head = _words(_SENTENCE_END.split(before[: len(before) - len(left)])[-1])
     head = [word for word in head[:-1] if word not in PARTS or word == "half"] + head[-1:]  # `the third side is`
     is_correction = first and _CORRECTION.match(_LAYOUT.sub(" ", text[boxes[first - 1][1] : start]))
-    is_unreal = " would have been " in f" {' '.join(head)} "
+    is_unreal = "would" in head and (head[0] == "had" or " have been " in f" {' '.join(head)} ")
     if is_unreal or (take_back(_behind_value(head)) and not is_correction):
         return f"not {answer}"
     if any(_LAYOUT.sub("", side) for side in (left, right)):
         answer = f"{left} {answer} {right}"
     tail = after[len(right) :]
     same = _SAME.match(tail)
-    form = (same[1] or same[2]).strip(" $.,;") if same else ""
+    form = (same[2] or same[3]).strip(" $.,;") if same else ""
     if same and any(c.isdigit() for c in form) and not _PROSE.search(form.removesuffix("percent")):
-        answer, tail = f"{form} = {answer}", tail[same.end() :]
+        answer = rf"{answer} \approx {form}" if same["near"] else f"{form} = {answer}"
+        tail = tail[same.end() :]
     return answer + _taken_back(answer, *_split(tail))
 
 
@@ -157,8 +159,6 @@ def _stated(text: str) -> str | None:
         clause = f"{clause[:-1].rstrip()} !"  # no factorial
     if clause.startswith("$") and clause.endswith("$") and clause.count("$") == 2:
         clause = clause[1:-1].strip()
-    if clause.startswith("$") and clause.count("$") == 1:
-        clause = rf"\{clause}"  # an amount of money
     return clause + _taken_back(clause, "", f"{statement[end:]}\n{rest[:_MAX_AROUND]}")
 
 

@@ -31,6 +31,8 @@ _MATRICES = word_set("pmatrix bmatrix matrix array vmatrix Bmatrix smallmatrix")
 _MARKS = ("overline", "vec", "hat", "dot", "ddot", "tilde", "angle", "triangle", "measuredangle")
 _SETS = {"cup": "union", "cap": "meet", "setminus": "minus"}
 _FIXED: dict[str, Node] = {"infty": ("constant", "inf"), "emptyset": ("set",), "ldots": ("dots",)}
+_PHRASES = dict.fromkeys(("all real numbers", "all reals"), ("numbers", "R"))
+_PHRASES |= dict.fromkeys(("infinity", "infinite", "infinitely many"), _FIXED["infty"])
 _TWO: Node = ("number", Fraction(2), None)
 _OPENING = word_set("= : , approx therefore implies to Rightarrow Longrightarrow")
 """Signs before an answer that say nothing."""
@@ -319,8 +321,7 @@ class _Parser:
         """Text that is an answer by itself: `Tuesday`, `June 20`."""
         first = [self.advance()]
         found = first + self.skip_words("number", "command")
-        is_line = " ".join(found).casefold() in ("all real numbers", "all reals")
-        return ("numbers", "R") if is_line else ("words", *found)
+        return _PHRASES.get(" ".join(found).casefold(), ("words", *found))
 
     # ----- units
 
@@ -399,7 +400,8 @@ class _Parser:
         return True
 
     def unit_power(self) -> int:
-        text = self.group_text() if self.take("^") else "1"
+        word = self.take_word("squared", "cubed")
+        text = "23"[word == "cubed"] if word else self.group_text() if self.take("^") else "1"
         if not text.removeprefix("-").isdigit() or len(text) > 2:
             raise Unreadable("no power of a unit")
         return int(text)
@@ -600,6 +602,8 @@ class _Parser:
             return self.set()
         if text == "{":
             end, depth = self.matching(self.position - 1), 0
+            if self.next.kind == "symbol" and self.peek(1).text in ("|", ":", "mid"):
+                return self.set("}")
             for token in self.tokens[self.position : end]:
                 depth += (token.text in ("(", "{", r"\{")) - (token.text in (")", "}", r"\}"))
                 if token.text == "," and not depth:
@@ -726,7 +730,7 @@ class _Parser:
         if self.take("|", ":", "mid"):
             with self.inside():
                 conditions, how = self.items()
-            self.expect(r"\}")
+            self.expect(closing)
             parts = [_plain_value(item) for item in conditions]
             if len(items) > 1 or ("or" in how and how != {"or"}):
                 raise Unreadable("a set of more than one kind")

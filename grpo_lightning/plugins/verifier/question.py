@@ -29,7 +29,8 @@ _QUAD = re.compile(r"\\q?quad(?![a-z])|\\hspace\{[^{}]*\}|\\[ ,;\\]")
 _COUNTS = BELOW_100 | SCALES | PARTS | {"twice": 2, "double": 2, "both": 2, "percent": 100, "percentage": 100}
 
 _UNIT = re.compile(
-    r"(?i:\b(how many (?:more |fewer |total |whole )?|number of |in ))([A-Za-z¢°][A-Za-z/^{}\d]*(?: [A-Za-z/]+){0,4})"
+    r"(?i:\b(how many (?:more |fewer |total |whole )?|number of |in |to ))"
+    r"([A-Za-z¢°][A-Za-z/^{}\d]*(?: [A-Za-z/]+){0,4})"
 )
 _ORDER = re.compile(
     r"(?i:\bin (?:\w+[ -])*?order\b(?! to\b| that\b| for\b)|\bfrom (?:the )?(?:least|smallest|lowest|greatest|largest))"
@@ -42,7 +43,7 @@ _ASKED = re.compile(
 _AFTER_UNIT = frozenset(["", "is", "was", "will", "do", "does", "did"])
 """What follows a unit after `in`, unless that is a plural: no noun, as in `in second place`."""
 _VARIABLE = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
-_TEXT = re.compile(r"\\(?:text|mathrm)\s*\{[^{}]*\}")
+_TEXT = re.compile(r"\\(?:text|mathrm)\s*\{([^{}]*)\}")
 _SIGNS = {
     "percent": ("percent", "%", "probab", "chance", "fraction", "ratio", "proportion", " rate"),
     "degree": ("degree", "angle", "°", "circ", "rotat"),
@@ -127,9 +128,9 @@ def context_of(question: str) -> Context:
 def unit_of(question: str) -> Unit:
     """The unit that a question asks for: hours of `How many hours`; empty if it names none or several."""
     found = set[Unit]()
-    for match in _UNIT.finditer(question):
+    for match in _UNIT.finditer(_TEXT.sub(r"\1", question).replace("$", "")):
         unit, last, after = read_unit(match[2])
-        is_noun = match[1].casefold() == "in " and not last.endswith(("s", "t")) and after not in _AFTER_UNIT
+        is_noun = match[1].casefold() in ("in ", "to ") and not last.endswith(("s", "t")) and after not in _AFTER_UNIT
         if unit and not is_noun:
             found.add(unit)
     return found.pop() if len(found) == 1 else ()

@@ -11,13 +11,13 @@ from grpo_lightning.plugins.verifier.tokens import Unreadable
 
 MAX_CHARS, MAX_DIGITS = 2000, 200
 
-_PLAIN = re.compile(r"-?(?:\\?\$)?(?:[1-9]\d{0,2}(?:,\d{3}){1,60}|\d{1,200})(?:\.\d{1,100})?", re.ASCII)
+_PLAIN = re.compile(r"-?\$?(?:[1-9]\d{0,2}(?:,\d{3}){1,60}|\d{1,200})(?:\.\d{1,100})?", re.ASCII)
 
 
 @lru_cache(maxsize=1 << 16)
 def plain_number(text: str) -> Fraction | None:
     """The value of `18`, `-3`, `1,234.50` and `$18`; None for other spellings."""
-    return Fraction(text.replace(",", "").replace("$", "").replace("\\", "")) if _PLAIN.fullmatch(text) else None
+    return Fraction(text.replace(",", "").replace("$", "")) if _PLAIN.fullmatch(text) else None
 
 
 @lru_cache(maxsize=1 << 14)

@@ -175,8 +175,14 @@ class _Cutter:
     def _space(self, _match: re.Match[str]) -> None:
         self.spaced = True
 
-    def _skipped(self, _match: re.Match[str]) -> None:
-        pass
+    def _skipped(self, match: re.Match[str]) -> None:
+        if (
+            match[0] == "$"
+            and self.text.count("$") == 1
+            and not self.tokens
+            and self.text[self.position :][:1].isdigit()
+        ):
+            self.add("mark", "$")  # an amount of money
 
     def _compound(self, match: re.Match[str]) -> None:
         """`3-digit` in `12 3-digit numbers`, or the number of a difference."""
