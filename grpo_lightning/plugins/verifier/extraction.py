@@ -107,7 +107,8 @@ def _boxed(text: str) -> str | None:
     head = [word for word in head[:-1] if word not in PARTS or word == "half"] + head[-1:]  # `the third side is`
     is_correction = first and _CORRECTION.match(_LAYOUT.sub(" ", text[boxes[first - 1][1] : start]))
     is_unreal = "would" in head and (head[0] == "had" or " have been " in f" {' '.join(head)} ")
-    if is_unreal or (take_back(_behind_value(head)) and not is_correction):
+    is_fault = not FAULTS.isdisjoint(head)  # `a common mistake is`
+    if is_unreal or is_fault or (take_back(_behind_value(head)) and not is_correction):
         return f"not {answer}"
     if any(_LAYOUT.sub("", side) for side in (left, right)):
         answer = f"{left} {answer} {right}"
@@ -244,11 +245,21 @@ def _taken_back(answer: str, sentence: str, rest: str) -> str:
     because = _BECAUSE.search(sentence)
     claimed, reason = (sentence[: because.start()], sentence[because.start() :]) if because else (sentence, "")
     words = _words(claimed)
-    if changes(words) or any(not word[0].isalpha() for word in words) or _OR.search(reason):
+    if (
+        changes(words)
+        or any(not word[0].isalpha() for word in words)
+        or _OR.search(reason)
+        or _is_fault(_words(reason))
+    ):
         return f" {_LAYOUT.sub(' ', claimed).strip(' .,;')} {reason}"
     rest = reason + rest if reason.lstrip()[:1] in (";", "—") else rest
     is_other = _NEXT.match(rest.lstrip(" .$\n*)\\]")) or _is_retracted({*filter(_is_number, _words(answer))}, rest)
     return f" or {rest.strip()[:200]}" if is_other else ""
+
+
+def _is_fault(words: list[str]) -> bool:
+    """Whether words fault an answer and no other number: `which is incorrect`."""
+    return not FAULTS.isdisjoint(words) and not any(map(_is_number, words))
 
 
 def _is_number(word: str) -> bool:
