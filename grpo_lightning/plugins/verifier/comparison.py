@@ -1,6 +1,5 @@
 """Compares two claims. It runs in a worker process, since the texts come from a model."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -38,16 +37,12 @@ from grpo_lightning.plugins.verifier.sentences import read_sentence
 from grpo_lightning.plugins.verifier.spans import FLIPPED, Span, is_only_span, span_of, union_of
 from grpo_lightning.plugins.verifier.tokens import Unreadable, tokenize
 from grpo_lightning.plugins.verifier.units import LOOSE, UNITS, Unit, conversion, product_of
-from grpo_lightning.plugins.verifier.words import changes
+from grpo_lightning.plugins.verifier.words import changes, word_set
 
 EQUAL, DIFFERENT, UNPARSEABLE, RESTATED, GOLD_BAD = "equal", "different", "unparseable", "restated", "gold_bad"
 _MODULAR = ("remainder", "mod", "units digit", "congruen", r"\equiv")
 _ROUNDED = ("round", "nearest", "approximat", "closest", "estimat", "decimal", "about", "tenth", "hundredth")
-_VERDICTS = ("yes", "no", "true", "false")
-_VERDICT = re.compile(
-    r"(?:\\text\s*\{)?\s*(yes|no|true|false)[,.:;](?!.*\b(?:yes|no|true|false|if|unless|but|maybe|or)\b)", re.I | re.S
-)
-"""A verdict with a reason: `No, 57 = 3 \\cdot 19`."""
+_VERDICTS = word_set("yes no true false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +109,8 @@ class Comparison:
             gold_tokens = _spelling(gold)
         except Unreadable:
             return GOLD_BAD
-        verdict = _VERDICT.match(answer) if gold.strip().casefold() in _VERDICTS else None
-        if verdict:
-            return EQUAL if verdict[1].casefold() == gold.strip().casefold() else DIFFERENT
+        if gold.strip().casefold() in _VERDICTS and (verdict := _verdict_of(answer)):
+            return EQUAL if verdict == gold.strip().casefold() else DIFFERENT
         if answer.endswith(" !") and "!" in gold:
             answer = f"{answer[:-2]}!"
         try:
@@ -152,10 +146,6 @@ class Comparison:
             return sentence if self.same(gold, sentence) else None
         return None
 
-    def _speaks_of(self, stems: Sequence[str]) -> bool:
-        """Whether one of the words, or a form of it, is in the question."""
-        return any(stem in self.question.casefold() for stem in stems)
-
     def _rewritten(self, answer: str) -> Claim | None:
         r"""What follows the question's own words: 10 of `4 \star 3 = 10`."""
         asked_for, _, rest = answer.partition("=")
@@ -175,7 +165,7 @@ class Comparison:
         value, modulus = literal(operands[-1][1]), literal(operands[-1][2])
         numbers = question.numbers_of(self.question) | ({Fraction(10)} if "digit" in self.known else set())
         is_least = value is not None and modulus is not None and 0 <= value < modulus and modulus in numbers
-        if not is_least or {*operators} - {"equiv", "="} or not self._speaks_of(_MODULAR):
+        if not is_least or {*operators} - {"equiv", "="} or not question.speaks_of(self.question, _MODULAR):
             return answer
         return Claim((replace(item, chain=("chain", (), (operands[-1][1],))),), answer.joins)
 
@@ -307,7 +297,7 @@ class Comparison:
         rounded = literal(answer.close) if answer.close and literal(answer.value) is None else None
         if rounded is None or rounded.denominator > 1 or is_decimal(answer.close or ()) or abs(rounded) >= 100:
             return True
-        return literal(gold.value) is not None and self._speaks_of(_ROUNDED)
+        return literal(gold.value) is not None and question.speaks_of(self.question, _ROUNDED)
 
     def _unit_factor(self, gold: Unit, answer: Unit) -> Fraction | None:
         """The factor that converts the answer's number to the unit of the gold answer; None if there is none."""
@@ -321,7 +311,11 @@ class Comparison:
             return conversion(answer, gold) if self.policy.convert_units and self.known and not asked else None
         above = [tuple((name, power) for name, power in unit if power > 0) for unit in (wanted, answer)]
         is_rate = above[0] == above[1] and (above[0] == wanted or above[1] == answer)  # `miles` for `miles per day`
-        return Fraction(1) if is_rate and all(self._speaks_of([name]) for name in names[0] ^ names[1]) else None
+        return (
+            Fraction(1)
+            if is_rate and all(question.speaks_of(self.question, [name]) for name in names[0] ^ names[1])
+            else None
+        )
 
     def _is_kind(self, gold: Item, gold_value: Node, answer: Item, answer_value: Node) -> bool:
         """Whether the answer has a unit of the kind of the gold answer, or none: no dollars for degrees."""
@@ -555,6 +549,14 @@ _ARTICLES = frozenset(["the", "a", "an", "on", "in", "it", "it's", "is", "be", "
 
 
 # ----- relations and spellings
+
+
+def _verdict_of(answer: str) -> str:
+    r"""The verdict before a comma and its reason: no of `No, 57 = 3 \cdot 19`; empty if the reason has conditions."""
+    verdict, _, reason = answer.casefold().removeprefix(r"\text").lstrip("{ ").partition(",")
+    others = _VERDICTS | {"if", "unless", "but", "maybe", "or"}
+    is_plain = verdict in _VERDICTS and reason and others.isdisjoint(reason.replace("}", " ").split())
+    return verdict if is_plain else ""
 
 
 def _oriented(chain: Node) -> tuple[tuple[str, ...], tuple[Node, ...]] | None:

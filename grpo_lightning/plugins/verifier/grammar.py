@@ -389,7 +389,8 @@ class _Parser:
         """Whether letters behind a number, and a space, are its unit, up to the end of the item: `7 m/s`."""
         if self.peek(-1).text == "circ" and self.next.kind == "symbol":
             return self.next.text in ("C", "F") and self.peek(1).text in ("", ",", "or", "and")
-        is_spaced = self.known and self.next.spaced and self.next.kind == "symbol" and self.peek(-1).kind == "number"
+        is_known = bool(self.known) or self.peek(1).text == "/"
+        is_spaced = is_known and self.next.spaced and self.next.kind == "symbol" and self.peek(-1).kind == "number"
         if not is_spaced or self.next.text not in UNITS or self.next.text in self.known:
             return False
         for token in self.tokens[self.position :]:

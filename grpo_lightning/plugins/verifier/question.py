@@ -1,6 +1,7 @@
 """What a question says: its formulas, numbers and words, its choices, and the unit and the form that it asks for."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -14,9 +15,8 @@ from grpo_lightning.plugins.verifier.units import Unit
 from grpo_lightning.plugins.verifier.words import BELOW_100, PARTS, SCALES
 
 _WORD = re.compile(r"[^\W\d_]{3,}")
-_CAPITAL = re.compile(r"(?<![A-Za-z(°\\])[CK](?![A-Za-z)])")
-_INTEGRAL = re.compile(r"(?i:\\i*int\b|integra|antiderivative|primitive|differential|constant|dx\b)")
-_INTEGERS = re.compile(r"(?i:\b(?:integers?|natural numbers?|sequences?|recurrence|series|\w*th term)\b|a_n|\\sum)")
+_INTEGRAL = ("\\int", "\\iint", "integra", "antiderivative", "primitive", "differential", "constant", "dx")
+_INTEGERS = ("integer", "natural number", "sequence", "recurrence", "series", "th term", "a_n", "\\sum")
 _FORMULA = re.compile(r"\$\$?((?:\\\$|[^$])+)\$\$?|\\\(((?s:.+?))\\\)|\\\[((?s:.+?))\\\]")
 _PLAIN = re.compile(
     r"(?:\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|sqrt|sin|cos|tan|[\d{}()\[\]^_+*/=<>|!.,&%\\-]|\s(?=\S))+"
@@ -42,7 +42,7 @@ _ASKED = re.compile(
 """The variable that is asked for."""
 _AFTER_UNIT = frozenset(["", "is", "was", "will", "do", "does", "did"])
 """What follows a unit after `in`, unless that is a plural: no noun, as in `in second place`."""
-_VARIABLE = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
+_VARIABLE = re.compile(r"(?<![A-Za-z(°\\])[A-Za-z](?![A-Za-z)])")
 _TEXT = re.compile(r"\\(?:text|mathrm)\s*\{([^{}]*)\}")
 _SIGNS = {
     "percent": ("percent", "%", "probab", "chance", "fraction", "ratio", "proportion", " rate"),
@@ -119,9 +119,9 @@ def numbers_of(question: str) -> frozenset[Fraction]:
 @lru_cache(maxsize=1 << 10)
 def context_of(question: str) -> Context:
     """Whether the question is about integers, and which constants it uses itself."""
-    letters = set() if _INTEGRAL.search(question) else {match[0] for match in _CAPITAL.finditer(question)}
+    letters = set() if speaks_of(question, _INTEGRAL) else {*_VARIABLE.findall(question)}
     names = (name for name in CONSTANTS if name.partition("_")[0] in letters)
-    return Context(_INTEGERS.search(question) is not None, frozenset(names))
+    return Context(speaks_of(question, _INTEGERS), frozenset(names))
 
 
 @lru_cache(maxsize=1 << 10)
@@ -150,7 +150,12 @@ def variables_of(question: str) -> frozenset[str]:
 
 def allows(sign: str, question: str) -> bool:
     """Whether an answer may have a percent or degree sign: the question speaks of such, or it is not known."""
-    return not words_of(question) or any(stem in question.casefold() for stem in _SIGNS[sign])
+    return not words_of(question) or speaks_of(question, _SIGNS[sign])
+
+
+def speaks_of(question: str, stems: Iterable[str]) -> bool:
+    """Whether one of the words, or a form of it, is in the question."""
+    return any(stem in question.casefold() for stem in stems)
 
 
 @lru_cache(maxsize=1 << 10)
