@@ -10,7 +10,6 @@ _LAYOUT = re.compile(
     r"[\s$*{}]|[.,](?!\d)|\\[()\[\],;:! ]|\\(?:q?quad|left|right|mathbf|displaystyle|underline)(?![a-z])|</?\w+>"
 )
 _SENTENCE_END = re.compile(r"(?<!i\.e)[.!?](?=[\s$)*\\\]]|\Z)|\n\s*\n|\n\s*[A-Z#*<\\$]")
-_CLAUSE_END = re.compile(r"[.!?;](?=[\s$)*\\\]]|\Z)|\n|\s—\s|</\w+>")
 _STATEMENT_END = re.compile(
     r"(?<![ap]\.m)(?<!\ssq)(?<!i\.e)[.](?=[*$]*(?:\s|\Z))(?!\$\s+[a-z])|(?<=[\d*])!(?=[*]*\s+[A-Z])|\\\\(?=\s*\Z)"
 )
@@ -271,7 +270,7 @@ def _is_retracted(values: set[str], text: str) -> bool:
 
     A sentence that faults another number ("8, which is wrong", "not 8") confirms the answer.
     """
-    for sentence in _CLAUSE_END.split(text):
+    for sentence in _SENTENCE_END.split(text.replace(";", ". ")):
         words = {word for word in _words(sentence) if word[0].isalnum()}
         others = {word for word in words if _is_number(word) and word not in values}
         is_negative = not NEGATIONS.isdisjoint(words) or any(word.endswith("n't") for word in words)
