@@ -131,7 +131,8 @@ def unit_of(question: str) -> Unit:
     for match in _UNIT.finditer(_TEXT.sub(r"\1", question).replace("$", "")):
         unit, last, after = read_unit(match[2])
         is_noun = match[1].casefold() in ("in ", "to ") and not last.endswith(("s", "t")) and after not in _AFTER_UNIT
-        if unit and not is_noun:
+        is_letter = len(last) == 1 and (last.isupper() or match[1].casefold() == "to ")  # `from P to L`
+        if unit and not is_noun and not is_letter:
             found.add(unit)
     return found.pop() if len(found) == 1 else ()
 
