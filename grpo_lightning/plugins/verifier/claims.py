@@ -62,7 +62,7 @@ def form_of(claim: Claim, asked: frozenset[Node] | None = None) -> Form | None:
         value = (
             form.value if form.value[0] == "chain" or not has_signs(form.value) else ("list", *expanded([form.value]))
         )
-        return replace(form, value=value, domain=domain, excluded=excluded, joins=joins)
+        return replace(form, value=value, domain=domain or form.domain, excluded=excluded, joins=joins)
     forms = [_settled(item, None) for item in items]
     kind = "or" if "or" in joins else "both" if "and" in joins else "list"
     fields = [(name, form.value) for form in forms for name in form.names]
@@ -89,6 +89,13 @@ def _settled(item: Item, asked: frozenset[Node] | None) -> Form:
     """The form of one item; its value is the chain if that is a relation that is not solved."""
     _, operators, operands = item.chain
     unsolved = Form(item.chain, item)
+    if operands[-1][0] == "mod" and (not operators or (operators == ("equiv",) and operands[0][0] == "symbol")):
+        _, value, modulus = operands[-1]  # `x \equiv 2 \pmod 6` is `x = 2 + 6k`
+        family = ("add", value, ("mul", modulus, ("symbol", "k")))
+        named = frozenset(operand[1] for operand in operands[:-1])
+        return Form(family, item, named, domain=("k", ("numbers", "Z")))
+    if operators == ("=",) and operands[1][0] == "symbol" and literal(operands[0]) is not None:
+        operands = operands[::-1]  # `3 = t`
     if operators == ("in",) and operands[1][0] in WHOLES and (name := _names(operands[0], None)):
         return Form(operands[1], item, frozenset(name), name if operands[0][0] == "group" else ())
     if set(operators) - {"=", "approx"} or "approx" in operators[:-1]:
@@ -123,6 +130,8 @@ def _names(tree: Node, asked: frozenset[Node] | None) -> tuple[str, ...]:
     kind, names = tree[0], symbols(tree)
     if kind in ("symbol", "named"):
         return (tree[1],)
+    if kind == "apply" and len(tree) == 3 and tree[2][0] == "symbol":
+        return (f"{tree[1]}({tree[2][1]})",)
     if kind == "words":
         return (" ".join(map(str, tree[1:])),)
     if kind == "group" and tree[1:3] in (("(", ")"), ("[", "]")):
@@ -132,7 +141,7 @@ def _names(tree: Node, asked: frozenset[Node] | None) -> tuple[str, ...]:
     is_sum = kind in ("add", "ratio") and all(part[0] == "symbol" for part in tree[1:])
     is_function = kind in ("call", "abs") and tree[1] not in ("exp", "ln") and bool(names)
     is_asked = asked is not None and (key(tree) in asked - {()} or (not asked and (is_sum or is_function)))
-    is_inverse = kind == "pow" and literal(tree[2]) == -1
+    is_inverse = kind == "pow" and (literal(tree[2]) == -1 or tree[2] == ("symbol", "T"))
     is_measure = is_upper and (kind in ("call", "abs") or is_inverse or (kind == "mul" and asked is not None))
     return (repr(tree),) if kind == "apply" or is_measure or is_asked or (is_sum and kind == "ratio") else ()
 
@@ -222,6 +231,12 @@ def is_nothing(claim: Claim) -> bool:
     text = " ".join(map(str, value[1:])).casefold().rstrip(".") if value[0] == "words" else ""
     is_one = len(claim.items) == 1 and not claim.items[0].chain[1]
     return is_one and (value == ("set",) or _NOTHING.fullmatch(text) is not None)
+
+
+def bare_names(form: Form) -> frozenset[str]:
+    """The names without the variables of the value: y of `y(x) = 2x`."""
+    ends = tuple(f"({name})" for name in symbols(form.value))
+    return frozenset(name.rpartition("(")[0] if name.endswith(ends) else name for name in form.names)
 
 
 # ----- values

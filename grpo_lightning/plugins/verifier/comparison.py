@@ -13,6 +13,7 @@ from grpo_lightning.plugins.verifier.claims import (
     WHOLES,
     Form,
     agree,
+    bare_names,
     choice_of,
     expanded,
     form_of,
@@ -35,12 +36,13 @@ from grpo_lightning.plugins.verifier.numbers import (
 from grpo_lightning.plugins.verifier.sentences import read_sentence
 from grpo_lightning.plugins.verifier.spans import FLIPPED, Span, is_only_span, span_of, union_of
 from grpo_lightning.plugins.verifier.tokens import Unreadable, tokenize
-from grpo_lightning.plugins.verifier.units import LOOSE, Unit, conversion
-from grpo_lightning.plugins.verifier.words import changes
+from grpo_lightning.plugins.verifier.units import LOOSE, UNITS, Unit, conversion, product_of
+from grpo_lightning.plugins.verifier.words import changes, word_set
 
 EQUAL, DIFFERENT, UNPARSEABLE, RESTATED, GOLD_BAD = "equal", "different", "unparseable", "restated", "gold_bad"
 _MODULAR = ("remainder", "mod", "units digit", "congruen", r"\equiv")
 _ROUNDED = ("round", "nearest", "approximat", "closest", "estimat", "decimal", "about", "tenth", "hundredth")
+_VERDICTS = word_set("yes no true false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Policy:
 
     percent: bool = True
     degrees: bool = True
-    convert_units: bool = False
+    convert_units: bool = True
     ordered_lists: bool = False
     tuples_are_intervals: bool = False
     finished: bool = True
@@ -92,6 +94,9 @@ class Comparison:
         self.known = question.words_of(asked)
         self.asked = question.formulas_of(asked).keys | ({("known",)} if self.known else set())
         self.context = question.context_of(asked)
+        self.is_ordered = policy.ordered_lists or question.wants_order(asked)
+        self.counter = ""
+        """The counter of the families that are compared: k of `k \\pi`."""
         self.allowed: frozenset[str] = frozenset()
         self.claims: list[Claim] = []
         """The claims of gold answer and answer that were compared last."""
@@ -104,6 +109,8 @@ class Comparison:
             gold_tokens = _spelling(gold)
         except Unreadable:
             return GOLD_BAD
+        if gold.strip().casefold() in _VERDICTS and (verdict := _verdict_of(answer)):
+            return EQUAL if verdict == gold.strip().casefold() else DIFFERENT
         if answer.endswith(" !") and "!" in gold:
             answer = f"{answer[:-2]}!"
         try:
@@ -132,14 +139,12 @@ class Comparison:
             return claim
         if len(gold.items) > 1 or gold.items[0].chain[2][-1][0] == "words":
             return None
+        if claim and self.is_other_name(form_of(gold), form_of(claim)):
+            return None
         if sentence := read_sentence(answer, self.known, self.question):
             self.claims = [gold, sentence]
             return sentence if self.same(gold, sentence) else None
         return None
-
-    def _speaks_of(self, stems: Sequence[str]) -> bool:
-        """Whether one of the words, or a form of it, is in the question."""
-        return any(stem in self.question.casefold() for stem in stems)
 
     def _rewritten(self, answer: str) -> Claim | None:
         r"""What follows the question's own words: 10 of `4 \star 3 = 10`."""
@@ -160,7 +165,7 @@ class Comparison:
         value, modulus = literal(operands[-1][1]), literal(operands[-1][2])
         numbers = question.numbers_of(self.question) | ({Fraction(10)} if "digit" in self.known else set())
         is_least = value is not None and modulus is not None and 0 <= value < modulus and modulus in numbers
-        if not is_least or {*operators} - {"equiv", "="} or not self._speaks_of(_MODULAR):
+        if not is_least or {*operators} - {"equiv", "="} or not question.speaks_of(self.question, _MODULAR):
             return answer
         return Claim((replace(item, chain=("chain", (), (operands[-1][1],))),), answer.joins)
 
@@ -180,7 +185,22 @@ class Comparison:
         left, right = form_of(gold), form_of(answer, None if is_relation else self.asked)
         if left is None or right is None or "trailing" in right.joins - left.joins:
             return False
-        return self.same_domain(left, right) and self.same_form(left, _with_counter(left, right))
+        if self.is_ordered and right.value[0] == "chain" and {*right.value[1]} in ({"<"}, {">"}):
+            right = replace(right, value=("list", *right.value[2]))  # `1 < 2 < 3`
+        if not self.same_domain(left, right) or self.is_other_name(left, right):
+            return False
+        is_family = ("numbers", "Z") in [form.domain[1] for form in (left, right) if form.domain]
+        names = [left.domain[0]] if left.domain else sorted(symbols(left.value) & COUNTERS)
+        self.counter = names[0] if is_family and len(names) == 1 else ""
+        return self.same_form(left, _with_counter(left, right))
+
+    def is_other_name(self, gold: Form | None, answer: Form | None) -> bool:
+        """Whether the answer is named, and the question has this variable but asks for another one."""
+        if gold is None or answer is None:
+            return False
+        asked = question.variables_of(self.question)
+        is_variable = len(answer.names) == 1 and all(len(name) == 1 and name in self.question for name in answer.names)
+        return not gold.names and is_variable and bool(asked) and asked.isdisjoint(answer.names)
 
     def _offered(self, letter: str) -> Claim | None:
         """The claim of a choice of the question; None if there is no such choice, or it cannot be read."""
@@ -196,7 +216,9 @@ class Comparison:
             is_bound = [form.domain[0] in symbols(form.value) for form in (gold, answer) if form.domain]
             if gold.domain[1] != answer.domain[1] or is_bound[0] != is_bound[1]:
                 return False
-        elif gold.domain or (answer.domain and not _is_free(answer.domain, gold)):
+        elif (gold.domain and not _is_free(gold.domain, answer)) or (
+            answer.domain and not _is_free(answer.domain, gold)
+        ):
             return False
         pairs = zip(gold.excluded, answer.excluded, strict=False)
         is_excluded = len(gold.excluded) == len(answer.excluded) and all(self.same_relation(a, b) for a, b in pairs)
@@ -204,6 +226,8 @@ class Comparison:
 
     def same_form(self, gold: Form, answer: Form) -> bool:
         """Whether two claims are equal in names, unit and value."""
+        if bool(gold.item.unit) != bool(answer.item.unit):
+            gold, answer = map(_with_unit, (gold, answer))
         factor = self._unit_factor(gold.item.unit, answer.item.unit)
         if factor is None:
             return False
@@ -213,18 +237,22 @@ class Comparison:
         if answer.order and gold.value[0] == "record":
             value = ("record", *zip(answer.order, answer.value[3:], strict=False))
         is_equation = len(chains[0][1]) == len(chains[1][1]) == 1 and len(symbols(chains[0])) > 1
-        if gold.names and answer.names and not gold.names & answer.names:
+        if gold.names and answer.names and not (gold.names & answer.names or bare_names(gold) & bare_names(answer)):
             return is_equation and self.same_relation(*chains)
-        if "chain" in (gold.value[0], value[0]) and not (span_of(gold.value) and span_of(value)):
+        is_span = span_of(gold.value) and span_of(value)
+        is_copy = not self.known and value[0] == "chain" and value[2][0][0] == "abs"  # `|x| < 3`
+        if "chain" in (gold.value[0], value[0]) and (not is_span or is_copy):
             return value[0] not in LISTS and (is_equation or gold.value[0] == "chain") and self.same_relation(*chains)
         if not self._is_kind(gold.item, gold.value, answer.item, value) or not self._is_one_value(gold, answer):
             return False
-        if factor != 1 and (number := literal(value)) is not None:
+        if factor != 1:
+            if (number := literal(value)) is None:
+                return False
             value = ("number", factor * number, None)
         if literal(gold.value) is not None and literal(value) is None and not symbols(value):
             value = next((link for link in answer.links if literal(link) is not None), answer.close or value)
         pairs = [(gold.close, value)] if gold.close else []
-        units = gold.item.unit, answer.item.unit
+        units = gold.item.unit or question.unit_of(self.question), answer.item.unit
         return any(self.same_value(a, b, *units) for a, b in (*pairs, (gold.value, value)))
 
     def same_members(self, gold: Node, answer: Node) -> bool:
@@ -235,7 +263,7 @@ class Comparison:
             golds, answers = _distinct(golds), _distinct(answers)
         if len(golds) != len(answers):
             return False
-        if ("dots",) in golds or ("dots",) in answers or (self.policy.ordered_lists and not is_set):
+        if ("dots",) in golds or ("dots",) in answers or (self.is_ordered and not is_set):
             return all(map(self.same_part, golds, answers))
         for part in golds:
             found = next((other for other in answers if self.same_part(part, other)), None)
@@ -250,6 +278,9 @@ class Comparison:
             values = dict(answer[1:])
             is_same = {*values} == {name for name, _ in gold[1:]}
             return is_same and all(self.same_part(value, values[name]) for name, value in gold[1:])
+        named, other = (gold, answer) if gold[0] == "record" else (answer, gold)
+        if other[0] in LISTS and len({name.partition("_")[0] for name, _ in named[1:]}) == 1:  # roots `x_1`, `x_2`
+            return self.same_members(*(("list", *(v for _, v in t[1:])) if t is named else t for t in (gold, answer)))
         golds = [value for _, value in gold[1:]] if gold[0] == "record" else _in_order(gold)
         answers = _in_order(answer) if gold[0] == "record" else [value for _, value in sorted(answer[1:])]
         return len(golds) == len(answers) and all(map(self.same_part, golds, answers))
@@ -266,17 +297,25 @@ class Comparison:
         rounded = literal(answer.close) if answer.close and literal(answer.value) is None else None
         if rounded is None or rounded.denominator > 1 or is_decimal(answer.close or ()) or abs(rounded) >= 100:
             return True
-        return literal(gold.value) is not None and self._speaks_of(_ROUNDED)
+        return literal(gold.value) is not None and question.speaks_of(self.question, _ROUNDED)
 
     def _unit_factor(self, gold: Unit, answer: Unit) -> Fraction | None:
         """The factor that converts the answer's number to the unit of the gold answer; None if there is none."""
-        wanted = gold or question.unit_of(self.question)
+        asked = question.unit_of(self.question)
+        wanted = gold or asked
         names = {*dict(wanted)}, {*dict(answer)}
-        if wanted == answer or names[0] | names[1] <= _ANGLES or any(part <= LOOSE for part in names):
+        is_angle = names[0] | names[1] <= _ANGLES or ({"degree"} in names and names[0] | names[1] <= _DEGREES)
+        if wanted == answer or is_angle or any(part <= LOOSE for part in names):
             return Fraction(1)
-        if not gold:
-            return None if conversion(answer, wanted) else Fraction(1)
-        return conversion(answer, gold) if self.policy.convert_units else None
+        if gold:
+            return conversion(answer, gold) if self.policy.convert_units and self.known and not asked else None
+        above = [tuple((name, power) for name, power in unit if power > 0) for unit in (wanted, answer)]
+        is_rate = above[0] == above[1] and (above[0] == wanted or above[1] == answer)  # `miles` for `miles per day`
+        return (
+            Fraction(1)
+            if is_rate and all(question.speaks_of(self.question, [name]) for name in names[0] ^ names[1])
+            else None
+        )
 
     def _is_kind(self, gold: Item, gold_value: Node, answer: Item, answer_value: Node) -> bool:
         """Whether the answer has a unit of the kind of the gold answer, or none: no dollars for degrees."""
@@ -334,7 +373,8 @@ class Comparison:
         is_short = answer[0] != "number" or len(str(answer[1].numerator)) < 9
         if other is not None and is_decimal(answer) and is_short and exact(gold) is None:
             return False
-        return equality.equal(gold, answer, self.context) or self.same_angle(gold, answer, gold_unit, answer_unit)
+        is_same = equality.equal(gold, answer, self.context) or equality.same_family(gold, answer, self.counter)
+        return is_same or self.same_angle(gold, answer, gold_unit, answer_unit)
 
     def _same_number(self, number: Fraction, other: Fraction, gold: Node, answer: Node) -> bool:
         """Whether two numbers are equal, a decimal up to its digits."""
@@ -441,12 +481,20 @@ class Comparison:
 
 
 _ANGLES = frozenset(["degree", "radian"])
+_DEGREES = frozenset(["degree", "celsius", "fahrenheit"])
 _SIGNS = ("degree", "percent")
 
 
 def _kinds(item: Item, value: Node) -> set[str]:
     """The kinds of unit of an item: units of the table, degrees, percent."""
     return {name for name, _ in item.unit} | {value[0]} & {*_SIGNS}
+
+
+def _with_unit(form: Form) -> Form:
+    """A value times a letter as a value with a unit: `7m` beside `7 m`."""
+    is_product = form.value[0] == "mul" and len(form.value) == 3 and form.value[2][0] == "symbol"
+    unit = UNITS.get(form.value[2][1]) if is_product else None
+    return replace(form, value=form.value[1], item=replace(form.item, unit=product_of(unit))) if unit else form
 
 
 # ----- names, lists, words
@@ -458,7 +506,7 @@ def _with_counter(gold: Form, answer: Form) -> Form:
         return replace(answer, value=renamed(answer.value, {answer.domain[0]: gold.domain[0]}))
     names = [symbols(form.value) for form in (gold, answer)]
     is_counter = len(names[0]) == len(names[1]) == 1 and names[0] | names[1] <= COUNTERS
-    if not is_counter or ("constant", "pi") not in nodes(gold.value):
+    if not is_counter or not (gold.domain or answer.domain or ("constant", "pi") in nodes(gold.value)):
         return answer
     return replace(answer, value=renamed(answer.value, dict(zip(names[1], names[0], strict=True))))
 
@@ -501,6 +549,14 @@ _ARTICLES = frozenset(["the", "a", "an", "on", "in", "it", "it's", "is", "be", "
 
 
 # ----- relations and spellings
+
+
+def _verdict_of(answer: str) -> str:
+    r"""The verdict before a comma and its reason: no of `No, 57 = 3 \cdot 19`; empty if the reason has conditions."""
+    verdict, _, reason = answer.casefold().removeprefix(r"\text").lstrip("{ ").partition(",")
+    others = _VERDICTS | {"if", "unless", "but", "maybe", "or"}
+    is_plain = verdict in _VERDICTS and reason and others.isdisjoint(reason.replace("}", " ").split())
+    return verdict if is_plain else ""
 
 
 def _oriented(chain: Node) -> tuple[tuple[str, ...], tuple[Node, ...]] | None:

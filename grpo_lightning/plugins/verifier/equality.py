@@ -52,6 +52,24 @@ def equal(gold: Node, answer: Node, context: Context = Context()) -> bool:
     )
 
 
+def same_family(gold: Node, answer: Node, counter: str) -> bool:
+    """Whether two formulas run through the same values, equally far apart: `k pi - pi/4` and `k pi + 3 pi/4`."""
+    if not counter or not symbols(gold) == symbols(answer) == {counter}:
+        return False
+    by = precise(DIGITS)
+    try:
+        values = [[by.value(tree, {counter: Fraction(n)}) for n in (0, 1, 7)] for tree in (gold, answer)]
+    except NoNumber:
+        return False
+    steps = [after - start for start, after, _ in values]
+    near = by.context.mpf(10) ** -20 * max(map(abs, (*values[0], *values[1])))
+    is_linear = all(abs(far - start - 7 * step) <= near for (start, _, far), step in zip(values, steps, strict=True))
+    if not is_linear or abs(steps[0]) <= near or abs(abs(steps[0]) - abs(steps[1])) > near:
+        return False
+    shift = (values[1][0] - values[0][0]) / steps[0]
+    return bool(abs(shift - by.context.nint(shift.real)) <= 1e-20 * (1 + abs(shift)))
+
+
 def equal_constants(gold: Node, answer: Node) -> bool:
     """Whether two formulas without variables have the same value; a long decimal is compared up to its digits."""
     gold_value, answer_value = exact(gold), exact(answer)

@@ -2,17 +2,16 @@
 
 import re
 
-from grpo_lightning.plugins.verifier.words import BOUNDS, FAULTS, JUDGEMENTS, NEGATIONS, changes, take_back
+from grpo_lightning.plugins.verifier.words import BOUNDS, FAULTS, JUDGEMENTS, NEGATIONS, PARTS, changes, take_back
 
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(\d++(?:\.\d+)?|[A-Za-z])(?!\s*[{A-Za-z]))|\\.|[{}]", re.DOTALL)
 _INNER = re.compile(r"\\(?:boxed|fbox)\s*\{([^{}]*)\}|\\(?:boxed|fbox)\s*(?=\{)")
 _LAYOUT = re.compile(
-    r"[\s$*{}.,]|\\[()\[\],;:! ]|\\(?:q?quad|left|right|mathbf|displaystyle|underline)(?![a-z])|</?\w+>"
+    r"[\s$*{}]|[.,](?!\d)|\\[()\[\],;:! ]|\\(?:q?quad|left|right|mathbf|displaystyle|underline)(?![a-z])|</?\w+>"
 )
-_SENTENCE_END = re.compile(r"[.!?](?=[\s$)*\\\]]|\Z)|\n\s*\n|\n\s*[A-Z#*<\\$]")
-_CLAUSE_END = re.compile(r"[.!?;](?=[\s$)*\\\]]|\Z)|\n|\s—\s|</\w+>")
+_SENTENCE_END = re.compile(r"(?<!i\.e)[.!?](?=[\s$)*\\\]]|\Z)|\n\s*\n|\n\s*[A-Z#*<\\$]")
 _STATEMENT_END = re.compile(
-    r"(?<![ap]\.m)(?<!\ssq)[.](?=[*$]*(?:\s|\Z))(?!\$\s+[a-z])|(?<=[\d*])!(?=[*]*\s+[A-Z])|\\\\(?=\s*\Z)"
+    r"(?<![ap]\.m)(?<!\ssq)(?<!i\.e)[.](?=[*$]*(?:\s|\Z))(?!\$\s+[a-z])|(?<=[\d*])!(?=[*]*\s+[A-Z])|\\\\(?=\s*\Z)"
 )
 _MATHS = re.compile(r"(?<!\\)\$\$?|\\[()\[\]]")
 _FORMULA = re.compile(r"\$(?:(?!(?<![\\A-Za-z{])[a-z]{3})[^$])+[^$.]\$(?!\d)|\\\((?:(?!\\\)).)+\\\)")
@@ -33,8 +32,8 @@ _NEXT = re.compile(
 )
 _PART = re.compile(r"[A-Za-z]+(?:['’-][A-Za-z]+)*|[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?|[:;=]")
 _BECAUSE = re.compile(
-    r"[,;]?\s\(?(?:(?<=, )as|because|since|which|where|so|given|giving|after|meaning|namely|i\.e\.|we"
-    r"|and (?:we|so|thus|hence|this|that|it))\b|;\s*(?=[a-z]{2})|\s(?:—|--)\s",
+    r"[,;]?\s\(?(?:(?<=, )(?:as|who|with)|because|since|which|where|so|given|giving|after|meaning|namely|we"
+    r"|and (?:we|so|thus|hence|this|that|it))\b|,?\s\(?i\.e\.|;\s*(?=[a-z]{2})|\s(?:—|--)\s",
     re.IGNORECASE,
 )
 """What begins an explanation: from here on a number is no second answer."""
@@ -42,6 +41,13 @@ _OR = re.compile(
     r"\b(?:or|otherwise|maybe|perhaps|possibly|alternatively|else|unless|wrong)\b(?!\s+equal)|\band we also\b",
     re.IGNORECASE,
 )
+_SAME = re.compile(
+    r"[\s$]*(?:\((?:(?:or|i\.e\.|that is|equivalently|=),?)?\s*(?P<near>about |approximately |roughly |≈|\\approx)?"
+    r"\s*([^()\n]+)\)"
+    r"|,?\s*(?:i\.e\.|that is|or equivalently|equivalently),?\s+(\$[^$\n]+\$|\S+))(?=[\s$.,;]|\Z)",
+    re.IGNORECASE,
+)
+"""The same value in another form, behind a box: `(or 30%)`, `, i.e. $3.5$`."""
 _PHRASE = re.compile(
     r"\banswer\*{0,2}(?:\s+(?:is|equals)\b(?:\s+(?:therefore|thus|then|hence|so|simply|just|exactly|that),?)?\s*:?|\s*:)"
     r"(?:[ \t*]*\n)*",
@@ -97,12 +103,21 @@ def _boxed(text: str) -> str | None:
     before, after = text[max(0, start - _MAX_AROUND) : start], text[end : end + _MAX_AROUND]
     left, right = _beside(before, after)
     head = _words(_SENTENCE_END.split(before[: len(before) - len(left)])[-1])
+    head = [word for word in head[:-1] if word not in PARTS or word == "half"] + head[-1:]  # `the third side is`
     is_correction = first and _CORRECTION.match(_LAYOUT.sub(" ", text[boxes[first - 1][1] : start]))
-    if take_back(_behind_value(head)) and not is_correction:
+    is_unreal = "would" in head and (head[0] == "had" or " have been " in f" {' '.join(head)} ")
+    is_fault = not FAULTS.isdisjoint(head)  # `a common mistake is`
+    if is_unreal or is_fault or (take_back(_behind_value(head)) and not is_correction):
         return f"not {answer}"
     if any(_LAYOUT.sub("", side) for side in (left, right)):
         answer = f"{left} {answer} {right}"
-    return answer + _taken_back(answer, *_split(after[len(right) :]))
+    tail = after[len(right) :]
+    same = _SAME.match(tail)
+    form = (same[2] or same[3]).strip(" $.,;") if same else ""
+    if same and any(c.isdigit() for c in form) and not _PROSE.search(form.removesuffix("percent")):
+        answer = rf"{answer} \approx {form}" if same["near"] else f"{form} = {answer}"
+        tail = tail[same.end() :]
+    return answer + _taken_back(answer, *_split(tail))
 
 
 def _tagged(text: str) -> str | None:
@@ -191,7 +206,7 @@ def _beside(before: str, after: str) -> tuple[str, str]:
     for mark in _MATHS.finditer(before):
         opened = "" if opened else mark[0]
         start = mark.end()
-    if opened:
+    if opened and "\n\n" not in before[start:]:
         end = _MATHS.search(after)
         left, right = before[start:], after[: end.start()] if end else after.partition("\n")[0]
     else:
@@ -229,11 +244,21 @@ def _taken_back(answer: str, sentence: str, rest: str) -> str:
     because = _BECAUSE.search(sentence)
     claimed, reason = (sentence[: because.start()], sentence[because.start() :]) if because else (sentence, "")
     words = _words(claimed)
-    if changes(words) or any(not word[0].isalpha() for word in words) or _OR.search(reason):
+    if (
+        changes(words)
+        or any(not word[0].isalpha() for word in words)
+        or _OR.search(reason)
+        or _is_fault(_words(reason))
+    ):
         return f" {_LAYOUT.sub(' ', claimed).strip(' .,;')} {reason}"
     rest = reason + rest if reason.lstrip()[:1] in (";", "—") else rest
     is_other = _NEXT.match(rest.lstrip(" .$\n*)\\]")) or _is_retracted({*filter(_is_number, _words(answer))}, rest)
     return f" or {rest.strip()[:200]}" if is_other else ""
+
+
+def _is_fault(words: list[str]) -> bool:
+    """Whether words fault an answer and no other number: `which is incorrect`."""
+    return not FAULTS.isdisjoint(words) and not any(map(_is_number, words))
 
 
 def _is_number(word: str) -> bool:
@@ -245,7 +270,7 @@ def _is_retracted(values: set[str], text: str) -> bool:
 
     A sentence that faults another number ("8, which is wrong", "not 8") confirms the answer.
     """
-    for sentence in _CLAUSE_END.split(text):
+    for sentence in _SENTENCE_END.split(text.replace(";", ". ")):
         words = {word for word in _words(sentence) if word[0].isalnum()}
         others = {word for word in words if _is_number(word) and word not in values}
         is_negative = not NEGATIONS.isdisjoint(words) or any(word.endswith("n't") for word in words)

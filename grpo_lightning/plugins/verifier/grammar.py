@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from grpo_lightning.plugins.verifier.number_words import in_digits
-from grpo_lightning.plugins.verifier.tokens import Token, Unreadable, tokenize
-from grpo_lightning.plugins.verifier.units import CURRENCIES, UNITS, Unit
+from grpo_lightning.plugins.verifier.tokens import SHORT, Token, Unreadable, tokenize
+from grpo_lightning.plugins.verifier.units import CURRENCIES, TEMPERATURES, TIMES, UNITS, Unit, product_of
 from grpo_lightning.plugins.verifier.words import BELOW_100, SCALES, changes, word_set
 
 Node = tuple[Any, ...]
@@ -31,7 +31,11 @@ _MATRICES = word_set("pmatrix bmatrix matrix array vmatrix Bmatrix smallmatrix")
 _MARKS = ("overline", "vec", "hat", "dot", "ddot", "tilde", "angle", "triangle", "measuredangle")
 _SETS = {"cup": "union", "cap": "meet", "setminus": "minus"}
 _FIXED: dict[str, Node] = {"infty": ("constant", "inf"), "emptyset": ("set",), "ldots": ("dots",)}
+_PHRASES = dict.fromkeys(("all real numbers", "all reals"), ("numbers", "R"))
+_PHRASES |= dict.fromkeys(("infinity", "infinite", "infinitely many"), _FIXED["infty"])
 _TWO: Node = ("number", Fraction(2), None)
+_OPENING = word_set("= : , approx therefore implies to Rightarrow Longrightarrow")
+"""Signs before an answer that say nothing."""
 _END = Token("end", "")
 
 
@@ -81,7 +85,7 @@ def parse(tokens: list[Token], known: frozenset[str] = frozenset()) -> Claim:
         if tokens[-1].text == "!" and not tokens[-1].spaced and tokens[-2:-1] and tokens[-2].kind != "word":
             break
         tokens = tokens[:-1]
-    while tokens and tokens[0].kind in ("mark", "command") and tokens[0].text in ("=", ":", ",", "approx"):
+    while tokens and tokens[0].kind in ("mark", "command") and tokens[0].text in _OPENING:
         tokens = tokens[1:]
     return _Parser(tokens, known).claim()
 
@@ -132,7 +136,7 @@ class _Parser:
         return self.tokens[self.position - 1].text
 
     def at_end(self) -> bool:
-        return self.next is _END or self.next.text in (")", "]", r"\}")
+        return self.next is _END or self.next.text in (")", "]", r"\}", "}")
 
     def skip_words(self, *others: str) -> list[str]:
         """Takes all words and symbols that come next."""
@@ -248,6 +252,8 @@ class _Parser:
             operands[-1] = ("mod", operands[-1], self.operand())
             self.expect(")")
         scale, unit, things = self.unit(currency)
+        if operands[-1][0] == "degree" and len(unit) == 1 and unit[0][0] in TEMPERATURES:
+            operands[-1], unit = operands[-1][1], ((TEMPERATURES[unit[0][0]], 1),)
         if scale != 1:
             value = operands[-1]
             factor = ("number", Fraction(scale), None)
@@ -315,8 +321,7 @@ class _Parser:
         """Text that is an answer by itself: `Tuesday`, `June 20`."""
         first = [self.advance()]
         found = first + self.skip_words("number", "command")
-        is_line = " ".join(found).casefold() in ("all real numbers", "all reals")
-        return ("numbers", "R") if is_line else ("words", *found)
+        return _PHRASES.get(" ".join(found).casefold(), ("words", *found))
 
     # ----- units
 
@@ -342,7 +347,7 @@ class _Parser:
         if inside and len(names) == len(inside) and not changes(names, self.known):
             self.position += len(inside) + 2
             phrase = phrase or names
-        unit = tuple(sorted((name, power) for name, power in factors.items() if power)) or ((sign, 1),) * bool(sign)
+        unit = _sorted(factors) or ((sign, 1),) * bool(sign)
         is_thing = any(len(w) > 3 and w.endswith("s") and w.casefold() not in UNITS for w in phrase[:3])
         return scale, unit, 0 if not phrase else 2 if is_thing and not factors and not sign else 1
 
@@ -355,10 +360,15 @@ class _Parser:
             self.take(".") if found or square > 1 else None
             token = self.next
             name = UNITS.get(token.text) or UNITS.get(token.text.casefold())
-            if name and token.kind == "word":
+            is_inside = found and self.peek(-1).kind == "word" and (token.text in SHORT or name in TIMES)
+            if is_inside or (token.text == "in" and self.peek(1).kind == "word"):
+                return found  # `5 litres in total`, `5 litres every day`, `$5 in total`
+            if name and (token.kind == "word" or self.is_letter_of_unit()):
                 self.position += 1
                 self.take(".")
-                factors[name] = factors.get(name, 0) + sign * square * self.unit_power()
+                power = sign * square * self.unit_power()
+                for base, times in product_of(name):
+                    factors[base] = factors.get(base, 0) + power * times
             elif found and (self.take("/") or self.take_word("per")):
                 if not self.unit_product(factors, -sign):
                     self.position = start
@@ -368,8 +378,31 @@ class _Parser:
                 return found
             found = True
 
+    def is_letter_of_unit(self) -> bool:
+        """Whether a letter begins here that is a unit: `m` of `7 m`, if it is no variable of the question."""
+        token, before = self.next, self.peek(-1)
+        if token.kind != "symbol" or token.text not in UNITS or token.text in self.known:
+            return False
+        return before.text in ("/", "*") or before.kind == "word" or self.opens_unit()
+
+    def opens_unit(self) -> bool:
+        """Whether letters behind a number, and a space, are its unit, up to the end of the item: `7 m/s`."""
+        if self.peek(-1).text == "circ" and self.next.kind == "symbol":
+            return self.next.text in ("C", "F") and self.peek(1).text in ("", ",", "or", "and")
+        is_known = bool(self.known) or self.peek(1).text == "/"
+        is_spaced = is_known and self.next.spaced and self.next.kind == "symbol" and self.peek(-1).kind == "number"
+        if not is_spaced or self.next.text not in UNITS or self.next.text in self.known:
+            return False
+        for token in self.tokens[self.position :]:
+            if token.text in (",", "or", "and"):
+                break
+            if token.text not in ("/", "^", "{", "}", "-", "*") and token.kind != "number" and token.text not in UNITS:
+                return False
+        return True
+
     def unit_power(self) -> int:
-        text = self.group_text() if self.take("^") else "1"
+        word = self.take_word("squared", "cubed")
+        text = "23"[word == "cubed"] if word else self.group_text() if self.take("^") else "1"
         if not text.removeprefix("-").isdigit() or len(text) > 2:
             raise Unreadable("no power of a unit")
         return int(text)
@@ -461,7 +494,7 @@ class _Parser:
         """Whether a factor of a product without a sign begins here."""
         token, after = self.next, self.peek(1)
         if token.kind in ("number", "symbol", "function"):
-            return True
+            return not self.opens_unit()
         if token.text == "|":
             return self.bars == 0 and "|" not in self.stops
         is_words = after.text in ("mod", "bmod") or (after.kind == "word" and len(after.text) != 1)
@@ -569,6 +602,13 @@ class _Parser:
         if text == r"\{":
             return self.set()
         if text == "{":
+            end, depth = self.matching(self.position - 1), 0
+            if self.next.kind == "symbol" and self.peek(1).text in ("|", ":", "mid"):
+                return self.set("}")
+            for token in self.tokens[self.position : end]:
+                depth += (token.text in ("(", "{", r"\{")) - (token.text in (")", "}", r"\}"))
+                if token.text == "," and not depth:
+                    return self.set("}")
             self.position -= 1
             return self.argument()
         if text in ("|", r"\|"):
@@ -682,8 +722,8 @@ class _Parser:
             return values[0]
         return ("group", opening, closing, *values)
 
-    def set(self) -> Node:
-        if self.take(r"\}"):
+    def set(self, closing: str = r"\}") -> Node:
+        if self.take(closing):
             return ("set",)
         with self.inside("|", ":", "mid"):
             items, joins = self.items()
@@ -691,12 +731,12 @@ class _Parser:
         if self.take("|", ":", "mid"):
             with self.inside():
                 conditions, how = self.items()
-            self.expect(r"\}")
+            self.expect(closing)
             parts = [_plain_value(item) for item in conditions]
             if len(items) > 1 or ("or" in how and how != {"or"}):
                 raise Unreadable("a set of more than one kind")
             return ("builder", values[0], ("either", *parts)) if how == {"or"} else ("builder", values[0], *parts)
-        self.expect(r"\}")
+        self.expect(closing)
         if joins & {"or", "and", "trailing"}:
             raise Unreadable("words in brackets")
         return ("set", *values)
@@ -722,6 +762,21 @@ class _Parser:
         if len(claim.items) != 1:
             raise Unreadable("a cell with more than one value")
         return _plain_value(claim.items[0])
+
+
+def read_unit(text: str) -> tuple[Unit, str, str]:
+    """The unit that a text begins with, its last token and the one behind it; no unit if there is none."""
+    parser = _Parser(list(tokenize(rf"\text{{{text}}}")), frozenset())
+    factors: dict[str, int] = {}
+    parser.unit_product(factors, 1)
+    return _sorted(factors), parser.peek(-1).text, parser.next.text
+
+
+def _sorted(factors: dict[str, int]) -> Unit:
+    """The normal form of a product of units; degrees of Celsius are no angles."""
+    is_temperature = not {"celsius", "fahrenheit"}.isdisjoint(factors)
+    names = (name for name, power in factors.items() if power and not (is_temperature and name == "degree"))
+    return tuple((name, factors[name]) for name in sorted(names))
 
 
 def _nesting(token: Token) -> int:

@@ -55,7 +55,8 @@ class MathVerifier(Reward):
         percent: Whether `25` and `0.25` are both equal to `25\%`: a question for a percentage may be answered in
             either way. If False, only `0.25` is, which has the same value.
         degrees: Whether `90^\circ`, `90` and, where one of them has a degree sign, `\frac\pi2` are equal.
-        convert_units: Whether `1\text{ foot}` is `12\text{ inches}`. If False, another unit is wrong.
+        convert_units: Whether `1\text{ foot}` is `12\text{ inches}`, if there is a question and it names no unit. If
+            False, another unit is always wrong.
         ordered_lists: Whether `2, 1` is wrong where the gold answer is `1, 2`. Sets in braces never have an order.
         tuples_are_intervals: Whether `(1,2)` and `[1,2]` are equal.
         finished: Whether an answer must be in finished form: not `\sqrt{50}+\sqrt{18}` for `8\sqrt2`, and no copy of
@@ -76,7 +77,7 @@ class MathVerifier(Reward):
         max_timeouts: float = 0.05,
         percent: bool = True,
         degrees: bool = True,
-        convert_units: bool = False,
+        convert_units: bool = True,
         ordered_lists: bool = False,
         tuples_are_intervals: bool = False,
         finished: bool = True,
@@ -248,6 +249,8 @@ def decide(gold: str, answer: str, question: str = "") -> Verdict | Pair:
     """The verdict if both are plain numbers, else the pair for a worker to compare."""
     if len(answer) > MAX_CHARS:
         return _TOO_LONG
+    if "$" in answer and question:  # it may ask for cents
+        return gold, answer, question
     gold_number, answer_number = plain_number(gold.strip()), plain_number(answer)
     if (
         gold_number is not None

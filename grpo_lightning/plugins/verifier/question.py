@@ -1,22 +1,22 @@
 """What a question says: its formulas, numbers and words, its choices, and the unit and the form that it asks for."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
 from grpo_lightning.plugins.verifier.equality import CONSTANTS, Context
 from grpo_lightning.plugins.verifier.forms import ONE, normal
-from grpo_lightning.plugins.verifier.grammar import Node, read_claim
+from grpo_lightning.plugins.verifier.grammar import Node, read_claim, read_unit
 from grpo_lightning.plugins.verifier.numbers import literal, nodes
 from grpo_lightning.plugins.verifier.tokens import Unreadable
-from grpo_lightning.plugins.verifier.units import UNITS, Unit
+from grpo_lightning.plugins.verifier.units import Unit
 from grpo_lightning.plugins.verifier.words import BELOW_100, PARTS, SCALES
 
 _WORD = re.compile(r"[^\W\d_]{3,}")
-_CAPITAL = re.compile(r"(?<![A-Za-z(°\\])[CK](?![A-Za-z)])")
-_INTEGRAL = re.compile(r"(?i:\\i*int\b|integra|antiderivative|primitive|differential|constant|dx\b)")
-_INTEGERS = re.compile(r"(?i:\b(?:integers?|natural numbers?|sequences?|recurrence|series|\w*th term)\b|a_n|\\sum)")
+_INTEGRAL = ("\\int", "\\iint", "integra", "antiderivative", "primitive", "differential", "constant", "dx")
+_INTEGERS = ("integer", "natural number", "sequence", "recurrence", "series", "th term", "a_n", "\\sum")
 _FORMULA = re.compile(r"\$\$?((?:\\\$|[^$])+)\$\$?|\\\(((?s:.+?))\\\)|\\\[((?s:.+?))\\\]")
 _PLAIN = re.compile(
     r"(?:\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|sqrt|sin|cos|tan|[\d{}()\[\]^_+*/=<>|!.,&%\\-]|\s(?=\S))+"
@@ -29,9 +29,21 @@ _QUAD = re.compile(r"\\q?quad(?![a-z])|\\hspace\{[^{}]*\}|\\[ ,;\\]")
 _COUNTS = BELOW_100 | SCALES | PARTS | {"twice": 2, "double": 2, "both": 2, "percent": 100, "percentage": 100}
 
 _UNIT = re.compile(
-    r"(?i:\bhow many (?:more |fewer |total |whole )?([a-z]+)|\bin ([a-z]+)\s*[?.]"
-    r"|\bin ([a-z]+),? (?:is|was|will|do|does|did)\b)"
+    r"(?i:\b(how many (?:more |fewer |total |whole )?|number of |in |to ))"
+    r"([A-Za-z¢°][A-Za-z/^{}\d]*(?: [A-Za-z/]+){0,4})"
 )
+_ORDER = re.compile(
+    r"(?i:\bin (?:\w+[ -])*?order\b(?! to\b| that\b| for\b)|\bfrom (?:the )?(?:least|smallest|lowest|greatest|largest))"
+)
+_ASKED = re.compile(
+    r"(?i:\b(?:find|determine|compute|calculate|evaluate|what is|solve for)"
+    r"(?: the)?(?: (?:positive|integer|exact|real))*(?: values? of)?) \$?([A-Za-z])\$?(?![\w'(\\]| ?[-+*/^=_]| and\b)"
+)
+"""The variable that is asked for."""
+_AFTER_UNIT = frozenset(["", "is", "was", "will", "do", "does", "did"])
+"""What follows a unit after `in`, unless that is a plural: no noun, as in `in second place`."""
+_VARIABLE = re.compile(r"(?<![A-Za-z(°\\])[A-Za-z](?![A-Za-z)])")
+_TEXT = re.compile(r"\\(?:text|mathrm)\s*\{([^{}]*)\}")
 _SIGNS = {
     "percent": ("percent", "%", "probab", "chance", "fraction", "ratio", "proportion", " rate"),
     "degree": ("degree", "angle", "°", "circ", "rotat"),
@@ -87,8 +99,10 @@ def key(tree: Node) -> Node:
 
 @lru_cache(maxsize=1 << 10)
 def words_of(question: str) -> frozenset[str]:
-    """The words of a question, in lower case."""
-    return frozenset(word.casefold() for word in _WORD.findall(question))
+    """The words of a question, in lower case, and the letters of its formulas."""
+    formulas = (_TEXT.sub(" ", match[0]) for match in _FORMULA.finditer(question))
+    letters = (letter for formula in formulas for letter in _VARIABLE.findall(formula))
+    return frozenset((*(word.casefold() for word in _WORD.findall(question)), *letters))
 
 
 @lru_cache(maxsize=1 << 10)
@@ -105,22 +119,44 @@ def numbers_of(question: str) -> frozenset[Fraction]:
 @lru_cache(maxsize=1 << 10)
 def context_of(question: str) -> Context:
     """Whether the question is about integers, and which constants it uses itself."""
-    letters = set() if _INTEGRAL.search(question) else {match[0] for match in _CAPITAL.finditer(question)}
+    letters = set() if speaks_of(question, _INTEGRAL) else {*_VARIABLE.findall(question)}
     names = (name for name in CONSTANTS if name.partition("_")[0] in letters)
-    return Context(_INTEGERS.search(question) is not None, frozenset(names))
+    return Context(speaks_of(question, _INTEGERS), frozenset(names))
 
 
 @lru_cache(maxsize=1 << 10)
 def unit_of(question: str) -> Unit:
     """The unit that a question asks for: hours of `How many hours`; empty if it names none or several."""
-    words = [next(filter(None, match.groups())).casefold() for match in _UNIT.finditer(question)]
-    names = {UNITS[word] for word in words if len(word) > 2 and word in UNITS}
-    return ((names.pop(), 1),) if len(names) == 1 else ()
+    found = set[Unit]()
+    for match in _UNIT.finditer(_TEXT.sub(r"\1", question).replace("$", "")):
+        unit, last, after = read_unit(match[2])
+        is_noun = match[1].casefold() in ("in ", "to ") and not last.endswith(("s", "t")) and after not in _AFTER_UNIT
+        is_letter = len(last) == 1 and (last.isupper() or match[1].casefold() == "to ")  # `from P to L`
+        if unit and not is_noun and not is_letter:
+            found.add(unit)
+    return found.pop() if len(found) == 1 else ()
+
+
+def wants_order(question: str) -> bool:
+    """Whether the answers are to be given in an order: `in increasing order`, but not `in any order`."""
+    found = _ORDER.search(question)
+    return found is not None and "any" not in found[0]
+
+
+@lru_cache(maxsize=1 << 10)
+def variables_of(question: str) -> frozenset[str]:
+    """The variables that a question asks for; an `a` without dollar signs is an article."""
+    return frozenset(match[1] for match in _ASKED.finditer(question) if "$" in match[0] or match[1] not in "aAI")
 
 
 def allows(sign: str, question: str) -> bool:
     """Whether an answer may have a percent or degree sign: the question speaks of such, or it is not known."""
-    return not words_of(question) or any(stem in question.casefold() for stem in _SIGNS[sign])
+    return not words_of(question) or speaks_of(question, _SIGNS[sign])
+
+
+def speaks_of(question: str, stems: Iterable[str]) -> bool:
+    """Whether one of the words, or a form of it, is in the question."""
+    return any(stem in question.casefold() for stem in stems)
 
 
 @lru_cache(maxsize=1 << 10)

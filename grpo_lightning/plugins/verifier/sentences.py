@@ -158,7 +158,7 @@ def _explains(text: str, claim: Claim, known: Collection[str]) -> bool:
     """Whether a text in brackets or after a colon has no number, or numbers that give the value of the claim."""
     value = literal(claim.items[0].chain[2][-1])
     try:
-        tokens = in_digits(_tokens(text.removeprefix("or ")))
+        tokens = in_digits(_tokens(text.removeprefix("or ").removeprefix("i.e. ")))
     except Unreadable:
         return False
     if value is None or any(token.text == "or" for token in tokens):

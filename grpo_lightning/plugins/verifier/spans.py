@@ -100,6 +100,10 @@ def _span_of_chain(tree: Node) -> Span | None:
     _, operators, operands = tree
     if not operators:
         return span_of(operands[0])
+    if operands[0][0] == "abs" and operands[0][1][0] == "symbol" and len(operands) == 2 and operators[0] in FLIPPED:
+        name, end = operands[0][1], operands[1]  # `|x| < 3`
+        other = ("chain", (FLIPPED[operators[0]],), (name, ("neg", end)))
+        return span_of(("both" if operators[0] in ("<", "le") else "either", ("chain", operators, (name, end)), other))
     names = [index for index, operand in enumerate(operands) if operand[0] == "symbol"]
     if len(names) != 1 or any(symbols(operand) for operand in operands if operand[0] != "symbol"):
         return None

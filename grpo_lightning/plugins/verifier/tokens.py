@@ -73,7 +73,6 @@ _UNIT_FUNCTION = re.compile(r"(?:min|sec|deg)(?![A-Za-z])(?!\s*(?:[({_^\\\d]|[A-
 """Minutes, seconds and degrees after a number, if no argument follows that would make them functions."""
 _HYPHENATED = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*|\d+(?:-[A-Za-z]{3,})+")
 _MERIDIEM = re.compile(r"([ap])\.?\s?m\b\.?", re.IGNORECASE)
-_UNIT_FRACTION = re.compile(r"(?:[kcm]?m|mi|ft|km|kg|g|mi)/(?:s|h|hr|min|m|cm)\b(?!\s*\()")
 _MARKS = {"**": "^", "<=": "le", ">=": "ge", "!=": "ne", "...": "ldots"}
 SHORT = word_set("of to in is if at on by as an do am pm we he it so")
 """Words of two letters behind a number that are no product."""
@@ -175,8 +174,14 @@ class _Cutter:
     def _space(self, _match: re.Match[str]) -> None:
         self.spaced = True
 
-    def _skipped(self, _match: re.Match[str]) -> None:
-        pass
+    def _skipped(self, match: re.Match[str]) -> None:
+        if (
+            match[0] == "$"
+            and self.text.count("$") == 1
+            and not self.tokens
+            and self.text[self.position :][:1].isdigit()
+        ):
+            self.add("mark", "$")  # an amount of money
 
     def _compound(self, match: re.Match[str]) -> None:
         """`3-digit` in `12 3-digit numbers`, or the number of a difference."""
@@ -335,9 +340,6 @@ class _Cutter:
             self.add("word", meridiem[1].casefold() + "m")
         elif self.prose:
             self._word(start)
-        elif after and (unit := _UNIT_FRACTION.match(self.text, start)):
-            self.position = unit.end()
-            self.prose_tokens(unit[0])
         elif self.is_unit_function(self.text[start:]):
             self.add("word", run)
         elif run in FUNCTIONS and self.last.kind != "word":

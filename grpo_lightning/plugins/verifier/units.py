@@ -2,67 +2,79 @@
 
 from fractions import Fraction
 
+from grpo_lightning.plugins.verifier.words import word_set
+
 Unit = tuple[tuple[str, int], ...]
-"""Base units and their powers, sorted: `m/s^2` is (("metre", 1), ("second", -2))."""
+"""Units and their powers, sorted: `m/s^2` is (("metre", 1), ("second", -2))."""
 
-_SPELLINGS = """
-metre: m meter metre; second: s sec second; minute: min minute; hour: h hr hour; day: d day; week: wk week;
-month: month; year: yr year; decade: decade; century: century centuries; gram: g gram gramme; tonne: tonne;
-litre: l L liter litre; newton: N newton; joule: J joule; watt: W watt; pascal: Pa pascal; hertz: Hz hertz;
-volt: V volt; ampere: A amp ampere; ohm: ohm Omega; kelvin: K kelvin; mole: mol mole; molar: M molar; coulomb: C
-coulomb; farad: F farad; tesla: T tesla; electronvolt: eV electronvolt; bar: bar; erg: erg; dyne: dyn dyne;
-calorie: cal calorie; angstrom: angstrom; inch: in inch inches; foot: ft foot feet; yard: yd yard; mile: mi
-mile; ounce: oz ounce; pound: lb pound; ton: ton; gallon: gal gallon; quart: qt quart; pint: pt pint; cup: cup;
-acre: acre; hectare: ha hectare; dollar: dollar USD usd buck; cent: cent; euro: euro EUR; yen: yen JPY; yuan:
-yuan RMB 元; rupee: rupee INR; ruble: ruble рублей рубля рубль; degree: degree deg; radian: rad radian; percent:
-percent; mph: mph; unit: unit; point: point; bit: bit; byte: byte; decibel: dB; fahrenheit: fahrenheit; celsius:
-celsius
+_TABLE = """
+metre: m meter metre; inch 0.0254 metre: in inch inches; foot 0.3048 metre: ft foot feet; yard 0.9144 metre: yd yard;
+mile 1609.344 metre: mi mile; angstrom: angstrom; second: s sec second; minute 60 second: min minute; hour 3600 second:
+h hr hour; day 86400 second: d day; week 604800 second: wk week; month: month; year 12 month: yr year;
+decade 120 month: decade; century 1200 month: century centuries; gram: g gram gramme; tonne 1000000 gram: tonne;
+ounce 28.349523125 gram: oz ounce; pound 453.59237 gram: lb pound; ton: ton; litre: l L liter litre; gallon: gal gallon;
+quart 1/4 gallon: qt quart; pint 1/8 gallon: pt pint; cup 1/16 gallon: cup; acre: acre; hectare: hectare;
+newton: N newton; joule: J joule; watt: W watt; pascal: Pa pascal; hertz: Hz hertz; volt: V volt; ampere: A amp ampere;
+ohm: ohm Omega; kelvin: K kelvin; mole: mol mole; molar: M molar; coulomb: C coulomb; farad: F farad; tesla: T tesla;
+electronvolt: eV electronvolt; bar: bar; erg: erg; dyne: dyn dyne; calorie: cal calorie; dollar: dollar USD usd buck;
+cent 0.01 dollar: cent; euro: euro EUR; yen: yen JPY; yuan: yuan RMB 元; rupee: rupee INR;
+ruble: ruble рублей рубля рубль; radian: rad radian; degree: degree deg; percent 100 one: percent; unit: unit;
+point: point; bit: bit; byte: byte; decibel: dB; fahrenheit: fahrenheit; celsius: celsius
 """
-"""Each unit and its spellings; those of two letters and more also have a plural with an s."""
+"""Each unit with its size, unless it is a base, and its spellings; those of two letters also have a plural with s."""
 UNITS: dict[str, str] = {}
-for _entry in _SPELLINGS.replace("\n", " ").split(";"):
-    _name, *_words = _entry.replace(":", " ").split()
+"""The unit of each spelling."""
+_SIZES: dict[str, tuple[str, Fraction]] = {}
+"""Base and size in it of each unit that is none."""
+_PREFIXES = {
+    ("k", "kilo"): 3, ("c", "centi"): -2, ("m", "milli"): -3, ("M", "mega"): 6, ("G", "giga"): 9, ("n", "nano"): -9,
+    ("u", "micro"): -6, ("d", "deci"): -1,
+}  # fmt: skip
+_PREFIXED = word_set(
+    "metre gram litre second newton joule watt pascal hertz volt ampere ohm mole electronvolt calorie byte"
+)
+for _entry in _TABLE.replace("\n", " ").split(";"):
+    (_name, *_size), _words = (part.split() for part in _entry.split(":"))
     UNITS |= {word + plural: _name for word in _words for plural in ("", "s") if len(word) > 1 or not plural}
-_PREFIXES = {"k": "kilo", "c": "centi", "m": "milli", "M": "mega", "G": "giga", "n": "nano", "u": "micro", "d": "deci"}
-_PREFIXED = {
-    "metre": "m", "gram": "g", "litre": "l L", "second": "s", "newton": "N", "joule": "J", "watt": "W", "pascal": "Pa",
-    "hertz": "Hz", "volt": "V", "ampere": "A", "ohm": "", "mole": "mol", "electronvolt": "eV", "calorie": "cal",
-}  # fmt: skip
-for _base, _short in _PREFIXED.items():
-    for _sign, _long in _PREFIXES.items():
-        _longs = [spelling for spelling, base in UNITS.items() if base == _base and len(spelling) > 3]
-        UNITS |= {_sign + short: _long + _base for short in _short.split() if _sign + short not in UNITS}
-        UNITS |= {_long + spelling: _long + _base for spelling in _longs}
-UNITS["cc"] = "centilitre"
+    if _size:
+        _SIZES[_name] = _size[1], Fraction(_size[0])
+for (_sign, _long), _power in _PREFIXES.items():
+    for _word, _name in list(UNITS.items()):
+        _spelling = (_long if len(_word) > 3 else _sign) + _word
+        if _name in _PREFIXED and _spelling not in UNITS and _word not in ("sec", "amp"):
+            UNITS[_spelling] = _long + _name
+            _SIZES[_long + _name] = _name, Fraction(10) ** _power
+UNITS["cc"] = "millilitre"
 
-FACTORS: dict[str, tuple[str, Fraction | int]] = {
-    "kilometre": ("metre", 1000), "centimetre": ("metre", Fraction(1, 100)), "millimetre": ("metre", Fraction(1, 1000)),
-    "inch": ("metre", Fraction(254, 10**4)), "foot": ("metre", Fraction(3048, 10**4)), "percent": ("one", 100),
-    "yard": ("metre", Fraction(9144, 10**4)), "mile": ("metre", Fraction(1609344, 1000)), "kilogram": ("gram", 1000),
-    "milligram": ("gram", Fraction(1, 1000)), "tonne": ("gram", 10**6), "pound": ("gram", Fraction(45359237, 10**5)),
-    "ounce": ("gram", Fraction(45359237, 16 * 10**5)), "millilitre": ("litre", Fraction(1, 1000)),
-    "minute": ("second", 60), "hour": ("second", 3600), "day": ("second", 86400), "week": ("second", 604800),
-    "cent": ("dollar", Fraction(1, 100)),
-}  # fmt: skip
-"""Base unit and size in it of each unit, for `convert_units`."""
+_RATES = {
+    "mph": ("mile", "hour"),
+    "kph": ("kilometre", "hour"),
+    "kmh": ("kilometre", "hour"),
+    "mpg": ("mile", "gallon"),
+}
+UNITS |= {name: name for name in _RATES}
+CURRENCIES = {"¢": "cent", "$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
+CURRENCIES |= {"USD": "dollar", "EUR": "euro", "GBP": "pound", "INR": "rupee", "Rs": "rupee"}
+TIMES = frozenset(name for name, (base, _) in _SIZES.items() if base in ("second", "month"))
+LOOSE = frozenset(["unit", "point"])
+"""Units that fit every other."""
+TEMPERATURES = {"celsius": "celsius", "fahrenheit": "fahrenheit", "coulomb": "celsius", "farad": "fahrenheit"}
+"""What degrees of a unit are: `^\\circ C` are no coulombs."""
+
+
+def product_of(name: str) -> Unit:
+    """A unit as a product of others: `mph` is a mile per hour."""
+    above, below = _RATES.get(name, (name, ""))
+    return ((above, 1), (below, -1)) if below else ((above, 1),)
 
 
 def conversion(unit: Unit, into: Unit) -> Fraction | None:
     """The size of one `unit` in units of `into`; None if they measure different quantities."""
     factor = Fraction(1)
-    found: list[dict[str, int]] = []
+    powers: dict[str, int] = {}
     for names, sign in ((unit, 1), (into, -1)):
-        bases: dict[str, int] = {}
         for name, power in names:
-            base, size = FACTORS.get(name, (name, 1))
-            factor *= Fraction(size) ** (sign * power)
-            bases[base] = bases.get(base, 0) + power
-        found.append(bases)
-    return factor if found[0] == found[1] else None
-
-
-CURRENCIES = {"¢": "cent", "$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
-CURRENCIES |= {"USD": "dollar", "EUR": "euro", "GBP": "pound", "INR": "rupee", "Rs": "rupee"}
-
-LOOSE = frozenset(["unit", "point"])
-"""Units that fit every other."""
+            base, size = _SIZES.get(name, (name, Fraction(1)))
+            factor *= size ** (sign * power)
+            powers[base] = powers.get(base, 0) + sign * power
+    return None if any(powers.values()) else factor
