@@ -121,7 +121,7 @@ def test_the_core_stays_small() -> None:
 def test_package_and_tests_stay_small() -> None:
     """The limits may only become smaller."""
     assert sum(map(lines, MODULES.values())) <= 27_100
-    assert sum(map(lines, (ROOT / "tests").rglob("*.py"))) <= 28_030
+    assert sum(map(lines, (ROOT / "tests").rglob("*.py"))) <= 28_000
 
 
 def test_no_class_of_the_core_takes_more_than_twelve_arguments() -> None:

@@ -36,6 +36,11 @@ ANSWERS = [
     ("There are 42 students and 17 teachers.", None), ("", None), (r"<think>\boxed{6}</think> \boxed{7}", "7"),
     (r"<think>\boxed{6}</think> That was all.", None), (r"<think>\boxed{6}", None),
     (r"<think>a</think> \boxed{6} <think>\boxed{7}", None), (r"\boxed{143} </think> So \boxed{143}.", "143"),
+    ("The answer is 42!", "42 !"), ("The answer is **42**! Well done.", "42"), ("The answer is $5!$", "5!"),
+    (r"\boxed{5 !}", "5!"), ("The answer is 5 after adding 2 and 3 of them.", "5"),
+    ("#### 3 times as many as 4", "3 times as many as 4"),
+    (r"The answer is $5\text{ sq. units}$.", r"5\text{ sq. units}"),
+    (r"So $x = 3\boxed{18}$.", "3 18"), (r"$\frac62=\boxed{3}\text{ cm}$", r"3 \text{ cm}"),
 ]  # fmt: skip
 
 
