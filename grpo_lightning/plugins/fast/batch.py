@@ -125,17 +125,18 @@ class Batch:
         self.layers, last = read(self.policy, prompts, known, self.num_layers, self.read_tokens)
         prompt = ragged.segments(torch.tensor([*map(len, groups)], device=device))
         self.logits = self.policy.logits(last).index_select(0, prompt)
-        capacity, lengths = self.width + self.sampling.max_new_tokens, self.keys[:, 3]
+        longest = self.sampling.max_new_tokens
         if self.shares:
             tokens = torch.tensor([*map(len, prompts)], device=device)
             self.shared = SharedPrompts([layer.slabs for layer in self.layers], tokens, prompt)
-            self.layers = [layer.following(len(prompt), self.sampling.max_new_tokens) for layer in self.layers]
+            self.layers = [layer.following(len(prompt), longest) for layer in self.layers]
+        else:
+            for layer in self.layers:
+                layer.expand(prompt, self.width + longest)
+            if min(map(len, prompts)) < self.width:
+                column = torch.arange(self.width + longest, device=device)
+                self.mask = (column < self.keys[:, 3, None]) | (column >= self.width)
         self.cache = Cache(layers=[*self.layers])
-        for layer in self.layers if self.shared is None else ():
-            layer.expand(prompt, capacity)
-        if self.shared is None and min(map(len, prompts)) < self.width:
-            column = torch.arange(capacity, device=device)
-            self.mask = (column < lengths[:, None]) | (column >= self.width)
 
     def _forward(self, token: Tensor, position: Tensor) -> None:
         """Finds the logits that follow [r] `token` at [r] `position` in its sequence."""
