@@ -80,8 +80,6 @@ from grpo_lightning.maths.surrogates import SequenceClipped as SequenceClipped
 from grpo_lightning.maths.surrogates import SequenceClippedToken as SequenceClippedToken
 from grpo_lightning.maths.surrogates import Surrogate as Surrogate
 from grpo_lightning.maths.surrogates import SurrogateResult as SurrogateResult
-from grpo_lightning.maths.target_probability import PrefixTree as PrefixTree
-from grpo_lightning.maths.target_probability import TargetProbability as TargetProbability
 from grpo_lightning.maths.weightings import BatchSize as BatchSize
 from grpo_lightning.maths.weightings import FixedLength as FixedLength
 from grpo_lightning.maths.weightings import GroupTokenMean as GroupTokenMean
@@ -137,6 +135,8 @@ from grpo_lightning.plugins.learned.loss import SumOf as SumOf
 from grpo_lightning.plugins.learned.replay import Replay as Replay
 from grpo_lightning.plugins.learned.reward import LearnedReward as LearnedReward
 from grpo_lightning.plugins.learned.update import RewardUpdate as RewardUpdate
+from grpo_lightning.plugins.methods.target_probability import PrefixTree as PrefixTree
+from grpo_lightning.plugins.methods.target_probability import TargetProbability as TargetProbability
 from grpo_lightning.plugins.planning.report import MemoryReport as MemoryReport
 from grpo_lightning.plugins.planning.report import Planner as Planner
 from grpo_lightning.plugins.process.models import TokenModel as TokenModel

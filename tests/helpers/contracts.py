@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from grpo_lightning.cli import import_families
-from grpo_lightning.maths import stopping, surrogates, target_probability, weightings
+from grpo_lightning.command.overview import optional
+from grpo_lightning.maths import stopping, surrogates, weightings
 from grpo_lightning.maths.surrogates import Surrogate
 
 import_families()
@@ -18,6 +19,7 @@ ARGUMENTS: dict[type, Callable[[], Any]] = {
 }
 """Classes that cannot be made without arguments."""
 
+# Other arguments than the defaults, for the same contract.
 VARIANTS: dict[str, Callable[[], Surrogate]] = {
     "Clipped without bounds": lambda: surrogates.Clipped(None, None),
     "Clipped on one side": lambda: surrogates.Clipped(0.2, None, dual_clip=3.0),
@@ -26,9 +28,9 @@ VARIANTS: dict[str, Callable[[], Surrogate]] = {
     "CISPO with both bounds": lambda: surrogates.CISPO(0.5, 0.5),
     "OffPolicyMask of Reinforce": lambda: surrogates.OffPolicyMask(surrogates.Reinforce(), 0.0),
     "OffPolicyMask of dual clip": lambda: surrogates.OffPolicyMask(surrogates.Clipped(dual_clip=1.5), 0.0),
-    "OffPolicyMask of targets": lambda: surrogates.OffPolicyMask(target_probability.TargetProbability()),
 }
-"""Other arguments than the defaults, for the same contract."""
+if TargetProbability := optional("TargetProbability"):
+    VARIANTS["OffPolicyMask of targets"] = lambda: surrogates.OffPolicyMask(TargetProbability())
 
 
 def members(family: type) -> list[type]:

@@ -38,7 +38,6 @@ from grpo_lightning.maths.surrogates import (
     SequenceClippedToken,
     Surrogate,
 )
-from grpo_lightning.maths.target_probability import TargetProbability
 from grpo_lightning.maths.weightings import (
     FixedLength,
     GroupTokenMean,
@@ -51,6 +50,7 @@ from grpo_lightning.plugins.conversations.conversations import Limits
 from grpo_lightning.plugins.conversations.data import PromptDataModule
 from grpo_lightning.plugins.conversations.reward import EnvironmentReward
 from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning.plugins.methods.target_probability import TargetProbability
 from grpo_lightning.plugins.process.supervision import ProcessSupervision
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import MovingAverage, PolicySnapshot, Proximal

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from grpo_lightning import Policy, Rollouts, Surrogate, TokenWeighting
-from grpo_lightning.maths import surrogates, target_probability, weightings
+from grpo_lightning.command.overview import optional
+from grpo_lightning.maths import surrogates, weightings
 from helpers.tiny import gradients
 
 
@@ -165,8 +166,9 @@ SURROGATES: dict[type[Surrogate], tuple[Surrogate, Loop]] = {
     surrogates.SequenceClippedToken: (surrogates.SequenceClippedToken(0.1, 0.05), gspo_token),
     surrogates.GMPO: (surrogates.GMPO(0.2), gmpo),
     surrogates.OffPolicyMask: (surrogates.OffPolicyMask(threshold=0.05), off_policy),
-    target_probability.TargetProbability: (target_probability.TargetProbability(0.97, 1.03), targets),
 }
+if TargetProbability := optional("TargetProbability"):
+    SURROGATES[TargetProbability] = TargetProbability(0.97, 1.03), targets
 
 
 Weight = Callable[[Padded, Tensor], Tensor]

@@ -18,9 +18,9 @@ from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Clipped, SequenceClipped, Surrogate
-from grpo_lightning.maths.target_probability import TargetProbability
 from grpo_lightning.plugins.fast.compute import Fast
 from grpo_lightning.plugins.inspect.export import export
+from grpo_lightning.plugins.methods.target_probability import TargetProbability
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy
 

@@ -3,7 +3,7 @@ import torch
 from helpers.tiny import branching_rollouts, rows_of
 
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.target_probability import PrefixTree
+from grpo_lightning.plugins.methods.target_probability import PrefixTree
 
 
 def test_a_tree_by_hand():

@@ -1,13 +1,17 @@
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from helpers.fast import fit
+from helpers.fitting import of_updates
 from torch import Tensor
 
+from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.ragged import spread
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import SurrogateResult
-from grpo_lightning.maths.target_probability import TargetProbability
+from grpo_lightning.plugins.methods.target_probability import TargetProbability
 
 
 def rollouts_with(completions: list[list[int]], advantage: list[float], old: list[float]) -> Rollouts:
@@ -179,3 +183,17 @@ def test_a_step_without_completions_has_no_targets():
     nobody = Rollouts.from_lists([[1]], [], [])
     nobody.old_logp = torch.zeros(0)
     assert targets(nobody) == []
+
+
+def test_target_probability_moves_tokens_to_their_targets(tmp_path: Path) -> None:
+    """Enough small steps on the same rollouts bring most tokens to their targets."""
+    fit(
+        tmp_path,
+        loop={"mu": 40},
+        trainer={"max_epochs": 1},
+        objective=Objective(surrogate=TargetProbability()),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=8e-3),
+    )
+    low, high = (of_updates(tmp_path, f"policy/clip_{end}")[0] for end in ("low", "high"))
+    assert low[0] + high[0] < 0.2
+    assert low[-1] + high[-1] > 0.5

@@ -1,0 +1,1 @@
+"""Methods beside GRPO itself: a file per paper, a class per formula."""
