@@ -71,7 +71,6 @@ from grpo_lightning.maths.stopping import KLAbove as KLAbove
 from grpo_lightning.maths.stopping import ObjectivePlateau as ObjectivePlateau
 from grpo_lightning.maths.stopping import StopRule as StopRule
 from grpo_lightning.maths.surrogates import CISPO as CISPO
-from grpo_lightning.maths.surrogates import GMPO as GMPO
 from grpo_lightning.maths.surrogates import SAPO as SAPO
 from grpo_lightning.maths.surrogates import Clipped as Clipped
 from grpo_lightning.maths.surrogates import OffPolicyMask as OffPolicyMask
@@ -207,3 +206,17 @@ from grpo_lightning.types import UsageError as UsageError
 
 __version__: str
 __all__: list[str]
+from grpo_lightning.maths.entropy import EntropyBonus as EntropyBonus
+from grpo_lightning.maths.entropy import FixedEntropy as FixedEntropy
+from grpo_lightning.maths.entropy import NoEntropy as NoEntropy
+from grpo_lightning.maths.prepared import Prepared as Prepared
+from grpo_lightning.maths.prepared import gathered as gathered
+from grpo_lightning.maths.prepared import rank_in_step as rank_in_step
+from grpo_lightning.plugins.methods.adaptive_entropy import AdaptiveEntropy as AdaptiveEntropy
+from grpo_lightning.plugins.methods.adaptive_entropy import LinearEntropy as LinearEntropy
+from grpo_lightning.plugins.methods.dppo import DPPO as DPPO
+from grpo_lightning.plugins.methods.gmpo import GMPO as GMPO
+from grpo_lightning.plugins.methods.maxrl import MaxRL as MaxRL
+from grpo_lightning.plugins.methods.opo import OPO as OPO
+from grpo_lightning.plugins.methods.pass_at_k import PassAtK as PassAtK
+from grpo_lightning.plugins.methods.vespo import VESPO as VESPO

@@ -12,6 +12,7 @@ from helpers.paths import ROOT
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpo_lightning.maths.corrections import TruncatedRatio
+from grpo_lightning.maths.entropy import FixedEntropy
 from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.maths.mismatch import CLASSES
 from grpo_lightning.maths.objective import Objective
@@ -87,7 +88,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     rewards = [HalfDigits(), learned]
     trainer["logger"] = Board(folder, name="", version="")
     loop = {"mu": 2, "stop": KLAbove(1e-9), "dynamic_sampling": DynamicSampling(), "source": StaleSource(1)}
-    objective = Objective(beta=0.1, correction=TruncatedRatio())
+    objective = Objective(beta=0.1, correction=TruncatedRatio(), entropy=FixedEntropy())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("grpo_lightning.plugins.display.utilisation.peak_of", lambda device, dtype: 1e12)
         callbacks = [SampledCompletions(), Inspector(), OneBadUpdate(), Utilisation()]

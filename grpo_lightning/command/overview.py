@@ -58,6 +58,7 @@ DEFAULTS: dict[str, Any] = {
         "kl": {"class_path": "K3"},
         "weighting": {"class_path": "SequenceMean"},
         "correction": {"class_path": "NoCorrection"},
+        "entropy": {"class_path": "NoEntropy"},
     },
 }
 """GRPOModule's own but for the engine, spelled out for `--help` and `--print_config`."""

@@ -5,8 +5,6 @@ what else is in its pack, and a ratio should be 1 while nothing has been learned
 the device. Every rank makes as many forwards as the others.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -15,8 +13,8 @@ from grpo_lightning.engines.recorded import check_recorded
 from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.step import Pack, Parts
 from grpo_lightning.maths.filters import ENTROPY_RANK
-from grpo_lightning.maths.packs import moving_rows
-from grpo_lightning.maths.ragged import segment_sum, segments, take
+from grpo_lightning.maths.packs import minibatch_of_rows, moving_rows
+from grpo_lightning.maths.ragged import take
 from grpo_lightning.maths.reward_batch import RewardBatch
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.weightings import BatchSize
@@ -39,25 +37,28 @@ def prepare(
     packer = Packer(policy, max_tokens, rollouts.temperature)
     if any(mask.reads_entropy for mask in objective.masks):
         rollouts = rollouts.with_columns({ENTROPY_RANK: packer.entropy_rank(rollouts)})
-    if objective.reward_kl is None:  # a KL penalty needs log-probs first
+    logp_first = objective.reward_kl is not None or bool(parts.advantage.reads)  # Â needs log-probs
+    if not logp_first:
         rollouts = rollouts.with_columns({"advantage": advantages(parts, rollouts, exploration.rewards)})
+    for mask in objective.masks:
+        rollouts = rollouts.with_columns(mask.prepare(rollouts))
     minibatch = minibatch_of_rows(exploration.prompt_ids, num_minibatches)
-    weight, cut = cut_minibatches(parts, rollouts, packer, minibatch, num_minibatches)
+    drops_rows = objective.learns_from_advantage_alone and not logp_first
+    weight, cut = cut_minibatches(parts, rollouts, packer, minibatch, num_minibatches, drops_rows)
+    first = logp_first or objective.surrogate.reads_old_logp or objective.correction.reads_old_logp
     one_update = num_minibatches == mu == 1
-    old_logp, unknown = old_policy_logp(parts.old_policy, objective, rollouts, packer, cut, is_late, one_update)
+    old_logp, unknown = old_policy_logp(parts.old_policy, first, rollouts, packer, cut, is_late, one_update)
     rollouts = rollouts.with_columns({"weight": weight, "old_logp": old_logp})
     if (reference := parts.reference) is not None:
         every_pack = [rows for minibatch_rows in cut for rows in minibatch_rows]
         ref_logp = packer.per_token(rollouts, every_pack, lambda pack: reference(policy, pack))
         rollouts = rollouts.with_columns({"ref_logp": ref_logp})
-    if objective.reward_kl is not None:
+    if logp_first:
         rollouts = rollouts.with_columns({"advantage": advantages(parts, rollouts, exploration.rewards)})
-    if len(rollouts):
-        rollouts = rollouts.with_columns(objective.surrogate.prepare(rollouts))
-    # An idle pack needs every column that any rank has: one without completions has prepared none.
+    rollouts = rollouts.with_columns(objective.prepare(rollouts))
+    # An idle pack needs every column that any rank has.
     names = {name for own in ranks.gather({*rollouts.columns}) for name in own}
-    idle = packer.idle
-    idle.add_columns(dict.fromkeys(names, torch.zeros_like(idle.weight)))
+    idle = packer.idle.with_columns(dict.fromkeys(names, torch.zeros(1, device=policy.device)))
     packs = []
     for index, minibatch_rows in enumerate(cut):
         chosen = [rollouts.select(rows).to(policy.device) for rows in minibatch_rows]
@@ -70,44 +71,29 @@ def prepare(
 
 def advantages(parts: Parts, rollouts: Rollouts, rewards: RewardBatch) -> Tensor:
     """[N] line 9: Â of every token, from the rewards of all ranks, with a KL penalty if there is one."""
-    penalty = parts.objective.reward_kl
-    if penalty is not None:
-        assert rollouts.old_logp is not None and rollouts.ref_logp is not None
-        per_token = penalty.kl(rollouts.old_logp, rollouts.ref_logp, rollouts.old_logp).double()
-        per_completion = segment_sum(per_token, segments(rewards.lengths), len(rewards.lengths))
-        rewards = rewards.plus(per_completion, -penalty.beta)
+    rewards.columns = {name: rollouts.columns[name] for name in parts.advantage.reads}
+    if (penalty := parts.objective.reward_kl) is not None:
+        rewards = penalty(rewards, rollouts)
     everyone = ranks.gather(rewards)
     tokens = [int(batch.lengths.sum()) for batch in everyone]
     return parts.advantage.per_token(RewardBatch.concat(everyone)).split(tokens)[ranks.rank()]
 
 
-def minibatch_of_rows(prompt_ids: Sequence[int], num_minibatches: int) -> Tensor:
-    """[B] int64, the minibatch of each row: the prompts of all ranks, in order of their ids, are cut into equal parts.
-
-    Every rank must call it. So each minibatch holds the same prompts for any number of ranks.
-    """
-    everyone = sorted({id for ids in ranks.gather({*prompt_ids}) for id in ids})
-    minibatch = {id: index * num_minibatches // len(everyone) for index, id in enumerate(everyone)}
-    return torch.tensor([minibatch[id] for id in prompt_ids], dtype=torch.int64)
-
-
 def cut_minibatches(
-    parts: Parts, rollouts: Rollouts, packer: Packer, minibatch: Tensor, count: int
+    parts: Parts, rollouts: Rollouts, packer: Packer, minibatch: Tensor, count: int, drops_rows: bool
 ) -> tuple[Tensor, list[list[Rows]]]:
-    """[N] the weight of every token, and the rows of each pack of each minibatch."""
+    """[N] the weight of every token, and the rows of each pack of each minibatch, some without those that move none."""
     objective, weight = parts.objective, torch.zeros_like(rollouts.weight)
     cut: list[list[Rows]] = []
     for index in range(count):
         rows = (minibatch == index).nonzero().squeeze(1)
         part = rollouts.select(rows)
-        sizes = ranks.gather((int(part.begins.sum()), len(part.prompt_lengths), part.num_tokens))
+        longest = parts.explorer.sampler.longest(parts.sampling)
+        batch = BatchSize.of_all_ranks(part, objective.counted(part), longest)
         if len(part):
-            completions, groups, tokens = map(sum, zip(*sizes, strict=True))
-            longest = parts.explorer.sampler.longest(parts.sampling)
-            batch = BatchSize(completions, groups, tokens, longest)
             part = part.with_columns({"weight": objective.token_weight(part, batch)})
             weight[take(rows, rollouts.lengths)] = part.weight
-        if objective.learns_from_advantage_alone and objective.reward_kl is None:
+        if drops_rows:
             moving = moving_rows(part)
             rows, part = rows[moving], part.select(moving)
         cut.append([rows[pack] for pack in packer.rows_of_packs(part)])

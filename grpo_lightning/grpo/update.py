@@ -41,7 +41,7 @@ def update(
 
     def forward(pack: Pack) -> tuple[Tensor, tuple[Pack, Diagnostics]]:
         pack.layout = pack.layout or policy.compute.layout(pack.rollouts)
-        scored = policy(pack.rollouts, objective.entropy_bonus > 0, layout=pack.layout)
+        scored = policy(pack.rollouts, objective.entropy.coefficient > 0, layout=pack.layout)
         value, diagnostics = objective(scored.logp, scored.entropy, pack.rollouts)
         pack.scored = scored.detached
         return value, (pack, diagnostics)
@@ -73,12 +73,13 @@ def update(
     if is_made:
         machine.step()
         policy.version += 1
+        objective.entropy.observe(float(total.entropy / total.tokens))
         for pack in minibatch.packs:
             pack.updated = True
     elif not passes.ended:
         machine.skip(total.objective, grad_norm)
     # 5. Log.
-    metrics = {**total.metrics(), "optim/grad_norm": grad_norm}
+    metrics = {**total.metrics(), **objective.entropy.metrics(), "optim/grad_norm": grad_norm}
     if parts.reference is None:
         del metrics["policy/kl_ref"]
     return is_made, {name: value for one in (metrics, *watched) for name, value in one.items()}

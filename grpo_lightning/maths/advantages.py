@@ -1,7 +1,7 @@
 """Advantages: how much better a completion is than its group or its batch."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ class AdvantageEstimator(ABC):
 
     compares_group: ClassVar[bool] = True
     """Whether Â compares the completions of one prompt: with G = 1 every advantage would be 0."""
+    reads: ClassVar[tuple[str, ...]] = ()
+    """Names of log-probs that `per_token` finds in `RewardBatch.columns`: `old_logp`, `ref_logp`."""
 
     @abstractmethod
     def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
@@ -35,6 +37,13 @@ class AdvantageEstimator(ABC):
     def per_token(self, rewards: RewardBatch) -> Tensor:
         """[N] float32 advantages. Here each token has that of its completion."""
         return spread(self(rewards.total, rewards.group), rewards.lengths)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has learned from earlier steps, for checkpoints; the same on every rank."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
 
 
 class GroupStd(AdvantageEstimator):

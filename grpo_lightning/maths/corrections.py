@@ -13,16 +13,19 @@ import torch
 from torch import Tensor
 
 from grpo_lightning.maths.kl import MAX_LOG_RATIO
+from grpo_lightning.maths.prepared import Prepared
 from grpo_lightning.maths.ragged import segment_mean, segment_sum, segments
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.types import at_least, require
 
 
-class Correction(ABC):
-    """The factor of each token. It has no gradient, and depends on the token's own completion alone."""
+class Correction(Prepared, ABC):
+    """The factor of each token. It has no gradient, and depends on its own completion and on prepared columns alone."""
 
     reads_sampler: bool = True
     """True if it needs the log-probs that the engine recorded. If False it is never called, and every factor is 1."""
+    reads_old_logp: bool = False
+    """True if `prepare` needs log π_old."""
 
     @abstractmethod
     def __call__(self, log_ratio: Tensor, rollouts: Rollouts) -> Tensor:
@@ -112,11 +115,11 @@ class GeometricMask(Correction):
 
 
 class ProbabilityGap(Correction):
-    """DPPO: r_t, but 0 where the policy has already moved too far the way that Â pushes.
+    """DPPO's mask before the passes: r_t, but 0 where the policy has already moved too far the way that Â pushes.
 
-    That is π_old - μ > threshold where Â > 0, and π_old - μ < -threshold where Â < 0. A difference bounds likely tokens
-    as tightly as unlikely ones, which a ratio does not (binary total variation, arXiv 2602.04879). In prime-rl it is
-    π_θ - μ, which differs after the first update of a step.
+    That is π_old - μ > threshold where Â > 0, and π_old - μ < -threshold where Â < 0 (binary total variation,
+    arXiv 2602.04879). It is decided once per step: it leaves out stale tokens, and does not bound what the updates of a
+    step do, which is π_θ - π_old. The surrogate `DPPO` bounds those too.
 
     Args:
         threshold: δ, the largest difference of probabilities.

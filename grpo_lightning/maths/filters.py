@@ -1,11 +1,14 @@
 """Filters: the groups and the tokens that are learned from."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from grpo_lightning.maths.advantages import has_spread
+from grpo_lightning.maths.prepared import Prepared
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.types import TOTAL, at_least, require
 
@@ -61,15 +64,18 @@ class DynamicSampling:
         at_least("loop.dynamic_sampling.max_rounds", self.max_rounds, 1)
 
 
-class TokenMask(ABC):
-    """The tokens that are learned from, decided once per step, before any log-prob. The weight of the others is 0."""
+class TokenMask(Prepared, ABC):
+    """A factor of each token's weight, decided once per step before any log-prob. 0 leaves the token out.
+
+    It sees Â too, unless that needs log-probs (`objective.reward_kl`): then Â is 0 here.
+    """
 
     reads_entropy: bool = False
     """True if it needs the column `entropy_rank`, which costs a pass over the rollouts."""
 
     @abstractmethod
     def __call__(self, rollouts: Rollouts) -> Tensor:
-        """[N] bool, True for tokens that stay."""
+        """[N] bool, True for tokens that stay, or float32 factors from 0 on; of whole groups."""
 
 
 class Truncated(TokenMask):
@@ -99,3 +105,11 @@ class TopEntropy(TokenMask):
 
     def __call__(self, rollouts: Rollouts) -> Tensor:
         return rollouts.columns[ENTROPY_RANK] >= 1 - self.fraction
+
+
+def mask_factor(masks: Sequence[TokenMask], rollouts: Rollouts) -> Tensor:
+    """[N] float32, the product of the masks' factors."""
+    factor = torch.ones_like(rollouts.weight)
+    for mask in masks:
+        factor = factor * mask(rollouts)
+    return factor

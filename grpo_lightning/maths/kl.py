@@ -4,6 +4,9 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from grpo_lightning.maths.ragged import segment_sum, segments
+from grpo_lightning.maths.reward_batch import RewardBatch
+from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.types import require
 
 MAX_LOG_RATIO = 20.0  # a ratio of e^20 has no use, and far beyond it exp overflows
@@ -87,3 +90,10 @@ class KLPenalty:
     def __init__(self, beta: float = 0.04, kl: KLEstimator | None = None) -> None:
         require(beta > 0, f"reward_kl.beta={beta}: give more than 0, or leave model.objective.reward_kl out")
         self.beta, self.kl = beta, kl or K1()
+
+    def __call__(self, rewards: RewardBatch, rollouts: Rollouts) -> RewardBatch:
+        """The rewards of this rank's rollouts, and the penalty as one more."""
+        assert rollouts.old_logp is not None and rollouts.ref_logp is not None
+        per_token = self.kl(rollouts.old_logp, rollouts.ref_logp, rollouts.old_logp).double()
+        per_completion = segment_sum(per_token, segments(rewards.lengths), len(rewards.lengths))
+        return rewards.plus(per_completion, -self.beta)

@@ -1,18 +1,21 @@
 """The GRPO objective as one weighted sum over tokens."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from grpo_lightning.maths.corrections import Correction, NoCorrection
 from grpo_lightning.maths.diagnostics import Diagnostics
-from grpo_lightning.maths.filters import TokenMask
+from grpo_lightning.maths.entropy import EntropyBonus, NoEntropy
+from grpo_lightning.maths.filters import TokenMask, mask_factor
 from grpo_lightning.maths.kl import K3, KLEstimator, KLPenalty, log_ratio
+from grpo_lightning.maths.ragged import segment_sum
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Clipped, Surrogate, SurrogateResult
 from grpo_lightning.maths.weightings import BatchSize, SequenceMean, TokenWeighting
-from grpo_lightning.types import at_least, require
+from grpo_lightning.types import require
 
 
 @dataclass(slots=True)
@@ -21,21 +24,23 @@ class Terms:
 
     surrogate: SurrogateResult  # the surrogate's values and bounds
     kl: Tensor  # [N] estimates of KL(π_θ || π_ref); 0 without a reference
-    total: Tensor  # [N] surrogate - beta * kl + entropy_bonus * entropy, with gradient through log π_θ
+    total: Tensor  # [N] surrogate - beta * kl + c * entropy, with gradient through log π_θ
 
 
 @dataclass
 class Objective:
-    """J = sum_t weight_t * (surrogate_t - beta * kl_t + entropy_bonus * H_t), to be maximised (DeepSeekMath Eq. 3).
+    """J = sum_t weight_t * (surrogate_t - beta * kl_t + c * H_t), to be maximised (DeepSeekMath Eq. 3).
 
     Args:
         surrogate: The per-token objective from log π_θ, log π_old and Â.
         kl: Estimator of D_KL[π_θ || π_ref].
         beta: β, its coefficient. 0 means no KL term.
         weighting: How tokens are averaged.
-        masks: Tokens to leave out.
+        denominator: The tokens that `weighting` counts: all that were `drawn`, those `kept` by the masks, or of these
+            the ones `moving`, in groups with an advantage.
+        masks: Tokens to leave out, or factors of their weights.
         correction: A factor in the weight where sampler and policy differ: the engine rounds, or has older weights.
-        entropy_bonus: Coefficient of the entropy of π_θ at each token, against collapse to few answers.
+        entropy: c, the coefficient of the entropy H of π_θ at each token, against collapse to few answers.
         reward_kl: A KL penalty in the reward, beside `beta` or instead of it.
     """
 
@@ -44,13 +49,13 @@ class Objective:
     beta: float = 0.0
     weighting: TokenWeighting = field(default_factory=SequenceMean)
     masks: list[TokenMask] = field(default_factory=list)
-    entropy_bonus: float = 0.0
+    entropy: EntropyBonus = field(default_factory=NoEntropy)
     correction: Correction = field(default_factory=NoCorrection)
     reward_kl: KLPenalty | None = None
+    denominator: Literal["drawn", "kept", "moving"] = "drawn"
 
     def __post_init__(self) -> None:
         require(self.beta >= 0, f"objective.beta={self.beta}: give 0 (no KL term) or more; DeepSeekMath uses 0.04")
-        at_least("objective.entropy_bonus", self.entropy_bonus, 0)
 
     @property
     def needs_reference(self) -> bool:
@@ -60,15 +65,23 @@ class Objective:
     @property
     def learns_from_advantage_alone(self) -> bool:
         """True if a token without advantage has no gradient."""
-        return self.beta == self.entropy_bonus == 0
+        return self.beta == 0 and isinstance(self.entropy, NoEntropy) and not self.surrogate.moves_without_advantage
+
+    def prepare(self, rollouts: Rollouts) -> dict[str, Tensor]:
+        """The columns of surrogate and correction. Every rank must call it."""
+        return self.surrogate.prepare(rollouts) | self.correction.prepare(rollouts)
+
+    def counted(self, rollouts: Rollouts) -> Tensor:
+        """[N] bool, True for the tokens of the denominators."""
+        if self.denominator == "drawn":
+            return torch.ones_like(rollouts.weight, dtype=torch.bool)
+        kept, group = mask_factor(self.masks, rollouts) != 0, rollouts.spread(rollouts.group)
+        moves = segment_sum(rollouts.advantage.abs(), group, len(rollouts.prompt_lengths))[group] > 0
+        return kept & moves if self.denominator == "moving" else kept
 
     def token_weight(self, rollouts: Rollouts, batch: BatchSize) -> Tensor:
-        """[N] float32: the weighting's weight of every token, 0 where a mask leaves the token out."""
-        whole = self.weighting(rollouts.whole_lengths, rollouts.group[rollouts.begins], batch)
-        weight = rollouts.spread(whole[rollouts.completion])
-        for mask in self.masks:
-            weight = torch.where(mask(rollouts), weight, 0.0)
-        return weight
+        """[N] float32: the weighting's weight of every token, times the factors of the masks."""
+        return self.weighting.per_token(rollouts, self.counted(rollouts), batch) * mask_factor(self.masks, rollouts)
 
     def factor(self, old_logp: Tensor, rollouts: Rollouts) -> Tensor:
         """[N] what the correction multiplies the weight by, from [N] log π_old; 1 where it reads nothing."""
@@ -87,8 +100,8 @@ class Objective:
         if self.beta > 0:
             assert rollouts.ref_logp is not None
             total = total - self.beta * kl
-        if self.entropy_bonus > 0:
-            total = total + self.entropy_bonus * entropy
+        if self.entropy.coefficient > 0:
+            total = total + self.entropy.coefficient * entropy
         return Terms(surrogate, kl, total)
 
     def __call__(self, logp: Tensor, entropy: Tensor, rollouts: Rollouts) -> tuple[Tensor, Diagnostics]:

@@ -1,4 +1,6 @@
-"""The rows of an update that have a gradient, and a pack for a rank with less to do than others."""
+"""The rows of each update, those that have a gradient, and a pack for a rank with less to do than others."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -6,6 +8,16 @@ from torch import Tensor
 from grpo_lightning import ranks
 from grpo_lightning.maths.ragged import segments
 from grpo_lightning.maths.rollouts import Rollouts
+
+
+def minibatch_of_rows(prompt_ids: Sequence[int], num_minibatches: int) -> Tensor:
+    """[B] int64, the minibatch of each row: the prompts of all ranks, in order of their ids, are cut into equal parts.
+
+    Every rank must call it. So each minibatch holds the same prompts for any number of ranks.
+    """
+    everyone = sorted({id for ids in ranks.gather({*prompt_ids}) for id in ids})
+    minibatch = {id: index * num_minibatches // len(everyone) for index, id in enumerate(everyone)}
+    return torch.tensor([minibatch[id] for id in prompt_ids], dtype=torch.int64)
 
 
 def moving_rows(rollouts: Rollouts) -> Tensor:

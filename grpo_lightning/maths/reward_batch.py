@@ -1,7 +1,7 @@
 """The rewards of one exploration step as tensors, from which advantages are computed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
@@ -29,6 +29,7 @@ class RewardBatch:
     lengths: Tensor  # [B] int64, |o_i|, drawn tokens
     segments: list[SegmentRewards | None]  # [K] None for a reward that scores completions as a whole
     total: Tensor = None  # type: ignore[assignment]  # [B] float64: R(q, o_i); NaN where a reward failed
+    columns: dict[str, Tensor] = field(default_factory=dict)  # [N] float32 log-probs that the advantage reads, by name
 
     def __post_init__(self) -> None:
         if self.total is None:
@@ -38,7 +39,7 @@ class RewardBatch:
         """These and one reward more, from its [B] values and its weight."""
         values = torch.cat([self.value, value[None].to(self.value)])
         weights = torch.cat([self.weight, self.weight.new_tensor([weight])])
-        return RewardBatch(values, weights, self.group, self.lengths, [*self.segments, None])
+        return RewardBatch(values, weights, self.group, self.lengths, [*self.segments, None], columns=self.columns)
 
     @classmethod
     def concat(cls, batches: Sequence["RewardBatch"]) -> "RewardBatch":
@@ -58,6 +59,7 @@ class RewardBatch:
             lengths=torch.cat([batch.lengths for batch in batches]),
             segments=segments,
             total=torch.cat([batch.total for batch in batches]),
+            columns={name: torch.cat([batch.columns[name] for batch in batches]) for name in batches[0].columns},
         )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from grpo_lightning.maths.kl import log_ratio
+from grpo_lightning.maths.prepared import Prepared
 from grpo_lightning.maths.ragged import segment_mean
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.types import at_least, require
@@ -29,19 +30,13 @@ class SurrogateResult:
         return cls(value, none, none, none)
 
 
-class Surrogate(ABC):
+class Surrogate(Prepared, ABC):
     """The per-token objective. Gradient flows through `logp` alone; a token whose Â is 0 has value and gradient 0."""
 
     reads_old_logp: bool = False
     """True if `prepare` needs log π_old. If False, it is not computed when a step has only one update."""
-
-    def prepare(self, rollouts: Rollouts) -> dict[str, Tensor]:
-        """Columns [N] float32 by name, computed once before the passes from whole groups; here none.
-
-        In `__call__`, `rollouts.columns` has them for the tokens of the pack: zeros in a pack of weight 0, which fills
-        up a rank with less to do.
-        """
-        return {}
+    moves_without_advantage: bool = False
+    """True if a token whose Â is 0 has a gradient too: a penalty, say. Then its completion is not left out."""
 
     @abstractmethod
     def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
@@ -165,35 +160,6 @@ class SequenceClippedToken(SequenceClipped):
         return super().ratio(logp.detach(), old_logp, rollouts) * (logp - logp.detach()).exp()
 
 
-class GMPO(Surrogate):
-    """GMPO: Â times the geometric mean of the sequence's clipped ratios (arXiv 2507.20673, Eq. 3-4).
-
-    A geometric mean is less moved by single extreme ratios, so wider bounds are safe. The value is
-    exp(mean over t of min(log ratio, clip(log ratio))) for good tokens; for bad ones max replaces min.
-
-    Args:
-        log_clip: The log-ratios are clipped to ± this; the paper takes 0.4, ratios from 0.67 to 1.49.
-    """
-
-    def __init__(self, log_clip: float = 0.4) -> None:
-        require(log_clip > 0, f"log_clip={log_clip}: give more than 0; the paper takes 0.4")
-        self.log_clip = log_clip
-
-    def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
-        advantage, lengths = rollouts.advantage, rollouts.lengths
-        change = log_ratio(logp, old_logp)
-        good, bad = (
-            rollouts.spread(segment_mean(bounded, lengths).exp())
-            for bounded in (change.clamp(max=self.log_clip), change.clamp(min=-self.log_clip))
-        )
-        return SurrogateResult(
-            value=torch.where(advantage > 0, good, bad) * advantage,
-            clipped_low=(change < -self.log_clip) & (advantage < 0),
-            clipped_high=(change > self.log_clip) & (advantage > 0),
-            unreachable=(-old_logp < self.log_clip) & (advantage > 0),
-        )
-
-
 class OffPolicyMask(Surrogate):
     """Leaves out bad completions that the policy has moved away from: mean over t of log(π_old/π_θ) above `threshold`.
 
@@ -209,6 +175,7 @@ class OffPolicyMask(Surrogate):
         at_least("threshold", threshold, 0, "OffPolicyMask")
         self.surrogate, self.threshold = surrogate or Clipped(), threshold
         self.reads_old_logp = self.surrogate.reads_old_logp
+        self.moves_without_advantage = self.surrogate.moves_without_advantage
 
     def prepare(self, rollouts: Rollouts) -> dict[str, Tensor]:
         return self.surrogate.prepare(rollouts)

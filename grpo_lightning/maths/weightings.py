@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from grpo_lightning import ranks
 from grpo_lightning.maths.ragged import segment_sum
+from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.types import at_least
 
 
@@ -23,6 +25,17 @@ class BatchSize:
     num_tokens: int  # drawn tokens
     max_new_tokens: int | None = None  # the longest completion that the run allows
 
+    @classmethod
+    def of_all_ranks(cls, rollouts: Rollouts, counted: Tensor, max_new_tokens: int) -> "BatchSize":
+        """The sizes of the rollouts of all ranks, over the tokens that count, [N] bool. Every rank must call it."""
+        completions, groups = (
+            int((segment_sum(counted.long(), rollouts.spread(index), len(rollouts)) > 0).sum())
+            for index in (rollouts.completion, rollouts.group)
+        )
+        sizes = torch.tensor(ranks.gather((completions, groups, int(counted.sum())))).sum(0)
+        completions, groups, tokens = sizes.clamp(min=1).tolist()
+        return cls(completions, groups, tokens, max_new_tokens)
+
 
 class TokenWeighting(ABC):
     """The weight per token, which is the same for all tokens of a completion."""
@@ -30,6 +43,12 @@ class TokenWeighting(ABC):
     @abstractmethod
     def __call__(self, lengths: Tensor, group: Tensor, batch: BatchSize) -> Tensor:
         """[B] float32 weights from [B] |o_i|, [B] indices of prompts (every group is whole), and the whole batch."""
+
+    def per_token(self, rollouts: Rollouts, counted: Tensor, batch: BatchSize) -> Tensor:
+        """[N] float32 weights; |o_i| are the tokens that count, [N] bool, in all pieces of a completion."""
+        lengths = segment_sum(counted.long(), rollouts.spread(rollouts.completion), int(rollouts.begins.sum()))
+        whole = self(lengths.clamp(min=1), rollouts.group[rollouts.begins], batch)
+        return rollouts.spread(whole[rollouts.completion])
 
 
 class SequenceMean(TokenWeighting):

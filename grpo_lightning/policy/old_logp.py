@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.packer import Packer, Rows
 from grpo_lightning.policy.snapshots import PolicySnapshot
@@ -13,7 +12,7 @@ from grpo_lightning.policy.snapshots import PolicySnapshot
 
 def old_policy_logp(
     old_policy: PolicySnapshot,
-    objective: Objective,
+    needed_first: bool,
     rollouts: Rollouts,
     packer: Packer,
     cut: Sequence[Sequence[Rows]],
@@ -25,13 +24,13 @@ def old_policy_logp(
     | rollouts | log π_old | computed for |
     |---|---|---|
     | of an earlier version | what their sampler recorded, unless π_old is proximal | none |
-    | others, where the surrogate or a KL penalty reads it before the updates | that of `old_policy` | all rows |
+    | others, where something reads it before the updates | that of `old_policy` | all rows |
     | others, one update in all | found by that update, where π_θ is π_old | none |
     | others | the first minibatch's by its first update, the others' now | all minibatches but the first |
 
     Args:
         old_policy: π_old.
-        objective: Its surrogate and its KL penalty may read log π_old before the updates.
+        needed_first: True if something reads log π_old before the updates: a surrogate, a KL penalty, an advantage.
         rollouts: The step's, on the CPU.
         packer: Cuts them for the policy.
         cut: The rows of each pack of each minibatch.
@@ -41,7 +40,6 @@ def old_policy_logp(
     if is_late and not old_policy.is_proximal:
         return torch.zeros(0) if rollouts.sampler_logp is None else rollouts.sampler_logp, 0
     packs = [pack for minibatch in cut for pack in minibatch]
-    needed_first = objective.surrogate.reads_old_logp or objective.reward_kl is not None
     unknown = int(old_policy.is_policy)
     if one_update and unknown and not needed_first:
         return None, 1

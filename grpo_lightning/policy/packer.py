@@ -9,6 +9,7 @@ from torch import Tensor
 
 from grpo_lightning import ranks
 from grpo_lightning.maths.packs import idle_pack
+from grpo_lightning.maths.prepared import rank_in_step
 from grpo_lightning.maths.ragged import take
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy.policy import Policy
@@ -44,9 +45,7 @@ class Packer:
 
     def entropy_rank(self, rollouts: Rollouts) -> Tensor:
         """[N] rank of each token by entropy among those of all ranks, as a fraction of them."""
-        entropy = self.per_token(rollouts, self.rows_of_packs(rollouts), lambda pack: self.policy(pack).entropy)
-        everyone = torch.cat(ranks.gather(entropy)).sort().values
-        return torch.searchsorted(everyone, entropy) / len(everyone)
+        return rank_in_step(self.per_token(rollouts, self.rows_of_packs(rollouts), lambda p: self.policy(p).entropy))
 
     def over(
         self, rollouts: Rollouts, packs: Sequence[Rows], function: Callable[[Rollouts], T]

@@ -79,7 +79,7 @@ def check_module(module: Any, old_policy: PolicySnapshot | None, reference: Poli
             "and min_p=0; a filter changes the recorded log-probs, and the factors would undo it"
         )
     usual = FrozenCopy if policy.adapter is None else AdapterOff
-    if not objective.needs_reference and type(reference) not in (usual, type(None)):
+    if module.reference is None and type(reference) not in (usual, type(None)):
         raise UsageError(
             f"model.reference={type(reference).__name__}: nothing reads it with model.objective.beta=0 and no "
             "model.objective.reward_kl. Give a beta above 0, such as 0.04, or model.reference=null"
@@ -88,6 +88,11 @@ def check_module(module: Any, old_policy: PolicySnapshot | None, reference: Poli
         raise UsageError(
             f"model.objective.kl={type(objective.kl).__name__}: it has no effect with model.objective.beta=0. "
             "Give a beta above 0, such as 0.04, or kl=K3, which is the default"
+        )
+    if objective.denominator == "moving" and (objective.reward_kl is not None or module.advantage.reads):
+        raise UsageError(
+            "model.objective.denominator=moving: it must know the advantages before any log-prob, which "
+            "model.objective.reward_kl or model.advantage needs. Take kept"
         )
     without = "AdapterOff: it is the model without its adapter. Use"
     if isinstance(reference, AdapterOff) and policy.adapter is None:

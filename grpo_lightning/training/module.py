@@ -86,7 +86,8 @@ class GRPOModule(EvaluatingModule):
         self.advantage = advantage or GroupStd()
         self.old_policy = old_policy or RecordedLogp()
         usual = FrozenCopy if policy.adapter is None else AdapterOff
-        self.reference = (reference or usual()) if self.objective.needs_reference else None
+        is_read = self.objective.needs_reference or "ref_logp" in self.advantage.reads
+        self.reference = (reference or usual()) if is_read else None
         check_module(self, old_policy, reference)
         # A checkpoint of an adapter has the trained tensors; what else is missing, `check_same_model` finds.
         self.strict_loading = policy.adapter is None
@@ -216,12 +217,17 @@ class GRPOModule(EvaluatingModule):
         """Adds the policy's version, what the rewards have learned and which weights an adapter was trained on."""
         checkpoint["policy_version"] = self.policy.version
         checkpoint["rewards"] = self.explorer.scorer.state_dict()
+        stateful = self.advantage, self.objective.entropy
+        checkpoint["parts"] = {type(part).__name__: part.state_dict() for part in stateful}
         if self.policy.adapter is not None:
             checkpoint["base"] = self.policy.base
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Reads a checkpoint of another `beta`, `reference`, `old_policy` or schedule, but of no other model."""
         self.explorer.scorer.load_state_dict(checkpoint.get("rewards", {}))
+        for part in (self.advantage, self.objective.entropy):
+            if state := checkpoint.get("parts", {}).get(type(part).__name__):
+                part.load_state_dict(state)
         # Lightning's own strategy for sharded weights has read them by now, layer by layer: the policy did not notice.
         self.policy.version += 1
         if state := checkpoint.get("state_dict", {}):

@@ -13,12 +13,13 @@ from torch import Tensor
 from grpo_lightning import ranks
 from grpo_lightning.engines.sampler import SingleTurn
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.grpo.prepare import minibatch_of_rows, prepare
+from grpo_lightning.grpo.prepare import prepare
 from grpo_lightning.grpo.step import Pack
 from grpo_lightning.maths.advantages import GroupMean
 from grpo_lightning.maths.filters import ENTROPY_RANK, TopEntropy, Truncated
 from grpo_lightning.maths.kl import K1, KLPenalty
 from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.packs import minibatch_of_rows
 from grpo_lightning.maths.reward_batch import RewardBatch
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.weightings import TokenMean

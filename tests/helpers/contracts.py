@@ -10,6 +10,7 @@ from grpo_lightning.cli import import_families
 from grpo_lightning.command.overview import optional
 from grpo_lightning.maths import stopping, surrogates, weightings
 from grpo_lightning.maths.surrogates import Surrogate
+from helpers.loading import load_example
 
 import_families()
 
@@ -29,6 +30,10 @@ VARIANTS: dict[str, Callable[[], Surrogate]] = {
     "OffPolicyMask of Reinforce": lambda: surrogates.OffPolicyMask(surrogates.Reinforce(), 0.0),
     "OffPolicyMask of dual clip": lambda: surrogates.OffPolicyMask(surrogates.Clipped(dual_clip=1.5), 0.0),
 }
+examples = load_example("methods_of_2026")
+VARIANTS |= {f"{name}, an example": getattr(examples, name) for name in ("UP", "FIPO", "ClipCov", "KLCov", "DRO")}
+if DPPO := optional("DPPO"):
+    VARIANTS["DPPO by KL"] = lambda: DPPO("kl", 0.02, 0.02)
 if TargetProbability := optional("TargetProbability"):
     VARIANTS["OffPolicyMask of targets"] = lambda: surrogates.OffPolicyMask(TargetProbability())
 

@@ -22,6 +22,7 @@ from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.grpo.step import Minibatch
 from grpo_lightning.maths.advantages import AdvantageEstimator, BatchStd, GroupMean, GroupStd, LeaveOneOut, PerRewardStd
 from grpo_lightning.maths.corrections import TruncatedRatio
+from grpo_lightning.maths.entropy import FixedEntropy, NoEntropy
 from grpo_lightning.maths.filters import DynamicSampling, TokenMask, TopEntropy, Truncated
 from grpo_lightning.maths.kl import K2, K3, ImportanceWeighted, KLEstimator, KLPenalty
 from grpo_lightning.maths.objective import Objective
@@ -29,7 +30,6 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.stopping import KLAbove
 from grpo_lightning.maths.surrogates import (
     CISPO,
-    GMPO,
     SAPO,
     Clipped,
     OffPolicyMask,
@@ -50,7 +50,10 @@ from grpo_lightning.plugins.conversations.conversations import Limits
 from grpo_lightning.plugins.conversations.data import PromptDataModule
 from grpo_lightning.plugins.conversations.reward import EnvironmentReward
 from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning.plugins.methods.dppo import DPPO
+from grpo_lightning.plugins.methods.gmpo import GMPO
 from grpo_lightning.plugins.methods.target_probability import TargetProbability
+from grpo_lightning.plugins.methods.vespo import VESPO
 from grpo_lightning.plugins.process.supervision import ProcessSupervision
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import MovingAverage, PolicySnapshot, Proximal
@@ -77,6 +80,8 @@ SURROGATES: list[Surrogate] = [
     GMPO(0.2),
     OffPolicyMask(Clipped(), 0.02),
     TargetProbability(0.98, 1.02),
+    VESPO(),
+    DPPO("tv", 0.02, 0.02),
 ]
 WEIGHTINGS: list[TokenWeighting] = [SequenceMean(), TokenMean(), FixedLength(12), GroupTokenMean(), Unweighted()]
 
@@ -111,7 +116,7 @@ def cases() -> list[Case]:
             beta=0.1 if number % 2 else 0.0,
             weighting=WEIGHTINGS[number % 5],
             masks=masks[number // 2 % 4],
-            entropy_bonus=0.05 if number % 7 == 3 else 0.0,
+            entropy=FixedEntropy(0.05) if number % 7 == 3 else NoEntropy(),
             reward_kl=KLPenalty() if number % 9 == 4 else None,
         )
         found.append(Case(objective, advantages[number % 6]))

@@ -129,6 +129,19 @@ def gmpo(logp: Tensor, old: Tensor, advantage: Tensor, padded: Padded, mask: Ten
     return torch.where(advantage > 0, good, bad) * advantage
 
 
+def vespo(logp: Tensor, old: Tensor, advantage: Tensor, padded: Padded, mask: Tensor) -> Tensor:
+    w = (mean(logp.detach() - old, mask) * mask.sum(1, keepdim=True)).exp()
+    phi = torch.where(advantage >= 0, w**2 * (3 * (1 - w)).exp(), w**3 * (2 * (1 - w)).exp())
+    return phi * advantage * logp
+
+
+def dppo(logp: Tensor, old: Tensor, advantage: Tensor, padded: Padded, mask: Tensor) -> Tensor:
+    new, before = logp.detach().exp().double(), old.exp()
+    kl = before * (before / new).log() + (1 - before) * ((1 - before) / (1 - new)).log()
+    far = (kl > 1e-4) & (advantage * (new - before) > 0)
+    return torch.where(far, 0.0, new / before * advantage * logp)
+
+
 def off_policy(logp: Tensor, old: Tensor, advantage: Tensor, padded: Padded, mask: Tensor) -> Tensor:
     away = mean(old - logp.detach(), mask)
     return torch.where((away > 0.05) & (advantage < 0), 0.0, clip((logp - old).exp(), advantage, 0.2, 0.2))
@@ -164,11 +177,16 @@ SURROGATES: dict[type[Surrogate], tuple[Surrogate, Loop]] = {
     surrogates.SAPO: (surrogates.SAPO(), sapo),
     surrogates.SequenceClipped: (surrogates.SequenceClipped(0.1, 0.05), gspo),
     surrogates.SequenceClippedToken: (surrogates.SequenceClippedToken(0.1, 0.05), gspo_token),
-    surrogates.GMPO: (surrogates.GMPO(0.2), gmpo),
     surrogates.OffPolicyMask: (surrogates.OffPolicyMask(threshold=0.05), off_policy),
 }
 if TargetProbability := optional("TargetProbability"):
     SURROGATES[TargetProbability] = TargetProbability(0.97, 1.03), targets
+if GMPO := optional("GMPO"):
+    SURROGATES[GMPO] = GMPO(0.2), gmpo
+if VESPO := optional("VESPO"):
+    SURROGATES[VESPO] = VESPO(), vespo
+if DPPO := optional("DPPO"):
+    SURROGATES[DPPO] = DPPO("kl", 1e-4, 1e-4), dppo
 
 
 Weight = Callable[[Padded, Tensor], Tensor]

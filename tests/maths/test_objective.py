@@ -7,13 +7,14 @@ from helpers.tiny import rollouts_of, rows_of
 from torch import Tensor
 
 from grpo_lightning.maths.diagnostics import Diagnostics
-from grpo_lightning.maths.filters import TopEntropy, Truncated
+from grpo_lightning.maths.entropy import FixedEntropy
+from grpo_lightning.maths.filters import TokenMask, TopEntropy, Truncated
 from grpo_lightning.maths.kl import K1, ImportanceWeighted
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.ragged import spread
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.surrogates import Clipped, Reinforce
-from grpo_lightning.maths.weightings import BatchSize, SequenceMean
+from grpo_lightning.maths.surrogates import Clipped, OffPolicyMask, Reinforce
+from grpo_lightning.maths.weightings import BatchSize, SequenceMean, TokenMean, TokenWeighting
 
 # Two prompts, G = 4.
 LENGTHS, GROUP = [3, 7, 1, 5, 2, 4, 6, 1], [0, 0, 0, 0, 1, 1, 1, 1]
@@ -195,7 +196,7 @@ def test_the_entropy_bonus_by_hand():
     rollouts.advantage, rollouts.weight = torch.tensor([2.0]), torch.tensor([0.5])
     logp = logits.log_softmax(0)
     entropy = -(logp.exp() * logp).sum()[None]
-    value, diagnostics = Objective(Reinforce(), entropy_bonus=0.1)(logp[:1], entropy, rollouts)
+    value, diagnostics = Objective(Reinforce(), entropy=FixedEntropy(0.1))(logp[:1], entropy, rollouts)
     assert float(value.detach()) == pytest.approx(0.5 * (-2 * math.log(2) + 0.1 * 1.5 * math.log(2)))
     assert float(diagnostics.entropy) == pytest.approx(1.5 * math.log(2))
     # d log π_1 / d logits = (1, 0, 0) - π; dH / d logits_k = -π_k (log π_k + H): -(1/2)(0.5 log 2), (1/4)(0.5 log 2).
@@ -208,7 +209,7 @@ def test_the_entropy_bonus_by_hand():
 def test_where_only_the_advantage_gives_a_gradient():
     assert Objective().learns_from_advantage_alone
     assert not Objective(beta=0.1).learns_from_advantage_alone
-    assert not Objective(entropy_bonus=0.1).learns_from_advantage_alone
+    assert not Objective(entropy=FixedEntropy(0.1)).learns_from_advantage_alone
 
 
 def test_masks_take_the_weight_of_their_tokens_only():
@@ -270,3 +271,44 @@ def test_the_kl_estimator_sees_the_old_policy():
     rollouts.old_logp = None
     _, gradient, _ = evaluate(objective, logp, rollouts)
     assert float(gradient) == pytest.approx(1 - 0.5 * (1 + math.log(0.5)))
+
+
+def test_what_the_denominators_count():
+    # Three completions of two groups; the second is truncated, and the second group has no advantage.
+    rollouts = rollouts_of([2, 3, 1], prompt_lengths=[2, 2], group=[0, 0, 1])
+    rollouts.truncated = torch.tensor([False, True, False])
+    rollouts.advantage = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0, 0.0])
+
+    def weight(weighting: TokenWeighting, denominator: str) -> tuple[BatchSize, list[float]]:
+        objective = Objective(weighting=weighting, masks=[Truncated()], denominator=denominator)
+        batch = BatchSize.of_all_ranks(rollouts, objective.counted(rollouts), 8)
+        return batch, objective.token_weight(rollouts, batch).tolist()
+
+    size, found = weight(TokenMean(), "drawn")
+    assert size == BatchSize(3, 2, 6, 8) and found == pytest.approx([1 / 6, 1 / 6, 0, 0, 0, 1 / 6])
+    size, found = weight(TokenMean(), "kept")
+    assert size == BatchSize(2, 2, 3, 8) and found == pytest.approx([1 / 3, 1 / 3, 0, 0, 0, 1 / 3])
+    size, found = weight(TokenMean(), "moving")
+    assert size == BatchSize(1, 1, 2, 8) and found[:5] == pytest.approx([1 / 2, 1 / 2, 0, 0, 0])
+    assert weight(SequenceMean(), "kept")[1] == pytest.approx([1 / 4, 1 / 4, 0, 0, 0, 1 / 2])
+    # Nobody is left: no division by 0.
+    rollouts.truncated[:] = True
+    assert weight(TokenMean(), "kept") == (BatchSize(1, 1, 1, 8), [0.0] * 6)
+
+
+def test_a_mask_may_be_a_factor():
+    class Twice(TokenMask):
+        def __call__(self, rollouts: Rollouts) -> torch.Tensor:
+            return torch.tensor([2.0, 0.5, 0.0])
+
+    rollouts = rollouts_of([3])
+    objective = Objective(masks=[Twice(), Twice()])
+    assert objective.token_weight(rollouts, BatchSize(1, 1, 3)).tolist() == pytest.approx([4 / 3, 1 / 12, 0])
+
+
+def test_a_surrogate_may_move_tokens_without_advantage():
+    class Penalty(Reinforce):
+        moves_without_advantage = True
+
+    assert not Objective(Penalty()).learns_from_advantage_alone
+    assert not Objective(OffPolicyMask(Penalty())).learns_from_advantage_alone

@@ -8,7 +8,6 @@ from torch import Tensor
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import (
     CISPO,
-    GMPO,
     SAPO,
     Clipped,
     OffPolicyMask,
@@ -237,22 +236,6 @@ def test_sapo_by_hand():
     result, gradient = by_hand(SAPO(1.0, 2.0), [2, 2], [1.0, -1.0], [1.0, 2.0, 1.0, 0.5])
     assert result.value.tolist() == pytest.approx([2, 2.9242343, -1, -0.5378828])
     assert gradient.tolist() == pytest.approx([1, 1.5728954, -1, -0.3932239])
-
-
-def test_gmpo_by_hand():
-    # Bounds e^∓0.4. Good: ratios 4 and 1 count as e^0.4 and 1, whose root is e^0.2 = 1.221403; the second alone still
-    # pushes. Below, 0.25 and 1 have the root 0.5, and both push.
-    result, gradient = by_hand(GMPO(), [2, 2], [1.0, 1.0], [4.0, 1.0, 0.25, 1.0])
-    assert result.value.tolist() == pytest.approx([1.2214028, 1.2214028, 0.5, 0.5])
-    assert gradient.tolist() == pytest.approx([0, 1.2214028, 0.5, 0.5])
-    assert result.clipped_high.tolist() == [True, False, False, False]
-    # Bad: 0.25 counts as e^-0.4, so the root is e^-0.2 = 0.818731; 4 stays.
-    result, gradient = by_hand(GMPO(), [2, 2], [-1.0, -1.0], [0.25, 1.0, 4.0, 1.0])
-    assert result.value.tolist() == pytest.approx([-0.8187308, -0.8187308, -2, -2])
-    assert gradient.tolist() == pytest.approx([0, -0.8187308, -2, -2])
-    assert result.clipped_low.tolist() == [True, False, False, False]
-    result, _ = by_hand(GMPO(), [1], [1.0], [1.0], old=0.7)  # e^0.4 * 0.7 = 1.04
-    assert result.unreachable.all()
 
 
 def test_off_policy_mask_by_hand():

@@ -152,7 +152,7 @@ class Inspector(Callback, Observer):
         scorer, folder = module.explorer.scorer, self._trainer.default_root_dir
         record = StepRecord(
             step=step,
-            objective=describe(module.objective),
+            objective=describe(module.objective) | {"entropy_bonus": module.objective.entropy.coefficient},
             temperature=module.sampling.temperature,
             val_temperature=self._followed.temperature,
             rewards=[reward.name for reward in scorer.rewards],

@@ -27,7 +27,8 @@ ELSEWHERE = {
     "model.lr_scheduler WarmupCosine": "warmup_ratio warmup_steps lr_scheduler_type | lr_warmup_steps_ratio",
     "model.objective.beta": "| kl_coef kl_loss_coef use_kl_loss",
     "model.objective.correction": "vllm_importance_sampling_correction vllm_importance_sampling_mode | rollout_is",
-    "model.objective.entropy_bonus": "entropy_coef | entropy_coeff",
+    "model.objective.entropy FixedEntropy": "entropy_coef | entropy_coeff",
+    "model.objective.entropy AdaptiveEntropy": "use_adaptive_entropy entropy_target |",
     "model.objective.kl": "use_bias_correction_kl | kl_loss_type",
     "model.objective.masks [TopEntropy]": "top_entropy_quantile",
     "model.objective.masks [Truncated]": "mask_truncated_completions",
@@ -63,7 +64,8 @@ RENAMED = (
     ("LearnedReward.", "update.", "batch_size loss lr max_forgetting min_gain num_passes"),
     ("LearnedReward.", "replay.", "buffer_size held_out per_label seed"),
 )
-MOVED = {f"{old}{name}": f"{now}{name}" for old, now, names in RENAMED for name in names.split()}
+MOVED = {"model.objective.entropy_bonus": "model.objective.entropy.coefficient of FixedEntropy"}
+MOVED |= {f"{old}{name}": f"{now}{name}" for old, now, names in RENAMED for name in names.split()}
 """Keys of earlier versions, and what they are now; an argument of a class stands behind the class."""
 
 

@@ -19,6 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.grpo.loop import GRPOLoop
+from grpo_lightning.maths.entropy import NoEntropy
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.fast import kv_memory
 from grpo_lightning.plugins.fast.compute import Fast, has_full_attention
@@ -81,7 +82,8 @@ class Plan:
     @cached_property
     def passes(self) -> tuple[int, int, int, int]:
         """Tokens and rows of the fullest pack; bytes of a forward over it without gradients, and with its backward."""
-        loop, mixed, entropy = self.loop, self.trainer.precision.startswith("bf16"), self.model.objective.entropy_bonus
+        loop, mixed = self.loop, self.trainer.precision.startswith("bf16")
+        entropy = not isinstance(self.model.objective.entropy, NoEntropy)
         prompts = max(1, loop.prompts_per_step // self.trainer.count // loop.num_minibatches)
         group = [row // loop.group_size for row in range(prompts * loop.group_size)]
         prompt, longest = [0] * self.prompt_tokens, self._longest(self.model.sampling)
@@ -91,7 +93,7 @@ class Plan:
             rollouts = Rollouts.from_lists([prompt] * prompts, group, [[0] * max(1, longest * n // 8)] * len(group))
             packs += rollouts.packs(loop.max_tokens, self.fake.compute.shares_prefix)
         pack = max(packs, key=lambda one: len(one.all_token_ids))
-        scored, updated = (peak_of(self.fake, pack, backward, mixed, entropy > 0) for backward in (False, True))
+        scored, updated = (peak_of(self.fake, pack, backward, mixed, entropy) for backward in (False, True))
         return len(pack.all_token_ids), len(pack), scored, updated
 
     def _longest(self, sampling: Sampling) -> int:

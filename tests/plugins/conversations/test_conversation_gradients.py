@@ -11,7 +11,7 @@ from helpers.guessing import REWRITES
 from helpers.padded_loop import SURROGATES, WEIGHTINGS, Padded, random_fields, reference
 from helpers.tiny import gradients
 
-from grpo_lightning import BatchSize, GroupMean, Objective, Policy, Rollouts, Surrogate, TokenWeighting
+from grpo_lightning import BatchSize, FixedEntropy, GroupMean, Objective, Policy, Rollouts, Surrogate, TokenWeighting
 
 BETA, BONUS = 0.1, 0.05
 
@@ -58,7 +58,7 @@ def test_the_gradient_is_that_of_a_padded_loop_with_a_loss_mask(
 ) -> None:
     (rollouts, padded), (member, loop), (own, weight) = explored, SURROGATES[surrogate], WEIGHTINGS[weighting]
     logp, value, gradient = reference(policy, rollouts, padded, loop, weight, BETA, BONUS)
-    objective = Objective(member, beta=BETA, weighting=own, entropy_bonus=BONUS)
+    objective = Objective(member, beta=BETA, weighting=own, entropy=FixedEntropy(BONUS))
     policy.compute.shares_prefix = shares
     for max_tokens in (0, 60):
         pieces = rollouts.select(torch.arange(len(rollouts)))

@@ -16,7 +16,7 @@ from helpers.fitting import Gradients, gradient_of, relative, scalars
 from helpers.gradient_of_ranks import PRECISIONS, SURROGATES, WEIGHTINGS, cases, in_every_way
 from helpers.tiny import rollouts_of
 
-from grpo_lightning import Clipped, Objective, Reinforce, Surrogate, TokenWeighting
+from grpo_lightning import BatchSize, Clipped, FixedEntropy, Objective, Reinforce, Surrogate, TokenWeighting
 
 Found = dict[str, dict[str, Any]]
 
@@ -117,7 +117,7 @@ def test_packs_passed_in_threads_do_not_change_the_gradient(tmp_path: Path) -> N
             loop={"max_tokens": 40, "mu": 2},
             trainer={"max_epochs": 1},
             policy=policy,
-            objective=Objective(beta=0.1, entropy_bonus=0.01),
+            objective=Objective(beta=0.1, entropy=FixedEntropy(0.01)),
         )
     one = seen.pop("one").updates
     assert len(one) == 2

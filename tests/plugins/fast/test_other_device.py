@@ -12,6 +12,7 @@ from torch import Tensor
 
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.advantages import LeaveOneOut
+from grpo_lightning.maths.entropy import FixedEntropy
 from grpo_lightning.maths.filters import DynamicSampling, TopEntropy, Truncated
 from grpo_lightning.maths.kl import KLPenalty
 from grpo_lightning.maths.objective import Objective
@@ -42,7 +43,11 @@ def options(folder: Path) -> dict[str, Any]:
             "dynamic_sampling": DynamicSampling(),
         },
         "objective": Objective(
-            SequenceClipped(), beta=0.1, masks=[Truncated(), TopEntropy(0.5)], entropy_bonus=0.01, reward_kl=KLPenalty()
+            SequenceClipped(),
+            beta=0.1,
+            masks=[Truncated(), TopEntropy(0.5)],
+            entropy=FixedEntropy(0.01),
+            reward_kl=KLPenalty(),
         ),
         "reference": MovingAverage(0.5),
         "old_policy": FrozenCopy(),

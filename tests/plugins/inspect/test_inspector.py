@@ -22,6 +22,7 @@ from helpers.tiny import SPECIAL, STOP_IDS, rollouts_of
 
 import grpo_lightning
 from grpo_lightning.maths.corrections import RatioMask
+from grpo_lightning.maths.entropy import FixedEntropy
 from grpo_lightning.maths.filters import TopEntropy, Truncated
 from grpo_lightning.maths.kl import KLEstimator
 from grpo_lightning.maths.objective import Objective
@@ -91,8 +92,8 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
     **{name: lambda make=make: Objective(make(), beta=0.05) for name, make in SURROGATES.items()},
     **{cls.__name__: lambda cls=cls: Objective(weighting=make(cls)) for cls in members(TokenWeighting)},
     **{cls.__name__: lambda cls=cls: Objective(kl=make(cls), beta=0.5) for cls in members(KLEstimator)},
-    "Truncated": lambda: Objective(masks=[Truncated()], entropy_bonus=0.01),
-    "TopEntropy": lambda: Objective(masks=[TopEntropy(0.4)], entropy_bonus=0.01),
+    "Truncated": lambda: Objective(masks=[Truncated()], entropy=FixedEntropy(0.01)),
+    "TopEntropy": lambda: Objective(masks=[TopEntropy(0.4)], entropy=FixedEntropy(0.01)),
 }
 
 

@@ -1,0 +1,55 @@
+"""Entropy bonuses: the coefficient c of the entropy in the objective, against collapse to few answers."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_lightning.types import require
+
+
+class EntropyBonus(ABC):
+    """The coefficient of the entropy of π_θ at each token, which may change from update to update."""
+
+    @property
+    @abstractmethod
+    def coefficient(self) -> float:
+        """c of the next update, 0 or more. At 0 the entropy has no gradient, which saves memory."""
+
+    def observe(self, entropy: float) -> None:
+        """Is told of each update that was made: the mean entropy of its tokens over all ranks, in nats."""
+
+    def metrics(self) -> dict[str, Tensor]:
+        """What to log after an update."""
+        return {"policy/entropy_coefficient": torch.tensor(self.coefficient)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has learned from the updates, for checkpoints; the same on every rank."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
+
+
+class NoEntropy(EntropyBonus):
+    """0: no bonus, as in most papers on GRPO."""
+
+    coefficient = 0.0
+
+    def metrics(self) -> dict[str, Tensor]:
+        return {}
+
+
+class FixedEntropy(EntropyBonus):
+    """The same c for the whole run.
+
+    Args:
+        coefficient: c; too much of it makes noise.
+    """
+
+    coefficient = 0.0
+
+    def __init__(self, coefficient: float = 0.001) -> None:
+        require(coefficient > 0, f"coefficient={coefficient} of FixedEntropy: give more than 0, or take NoEntropy")
+        self.coefficient = coefficient

@@ -1,0 +1,79 @@
+"""Methods in whole runs: what they read is there, and what they remember survives a resume."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.fast import fit
+from helpers.fitting import of_updates, weights_of
+from helpers.loading import load_example
+from torch import Tensor
+
+from grpo_lightning.maths.advantages import GroupMean
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.plugins.methods.adaptive_entropy import AdaptiveEntropy
+from grpo_lightning.policy.snapshots import FrozenCopy
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning.types import UsageError
+
+methods = load_example("methods_of_2026")
+
+
+class Damped(GroupMean):
+    """Less of the group's deviation each step: an advantage that remembers."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
+        self.steps += 1
+        return super().estimate(reward, group, num_groups) / self.steps
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+def run(folder: Path, steps: int, **options: Any) -> AdaptiveEntropy:
+    entropy = AdaptiveEntropy(target=9.0, delta=0.02)
+    fit(
+        folder,
+        [StepCheckpoint(every_n_steps=1)],
+        loop={"mu": 2},
+        trainer={"max_epochs": steps, "enable_checkpointing": True},
+        advantage=Damped(),
+        objective=Objective(entropy=entropy),
+        **options,
+    )
+    return entropy
+
+
+def test_what_advantages_and_entropy_remember_is_resumed(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", 4)
+    run(tmp_path / "parts", 2)
+    resumed = run(tmp_path / "parts", 4, ckpt_path=tmp_path / "parts" / "checkpoints" / "last.ckpt")
+    assert whole.level == resumed.level == pytest.approx(8 * 0.02)
+    assert of_updates(tmp_path / "whole", "policy/entropy_coefficient")[-1] == pytest.approx([0.14, 0.16])
+    weights = weights_of(tmp_path / "parts")
+    assert all(torch.equal(value, weights[name]) for name, value in weights_of(tmp_path / "whole").items())
+
+
+def test_an_advantage_reads_the_reference_and_the_old_policy(tmp_path: Path) -> None:
+    """TOP-D against the policy as it was at first: at the first step both agree, and nothing moves it."""
+    module = fit(tmp_path, loop={"mu": 2}, advantage=methods.TOPD(), objective=Objective())
+    assert isinstance(module.reference, FrozenCopy)
+    assert of_updates(tmp_path, "optim/grad_norm")[0] == [0, 0]
+
+
+def test_methods_of_the_whole_batch_train(tmp_path: Path) -> None:
+    objective = Objective(methods.KLCov(0.1), correction=methods.M2PO(), masks=[methods.GTPO()], denominator="moving")
+    fit(tmp_path, loop={"mu": 2, "num_minibatches": 2}, objective=objective)
+    assert all(norm > 0 for step in of_updates(tmp_path, "optim/grad_norm") for norm in step)
+
+
+def test_a_denominator_that_needs_advantages_first_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="denominator=moving"):
+        fit(tmp_path, advantage=methods.TOPD(), objective=Objective(denominator="moving"))

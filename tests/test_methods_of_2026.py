@@ -1,0 +1,97 @@
+"""The methods of examples/methods_of_2026.py by numbers worked out by hand; test_contracts.py has their contracts."""
+
+import math
+
+import pytest
+import torch
+from helpers.loading import load_example
+from helpers.reward_batches import batch_of
+from torch import Tensor
+
+from grpo_lightning import Objective, Rollouts, Surrogate, TokenMean
+from grpo_lightning.maths.weightings import BatchSize
+
+methods = load_example("methods_of_2026")
+
+
+def rollouts_with(completions: list[list[int]], advantage: list[float], old: list[float] | None = None) -> Rollouts:
+    rollouts = Rollouts.from_lists([[1]], [0] * len(completions), completions)
+    rollouts.advantage = torch.tensor(advantage).repeat_interleave(rollouts.lengths)
+    rollouts.old_logp = torch.tensor(old or [0.1] * rollouts.num_tokens).log()
+    return rollouts
+
+
+def slopes(member: Surrogate, rollouts: Rollouts, ratio: list[float]) -> Tensor:
+    rollouts.add_columns(member.prepare(rollouts))
+    assert rollouts.old_logp is not None
+    logp = (rollouts.old_logp + torch.tensor(ratio).log()).requires_grad_()
+    return torch.autograd.grad(member(logp, rollouts.old_logp, rollouts).value.sum(), logp)[0]
+
+
+def test_up() -> None:
+    # Good tokens have slope Â, however far they are; bad ones r Â, 0 under 0.8 and over 3.
+    rollouts = rollouts_with([[1, 2], [1, 2, 3]], [2.0, -1.0])
+    assert slopes(methods.UP(), rollouts, [9.0, 0.1, 0.5, 2.0, 4.0]).tolist() == pytest.approx([2, 2, 0, -2, 0])
+
+
+def test_fipo() -> None:
+    # Half a life of one token: γ = 1/2. Ratios e^0.1, 1, e^0.08: exponents 0.1 + 0.02, 0.04 and 0.08.
+    member = methods.FIPO(half_life=1.0, reach=0.1)
+    found = slopes(member, rollouts_with([[1, 2, 3]], [1.0]), [math.exp(0.1), 1.0, math.exp(0.08)])
+    assert found.tolist() == pytest.approx([1.1 * math.exp(0.1), math.exp(0.04), math.exp(0.16)])
+    # What follows has become less likely: not under 1.
+    assert slopes(member, rollouts_with([[1, 2]], [1.0]), [1.0, 0.5]).tolist() == pytest.approx([1, 0.5])
+
+
+def test_clip_cov_and_kl_cov() -> None:
+    # Means 0 and log of (1, 1, 1, 16)/16: 3/4 log(1/16). Covariances: the last has 1 * 3/4 log 16, the largest.
+    rollouts = rollouts_with([[1, 2], [1, 2]], [-1.0, 1.0], [1 / 16, 1 / 16, 1 / 16, 1.0])
+    assert methods.covariance(rollouts).tolist() == pytest.approx(
+        [math.log(16) / 4, math.log(16) / 4, -math.log(16) / 4, math.log(16) * 3 / 4]
+    )
+    ratio = [1.0, 1.0, 1.0, 0.9]
+    assert slopes(methods.ClipCov(0.3), rollouts, ratio).tolist() == pytest.approx([-1, -1, 1, 0])
+    # 0.9 Â, and the slope of -2 |log r| where r < 1: +2.
+    assert slopes(methods.KLCov(0.3, beta=2.0), rollouts, ratio).tolist() == pytest.approx([-1, -1, 1, 2.9])
+
+
+def test_dro_moves_tokens_without_advantage() -> None:
+    # Â - β log r.
+    rollouts = rollouts_with([[1], [2]], [0.5, 0.0])
+    found = slopes(methods.DRO(beta=2.0), rollouts, [math.e, math.e**-1])
+    assert found.tolist() == pytest.approx([-1.5, 2.0])
+    assert not Objective(methods.DRO()).learns_from_advantage_alone
+
+
+def test_m2po() -> None:
+    # Squares of log(π_old/μ): 0, 0.01, 0.04, 0.25: means 0, 0.005, 0.0167, 0.075. Up to 0.04 three stay.
+    rollouts = rollouts_with([[1, 2], [1, 2]], [1.0, -1.0])
+    change = torch.tensor([-0.1, 0.5, 0.0, 0.2])
+    rollouts.sampler_logp = rollouts.old_logp - change
+    objective = Objective(correction=methods.M2PO(tau=0.04))
+    rollouts.add_columns(objective.prepare(rollouts))
+    expected = [math.exp(-0.1), 0, 1, math.exp(0.2)]
+    assert objective.factor(rollouts.old_logp, rollouts).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_gtpo() -> None:
+    # 5 begins a good and a bad completion, 9 ends both; 6 and 7 differ. The third, of another group, has no conflict.
+    rollouts = Rollouts.from_lists([[1], [2]], [0, 0, 1], [[5, 6, 9], [5, 7, 7, 9], [5, 6]])
+    rollouts.advantage = torch.tensor([1.0, -1.0, 1.0]).repeat_interleave(rollouts.lengths)
+    assert methods.GTPO()(rollouts).tolist() == [2, 1, 2, 0, 1, 1, 0, 1, 1]
+    # As a factor of the weight, and in the denominator: 7 of the 9 tokens are left.
+    objective = Objective(weighting=TokenMean(), masks=[methods.GTPO()], denominator="kept")
+    batch = BatchSize.of_all_ranks(rollouts, objective.counted(rollouts), 4)
+    assert batch == BatchSize(3, 2, 7, 4)
+    weight = objective.token_weight(rollouts, batch)
+    assert weight.tolist() == pytest.approx([2 / 7, 1 / 7, 2 / 7, 0, 1 / 7, 1 / 7, 0, 1 / 7, 1 / 7])
+
+
+def test_top_d() -> None:
+    # α = 1: dense rewards log T/π of 1, 2, 3 and 4. Returns 1 + 5/2, 2 + 3, 3 and 4, of mean 31/8.
+    batch = batch_of([[0.0, 1.0]], [1.0], [0, 0], [3, 1])
+    batch.columns = {"ref_logp": torch.tensor([1.0, 2.0, 3.0, 4.0]), "old_logp": torch.zeros(4)}
+    deviation = [value - 31 / 8 for value in (3.5, 5, 3, 4)]
+    std = math.sqrt(sum(value**2 for value in deviation) / 4)
+    expected = [value / std for value in deviation]
+    assert methods.TOPD(alpha=1.0).per_token(batch).tolist() == pytest.approx(expected, rel=1e-5)
