@@ -64,7 +64,7 @@ RENAMED = (
     ("LearnedReward.", "update.", "batch_size loss lr max_forgetting min_gain num_passes"),
     ("LearnedReward.", "replay.", "buffer_size held_out per_label seed"),
 )
-MOVED = {"model.objective.entropy_bonus": "model.objective.entropy.coefficient of FixedEntropy"}
+MOVED = {"Objective.entropy_bonus": "entropy.coefficient of FixedEntropy"}
 MOVED |= {f"{old}{name}": f"{now}{name}" for old, now, names in RENAMED for name in names.split()}
 """Keys of earlier versions, and what they are now; an argument of a class stands behind the class."""
 

@@ -100,6 +100,7 @@ MISTAKES = table("""
 --config=replay.yaml => rewards.replay=0.1: | {fraction: 0.1}
 --model.policy.threads=2 => --model.policy.threads | It is --model.policy.compute.threads now
 --config=section.yaml => modle.grad_clip | Did you mean model.guard.grad_clip?
+--model.objective.entropy_bonus=0.1 => model.objective.entropy_bonus | entropy.coefficient of FixedEntropy now
 "--model.advantage={class_path: GroupStd, std: sample}" => model.advantage: | class_path | init_args
 fast => fast | --
 --config=nowhere.yaml => config: | nowhere.yaml | not exist
