@@ -33,6 +33,7 @@ FAMILIES = {
     "model.objective.weighting": "TokenWeighting",
     "model.objective.masks": "TokenMask",
     "model.objective.correction": "Correction",
+    "model.objective.entropy": "EntropyBonus",
     "model.old_policy": "PolicySnapshot",
     "model.reference": "PolicySnapshot",
     "loop.stop": "StopRule",
@@ -140,3 +141,17 @@ def test_a_method_in_a_file_of_the_users(folder: Path, command: Grpo) -> None:
     assert (
         Built(["fit", "--config", str(QUICKSTART), "--config", "my_method.yaml"]).model.objective.surrogate.reach == 0.3
     )
+
+
+def test_methods_of_the_examples_by_their_import_paths(
+    folder: Path, command: Grpo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(CONFIGS.parent / "examples")
+    module = "methods_of_2026"
+    options = [f"--model.objective.surrogate={module}.KLCov", f"--model.objective.correction={module}.M2PO"]
+    options += [f"--model.objective.masks=[{module}.GTPO]", "--model.objective.denominator=kept"]
+    options += ["--model.objective.entropy=AdaptiveEntropy", "--model.objective.entropy.target=9"]
+    found = fit(command, f"--model.advantage={module}.TOPD", *options, "--trainer.max_epochs=2", "--loop.mu=2")
+    # Against the policy as it was at first: from the second update on c is 0.005, then there is something to learn.
+    assert found["optim/grad_norm"][1] > 0 and found["policy/kl_ref"][1] > 0
+    assert 0.005 < found["policy/entropy_coefficient"][1] < 0.03

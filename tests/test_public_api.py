@@ -14,8 +14,8 @@ from helpers.paths import environment
 import grpo_lightning
 
 FAMILIES = (  # noqa: SIM905
-    "AdvantageEstimator Correction Environment GroupFilter KLEstimator PolicySnapshot Reward RewardLoss RolloutEngine "
-    "RolloutSource SegmentScorer Splitter StopRule Surrogate Task TokenMask TokenWeighting ToolFormat"
+    "AdvantageEstimator Correction EntropyBonus Environment GroupFilter KLEstimator PolicySnapshot Reward RewardLoss "
+    "RolloutEngine RolloutSource SegmentScorer Splitter StopRule Surrogate Task TokenMask TokenWeighting ToolFormat"
 ).split()
 
 

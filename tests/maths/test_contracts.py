@@ -18,6 +18,7 @@ from grpo_lightning.maths import (
 )
 from grpo_lightning.maths.advantages import AdvantageEstimator
 from grpo_lightning.maths.diagnostics import Diagnostics
+from grpo_lightning.maths.entropy import EntropyBonus
 from grpo_lightning.maths.filters import TokenMask
 from grpo_lightning.maths.kl import KLEstimator
 from grpo_lightning.maths.ragged import spread
@@ -411,6 +412,25 @@ def test_masks_say_of_each_token_whether_it_stays_and_follow_their_rows(cls, see
     order = shuffled(len(rollouts), seed)
     for rows in (order, order[:5]):
         assert mask(rollouts.select(torch.tensor(rows))).equal(stays[positions_of(rows, rollouts.lengths)])
+
+
+# Entropy bonuses
+
+
+@each(EntropyBonus)
+def test_an_entropy_bonus_is_not_negative_and_goes_on_from_its_state(cls):
+    bonus: EntropyBonus = make(cls)
+    rng = random.Random(0)
+    entropies = [rng.random() for _ in range(12)]
+    for entropy in entropies[:6]:
+        assert bonus.coefficient >= 0
+        bonus.observe(entropy)
+    resumed: EntropyBonus = make(cls)
+    resumed.load_state_dict(bonus.state_dict())
+    for entropy in entropies[6:]:
+        assert resumed.coefficient == bonus.coefficient
+        resumed.observe(entropy)
+        bonus.observe(entropy)
 
 
 # Stop rules
