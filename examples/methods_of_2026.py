@@ -132,8 +132,9 @@ class M2PO(Correction):
         self.tau = tau
 
     def prepare(self, rollouts: Rollouts) -> dict[str, Tensor]:
-        assert rollouts.old_logp is not None and rollouts.sampler_logp is not None
-        own = log_ratio(rollouts.old_logp, rollouts.sampler_logp).square()
+        assert rollouts.old_logp is not None
+        sampler_logp = rollouts.old_logp if rollouts.sampler_logp is None else rollouts.sampler_logp
+        own = log_ratio(rollouts.old_logp, sampler_logp).square()
         everyone = gathered(own).sort().values
         mean = everyone.cumsum(0) / torch.arange(1, len(everyone) + 1)
         largest = everyone[mean <= self.tau].max() if (mean <= self.tau).any() else torch.tensor(-1.0)

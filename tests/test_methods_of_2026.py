@@ -74,6 +74,13 @@ def test_m2po() -> None:
     assert objective.factor(rollouts.old_logp, rollouts).tolist() == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_rank_without_completions_takes_part() -> None:
+    nobody = rollouts_with([[1]], [1.0]).select(torch.zeros(0, dtype=torch.int64))
+    for part in (methods.M2PO(), methods.ClipCov(), methods.KLCov()):
+        assert [values.shape for values in part.prepare(nobody).values()] == [(0,)]
+    assert methods.GTPO()(nobody).shape == (0,)
+
+
 def test_gtpo() -> None:
     # 5 begins a good and a bad completion, 9 ends both; 6 and 7 differ. The third, of another group, has no conflict.
     rollouts = Rollouts.from_lists([[1], [2]], [0, 0, 1], [[5, 6, 9], [5, 7, 7, 9], [5, 6]])

@@ -13,9 +13,9 @@ class Prepared:
     def prepare(self, rollouts: Rollouts) -> dict[str, Tensor]:
         """Columns [N] float32 by name, computed from the whole groups of this rank; here none.
 
-        Every rank calls it, one without completions too: it may ask the others (`gathered`). In a call,
-        `rollouts.columns` has the columns of the pack's tokens: zeros in a pack of weight 0, which fills up a rank with
-        less to do.
+        Every rank calls it, also one without completions, whose `sampler_logp` is None: it may ask the others
+        (`gathered`). In a call, `rollouts.columns` has the columns of the pack's tokens: zeros in a pack of weight 0,
+        which fills up a rank with less to do.
         """
         return {}
 
