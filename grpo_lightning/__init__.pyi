@@ -115,6 +115,10 @@ from grpo_lightning.plugins.display.first_look import FirstLook as FirstLook
 from grpo_lightning.plugins.display.lines import StepLines as StepLines
 from grpo_lightning.plugins.display.progress import StepProgressBar as StepProgressBar
 from grpo_lightning.plugins.display.summary import RunSummary as RunSummary
+from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary as FullVocabulary
+from grpo_lightning.plugins.distillation.no_advantage import NoAdvantage as NoAdvantage
+from grpo_lightning.plugins.distillation.self_teacher import SelfTeacher as SelfTeacher
+from grpo_lightning.plugins.distillation.teachers import Teachers as Teachers
 from grpo_lightning.plugins.fast.compute import Fast as Fast
 from grpo_lightning.plugins.fast.native import NativeEngine as NativeEngine
 from grpo_lightning.plugins.inspect.comparison import Estimate as Estimate
@@ -146,6 +150,7 @@ from grpo_lightning.plugins.process.splitters import ByLine as ByLine
 from grpo_lightning.plugins.process.splitters import ByPattern as ByPattern
 from grpo_lightning.plugins.process.splitters import Splitter as Splitter
 from grpo_lightning.plugins.process.supervision import ProcessSupervision as ProcessSupervision
+from grpo_lightning.plugins.stale.source import StaleSource as StaleSource
 from grpo_lightning.plugins.verifier.control import LastNumber as LastNumber
 from grpo_lightning.plugins.verifier.control import RandomReward as RandomReward
 from grpo_lightning.plugins.verifier.math_verifier import MathVerifier as MathVerifier
@@ -164,6 +169,7 @@ from grpo_lightning.policy.snapshots import MovingAverage as MovingAverage
 from grpo_lightning.policy.snapshots import PolicySnapshot as PolicySnapshot
 from grpo_lightning.policy.snapshots import Proximal as Proximal
 from grpo_lightning.policy.snapshots import RecordedLogp as RecordedLogp
+from grpo_lightning.policy.teacher import Teacher as Teacher
 from grpo_lightning.rewards.base import Reward as Reward
 from grpo_lightning.rewards.base import RewardFailure as RewardFailure
 from grpo_lightning.rewards.base import Run as Run
@@ -191,7 +197,6 @@ from grpo_lightning.training.evaluation import Validation as Validation
 from grpo_lightning.training.machine import Guard as Guard
 from grpo_lightning.training.module import GRPOModule as GRPOModule
 from grpo_lightning.training.schedules import WarmupCosine as WarmupCosine
-from grpo_lightning.training.stale import StaleSource as StaleSource
 from grpo_lightning.types import Completion as Completion
 from grpo_lightning.types import Conversation as Conversation
 from grpo_lightning.types import FinishReason as FinishReason

@@ -39,14 +39,13 @@ from grpo_lightning.training.checks import REPLACED_BY, check_loop, check_precis
 from grpo_lightning.training.data import TaskData
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.schedules import OptimizerOptions
-from grpo_lightning.training.stale import StaleSource as StaleSource  # its name is known in YAML
 from grpo_lightning.types import UsageError
 
 refusal = optional("plugins.mistakes.imports:refusal") or str
 refused_argument = optional("plugins.mistakes.options:refused_argument") or UsageError
 """From an exception to its message, and to the user's mistake behind it."""
 
-PLUGINS = ("fast", "verifier", "learned", "methods", "process", "conversations", "vllm")
+PLUGINS = ("fast", "verifier", "learned", "methods", "process", "conversations", "distillation", "stale", "vllm")
 FAMILIES = ("maths", "tasks", "rewards", "policy", "engines", *(f"plugins.{name}" for name in PLUGINS))
 """The folders of the families. A class in any of their files is known by its short name in YAML."""
 

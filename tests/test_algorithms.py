@@ -9,6 +9,7 @@ import yaml
 from helpers.command import Grpo
 from helpers.contracts import members
 from helpers.fitting import scalars
+from helpers.tiny import policy_of
 from jsonargparse.typing import import_object
 from test_configs import CONFIGS, QUICKSTART, Built
 
@@ -40,7 +41,12 @@ FAMILIES = {
     "loop.source": "RolloutSource",
     "loop.dynamic_sampling.filter": "GroupFilter",
 }
-REQUIRED = {"FixedLength": ".length=12", "FirstOf": ".rules=[KLAbove]"}
+REQUIRED = {
+    "FixedLength": ".length=12",
+    "FirstOf": ".rules=[KLAbove]",
+    "Teacher": ".path=./teacher",
+    "Teachers": ".paths={a: ./teacher}",
+}
 
 
 @pytest.fixture
@@ -49,6 +55,7 @@ def folder(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "{row}", "answer": "1"}}\n' for row in range(8)))
     (tmp_path / "digits.py").write_text(REWARD)
     (tmp_path / "policy").symlink_to(policy_folder)
+    policy_of(seed=1).save_pretrained(tmp_path / "runs" / "quickstart_model")  # the teacher of distillation.yaml
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path

@@ -25,10 +25,10 @@ from grpo_lightning.plugins.inspect.inspector import Inspector
 from grpo_lightning.plugins.learned.replay import Replay
 from grpo_lightning.plugins.learned.reward import LearnedReward
 from grpo_lightning.plugins.learned.update import RewardUpdate
+from grpo_lightning.plugins.stale.source import StaleSource
 from grpo_lightning.policy.snapshots import Proximal
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.training.stale import StaleSource
 from grpo_lightning.types import Sample, Status
 
 METRICS = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")

@@ -38,12 +38,13 @@ from grpo_lightning.types import Completion, FinishReason, RandomKey, Request, S
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES: dict[str, dict[str, Any]] = {
     "1M": {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 2, "heads": 6, "vocab_size": 101},
+    "28M": {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "heads": 6, "vocab_size": 49152},
     "135M": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "heads": 9, "vocab_size": 49152},
 }
-"""SmolLM2's 135M, and a small one like that of make_tiny_policy.py."""
+"""SmolLM2's 135M, one of a fifth of its parameters, and a small one like that of make_tiny_policy.py."""
 
-NEW_TOKENS = {"1M": 512, "135M": 96}
-PACK = {"1M": 4096, "135M": 1024}
+NEW_TOKENS = {"1M": 512, "28M": 96, "135M": 96}
+PACK = {"1M": 4096, "28M": 1024, "135M": 1024}
 """`loop.max_tokens` unless a case sets it."""
 GLIBC = {"MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_MMAP_THRESHOLD_": "65536"}
 
@@ -58,6 +59,8 @@ class Case:
     lengths: str = "full"
     max_tokens: int | None = None
     options: tuple[str, ...] = ()
+    teacher: str = ""
+    """The shape of another model as the reference, if there is one."""
 
 
 class CutEngine(NativeEngine):
@@ -97,24 +100,31 @@ class Alternating(Reward):
 
 
 def make(case: Case, folder: Path) -> None:
-    """Random weights, a tokenizer and questions."""
-    sizes = dict(SHAPES[case.shape])
+    """Random weights of policy and teacher, a tokenizer and questions."""
+    for name, shape in (("policy", case.shape), ("teacher", case.teacher)):
+        if shape:
+            make_model(shape, case.heads == "plain", folder / name)
+    rows = ({"question": f"{number:064d}", "answer": "1"} for number in range(64))
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def make_model(shape: str, plain: bool, folder: Path) -> None:
+    """Random weights and a tokenizer."""
+    sizes = dict(SHAPES[shape])
     heads = sizes.pop("heads")
     tokenizer = make_tokenizer()
     torch.manual_seed(0)
     config = LlamaConfig(
         **sizes,
         num_attention_heads=heads,
-        num_key_value_heads=heads if case.heads == "plain" else heads // 3,
+        num_key_value_heads=heads if plain else heads // 3,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    LlamaForCausalLM(config).save_pretrained(folder / "policy")
-    tokenizer.save_pretrained(folder / "policy")
-    rows = ({"question": f"{number:064d}", "answer": "1"} for number in range(64))
-    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def arguments(case: Case) -> list[str]:
@@ -187,6 +197,11 @@ def cases(shape: str) -> list[Case]:
         "rows": ("--model.policy.compute.share_prefix=false",),
         "threads": ("--model.policy.compute.threads=2",),
     }
+    if shape == "28M":
+        distilled = ("--model.advantage=NoAdvantage", "--model.objective.beta=1", "--model.reference=Teacher")
+        distilled += ("--model.reference.path=./teacher",)
+        kinds = ("--model.objective.kl=K2", "--model.objective.kl=FullVocabulary")
+        return [Case(shape, options=(*distilled, kind), teacher="135M") for kind in kinds]
     return [
         Case(shape),
         Case(shape, heads="plain"),

@@ -23,8 +23,7 @@ class Exploration:
     samples: list[Sample]
     scores: Scores
     rollouts: Rollouts
-    """The completions that are learned from; `Rollouts.row` is an index into `samples`. A sample may have several rows,
-    or none."""
+    """The completions that are learned from; `Rollouts.row` is an index into `samples`, with several rows or none."""
     seconds: dict[str, float]
     """Seconds spent in `explore` (sampling), and in `reward` what was waited for scores after it."""
     policy_version: int

@@ -56,10 +56,8 @@ class GRPOLoop(Callback):
         seed: int = 0,
     ) -> None:
         self.group_size, self.prompts_per_step = group_size, prompts_per_step
-        self.mu, self.num_minibatches = mu, num_minibatches
-        self.steps_per_iteration = steps_per_iteration
-        self.stop = stop or FixedPasses()
-        self.dynamic_sampling = dynamic_sampling
+        self.mu, self.num_minibatches, self.steps_per_iteration = mu, num_minibatches, steps_per_iteration
+        self.stop, self.dynamic_sampling = stop or FixedPasses(), dynamic_sampling
         self.source = source or Synchronous()
         self.validate_first, self.max_tokens, self.seed = validate_first, max_tokens, seed
         for name in ("group_size", "prompts_per_step", "mu", "num_minibatches", "steps_per_iteration"):

@@ -50,6 +50,8 @@ def prepare(
     old_logp, unknown = old_policy_logp(parts.old_policy, first, rollouts, packer, cut, is_late, one_update)
     rollouts = rollouts.with_columns({"weight": weight, "old_logp": old_logp})
     if (reference := parts.reference) is not None:
+        reference.begin(policy, exploration.samples)
+    if reference is not None and (objective.reward_kl is not None or not objective.kl.reads_distributions):
         every_pack = [rows for minibatch_rows in cut for rows in minibatch_rows]
         ref_logp = packer.per_token(rollouts, every_pack, lambda pack: reference(policy, pack))
         rollouts = rollouts.with_columns({"ref_logp": ref_logp})

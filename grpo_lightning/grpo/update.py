@@ -1,8 +1,6 @@
 """Line 11 of Algorithm 1: one optimizer update."""
 
-import functools
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,8 +39,9 @@ def update(
 
     def forward(pack: Pack) -> tuple[Tensor, tuple[Pack, Diagnostics]]:
         pack.layout = pack.layout or policy.compute.layout(pack.rollouts)
-        scored = policy(pack.rollouts, objective.entropy.coefficient > 0, layout=pack.layout)
-        value, diagnostics = objective(scored.logp, scored.entropy, pack.rollouts)
+        read = objective.kl.reading(parts.reference, policy, pack.rollouts)
+        scored = policy(pack.rollouts, objective.entropy.coefficient > 0, layout=pack.layout, read=read)
+        value, diagnostics = objective(scored.logp, scored.entropy, pack.rollouts, scored.read)
         pack.scored = scored.detached
         return value, (pack, diagnostics)
 
@@ -60,7 +59,7 @@ def update(
             watcher.see(pack)
     # 2. Clip. From here on all is decided and logged from numbers of all ranks, which come from a GPU at once.
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), grad_clip or math.inf)
-    everyone = functools.reduce(operator.add, diagnostics).reduce(machine.reduce)
+    everyone = sum(diagnostics[1:], diagnostics[0]).reduce(machine.reduce)
     total, (grad_norm,) = everyone.on_host(sharding.assembled(norm))
     watched = [watcher.metrics(machine.reduce) for watcher in watchers]
     # 3. Guard: a gradient that is not finite moves nothing, and a stop rule may end the passes.

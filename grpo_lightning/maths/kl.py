@@ -1,6 +1,7 @@
 """KL estimators: D_KL[π_θ || π_ref] per token, from the log-probs of the drawn token. docs/kl.md compares them."""
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from torch import Tensor
 
@@ -19,6 +20,12 @@ def log_ratio(logp: Tensor, other: Tensor) -> Tensor:
 
 class KLEstimator(ABC):
     """A per-token estimate of the reverse KL divergence. Gradient flows through `logp` alone."""
+
+    reads_distributions: bool = False
+    """True if it compares whole distributions, which `reading` reads in the update: no log π_ref is needed for it."""
+
+    def reading(self, reference: Any, policy: Any, rollouts: Any) -> Any:
+        """What `Policy.forward` shall read to find the [N] divergences; None if log-probs of drawn tokens do."""
 
     @abstractmethod
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
@@ -71,6 +78,7 @@ class ImportanceWeighted(KLEstimator):
 
     def __init__(self, kl: KLEstimator | None = None) -> None:
         self.kl = kl or K3()
+        require(not self.kl.reads_distributions, f"ImportanceWeighted.kl={type(self.kl).__name__}: it is exact already")
 
     def __call__(self, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
         return log_ratio(logp, old_logp).exp() * self.kl(logp, ref_logp, old_logp)
@@ -90,6 +98,8 @@ class KLPenalty:
     def __init__(self, beta: float = 0.04, kl: KLEstimator | None = None) -> None:
         require(beta > 0, f"reward_kl.beta={beta}: give more than 0, or leave model.objective.reward_kl out")
         self.beta, self.kl = beta, kl or K1()
+        blind = f"reward_kl.kl={type(self.kl).__name__}: it is the same whichever token is drawn, so it teaches nothing"
+        require(not self.kl.reads_distributions, f"{blind}. Give it as model.objective.kl, or K1 here")
 
     def __call__(self, rewards: RewardBatch, rollouts: Rollouts) -> RewardBatch:
         """The rewards of this rank's rollouts, and the penalty as one more."""

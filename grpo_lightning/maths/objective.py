@@ -90,32 +90,35 @@ class Objective:
         assert rollouts.sampler_logp is not None
         return self.correction(log_ratio(old_logp.detach(), rollouts.sampler_logp), rollouts)
 
-    def terms(self, logp: Tensor, entropy: Tensor, rollouts: Rollouts) -> Terms:
+    def terms(self, logp: Tensor, entropy: Tensor, rollouts: Rollouts, divergence: Tensor | None = None) -> Terms:
         """What each token adds to J, before its weight; arguments as in `__call__`."""
         old_logp = logp.detach() if rollouts.old_logp is None else rollouts.old_logp
         surrogate = self.surrogate(logp, old_logp, rollouts)
-        total, kl = surrogate.value, torch.zeros_like(old_logp)
-        if rollouts.ref_logp is not None:
+        total, kl = surrogate.value, torch.zeros_like(old_logp) if divergence is None else divergence
+        if divergence is None and rollouts.ref_logp is not None:
             kl = self.kl(logp, rollouts.ref_logp, old_logp)
         if self.beta > 0:
-            assert rollouts.ref_logp is not None
+            assert divergence is not None or rollouts.ref_logp is not None
             total = total - self.beta * kl
         if self.entropy.coefficient > 0:
             total = total + self.entropy.coefficient * entropy
         return Terms(surrogate, kl, total)
 
-    def __call__(self, logp: Tensor, entropy: Tensor, rollouts: Rollouts) -> tuple[Tensor, Diagnostics]:
+    def __call__(
+        self, logp: Tensor, entropy: Tensor, rollouts: Rollouts, divergence: Tensor | None = None
+    ) -> tuple[Tensor, Diagnostics]:
         """J with gradient, and diagnostics.
 
         Args:
             logp: [N] float32 log π_θ, with gradient.
             entropy: [N] float32 entropy of π_θ, with gradient if it earns a bonus.
             rollouts: The tokens.
+            divergence: [N] float32 D(π_θ, π_ref) with gradient, if `kl` has read it; else `kl` estimates it.
         """
         assert logp.shape == rollouts.token_ids.shape and logp.dtype == torch.float32
         current = logp.detach()
         old_logp = current if rollouts.old_logp is None else rollouts.old_logp
-        terms = self.terms(logp, entropy, rollouts)
+        terms = self.terms(logp, entropy, rollouts, divergence)
         weight = rollouts.weight * self.factor(old_logp, rollouts)
         objective = (weight * terms.total).sum()
         return objective, Diagnostics.from_update(

@@ -31,6 +31,7 @@ class TokenLogp:
     entropy: Tensor  # [N] float32 entropy in nats of π_θ before each token; with gradient only on demand
     top_ids: Tensor | None = None  # [N, K] int64 the likeliest tokens at each position, likeliest first; only on demand
     top_logp: Tensor | None = None  # [N, K] float32 their log-probs
+    read: Any = None  # what was read of the states and the head beside all that; only on demand
 
     @property
     def detached(self) -> "TokenLogp":

@@ -1,6 +1,6 @@
 """The policy π_θ: a causal LM, and the log-probs that it gives to the tokens of completions."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +38,8 @@ class Policy(nn.Module):
     """
 
     model: PreTrainedModel
+    key: str = "model.policy"
+    """The setting that it is the value of, for messages."""
 
     def __init__(
         self,
@@ -92,7 +94,7 @@ class Policy(nn.Module):
         folder = Path(self.path).expanduser()
         if folder.is_dir() and not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
             missing = "no weights (.safetensors or .bin) in this folder"
-            raise UsageError(f"model.policy.path={self.path}: {missing}. {pretrained.FIX}")
+            raise UsageError(f"{self.key}.path={self.path}: {missing}. {pretrained.FIX}")
 
     def load(self) -> None:
         """Reads the weights; the second call does nothing."""
@@ -132,7 +134,7 @@ class Policy(nn.Module):
 
     def _from_pretrained(self, auto_class: Any, **kwargs: Any) -> Any:
         kwargs["trust_remote_code"] = self.trust_remote_code
-        return pretrained.load(auto_class, self.path, "model.policy.path", **kwargs)
+        return pretrained.load(auto_class, self.path, f"{self.key}.path", **kwargs)
 
     def shard(self, mesh: DeviceMesh) -> None:
         """Shards the weights over the ranks of `mesh`; `forward` gathers them layer by layer."""
@@ -202,7 +204,12 @@ class Policy(nn.Module):
         return self.head(hidden)
 
     def forward(
-        self, rollouts: Rollouts, entropy_gradient: bool = False, num_top: int = 0, layout: Layout | None = None
+        self,
+        rollouts: Rollouts,
+        entropy_gradient: bool = False,
+        num_top: int = 0,
+        layout: Layout | None = None,
+        read: Callable[[Tensor, Head], Any] | None = None,
     ) -> TokenLogp:
         """The log π_θ and entropy of every drawn token, with gradient where gradients are on.
 
@@ -211,11 +218,14 @@ class Policy(nn.Module):
             entropy_gradient: Give the entropy a gradient too, which costs memory.
             num_top: K, how many of the likeliest tokens to return at each position; call it without gradients.
             layout: What `compute.layout` made of these rollouts; None makes it.
+            read: Reads more of the [N, hidden] states that predict the drawn tokens, and of the head.
         """
         layout = layout or self.compute.layout(rollouts)
         hidden = self.compute.hidden(self.trunk, rollouts, layout)
         token_ids, temperature = rollouts.token_ids, rollouts.temperature
-        return self.compute.score(self.head, hidden, token_ids, temperature, entropy_gradient, num_top)
+        scored = self.compute.score(self.head, hidden, token_ids, temperature, entropy_gradient, num_top)
+        scored.read = read and read(hidden, self.head)
+        return scored
 
     def trained_state_dict(self) -> dict[str, Tensor]:
         """The parameters with gradient, detached, by their names in `state_dict`. Sharded ones stay sharded."""

@@ -1,9 +1,10 @@
 """Snapshots of the policy: π_old of the ratio and π_ref of the KL term."""
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from abc import ABC
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.policy import sharding
+from grpo_lightning.policy.compute import TokenLogp
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import Sample, UsageError
 
 
 class PolicySnapshot(nn.Module, ABC):
@@ -31,9 +33,19 @@ class PolicySnapshot(nn.Module, ABC):
     def refresh(self, policy: Policy) -> None:
         """Moves the snapshot to the policy as it is now; does nothing where it keeps no weights."""
 
-    @abstractmethod
+    def check(self, policy: Policy) -> None:
+        """Raises UsageError where it does not go with the policy, before any weight is read."""
+
+    def begin(self, policy: Policy, samples: Sequence[Sample]) -> None:
+        """Sees the samples of a step: `Rollouts.row` of the rollouts to come is an index into them."""
+
+    def scored(self, policy: Policy, rollouts: Rollouts, read: Any = None) -> TokenLogp:
+        """As `Policy.forward`, by the snapshot; here by the policy as it is. Call it without gradients."""
+        return policy(rollouts, read=read)
+
     def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
         """[N] float32 log-probs of the drawn tokens; call it without gradients."""
+        return self.scored(policy, rollouts).logp
 
 
 class RecordedLogp(PolicySnapshot):
@@ -44,10 +56,6 @@ class RecordedLogp(PolicySnapshot):
     """
 
     is_policy = True
-
-    def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
-        """[N] float32 log-probs of the policy as it is: call it before the first update."""
-        return policy(rollouts).logp
 
 
 class Proximal(RecordedLogp):
@@ -127,12 +135,12 @@ class FrozenCopy(PolicySnapshot):
         return super().train(False)
 
     @torch.no_grad()
-    def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
-        """[N] float32 log-probs of the copy."""
+    def scored(self, policy: Policy, rollouts: Rollouts, read: Any = None) -> TokenLogp:
+        """As `Policy.forward`, by the copy."""
         if isinstance(self.policy, Policy):
-            return self.policy(rollouts).logp
+            return self.policy(rollouts, read=read)
         with policy.evaluating(), trained_tensors(policy, self.policy.state_dict()):
-            return policy(rollouts).logp
+            return policy(rollouts, read=read)
 
 
 class MovingAverage(FrozenCopy):
@@ -172,7 +180,7 @@ class AdapterOff(PolicySnapshot):
     The choice for π_ref of a policy with an adapter. It never moves; `FrozenCopy` and `MovingAverage` can.
     """
 
-    def forward(self, policy: Policy, rollouts: Rollouts) -> Tensor:
-        """[N] float32 log-probs of the base model."""
+    def scored(self, policy: Policy, rollouts: Rollouts, read: Any = None) -> TokenLogp:
+        """As `Policy.forward`, by the base model."""
         with policy.without_adapter():
-            return policy(rollouts).logp
+            return policy(rollouts, read=read)

@@ -151,6 +151,8 @@ class GRPOModule(EvaluatingModule):
         """Reads the weights, and checks that the engine can decode them; the second call does nothing."""
         if self._loaded:
             return
+        if self.reference is not None:
+            self.reference.check(self.policy)
         self.policy.load()
         # What autocast computes is what is checked; the true half precisions convert the weights later.
         autocast = precision.forward_context() if isinstance(precision, MixedPrecision) else nullcontext()

@@ -218,12 +218,13 @@ class StepStatistics:
         cut_off = total and self.sums["rollout/truncated"] == total
         found = [f"{total:.0f} of {total:.0f} completions cut off"] if cut_off else []
         if not any(update.pushing > 0 for update in passes.updates):
-            why = "no token had an advantage"
+            why = "" if moves_anyway else "no token had an advantage"
             if not self.counts["reward/mean"]:
                 why = "no completion has a reward"
             elif self.sums["reward/zero_spread"] == groups:
                 why = f"all {groups:.0f} groups had equal rewards"
-            found.append(f"{why}: {'only KL or entropy terms acted' if moves_anyway else 'nothing was learned'}")
+            acted = "only KL or entropy terms acted" if moves_anyway else "nothing was learned"
+            found += [f"{why}: {acted}"] if why else []
         return found
 
     def times(self) -> dict[str, float]:

@@ -55,12 +55,12 @@ from grpo_lightning.plugins.methods.gmpo import GMPO
 from grpo_lightning.plugins.methods.target_probability import TargetProbability
 from grpo_lightning.plugins.methods.vespo import VESPO
 from grpo_lightning.plugins.process.supervision import ProcessSupervision
+from grpo_lightning.plugins.stale.source import StaleSource
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import MovingAverage, PolicySnapshot, Proximal
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult, Segment
 from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.training.stale import StaleSource
 from grpo_lightning.types import Completion, Sample
 from helpers.fast import fit, policy_of
 from helpers.fitting import Another, Digits, Gradients, scalars

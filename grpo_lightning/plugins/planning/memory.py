@@ -20,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.maths.entropy import NoEntropy
+from grpo_lightning.maths.kl import KLEstimator
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.fast import kv_memory
 from grpo_lightning.plugins.fast.compute import Fast, has_full_attention
@@ -27,8 +28,10 @@ from grpo_lightning.plugins.fast.kv_memory import GIB
 from grpo_lightning.plugins.fast.shared_prefix import ATTENTION
 from grpo_lightning.plugins.fast.token_logp import logits_at_once
 from grpo_lightning.policy.adapter import LoRA
+from grpo_lightning.policy.compute import TokenLogp
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy
+from grpo_lightning.policy.teacher import Teacher
 from grpo_lightning.training.module import GRPOModule
 
 # Sampling completions; passes without gradients over them; forward, backward and optimizer.
@@ -69,15 +72,32 @@ class Plan:
             setattr(owner, step, copy.copy(getattr(owner, step)))
             owner = getattr(owner, step)
         setattr(owner, name, value)
-        lost = ("rows",) if part == "engine" or name == "strategy" else ("rows", "fake", "passes")
+        lost = ("rows",) if part == "engine" or name == "strategy" else ("rows", "fake", "teachers", "passes")
         plan.__dict__ = {name: value for name, value in vars(plan).items() if name not in lost}
         return plan
 
     @cached_property
     def fake(self) -> Policy:
         """The policy without numbers."""
-        dtype = torch.float64 if self.trainer.precision.startswith("64") else self.policy.dtype
-        return without_numbers(self.policy, dtype, self.trainer.kind)
+        return without_numbers(self.policy, self._dtype(self.policy), self.trainer.kind)
+
+    @cached_property
+    def teachers(self) -> list[Policy]:
+        """Other models that are the reference, without numbers; the one of the most weights first."""
+        found = []
+        for teacher in (one for one in self.snapshots if isinstance(one, Teacher)):
+            own = Policy.__new__(Policy)
+            vars(own).update(vars(teacher.policy) | {"compute": self.policy.compute})
+            found.append(without_numbers(own, self._dtype(own), self.trainer.kind, beside=self.fake))
+        return sorted(found, key=lambda one: -sum(map(torch.numel, one.parameters())))
+
+    @property
+    def snapshots(self) -> list[nn.Module]:
+        """The old policy and the reference, and what they are made of."""
+        return [one for part in (self.model.old_policy, self.model.reference) if part for one in part.modules()]
+
+    def _dtype(self, policy: Policy) -> torch.dtype:
+        return torch.float64 if self.trainer.precision.startswith("64") else policy.dtype
 
     @cached_property
     def passes(self) -> tuple[int, int, int, int]:
@@ -93,7 +113,10 @@ class Plan:
             rollouts = Rollouts.from_lists([prompt] * prompts, group, [[0] * max(1, longest * n // 8)] * len(group))
             packs += rollouts.packs(loop.max_tokens, self.fake.compute.shares_prefix)
         pack = max(packs, key=lambda one: len(one.all_token_ids))
-        scored, updated = (peak_of(self.fake, pack, backward, mixed, entropy) for backward in (False, True))
+        kl = self.model.objective.kl if self.model.objective.kl.reads_distributions else None
+        teacher = self.teachers[0] if self.teachers else None
+        scored = max(peak_of(one, pack, False, mixed, entropy) for one in (self.fake, *self.teachers))
+        updated = peak_of(self.fake, pack, True, mixed, entropy, kl, teacher)
         return len(pack.all_token_ids), len(pack), scored, updated
 
     def _longest(self, sampling: Sampling) -> int:
@@ -132,12 +155,12 @@ class Plan:
         state = state_ratio(model.optimizer, trained[0].dtype)
         # The update comes when the activations are gone. On a GPU torch's optimizers update all parameters at once.
         stepping = gradients if cuda else max(parameter.nbytes for parameter in trained) / shards
-        copies = sum(isinstance(one, FrozenCopy) for one in (model.old_policy, model.reference))
+        copies = sum(isinstance(one, FrozenCopy) and not isinstance(one, Teacher) for one in self.snapshots)
         copied = (copies + self.loop.source.num_copies) * (whole / shards if fake.adapter is None else gradients)
         # While exploring all weights are gathered; in a pass those in no layer, and two layers with their gradients.
-        layers = [layer for layer in fake.modules() if isinstance(layer, GradientCheckpointingLayer) and shards > 1]
-        sizes = [sum(one.nbytes for one in layer.parameters()) for layer in layers]
-        gathered = whole - sum(sizes) + 2 * max(sizes) if sizes else 0
+        gathered = gathered_bytes(fake) if shards > 1 else 0
+        held = sum(one.nbytes for teacher in self.teachers for one in (*teacher.parameters(), *teacher.buffers()))
+        reading = max(map(gathered_bytes, self.teachers)) if shards > 1 and self.teachers else 0
         both = gathered + min(gathered, gradients * shards)
         rows, tokens, cache = self.decoding
         total, own = sum(map(torch.numel, fake.parameters())), sum(map(torch.numel, trained))
@@ -148,6 +171,7 @@ class Plan:
             ("gradients", (0, 0, gradients * (1 + exchanged)), "and a copy to exchange" if exchanged else ""),
             ("optimizer", (state * gradients,) * 3, f"{state:.2g} x the gradients"),
             ("frozen copies", (copied,) * 3, "reference, old policies"),
+            ("teachers", (held / shards, held / shards + reading, held / shards + reading), "the reference"),
             ("gathered weights", (whole - whole / shards, gathered, both), f"of {shards} shards"),
             ("key-value cache", (cache, 0, 0), f"{rows} rows x {tokens} tokens, and logits"),
             ("activations, logits", (scored, scored, max(updated, stepping)), f"{packed} tokens in {in_rows} rows"),
@@ -178,6 +202,14 @@ class Plan:
             return self
         part = kv_memory.CUDA_FRACTION if self.trainer.kind == "cuda" else kv_memory.CPU_FRACTION
         return self.changed("model.engine.max_cache_gib", max(0, (has - self.sums[0] + self.decoding[2]) * part / GIB))
+
+
+def gathered_bytes(fake: Policy) -> int:
+    """Bytes of the weights that a pass gathers of shards at once: those in no layer, and two layers."""
+    layers = [layer for layer in fake.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    sizes = [sum(one.nbytes for one in layer.parameters()) for layer in layers]
+    whole = sum(one.nbytes for one in (*fake.parameters(), *fake.buffers()))
+    return whole - sum(sizes) + 2 * max(sizes) if sizes else 0
 
 
 def state_ratio(optimizer: Callable[..., torch.optim.Optimizer], dtype: torch.dtype) -> float:
@@ -239,8 +271,11 @@ class LiveBytes(TorchDispatchMode):
         self.live -= size
 
 
-def without_numbers(policy: Policy, dtype: torch.dtype, device: str) -> Policy:
-    """A policy of the same settings and shape, loaded or not, without numbers; as on a device of this kind."""
+def without_numbers(policy: Policy, dtype: torch.dtype, device: str, beside: Policy | None = None) -> Policy:
+    """A policy of the same settings and shape, loaded or not, without numbers; as on a device of this kind.
+
+    Its tensors go together with those of the one `beside` it.
+    """
     fake = copy.copy(policy)
     fake._modules = {}
     compute = fake.compute = copy.copy(policy.compute)
@@ -263,29 +298,56 @@ def without_numbers(policy: Policy, dtype: torch.dtype, device: str) -> Policy:
             trust_remote_code=policy.trust_remote_code,
         )
         fake.prepare(fake.model)
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    mode = beside.__dict__["_mode"] if beside else FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
         fake.model.to_empty(device="cpu")
     fake.model.tie_weights()
     fake.__dict__["_mode"] = mode
     return fake
 
 
-def peak_of(fake: Policy, pack: Rollouts, backward: bool, autocasts: bool, entropy_gradient: bool = False) -> int:
-    """Most bytes at once beside weights and gradients: of a forward over `pack`, and perhaps its backward."""
+class StandIn:
+    """A policy without numbers in the place of a reference."""
+
+    def __init__(self, fake: Policy) -> None:
+        self.fake = fake
+
+    def scored(self, policy: Policy, rollouts: Rollouts, read: Any = None) -> TokenLogp:
+        """As `PolicySnapshot.scored`."""
+        return Policy.forward(self.fake, rollouts, read=read)
+
+
+def peak_of(
+    fake: Policy,
+    pack: Rollouts,
+    backward: bool,
+    autocasts: bool,
+    entropy_gradient: bool = False,
+    kl: KLEstimator | None = None,
+    reference: Policy | None = None,
+) -> int:
+    """Most bytes at once beside weights and gradients: of a forward over `pack`, and perhaps its backward.
+
+    A `kl` that reads distributions compares those of `fake` with those of `reference`, by default of its own shape.
+    """
+    reference = reference or fake
     fake.model.train(backward)
     with fake.__dict__["_mode"]:
         for parameter in fake.parameters():
             parameter.grad = torch.zeros_like(parameter) if backward and parameter.requires_grad else None
-    live = LiveBytes([*fake.parameters(), *fake.buffers(), *(p.grad for p in fake.parameters() if p.grad is not None)])
+    grads = [parameter.grad for parameter in fake.parameters() if parameter.grad is not None]
+    live = LiveBytes([*fake.parameters(), *fake.buffers(), *reference.parameters(), *reference.buffers(), *grads])
 
     def transformer(trunk: nn.Module, **inputs: Any) -> Any:
         # What the transformer makes itself must be fake too; packs and their layouts must not.
         with fake.__dict__["_mode"], live:
             return trunk(**inputs, use_cache=False)
 
-    vars(fake.compute)["call"] = transformer
+    for one in (fake, reference):
+        vars(one.compute)["call"] = transformer
     with live, torch.autocast("cpu", torch.bfloat16, enabled=autocasts), torch.set_grad_enabled(backward):
-        scored = Policy.forward(fake, pack, entropy_gradient)
+        read = kl.reading(StandIn(reference), fake, pack) if kl is not None else None
+        scored = Policy.forward(fake, pack, entropy_gradient, read=read)
         if backward:
-            (scored.logp + scored.entropy).sum().backward()
+            (scored.logp + scored.entropy + (0 if read is None else scored.read)).sum().backward()
     return live.peak

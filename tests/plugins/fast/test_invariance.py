@@ -16,7 +16,7 @@ from helpers.fitting import Gradients, gradient_of, relative, scalars
 from helpers.gradient_of_ranks import PRECISIONS, SURROGATES, WEIGHTINGS, cases, in_every_way
 from helpers.tiny import rollouts_of
 
-from grpo_lightning import BatchSize, Clipped, FixedEntropy, Objective, Reinforce, Surrogate, TokenWeighting
+from grpo_lightning import Clipped, FixedEntropy, Objective, Reinforce, Surrogate, TokenWeighting
 
 Found = dict[str, dict[str, Any]]
 

@@ -32,12 +32,12 @@ from grpo_lightning.maths.weightings import TokenWeighting
 from grpo_lightning.plugins.inspect import read
 from grpo_lightning.plugins.inspect.inspector import Inspector
 from grpo_lightning.plugins.inspect.record import CompletionRecord, GroupRecord, StepRecord, files_of
+from grpo_lightning.plugins.stale.source import StaleSource
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, Proximal
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.training.stale import StaleSource
 from grpo_lightning.types import Sample
 
 ALL = 1000

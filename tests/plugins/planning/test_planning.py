@@ -16,7 +16,11 @@ from grpo_lightning.cli import run
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.grpo.loop import GRPOLoop
+from grpo_lightning.maths.kl import K2
 from grpo_lightning.maths.objective import Objective
+from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary
+from grpo_lightning.plugins.distillation.self_teacher import SelfTeacher
+from grpo_lightning.plugins.distillation.teachers import Teachers
 from grpo_lightning.plugins.fast.compute import Fast
 from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.plugins.planning import memory, report
@@ -31,6 +35,8 @@ from grpo_lightning.plugins.planning.memory import (
 )
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.snapshots import FrozenCopy
+from grpo_lightning.policy.teacher import Teacher
 from grpo_lightning.training.evaluation import Validation
 from grpo_lightning.training.machine import LightningMachine
 from grpo_lightning.training.module import GRPOModule
@@ -132,17 +138,18 @@ def test_rows_decoded_at_once() -> None:
         assert plan_of(**changes).decoding == (rows, tokens, rows * (tokens * CACHE + LOGITS))
 
 
-def truly_held(policy: Policy, backward: bool, autocasts: bool) -> int:
-    """The peak of a real forward, and backward, over tensors with numbers."""
+def truly_held(policy: Policy, backward: bool, autocasts: bool, kl: Any = None, teacher: Any = None) -> int:
+    """The peak of a real forward, and backward, over tensors with numbers; and of what `kl` reads of a teacher."""
     policy.train(backward)
     for parameter in policy.parameters():
         parameter.grad = torch.zeros_like(parameter) if backward and parameter.requires_grad else None
     grads = [parameter.grad for parameter in policy.parameters() if parameter.grad is not None]
-    live = LiveBytes([*policy.parameters(), *policy.buffers(), *grads])
+    others = [*teacher.parameters(), *teacher.buffers()] if teacher else []
+    live = LiveBytes([*policy.parameters(), *policy.buffers(), *grads, *others])
     with live, torch.autocast("cpu", torch.bfloat16, enabled=autocasts), torch.set_grad_enabled(backward):
-        scored = policy(a_pack())
+        scored = policy(a_pack(), read=kl and kl.reading(teacher, policy, a_pack()))
         if backward:
-            (scored.logp + scored.entropy).sum().backward()
+            (scored.logp + scored.entropy + (scored.read if kl else 0)).sum().backward()
         del scored
     return live.peak
 
@@ -173,6 +180,38 @@ def test_a_policy_without_numbers_holds_what_it_holds(shape: str, settings: dict
         found = peak_of(fake, a_pack(), backward, autocasts)
         assert found == pytest.approx(truly_held(policy, backward, autocasts), rel=0.03), backward
     assert policy.model is not fake.model and all(parameter.grad is None for parameter in policy.parameters())
+
+
+@pytest.mark.parametrize("kl", [FullVocabulary(), FullVocabulary("jensen_shannon", top_k=8)], ids=["all", "top"])
+def test_a_teacher_without_numbers_holds_what_it_holds(kl: FullVocabulary, tmp_path: Path) -> None:
+    """Its states and both models' logits, which an update has beside the policy's own forward and backward."""
+    policy = policy_of()
+    policy.prepare(policy.model)
+    policy_of(seed=1, hidden_size=96).save_pretrained(tmp_path / "teacher")
+    teacher = Teacher(str(tmp_path / "teacher"))
+    teacher.refresh(policy)
+    fake = without_numbers(policy, torch.float32, "cpu")
+    other = without_numbers(teacher.policy, torch.float32, "cpu", beside=fake)
+    found = peak_of(fake, a_pack(), True, False, False, kl, other)
+    assert found == pytest.approx(truly_held(policy, True, False, kl, teacher), rel=0.03)
+    assert found > 1.05 * peak_of(fake, a_pack(), True, False)
+
+
+def test_a_teacher_is_counted_before_it_is_read(quick: None, tmp_path: Path) -> None:
+    policy_of(seed=1, hidden_size=96).save_pretrained(tmp_path / "teacher")
+    whole = sum(one.nbytes for one in policy_of(hidden_size=96).parameters()) + 2 * 4 * 24 // 2  # RoPE's frequencies
+    teacher, objective = Teacher(str(tmp_path / "teacher")), Objective(kl=K2(), beta=1.0)
+    plan = plan_of(objective=objective, reference=teacher)
+    rows = bytes_of(plan)
+    assert rows["teachers"] == (whole,) * 3 and "frozen copies" not in rows and not teacher.exists
+    half = Teacher(str(tmp_path / "teacher"), dtype="bfloat16")
+    assert bytes_of(plan_of(objective=objective, reference=half))["teachers"][0] == pytest.approx(whole / 2, rel=0.01)
+    sharded = bytes_of(plan_of(Devices(count=4, strategy="fsdp2"), objective=objective, reference=teacher))
+    assert sharded["teachers"] == (whole / 4, whole / 4 + whole, whole / 4 + whole)  # both layers at once
+    both = Teachers({"a": str(tmp_path / "teacher"), "b": str(tmp_path / "teacher")})
+    assert bytes_of(plan_of(objective=objective, reference=both))["teachers"][0] == 2 * whole
+    told = SelfTeacher(snapshot=FrozenCopy())
+    assert bytes_of(plan_of(objective=objective, reference=told))["frozen copies"][0] == WEIGHTS
 
 
 def test_a_remedy_saves_what_it_says_and_leaves_the_run_as_it_is(quick: None) -> None:

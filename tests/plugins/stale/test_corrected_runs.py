@@ -16,9 +16,9 @@ from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.grpo.step import Minibatch
 from grpo_lightning.maths.corrections import NoCorrection, RatioMask, TruncatedRatio
 from grpo_lightning.maths.objective import Objective
+from grpo_lightning.plugins.stale.source import EarlierWeights, StaleSource
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, Proximal
-from grpo_lightning.training.stale import EarlierWeights, StaleSource
 from grpo_lightning.types import UsageError
 
 

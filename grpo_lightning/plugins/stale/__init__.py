@@ -1,0 +1,1 @@
+"""Rollouts of an earlier policy, to study staleness by itself."""

@@ -1,0 +1,111 @@
+"""Runs that distil, for test_distilling_runs; as a script, `distilling.py FOLDER` does them on two ranks."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import grpo_lightning.training  # noqa: F401  # registers `fsdp2`
+from grpo_lightning.maths.kl import K2
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.surrogates import Reinforce
+from grpo_lightning.plugins.conversations.data import PromptDataModule
+from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary
+from grpo_lightning.plugins.distillation.no_advantage import NoAdvantage
+from grpo_lightning.plugins.distillation.self_teacher import SelfTeacher
+from grpo_lightning.plugins.distillation.teachers import Teachers
+from grpo_lightning.policy.adapter import LoRA
+from grpo_lightning.policy.policy import Policy
+from grpo_lightning.policy.snapshots import FrozenCopy
+from grpo_lightning.policy.teacher import Teacher
+from grpo_lightning.tasks.base import Task
+from grpo_lightning.types import Question
+from helpers.fast import fit, policy_of
+from helpers.fitting import Gradients
+from helpers.paths import environment
+from helpers.tiny import model_of, tokenizer
+from helpers.waiting import LIMIT
+
+RUNS = ("sampled", "exact", "teachers", "self", "adapter")
+STRATEGIES = ("ddp", "fsdp2")
+MODELS = {"a": ("llama", 1, 48), "b": ("qwen2", 2, 64)}
+"""Shape, seed and width of the teachers."""
+
+
+class Subjects(Task):
+    """Questions of different lengths, of one subject or the other."""
+
+    def questions(self, split: str) -> list[Question]:
+        texts = ["3" * (1 + row % 5) + "ab" for row in range(24)]
+        return [
+            Question(text, str(row), f"row:{row}", {"subject": "ab"[row % 3 % 2]}) for row, text in enumerate(texts)
+        ]
+
+
+def policy_with(adapter: LoRA | None) -> Policy:
+    """The tiny policy that `fit` trains by default, with an adapter on it whose second half is not 0."""
+    torch.manual_seed(0)
+    policy = Policy.from_model(model_of("llama", scale=0.05), tokenizer(), adapter=adapter)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if ".lora_" in name:
+                parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(len(name)))
+    return policy
+
+
+def runs(folder: Path, parts: bool, **trainer: Any) -> dict[str, Any]:
+    """The gradient of every update of two steps of each run, in packs of one or two rows or whole minibatches."""
+    paths = {name: str(folder.parent / name) for name in MODELS}
+    exact, found = Objective(Reinforce(), FullVocabulary("jensen_shannon", top_k=8), beta=1.0), {}
+    options: dict[str, dict[str, Any]] = {
+        "sampled": {"objective": Objective(Reinforce(), K2(), beta=1.0), "reference": Teacher(paths["b"])},
+        "exact": {"objective": exact, "reference": Teacher(paths["b"])},
+        "teachers": {"objective": exact, "reference": Teachers(paths, "subject")},
+        # Weights so large that the prompt matters: else the gradient is little more than the rounding of a difference.
+        "self": {"objective": exact, "reference": SelfTeacher("{answer}{question}", FrozenCopy())}
+        | {"policy": policy_of(scale=0.12)},
+        "adapter": {"objective": exact, "reference": Teacher(paths["a"]), "policy": policy_with(LoRA(rank=4))},
+    }
+    for name in RUNS:
+        seen = Gradients()
+        fit(
+            folder / name,
+            [seen],
+            loop={"max_tokens": 30 if parts else 0, "num_minibatches": 2},
+            trainer={"max_epochs": 2} | trainer,
+            data=PromptDataModule(Subjects()),
+            advantage=NoAdvantage(),
+            **options[name],
+        )
+        found[name] = seen.updates
+    return found
+
+
+def in_every_way(folder: Path) -> dict[str, dict[str, Any]]:
+    """What the runs find in whole minibatches, in parts, and on two ranks with ddp and fsdp2."""
+    for name, (shape, seed, width) in MODELS.items():
+        policy_of(shape, seed, scale=0.1, hidden_size=width).save_pretrained(folder / name)
+    process = subprocess.Popen(
+        [sys.executable, __file__, folder],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(OMP_WAIT_POLICY="PASSIVE"),
+    )
+    try:
+        here = {name: runs(folder / name, parts) for name, parts in (("whole", False), ("parts", True))}
+        _, errors = process.communicate(timeout=LIMIT)
+        assert process.returncode == 0, errors[-3000:]
+    finally:
+        with process:
+            process.kill()
+    return here | {strategy: torch.load(folder / f"{strategy}.pt") for strategy in STRATEGIES}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for strategy in STRATEGIES:
+        found = runs(Path(sys.argv[1], strategy), True, devices=2, strategy=strategy)
+        if torch.distributed.get_rank() == 0:
+            torch.save(found, Path(sys.argv[1], f"{strategy}.pt"))

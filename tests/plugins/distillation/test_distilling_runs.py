@@ -1,0 +1,102 @@
+"""Whole runs that distil: over ranks, without a reward, and going on from a checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.distilling import RUNS, in_every_way
+from helpers.fast import fit, policy_of
+from helpers.fitting import Digits, Gradients, KeepsSamples, checkpoint_of, relative, scalars
+
+from grpo_lightning.maths.kl import K2
+from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.surrogates import Reinforce
+from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary
+from grpo_lightning.plugins.distillation.no_advantage import NoAdvantage
+from grpo_lightning.policy.teacher import Teacher
+from grpo_lightning.rewards.results import RewardResult
+from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return in_every_way(tmp_path_factory.mktemp("distilling"))
+
+
+@pytest.mark.parametrize("way", ["parts", "ddp", "fsdp2"])
+@pytest.mark.parametrize("run", RUNS)
+def test_packs_ranks_and_shards_have_the_same_gradients(found: dict[str, dict[str, Any]], run: str, way: str) -> None:
+    whole = found["whole"][run]
+    assert len(whole) == len(found[way][run]) == 4
+    for a, b in zip(found[way][run], whole, strict=True):
+        assert relative(a, b) < 1e-6
+    assert max(float(one.abs().max()) for one in whole[0].values()) > 1e-3
+
+
+class Opposite(Digits):
+    """The less digits the better; it counts what it scored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scored = 0
+
+    def score(self, samples: Any) -> RewardResult:
+        self.scored += len(samples)
+        result = super().score(samples)
+        return RewardResult([1 - value for value in result.value], result.status)
+
+
+@pytest.fixture
+def teacher(tmp_path: Path) -> str:
+    policy_of("qwen2", seed=2, scale=0.1, hidden_size=64).save_pretrained(tmp_path / "teacher")
+    return str(tmp_path / "teacher")
+
+
+@pytest.mark.parametrize("kl", [K2(), FullVocabulary()], ids=["sampled", "exact"])
+def test_no_reward_is_read_by_the_gradient(kl: Any, teacher: str, tmp_path: Path) -> None:
+    updates, rewards = [], [Digits(), Opposite()]
+    for name, reward in zip("ab", rewards, strict=True):
+        seen, objective = Gradients(), Objective(Reinforce(), kl, beta=1.0)
+        options: dict[str, Any] = {"objective": objective, "advantage": NoAdvantage(), "reference": Teacher(teacher)}
+        fit(tmp_path / name, [seen], rewards=[reward], **options)
+        updates.append(seen.updates)
+    assert len(updates[0]) == 3 and isinstance(rewards[1], Opposite) and rewards[1].scored == 3 * 16
+    for one, other in zip(*updates, strict=True):
+        assert all(one[name].equal(other[name]) for name in one) and any(value.any() for value in one.values())
+    a, b = (scalars(tmp_path / name) for name in "ab")
+    assert a["reward/mean"] != b["reward/mean"] and a["policy/kl_ref"] == b["policy/kl_ref"]
+    first, *_, last = a["policy/kl_ref"].values()
+    assert last < first
+
+
+def test_a_group_may_be_of_one(teacher: str, tmp_path: Path) -> None:
+    """No completion is compared with another one."""
+    seen = KeepsSamples()
+    options: dict[str, Any] = {"advantage": NoAdvantage(), "objective": Objective(Reinforce(), K2(), beta=1.0)}
+    sizes = {"group_size": 1, "prompts_per_step": 4}
+    fit(tmp_path, loop=sizes, rewards=[seen], reference=Teacher(teacher), **options)
+    assert len(seen.samples) == 12
+
+
+def test_a_run_goes_on_without_the_teacher_in_its_checkpoint(teacher: str, tmp_path: Path) -> None:
+    def run(name: str, steps: int, **more: Any) -> list[dict[str, torch.Tensor]]:
+        seen, objective = Gradients(), Objective(Reinforce(), FullVocabulary(), beta=1.0)
+        fit(
+            tmp_path / name,
+            [seen, StepCheckpoint(every_n_steps=1)],
+            trainer={"max_epochs": steps, "enable_checkpointing": True},
+            objective=objective,
+            advantage=NoAdvantage(),
+            reference=Teacher(teacher),
+            **more,
+        )
+        return seen.updates
+
+    whole = run("whole", 2)
+    first = run("cut", 1)
+    saved = checkpoint_of(tmp_path / "cut")
+    assert {name.split(".")[0] for name in saved["state_dict"]} == {"policy", "bad_updates", "bad_updates_in_a_row"}
+    second = run("cut", 2, ckpt_path=tmp_path / "cut" / "checkpoints" / "last.ckpt")
+    for one, other in zip([*first, *second], whole, strict=True):
+        assert all(one[name].equal(other[name]) for name in one)
