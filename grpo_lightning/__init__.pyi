@@ -117,6 +117,7 @@ from grpo_lightning.plugins.display.progress import StepProgressBar as StepProgr
 from grpo_lightning.plugins.display.summary import RunSummary as RunSummary
 from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary as FullVocabulary
 from grpo_lightning.plugins.distillation.no_advantage import NoAdvantage as NoAdvantage
+from grpo_lightning.plugins.distillation.no_reward import NoReward as NoReward
 from grpo_lightning.plugins.distillation.self_teacher import SelfTeacher as SelfTeacher
 from grpo_lightning.plugins.distillation.teachers import Teachers as Teachers
 from grpo_lightning.plugins.fast.compute import Fast as Fast

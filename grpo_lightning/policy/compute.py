@@ -35,8 +35,9 @@ class TokenLogp:
 
     @property
     def detached(self) -> "TokenLogp":
-        """The log-probs and entropies without gradient."""
-        return TokenLogp(self.logp.detach(), self.entropy.detach())
+        """The log-probs, the entropies and what was read, without gradient."""
+        read = self.read.detach() if isinstance(self.read, Tensor) else None
+        return TokenLogp(self.logp.detach(), self.entropy.detach(), read=read)
 
 
 class Layout(Protocol):

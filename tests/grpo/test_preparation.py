@@ -77,6 +77,7 @@ def cut(
     """The rollouts after `prepare`, and the packs; prompts 0 and 1 are the first of two minibatches."""
     rollouts, rewards = explored(rows)
     exploration: Any = SimpleNamespace(
+        samples=[],
         rollouts=rollouts.with_columns({"sampler_logp": sampler_logp}),
         rewards=rewards,
         prompt_ids=[GROUP[row] for row in rows],

@@ -71,8 +71,9 @@ class SelfTeacher(PolicySnapshot):
         """The prompt with another question in it."""
         prompt, encode = sample.prompt, policy.tokenizer.encode
         asked = prompt.question.text.strip()  # chat templates strip it
-        before, found, after = prompt.text.rpartition(asked) if asked else ("", "", "")
-        require(bool(found), f"{prompt.question.source}: its question does not stand in its prompt as it is")
+        stands = f"{prompt.question.source}: its question must stand in its prompt once, as it is, to be replaced"
+        require(bool(asked) and prompt.text.count(asked) == 1, stands)
+        before, _, after = prompt.text.partition(asked)
         special = encode(prompt.text, add_special_tokens=False) != prompt.token_ids
         return list(encode(before + self.question(sample).strip() + after, add_special_tokens=special))
 

@@ -38,7 +38,7 @@ class Teachers(PolicySnapshot):
     ) -> None:
         super().__init__()
         require(bool(paths), "model.reference.paths={}: give at least one teacher, e.g. {math: runs/math_model}")
-        self.names, self.column = [*paths], column
+        self.names, self.column = [str(value) for value in paths], column  # YAML may read numbers
         self.teachers = nn.ModuleList(Teacher(path, dtype, trust_remote_code) for path in paths.values())
         self.teacher_of: list[int] = []
         """Of each sample of the step."""

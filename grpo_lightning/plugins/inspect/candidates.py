@@ -62,7 +62,9 @@ def _seen(pack: Pack, index: int, objective: Objective) -> tuple[Rollouts, dict[
     logp, entropy = pack.scored.logp[tokens].cpu(), pack.scored.entropy[tokens].cpu()
     with torch.enable_grad():
         leaf = logp.clone().requires_grad_()
-        terms = objective.terms(leaf, entropy, one)
+        # A divergence of whole distributions has no gradient by the drawn token's log-prob alone: it is in no push.
+        divergence = None if pack.scored.read is None else pack.scored.read[tokens].cpu()
+        terms = objective.terms(leaf, entropy, one, divergence)
         old_logp = logp if one.old_logp is None else one.old_logp
         factor = objective.factor(old_logp, one)
         weight = one.weight * factor
@@ -73,7 +75,7 @@ def _seen(pack: Pack, index: int, objective: Objective) -> tuple[Rollouts, dict[
         "update_logp": logp,
         "ref_logp": one.ref_logp,
         "surrogate": terms.surrogate.value.detach(),
-        "kl": None if one.ref_logp is None else terms.kl.detach(),
+        "kl": None if one.ref_logp is None and divergence is None else terms.kl.detach(),
         "correction": factor if objective.correction.reads_sampler else None,
         "push": push,
         "clip": torch.where((weight != 0) & (one.advantage != 0), clip, 0),

@@ -71,7 +71,10 @@ class Followed:
         if not module.evaluation.sampling.unfiltered:
             rollouts = rollouts.with_columns({"sampler_logp": None})
         after = measure(rollouts)
-        ref_logp = None if module.reference is None else measure.logp(rollouts, module.reference)
+        ref_logp = None
+        if module.reference is not None:
+            module.reference.begin(module.policy, samples)
+            ref_logp = measure.logp(rollouts, module.reference)
         scores = module.evaluation.scorer(samples)
         rows = [*Row.all_of(rollouts)]
         found: dict[int, list[CompletionRecord]] = {prompt.id: [] for prompt in prompts}

@@ -1,19 +1,23 @@
 """Whole runs that distil: over ranks, without a reward, and going on from a checkpoint."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.command import Grpo
 from helpers.distilling import RUNS, in_every_way
 from helpers.fast import fit, policy_of
 from helpers.fitting import Digits, Gradients, KeepsSamples, checkpoint_of, relative, scalars
+from helpers.paths import ROOT
 
 from grpo_lightning.maths.kl import K2
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.surrogates import Reinforce
 from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary
 from grpo_lightning.plugins.distillation.no_advantage import NoAdvantage
+from grpo_lightning.plugins.inspect import read
 from grpo_lightning.policy.teacher import Teacher
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
@@ -77,6 +81,32 @@ def test_a_group_may_be_of_one(teacher: str, tmp_path: Path) -> None:
     sizes = {"group_size": 1, "prompts_per_step": 4}
     fit(tmp_path, loop=sizes, rewards=[seen], reference=Teacher(teacher), **options)
     assert len(seen.samples) == 12
+
+
+LAYER = f"--config={ROOT}/configs/algorithms/distillation.yaml"
+REFERENCES = {
+    "Teacher": ["--model.reference.path=./teacher"],
+    "Teachers": ["--model.reference=Teachers", "--model.reference.paths={1: ./teacher, 2: ./policy}"],
+    "SelfTeacher": ["--model.reference=SelfTeacher", "--model.reference.prompt={question}{answer}"],
+}
+
+
+@pytest.mark.parametrize("kl", ["K2", "FullVocabulary"])
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_a_run_of_the_command_line_needs_no_reward_and_is_recorded(
+    reference: str, kl: str, teacher: str, grpo: Grpo, tmp_path: Path
+) -> None:
+    rows = [{"question": "abcdefgh"[row], "answer": str(row), "teacher": 1 + row % 2} for row in range(8)]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = [f"--model.objective.kl={kl}", "--model.rewards=NoReward", "--inspect.every_n_steps=1"]
+    code, _, errors = grpo("fit", LAYER, *REFERENCES[reference], *options)
+    assert code == 0, errors
+    found = scalars("run")
+    assert found["policy/kl_ref"][0] > 0 and found["optim/grad_norm"][0] > 0 and found["reward/mean"][0] == 0
+    (step,) = read("run")[-1:]
+    tokens = [one.tokens for group in step.groups if group.kind == "train" for one in group.completions]
+    assert tokens and all(one.kl is not None and (one.kl > 0).any() for one in tokens)
+    assert all((one.ref_logp is None) == (kl == "FullVocabulary") for one in tokens)
 
 
 def test_a_run_goes_on_without_the_teacher_in_its_checkpoint(teacher: str, tmp_path: Path) -> None:

@@ -125,9 +125,10 @@ def test_mistakes_in_the_prompt_of_a_self_teacher() -> None:
         SelfTeacher("{question}{solution}").begin(policy, samples)
     with pytest.raises(UsageError, match="exceeds the context of 128"):
         SelfTeacher("{question}" + "a" * 130).begin(policy, samples)
-    samples[0].prompt.text = "something else"
-    with pytest.raises(UsageError, match="rows:0: its question does not stand in its prompt"):
-        SelfTeacher().begin(policy, samples)
+    for text in ("something else", "Q00, and 00A"):
+        samples[0].prompt.text = text
+        with pytest.raises(UsageError, match="rows:0: its question must stand in its prompt once"):
+            SelfTeacher().begin(policy, samples)
     teacher = SelfTeacher("{answer}")
     teacher.prompts = [[6]] * 4
     rollouts.row = torch.tensor([0, 1, 1, 2])
