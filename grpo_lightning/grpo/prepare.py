@@ -51,16 +51,16 @@ def prepare(
     rollouts = rollouts.with_columns({"weight": weight, "old_logp": old_logp})
     if (reference := parts.reference) is not None:
         reference.begin(policy, exploration.samples)
-    if reference is not None and (objective.reward_kl is not None or not objective.kl.reads_distributions):
-        every_pack = [rows for minibatch_rows in cut for rows in minibatch_rows]
-        ref_logp = packer.per_token(rollouts, every_pack, lambda pack: reference(policy, pack))
+    if reference is not None and (logp_first or not objective.kl.reads_distributions):
+        every = [rows for packs in cut for rows in packs]
+        ref_logp = packer.per_token(rollouts, every, lambda pack: reference(policy, pack))
         rollouts = rollouts.with_columns({"ref_logp": ref_logp})
     if logp_first:
         rollouts = rollouts.with_columns({"advantage": advantages(parts, rollouts, exploration.rewards)})
     rollouts = rollouts.with_columns(objective.prepare(rollouts))
     # An idle pack needs every column that any rank has.
     names = {name for own in ranks.gather({*rollouts.columns}) for name in own}
-    idle = packer.idle.with_columns(dict.fromkeys(names, torch.zeros(1, device=policy.device)))
+    idle = packer.idle.with_columns(dict.fromkeys(names, torch.zeros(1, dtype=torch.float32, device=policy.device)))
     packs = []
     for index, minibatch_rows in enumerate(cut):
         chosen = [rollouts.select(rows).to(policy.device) for rows in minibatch_rows]

@@ -116,11 +116,10 @@ class Objective:
             divergence: [N] float32 D(π_θ, π_ref) with gradient, if `kl` has read it; else `kl` estimates it.
         """
         assert logp.shape == rollouts.token_ids.shape and logp.dtype == torch.float32
-        current = logp.detach()
-        old_logp = current if rollouts.old_logp is None else rollouts.old_logp
+        old_logp = logp.detach() if rollouts.old_logp is None else rollouts.old_logp
         terms = self.terms(logp, entropy, rollouts, divergence)
         weight = rollouts.weight * self.factor(old_logp, rollouts)
         objective = (weight * terms.total).sum()
         return objective, Diagnostics.from_update(
-            rollouts, weight, terms.surrogate, objective, entropy, terms.kl, log_ratio(current, old_logp)
+            rollouts, weight, terms.surrogate, objective, entropy, terms.kl, log_ratio(logp.detach(), old_logp)
         )

@@ -65,7 +65,7 @@ def runs(folder: Path, parts: bool, **trainer: Any) -> dict[str, Any]:
         "teachers": {"objective": exact, "reference": Teachers(paths, "subject")},
         # Weights so large that the prompt matters: else the gradient is little more than the rounding of a difference.
         "self": {"objective": exact, "reference": SelfTeacher("{answer}{question}", FrozenCopy())}
-        | {"policy": policy_of(scale=0.12)},
+        | {"policy": policy_of(scale=0.2)},
         "adapter": {"objective": exact, "reference": Teacher(paths["a"]), "policy": policy_with(LoRA(rank=4))},
     }
     for name in RUNS:
