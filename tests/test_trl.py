@@ -2,6 +2,7 @@
 
 import re
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from helpers.fitting import relative
 from helpers.paths import ROOT
 from helpers.tiny import gradients, policy_of, prompts_of
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from grpo_lightning import (
@@ -21,13 +23,16 @@ from grpo_lightning import (
     Clipped,
     FixedEntropy,
     FixedLength,
+    FullVocabulary,
     ImportanceWeighted,
     Objective,
     OffPolicyMask,
     Policy,
+    Reinforce,
     Rollouts,
     SequenceClipped,
     SequenceMean,
+    Teacher,
     TokenMean,
     Truncated,
     TruncatedRatio,
@@ -98,27 +103,37 @@ def explored(policy: Policy) -> Rollouts:
     return rollouts
 
 
-def own_gradient(policy: Policy, objective: Objective, rollouts: Rollouts) -> tuple[float, dict[str, Tensor]]:
+def own_gradient(
+    policy: Policy, objective: Objective, rollouts: Rollouts, teacher: Teacher | None = None
+) -> tuple[float, dict[str, Tensor]]:
     policy.zero_grad()
     batch = BatchSize.of_all_ranks(rollouts, objective.counted(rollouts), LIMIT)
     rollouts = rollouts.with_columns({"weight": objective.token_weight(rollouts, batch)})
-    scored = policy(rollouts, entropy_gradient=True)
-    value, _ = objective(scored.logp, scored.entropy, rollouts.with_columns(objective.prepare(rollouts)))
+    scored = policy(rollouts, entropy_gradient=True, read=objective.kl.reading(teacher, policy, rollouts))
+    prepared = rollouts.with_columns(objective.prepare(rollouts))
+    value, _ = objective(scored.logp, scored.entropy, prepared, scored.read)
     value.backward()
     return float(value.detach()), dict(gradients(policy))
 
 
 def score(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, None]:
     """Log-probs and entropies as TRL's forward gives them, [B, T], from a plain forward for each completion."""
-    logp, entropy = [], []
     rollouts = inputs["rollouts"]
+    distribution = torch.cat(states(model, rollouts, "logits")).log_softmax(-1)
+    logp = distribution.gather(1, rollouts.token_ids[:, None]).squeeze(1)
+    entropy = -(distribution.exp() * distribution).sum(1)
+    return pad(logp, rollouts.lengths), pad(entropy, rollouts.lengths), None
+
+
+def states(model: Any, rollouts: Rollouts, name: str) -> list[Tensor]:
+    """What a plain forward of a model over each completion gives at the positions that predict its tokens."""
     prompts = rollouts.prompt_token_ids.split(rollouts.prompt_lengths.tolist())
-    for group, ids in zip(GROUP, rollouts.token_ids.split(LENGTHS), strict=True):
-        logits = model(input_ids=torch.cat([prompts[group], ids])[None], use_cache=False).logits[0]
-        distribution = logits[len(prompts[group]) - 1 : -1].log_softmax(-1)
-        logp.append(distribution.gather(1, ids[:, None]).squeeze(1))
-        entropy.append(-(distribution.exp() * distribution).sum(1))
-    return pad(torch.cat(logp), rollouts.lengths), pad(torch.cat(entropy), rollouts.lengths), None
+    return [
+        getattr(model(input_ids=torch.cat([prompts[group], ids])[None], use_cache=False), name)[
+            0, len(prompts[group]) - 1 : -1
+        ]
+        for group, ids in zip(GROUP, rollouts.token_ids.split(LENGTHS), strict=True)
+    ]
 
 
 def trl_gradient(policy: Policy, name: str, settings: dict[str, Any], rollouts: Rollouts) -> tuple[float, Any]:
@@ -194,6 +209,43 @@ def test_gradients_are_those_of_trl(name: str) -> None:
         assert value == pytest.approx(-loss, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("divergence", "beta"),
+    [("reverse", 1.0), ("forward", 0.0), ("jensen_shannon", 0.5), ("jensen_shannon", 0.9)],
+)
+def test_gradients_of_distillation_are_those_of_trl(divergence: Any, beta: float, tmp_path: Path) -> None:
+    """TRL's `beta` is 1 for the reverse KL, 0 for the forward one, else the teacher's weight in the mixture."""
+    policy_of("qwen2", seed=2, scale=0.1, hidden_size=64).save_pretrained(tmp_path)
+    policy, teacher = policy_of(scale=0.1), Teacher(str(tmp_path))
+    teacher.refresh(policy)
+    rollouts = explored(policy)
+    rollouts.temperature = 0.8
+    rollouts.advantage = torch.zeros(rollouts.num_tokens)
+    mixture = beta if 0 < beta < 1 else 0.5
+    kl = FullVocabulary(divergence, mixture=mixture)
+    value, gradient = own_gradient(policy, Objective(Reinforce(), kl, 1.0, TokenMean()), rollouts, teacher)
+    itself = SimpleNamespace(
+        beta=beta,
+        temperature=0.8,
+        teacher_model=teacher.policy.model,
+        accelerator=SimpleNamespace(unwrap_model=lambda model: model),
+        _forward_redirection=lambda wrapper, model, method, *args, **more: method(*args, **more),
+        _get_last_hidden_state=lambda model, *args, **more: pad_sequence(
+            states(model.model, rollouts, "last_hidden_state"), batch_first=True
+        ),
+    )
+    mask = pad(torch.ones(rollouts.num_tokens), rollouts.lengths)
+    prompt = torch.zeros(8, 1, dtype=torch.int64)
+    inputs = {"completion_ids": mask.long(), "completion_mask": mask, "prompt_ids": prompt, "prompt_mask": prompt + 1}
+    policy.zero_grad()
+    loss, *_ = trl.DistillationTrainer._compute_loss(itself, policy.model, inputs, mask.sum())
+    loss.backward()
+    expected = {key: -one for key, one in gradients(policy)}
+    assert max(float(one.abs().max()) for one in expected.values()) > 1e-3
+    assert relative(gradient, expected) < 1e-5
+    assert value == pytest.approx(-float(loss.detach()), rel=1e-5)
+
+
 def test_a_bound_that_never_holds_would_prove_nothing() -> None:
     policy = policy_of(scale=0.1)
     rollouts = explored(policy)
@@ -225,7 +277,8 @@ def test_the_names_in_the_documentation_are_those_of_trl() -> None:
 
     names = names_in_docs()
     assert len(names) > 20
-    fields = {*GRPOConfig.__dataclass_fields__, *RLOOConfig.__dataclass_fields__} | {"gmpo"}
+    fields = {*GRPOConfig.__dataclass_fields__, *RLOOConfig.__dataclass_fields__}
+    fields |= {folder.name for folder in (Path(trl.__path__[0]) / "experimental").iterdir()}
     assert {one for one in names - fields if not hasattr(trl, one) and not hasattr(trl.rewards, one)} == set()
     # What the rows say of defaults.
     assert GRPOConfig.__dataclass_fields__["use_bias_correction_kl"].default is True

@@ -306,15 +306,16 @@ def without_numbers(policy: Policy, dtype: torch.dtype, device: str, beside: Pol
     return fake
 
 
-class StandIn:
+class StandIn(nn.Module):
     """A policy without numbers in the place of a reference."""
 
     def __init__(self, fake: Policy) -> None:
-        self.fake = fake
+        super().__init__()
+        self.policy = (fake,)  # in a tuple, so that it is no module of this one
 
     def scored(self, policy: Policy, rollouts: Rollouts, read: Any = None) -> TokenLogp:
         """As `PolicySnapshot.scored`."""
-        return Policy.forward(self.fake, rollouts, read=read)
+        return Policy.forward(self.policy[0], rollouts, read=read)
 
 
 def peak_of(
