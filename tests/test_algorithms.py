@@ -132,9 +132,9 @@ def test_every_member_is_reached_by_its_class_name(monkeypatch: pytest.MonkeyPat
 
 def test_a_method_in_a_file_of_the_users(folder: Path, command: Grpo) -> None:
     text = EXTENDING.read_text(encoding="utf-8")
-    code, shell = (re.search(rf"```{name}\n(.*?)```", text, re.DOTALL) for name in ("python", "bash"))
-    assert code and shell
-    (folder / "my_method.py").write_text(code[1])
+    code, shell = re.findall(r"```python\n(.*?)```", text, re.DOTALL), re.search(r"```bash\n(.*?)```", text, re.DOTALL)
+    assert len(code) == 2 and shell
+    (folder / "my_method.py").write_text("\n".join(code))
     words = shell[1].replace("\\\n", " ").split()
     assert " ".join(words[:6]) == "grpo fit --config configs/quickstart.yaml --trainer.default_root_dir runs/my_method"
     found = fit(command, *words[6:], "--loop.stop.nats=100", "--trainer.max_epochs=2")
@@ -148,6 +148,9 @@ def test_a_method_in_a_file_of_the_users(folder: Path, command: Grpo) -> None:
     assert (
         Built(["fit", "--config", str(QUICKSTART), "--config", "my_method.yaml"]).model.objective.surrogate.reach == 0.3
     )
+    options = ["--model.advantage=my_method.Slow", "--model.advantage.decay=0.5", "--trainer.max_epochs=1"]
+    slow = fit(command, *options, "--trainer.default_root_dir=slow", run="slow")
+    assert slow["optim/grad_norm"][0] > 0
 
 
 def test_methods_of_the_examples_by_their_import_paths(
