@@ -11,23 +11,16 @@ from helpers.guessing import Once
 from helpers.paths import ROOT
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from grpo_lightning import Board, GRPOModule, Inspector, KLAbove, Objective, Proximal, Replay, StaleSource
 from grpo_lightning.maths.corrections import TruncatedRatio
 from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.maths.mismatch import CLASSES
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.stopping import KLAbove
 from grpo_lightning.plugins.conversations.data import PromptDataModule
 from grpo_lightning.plugins.display.completions import SampledCompletions
-from grpo_lightning.plugins.display.first_look import Board
 from grpo_lightning.plugins.display.utilisation import Utilisation
-from grpo_lightning.plugins.inspect.inspector import Inspector
-from grpo_lightning.plugins.learned.replay import Replay
 from grpo_lightning.plugins.learned.reward import LearnedReward
 from grpo_lightning.plugins.learned.update import RewardUpdate
-from grpo_lightning.policy.snapshots import Proximal
 from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.training.stale import StaleSource
 from grpo_lightning.types import Sample, Status
 
 METRICS = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")

@@ -17,10 +17,7 @@ from helpers.drawing import (
 )
 from helpers.tiny import CONTEXT, SHAPES, policy_of, prompts_of, tokenizer
 
-from grpo_lightning.engines.plain import PlainEngine
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.policy.policy import Policy
+from grpo_lightning import PlainEngine, Policy, Sampling, ScriptedEngine
 from grpo_lightning.types import Completion, FinishReason, RandomKey, Request, UsageError
 
 EQUAL = prompts_of([5, 5, 5])

@@ -10,12 +10,7 @@ from helpers import drawing
 from helpers.all_tokenizers import ALL, of
 from helpers.tiny import STOP_IDS, model_of, policy_of, prompts_of, requests_of
 
-from grpo_lightning.engines.base import RolloutEngine
-from grpo_lightning.engines.plain import PlainEngine
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.engines.stop_strings import StopStrings
-from grpo_lightning.policy.policy import Policy
+from grpo_lightning import PlainEngine, Policy, RolloutEngine, Sampling, ScriptedEngine, StopStrings
 from grpo_lightning.types import Completion, FinishReason, RandomKey, UsageError
 
 TRIALS = 15

@@ -10,19 +10,11 @@ import torch
 from helpers.tiny import forced_logp, policy_of, prompts_of, teacher_forced
 from torch import Tensor
 
-from grpo_lightning import ranks
-from grpo_lightning.engines.sampler import SingleTurn
-from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning import GroupMean, Objective, Pack, Policy, Rollouts, Sampling, SingleTurn, TokenMean, ranks
 from grpo_lightning.grpo.prepare import minibatch_of_rows, prepare
-from grpo_lightning.grpo.step import Pack
-from grpo_lightning.maths.advantages import GroupMean
 from grpo_lightning.maths.filters import ENTROPY_RANK, TopEntropy, Truncated
 from grpo_lightning.maths.kl import K1, KLPenalty
-from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.reward_batch import RewardBatch
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.weightings import TokenMean
-from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, RecordedLogp
 
 LENGTHS = [4, 9, 1, 6, 2, 5, 3, 7]

@@ -9,10 +9,7 @@ import torch
 from helpers.fitting import fit, scalars
 from torch import Tensor
 
-from grpo_lightning.grpo.explore import Exploration
-from grpo_lightning.grpo.source import Synchronous
-from grpo_lightning.grpo.step import Minibatch
-from grpo_lightning.maths.objective import Objective
+from grpo_lightning import Exploration, Minibatch, Objective, Synchronous
 
 
 class OneStepLate(Synchronous):

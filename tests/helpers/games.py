@@ -1,13 +1,7 @@
 """Games of `Guess` that a script plays, explored as a step of a run."""
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.grpo.explore import Exploration, Explorer
+from grpo_lightning import EnvironmentReward, Exploration, Explorer, Policy, Reward, Sampling, Scorer, ScriptedEngine
 from grpo_lightning.plugins.conversations.conversations import Conversations, Limits
-from grpo_lightning.plugins.conversations.reward import EnvironmentReward
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.types import Prompt, Question, RandomKey
 from helpers.fast import policy_of
 from helpers.guessing import Guess, thinking

@@ -10,6 +10,7 @@ from helpers.tiny import branching_rollouts
 from torch import Tensor
 
 import grpo_lightning
+from grpo_lightning import Diagnostics, KLEstimator, Rollouts, StopRule, TokenMask, UsageError, spread
 from grpo_lightning.command.overview import optional
 from grpo_lightning.maths import (
     advantages,
@@ -17,16 +18,9 @@ from grpo_lightning.maths import (
     weightings,
 )
 from grpo_lightning.maths.advantages import AdvantageEstimator
-from grpo_lightning.maths.diagnostics import Diagnostics
-from grpo_lightning.maths.filters import TokenMask
-from grpo_lightning.maths.kl import KLEstimator
-from grpo_lightning.maths.ragged import spread
 from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.stopping import StopRule
 from grpo_lightning.maths.surrogates import Surrogate, SurrogateResult
 from grpo_lightning.maths.weightings import BatchSize, TokenWeighting
-from grpo_lightning.types import UsageError
 
 
 def each(family: type) -> pytest.MarkDecorator:

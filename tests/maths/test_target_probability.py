@@ -4,10 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_lightning.maths.ragged import spread
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.surrogates import SurrogateResult
-from grpo_lightning.maths.target_probability import TargetProbability
+from grpo_lightning import Rollouts, SurrogateResult, TargetProbability, spread
 
 
 def rollouts_with(completions: list[list[int]], advantage: list[float], old: list[float]) -> Rollouts:

@@ -11,11 +11,10 @@ from helpers.fitting import relative
 from helpers.tiny import model_of, policy_of, rollouts_of, tokenizer
 from peft import get_peft_model
 
+from grpo_lightning import Policy, UsageError
 from grpo_lightning.policy import adapter as adapters
 from grpo_lightning.policy.adapter import LoRA, adapted_layers, fingerprint
-from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, TrainedCopy
-from grpo_lightning.types import UsageError
 
 ROLLOUTS = rollouts_of([4, 9, 1, 6], prompt_lengths=[3, 1])
 KINDS = {"lora": {}, "dora": {"dora": True}, "rslora": {"rslora": True}, "some": {"rank": 2, "alpha": 3.0}}

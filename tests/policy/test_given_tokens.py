@@ -13,14 +13,9 @@ from helpers.padded_loop import SURROGATES, WEIGHTINGS, Padded, random_fields, r
 from helpers.tiny import COMPUTES, gradients, policy_of
 from torch import Tensor
 
+from grpo_lightning import BatchSize, Diagnostics, Objective, Policy, Rollouts, Surrogate, TokenWeighting
 from grpo_lightning.maths import surrogates, weightings
-from grpo_lightning.maths.diagnostics import Diagnostics
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.surrogates import Surrogate
-from grpo_lightning.maths.weightings import BatchSize, TokenWeighting
 from grpo_lightning.policy.architecture import Head
-from grpo_lightning.policy.policy import Policy
 
 PROMPTS = [[10, 11, 12], [13]]
 GROUP = [0, 0, 0, 1, 1, 0, 1]

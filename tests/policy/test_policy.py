@@ -21,11 +21,9 @@ from helpers.tiny import (
 )
 from torch import Tensor
 
-from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning import Policy, Rollouts, UsageError
 from grpo_lightning.policy import policy as policy_module
 from grpo_lightning.policy.architecture import Head
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import UsageError
 
 LENGTHS, PROMPT_LENGTHS = [4, 9, 1, 6, 2], [3, 1, 8]
 GPT2_RATES = ("resid_pdrop", "embd_pdrop", "attn_pdrop")

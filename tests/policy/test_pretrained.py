@@ -9,9 +9,8 @@ from helpers.tiny import model_of, tokenizer
 from huggingface_hub.errors import RepositoryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from grpo_lightning import Policy, UsageError
 from grpo_lightning.policy import pretrained
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import UsageError
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from helpers.adapters import adapted
 from helpers.tiny import policy_of, rollouts_of
 from torch import nn
 
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
+from grpo_lightning import FrozenCopy, MovingAverage, Policy
 
 ROLLOUTS = rollouts_of([4, 9, 1, 6], prompt_lengths=[3, 1])
 

@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from grpo_lightning.rewards.format import FormatReward
-from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
+from grpo_lightning import FinishReason, FormatReward, Prompt, Question, Sample, UsageError
 
 
 def sample(text: str, prompt: str = "q") -> Sample:

@@ -6,10 +6,7 @@ import re
 import pytest
 from helpers.waiting import LIMIT
 
-from grpo_lightning.rewards.format import FormatReward
-from grpo_lightning.rewards.function import FunctionReward
-from grpo_lightning.rewards.gate import Gated
-from grpo_lightning.rewards.scorer import Scorer
+from grpo_lightning import FormatReward, FunctionReward, Gated, Scorer
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 MODULE = """

@@ -9,11 +9,7 @@ import torch
 from helpers.fitting import Exact
 from helpers.tiny import prompts_of
 
-from grpo_lightning.rewards.base import Reward, Run
-from grpo_lightning.rewards.format import FormatReward
-from grpo_lightning.rewards.gate import Gated
-from grpo_lightning.rewards.results import RewardResult, Scores, Segment
-from grpo_lightning.rewards.scorer import Scorer
+from grpo_lightning import FormatReward, Gated, Reward, RewardResult, Run, Scorer, Scores, Segment
 from grpo_lightning.types import FinishReason, Question, Sample, UsageError
 
 

@@ -8,10 +8,8 @@ import torch
 from helpers.fitting import Exact
 from helpers.tiny import prompts_of
 
-from grpo_lightning.rewards.base import Reward, Run
+from grpo_lightning import FinishReason, Reward, RewardResult, Run, Sample, UsageError
 from grpo_lightning.rewards.length import CosineLength, LengthReward, OverlongPenalty, RepetitionPenalty
-from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.types import FinishReason, Sample, UsageError
 
 
 def sample(length: int, text: str = "", truncated: bool = False) -> Sample:

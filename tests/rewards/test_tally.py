@@ -11,13 +11,8 @@ from helpers.fitting import Digits, Echo, fit
 from helpers.tiny import prompts_of
 from torch import Tensor
 
-from grpo_lightning.maths.filters import DynamicSampling, GroupFilter
-from grpo_lightning.rewards.base import Reward, RewardFailure
-from grpo_lightning.rewards.gate import Gated
-from grpo_lightning.rewards.length import CosineLength
+from grpo_lightning import CosineLength, DynamicSampling, Gated, GroupFilter, Reward, RewardFailure, Scorer, TaskData
 from grpo_lightning.rewards.results import RewardResult, Tally
-from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.training.data import TaskData
 from grpo_lightning.types import FinishReason, Question, Sample
 
 

@@ -9,9 +9,8 @@ import pytest
 from helpers.paths import DATA, needs_gsm8k
 from pyarrow import parquet
 
+from grpo_lightning import HubPrompts, JsonPrompts, UsageError
 from grpo_lightning.tasks.base import Split
-from grpo_lightning.tasks.tables import HubPrompts, JsonPrompts
-from grpo_lightning.types import UsageError
 
 GSM8K = DATA / "gsm8k"
 

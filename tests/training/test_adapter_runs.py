@@ -10,11 +10,7 @@ from helpers.fitting import fit, resumes_exactly, scalars, weights_of
 from helpers.tiny import model_of, policy_of, tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.policy.adapter import LoRA
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, MovingAverage
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
+from grpo_lightning import AdapterOff, FrozenCopy, LoRA, MovingAverage, Objective, Policy, StepCheckpoint
 
 SAVING = {"enable_checkpointing": True}
 

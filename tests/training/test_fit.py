@@ -12,18 +12,10 @@ from helpers.fitting import Digits, Echo, Gradients, Minibatches, Steps, fit, of
 from helpers.tiny import policy_of
 from torch import Tensor
 
+from grpo_lightning import GRPOModule, Objective, Pack, Reward, RewardResult, Sample, Sign, TaskData, Watcher
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.grpo.step import Pack
-from grpo_lightning.grpo.update import Watcher
-from grpo_lightning.maths.advantages import Sign
-from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.stopping import ObjectivePlateau
-from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.training.data import TaskData
-from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.types import Sample
 
 
 class Trains(L.Callback):

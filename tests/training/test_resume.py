@@ -12,9 +12,7 @@ from helpers.fitting import fit, scalars, weights_of
 from helpers.programs import programs
 from helpers.tiny import model_of, tokenizer
 
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO
-from grpo_lightning.types import UsageError
+from grpo_lightning import AtomicCheckpointIO, StepCheckpoint, UsageError
 
 STEPS = 6
 OPTIONS = f"""

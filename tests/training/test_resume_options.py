@@ -13,13 +13,8 @@ from helpers.fitting import Digits, checkpoint_of, fit, resumes_exactly, scalars
 from helpers.tiny import model_of, policy_of, tokenizer
 from torch.optim.lr_scheduler import LinearLR, SequentialLR, StepLR
 
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.policy.policy import Policy
+from grpo_lightning import GRPOModule, Objective, Policy, RewardResult, Sample, StepCheckpoint, UsageError
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
-from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.types import Sample, UsageError
 
 
 def adam(lr: float = 0.01, weight_decay: float = 0.0) -> Any:

@@ -10,9 +10,7 @@ import torch
 from helpers.command import Grpo
 from helpers.fitting import AfterOne, fit, of_updates, scalars
 
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.training.schedules import WarmupCosine
-from grpo_lightning.types import UsageError
+from grpo_lightning import StepCheckpoint, UsageError, WarmupCosine
 
 
 def rates_of(num_updates: int, rate: Any = 1.0, **options: float) -> list[float]:

@@ -11,12 +11,7 @@ from helpers.drawing import ENGINES
 from helpers.fitting import Digits
 from helpers.tiny import model_of, policy_of, prompts_of
 
-from grpo_lightning.engines.plain import PlainEngine
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.grpo.explore import Exploration, Explorer
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.types import FinishReason, RandomKey
+from grpo_lightning import Exploration, Explorer, FinishReason, PlainEngine, Policy, RandomKey, Sampling, Scorer
 
 
 def explore(engine: Any, policy: Policy, stop: Sequence[str] = (), count: int = 4) -> Exploration:

@@ -9,12 +9,8 @@ from helpers.command import Grpo
 from helpers.fitting import Digits, fit, scalars
 from helpers.tiny import policy_of
 
+from grpo_lightning import GRPOModule, PlainEngine, Sampling, UsageError, Validation, ValidationSampling
 from grpo_lightning.engines.base import Drawn
-from grpo_lightning.engines.plain import PlainEngine
-from grpo_lightning.engines.sampling import Sampling, ValidationSampling
-from grpo_lightning.training.evaluation import Validation
-from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.types import UsageError
 
 TRAINING = Sampling(max_new_tokens=12, temperature=0.9, top_p=0.8, stop=["ab"])
 

@@ -13,8 +13,7 @@ from helpers.command import Grpo
 from helpers.fitting import fit, of_updates, points, scalars
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
 
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.types import UsageError
+from grpo_lightning import StepCheckpoint, UsageError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),

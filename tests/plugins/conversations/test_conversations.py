@@ -11,12 +11,7 @@ from helpers.fast import fit
 from helpers.fitting import Digits, Echo, Gradients, Steps, scalars
 from helpers.guessing import Guess, Once
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.plugins.conversations.conversations import Limits
-from grpo_lightning.plugins.conversations.data import PromptDataModule
-from grpo_lightning.plugins.conversations.reward import EnvironmentReward
-from grpo_lightning.plugins.display.completions import SampledCompletions
-from grpo_lightning.plugins.fast.native import NativeEngine
+from grpo_lightning import EnvironmentReward, Limits, NativeEngine, PromptDataModule, SampledCompletions, Sampling
 from grpo_lightning.plugins.process.supervision import ProcessSupervision
 
 LETTERS = list("abcdefghijklmnopqrstuvwxyzABCDEFGHIJ")

@@ -8,14 +8,9 @@ from helpers.fast import policy_of
 from helpers.guessing import Guess
 from helpers.loading import load_tool
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.plugins.conversations.base import Environment
-from grpo_lightning.plugins.conversations.conversations import Conversations, Limits
+from grpo_lightning import Conversations, Environment, Limits, Policy, Sampling, ScriptedEngine, ToolEnvironment
 from grpo_lightning.plugins.conversations.dialogue import PLAIN
-from grpo_lightning.plugins.conversations.tools import ToolEnvironment
 from grpo_lightning.plugins.process.reward import last_turn
-from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Prompt, Question, RandomKey, Request, Sample, UsageError
 
 Script = Callable[[Request, str], str]

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from helpers.command import Grpo
 
-from grpo_lightning import ranks
-from grpo_lightning.plugins.display.completions import PredictionWriter
+from grpo_lightning import PredictionWriter, Prompt, Question, ranks
 from grpo_lightning.training.data import PromptBatch
-from grpo_lightning.types import Prompt, Question
 
 
 def test_predictions_of_several_ranks_are_in_the_order_of_the_questions(

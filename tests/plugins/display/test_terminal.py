@@ -14,18 +14,12 @@ from helpers.fast import fit
 from helpers.fitting import scalars
 from lightning.pytorch.callbacks import EarlyStopping
 
-from grpo_lightning.grpo.loop import GRPOLoop
+from grpo_lightning import GRPOLoop, Inspector, Reward, RewardResult, RunSummary, Sample, StepCheckpoint
 from grpo_lightning.plugins.display import lines as paces
 from grpo_lightning.plugins.display.completions import SampledCompletions
 from grpo_lightning.plugins.display.first_look import Board, FirstLook
 from grpo_lightning.plugins.display.lines import Pace, StepLines, duration, line
 from grpo_lightning.plugins.display.progress import StepProgressBar
-from grpo_lightning.plugins.display.summary import RunSummary
-from grpo_lightning.plugins.inspect.inspector import Inspector
-from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.types import Sample
 
 VALIDATES: dict[str, Any] = {"limit_val_batches": 1.0, "max_epochs": 3}
 

@@ -13,16 +13,9 @@ from helpers.tiny import gradients, model_of, rollouts_of, tokenizer
 from safetensors.torch import load_file
 from torch import Tensor
 
-from grpo_lightning.engines.plain import PlainEngine
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning import Fast, FrozenCopy, Objective, PlainEngine, Policy, Rollouts, Sampling, TargetProbability
 from grpo_lightning.maths.surrogates import Clipped, SequenceClipped, Surrogate
-from grpo_lightning.maths.target_probability import TargetProbability
-from grpo_lightning.plugins.fast.compute import Fast
 from grpo_lightning.plugins.inspect.export import export
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.snapshots import FrozenCopy
 
 PRECISIONS = {
     "32-true": ("32-true", "float32"),

@@ -21,23 +21,16 @@ from helpers.paths import ROOT
 from helpers.tiny import SPECIAL, STOP_IDS, rollouts_of
 
 import grpo_lightning
-from grpo_lightning.maths.corrections import RatioMask
+from grpo_lightning import GRPOModule, Inspector, KLEstimator, Objective, Policy, RatioMask, Rollouts, Sample
 from grpo_lightning.maths.filters import TopEntropy, Truncated
-from grpo_lightning.maths.kl import KLEstimator
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Clipped, Surrogate
 from grpo_lightning.maths.weightings import TokenWeighting
 from grpo_lightning.plugins.inspect import read
-from grpo_lightning.plugins.inspect.inspector import Inspector
 from grpo_lightning.plugins.inspect.record import CompletionRecord, GroupRecord, StepRecord, files_of
-from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, Proximal
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.training.stale import StaleSource
-from grpo_lightning.types import Sample
 
 ALL = 1000
 """Groups: more than there are."""

@@ -18,14 +18,9 @@ from helpers.learning import EndsInLetter, explored, group, learn, reward_of, sa
 from helpers.paths import ROOT
 from helpers.tiny import tokenizer
 
+from grpo_lightning import LearnedReward, MathVerifier, RewardResult, RewardUpdate, Scorer, StepCheckpoint
 from grpo_lightning.cli import GRPOCLI
-from grpo_lightning.plugins.learned.reward import LearnedReward
-from grpo_lightning.plugins.learned.update import RewardUpdate
-from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 from grpo_lightning.rewards.base import Reward, RewardFailure
-from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.types import Sample, UsageError
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from helpers.command import Grpo, parser_of_options, refused, table
 
-from grpo_lightning.maths.advantages import AdvantageEstimator
+from grpo_lightning import AdvantageEstimator, UsageError
 from grpo_lightning.plugins.mistakes import options as mistakes
 from grpo_lightning.plugins.mistakes import sentences
-from grpo_lightning.types import UsageError
 
 MINE = """
 import grpo_lightning

@@ -12,13 +12,10 @@ from helpers.fitting import Digits, grouped
 from helpers.paths import ROOT
 from helpers.tiny import rollouts_of
 
+from grpo_lightning import Fast, GRPOLoop, GRPOModule, LoRA, NativeEngine, Objective, Policy, Validation
 from grpo_lightning.cli import run
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.grpo.loop import GRPOLoop
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.plugins.fast.compute import Fast
-from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.plugins.planning import memory, report
 from grpo_lightning.plugins.planning.memory import (
     Devices,
@@ -29,11 +26,7 @@ from grpo_lightning.plugins.planning.memory import (
     state_ratio,
     without_numbers,
 )
-from grpo_lightning.policy.adapter import LoRA
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.training.evaluation import Validation
 from grpo_lightning.training.machine import LightningMachine
-from grpo_lightning.training.module import GRPOModule
 
 # tiny.py's Llama: embedding and head; queries, output, keys, values, MLP and norms of two layers; the last norm.
 PARAMETERS = 2 * 64 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32) + 32

@@ -12,11 +12,8 @@ from helpers.tiny import tokenizer as character_tokenizer
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from grpo_lightning import ArithmeticSegments, ByLine, ByPattern, Run, Segment, SegmentScorer, Splitter
 from grpo_lightning.plugins.process.reward import ProcessReward, last_tokens
-from grpo_lightning.plugins.process.scorers import ArithmeticSegments, SegmentScorer
-from grpo_lightning.plugins.process.splitters import ByLine, ByPattern, Splitter
-from grpo_lightning.rewards.base import Run
-from grpo_lightning.rewards.results import Segment
 from grpo_lightning.sandbox.pool import Outcome
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
