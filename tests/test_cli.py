@@ -143,14 +143,14 @@ def test_a_run_is_left_as_it_is_evaluated_or_continued(
     assert contents(folder) == before
 
     config = (folder / "run" / "config.yaml").read_bytes()
-    assert grpo("validate", "--ckpt_path=last")[0] == 0
-    assert grpo("test", "--ckpt_path=run/checkpoints/last.ckpt")[0] == 0
+    grpo.ok("validate", "--ckpt_path=last")
+    grpo.ok("test", "--ckpt_path=run/checkpoints/last.ckpt")
     assert (folder / "run" / "config.yaml").read_bytes() == config
     code, _, errors = grpo("test", "--ckpt_path=last", "--trainer.default_root_dir=elsewhere")
     assert code == 2
     assert "ckpt_path=last" in errors and str(Path("elsewhere", "checkpoints", "last.ckpt")) in errors
 
-    assert grpo("fit", "--ckpt_path=last", "--trainer.max_epochs=2")[0] == 0
+    grpo.ok("fit", "--ckpt_path=last", "--trainer.max_epochs=2")
     assert len(scalars(folder / "run")["optim/lr"]) == 2
 
 
@@ -161,27 +161,27 @@ def checkpoints(folder: Path) -> dict[str, int]:
 
 
 def test_which_checkpoints_stay(grpo: Grpo, folder: Path) -> None:
-    assert grpo("fit", "--trainer.max_epochs=5", "--checkpoint.keep=-1", "--checkpoint.every_n_steps=3")[0] == 0
+    grpo.ok("fit", "--trainer.max_epochs=5", "--checkpoint.keep=-1", "--checkpoint.every_n_steps=3")
     assert checkpoints(folder) == {"step-3.ckpt": 3, "step-5.ckpt": 5, "last.ckpt": 5}
     shutil.rmtree(folder / "run")
     best = ["--checkpoint.keep=1", "--checkpoint.monitor=val/reward", "--trainer.check_val_every_n_epoch=2"]
-    assert grpo("fit", *best, "--trainer.max_epochs=3")[0] == 0
+    grpo.ok("fit", *best, "--trainer.max_epochs=3")
     assert checkpoints(folder) == {"step-2.ckpt": 2, "last.ckpt": 3}  # every reward is 0, and the first best stays
 
 
 def test_a_limit_on_time_ends_a_run_after_a_whole_step(grpo: Grpo, folder: Path) -> None:
     limited = ["--trainer.max_epochs=5", "--loop.mu=2", "--checkpoint.every_n_steps=7", "--loop.validate_first=false"]
     limited.append("--trainer.max_time={milliseconds: 1}")
-    assert grpo("fit", *limited)[0] == 0
+    grpo.ok("fit", *limited)
     assert [*checkpoints(folder).values()] == [1] and len(scalars(folder / "run")["optim/lr"]) == 1
     # A resumed run has all of the time again.
-    assert grpo("fit", *limited, "--ckpt_path=last")[0] == 0
+    grpo.ok("fit", *limited, "--ckpt_path=last")
     assert checkpoints(folder)["last.ckpt"] == 2
 
 
 def test_a_trial_run_leaves_nothing(grpo: Grpo, folder: Path) -> None:
     before = contents(folder)
-    assert grpo("fit", "--trainer.fast_dev_run=true")[0] == 0
+    grpo.ok("fit", "--trainer.fast_dev_run=true")
     assert contents(folder) == before
 
 
@@ -201,8 +201,7 @@ def test_the_program_itself(folder: Path) -> None:
 
 
 def printed(grpo: Grpo, *options: str) -> dict[str, Any]:
-    code, out, errors = grpo("fit", *options, "--print_config")
-    assert code == 0, errors
+    out = grpo.ok("fit", *options, "--print_config")
     return yaml.safe_load(out)
 
 

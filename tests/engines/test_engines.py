@@ -161,15 +161,6 @@ def test_up_to_the_last_position_of_the_context(engine_class):
         assert gap(policy, prompts, completions) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("engine_class", "key"),
-    [(kind, key) for name, kind in ENGINES.items() for key in ("max_rows", *["check_every"] * (name == "native"))],
-)
-def test_sizes_below_one_are_refused_by_name(engine_class, key):
-    with pytest.raises(UsageError, match=f"{key}=0"):
-        engine_class(**{key: 0})
-
-
 def test_scripted_engine_says_what_it_is_told():
     policy = policy_of()
     engine = ScriptedEngine(lambda request, text: f"{request.prompt_id}x{text[0]}{request.sample}")

@@ -2,7 +2,6 @@
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -131,19 +130,6 @@ def test_the_policy_has_its_own_tensors_again_when_the_copy_fails() -> None:
     with pytest.raises(AttributeError):
         snapshot(policy, None)  # type: ignore[arg-type]
     assert logp(policy).equal(now)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"rank": 0}, "adapter.rank=0"),
-        ({"alpha": 0.0}, "adapter.alpha=0.0"),
-        ({"target_modules": ["q_prj"]}, r"target_modules=\['q_prj'\].*all-linear"),
-    ],
-)
-def test_mistakes(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        adapted(**options)
 
 
 def test_an_adapter_on_tied_embeddings_is_refused() -> None:

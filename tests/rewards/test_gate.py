@@ -101,14 +101,6 @@ class Learns(Says):
         return {}
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: Gated(FormatReward(weight=0.2), Exact()), r"reward.weight=0.2"),
-        (lambda: Gated(FormatReward(), Exact(weight=0)), r"gate.weight=0"),
-        (lambda: Gated(FormatReward(), Learns({})), "gate=Learns"),
-    ],
-)
-def test_what_cannot_be_a_part(make, says):
-    with pytest.raises(UsageError, match=says):
-        make()
+def test_a_reward_that_learns_cannot_be_a_part():
+    with pytest.raises(UsageError, match="gate=Learns"):
+        Gated(FormatReward(), Learns({}))

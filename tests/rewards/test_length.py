@@ -58,22 +58,6 @@ def test_a_failed_verdict_has_no_length():
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: LengthReward(0), "target=0"),
-        (lambda: CosineLength(Exact(), 0), "max_length=0"),
-        (lambda: RepetitionPenalty(0), "ngram=0"),
-        (lambda: OverlongPenalty(max_length=20, cache=0), "cache=0"),
-        (lambda: OverlongPenalty(max_length=20, cache=21), "cache=21"),
-        (lambda: CosineLength(Exact(weight=0.5), 9), "verifier.weight=0.5"),
-    ],
-)
-def test_a_length_below_1_and_a_weighted_verifier_are_refused(make, says):
-    with pytest.raises(UsageError, match=says):
-        make()
-
-
-@pytest.mark.parametrize(
     ("token_ids", "ngram", "expected"),
     [
         ([1, 2, 3, 4], 2, 0.0),

@@ -220,7 +220,7 @@ LAST = "--ckpt_path=last"
 
 
 def test_what_cannot_be_resumed_ends_with_one_message(grpo: Grpo, tmp_path: Path) -> None:
-    assert grpo("fit", TWO, "--checkpoint.keep=1")[0] == 0
+    grpo.ok("fit", TWO, "--checkpoint.keep=1")
     last = tmp_path / "run" / "checkpoints" / "last.ckpt"
     other = tmp_path / "other.ckpt"
     whole = last.read_bytes()
@@ -259,6 +259,5 @@ def test_last_of_a_folder_without_a_run_is_said(grpo: Grpo, tmp_path: Path, capl
     assert "does not exist yet, so this run starts with step 1" in caplog.text
     assert "save_last" not in caplog.text + errors
     # It is found without the callback that writes it, too.
-    code, _, errors = grpo("fit", LAST, TWO, "--trainer.enable_checkpointing=false")
-    assert code == 0, errors
+    grpo.ok("fit", LAST, TWO, "--trainer.enable_checkpointing=false")
     assert sorted(scalars(tmp_path / "run")["optim/lr"]) == [0, 1]

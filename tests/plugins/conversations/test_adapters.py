@@ -223,12 +223,6 @@ def test_a_server_that_is_not_there_costs_the_conversation() -> None:
         instances.close()
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://a"])
-def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match=f"url={url} of OpenEnv: give the address of a server"):
-        OpenEnv(url)
-
-
 def test_games_are_played_in_processes_of_their_own(poker: TextArena) -> None:
     (first, second) = answers_of(poker, lambda seed: "[call]")
     assert first[0].startswith("You are Player 0") and "won by having more chips" in first[1]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from grpo_lightning import GuessNumber, Turn, UsageError
+from grpo_lightning import GuessNumber, Turn
 
 
 def play(game: GuessNumber, number: int, *guesses: str) -> list[Turn]:
@@ -63,10 +63,3 @@ def test_halving_finds_every_number() -> None:
             answer = turn.messages[0]["content"]
             low, high = (guess + 1, high) if answer == "higher" else (low, guess - 1)
         assert turn.reward == 1
-
-
-def test_bad_arguments() -> None:
-    with pytest.raises(UsageError, match=r"task\.highest=1000: give 2 to 999"):
-        GuessNumber(highest=1000)
-    with pytest.raises(UsageError, match=r"task\.num_guesses=0: give 1 or more"):
-        GuessNumber(num_guesses=0)

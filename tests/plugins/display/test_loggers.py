@@ -152,8 +152,7 @@ def test_half_a_character_does_not_end_the_run(tmp_path: Path) -> None:
 
 def test_every_logger_gets_the_options(grpo: Grpo, tmp_path: Path) -> None:
     (tmp_path / "loggers.yaml").write_text("trainer: {logger: [{class_path: test_loggers.tables}, CSVLogger]}")
-    code, _, errors = grpo("fit", "--config=loggers.yaml")
-    assert code == 0, errors
+    grpo.ok("fit", "--config=loggers.yaml")
     assert LOGGERS[-1].options["model"]["objective"]["beta"] == 0
     assert LOGGERS[-1].options["loop"]["group_size"] == 2
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["loop"]["group_size"] == 2
@@ -224,8 +223,7 @@ def test_a_prefix_is_drawn_after_and_recorded(grpo: Grpo, tmp_path: Path) -> Non
     )
     reward = "[{class_path: FunctionReward, init_args: {function: own.py:own}}]"
     options = ["--data.chat=true", "--data.answer_prefix=ab", f"--model.rewards={reward}"]
-    code, _, errors = grpo("fit", *options)
-    assert code == 0, errors
+    grpo.ok("fit", *options)
     lines = lines_of(tmp_path / "run")
     assert lines and {line["answer_prefix"] for line in lines} == {"ab"}
     assert {line["statuses"]["own"] for line in lines} == {"ok"}

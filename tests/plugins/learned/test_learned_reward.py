@@ -239,23 +239,6 @@ def test_a_resumed_run_has_the_same_reward_model(folder: Path):
     assert scalars(folder.parent / "half") == scalars(folder.parent / "whole")
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"fraction": 1.0}, "replay.fraction=1.0 of LearnedReward"),
-        ({"held_out": 0.0}, "replay.held_out=0.0"),
-        ({"lr": 0.0}, "update.lr=0.0"),
-        ({"num_passes": -1}, "update.num_passes=-1"),
-        ({"max_forgetting": -0.1}, "max_forgetting=-0.1"),
-        ({"buffer_size": 0}, "buffer_size=0"),
-    ],
-)
-def test_mistakes_are_refused_by_key_and_value(options: dict[str, Any], says: str):
-    with pytest.raises(UsageError) as caught:
-        reward_of(Path("somewhere"), **options)
-    assert says in str(caught.value)
-
-
 def test_the_question_in_its_own_chat_template(folder: Path):
     spell = tokenizer()
     spell.chat_template = (

@@ -91,19 +91,6 @@ def test_a_text_that_cannot_be_split_costs_its_sample(bpe: PreTrainedTokenizerFa
     reward.close()
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: ByPattern("("), r"pattern='\('"),
-        (lambda: ProcessReward(Lengths(), max_segments=0), "max_segments=0"),
-        (lambda: ProcessReward(Lengths(), reduce="max"), "reduce='max'"),
-    ],
-)
-def test_wrong_arguments_are_refused_by_key_and_value(make, says: str):
-    with pytest.raises(UsageError, match=says):
-        make()
-
-
 # Which token
 
 
