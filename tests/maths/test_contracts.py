@@ -13,9 +13,7 @@ import grpo_lightning
 from grpo_lightning import Diagnostics, KLEstimator, Rollouts, StopRule, TokenMask, UsageError, spread
 from grpo_lightning.command.overview import optional
 from grpo_lightning.maths import (
-    advantages,
     kl,
-    weightings,
 )
 from grpo_lightning.maths.advantages import AdvantageEstimator
 from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
@@ -40,19 +38,6 @@ def shuffled(count: int, seed: int) -> list[int]:
 
 
 # Advantages
-
-INVARIANT, EQUIVARIANT = "invariant", "equivariant"
-SCALING = {
-    advantages.BatchStd: INVARIANT,
-    advantages.GroupMean: EQUIVARIANT,
-    advantages.GroupStd: INVARIANT,
-    advantages.LeaveOneOut: EQUIVARIANT,
-    advantages.NoBaseline: EQUIVARIANT,
-    advantages.PerRewardStd: INVARIANT,
-    optional("ProcessSupervision"): INVARIANT,
-    advantages.Sign: INVARIANT,
-}
-"""What Â does where every reward is multiplied by one positive number."""
 
 
 def random_rewards(seed: int) -> tuple[Tensor, Tensor]:
@@ -90,28 +75,6 @@ def test_advantages_do_not_see_what_all_rewards_share(cls, seed):
         close(shifted, estimator(reward, group))
     else:
         close(shifted, estimator(reward, group) + 3.25)
-
-
-@each(AdvantageEstimator)
-@pytest.mark.parametrize("factor", [0.125, 20.0])
-def test_advantages_of_scaled_rewards(cls, factor):
-    if cls not in SCALING:
-        pytest.fail(f"say in SCALING of test_contracts.py what {cls.__name__} does when rewards are scaled")
-    estimator: AdvantageEstimator = make(cls)
-    reward, group = random_rewards(0)
-    expected = estimator(reward, group) * (factor if SCALING[cls] == EQUIVARIANT else 1)
-    # Of the invariant ones advantage_eps is not scaled: 1e-6 beside standard deviations of 0.03 and more.
-    close(estimator(reward * factor, group), expected, tolerance=1e-4)
-
-
-@each(AdvantageEstimator)
-def test_advantages_of_float32_and_of_float64_rewards_are_the_same(cls):
-    estimator: AdvantageEstimator = make(cls)
-    reward, group = random_rewards(1)
-    result = estimator(reward, group)
-    assert result.dtype == torch.float32
-    assert result.isfinite().all()
-    assert result.equal(estimator(reward.float(), group))
 
 
 @each(AdvantageEstimator)
@@ -213,29 +176,6 @@ def test_surrogates_give_float32_values_and_flags_that_exclude_each_other(name, 
 
 
 @every_surrogate
-def test_the_gradient_of_a_surrogate_flows_through_logp_alone(name):
-    surrogate, rollouts, logp = prepared(name, 0)
-    assert rollouts.old_logp is not None
-    assert not surrogate(logp, rollouts.old_logp, rollouts).value.requires_grad
-    logp.requires_grad_()
-    surrogate(logp, rollouts.old_logp, rollouts).value.sum().backward()
-    assert logp.grad is not None and (logp.grad != 0).any()
-    tensors = [value for value in vars(rollouts).values() if isinstance(value, torch.Tensor)]
-    assert all(value.grad is None for value in tensors)
-
-
-@every_surrogate
-@pytest.mark.parametrize("seed", range(2))
-def test_a_completion_without_advantage_has_value_and_gradient_zero(name, seed):
-    surrogate, rollouts, logp = prepared(name, seed, spread_of_ratio=2.0)
-    result, gradient = evaluate(surrogate, logp, rollouts)
-    idle = rollouts.advantage == 0
-    assert 0 < int(idle.sum()) < len(idle)
-    assert not result.value[idle].any()
-    assert not gradient[idle].any()
-
-
-@every_surrogate
 @pytest.mark.parametrize("seed", range(2))
 def test_values_follow_their_rows_and_packs_have_those_of_the_whole(name, seed):
     surrogate, rollouts, logp = prepared(name, seed)
@@ -248,19 +188,6 @@ def test_values_follow_their_rows_and_packs_have_those_of_the_whole(name, seed):
         close(part_gradient, gradient[tokens])
         for flag in ("clipped_low", "clipped_high", "unreachable"):
             assert getattr(part, flag).equal(getattr(whole, flag)[tokens])
-
-
-@every_surrogate
-@pytest.mark.parametrize("seed", range(2))
-def test_where_the_policy_is_the_old_policy_the_gradient_is_the_advantage(name, seed):
-    """Token by token; a ratio of the sequence shares it out evenly, so the sum over the completion counts there too."""
-    surrogate, rollouts, _ = prepared(name, seed)
-    assert rollouts.old_logp is not None
-    result, gradient = evaluate(surrogate, rollouts.old_logp, rollouts)
-    free = ~(result.clipped_low | result.clipped_high)
-    assert int(free.sum()) > 20
-    torch.testing.assert_close(gradient[free], rollouts.advantage[free], rtol=1e-5, atol=1e-6)
-    assert not gradient[~free].any()
 
 
 @every_surrogate
@@ -302,18 +229,6 @@ def test_where_policy_and_reference_agree_every_kl_is_zero(name):
 
 
 @every_kl
-def test_the_gradient_of_a_kl_flows_through_logp_alone(name):
-    logp, ref_logp, old_logp = random_logp(0), random_logp(1), random_logp(2)
-    assert not KLS[name]()(logp, ref_logp, old_logp).requires_grad
-    logp.requires_grad_()
-    value = KLS[name]()(logp, ref_logp, old_logp)
-    assert (value.shape, value.dtype) == (logp.shape, torch.float32)
-    value.sum().backward()
-    assert logp.grad is not None and logp.grad.isfinite().all() and (logp.grad != 0).all()
-    assert ref_logp.grad is old_logp.grad is None
-
-
-@every_kl
 def test_kls_stay_finite_at_absurd_log_ratios(name):
     extremes = torch.tensor([-1e4, -100.0, -0.1, 0.0])
     logp, ref_logp, old_logp = torch.cartesian_prod(extremes, extremes, extremes).T.contiguous()
@@ -322,11 +237,6 @@ def test_kls_stay_finite_at_absurd_log_ratios(name):
     (gradient,) = torch.autograd.grad(value.sum(), logp)
     assert value.isfinite().all()
     assert gradient.isfinite().all()
-
-
-@pytest.mark.parametrize("name", [name for name in KLS if name.endswith(("K2", "K3", "ImportanceWeighted"))])
-def test_k2_and_k3_are_never_negative(name):
-    assert (KLS[name]()(random_logp(0), random_logp(1), random_logp(2)) > 0).all()
 
 
 # Weightings
@@ -341,19 +251,6 @@ def random_batch(seed: int) -> tuple[Tensor, Tensor, BatchSize]:
 
 @each(TokenWeighting)
 @pytest.mark.parametrize("seed", range(2))
-def test_weights_are_positive_and_follow_their_rows(cls, seed):
-    weighting: TokenWeighting = make(cls)
-    lengths, group, batch = random_batch(seed)
-    weight = weighting(lengths, group, batch)
-    assert (weight.shape, weight.dtype) == (lengths.shape, torch.float32)
-    assert weight.isfinite().all()
-    assert (weight > 0).all()
-    order = torch.tensor(shuffled(24, seed))
-    assert weighting(lengths[order], group[order], batch).equal(weight[order])
-
-
-@each(TokenWeighting)
-@pytest.mark.parametrize("seed", range(2))
 def test_whole_groups_have_the_weights_of_the_whole_batch(cls, seed):
     weighting: TokenWeighting = make(cls)
     lengths, group, batch = random_batch(seed)
@@ -363,15 +260,6 @@ def test_whole_groups_have_the_weights_of_the_whole_batch(cls, seed):
         # A rank, or a minibatch, numbers its groups from 0.
         renumbered = group[part].unique(return_inverse=True)[1]
         assert weighting(lengths[part], renumbered, batch).equal(weight[part])
-
-
-@pytest.mark.parametrize(
-    "cls", [weightings.TokenMean, weightings.SequenceMean, weightings.GroupTokenMean], ids=lambda cls: cls.__name__
-)
-@pytest.mark.parametrize("seed", range(2))
-def test_the_weights_of_a_mean_sum_to_one(cls, seed):
-    lengths, group, batch = random_batch(seed)
-    assert float((cls()(lengths, group, batch) * lengths).sum()) == pytest.approx(1, abs=1e-6)
 
 
 # Masks
@@ -415,15 +303,6 @@ def test_a_stop_rule_remembers_nothing(cls, num_minibatches, seed):
     assert first == again[::-1]
     assert all(isinstance(stops, bool) for stops in first)
     assert [[float(getattr(update, name)) for name in Diagnostics.__dataclass_fields__] for update in updates] == before
-
-
-@each(StopRule)
-@pytest.mark.parametrize("seed", range(2))
-def test_a_stop_rule_stops_where_one_of_its_parts_does(cls, seed):
-    rule: StopRule = make(cls)
-    updates = random_updates(seed)
-    for count in range(2, 9):
-        assert rule(updates[:count], 2) == any(part(updates[:count], 2) for part in rule.parts)
 
 
 # Mistakes

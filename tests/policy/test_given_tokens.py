@@ -144,35 +144,6 @@ def test_packing_padding_and_order_do_not_change_the_gradient(shares: bool) -> N
     assert len(rollouts.packs(24, shares)) > 1
 
 
-@shared_and_not
-def test_a_given_token_changes_the_log_probs_of_later_drawn_tokens_of_its_completion(shares: bool) -> None:
-    policy = policy_with(shares)
-    before = policy(conversation()).logp.detach().split([sum(flags) for flags in DRAWN])
-    rollouts = conversation()
-    # The 35 of the sixth completion, after two drawn tokens: 20 and 21.
-    assert rollouts.context is not None
-    (index,) = (rollouts.context.ids == 35).nonzero()
-    rollouts.context.ids[index] = 50
-    after = policy(rollouts).logp.detach().split([sum(flags) for flags in DRAWN])
-    for row, (old, new) in enumerate(zip(before, after, strict=True)):
-        if row != 5:
-            torch.testing.assert_close(new, old, atol=1e-6, rtol=0)
-    torch.testing.assert_close(after[5][:2], before[5][:2], atol=1e-6, rtol=0)
-    assert (after[5][2:] - before[5][2:]).abs().min() > 1e-4
-
-
-@shared_and_not
-def test_what_is_given_after_the_last_drawn_token_changes_nothing(shares: bool) -> None:
-    policy = policy_with(shares)
-    cut = [own[: max(i for i, flag in enumerate(flags) if flag) + 1] for own, flags in zip(TOKENS, DRAWN, strict=True)]
-    assert cut != TOKENS
-    shorter = Rollouts.from_lists(
-        PROMPTS, GROUP, [[abs(t) for t in own] for own in cut], [[t > 0 for t in own] for own in cut]
-    )
-    shorter.temperature = TEMPERATURE
-    torch.testing.assert_close(policy(shorter).logp, policy(conversation()).logp, atol=1e-6, rtol=0)
-
-
 def test_only_drawn_tokens_have_weight_length_logits_and_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = policy_with(True)
     rollouts, objective = prepared(policy, surrogates.Clipped(), weightings.SequenceMean())

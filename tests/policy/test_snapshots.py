@@ -57,19 +57,6 @@ def test_frozen_copy_has_no_dropout_even_if_the_policy_keeps_it():
     assert policy.training
 
 
-def test_frozen_copy_is_in_the_state_dict_and_comes_back_from_it():
-    policy, copy = policy_of(), FrozenCopy()
-    copy.refresh(policy)
-    before = logp(policy)
-    state = {name: value.clone() for name, value in copy.state_dict().items()}
-    assert {f"policy.{name}" for name in policy.state_dict()} == set(state)
-    update(policy)
-    resumed = FrozenCopy()
-    resumed.refresh(policy)
-    resumed.load_state_dict(state)
-    assert resumed(policy, ROLLOUTS).equal(before)
-
-
 @pytest.mark.parametrize("make", [policy_of, lambda: policy_of(tie_word_embeddings=True), adapted])
 def test_moving_average_goes_part_of_the_way(make):
     policy, average = make(), MovingAverage(alpha=0.25)

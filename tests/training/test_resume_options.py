@@ -101,15 +101,6 @@ def test_a_schedule_may_be_added_and_taken_away(run: Path, tmp_path: Path) -> No
     assert scalars(run)["optim/lr"][3] == pytest.approx(0.01)
 
 
-def test_a_schedule_that_waits_for_a_metric_is_refused(tmp_path: Path) -> None:
-    class Waits(Halving):
-        def step(self, loss: float) -> None:  # type: ignore[override]
-            pass
-
-    with pytest.raises(UsageError, match=r"Waits: it waits for a metric .*loss"):
-        go(tmp_path, 1, lr_scheduler=Waits)
-
-
 # Snapshots.
 
 

@@ -1,7 +1,6 @@
 """Conversations in whole runs: one turn is the task path, several are learned from, failures cost themselves."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -64,28 +63,3 @@ def test_a_game_is_played_over_several_turns(tmp_path: Path, monkeypatch: pytest
     assert logged["rollout/environment_failed"][2] == 0
     lines = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
     assert lines[0]["messages"][0] == {"role": "user", "content": "guess"}
-
-
-WAYS = {"1": "raise", "2": "hang", "3": "shout", "4": "die", "5": "reset", "9": "nonsense"}
-
-
-def test_a_failure_costs_its_completions_and_is_counted(tmp_path: Path) -> None:
-    kept = Steps()
-    data = PromptDataModule(Guess(fail=WAYS), limits=Limits(max_turns=2, seconds=0.5, num_workers=8))
-    fit(
-        tmp_path,
-        [kept],
-        trainer={"max_epochs": 1},
-        max_failed_rewards=1,
-        loop={"prompts_per_step": 12},
-        data=data,
-        rewards=[EnvironmentReward()],
-        sampling=Sampling(max_new_tokens=8, stop=LETTERS),
-    )
-    (one,) = kept.explorations
-    failed = [sample.prompt.question.answer for sample in one.samples if sample.failed]
-    assert {*failed} == {*WAYS} and len(failed) < len(one.samples)
-    assert [math.isnan(total) for total in one.scores.total] == [sample.failed for sample in one.samples]
-    rows = set(one.rollouts.row.tolist())
-    assert rows == {row for row, sample in enumerate(one.samples) if not sample.failed}
-    assert scalars(tmp_path)["rollout/environment_failed"][0] == pytest.approx(len(failed) / len(one.samples))

@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 from helpers.chats import END, TEMPLATES, byte_fallback, byte_level, chat_tokenizer, spelled
-from helpers.paths import ROOT
 from make_tiny_policy import make_tokenizer
 from tokenizers import decoders
-from transformers import AutoTokenizer
 from transformers.utils import get_json_schema
 
 from grpo_lightning.plugins.conversations.dialogue import Dialogue
@@ -81,13 +79,6 @@ def test_the_thoughts_of_qwen_3_stay_until_the_user_speaks() -> None:
     assert again.endswith("assistant\n42<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n")
     # Not the line breaks that the template writes.
     assert dialogue.follow(messages, tokenizer.encode("<think>Hm.</think>42<|im_end|>"), [tool("ok")]) is None
-
-
-@pytest.mark.parametrize("name", ["llama_3", "gemma_3"])
-def test_blanks_that_a_template_trims_are_a_branch(name: str) -> None:
-    tokenizer = chat_tokenizer(name)
-    assert Dialogue(tokenizer).follow([user("Q")], tokenizer.encode("42\n", add_special_tokens=False), []) is None
-    assert Dialogue(tokenizer).follow([user("Q")], tokenizer.encode("42", add_special_tokens=False), [user("?")])
 
 
 def test_gemma_gets_the_turns_that_it_takes() -> None:
@@ -265,19 +256,3 @@ def test_a_tokenizer_that_leaves_out_the_first_space() -> None:
             assert tokenizer.decode(dialogue.start(messages) + drawn + given) == (
                 "<bos>[INST] Q [/INST] 42<end_of_turn>[INST] R [/INST]"
             )
-
-
-def test_the_real_smollm2() -> None:
-    folder = ROOT / "runs" / "smollm2"
-    if not folder.is_dir():
-        pytest.skip("runs/smollm2 is missing: tools/get_smollm2.py makes it")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    dialogue, messages = Dialogue(tokenizer), [user("12+30?")]
-    ids, rng = dialogue.start(messages), random.Random(0)
-    for answer in ("é€😀", "42\n", " <tool>12+30</tool>", ""):
-        drawn = spelled(tokenizer, answer, rng)
-        given = dialogue.follow(messages, drawn, [tool("1"), user("?")])
-        assert given is not None
-        messages = [*messages, dialogue.turn(drawn), tool("1"), user("?")]
-        ids = ids + drawn + given
-        assert decoded(tokenizer, ids) == rendered(tokenizer, messages)

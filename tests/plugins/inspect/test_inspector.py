@@ -2,7 +2,6 @@
 
 import math
 import re
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -26,7 +25,7 @@ from grpo_lightning.maths.filters import TopEntropy, Truncated
 from grpo_lightning.maths.surrogates import Clipped, Surrogate
 from grpo_lightning.maths.weightings import TokenWeighting
 from grpo_lightning.plugins.inspect import read
-from grpo_lightning.plugins.inspect.record import CompletionRecord, GroupRecord, StepRecord, files_of
+from grpo_lightning.plugins.inspect.record import CompletionRecord, GroupRecord, StepRecord
 from grpo_lightning.policy.snapshots import FrozenCopy, Proximal
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
@@ -393,29 +392,6 @@ def test_a_group_without_advantage_is_recorded_with_terms_of_zero(tmp_path: Path
 
 
 # Resuming, and broken files.
-
-
-def test_a_killed_and_resumed_run_has_the_same_records(tmp_path: Path) -> None:
-    def go(folder: Path, steps: int, resume: str | None = None) -> None:
-        trainer = {"max_epochs": steps, "enable_checkpointing": True, "limit_val_batches": 1}
-        callbacks = [StepCheckpoint(), inspector(num_groups=2)]
-        fit(folder, callbacks, loop={"mu": 2}, trainer=trainer, ckpt_path=resume)
-
-    go(tmp_path / "whole", 3)
-    go(tmp_path / "cut", 1)
-    shutil.copytree(tmp_path / "cut" / "checkpoints", tmp_path / "saved")
-    go(tmp_path / "cut", 2, "last")
-    # Killed after step 2 had written its record and a part of another, before its checkpoint.
-    shutil.rmtree(tmp_path / "cut" / "checkpoints")
-    shutil.copytree(tmp_path / "saved", tmp_path / "cut" / "checkpoints")
-    (tmp_path / "cut" / "inspect" / "step-000007.jsonl").write_text("of a longer run\n")
-    (tmp_path / "cut" / "inspect" / "step-000003.jsonl.partial").write_text('{"step')
-    go(tmp_path / "cut", 3, "last")
-    whole, cut = files_of(tmp_path / "whole"), files_of(tmp_path / "cut")
-    assert [path.name for path in cut] == [path.name for path in whole] == [f"step-00000{n}.jsonl" for n in range(4)]
-    for ours, theirs in zip(cut, whole, strict=True):
-        assert ours.read_bytes() == theirs.read_bytes()
-    assert sorted(path.name for path in (tmp_path / "cut" / "inspect").iterdir()) == [path.name for path in whole]
 
 
 def test_a_file_says_what_it_was_given(clipped: Path) -> None:

@@ -53,19 +53,6 @@ KINDS: dict[str, Callable[[], PreTrainedTokenizerBase]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pieces_are_the_decoded_text(kind: str) -> None:
-    tokenizer = KINDS[kind]()
-    assert isinstance(tokenizer.eos_token_id, int)
-    for text in TEXTS:
-        ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
-        pieces = pieces_of(tokenizer, ids)
-        assert len(pieces) == len(ids)
-        assert "".join(pieces) == decode(tokenizer, ids)
-        assert pieces[-1].strip() == tokenizer.eos_token
-    assert pieces_of(tokenizer, []) == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_any_tokens_in_any_order(kind: str) -> None:
     tokenizer = KINDS[kind]()
     rng = random.Random(0)
