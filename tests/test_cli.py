@@ -9,11 +9,9 @@ import torch
 import yaml
 from helpers.command import Grpo, arguments, refused, table
 from helpers.fitting import scalars
-from helpers.paths import ROOT
 from helpers.programs import programs
 from helpers.tiny import CONTEXT
 
-QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 FILES = {
     "rows.jsonl": "".join(f'{{"question": "{row}", "answer": "{row}"}}\n' for row in range(8)),
     "empty.jsonl": "",
@@ -250,15 +248,3 @@ def test_text_that_starts_like_a_comment_is_text(grpo: Grpo, folder: Path) -> No
     assert config["data"]["task"]["init_args"]["answer_pattern"] == pattern
     assert (config["data"]["template"], config["data"]["system"]) == ("# {question}", "# Think")
     assert printed(grpo, "--data.system=# Think")["data"]["system"] == "# Think"
-
-
-def test_one_flag_swaps_a_part(grpo: Grpo) -> None:
-    weighting = ["--model.objective.weighting=FixedLength", "--model.objective.weighting.length=32"]
-    optimizer = ["--model.optimizer=SGD", "--model.optimizer.lr=1"]
-    schedule = ["--model.lr_scheduler=LinearLR", "--model.lr_scheduler.total_iters=9"]
-    options = [*weighting, "--model.objective.surrogate.clip_high=0.28", *optimizer, *schedule]
-    model = printed(grpo, "--config", str(QUICKSTART), "--model.rewards!", *options)["model"]
-    found = written(model, "objective.weighting", "objective.surrogate", "optimizer", "lr_scheduler")
-    assert found["objective.weighting"] == {"FixedLength": {"length": 32}}
-    assert found["objective.surrogate"] == {"Clipped": {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": None}}
-    assert found["optimizer"]["SGD"]["lr"] == 1 and found["lr_scheduler"]["LinearLR"]["total_iters"] == 9

@@ -151,19 +151,6 @@ def test_stop_ids_are_those_of_both_configs_and_the_tokenizer():
     assert policy_of("gpt2").stop_ids == set(STOP_IDS)
 
 
-def test_save_pretrained_round_trip(tmp_path, shape):
-    rollouts = rollouts_of(LENGTHS, PROMPT_LENGTHS)
-    policy = load(save(tmp_path / "first", shape))
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(0.01)
-    policy.save_pretrained(tmp_path / "second")
-    again = load(str(tmp_path / "second"))
-    assert again(rollouts).logp.equal(policy(rollouts).logp)
-    assert again.stop_ids == policy.stop_ids == set(STOP_IDS)
-    assert again.tokenizer.encode("abc") == policy.tokenizer.encode("abc")
-
-
 @pytest.mark.parametrize(
     ("shape", "overrides"),
     [

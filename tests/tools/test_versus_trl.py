@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -14,19 +13,11 @@ from helpers.tiny import requests_of
 from grpo_lightning import Fast, FinishReason, Policy, RandomKey, Rollouts, Sampling
 from grpo_lightning.plugins.fast import batch
 
-GIB = 2**30
-SIZES = {"prompt_tokens": 5, "new_tokens": 8, "prompts": 2, "group_size": 4}
-SIZES |= {"warm_up": 1, "steps": 3, "max_tokens": 100, "trl_rows": 8}
-
 
 @pytest.fixture(scope="module")
 def parts() -> Iterator[SimpleNamespace]:
     with imported("versus_trl", "roofline") as modules:
         yield modules
-
-
-def race_of(parts: SimpleNamespace, **changes: Any) -> Any:
-    return parts.race.Race(**SIZES | changes)
 
 
 def test_an_endless_model_is_the_same_model(parts: SimpleNamespace, policy_folder: Path, tmp_path: Path):

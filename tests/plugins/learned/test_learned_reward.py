@@ -1,9 +1,7 @@
 """The learned reward: what it remembers, when it learns, and that it goes on exactly."""
 
-import json
 import logging
 import math
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +12,9 @@ import torch
 from helpers.fast import fit
 from helpers.fitting import Digits, scalars
 from helpers.learning import EndsInLetter, explored, group, learn, reward_of, sample, save_policy, scores_of
-from helpers.paths import ROOT
 from helpers.tiny import tokenizer
 
-from grpo_lightning import LearnedReward, MathVerifier, RewardResult, RewardUpdate, Scorer, StepCheckpoint
-from grpo_lightning.cli import GRPOCLI
+from grpo_lightning import LearnedReward, RewardResult, RewardUpdate, Scorer, StepCheckpoint
 from grpo_lightning.rewards.base import Reward, RewardFailure
 from grpo_lightning.types import Sample, UsageError
 
@@ -236,33 +232,3 @@ def test_the_question_in_its_own_chat_template(folder: Path):
     learn(reward, [1])
     prompt = next(iter(reward.iterations.history)).prompt
     assert prompt.startswith("<sep>q") and prompt.endswith("<bos>")
-
-
-@pytest.mark.parametrize("labeller", ["math_verifier", {"class_path": "MathVerifier"}])
-def test_the_command_line_builds_it(folder: Path, monkeypatch: pytest.MonkeyPatch, labeller: Any):
-    monkeypatch.setattr(sys, "argv", ["grpo"])
-    rewards = [
-        {"class_path": "MathVerifier", "init_args": {"weight": 0}},
-        {
-            "class_path": "LearnedReward",
-            "init_args": {
-                "path": str(folder),
-                "labeller": labeller,
-                "update": {"loss": {"class_path": "BradleyTerry", "init_args": {"center": 0.1}}},
-            },
-        },
-    ]
-    config = ROOT / "configs" / "quickstart.yaml"
-    monkeypatch.setattr(GRPOCLI, "after_instantiate_classes", lambda self: None)
-    monkeypatch.setattr(GRPOCLI, "_run_subcommand", lambda self, subcommand: None)
-    cli = GRPOCLI(["fit", f"--config={config}", f"--model.rewards={json.dumps(rewards)}"])
-    verifier, learned = cli.model.explorer.scorer.rewards
-    assert verifier.weight == 0 and isinstance(learned, LearnedReward) and learned.iterations.update.loss.center == 0.1
-    if isinstance(labeller, str):
-        assert learned.labeller == "math_verifier" and learned.parts == ()
-    else:
-        assert isinstance(learned.labeller, MathVerifier) and learned.parts == (learned.labeller,)
-
-
-def test_it_scores_whole_groups_so_not_early() -> None:
-    assert not LearnedReward.scores_early

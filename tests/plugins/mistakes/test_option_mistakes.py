@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.command import Grpo, parser_of_options, refused, table
 
-from grpo_lightning import AdvantageEstimator, UsageError
+from grpo_lightning import UsageError
 from grpo_lightning.plugins.mistakes import options as mistakes
 from grpo_lightning.plugins.mistakes import sentences
 
@@ -186,12 +186,3 @@ def test_what_is_named_instead_is_there() -> None:
         with pytest.raises((UsageError, SystemExit)) as found:
             parser.parse_args(["fit", *engine, *reward, f"--{key}=@", "--print_config"])
         assert "no such option" not in str(found.value), target
-
-
-def test_a_class_of_ones_own_is_taken(grpo_with_files: Grpo) -> None:
-    code, out, errors = grpo_with_files(
-        "fit", "--model.advantage=mine.MaxRL", "--model.advantage.power=2", "--print_config"
-    )
-    assert code == 0, errors
-    assert "mine.MaxRL" in out and "power: 2.0" in out
-    assert any(member.__name__ == "MaxRL" for member in AdvantageEstimator.__subclasses__())
