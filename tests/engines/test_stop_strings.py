@@ -222,6 +222,15 @@ def test_a_special_token_may_end_completions_as_a_stop_token_does(engine: str) -
     assert engine == "scripted" or any(one.token_ids[-1] == 4 for one in short)
 
 
+def test_a_stop_token_that_is_text_is_not_searched() -> None:
+    """`4` ends completions as a stop token; the stop string can only be there before."""
+    own = policy_of(eos_token_id=[10, 3, 5])
+    assert own.tokenizer.decode([10]) == "4"
+    whole, found = (drawn(PlainEngine(), own, strings, group_size=16) for strings in ([], ["4"]))
+    assert any(one.token_ids[-1] == 10 and len(one.token_ids) > 1 for one in whole)
+    assert [one.token_ids for one in found] == [one.token_ids for one in whole]
+
+
 def test_a_string_with_a_special_token_in_it_is_refused() -> None:
     with pytest.raises(UsageError, match=r"sampling.stop: '<sep>a' contains the special token '<sep>'.*alone"):
         StopStrings(policy_of(), ["<sep>a"])

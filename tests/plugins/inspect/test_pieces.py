@@ -116,14 +116,6 @@ def test_long_runs_of_broken_bytes(kind: str, run: str, monkeypatch: pytest.Monk
     assert sum(decoded) < 150 * len(ids)
 
 
-def test_a_long_text_takes_no_quadratic_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = byte_level()
-    ids = tokenizer.encode("日本語 and 🦖 " * 300, add_special_tokens=False)
-    decoded = count_decoded(tokenizer, monkeypatch)
-    pieces_of(tokenizer, ids)
-    assert sum(decoded) < 20 * len(ids)
-
-
 def count_decoded(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of tokens that are decoded from now on."""
     decoded: list[int] = []
