@@ -19,6 +19,8 @@ from grpo_lightning.policy.architecture import Head
 
 PROMPTS = [[10, 11, 12], [13]]
 GROUP = [0, 0, 0, 1, 1, 0, 1]
+# Two rows are pieces of one completion.
+COMPLETION = [0, 1, 2, 3, 3, 4, 5]
 # Negative: given. The first two share a prefix with its context, the third differs from them in the context alone.
 TOKENS = [
     [20, -30, -31, 21, 22],
@@ -38,7 +40,7 @@ TEMPERATURE, BETA, BONUS = 0.7, 0.1, 0.05
 
 
 def conversation() -> Rollouts:
-    rollouts = Rollouts.from_lists(PROMPTS, GROUP, COMPLETIONS, DRAWN)
+    rollouts = Rollouts.from_lists(PROMPTS, GROUP, COMPLETIONS, DRAWN, row=torch.tensor(COMPLETION))
     rollouts.temperature = TEMPERATURE
     return rollouts
 
@@ -46,10 +48,10 @@ def conversation() -> Rollouts:
 def padded() -> Padded:
     rows = [PROMPTS[group] + own for group, own in zip(GROUP, COMPLETIONS, strict=True)]
     flags = [[False] * len(PROMPTS[group]) + own for group, own in zip(GROUP, DRAWN, strict=True)]
-    return Padded(rows, flags, GROUP, temperature=TEMPERATURE)
+    return Padded(rows, flags, GROUP, COMPLETION, TEMPERATURE)
 
 
-SIZE = BatchSize(num_completions=len(TOKENS), num_groups=2, num_tokens=NUM_DRAWN)
+SIZE = BatchSize(num_completions=6, num_groups=2, num_tokens=NUM_DRAWN)
 
 
 def found(
@@ -149,7 +151,8 @@ def test_only_drawn_tokens_have_weight_length_logits_and_metrics(monkeypatch: py
     rollouts, objective = prepared(policy, surrogates.Clipped(), weightings.SequenceMean())
     assert rollouts.lengths.tolist() == [sum(flags) for flags in DRAWN]
     # 1 / (B |o_i|): the weights of a completion sum to 1 / B.
-    assert [float(own.sum()) for own in rollouts.weight.split(rollouts.lengths.tolist())] == pytest.approx([1 / 7] * 7)
+    sums = torch.zeros(6).index_add(0, rollouts.spread(rollouts.row), rollouts.weight)
+    assert sums.tolist() == pytest.approx([1 / 6] * 6)
     heads = []
     policy.compute.fused = False
     logits = Head.__call__
