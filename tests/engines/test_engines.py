@@ -123,15 +123,6 @@ def test_dropout_is_off_while_sampling_from_a_model_in_training(engine_class):
     assert tokens(generate(engine_class(), policy, PROMPTS)) == tokens(expected)
 
 
-def test_without_any_stop_token_every_completion_has_full_length(engine_class, policy):
-    policy.model.generation_config.eos_token_id = policy.model.config.eos_token_id = policy.tokenizer.eos_token = None
-    assert not policy.stop_ids
-    completions = generate(engine_class(), policy, PROMPTS)
-    assert {len(completion.token_ids) for completion in completions} == {24}
-    assert {completion.finish_reason for completion in completions} == {FinishReason.LENGTH}
-    assert gap(policy, PROMPTS, completions) < 1e-5
-
-
 @pytest.mark.parametrize("prompts", [PROMPTS, EQUAL], ids=["ragged", "equal"])
 @pytest.mark.parametrize("window", [2, 4, 12])
 @pytest.mark.parametrize("shape", ["mistral", "gemma3_text"])

@@ -51,12 +51,6 @@ def test_a_game_is_played_over_several_turns(tmp_path: Path, monkeypatch: pytest
             drawn[row] = drawn.get(row, []) + ids.tolist()
         assert drawn == {row: sample.token_ids for row, sample in enumerate(one.samples)}
         assert rollouts.sampler_logp is not None and rollouts.context is not None
-        for row, sample in enumerate(one.samples):
-            talk = sample.conversation
-            assert one.scores.results["environment_reward"].value[row] == pytest.approx(sum(talk.rewards))
-            assert [message["role"] for message in talk.messages[:3]] == ["user", "assistant", "user"][
-                : len(talk.messages)
-            ]
     logged = scalars(tmp_path)
     assert set(logged["policy/logp_gap"].values()) and max(logged["policy/logp_gap"].values()) < 1e-4
     assert logged["rollout/turns"][2] == pytest.approx(sum(turns[-16:]) / 16)
