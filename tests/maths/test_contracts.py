@@ -10,7 +10,7 @@ from helpers.tiny import branching_rollouts
 from torch import Tensor
 
 import grpo_lightning
-from grpo_lightning import Diagnostics, KLEstimator, Rollouts, StopRule, TokenMask, UsageError, spread
+from grpo_lightning import Diagnostics, KLEstimator, Rollouts, StopRule, UsageError
 from grpo_lightning.command.overview import optional
 from grpo_lightning.maths import (
     kl,
@@ -18,19 +18,10 @@ from grpo_lightning.maths import (
 from grpo_lightning.maths.advantages import AdvantageEstimator
 from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
 from grpo_lightning.maths.surrogates import Surrogate, SurrogateResult
-from grpo_lightning.maths.weightings import BatchSize, TokenWeighting
 
 
 def each(family: type) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("cls", members(family), ids=lambda cls: cls.__name__)
-
-
-def positions_of(rows: list[int], lengths: Tensor) -> Tensor:
-    """Places of the tokens of these rows, in their order."""
-    first = [0]
-    for length in lengths.tolist():
-        first.append(first[-1] + length)
-    return torch.tensor([token for row in rows for token in range(first[row], first[row + 1])], dtype=torch.int64)
 
 
 def shuffled(count: int, seed: int) -> list[int]:
@@ -63,18 +54,6 @@ def test_advantages_follow_their_rows_and_not_the_names_of_groups(cls, seed):
     close(estimator(reward[order], group[order]), expected[order])
     names = torch.tensor([7, 0, 3, 11, 4])
     close(estimator(reward, names[group]), expected)
-
-
-@each(AdvantageEstimator)
-@pytest.mark.parametrize("seed", range(2))
-def test_advantages_do_not_see_what_all_rewards_share(cls, seed):
-    estimator: AdvantageEstimator = make(cls)
-    reward, group = random_rewards(seed)
-    shifted = estimator(reward + 3.25, group)
-    if estimator.compares_group:
-        close(shifted, estimator(reward, group))
-    else:
-        close(shifted, estimator(reward, group) + 3.25)
 
 
 @each(AdvantageEstimator)
@@ -116,22 +95,6 @@ def test_advantages_of_nobody(cls):
         batch = RewardBatch(none, torch.ones(1, dtype=torch.float64), nobody, nobody, [steps])
         result = estimator.per_token(batch)
         assert (result.shape, result.dtype) == ((0,), torch.float32)
-
-
-@each(AdvantageEstimator)
-@pytest.mark.parametrize("seed", range(2))
-def test_one_reward_for_the_whole_is_spread_over_the_tokens(cls, seed):
-    estimator: AdvantageEstimator = make(cls)
-    reward, group = random_rewards(seed)
-    reward[::5] = math.nan
-    lengths = torch.tensor([1 + i % 4 for i in range(len(reward))])
-    steps = None
-    if cls.__name__ == "ProcessSupervision":  # One step that ends with the completion.
-        steps = SegmentRewards(torch.arange(len(reward)), lengths - 1, reward)
-    batch = RewardBatch(reward[None], torch.ones(1, dtype=torch.float64), group, lengths, [steps])
-    result = estimator.per_token(batch)
-    assert result.isfinite().all()
-    close(result, spread(estimator(reward, group), lengths))
 
 
 # Surrogates
@@ -222,45 +185,6 @@ def test_kls_stay_finite_at_absurd_log_ratios(name):
     (gradient,) = torch.autograd.grad(value.sum(), logp)
     assert value.isfinite().all()
     assert gradient.isfinite().all()
-
-
-# Weightings
-
-
-def random_batch(seed: int) -> tuple[Tensor, Tensor, BatchSize]:
-    """Six groups of four completions of up to 12 tokens, group after group."""
-    rng = random.Random(seed)
-    lengths = torch.tensor([rng.randrange(1, 13) for _ in range(24)])
-    return lengths, torch.arange(24) // 4, BatchSize(num_completions=24, num_groups=6, num_tokens=int(lengths.sum()))
-
-
-@each(TokenWeighting)
-@pytest.mark.parametrize("seed", range(2))
-def test_whole_groups_have_the_weights_of_the_whole_batch(cls, seed):
-    weighting: TokenWeighting = make(cls)
-    lengths, group, batch = random_batch(seed)
-    mine = torch.tensor([g in (0, 3, 4) for g in group.tolist()])
-    weight = weighting(lengths, group, batch)
-    for part in (mine, ~mine):
-        # A rank, or a minibatch, numbers its groups from 0.
-        renumbered = group[part].unique(return_inverse=True)[1]
-        assert weighting(lengths[part], renumbered, batch).equal(weight[part])
-
-
-# Masks
-
-
-@each(TokenMask)
-@pytest.mark.parametrize("seed", range(2))
-def test_masks_say_of_each_token_whether_it_stays_and_follow_their_rows(cls, seed):
-    mask: TokenMask = make(cls)
-    rollouts = branching_rollouts(seed)
-    stays = mask(rollouts)
-    assert (stays.shape, stays.dtype) == (rollouts.token_ids.shape, torch.bool)
-    assert 0 < int(stays.sum()) < rollouts.num_tokens
-    order = shuffled(len(rollouts), seed)
-    for rows in (order, order[:5]):
-        assert mask(rollouts.select(torch.tensor(rows))).equal(stays[positions_of(rows, rollouts.lengths)])
 
 
 # Stop rules

@@ -42,32 +42,6 @@ def rendered(tokenizer: Any, messages: list[Message], tools: Any = None) -> str:
     return tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
 
 
-QWEN_NEXT = "<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-LLAMA = "<|start_header_id|>{}<|end_header_id|>\n\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("qwen_2_5", "<|im_end|>\n" + QWEN_NEXT),
-        ("qwen_3", "<|im_end|>\n" + QWEN_NEXT),
-        ("smollm2", "<|im_end|>\n<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n"),
-        ("llama_3", "<|eot_id|>" + LLAMA.format("ipython") + '"42"<|eot_id|>' + LLAMA.format("assistant")),
-        ("gemma_3", "<end_of_turn>\n<start_of_turn>user\n42<end_of_turn>\n<start_of_turn>model\n"),
-    ],
-)
-@pytest.mark.parametrize("make", [byte_level, byte_fallback])
-def test_what_follows_a_turn(name: str, expected: str, make: Any) -> None:
-    tokenizer = chat_tokenizer(name, make)
-    dialogue, end = Dialogue(tokenizer), END[TEMPLATES[name][1]]
-    for stop in ("", end):
-        drawn = tokenizer.encode("12+30?" + stop, add_special_tokens=False)
-        given = dialogue.follow([user("Add.")], drawn, [tool("42")])
-        assert given is not None
-        assert decoded(tokenizer, given) == expected.removeprefix(stop)
-        assert dialogue.turn(drawn) == {"role": "assistant", "content": "12+30?"}
-
-
 def test_the_thoughts_of_qwen_3_stay_until_the_user_speaks() -> None:
     tokenizer = chat_tokenizer("qwen_3")
     dialogue = Dialogue(tokenizer, TOOLS)

@@ -8,8 +8,6 @@ import torch
 from helpers.command import Grpo
 from helpers.families import save
 from helpers.fast import policy_of
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from grpo_lightning import NativeEngine, PlainEngine, Sampling, UsageError
 
@@ -74,12 +72,3 @@ def test_a_refused_model_leaves_nothing_behind(
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["policy", "rows.jsonl"]
     assert "Traceback" not in out + err
-
-
-def test_weights_that_are_shared_out_over_ranks(mesh: DeviceMesh) -> None:
-    # FSDP2 over one process: weights are gathered for the check and shared out again.
-    policy = policy_of()
-    policy.shard(mesh)
-    NativeEngine().check(policy, SAMPLING)
-    PlainEngine().check(policy, SAMPLING)
-    assert all(isinstance(parameter, DTensor) for parameter in policy.parameters())
