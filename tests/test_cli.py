@@ -48,67 +48,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-MISTAKES = table(
-    r"""
---data.task*! => data.task
-# The model.
---model.policy.path=no_config => policy.path=no_config | config.json
---model.policy.path=bad_config => policy.path=bad_config | JSON
---model.policy.path=nobody/nothing => model.policy.path=nobody/nothing | HF_HUB_OFFLINE
---model.policy.path=runs/tiny_policy => runs/tiny_policy | tools/make_tiny_policy.py
-# The data.
---data.task.train=nowhere.jsonl => data.task.train | nowhere.jsonl | does not exist
---data.task.train=empty.jsonl => data.task.train | empty.jsonl | no rows
---data.task.val! => data.task.val is not set | limit_val_batches=0
---data.task.answer_pattern=answer=(.+) => rows.jsonl:1 | answer=(.+)
-"--data.task.answer_pattern=#### (.+)" => data.task.answer_pattern=null | [#]
---data.task.train=half.jsonl => half.jsonl:2 | '\ud83d' | half a character
---data.task.train=longer.jsonl => longer.jsonl:1: the prompt | So do 6 more of 7: longer.jsonl:2 | longer.jsonl:5.
---model.sampling.max_new_tokens=200 => max_new_tokens=200 | CONTEXT
---data.template=Answer: => data.template='Answer:' | {question}
---data.chat=true => data.chat | data.template
---model.validation.sampling.top_p=2 => validation.sampling.top_p=2.0 | above 0
---model.sampling.stop=[<sep>a] => sampling.stop | '<sep>' alone
-# Sizes.
---loop.group_size=1 => loop.group_size=1 | 2 or more
---loop.num_minibatches=3 => loop.prompts_per_step=2 | loop.num_minibatches=3
---model.objective.beta=-1 => beta=-1.0 | 0 (no KL term) or more
---model.sampling.temperature=0 => sampling.temperature=0 | more than 0
-# Rewards.
---model.rewards=[] => rewards=[] | at least one
---config=rewards.yaml => 'math_verifier' | twice | name
---model.rewards+=FunctionReward --model.rewards.function=broken.of_trl =>
-    takes (prompts, completions) | def f(sample) | def f(samples)
---model.rewards+=FunctionReward --model.rewards.function=nowhere.score =>
-    function='nowhere.score' | No module named 'nowhere'
-# Options without an effect.
---model.objective.kl=K2 => model.objective.kl=K2 | beta=0 | kl=K3
---loop.steps_per_iteration=2 => loop.steps_per_iteration=2 | beta=0 | null
---loop.stop=AllSettled => loop.stop=AllSettled | loop.mu=1 | FixedPasses
---checkpoint.mode=min => checkpoint.mode=min | checkpoint.monitor
-# The trainer.
---trainer.gradient_clip_val=1 => trainer.gradient_clip_val | model.guard.grad_clip
---trainer.accumulate_grad_batches=2 => trainer.accumulate_grad_batches=2 | loop.max_tokens
---trainer.limit_train_batches=1 => trainer.limit_train_batches=1 | loop.mu
---trainer.overfit_batches=1 => trainer.overfit_batches=1 | data.task
---trainer.reload_dataloaders_every_n_epochs=1 => reload_dataloaders_every_n_epochs=1
---trainer.barebones=true => trainer.barebones=True | trainer.logger=false
---trainer.check_val_every_n_epoch=0 => check_val_every_n_epoch=0 | limit_val_batches=0
---trainer.max_time=soon => trainer.max_time=soon | DD:HH:MM:SS
---trainer.precision=16-mixed => trainer.precision=16-mixed | bf16-mixed
---trainer.precision=bf16-true => bf16-mixed | model.policy.dtype=bfloat16
---trainer.strategy=fsdp_cpu_offload => trainer.strategy=fsdp_cpu_offload: FSDP1 | Use --trainer.strategy fsdp2
---trainer.callbacks+=RichProgressBar => RichProgressBar | leave this one out
---trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor=val/reward --trainer.callbacks.mode=up =>
-    EarlyStopping | mode | up
---trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor=val/avg@2 =>
-    EarlyStopping.mode=min | val/avg@2 is better the larger | mode=max
---model.lr_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau => ReduceLROnPlateau: it | LinearLR
---seed_everything=true => seed_everything=true | from 0 to | such as
---ckpt_path=best => ckpt_path=best | last
---checkpoint.keep=-2 => checkpoint.keep=-2 | -1 for all
-""".replace("CONTEXT", str(CONTEXT))
-)
+MISTAKES = table(Path(__file__).with_name("mistakes.txt").read_text().replace("CONTEXT", str(CONTEXT)))
 
 
 @pytest.mark.parametrize(("options", "words"), MISTAKES.values(), ids=MISTAKES)
