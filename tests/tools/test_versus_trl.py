@@ -1,13 +1,15 @@
-"""experiments/versus_trl without TRL: sizes, the lengths that both sides are made to have, and refusals."""
+"""experiments/versus_trl without TRL: the endless model, and the lengths that both sides are made to have."""
 
+import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.experiment import imported
 from helpers.fast import policy_of
+from helpers.paths import ROOT
 from helpers.tiny import requests_of
 
 from grpo_lightning import Fast, FinishReason, Policy, RandomKey, Rollouts, Sampling
@@ -16,8 +18,16 @@ from grpo_lightning.plugins.fast import batch
 
 @pytest.fixture(scope="module")
 def parts() -> Iterator[SimpleNamespace]:
-    with imported("versus_trl", "roofline") as modules:
-        yield modules
+    """Every module of the experiment, by name, as those of a script find each other; forgotten afterwards."""
+    paths = [ROOT / "experiments" / folder for folder in ("versus_trl", "roofline")]
+    names = [file.stem for path in paths for file in sorted(path.glob("*.py"))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [*map(str, paths), str(ROOT / "tools"), *sys.path])
+        try:
+            yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+        finally:
+            for name in names:
+                sys.modules.pop(name, None)
 
 
 def test_an_endless_model_is_the_same_model(parts: SimpleNamespace, policy_folder: Path, tmp_path: Path):
