@@ -8,9 +8,9 @@ from helpers.guessing import Guess, thinking
 from helpers.loading import load_tool
 
 
-def player() -> Policy:
+def player(**overrides: int) -> Policy:
     """A tiny policy with a tokenizer that has tags and line breaks."""
-    policy = policy_of(vocab_size=128)
+    policy = policy_of(vocab_size=128, **overrides)
     policy.tokenizer = load_tool("make_tiny_policy").make_tokenizer()
     policy.model.config.eos_token_id = policy.model.generation_config.eos_token_id = policy.tokenizer.eos_token_id
     return policy

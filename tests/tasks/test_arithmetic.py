@@ -1,7 +1,3 @@
-import os
-import subprocess
-import sys
-
 import pytest
 
 from grpo_lightning.tasks.arithmetic import Arithmetic, in_words, shuffled
@@ -21,16 +17,6 @@ def test_first_rows_are_these():
     assert texts(Arithmetic(), "train")[:3] == ["46+93=", "52+43=", "87+61="]
     assert texts(Arithmetic(), "val")[:3] == ["68+88=", "62+4=", "87+42="]
     assert texts(Arithmetic(seed=1), "val")[:3] != texts(Arithmetic(), "val")[:3]
-
-
-def test_same_in_another_process():
-    code = (
-        "from grpo_lightning import Arithmetic;"
-        "print(*[q.text for q in Arithmetic(operators=['-', '*'], num_terms=3).questions('train')[:50]])"
-    )
-    environment = {**os.environ, "PYTHONHASHSEED": "7"}
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert out.stdout.split() == texts(Arithmetic(operators=["-", "*"], num_terms=3), "train")[:50]
 
 
 def test_splits_are_disjoint_and_exhaust_the_expressions():

@@ -4,24 +4,13 @@ import random
 from typing import Any
 
 import pytest
-from helpers.chats import END, TEMPLATES, byte_fallback, byte_level, chat_tokenizer, spelled
+from helpers.chats import END, TEMPLATES, add, byte_fallback, byte_level, chat_tokenizer, spelled
 from make_tiny_policy import make_tokenizer
 from tokenizers import decoders
 from transformers.utils import get_json_schema
 
 from grpo_lightning.plugins.conversations.dialogue import Dialogue
 from grpo_lightning.types import Message, UsageError
-
-
-def add(a: int, b: int) -> int:
-    """Adds.
-
-    Args:
-        a: One.
-        b: Another.
-    """
-    return a + b
-
 
 TOOLS = [get_json_schema(add)]
 

@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from helpers.fast import policy_of
+from helpers.games import player
 from helpers.guessing import Guess
-from helpers.loading import load_tool
 
 from grpo_lightning import Conversations, Environment, Limits, Policy, Sampling, ScriptedEngine, ToolEnvironment
 from grpo_lightning.plugins.conversations.dialogue import PLAIN
@@ -18,10 +17,7 @@ Script = Callable[[Request, str], str]
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    policy = policy_of(max_position_embeddings=1024)
-    policy.tokenizer = load_tool("make_tiny_policy").make_tokenizer()
-    policy.model.config.eos_token_id = policy.model.generation_config.eos_token_id = policy.tokenizer.eos_token_id
-    return policy
+    return player(max_position_embeddings=1024)
 
 
 @pytest.fixture
