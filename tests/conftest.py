@@ -100,7 +100,7 @@ def command(
             code = stopped.code
         return code, *capsys.readouterr()
 
-    return command
+    return Grpo(command)
 
 
 @pytest.fixture

@@ -64,8 +64,7 @@ def folder(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch)
 def fit(command: Grpo, *options: str, run: str = "run") -> dict[str, dict[int, float]]:
     """A step of 4 prompts x 4 completions."""
     sizes = ["--loop.group_size=4", "--loop.prompts_per_step=4", "--trainer.limit_val_batches=0"]
-    code, _, err = command("fit", *sizes, "--model.rewards=[digits.Digits]", *options)
-    assert code == 0, err
+    command.ok("fit", *sizes, "--model.rewards=[digits.Digits]", *options)
     return scalars(run)
 
 
@@ -98,8 +97,7 @@ def test_an_algorithm_over_others_leaves_none_of_their_options_without_effect(
     others = ("target_probability", "deepseekmath", "reinforce_plus_plus")
     layers = [f"--config={path.with_stem(name)}" for name in others]
     sizes = ["--loop.group_size=4", "--loop.prompts_per_step=4", "--model.rewards=[digits.Digits]"]
-    code, _, err = command("fit", *sizes, *layers, f"--config={path}")
-    assert code == 0, err
+    command.ok("fit", *sizes, *layers, f"--config={path}")
 
 
 def test_dr_grpo_divides_by_the_runs_own_length(folder: Path, command: Grpo) -> None:

@@ -11,24 +11,17 @@ from helpers.guessing import Once
 from helpers.paths import ROOT
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from grpo_lightning import Board, GRPOModule, Inspector, KLAbove, Objective, Proximal, Replay, StaleSource
 from grpo_lightning.maths.corrections import TruncatedRatio
 from grpo_lightning.maths.entropy import FixedEntropy
 from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.maths.mismatch import CLASSES
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.stopping import KLAbove
 from grpo_lightning.plugins.conversations.data import PromptDataModule
 from grpo_lightning.plugins.display.completions import SampledCompletions
-from grpo_lightning.plugins.display.first_look import Board
 from grpo_lightning.plugins.display.utilisation import Utilisation
-from grpo_lightning.plugins.inspect.inspector import Inspector
-from grpo_lightning.plugins.learned.replay import Replay
 from grpo_lightning.plugins.learned.reward import LearnedReward
 from grpo_lightning.plugins.learned.update import RewardUpdate
-from grpo_lightning.plugins.stale.source import StaleSource
-from grpo_lightning.policy.snapshots import Proximal
 from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import Sample, Status
 
 METRICS = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -122,8 +115,3 @@ def test_every_metric_of_the_page_on_reading_a_run_is_documented():
     logged = {re.sub("<[a-z]+>", lambda found: filled[found[0]], name) for name in named}
     assert len(named) >= 30
     assert [name for name in sorted(logged) if not any(pattern(known).fullmatch(name) for known in NAMES)] == []
-
-
-def test_every_picture_of_it_is_shown():
-    shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", READING)
-    assert sorted(shown) == sorted(f"reading_a_run/{path.name}" for path in (ROOT / "docs/reading_a_run").iterdir())

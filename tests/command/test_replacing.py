@@ -29,8 +29,7 @@ def model(grpo: Grpo, tmp_path: Path) -> Any:
     (tmp_path / "after.yaml").write_text(AFTER)
 
     def found(*options: str) -> dict[str, Any]:
-        code, out, error = grpo("fit", "--config=before.yaml", *options, "--print_config")
-        assert code == 0, error
+        out = grpo.ok("fit", "--config=before.yaml", *options, "--print_config")
         return yaml.safe_load(out.replace("grpo_lightning.", ""))["model"]
 
     return found

@@ -52,8 +52,7 @@ RUNS: dict[str, list[str]] = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_on_a_gpu(name: str, folder: Path, command: Grpo) -> None:
-    code, _, error = command("fit", *GPU, *LEARNING, *RUNS[name])
-    assert code == 0, error
+    command.ok("fit", *GPU, *LEARNING, *RUNS[name])
     logged = scalars(folder / "run")
     assert max(logged["policy/objective"]) >= 3
     assert all(value == value for value in logged["optim/grad_norm"].values())
@@ -72,8 +71,7 @@ def test_a_run_goes_on_where_it_stopped(folder: Path, command: Grpo) -> None:
         ["predict", half, last, "--data.task.predict=rows.jsonl"],
     ):
         options = [option for option in (*GPU, *LEARNING, deterministic) if option.split("=")[0] not in " ".join(line)]
-        code, _, error = command(*line, *options)
-        assert code == 0, error
+        command.ok(*line, *options)
     expected, actual = (weights(folder / name / "checkpoints" / "last.ckpt") for name in ("whole", "half"))
     assert all(torch.equal(actual[name], value) for name, value in expected.items())
 

@@ -12,16 +12,10 @@ from helpers.fitting import Digits, Steps, fit, scalars
 from helpers.tiny import prompts_of
 from torch import Tensor
 
-from grpo_lightning.grpo.explore import Exploration
+from grpo_lightning import Exploration, GroupStd, KLAbove, Objective, Policy, RewardResult, Rollouts, Scores
 from grpo_lightning.grpo.source import passing
-from grpo_lightning.maths.advantages import GroupStd
 from grpo_lightning.maths.filters import DynamicSampling, HasSpread
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.stopping import KLAbove
-from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, RecordedLogp
-from grpo_lightning.rewards.results import RewardResult, Scores
 from grpo_lightning.types import FinishReason, Sample
 
 log: list[str] = []

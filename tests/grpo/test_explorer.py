@@ -13,13 +13,8 @@ import torch
 from helpers.fitting import Digits, fit, scalars
 from helpers.tiny import policy_of, prompts_of
 
+from grpo_lightning import Exploration, Explorer, PlainEngine, Policy, RandomKey, Sampling, Scorer, UsageError
 from grpo_lightning.engines.base import Drawn
-from grpo_lightning.engines.plain import PlainEngine
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.grpo.explore import Exploration, Explorer
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.types import RandomKey, UsageError
 
 
 class Watched(PlainEngine):

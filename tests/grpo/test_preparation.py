@@ -10,20 +10,12 @@ import torch
 from helpers.tiny import forced_logp, policy_of, prompts_of, teacher_forced
 from torch import Tensor
 
-from grpo_lightning import ranks
-from grpo_lightning.engines.sampler import SingleTurn
-from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning import GroupMean, Objective, Pack, Policy, Rollouts, Sampling, SingleTurn, TokenMean, ranks
 from grpo_lightning.grpo.prepare import prepare
-from grpo_lightning.grpo.step import Pack
-from grpo_lightning.maths.advantages import GroupMean
 from grpo_lightning.maths.filters import ENTROPY_RANK, TopEntropy, Truncated
 from grpo_lightning.maths.kl import K1, KLPenalty
-from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.packs import minibatch_of_rows
 from grpo_lightning.maths.reward_batch import RewardBatch
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.weightings import TokenMean
-from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, RecordedLogp
 
 LENGTHS = [4, 9, 1, 6, 2, 5, 3, 7]
@@ -199,37 +191,6 @@ class OtherRank:
 
     def __call__(self, value: Any) -> list[Any]:
         return [self.answers.pop(0), value]
-
-
-def test_a_rank_with_less_to_do_gets_idle_packs(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = explored(range(6))[1]
-    forwards: list[int] = []
-    policy.register_forward_hook(lambda module, args, output: forwards.append(args[0].num_tokens))
-    # Advantages; prompts; sizes of both minibatches; packs of the log-probs; columns; packs of the minibatches.
-    answers = [other, {0, 1, 2}, (4, 2, 20), (2, 1, 7), 3, ["bound"], 2, 3]
-    monkeypatch.setattr(ranks, "gather", OtherRank(answers))
-    monkeypatch.setattr(ranks, "rank", lambda: 1)
-    objective = Objective(beta=0.1, weighting=TokenMean())
-    _, packs = cut(policy, [6, 7], mu=2, objective=objective)
-    first, second = ([pack.rollouts for pack in minibatch] for minibatch in packs)
-    assert answers == []
-    assert [len(first), len(second)] == [2, 3]
-    idle = [*first, *second[1:]]
-    assert all(pack.num_tokens == 1 and float(pack.weight) == 0 for pack in idle)
-    assert all(pack.columns["bound"].tolist() == [0] for pack in idle)
-    # As many forwards as the rank with three packs makes.
-    assert forwards == [10, 1, 1]
-    assert sorted(second[0].row.tolist()) == [6, 7]
-    assert second[0].weight.tolist() == pytest.approx([1 / (7 + 10)] * 10)
-    assert second[0].advantage.tolist() == [0.0] * 10
-
-
-def test_a_rank_without_any_completion_still_takes_part(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = explored()[1]
-    monkeypatch.setattr(ranks, "gather", OtherRank([other, {0, 1, 2, 3}, (8, 4, 37), 2, [], 2]))
-    monkeypatch.setattr(ranks, "rank", lambda: 1)
-    _, packs = cut(policy, [], mu=2, num_minibatches=1)
-    assert [pack.num_tokens for pack in rollouts_in(packs)] == [1, 1]
 
 
 def test_minibatches_are_dealt_by_prompt_id_over_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

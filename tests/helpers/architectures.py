@@ -7,17 +7,11 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from grpo_lightning.engines.base import RolloutEngine
-from grpo_lightning.engines.plain import PlainEngine
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.stop_strings import StopStrings
-from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning import Fast, PlainEngine, Policy, RolloutEngine, Rollouts, Sampling, StopStrings
 from grpo_lightning.plugins.fast.batch import Batch
-from grpo_lightning.plugins.fast.compute import Fast
 from grpo_lightning.plugins.fast.kv_memory import cache_bytes_per_token
 from grpo_lightning.plugins.fast.native import NativeEngine, slab_attention
 from grpo_lightning.plugins.fast.shared_prefix import ATTENTION
-from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, RandomKey, Request, UsageError
 from helpers.families import save
 from helpers.tiny import prompts_of, requests_of

@@ -131,3 +131,13 @@ def spelled(tokenizer: PreTrainedTokenizerFast, text: str, rng: random.Random) -
         pieces.append(text[:length])
         text = text[length:]
     return [id for piece in pieces for id in tokenizer.encode(piece, add_special_tokens=False)]
+
+
+def add(a: int, b: int) -> int:
+    """Adds two numbers: a tool.
+
+    Args:
+        a: One.
+        b: Another.
+    """
+    return a + b

@@ -49,8 +49,21 @@ LEARNS = [
 ]
 """Larger steps, from which a tiny model learns something: several updates each, of several packs."""
 
-Grpo = Callable[..., tuple[int, str, str]]
-"""A subcommand and options in, exit code, stdout and stderr out."""
+
+class Grpo:
+    """A subcommand and options in, exit code, stdout and stderr out."""
+
+    def __init__(self, run: Callable[..., tuple[int, str, str]]) -> None:
+        self.run = run
+
+    def __call__(self, subcommand: str, *options: str) -> tuple[int, str, str]:
+        return self.run(subcommand, *options)
+
+    def ok(self, subcommand: str, *options: str) -> str:
+        """What it wrote to stdout; it has ended with exit code 0."""
+        code, out, errors = self.run(subcommand, *options)
+        assert code == 0, errors
+        return out
 
 
 def furnish(folder: Path, questions: Mapping[str, int] | None = None, scale: float = 0.2) -> None:

@@ -9,12 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from grpo_lightning import PlainEngine, Policy, RolloutEngine, Sampling, StopStrings
 from grpo_lightning.command.overview import optional
-from grpo_lightning.engines.base import RolloutEngine
-from grpo_lightning.engines.plain import PlainEngine
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.stop_strings import StopStrings
-from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Completion, FinishReason, Prompt, RandomKey, Request
 from helpers.tiny import STOP_IDS, forced_logp, prompts_of, teacher_forced
 

@@ -16,28 +16,19 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from grpo_lightning import Compute, GRPOLoop, Guard, Policy, Reward, Rollouts, Sampling, StopRule, Task, TaskData
 from grpo_lightning.engines import trial
 from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.plain import PlainEngine
-from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.grpo.explore import Exploration
-from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.grpo.step import Minibatch, Step
 from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.stopping import StopRule
-from grpo_lightning.policy.compute import Compute
-from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.sharding import assembled
 from grpo_lightning.policy.snapshots import FrozenCopy
-from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.tasks.base import Task
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.checkpoint_files import AtomicCheckpointIO
-from grpo_lightning.training.data import TaskData
 from grpo_lightning.training.evaluation import Validation
-from grpo_lightning.training.machine import Guard
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import Question, Sample
 from helpers.tiny import gradients, policy_of

@@ -1,22 +1,16 @@
 """Games of `Guess` that a script plays, explored as a step of a run."""
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.grpo.explore import Exploration, Explorer
+from grpo_lightning import EnvironmentReward, Exploration, Explorer, Policy, Reward, Sampling, Scorer, ScriptedEngine
 from grpo_lightning.plugins.conversations.conversations import Conversations, Limits
-from grpo_lightning.plugins.conversations.reward import EnvironmentReward
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.types import Prompt, Question, RandomKey
 from helpers.fast import policy_of
 from helpers.guessing import Guess, thinking
 from helpers.loading import load_tool
 
 
-def player() -> Policy:
+def player(**overrides: int) -> Policy:
     """A tiny policy with a tokenizer that has tags and line breaks."""
-    policy = policy_of(vocab_size=128)
+    policy = policy_of(vocab_size=128, **overrides)
     policy.tokenizer = load_tool("make_tiny_policy").make_tokenizer()
     policy.model.config.eos_token_id = policy.model.generation_config.eos_token_id = policy.tokenizer.eos_token_id
     return policy

@@ -16,18 +16,13 @@ import torch
 from torch import Tensor
 
 import grpo_lightning.training  # noqa: F401  # registers `fsdp2`
-from grpo_lightning import ranks
-from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning import GRPOModule, KLAbove, Limits, Minibatch, Objective, Policy, Reward, Rollouts, Sampling, ranks
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.grpo.step import Minibatch
 from grpo_lightning.maths.advantages import AdvantageEstimator, BatchStd, GroupMean, GroupStd, LeaveOneOut, PerRewardStd
 from grpo_lightning.maths.corrections import TruncatedRatio
 from grpo_lightning.maths.entropy import FixedEntropy, NoEntropy
 from grpo_lightning.maths.filters import DynamicSampling, TokenMask, TopEntropy, Truncated
 from grpo_lightning.maths.kl import K2, K3, ImportanceWeighted, KLEstimator, KLPenalty
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.stopping import KLAbove
 from grpo_lightning.maths.surrogates import (
     CISPO,
     SAPO,
@@ -46,7 +41,6 @@ from grpo_lightning.maths.weightings import (
     TokenWeighting,
     Unweighted,
 )
-from grpo_lightning.plugins.conversations.conversations import Limits
 from grpo_lightning.plugins.conversations.data import PromptDataModule
 from grpo_lightning.plugins.conversations.reward import EnvironmentReward
 from grpo_lightning.plugins.fast.native import NativeEngine
@@ -56,11 +50,8 @@ from grpo_lightning.plugins.methods.target_probability import TargetProbability
 from grpo_lightning.plugins.methods.vespo import VESPO
 from grpo_lightning.plugins.process.supervision import ProcessSupervision
 from grpo_lightning.plugins.stale.source import StaleSource
-from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import MovingAverage, PolicySnapshot, Proximal
-from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult, Segment
-from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import Completion, Sample
 from helpers.fast import fit, policy_of
 from helpers.fitting import Another, Digits, Gradients, scalars

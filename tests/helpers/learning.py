@@ -5,13 +5,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from grpo_lightning import LearnedReward, Replay, Reward, RewardResult, RewardUpdate, Scorer, Scores
 from grpo_lightning.plugins.learned.labelled import LabelledGroup
-from grpo_lightning.plugins.learned.replay import Replay
-from grpo_lightning.plugins.learned.reward import LearnedReward
-from grpo_lightning.plugins.learned.update import RewardUpdate
-from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.results import RewardResult, Scores
-from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample
 from helpers.tiny import model_of, tokenizer
 

@@ -21,7 +21,7 @@ class Padded:
         rows: Token ids of each row, its prompt first.
         drawn: Whether the policy drew each of them.
         group: Index of each row's prompt.
-        completion: Index of the completion that each row is a piece of; None: each is a completion.
+        completion: Index of the completion that each row is a piece of.
         temperature: Of the policy.
     """
 
@@ -30,11 +30,11 @@ class Padded:
         rows: Sequence[Sequence[int]],
         drawn: Sequence[Sequence[bool]],
         group: Sequence[int],
-        completion: Sequence[int] | None = None,
-        temperature: float = 1.0,
+        completion: Sequence[int],
+        temperature: float,
     ) -> None:
         self.group = torch.tensor(group)
-        self.completion = torch.tensor(range(len(rows)) if completion is None else completion)
+        self.completion = torch.tensor(completion)
         self.temperature = temperature
         self.ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
         self.mask = torch.zeros(self.ids.shape, dtype=torch.bool)
@@ -224,12 +224,11 @@ def reference(
     weight: Weight,
     beta: float,
     bonus: float,
-    mask: Tensor | None = None,
 ) -> tuple[Tensor, float, dict[str, Tensor]]:
-    """[N] log π_θ, J and its gradient, in float64. Another `mask` than the loss mask is a mistake to be seen."""
+    """[N] log π_θ, J and its gradient, in float64."""
     twin = double(policy)
     twin.zero_grad()
-    mask = padded.mask if mask is None else mask
+    mask = padded.mask
     logp, entropy = padded.score(twin)
     old, ref, advantage = (padded.pad(v) for v in (rollouts.old_logp, rollouts.ref_logp, rollouts.advantage))
     kl = (ref - logp).exp() - (ref - logp) - 1

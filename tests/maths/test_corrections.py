@@ -8,6 +8,7 @@ from helpers.contracts import make, members
 from helpers.tiny import rollouts_of
 from torch import Tensor
 
+from grpo_lightning import Clipped, Objective, Reinforce, Rollouts
 from grpo_lightning.maths.corrections import (
     Correction,
     GeometricMask,
@@ -18,9 +19,6 @@ from grpo_lightning.maths.corrections import (
     TruncatedRatio,
 )
 from grpo_lightning.maths.mismatch import CLASSES, Mismatch
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.surrogates import Clipped, Reinforce
 
 
 def far_rollouts(seed: int = 0) -> Rollouts:

@@ -6,14 +6,11 @@ import torch
 from helpers.tiny import rollouts_of, rows_of
 from torch import Tensor
 
-from grpo_lightning.maths.diagnostics import Diagnostics
+from grpo_lightning import Clipped, Diagnostics, Objective, Reinforce, Rollouts, TopEntropy, Truncated, spread
 from grpo_lightning.maths.entropy import FixedEntropy
-from grpo_lightning.maths.filters import TokenMask, TopEntropy, Truncated
+from grpo_lightning.maths.filters import TokenMask
 from grpo_lightning.maths.kl import K1, ImportanceWeighted
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.ragged import spread
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.surrogates import Clipped, OffPolicyMask, Reinforce
+from grpo_lightning.maths.surrogates import OffPolicyMask
 from grpo_lightning.maths.weightings import BatchSize, SequenceMean, TokenMean, TokenWeighting
 
 # Two prompts, G = 4.

@@ -52,15 +52,6 @@ def test_no_segments_at_all():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_take_finds_the_elements_of_the_rows_in_their_order(seed):
-    segments = random_segments(seed)
-    rng = random.Random(1000 + seed)
-    rows = [rng.randrange(len(segments)) for _ in range(rng.randrange(1, 10))]
-    taken = flat(segments)[ragged.take(torch.tensor(rows), sizes(segments))]
-    assert taken.tolist() == [value for row in rows for value in segments[row]]
-
-
-@pytest.mark.parametrize("seed", range(4))
 def test_pad_puts_every_segment_at_the_left(seed):
     segments = random_segments(seed)
     longest = max(map(len, segments))

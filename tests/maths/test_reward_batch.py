@@ -2,30 +2,9 @@ import math
 
 import pytest
 import torch
+from helpers.reward_batches import batch_of
 
 from grpo_lightning.maths.reward_batch import RewardBatch, SegmentRewards
-
-
-def steps_of(*steps: tuple[int, int, float]) -> SegmentRewards:
-    """Steps as (row, end, value)."""
-    return SegmentRewards(
-        row=torch.tensor([row for row, _, _ in steps], dtype=torch.int64),
-        end=torch.tensor([end for _, end, _ in steps], dtype=torch.int64),
-        value=torch.tensor([value for _, _, value in steps], dtype=torch.float64),
-    )
-
-
-def batch_of(
-    value: list[list[float]], group: list[int], lengths: list[int], steps: list[SegmentRewards | None]
-) -> RewardBatch:
-    """Two rewards of weights 1 and 0.5."""
-    return RewardBatch(
-        value=torch.tensor(value, dtype=torch.float64).reshape(2, len(group)),
-        weight=torch.tensor([1.0, 0.5], dtype=torch.float64),
-        group=torch.tensor(group, dtype=torch.int64),
-        lengths=torch.tensor(lengths, dtype=torch.int64),
-        segments=steps,
-    )
 
 
 def rows_of(steps: SegmentRewards | None) -> list[tuple[int, int, float]]:
@@ -33,9 +12,9 @@ def rows_of(steps: SegmentRewards | None) -> list[tuple[int, int, float]]:
     return list(zip(steps.row.tolist(), steps.end.tolist(), steps.value.tolist(), strict=True))
 
 
-FIRST = batch_of([[1, 2, 3], [10, 20, 30]], [0, 1, 0], [4, 1, 2], [None, steps_of((0, 1, 0.1), (2, 0, 0.2))])
-SECOND = batch_of([[4, 5], [40, math.nan]], [1, 0], [3, 5], [None, steps_of((1, 4, 0.3))])
-NOBODY = batch_of([[], []], [], [], [None, None])
+FIRST = batch_of([[1, 2, 3], [10, 20, 30]], [1.0, 0.5], [0, 1, 0], [4, 1, 2], [None, [[(1, 0.1)], [], [(0, 0.2)]]])
+SECOND = batch_of([[4, 5], [40, math.nan]], [1.0, 0.5], [1, 0], [3, 5], [None, [[], [(4, 0.3)]]])
+NOBODY = batch_of([[], []], [1.0, 0.5], [], [])
 
 
 def test_the_total_is_the_weighted_sum_and_nan_where_a_reward_failed():

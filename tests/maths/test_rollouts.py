@@ -35,22 +35,6 @@ def test_from_lists_lays_prompts_and_completions_end_to_end():
     assert rollouts.columns.keys() == {"advantage", "weight"}
 
 
-def test_select_by_hand():
-    rollouts = Rollouts.from_lists(prompts=[[1, 2], [3], [4, 4]], group=[1, 0, 2], completions=[[7], [8, 9], [6]])
-    rollouts.advantage = torch.tensor([1.0, 2.0, 2.5, 3.0])
-    rollouts.truncated = torch.tensor([True, False, True])
-    rollouts.add_columns({"mine": torch.tensor([0.1, 0.2, 0.3, 0.4])})
-    chosen = rollouts.select(torch.tensor([2, 1]))
-    assert chosen.prompt_token_ids.tolist() == [1, 2, 4, 4]
-    assert chosen.prompt_lengths.tolist() == [2, 2]
-    assert chosen.group.tolist() == [1, 0]
-    assert chosen.token_ids.tolist() == [6, 8, 9]
-    assert chosen.advantage.tolist() == [3.0, 2.0, 2.5]
-    assert chosen.row.tolist() == [2, 1]
-    assert chosen.truncated.tolist() == [True, False]
-    assert chosen.columns["mine"].tolist() == pytest.approx([0.4, 0.2, 0.3])
-
-
 @pytest.mark.parametrize("given", [0.0, 1.0])
 @pytest.mark.parametrize("seed", range(4))
 def test_select_takes_the_rows_in_their_order_with_only_the_prompts_they_need(seed, given):
@@ -91,20 +75,6 @@ def test_packs_have_the_rows_of_packs(by_group):
     rollouts = random_rollouts(3)
     rows = rollouts.sizes.packs(30, by_group)
     assert [pack.row.tolist() for pack in rollouts.packs(30, by_group)] == [own.tolist() for own in rows]
-
-
-def test_concat_by_hand():
-    first = Rollouts.from_lists(prompts=[[1, 2], [3]], group=[1, 0], completions=[[7], [8, 9]])
-    second = Rollouts.from_lists(prompts=[[4]], group=[0, 0], completions=[[6], [5]])
-    first.old_logp, second.old_logp = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([-4.0, -5.0])
-    both = Rollouts.concat([first, second])
-    assert both.prompt_token_ids.tolist() == [1, 2, 3, 4]
-    assert both.prompt_lengths.tolist() == [2, 1, 1]
-    assert both.group.tolist() == [1, 0, 2, 2]
-    assert both.token_ids.tolist() == [7, 8, 9, 6, 5]
-    assert both.row.tolist() == [0, 1, 2, 3]
-    assert both.old_logp.tolist() == [-1, -2, -3, -4, -5]
-    assert both.ref_logp is None
 
 
 @pytest.mark.parametrize("given", [0.0, 1.0])

@@ -1,15 +1,7 @@
 import pytest
 import torch
 
-from grpo_lightning.maths.weightings import (
-    BatchSize,
-    FixedLength,
-    GroupTokenMean,
-    SequenceMean,
-    TokenMean,
-    TokenWeighting,
-    Unweighted,
-)
+from grpo_lightning import BatchSize, FixedLength, GroupTokenMean, SequenceMean, TokenMean, TokenWeighting, Unweighted
 
 
 def weights(weighting: TokenWeighting, lengths: list[int]) -> list[float]:

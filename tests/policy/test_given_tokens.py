@@ -13,19 +13,16 @@ from helpers.padded_loop import SURROGATES, WEIGHTINGS, Padded, random_fields, r
 from helpers.tiny import COMPUTES, gradients, policy_of
 from torch import Tensor
 
+from grpo_lightning import BatchSize, Diagnostics, Objective, Policy, Rollouts, Surrogate, TokenWeighting
 from grpo_lightning.command.overview import optional
 from grpo_lightning.maths import surrogates, weightings
-from grpo_lightning.maths.diagnostics import Diagnostics
 from grpo_lightning.maths.entropy import FixedEntropy
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.surrogates import Surrogate
-from grpo_lightning.maths.weightings import BatchSize, TokenWeighting
 from grpo_lightning.policy.architecture import Head
-from grpo_lightning.policy.policy import Policy
 
 PROMPTS = [[10, 11, 12], [13]]
 GROUP = [0, 0, 0, 1, 1, 0, 1]
+# Two rows are pieces of one completion.
+COMPLETION = [0, 1, 2, 3, 3, 4, 5]
 # Negative: given. The first two share a prefix with its context, the third differs from them in the context alone.
 TOKENS = [
     [20, -30, -31, 21, 22],
@@ -45,7 +42,7 @@ TEMPERATURE, BETA, BONUS = 0.7, 0.1, 0.05
 
 
 def conversation() -> Rollouts:
-    rollouts = Rollouts.from_lists(PROMPTS, GROUP, COMPLETIONS, DRAWN)
+    rollouts = Rollouts.from_lists(PROMPTS, GROUP, COMPLETIONS, DRAWN, row=torch.tensor(COMPLETION))
     rollouts.temperature = TEMPERATURE
     return rollouts
 
@@ -53,10 +50,10 @@ def conversation() -> Rollouts:
 def padded() -> Padded:
     rows = [PROMPTS[group] + own for group, own in zip(GROUP, COMPLETIONS, strict=True)]
     flags = [[False] * len(PROMPTS[group]) + own for group, own in zip(GROUP, DRAWN, strict=True)]
-    return Padded(rows, flags, GROUP, temperature=TEMPERATURE)
+    return Padded(rows, flags, GROUP, COMPLETION, TEMPERATURE)
 
 
-SIZE = BatchSize(num_completions=len(TOKENS), num_groups=2, num_tokens=NUM_DRAWN)
+SIZE = BatchSize(num_completions=6, num_groups=2, num_tokens=NUM_DRAWN)
 
 
 def found(
@@ -151,41 +148,13 @@ def test_packing_padding_and_order_do_not_change_the_gradient(shares: bool) -> N
     assert len(rollouts.packs(24, shares)) > 1
 
 
-@shared_and_not
-def test_a_given_token_changes_the_log_probs_of_later_drawn_tokens_of_its_completion(shares: bool) -> None:
-    policy = policy_with(shares)
-    before = policy(conversation()).logp.detach().split([sum(flags) for flags in DRAWN])
-    rollouts = conversation()
-    # The 35 of the sixth completion, after two drawn tokens: 20 and 21.
-    assert rollouts.context is not None
-    (index,) = (rollouts.context.ids == 35).nonzero()
-    rollouts.context.ids[index] = 50
-    after = policy(rollouts).logp.detach().split([sum(flags) for flags in DRAWN])
-    for row, (old, new) in enumerate(zip(before, after, strict=True)):
-        if row != 5:
-            torch.testing.assert_close(new, old, atol=1e-6, rtol=0)
-    torch.testing.assert_close(after[5][:2], before[5][:2], atol=1e-6, rtol=0)
-    assert (after[5][2:] - before[5][2:]).abs().min() > 1e-4
-
-
-@shared_and_not
-def test_what_is_given_after_the_last_drawn_token_changes_nothing(shares: bool) -> None:
-    policy = policy_with(shares)
-    cut = [own[: max(i for i, flag in enumerate(flags) if flag) + 1] for own, flags in zip(TOKENS, DRAWN, strict=True)]
-    assert cut != TOKENS
-    shorter = Rollouts.from_lists(
-        PROMPTS, GROUP, [[abs(t) for t in own] for own in cut], [[t > 0 for t in own] for own in cut]
-    )
-    shorter.temperature = TEMPERATURE
-    torch.testing.assert_close(policy(shorter).logp, policy(conversation()).logp, atol=1e-6, rtol=0)
-
-
 def test_only_drawn_tokens_have_weight_length_logits_and_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = policy_with(True)
     rollouts, objective = prepared(policy, surrogates.Clipped(), weightings.SequenceMean())
     assert rollouts.lengths.tolist() == [sum(flags) for flags in DRAWN]
     # 1 / (B |o_i|): the weights of a completion sum to 1 / B.
-    assert [float(own.sum()) for own in rollouts.weight.split(rollouts.lengths.tolist())] == pytest.approx([1 / 7] * 7)
+    sums = torch.zeros(6).index_add(0, rollouts.spread(rollouts.row), rollouts.weight)
+    assert sums.tolist() == pytest.approx([1 / 6] * 6)
     heads = []
     policy.compute.fused = False
     logits = Head.__call__

@@ -9,9 +9,8 @@ from helpers.tiny import model_of, tokenizer
 from huggingface_hub.errors import RepositoryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from grpo_lightning import Policy, UsageError
 from grpo_lightning.policy import pretrained
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.types import UsageError
 
 
 @pytest.fixture
@@ -62,16 +61,6 @@ def asked(monkeypatch, tmp_path):
     return asked_of
 
 
-@pytest.mark.parametrize("path", ["runs/mine", "models/tiny_policy", "./a", "a/b/c", "a/"])
-def test_what_looks_like_a_folder_is_not_asked_of_the_hub(asked, path):
-    with pytest.raises(UsageError, match="no such folder") as caught:
-        pretrained.source(path, "policy.path")
-    assert asked.paths == []
-    assert str(caught.value).startswith(f"policy.path={path}: ") and "\n" not in str(caught.value)
-    made = f"python tools/make_tiny_policy.py --out {path}" in str(caught.value)
-    assert made == path.endswith("tiny_policy")
-
-
 def test_a_folder_that_has_the_name_of_an_owner_hides_the_hub_unless_the_model_is_in_the_cache(asked, tmp_path):
     with pytest.raises(UsageError, match=r"in models, which is a folder here.* hf download models/mine"):
         pretrained.source("models/mine", "policy.path")
@@ -85,38 +74,38 @@ def test_a_folder_that_has_the_name_of_an_owner_hides_the_hub_unless_the_model_i
     assert asked.paths == []
 
 
-def test_a_hub_id_is_asked_for_once_and_taken(asked):
-    assert pretrained.source("nobody/something", "policy.path") == "nobody/something"
-    assert asked.paths == ["nobody/something"]
+NOT_FOUND = RepositoryNotFoundError.__new__(RepositoryNotFoundError)
+NOT_FOUND.response = SimpleNamespace(status_code=404)
+ASKED = [
+    # What looks like a folder, or is no id, is not asked of the hub.
+    *((path, None, [], "no such folder") for path in ("runs/mine", "./a", "a/b/c", "a/")),
+    ("models/tiny_policy", None, [], "python tools/make_tiny_policy.py --out models/tiny_policy"),
+    ("what is this?", None, [], "no such folder .*no hub id"),
+    ("file", None, [], "this is a file"),
+    # An id is asked for once.
+    ("nobody/something", None, ["nobody/something"], ""),
+    ("nobody/something", ConnectionError("no route\nat all"), ["nobody/something"], "cannot be reached .no route"),
+    ("nobody/nothing", NOT_FOUND, ["nobody/nothing"], "the hub has no such model"),
+]
 
 
-def test_a_hub_that_cannot_be_reached_is_one_message_after_one_try(asked):
-    asked.answers["nobody/something"] = ConnectionError("no route to host\nat all")
-    with pytest.raises(UsageError, match=r"cannot be reached .no route to host") as caught:
-        pretrained.load(AutoConfig, "nobody/something", "policy.path")
-    assert asked.paths == ["nobody/something"] and "\n" not in str(caught.value)
-
-
-def test_a_model_that_the_hub_does_not_have(asked):
-    error = RepositoryNotFoundError.__new__(RepositoryNotFoundError)
-    error.response = SimpleNamespace(status_code=404)
-    asked.answers["nobody/nothing"] = error
-    with pytest.raises(UsageError, match="the hub has no such model"):
-        pretrained.source("nobody/nothing", "policy.path")
+@pytest.mark.parametrize(("path", "answer", "paths", "message"), ASKED)
+def test_what_the_hub_is_asked_and_answers(asked, path, answer, paths, message):
+    Path("file").write_text("")
+    asked.answers[path] = answer
+    if message:
+        with pytest.raises(UsageError, match=message) as caught:
+            pretrained.source(path, "policy.path")
+        assert str(caught.value).startswith(f"policy.path={path}: ") and "\n" not in str(caught.value)
+    else:
+        assert pretrained.source(path, "policy.path") == path
+    assert asked.paths == paths
 
 
 def test_without_the_hub_the_message_says_so(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UsageError, match="HF_HUB_OFFLINE"):
         pretrained.source("nobody/something", "policy.path")
-
-
-def test_what_is_no_hub_id_and_what_is_a_file(asked):
-    with pytest.raises(UsageError, match=r"no such folder .*no hub id"):
-        pretrained.source("what is this?", "policy.path")
-    Path("file").write_text("")
-    with pytest.raises(UsageError, match="this is a file"):
-        pretrained.source("file", "policy.path")
 
 
 @pytest.mark.parametrize("auto_class", [AutoConfig, AutoTokenizer, AutoModelForCausalLM])

@@ -11,13 +11,8 @@ from helpers.fitting import Exact
 from helpers.tiny import prompts_of
 from helpers.waiting import LIMIT
 
-from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.format import FormatReward
-from grpo_lightning.rewards.function import FunctionReward
-from grpo_lightning.rewards.gate import Gated
+from grpo_lightning import FormatReward, FunctionReward, Gated, Reward, RewardResult, Scorer
 from grpo_lightning.rewards.length import CosineLength, LengthReward
-from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.types import Conversation, FinishReason, Sample, Status
 
 THREADS = "grpo-reward"

@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from grpo_lightning.rewards.format import FormatReward
-from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
+from grpo_lightning import FinishReason, FormatReward, Prompt, Question, Sample
 
 
 def sample(text: str, prompt: str = "q") -> Sample:
@@ -54,8 +53,3 @@ def test_a_catastrophic_pattern_costs_its_sample():
     assert math.isnan(result.value[1])
     assert result.value[2] == 0.0
     reward.close()
-
-
-def test_a_pattern_that_is_none_is_the_users_mistake():
-    with pytest.raises(UsageError, match=r"pattern='\('"):
-        FormatReward(pattern="(")

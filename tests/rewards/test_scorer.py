@@ -6,10 +6,7 @@ from collections.abc import Sequence
 import pytest
 from helpers.tiny import prompts_of
 
-from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.results import RewardResult, Scores
-from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.types import FinishReason, Sample, Status, UsageError
+from grpo_lightning import FinishReason, Reward, RewardResult, Sample, Scorer, Scores, Status, UsageError
 
 
 class Count(Reward):

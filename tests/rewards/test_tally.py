@@ -11,13 +11,8 @@ from helpers.fitting import Digits, Echo, fit
 from helpers.tiny import prompts_of
 from torch import Tensor
 
-from grpo_lightning.maths.filters import DynamicSampling, GroupFilter
-from grpo_lightning.rewards.base import Reward, RewardFailure
-from grpo_lightning.rewards.gate import Gated
-from grpo_lightning.rewards.length import CosineLength
-from grpo_lightning.rewards.results import RewardResult, Tally
-from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.training.data import TaskData
+from grpo_lightning import CosineLength, DynamicSampling, Gated, GroupFilter, Reward, RewardFailure, Scorer, TaskData
+from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.types import FinishReason, Question, Sample
 
 
@@ -99,16 +94,6 @@ def test_max_failed_is_a_fraction_of_the_step_not_of_a_round() -> None:
     scorer([sample("good")] * 5)
     with pytest.raises(RewardFailure, match=r"fails failed on 3 of 8 samples \(error: 3\).*max_failed_rewards=0.25"):
         scorer.stop_if_broken()
-
-
-def test_counts_of_ranks_add_up() -> None:
-    one, other = Tally(), Tally()
-    one.add([sample("x"), sample("y")], [1.0, math.nan], ["ok", "error"])
-    other.add([sample("z")], [math.nan], ["timeout"])
-    total = Tally.total([one, other])
-    assert (total.num_samples, total.num_failed) == (3, 2)
-    assert total.examples["timeout"] == "a sample of rows.jsonl:7, 'z'" and "'y'" in total.examples["error"]
-    assert one.num_samples == 2
 
 
 class OneBadQuestion(Digits):

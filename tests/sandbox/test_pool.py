@@ -15,7 +15,6 @@ from helpers.paths import ROOT
 from helpers.waiting import LIMIT, wait_until
 
 from grpo_lightning.sandbox.pool import Closed, LoadError, WorkerPool
-from grpo_lightning.types import UsageError
 
 FUNCTIONS = """
 import os, subprocess, sys, time
@@ -285,12 +284,6 @@ def test_pickles_without_its_processes(functions):
     assert copy.map(functions("double"), [[3]])[0].value == 6
     pool.close()
     copy.close()
-
-
-@pytest.mark.parametrize("argument", [{"num_workers": 0}, {"timeout": -1.0}, {"memory_limit_mb": 0}])
-def test_limits_must_be_positive(argument):
-    with pytest.raises(UsageError, match=f"{next(iter(argument))}=.*above 0"):
-        WorkerPool(**argument)
 
 
 def test_descriptors_above_1023(functions):

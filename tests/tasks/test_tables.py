@@ -6,14 +6,10 @@ from typing import Any
 
 import pyarrow
 import pytest
-from helpers.paths import DATA, needs_gsm8k
 from pyarrow import parquet
 
+from grpo_lightning import HubPrompts, JsonPrompts, UsageError
 from grpo_lightning.tasks.base import Split
-from grpo_lightning.tasks.tables import HubPrompts, JsonPrompts
-from grpo_lightning.types import UsageError
-
-GSM8K = DATA / "gsm8k"
 
 ROWS = [
     {"question": "1+1?", "answer": "so\n#### 2", "level": "easy"},
@@ -182,17 +178,6 @@ def test_only_predict_goes_without_answers(tmp_path: Path):
 def test_an_answer_pattern_needs_one_group(pattern: str, expected: str):
     with pytest.raises(UsageError, match=re.escape(expected)):
         JsonPrompts(answer_pattern=pattern)
-
-
-@needs_gsm8k
-def test_gsm8k():
-    task = JsonPrompts(str(GSM8K / "train.jsonl"), test=str(GSM8K / "test.jsonl"), answer_pattern=r"####\s*(.+)")
-    train, test = task.questions("train"), task.questions("test")
-    assert (len(train), len(test)) == (7473, 1319)
-    assert all(re.fullmatch(r"-?[\d,]+(\.\d+)?", question.answer) for question in (*train, *test))
-    assert (train[0].answer, test[0].answer) == ("72", "18")
-    assert train[0].text.startswith("Natalia sold clips")
-    assert test[0].source == "test.jsonl:1"
 
 
 @pytest.fixture

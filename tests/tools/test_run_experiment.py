@@ -63,32 +63,6 @@ def fake_fit(arguments: list[str], log: Path) -> int:
     return 0
 
 
-def test_command_lines(tmp_path: Path):
-    runs = tool.Experiment.read(write(tmp_path / "e")).runs(Path("runs/experiments/e"))
-    assert [(run.arm, run.seed) for run in runs] == [(arm, seed) for seed in (0, 7) for arm in EXPERIMENT["arms"]]
-    fixed = ["--trainer.enable_progress_bar=false", "--trainer.enable_checkpointing=false"]
-    fixed += ["--completions.every_n_steps=1000000", "--loop.validate_first=false"]
-    rewards = '--model.rewards=[{"class_path": "MathVerifier"}]'
-    assert runs[0].arguments == [
-        *("fit", "--config=configs/quickstart.yaml", *fixed, "--trainer.max_epochs=3", rewards),
-        *("--seed_everything=0", "--trainer.default_root_dir=runs/experiments/e/no_kl/0"),
-    ]
-    assert runs[4].arguments == [
-        *("fit", "--config=configs/quickstart.yaml", *fixed, "--trainer.max_epochs=3", rewards),
-        *(
-            "--model.objective.beta=0.04",
-            "--seed_everything=7",
-            "--trainer.default_root_dir=runs/experiments/e/beta_0.04/7",
-        ),
-    ]
-    # The arm's file lies over the others, and its option stands in the place of that of every run.
-    assert runs[2].arguments == [
-        *("fit", "--config=configs/quickstart.yaml", "--config=configs/dapo.yaml", *fixed, rewards),
-        *("--trainer.max_epochs=5", "--loop.shuffle=true"),
-        *("--seed_everything=0", "--trainer.default_root_dir=runs/experiments/e/dapo/0"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -10,15 +10,9 @@ import torch
 from helpers.fitting import Digits, Echo, fit, scalars
 from helpers.tiny import policy_of, prompts_of
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.grpo.explore import Explorer
+from grpo_lightning import CosineLength, Explorer, FormatReward, RewardResult, Sampling, Scorer, ScriptedEngine
 from grpo_lightning.rewards.base import Reward, RewardFailure
-from grpo_lightning.rewards.format import FormatReward
 from grpo_lightning.rewards.function import FunctionReward
-from grpo_lightning.rewards.length import CosineLength
-from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.training.data import PromptBatch, TaskData
 from grpo_lightning.training.evaluation import Answer, Evaluation, Validation, grades_alike, judge_class
 from grpo_lightning.types import FinishReason, Sample, UsageError

@@ -8,22 +8,11 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from helpers.fitting import Digits, Echo, Gradients, Minibatches, Steps, fit, of_updates, relative, scalars
-from helpers.tiny import policy_of
-from torch import Tensor
+from helpers.fitting import Digits, Echo, Gradients, Minibatches, fit, of_updates, relative, scalars
 
-from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.grpo.step import Pack
-from grpo_lightning.grpo.update import Watcher
-from grpo_lightning.maths.advantages import Sign
-from grpo_lightning.maths.objective import Objective
+from grpo_lightning import GRPOModule, RewardResult, Sample, TaskData
 from grpo_lightning.maths.stopping import ObjectivePlateau
-from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.training.data import TaskData
-from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.types import Sample
 
 
 class Trains(L.Callback):
@@ -114,23 +103,6 @@ def test_a_stop_rule_hides_no_bad_update_and_only_those_made_are_counted(tmp_pat
     assert seen["optim/updates"][1] == 0
 
 
-class Seeing(Watcher, L.Callback):
-    """Counts what it sees, and logs a number per update."""
-
-    packs = 0
-
-    def see(self, pack: Pack) -> None:
-        self.packs += 1
-
-    def metrics(self, reduce: Any) -> dict[str, Tensor]:
-        return {"optim/seen": torch.tensor(float(self.packs))}
-
-
-def test_a_callback_that_is_a_watcher_sees_each_pack_and_adds_a_metric(tmp_path: Path) -> None:
-    fit(tmp_path, [Seeing()], loop={"max_tokens": 0})
-    assert scalars(tmp_path)["optim/seen"] == {0: 1, 1: 2, 2: 3}
-
-
 def test_too_many_bad_updates_stop_the_run_and_name_token_and_reward(tmp_path: Path) -> None:
     with pytest.raises(
         FloatingPointError, match=r"2 updates in a row(.|\n)*token '.*' \(logp nan(.|\n)*digits="
@@ -138,76 +110,6 @@ def test_too_many_bad_updates_stop_the_run_and_name_token_and_reward(tmp_path: P
         fit(tmp_path, [Poison(1, 2)], trainer={"max_epochs": 5}, max_bad_updates=2)
     assert "prompt '" in str(stop.value)
     assert "max_bad_updates=2" in str(stop.value)
-
-
-class Broken(Reward):
-    """Fails on some completions."""
-
-    def __init__(self, share: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.share = share
-
-    def score(self, samples: Sequence[Sample]) -> RewardResult:
-        if len(samples) > 1:
-            raise RuntimeError("try one by one")
-        if samples[0].prompt.id % self.share == 0:
-            raise ZeroDivisionError("nothing to divide by")
-        return RewardResult([float(len(samples[0].text))], ["ok"])
-
-
-def test_a_reward_that_fails_costs_its_samples_and_is_counted(tmp_path: Path) -> None:
-    watch = Steps()
-    fit(
-        tmp_path, [watch], trainer={"max_epochs": 1}, rewards=[Digits(), Broken(share=4)], objective=Objective(beta=0.1)
-    )
-    assert scalars(tmp_path)["reward/broken/error"] == {0: 0.25}
-    (exploration,) = watch.explorations
-    assert [math.isnan(value) for value in exploration.scores.total] == [row < 4 for row in range(16)]
-    assert float(exploration.rollouts.select(torch.arange(4)).advantage.abs().max()) == 0
-
-
-def test_a_watched_reward_does_not_teach(tmp_path: Path) -> None:
-    with_watch, without = Gradients(), Gradients()
-    fit(tmp_path / "with", [with_watch], rewards=[Digits(), Broken(share=4, weight=0.0)], trainer={"max_epochs": 1})
-    fit(tmp_path / "without", [without], trainer={"max_epochs": 1})
-    assert relative(with_watch.updates[0], without.updates[0]) == 0
-    assert scalars(tmp_path / "with")["reward/broken/error"] == {0: 0.25}
-
-
-class Has(Reward):
-    """1 for a completion with a certain letter."""
-
-    def __init__(self, letter: str, weight: float) -> None:
-        super().__init__(weight, name=letter)
-
-    def score(self, samples: Sequence[Sample]) -> RewardResult:
-        return RewardResult([float(self.name in sample.text) for sample in samples])
-
-
-def test_groups_whose_rewards_are_equal_but_for_rounding_leave_the_policy_alone(tmp_path: Path) -> None:
-    engine = ScriptedEngine(lambda request, text: "ab" if request.sample % 2 else "c")
-    rewards = [Has("a", 0.1), Has("b", 0.2), Has("c", 0.3)]
-    module = fit(tmp_path, engine=engine, rewards=rewards, advantage=Sign())
-    before = policy_of(scale=0.05).state_dict()
-    assert all(torch.equal(value, before[name]) for name, value in module.policy.state_dict().items())
-    assert set(scalars(tmp_path)["reward/zero_spread"].values()) == {1.0}
-
-
-def test_validation_scores_known_completions(tmp_path: Path) -> None:
-    # Of two completions of each prompt the first is all digits; greedy decoding asks for one, the first.
-    engine = ScriptedEngine(lambda request, text: "42" if request.sample == 0 else "xx")
-    fit(tmp_path, engine=engine, trainer={"max_epochs": 1, "limit_val_batches": 1.0}, loop={"validate_first": False})
-    seen = {name: list(values.values()) for name, values in scalars(tmp_path).items() if name.startswith("val/")}
-    assert seen == {
-        "val/greedy": [1.0],
-        "val/avg@2": [0.5],
-        "val/pass@2": [1.0],
-        "val/maj@2": [1.0],
-        "val/reward": [0.5],
-        "val/length": [3.0],
-        "val/truncated": [0.0],
-        "val/failed": [0.0],
-    }
 
 
 def test_every_pass_over_the_data_has_its_own_order_and_no_question_is_lost() -> None:

@@ -5,13 +5,8 @@ from helpers.tiny import policy_of, rollouts_of, rows_of
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.plugins.precision import HalfPrecision
 
-from grpo_lightning import ranks
-from grpo_lightning.grpo.step import Minibatch, Pack
-from grpo_lightning.maths.objective import Objective
+from grpo_lightning import BatchSize, Minibatch, Objective, Pack, Rollouts, SequenceMean, ranks, spread
 from grpo_lightning.maths.packs import idle_pack, moving_rows
-from grpo_lightning.maths.ragged import spread
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.weightings import BatchSize, SequenceMean
 
 LENGTHS = [4, 9, 1, 6, 2, 5, 3, 7]
 

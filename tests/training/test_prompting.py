@@ -7,10 +7,7 @@ import pytest
 from helpers.fitting import Echo
 from helpers.tiny import policy_of, tokenizer
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.rewards.format import FormatReward
-from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.training.data import TaskData
+from grpo_lightning import FormatReward, Sampling, Scorer, TaskData
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 CHAT = (

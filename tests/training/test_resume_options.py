@@ -13,13 +13,8 @@ from helpers.fitting import Digits, checkpoint_of, fit, resumes_exactly, scalars
 from helpers.tiny import model_of, policy_of, tokenizer
 from torch.optim.lr_scheduler import LinearLR, SequentialLR, StepLR
 
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.policy.policy import Policy
+from grpo_lightning import GRPOModule, Objective, Policy, RewardResult, Sample, StepCheckpoint, UsageError
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
-from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.training.module import GRPOModule
-from grpo_lightning.types import Sample, UsageError
 
 
 def adam(lr: float = 0.01, weight_decay: float = 0.0) -> Any:
@@ -104,15 +99,6 @@ def test_a_schedule_may_be_added_and_taken_away(run: Path, tmp_path: Path) -> No
     assert scalars(run)["optim/lr"][2] == pytest.approx(0.01 * 0.75)
     go(run, 4, "last")
     assert scalars(run)["optim/lr"][3] == pytest.approx(0.01)
-
-
-def test_a_schedule_that_waits_for_a_metric_is_refused(tmp_path: Path) -> None:
-    class Waits(Halving):
-        def step(self, loss: float) -> None:  # type: ignore[override]
-            pass
-
-    with pytest.raises(UsageError, match=r"Waits: it waits for a metric .*loss"):
-        go(tmp_path, 1, lr_scheduler=Waits)
 
 
 # Snapshots.
@@ -225,7 +211,7 @@ LAST = "--ckpt_path=last"
 
 
 def test_what_cannot_be_resumed_ends_with_one_message(grpo: Grpo, tmp_path: Path) -> None:
-    assert grpo("fit", TWO, "--checkpoint.keep=1")[0] == 0
+    grpo.ok("fit", TWO, "--checkpoint.keep=1")
     last = tmp_path / "run" / "checkpoints" / "last.ckpt"
     other = tmp_path / "other.ckpt"
     whole = last.read_bytes()
@@ -264,6 +250,5 @@ def test_last_of_a_folder_without_a_run_is_said(grpo: Grpo, tmp_path: Path, capl
     assert "does not exist yet, so this run starts with step 1" in caplog.text
     assert "save_last" not in caplog.text + errors
     # It is found without the callback that writes it, too.
-    code, _, errors = grpo("fit", LAST, TWO, "--trainer.enable_checkpointing=false")
-    assert code == 0, errors
+    grpo.ok("fit", LAST, TWO, "--trainer.enable_checkpointing=false")
     assert sorted(scalars(tmp_path / "run")["optim/lr"]) == [0, 1]

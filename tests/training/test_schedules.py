@@ -10,9 +10,7 @@ import torch
 from helpers.command import Grpo
 from helpers.fitting import AfterOne, fit, of_updates, scalars
 
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.training.schedules import WarmupCosine
-from grpo_lightning.types import UsageError
+from grpo_lightning import StepCheckpoint, UsageError, WarmupCosine
 
 
 def rates_of(num_updates: int, rate: Any = 1.0, **options: float) -> list[float]:
@@ -85,7 +83,6 @@ def test_it_spans_the_run_through_stop_rules_and_resumes(tmp_path: Path) -> None
 
 def test_one_line_of_the_command_line(grpo: Grpo, tmp_path: Path) -> None:
     flags = ["--model.lr_scheduler=WarmupCosine", "--model.lr_scheduler.warmup=0.5", "--model.optimizer.lr=0.01"]
-    code, _, errors = grpo("fit", *flags, "--trainer.max_epochs=2")
-    assert code == 0, errors
+    grpo.ok("fit", *flags, "--trainer.max_epochs=2")
     assert [*scalars(tmp_path / "run")["optim/lr"].values()] == pytest.approx([0.01, 0.001])
     assert "class_path: grpo_lightning.WarmupCosine" in (tmp_path / "run" / "config.yaml").read_text()

@@ -8,8 +8,7 @@ import pytest
 from helpers.fitting import Echo, fit, made, resumes_exactly, scalars
 from lightning.pytorch.callbacks import EarlyStopping
 
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.training.data import TaskData
+from grpo_lightning import StepCheckpoint, TaskData
 
 Run = dict[str, dict[int, float]]
 VALIDATES: dict[str, Any] = {"max_epochs": 3, "limit_val_batches": 1}

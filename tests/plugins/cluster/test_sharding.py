@@ -1,6 +1,5 @@
 """Weights sharded over ranks (FSDP2): the same numbers as one process, through the command line."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,14 +7,14 @@ from typing import Any, cast
 import pytest
 import torch
 from helpers.command import LEARNS, Grpo, arguments, furnish
-from helpers.fast import adapted, policy_of
+from helpers.fast import policy_of
 from helpers.fitting import scalars, weights_of
 from helpers.programs import programs
-from helpers.tiny import requests_of, rollouts_of
+from helpers.tiny import rollouts_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from grpo_lightning import FrozenCopy, MovingAverage, NativeEngine, Policy, RandomKey, Sampling, UsageError
+from grpo_lightning import Policy, UsageError
 from grpo_lightning.policy.sharding import data_mesh
 
 OPTIONS = [
@@ -167,40 +166,3 @@ def test_an_engine_that_fails_leaves_the_policy_sharded(mesh: DeviceMesh) -> Non
     assert is_sharded(policy)
     hooks: Any = policy._forward_pre_hooks
     assert any("fsdp" in hook.__module__ for hook in hooks.values())
-
-
-@pytest.mark.parametrize("make", [policy_of, adapted])
-def test_the_engine_samples_the_same_from_a_sharded_policy(mesh: DeviceMesh, make: Callable[[], Policy]) -> None:
-    found = []
-    for sharded in (False, True):
-        policy, engine = make(), NativeEngine()
-        if sharded:
-            policy.shard(mesh)
-        engine.sync(policy)
-        with policy.gathered():
-            found.append(engine.complete(requests_of([3, 5], 2), Sampling(max_new_tokens=6), RandomKey()))
-    assert [c.token_ids for c in found[0]] == [c.token_ids for c in found[1]]
-    assert found[0][0].logp == pytest.approx(found[1][0].logp, abs=1e-6)
-
-
-@pytest.mark.parametrize("kind", [FrozenCopy, lambda: MovingAverage(0.25)], ids=["FrozenCopy", "MovingAverage"])
-def test_snapshots_are_refreshed_shard_by_shard(mesh: DeviceMesh, kind: Any) -> None:
-    found = []
-    rollouts = rollouts_of([4, 9, 1])
-    for sharded in (False, True):
-        policy, snapshot = policy_of(), kind()
-        snapshot.refresh(policy)
-        if sharded:
-            policy.shard(mesh)
-            snapshot.policy.shard(mesh)
-        with torch.no_grad():
-            # Leaves some weights gathered.
-            policy(rollouts)
-            for value in policy.state_dict().values():
-                value.mul_(1.05)
-            policy(rollouts)
-            snapshot(policy, rollouts)
-            snapshot.refresh(policy)
-            found.append(snapshot(policy, rollouts))
-        assert is_sharded(snapshot.policy) == sharded
-    assert found[0].equal(found[1])

@@ -4,7 +4,7 @@ import random
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from helpers.paths import environment
@@ -12,7 +12,7 @@ from helpers.paths import environment
 from grpo_lightning import OpenEnv, Question, Status, TextArena, UsageError
 from grpo_lightning.plugins.conversations.adapters.base import Seeds
 from grpo_lightning.plugins.conversations.adapters.opponents import any_move, next_hand
-from grpo_lightning.plugins.conversations.base import Environment, Remote
+from grpo_lightning.plugins.conversations.base import Remote
 from grpo_lightning.plugins.conversations.instances import Call, Instances
 
 
@@ -221,36 +221,3 @@ def test_a_server_that_is_not_there_costs_the_conversation() -> None:
         assert outcome.status == Status.ERROR and "Failed to connect" in outcome.error
     finally:
         instances.close()
-
-
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://a"])
-def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match=f"url={url} of OpenEnv: give the address of a server"):
-        OpenEnv(url)
-
-
-def test_games_are_played_in_processes_of_their_own(poker: TextArena) -> None:
-    (first, second) = answers_of(poker, lambda seed: "[call]")
-    assert first[0].startswith("You are Player 0") and "won by having more chips" in first[1]
-    assert first[2] == 0.0 and second[2] == 0.0
-
-
-def answers_of(environment: Environment, answer: Callable[[int], str]) -> list[list[object]]:
-    """What two conversations at once begin with, and what the first turn of each gets."""
-    instances = Instances(Remote(environment), num_workers=2, timeout=30.0)
-    questions = environment.questions("train")[:2]  # type: ignore[attr-defined]
-    try:
-        instances.load()
-        instances.start({0: 5, 1: 6})
-        rows = [{"text": one.text, "answer": one.answer, "metadata": one.metadata} for one in questions]
-        begun = instances.call([Call(key, "reset", [row]) for key, row in enumerate(rows)])
-        steps = [Call(key, "step", [said(answer(one.metadata["seed"]))]) for key, one in enumerate(questions)]
-        turns = instances.call(steps)
-        instances.call([Call(key, "end") for key in (0, 1)])
-    finally:
-        instances.close()
-    assert [one.error for one in [*begun, *turns]] == [""] * 4
-    return [
-        [a.value[0]["content"], b.value["messages"][0]["content"], b.value["reward"]]
-        for a, b in zip(begun, turns, strict=True)
-    ]

@@ -10,16 +10,10 @@ from helpers.fast import policy_of
 from helpers.games import explore, player
 from helpers.guessing import REWRITES
 
-from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning import KLPenalty, Objective, Parts, Policy, ProcessSupervision, Rollouts, Sampling
 from grpo_lightning.grpo.explore import Exploration, Explorer
 from grpo_lightning.grpo.prepare import prepare
-from grpo_lightning.grpo.step import Parts
 from grpo_lightning.maths.advantages import AdvantageEstimator, GroupMean
-from grpo_lightning.maths.kl import KLPenalty
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.plugins.process.supervision import ProcessSupervision
-from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy, RecordedLogp
 
 PLAIN = REWRITES.replace("m.content if loop.last else m.content.split('</think>')[-1]", "m.content")

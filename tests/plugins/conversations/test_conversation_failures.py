@@ -68,8 +68,7 @@ def test_a_run_killed_while_environments_run_goes_on_bit_for_bit(
     assert 0 <= last["epoch"] < 2, "it was killed after the first step and before the last"
     wait_until(lambda: not [*left_by(tmp_path)])
     for name, more in (("broken", ["--ckpt_path=last"]), ("whole", [])):
-        code, _, errors = command("fit", *options_of(name, *more))
-        assert code == 0, errors
+        command.ok("fit", *options_of(name, *more))
     assert not [*left_by(tmp_path)]
     expected, actual = (weights_of(tmp_path / name) for name in ("whole", "broken"))
     assert all(torch.equal(expected[name], actual[name]) for name in expected)

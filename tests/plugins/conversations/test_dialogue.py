@@ -4,26 +4,13 @@ import random
 from typing import Any
 
 import pytest
-from helpers.chats import END, TEMPLATES, byte_fallback, byte_level, chat_tokenizer, spelled
-from helpers.paths import ROOT
+from helpers.chats import END, TEMPLATES, add, byte_fallback, byte_level, chat_tokenizer, spelled
 from make_tiny_policy import make_tokenizer
 from tokenizers import decoders
-from transformers import AutoTokenizer
 from transformers.utils import get_json_schema
 
 from grpo_lightning.plugins.conversations.dialogue import Dialogue
 from grpo_lightning.types import Message, UsageError
-
-
-def add(a: int, b: int) -> int:
-    """Adds.
-
-    Args:
-        a: One.
-        b: Another.
-    """
-    return a + b
-
 
 TOOLS = [get_json_schema(add)]
 
@@ -44,32 +31,6 @@ def rendered(tokenizer: Any, messages: list[Message], tools: Any = None) -> str:
     return tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
 
 
-QWEN_NEXT = "<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-LLAMA = "<|start_header_id|>{}<|end_header_id|>\n\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("qwen_2_5", "<|im_end|>\n" + QWEN_NEXT),
-        ("qwen_3", "<|im_end|>\n" + QWEN_NEXT),
-        ("smollm2", "<|im_end|>\n<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n"),
-        ("llama_3", "<|eot_id|>" + LLAMA.format("ipython") + '"42"<|eot_id|>' + LLAMA.format("assistant")),
-        ("gemma_3", "<end_of_turn>\n<start_of_turn>user\n42<end_of_turn>\n<start_of_turn>model\n"),
-    ],
-)
-@pytest.mark.parametrize("make", [byte_level, byte_fallback])
-def test_what_follows_a_turn(name: str, expected: str, make: Any) -> None:
-    tokenizer = chat_tokenizer(name, make)
-    dialogue, end = Dialogue(tokenizer), END[TEMPLATES[name][1]]
-    for stop in ("", end):
-        drawn = tokenizer.encode("12+30?" + stop, add_special_tokens=False)
-        given = dialogue.follow([user("Add.")], drawn, [tool("42")])
-        assert given is not None
-        assert decoded(tokenizer, given) == expected.removeprefix(stop)
-        assert dialogue.turn(drawn) == {"role": "assistant", "content": "12+30?"}
-
-
 def test_the_thoughts_of_qwen_3_stay_until_the_user_speaks() -> None:
     tokenizer = chat_tokenizer("qwen_3")
     dialogue = Dialogue(tokenizer, TOOLS)
@@ -81,13 +42,6 @@ def test_the_thoughts_of_qwen_3_stay_until_the_user_speaks() -> None:
     assert again.endswith("assistant\n42<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n")
     # Not the line breaks that the template writes.
     assert dialogue.follow(messages, tokenizer.encode("<think>Hm.</think>42<|im_end|>"), [tool("ok")]) is None
-
-
-@pytest.mark.parametrize("name", ["llama_3", "gemma_3"])
-def test_blanks_that_a_template_trims_are_a_branch(name: str) -> None:
-    tokenizer = chat_tokenizer(name)
-    assert Dialogue(tokenizer).follow([user("Q")], tokenizer.encode("42\n", add_special_tokens=False), []) is None
-    assert Dialogue(tokenizer).follow([user("Q")], tokenizer.encode("42", add_special_tokens=False), [user("?")])
 
 
 def test_gemma_gets_the_turns_that_it_takes() -> None:
@@ -265,19 +219,3 @@ def test_a_tokenizer_that_leaves_out_the_first_space() -> None:
             assert tokenizer.decode(dialogue.start(messages) + drawn + given) == (
                 "<bos>[INST] Q [/INST] 42<end_of_turn>[INST] R [/INST]"
             )
-
-
-def test_the_real_smollm2() -> None:
-    folder = ROOT / "runs" / "smollm2"
-    if not folder.is_dir():
-        pytest.skip("runs/smollm2 is missing: tools/get_smollm2.py makes it")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    dialogue, messages = Dialogue(tokenizer), [user("12+30?")]
-    ids, rng = dialogue.start(messages), random.Random(0)
-    for answer in ("é€😀", "42\n", " <tool>12+30</tool>", ""):
-        drawn = spelled(tokenizer, answer, rng)
-        given = dialogue.follow(messages, drawn, [tool("1"), user("?")])
-        assert given is not None
-        messages = [*messages, dialogue.turn(drawn), tool("1"), user("?")]
-        ids = ids + drawn + given
-        assert decoded(tokenizer, ids) == rendered(tokenizer, messages)

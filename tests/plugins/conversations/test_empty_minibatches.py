@@ -68,8 +68,7 @@ def checked(folder: Path) -> dict[str, dict[int, float]]:
 
 
 def test_an_update_without_completions_moves_nothing_and_the_run_goes_on(grpo: Grpo, tmp_path: Path) -> None:
-    code, _, errors = grpo("fit", *GAME)
-    assert code == 0, errors
+    grpo.ok("fit", *GAME)
     alone = checked(tmp_path / "run")
     two = arguments("fit", *GAME, "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.default_root_dir=two")
     with programs({"two": two}, tmp_path, together=True) as started:
@@ -80,12 +79,10 @@ def test_an_update_without_completions_moves_nothing_and_the_run_goes_on(grpo: G
 
 
 def test_a_step_without_any_completion_leaves_the_policy_as_it_is(grpo: Grpo, tmp_path: Path) -> None:
-    code, _, errors = grpo("fit", *GAME, "--data.task.every=99", "--trainer.max_epochs=1")
-    assert code == 0, errors
+    grpo.ok("fit", *GAME, "--data.task.every=99", "--trainer.max_epochs=1")
     seen = scalars(tmp_path / "run")
     assert seen["rollout/environment_failed"] == {0: 1.0} and "optim/lr" not in seen
     saved = checkpoint_of(tmp_path / "run")
     assert saved["global_step"] == 0 and not saved["optimizer_states"][0]["state"]
-    code, _, errors = grpo("fit", *GAME, "--trainer.max_epochs=2", "--ckpt_path=last")
-    assert code == 0, errors
+    grpo.ok("fit", *GAME, "--trainer.max_epochs=2", "--ckpt_path=last")
     assert "optim/lr" in scalars(tmp_path / "run")

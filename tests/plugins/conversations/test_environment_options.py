@@ -8,7 +8,6 @@ import pytest
 import yaml
 from helpers.command import Grpo, refused, table
 
-GAME = ["--data.task*!", "--data.task=helpers.guessing.Guess", "--model.rewards=[EnvironmentReward]"]
 LIMITS = ["--data.limits.max_turns=3", "--model.sampling.max_new_tokens=2", "--trainer.limit_val_batches=1"]
 
 MINE = '''
@@ -102,22 +101,12 @@ def saved(folder: Path) -> dict[str, Any]:
 def test_an_environment_is_given_by_name_saved_and_read_again(
     mine: Grpo, tmp_path: Path, given: list[str], kept: object
 ) -> None:
-    code, _, error = mine("fit", "--model.rewards=[EnvironmentReward]", *LIMITS, *given)
-    assert code == 0, error
+    mine.ok("fit", "--model.rewards=[EnvironmentReward]", *LIMITS, *given)
     config = saved(tmp_path)
     assert config["data"]["environment"] == kept
     assert config["data"]["limits"]["max_turns"] == 3
-    code, _, error = mine("fit", "--config=run/config.yaml", "--ckpt_path=last", "--trainer.max_epochs=2")
-    assert code == 0, error
+    mine.ok("fit", "--config=run/config.yaml", "--ckpt_path=last", "--trainer.max_epochs=2")
     assert saved(tmp_path)["data"] == config["data"]
-
-
-def test_a_task_that_is_an_environment_needs_no_other(grpo: Grpo, tmp_path: Path) -> None:
-    assert grpo("fit", *GAME, *LIMITS)[0] == 0
-    config = saved(tmp_path)["data"]
-    assert config["task"]["class_path"] == "helpers.guessing.Guess" and config["environment"] is None
-    lines = (tmp_path / "run" / "completions.jsonl").read_text().splitlines()
-    assert '"role": "assistant"' in lines[0]
 
 
 MISTAKES = table("""

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from grpo_lightning import GuessNumber, Turn, UsageError
+from grpo_lightning import GuessNumber, Turn
 
 
 def play(game: GuessNumber, number: int, *guesses: str) -> list[Turn]:
@@ -50,23 +50,3 @@ def test_information_of_the_answers() -> None:
         won = play(GuessNumber(8, 8, "information"), number, *map(str, range(8, 0, -1)))
         won = won[: 9 - number]
         assert sum(turn.reward for turn in won) == pytest.approx(2)
-
-
-def test_halving_finds_every_number() -> None:
-    game = GuessNumber()
-    for number in range(1, 8):
-        game.reset(game.questions("val")[number - 1])
-        low, high, turn = 1, 7, Turn()
-        while not turn.done:
-            guess = (low + high) // 2
-            turn = game.step({"role": "assistant", "content": str(guess)})
-            answer = turn.messages[0]["content"]
-            low, high = (guess + 1, high) if answer == "higher" else (low, guess - 1)
-        assert turn.reward == 1
-
-
-def test_bad_arguments() -> None:
-    with pytest.raises(UsageError, match=r"task\.highest=1000: give 2 to 999"):
-        GuessNumber(highest=1000)
-    with pytest.raises(UsageError, match=r"task\.num_guesses=0: give 1 or more"):
-        GuessNumber(num_guesses=0)

@@ -4,18 +4,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from helpers.fast import policy_of
+from helpers.games import player
 from helpers.guessing import Guess
-from helpers.loading import load_tool
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.plugins.conversations.base import Environment
-from grpo_lightning.plugins.conversations.conversations import Conversations, Limits
+from grpo_lightning import Conversations, Environment, Limits, Policy, Sampling, ScriptedEngine, ToolEnvironment
 from grpo_lightning.plugins.conversations.dialogue import PLAIN
-from grpo_lightning.plugins.conversations.tools import ToolEnvironment
 from grpo_lightning.plugins.process.reward import last_turn
-from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import Prompt, Question, RandomKey, Request, Sample, UsageError
 
 Script = Callable[[Request, str], str]
@@ -23,10 +17,7 @@ Script = Callable[[Request, str], str]
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    policy = policy_of(max_position_embeddings=1024)
-    policy.tokenizer = load_tool("make_tiny_policy").make_tokenizer()
-    policy.model.config.eos_token_id = policy.model.generation_config.eos_token_id = policy.tokenizer.eos_token_id
-    return policy
+    return player(max_position_embeddings=1024)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import random
 from typing import Any, Literal
 
 import pytest
-from helpers.chats import TEMPLATES, byte_level, chat_tokenizer
+from helpers.chats import TEMPLATES, add, byte_level, chat_tokenizer
 from make_tiny_policy import make_tokenizer
 from transformers.utils import get_json_schema
 
@@ -20,16 +20,6 @@ from grpo_lightning.plugins.conversations.tool_calls import (
     ToolFormat,
 )
 from grpo_lightning.types import UsageError
-
-
-def add(a: int, b: int) -> int:
-    """Adds two numbers.
-
-    Args:
-        a: One.
-        b: Another.
-    """
-    return a + b
 
 
 def look(

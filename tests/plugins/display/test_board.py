@@ -74,8 +74,7 @@ def test_a_logger_is_one_word_and_its_run_is_reported(
     name: str, shown: str, grpo: Grpo, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     for options in (["--trainer.max_epochs=1"], ["--trainer.max_epochs=2", "--ckpt_path=last"]):
-        code, _, errors = grpo("fit", f"--trainer.logger={name}", *options)
-        assert code == 0, errors
+        grpo.ok("fit", f"--trainer.logger={name}", *options)
     curves = [text for text in caplog.text.splitlines() if text.startswith("curves")]
     assert curves[-1].split(maxsplit=1)[1] == shown
     assert name != "test_board.Elsewhere" or Elsewhere.made == Path("run")

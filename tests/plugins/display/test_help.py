@@ -9,7 +9,7 @@ from helpers.command import Grpo
 import grpo_lightning.__main__
 from grpo_lightning import cli
 from grpo_lightning.command import overview
-from grpo_lightning.plugins.display.help import HelpfulParser, readable
+from grpo_lightning.plugins.display.help import HelpfulParser
 
 TITLES = ["model", "model.policy", "data", "loop", "checkpoint"]
 TITLES += ["completions", "inspect", "predictions", "memory", "trainer"]
@@ -68,16 +68,6 @@ def test_the_help_of_a_class_is_as_readable(option: str, expected: list[str], co
     assert code == 0 and [part for part in expected if part not in words] == [], words
     assert "object at 0x" not in words and "<class" not in words and "class_path" not in words
     assert words.startswith("usage: grpo ")
-
-
-def test_text_of_objects_becomes_names() -> None:
-    assert readable("default: <a.b.Clipped object at 0x7f80dbd8d0d0>)") == "default: Clipped)"
-    assert readable("(type: <class 'Surrogate'>, default: null)") == "(type: Surrogate, default: null)"
-    assert readable("default: {'class_path': 'a.b.C', 'init_args': {'lr': 0.1, 'on': True}}") == (
-        "default: C {lr: 0.1, on: true}"
-    )
-    assert readable("default: {'class_path': 'a.b.C'}, known subclasses: a.C, a.D)") == "default: C; there are: C, D)"
-    assert readable("Can be s3://a/b, e.g. in my.file.txt") == "Can be s3://a/b, e.g. in my.file.txt"
 
 
 @pytest.mark.parametrize("args", [["--help"], []], ids=" ".join)

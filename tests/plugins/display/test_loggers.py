@@ -1,9 +1,7 @@
 """What a run shows on the way: completions, configuration and metrics in any logger, the bar, and what stops it."""
 
-import io
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -152,27 +150,11 @@ def test_half_a_character_does_not_end_the_run(tmp_path: Path) -> None:
 
 def test_every_logger_gets_the_options(grpo: Grpo, tmp_path: Path) -> None:
     (tmp_path / "loggers.yaml").write_text("trainer: {logger: [{class_path: test_loggers.tables}, CSVLogger]}")
-    code, _, errors = grpo("fit", "--config=loggers.yaml")
-    assert code == 0, errors
+    grpo.ok("fit", "--config=loggers.yaml")
     assert LOGGERS[-1].options["model"]["objective"]["beta"] == 0
     assert LOGGERS[-1].options["loop"]["group_size"] == 2
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["loop"]["group_size"] == 2
     assert len(LOGGERS[-1].tables) == 1
-
-
-# The bar.
-
-
-def test_an_error_has_a_line_of_its_own_below_a_bar(grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
-    both = io.StringIO()  # stdout and stderr in the order in which a terminal shows them
-    monkeypatch.setattr(sys, "stdout", both)
-    monkeypatch.setattr(sys, "stderr", both)
-    Path("fails.py").write_text("def score(sample):\n    raise KeyError\n")
-    reward = ["--model.rewards+=FunctionReward", "--model.rewards.function=fails.py:score"]
-    assert grpo("fit", "--trainer.enable_progress_bar=true", *reward)[0] == 1
-    lines = [line.rpartition("\r")[2] for line in both.getvalue().split("\n")]
-    (line,) = [line for line in lines if "grpo: error" in line]
-    assert line.startswith("grpo: error: reward score failed")
 
 
 # Monitors.
@@ -224,8 +206,7 @@ def test_a_prefix_is_drawn_after_and_recorded(grpo: Grpo, tmp_path: Path) -> Non
     )
     reward = "[{class_path: FunctionReward, init_args: {function: own.py:own}}]"
     options = ["--data.chat=true", "--data.answer_prefix=ab", f"--model.rewards={reward}"]
-    code, _, errors = grpo("fit", *options)
-    assert code == 0, errors
+    grpo.ok("fit", *options)
     lines = lines_of(tmp_path / "run")
     assert lines and {line["answer_prefix"] for line in lines} == {"ab"}
     assert {line["statuses"]["own"] for line in lines} == {"ok"}

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from helpers.command import Grpo
 
-from grpo_lightning import ranks
-from grpo_lightning.plugins.display.completions import PredictionWriter
+from grpo_lightning import PredictionWriter, Prompt, Question, ranks
 from grpo_lightning.training.data import PromptBatch
-from grpo_lightning.types import Prompt, Question
 
 
 def test_predictions_of_several_ranks_are_in_the_order_of_the_questions(
@@ -33,8 +31,7 @@ def test_predictions_of_several_ranks_are_in_the_order_of_the_questions(
 
 def test_greedy_predictions_by_the_command_line(grpo: Grpo, tmp_path: Path) -> None:
     options = ["--model.validation.sampling.max_new_tokens=9", "--model.validation.sampling.temperature=0"]
-    code, _, errors = grpo("predict", *options, "--loop.*!", "--data.task.predict=rows.jsonl", "--trainer.max_epochs!")
-    assert code == 0, errors
+    grpo.ok("predict", *options, "--loop.*!", "--data.task.predict=rows.jsonl", "--trainer.max_epochs!")
     lines = [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
     texts = [line["completion"] for line in lines]
     assert texts[0::2] == texts[1::2] and max(map(len, texts)) > 4  # two greedy ones per question

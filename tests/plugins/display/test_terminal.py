@@ -14,18 +14,12 @@ from helpers.fast import fit
 from helpers.fitting import scalars
 from lightning.pytorch.callbacks import EarlyStopping
 
-from grpo_lightning.grpo.loop import GRPOLoop
+from grpo_lightning import GRPOLoop, Inspector, Reward, RewardResult, RunSummary, Sample, StepCheckpoint
 from grpo_lightning.plugins.display import lines as paces
 from grpo_lightning.plugins.display.completions import SampledCompletions
 from grpo_lightning.plugins.display.first_look import Board, FirstLook
 from grpo_lightning.plugins.display.lines import Pace, StepLines, duration, line
 from grpo_lightning.plugins.display.progress import StepProgressBar
-from grpo_lightning.plugins.display.summary import RunSummary
-from grpo_lightning.plugins.inspect.inspector import Inspector
-from grpo_lightning.rewards.base import Reward
-from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.types import Sample
 
 VALIDATES: dict[str, Any] = {"limit_val_batches": 1.0, "max_epochs": 3}
 
@@ -108,8 +102,7 @@ def test_the_command_line_prints_lines_unless_it_has_a_terminal(
     assert summary_of(caplog)["go on"] == "grpo fit --config run/config.yaml --ckpt_path last --trainer.max_epochs 2"
     caplog.clear()
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    code, out, errors = grpo("fit", "--trainer.enable_progress_bar!", "--trainer.default_root_dir=other")
-    assert code == 0, errors
+    out = grpo.ok("fit", "--trainer.enable_progress_bar!", "--trainer.default_root_dir=other")
     assert lines_of(caplog) == []
 
 

@@ -7,7 +7,7 @@ import lightning as L
 import pytest
 import torch
 from helpers.fast import fit, policy_of
-from helpers.fitting import Minibatches
+from helpers.fitting import Minibatches, scalars
 from helpers.tiny import rollouts_of
 from lightning.pytorch.callbacks import Callback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from grpo_lightning import Observer, Pack, ScriptedEngine, Step
 from grpo_lightning.maths.stopping import FixedPasses, Passes
 from grpo_lightning.plugins.display.utilisation import Cost, Utilisation, operations_of, peak_operations
-from grpo_lightning.training.step_report import StepStatistics, learned_tokens
+from grpo_lightning.training.step_report import learned_tokens
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -86,32 +86,6 @@ def test_peaks_are_found_by_the_devices_name(name: str, dtype: torch.dtype, tf32
     assert peak_operations(name, dtype, tf32) == peak
 
 
-def test_metrics_from_seconds_and_work() -> None:
-    seconds = {"explore": 4.0, "reward": 1.0, "logp": 1.0, "optimise": 2.0, "step": 8.0, "validate": 6.0, "wall": 20.0}
-    step = StepStatistics(seconds=seconds, learned=50)
-    assert step.times() == {
-        "time/explore": 4.0,
-        "time/reward": 1.0,
-        "time/logp": 1.0,
-        "time/optimise": 2.0,
-        "time/step": 8.0,
-        "time/fraction_explore": 0.2,
-        "time/fraction_reward": 0.05,
-        "time/fraction_logp": 0.05,
-        "time/fraction_optimise": 0.1,
-        "time/fraction_validate": 0.3,
-        "time/fraction_other": pytest.approx(0.3),
-    }
-    assert step.speeds(tokens=100) == {
-        "perf/tokens_per_second": 12.5,
-        "perf/tokens_per_second_explore": 25.0,
-        "perf/tokens_per_second_optimise": 25.0,
-    }
-    # A source that has sampled before, on a device whose peak is not known.
-    step = StepStatistics(seconds=seconds | {"explore": 0.0}, learned=50)
-    assert {*step.speeds(tokens=100)} == {"perf/tokens_per_second", "perf/tokens_per_second_optimise"}
-
-
 def test_a_run_logs_them(tmp_path: Path) -> None:
     learned = Minibatches()
     fit(tmp_path, [learned], loop={"mu": 2, "num_minibatches": 2}, trainer={"limit_val_batches": 1.0})
@@ -120,10 +94,15 @@ def test_a_run_logs_them(tmp_path: Path) -> None:
     assert len(fractions) == 6 and {len(values) for values in fractions.values()} == {3}
     for step in range(3):
         assert sum(values[step] for values in fractions.values()) == pytest.approx(1)
-        updates = learned.seen[4 * step : 4 * step + 4]
+        drawn, updates = scalars(tmp_path)["rollout/tokens"][step], learned.seen[4 * step : 4 * step + 4]
         tokens = sum(pack.rollouts.num_tokens for batch in updates for pack in batch.packs)
-        per_second = found["perf/tokens_per_second_optimise"][step]
-        assert per_second == pytest.approx(tokens / found["time/optimise"][step], rel=1e-4)
+        for name, phase, count in (
+            ("", "step", drawn),
+            ("_explore", "explore", drawn),
+            ("_optimise", "optimise", tokens),
+        ):
+            per_second = found[f"perf/tokens_per_second{name}"][step]
+            assert per_second == pytest.approx(count / found[f"time/{phase}"][step], rel=1e-4)
     assert "perf/mfu" not in found
 
 

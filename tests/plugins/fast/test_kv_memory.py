@@ -92,8 +92,6 @@ def test_where_not_one_row_fits_the_numbers_and_keys_are_named() -> None:
         Watched.draw(engine, policy)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"engine\.max_cache_gib=1e-06: one completion of 25 tokens"):
         engine.check(policy, Sampling(max_new_tokens=24))
-    with pytest.raises(UsageError, match=r"engine\.max_cache_gib=0: give more than 0"):
-        NativeEngine(max_cache_gib=0)
 
 
 def test_what_is_free_bounds_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,18 +10,12 @@ from helpers.fitting import Digits, scalars
 from helpers.other_device import TRAINER, other_device
 from torch import Tensor
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.maths.advantages import LeaveOneOut
+from grpo_lightning import KLPenalty, LearnedReward, LeaveOneOut, Objective, RewardUpdate, Sampling, StepCheckpoint
 from grpo_lightning.maths.entropy import FixedEntropy
 from grpo_lightning.maths.filters import DynamicSampling, TopEntropy, Truncated
-from grpo_lightning.maths.kl import KLPenalty
-from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.stopping import FirstOf, KLAbove, ObjectivePlateau
 from grpo_lightning.maths.surrogates import SequenceClipped
-from grpo_lightning.plugins.learned.reward import LearnedReward
-from grpo_lightning.plugins.learned.update import RewardUpdate
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 
 
 def reward_model(folder: Path) -> LearnedReward:

@@ -4,20 +4,12 @@ import pytest
 import torch
 from helpers.fast import policy_of
 from helpers.fitting import relative
-from helpers.tiny import forced_logp, gradients, rollouts_of
+from helpers.tiny import gradients, rollouts_of
 
 from grpo_lightning import Policy, Rollouts
 from grpo_lightning.plugins.fast import copies
 from grpo_lightning.plugins.fast.copies import Bucket, buckets_of
 from grpo_lightning.policy.architecture import recompute_activations
-
-OTHERS = ("qwen3", "gpt2", "granite", "cohere")
-CASES = {
-    "prompts of different lengths": ([5, 1, 9, 3, 7, 2], [4, 1, 6]),
-    "prompts of one length": ([5, 1, 9, 3], [4, 4]),
-    "one prompt": ([3, 8], [5]),
-    "single tokens": ([1, 1, 1], [1]),
-}
 
 
 def both_ways(policy: Policy, rollouts: Rollouts) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
@@ -30,18 +22,6 @@ def both_ways(policy: Policy, rollouts: Rollouts) -> list[tuple[torch.Tensor, di
         (logp * rollouts.advantage).sum().backward()
         found.append((logp.detach(), dict(gradients(policy))))
     return found
-
-
-@pytest.mark.parametrize(
-    ("case", "shape"), [*((case, "llama") for case in CASES), *(("prompts of different lengths", s) for s in OTHERS)]
-)
-def test_log_probs_and_gradients_are_those_of_single_rows(shape: str, case: str) -> None:
-    lengths, prompt_lengths = CASES[case]
-    policy = policy_of(shape, scale=0.05)
-    assert policy.compute.shares_prefix
-    (shared, shared_gradient), (single, single_gradient) = both_ways(policy, rollouts_of(lengths, prompt_lengths))
-    assert float((shared - single).abs().max()) < 2e-6
-    assert relative(shared_gradient, single_gradient) < 1e-6
 
 
 def test_a_long_completion_pads_no_short_ones() -> None:
@@ -75,13 +55,3 @@ def test_gradient_checkpointing_sees_the_same_layout() -> None:
     policy.train()
     (_, checkpointed), _ = both_ways(policy, rollouts)
     assert relative(checkpointed, plain) < 1e-6
-
-
-@pytest.mark.parametrize(("shape", "why"), [("mistral", "sliding window"), ("gemma2", "eager attention and windows")])
-def test_models_with_other_attention_go_row_by_row(shape: str, why: str) -> None:
-    policy = policy_of(shape)
-    assert not policy.compute.shares_prefix, why
-    rollouts = rollouts_of([4, 2], [3])
-    prompt, completion = rollouts.prompt_token_ids.tolist(), rollouts.token_ids[:4].tolist()
-    expected = forced_logp(policy.model, prompt, completion)
-    torch.testing.assert_close(policy(rollouts).logp[:4].double(), expected, atol=1e-5, rtol=0)

@@ -5,12 +5,9 @@ import torch
 from helpers.tiny import SHAPES, policy_of, requests_of, teacher_forced
 from torch import Tensor
 
-from grpo_lightning.engines.plain import PlainEngine
-from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning import NativeEngine, PlainEngine, RandomKey, Sampling
 from grpo_lightning.plugins.fast import shared_prompts
-from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.plugins.fast.shared_prompts import SharedPrompts, is_worth
-from grpo_lightning.types import RandomKey
 
 SAMPLING = Sampling(max_new_tokens=16)
 

@@ -7,7 +7,7 @@ import torch
 from helpers.fast import policy_of
 from helpers.tiny import requests_of
 
-from grpo_lightning import Completion, Fast, NativeEngine, Policy, RandomKey, Sampling, UsageError
+from grpo_lightning import Completion, NativeEngine, Policy, RandomKey, Sampling
 from grpo_lightning.plugins.fast.threads import in_threads
 
 SAMPLING = Sampling(max_new_tokens=12)
@@ -52,12 +52,6 @@ def test_threads_draw_the_same_completions(policy: Policy, options: dict[str, An
         assert [one.token_ids for one in completions] == [one.token_ids for one in found[0]]
         for one, other in zip(completions, found[0], strict=True):
             assert one.logp == pytest.approx(other.logp, abs=1e-5)
-
-
-@pytest.mark.parametrize("make", [lambda: NativeEngine(threads=0), lambda: Fast(threads=0)])
-def test_no_threads_are_refused(make: Any) -> None:
-    with pytest.raises(UsageError, match=r"threads=0.*give 1 or more"):
-        make()
 
 
 def test_conversations_are_not_divided() -> None:

@@ -6,7 +6,7 @@ import yaml
 from helpers.curves import scalars, write
 
 from grpo_lightning.plugins.inspect.arms import arms_of, read_runs
-from grpo_lightning.plugins.inspect.configs import flat, shown
+from grpo_lightning.plugins.inspect.configs import shown
 from grpo_lightning.types import UsageError
 
 
@@ -52,23 +52,6 @@ def test_a_run_with_changed_options_has_had_two_configurations(tmp_path: Path):
     # Alike on the way too, so one arm but for the seed that they have in common.
     assert arms[1].runs["0"].config == arms[2].runs["0"].config != arms[0].runs["0"].config
     assert arms[1].shown("model.optimizer.lr") == "3e-4 → 1e-4 at step 5"
-
-
-def test_flat_by_hand():
-    raw = {
-        "rewards": [{"class_path": "grpo_lightning.FormatReward", "init_args": {"weight": 0.2}}],
-        "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 1.0}},
-        "operators": ["+", "-"],
-        "none": None,
-    }
-    assert flat(raw) == {
-        "rewards.0": "FormatReward",
-        "rewards.0.weight": 0.2,
-        "optimizer": "torch.optim.SGD",
-        "optimizer.lr": 1.0,
-        "operators": ["+", "-"],
-        "none": None,
-    }
 
 
 @pytest.mark.parametrize(

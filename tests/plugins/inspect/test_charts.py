@@ -23,24 +23,6 @@ def test_points_by_hand():
     assert ElementTree.fromstring(svg).attrib["viewBox"] == "0 0 440 250"
 
 
-def test_bands_seeds_gaps_and_single_points():
-    one = Series(
-        "a",
-        3,
-        mean=[[(1, 1.0), (2, 2.0)]],
-        band=[[(1, 0.5, 1.5), (2, 1.5, 2.5)]],
-        seeds=[[[(1, 0.0), (2, 1.0)], [(3, 4.0)]], [[(1, 2.0), (2, 3.0)]]],
-        labels={1: "a & b"},
-    )
-    svg = chart([one], "", STEPS)
-    (band,) = points(svg, "band")
-    assert [x for x, _ in band] == [56.0, 241.0, 241.0, 56.0]
-    assert band[0][1] < band[3][1], "the upper edge comes first"
-    assert len(points(svg, "seed")) == 2 and svg.count('class="seed alone"') == 1
-    assert '<g class="a3">' in svg and "<title>a &amp; b</title>" in svg
-    ElementTree.fromstring(svg)
-
-
 def test_the_y_axis_shows_every_seed_and_most_of_the_bands():
     def one(low: float, high: float) -> list[Series]:
         return [Series("a", 0, [[(1, 1.0), (2, 2.0)]], band=[[(1, low, high), (2, low, high)]])]

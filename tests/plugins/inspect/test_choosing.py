@@ -48,16 +48,6 @@ def test_more_than_four_take_turns_without_doubles() -> None:
     assert choice.roles(movement) == {7: ["mixed"], 3: ["mixed"], 9: ["moved"], 2: ["moved"], 1: ["worst"], 4: ["best"]}
 
 
-def test_everything_where_there_are_few() -> None:
-    choice = Choice.from_groups(GROUPS, 100)
-    assert {*choice.prompt_ids} == {group.prompt_id for group in GROUPS}
-    roles = choice.roles(dict.fromkeys(choice.prompt_ids, 0.0))
-    assert roles.keys() == {*choice.prompt_ids} and all(roles.values())
-    # Nothing moved and nothing differs: no group is called mixed, and nobody moved most.
-    equal = Choice.from_groups([GroupSummary(id, 0.0, 0.0, 0.0) for id in (5, 6)], 4)
-    assert equal.roles({5: 0.0, 6: 0.0}) == {5: ["worst", "best"], 6: ["best"]}
-
-
 def test_summary_of_a_group() -> None:
     rollouts = rollouts_of([2, 1, 1], [3, 3], group=[0, 0, 1])
     rollouts.advantage = torch.tensor([1.0, -2.0, 0.5, 1.0])

@@ -22,20 +22,6 @@ def cell(arms: dict, metric: str, name: str, axis: str = "step"):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("val/avg@8", ("val/avg@8", "last")),
-        ("val/avg@8:last", ("val/avg@8", "last")),
-        ("val/avg@8:mean", ("val/avg@8", "mean")),
-        ("val/avg@8>=0.9", ("val/avg@8", ">=", 0.9)),
-        ("val/length <= 2e1", ("val/length", "<=", 20.0)),
-    ],
-)
-def test_metrics_are_read(text: str, expected: tuple):
-    assert Metric.parse(text) == Metric(*expected)
-
-
-@pytest.mark.parametrize(
     ("df", "t"), [(1, 12.7062), (2, 4.3027), (30, 2.0423), (31, 2.0395), (40, 2.0211), (1000, 1.9623)]
 )
 def test_t_quantiles_are_those_of_the_tables(df: int, t: float):

@@ -106,7 +106,7 @@ def test_it_has_the_runs_log_probs_bit_for_bit_without_this_package_and_is_a_pol
 
 
 def test_generation_is_that_of_the_run(grpo: Grpo) -> None:
-    assert grpo("fit", "--model.sampling.temperature=0.7", "--model.sampling.top_p=0.9")[0] == 0
+    grpo.ok("fit", "--model.sampling.temperature=0.7", "--model.sampling.top_p=0.9")
     assert export("run", "--out", "out") == 0
     config = GenerationConfig.from_pretrained("out")
     assert (config.do_sample, config.temperature, config.top_k, config.top_p, config.min_p) == (True, 0.7, 0, 0.9, 0.0)
@@ -121,7 +121,7 @@ def test_generation_is_that_of_the_run(grpo: Grpo) -> None:
 @pytest.mark.usefixtures("trained")
 def test_an_earlier_checkpoint_of_its_own_numbers(grpo: Grpo) -> None:
     shutil.copy(LAST, "two.ckpt")
-    assert grpo("fit", "--ckpt_path=last", "--trainer.max_epochs=4", *LEARNS)[0] == 0
+    grpo.ok("fit", "--ckpt_path=last", "--trainer.max_epochs=4", *LEARNS)
     assert export("run", "--out", "out", "--ckpt_path", "two.ckpt") == 0
     assert "after 2 exploration steps" in Path("out", "README.md").read_text()
     model = AutoModelForCausalLM.from_pretrained("out")

@@ -11,15 +11,10 @@ from helpers.fitting import of_updates
 from helpers.guessing import Guess
 from helpers.inspecting import terms_of
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.plugins.conversations.conversations import Limits
-from grpo_lightning.plugins.conversations.data import PromptDataModule
-from grpo_lightning.plugins.conversations.reward import EnvironmentReward
+from grpo_lightning import EnvironmentReward, Inspector, Limits, ProcessSupervision, PromptDataModule, Sampling
 from grpo_lightning.plugins.inspect import read
-from grpo_lightning.plugins.inspect.inspector import Inspector
 from grpo_lightning.plugins.inspect.record import CompletionRecord, StepRecord, path_of
 from grpo_lightning.plugins.inspect.turns import ConversationRecord, TurnRecord
-from grpo_lightning.plugins.process.supervision import ProcessSupervision
 from grpo_lightning.types import Conversation, Piece, UsageError
 
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz"]

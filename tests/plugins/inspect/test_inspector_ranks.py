@@ -11,6 +11,7 @@ from helpers.fitting import scalars
 from helpers.programs import programs
 
 from grpo_lightning.plugins.inspect import read
+from grpo_lightning.plugins.inspect.record import path_of
 
 OPTIONS = [
     *LEARNS,
@@ -48,6 +49,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert codes["one"] == 0 and codes["two"] != 0
     # The record of the step is there, its checkpoint is not.
     assert len(read(folder / "two")) == 3
+    (folder / "two" / "inspect" / "step-000007.jsonl").write_text("of a longer run\n")
+    (folder / "two" / "inspect" / "step-000003.jsonl.partial").write_text('{"step')
     assert run({"two": [*FSDP2, LAST]}, folder) == {"two": 0}
     return folder
 
@@ -71,6 +74,7 @@ def check_alike(one: Any, other: Any, name: str = "") -> None:
 def test_the_records_are_those_of_one_process(runs: Path) -> None:
     one, two = read(runs / "one"), read(runs / "two")
     assert [record.step for record in two] == [record.step for record in one] == [0, 1, 2, 3]
+    assert [*map(path_of, [runs / "two"] * 4, range(4))] == sorted((runs / "two" / "inspect").iterdir())
     for ours, theirs in zip(two, one, strict=True):
         kinds = [group.kind for group in theirs.groups]
         assert kinds == ["train"] * (3 if theirs.step else 0) + ["validation"] * 3

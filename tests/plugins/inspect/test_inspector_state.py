@@ -12,18 +12,12 @@ from helpers.fast import fit
 from helpers.fitting import scalars
 from helpers.inspecting import group_of, plain_tokens, step_of, write_records
 
+from grpo_lightning import Diagnostics, Inspector, NativeEngine, Objective, RandomKey, Request, StopRule, Validation
 from grpo_lightning.engines.base import Drawn
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
-from grpo_lightning.maths.diagnostics import Diagnostics
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.stopping import StopRule
-from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.plugins.inspect import read
-from grpo_lightning.plugins.inspect.inspector import Inspector
 from grpo_lightning.plugins.inspect.page import RunData
 from grpo_lightning.plugins.inspect.record import CompletionRecord, StepRecord, describe, files_of
-from grpo_lightning.training.evaluation import Validation
-from grpo_lightning.types import RandomKey, Request
 
 VALIDATES = {"limit_val_batches": 1}
 FRESH = {**VALIDATES, "max_epochs": 1}

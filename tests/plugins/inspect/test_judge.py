@@ -54,16 +54,14 @@ def arms(folder: Path, grpo: Grpo) -> None:
     for name, rewards in REWARDS.items():
         if not (folder / name).exists():
             options = (f"--model.rewards={rewards}", f"--trainer.default_root_dir={name}", "--model.optimizer.lr=1e-2")
-            code, _, errors = grpo("fit", *SUMS, *options)
-            assert code == 0, errors
+            grpo.ok("fit", *SUMS, *options)
 
 
 @pytest.mark.usefixtures("arms")
 def test_two_rewards_are_judged_by_one(folder: Path, grpo: Grpo) -> None:
     for name in REWARDS:
         options = ("--model.rewards=[MathVerifier]", f"--ckpt_path={name}/checkpoints/last.ckpt")
-        code, _, errors = grpo("validate", *SUMS, *options, f"--trainer.default_root_dir=by_{name}")
-        assert code == 0, errors
+        grpo.ok("validate", *SUMS, *options, f"--trainer.default_root_dir=by_{name}")
         own, alone = scalars(folder / name), scalars(folder / f"by_{name}")
         for metric in ("val/avg@8", "val/greedy", "val/pass@8", "val/maj@8", "val/failed"):
             assert own[metric][0] == alone[metric][0], (name, metric)
@@ -94,8 +92,7 @@ def test_the_report_names_the_judge_of_all_or_of_each(
     assert "judged differently" not in capsys.readouterr().out
     assert "sampled answers: fraction right by MathVerifier" in (folder / "alike.html").read_text()
     other = ("--model.rewards=[FormatReward]", f"--model.validation.judge={BRIEF}", "--trainer.default_root_dir=other")
-    code, _, errors = grpo("fit", *SUMS, *other)
-    assert code == 0, errors
+    grpo.ok("fit", *SUMS, *other)
     assert re.search(r"^validation  avg@8 .*\): mean of my_rewards.brief$", caplog.text, re.MULTILINE)
     assert report.main(["form", "other", "-o", "mixed.html"]) == 0
     note = r"validation was judged differently, so val/ does not compare: .* by MathVerifier; .* by my_rewards\.brief"

@@ -12,7 +12,6 @@ from helpers.chromium import Browser, needs_chromium
 from helpers.fast import fit
 from helpers.fitting import Digits
 from helpers.inspecting import completion_of, group_of, plain_tokens, step_of, write_records
-from helpers.paths import ROOT
 
 from grpo_lightning import Inspector, Objective, RewardResult, Sample
 from grpo_lightning.plugins.inspect.page import write
@@ -84,24 +83,6 @@ def moves(page: Browser, selector: str) -> list[float]:
     return page.evaluate(f"[...document.querySelectorAll({json.dumps(selector)})].map({delta})")
 
 
-def test_it_opens_and_asks_for_nothing(chromium: Browser, runs: Path) -> None:
-    chromium.open(runs)
-    assert chromium.count(".completion") == 8 and chromium.count(".token") > 8
-    assert chromium.complaints() == []
-
-
-def test_the_console_and_requests_are_watched(chromium: Browser, runs: Path, tmp_path: Path) -> None:
-    """Or nothing that is not there could be found."""
-    (tmp_path / "bad.html").write_text(
-        "<html data-ready=1><script>console.error('oh'); setTimeout(() => { throw Error('ah') })</script>"
-        "<img src='other.png'></html>"
-    )
-    chromium.open(tmp_path / "bad.html")
-    chromium.evaluate("new Promise((done) => setTimeout(done, 200))")
-    complaints = "\n".join(chromium.complaints())
-    assert "oh" in complaints and "ah" in complaints and "other.png" in complaints
-
-
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_a_model_wrote_is_text(chromium: Browser, tmp_path: Path, name: str) -> None:
     text = HOSTILE[name]
@@ -136,18 +117,6 @@ def test_only_its_own_script_may_run(chromium: Browser, runs: Path, tmp_path: Pa
     chromium.open(tmp_path / "bad.html")
     assert chromium.evaluate("window.broken") is None
     assert len(chromium.complaints()) >= 3
-
-
-def test_no_script_parses_html() -> None:
-    assets = ROOT / "grpo_lightning" / "plugins" / "inspect" / "assets"
-    texts = [path.read_text(encoding="utf-8") for path in assets.glob("*.js")]
-    text = "\n".join(texts)
-    assert len(texts) > 10
-    assert (
-        re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|fetch\(|XMLHttp", text)
-        == []
-    )
-    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
 
 
 def test_tokens_by_keys(page: Browser) -> None:

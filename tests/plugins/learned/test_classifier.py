@@ -101,7 +101,6 @@ def test_an_input_that_is_too_long_loses_its_beginning(tmp_path: Path):
         (lambda folder: SequenceClassifier(save(folder, labels=2)), "has 2 labels; expected 1"),
         (lambda folder: SequenceClassifier(save(folder, kind="token")), "give a model that classifies sequences"),
         (lambda folder: SequenceClassifier(str(folder / "none")), "none"),
-        (lambda folder: SequenceClassifier("x", max_tokens=0), "max_tokens=0"),
     ],
 )
 def test_a_wrong_model_or_argument_is_refused_before_the_run(tmp_path: Path, make, says):

@@ -1,10 +1,7 @@
 """The learned reward: what it remembers, when it learns, and that it goes on exactly."""
 
-import io
-import json
 import logging
 import math
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,17 +12,10 @@ import torch
 from helpers.fast import fit
 from helpers.fitting import Digits, scalars
 from helpers.learning import EndsInLetter, explored, group, learn, reward_of, sample, save_policy, scores_of
-from helpers.paths import ROOT
 from helpers.tiny import tokenizer
 
-from grpo_lightning.cli import GRPOCLI
-from grpo_lightning.plugins.learned.reward import LearnedReward
-from grpo_lightning.plugins.learned.update import RewardUpdate
-from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
+from grpo_lightning import LearnedReward, RewardResult, RewardUpdate, Scorer, StepCheckpoint
 from grpo_lightning.rewards.base import Reward, RewardFailure
-from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.rewards.scorer import Scorer
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.types import Sample, UsageError
 
 
@@ -199,19 +189,6 @@ def test_what_is_held_out_is_never_trained_on(folder: Path, monkeypatch: pytest.
     assert len(waiting) == 2 and "2 prompts none is held" in waiting[0] and "4 prompts none is held" in waiting[1]
 
 
-def test_a_state_goes_on_exactly(folder: Path):
-    whole, cut = reward_of(folder), reward_of(folder)
-    metrics = learn(whole, range(6))
-    learn(cut, range(3))  # in the middle of an iteration
-    file = io.BytesIO()
-    torch.save(cut.state_dict(), file)
-    file.seek(0)
-    resumed = reward_of(folder)
-    resumed.load_state_dict(torch.load(file, weights_only=True))
-    assert learn(resumed, range(3, 6)) == metrics[3:]
-    assert same(resumed.state_dict(), whole.state_dict())
-
-
 class HalfDigits(Digits):
     """Right are those with a third of digits."""
 
@@ -244,23 +221,6 @@ def test_a_resumed_run_has_the_same_reward_model(folder: Path):
     assert scalars(folder.parent / "half") == scalars(folder.parent / "whole")
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"fraction": 1.0}, "replay.fraction=1.0 of LearnedReward"),
-        ({"held_out": 0.0}, "replay.held_out=0.0"),
-        ({"lr": 0.0}, "update.lr=0.0"),
-        ({"num_passes": -1}, "update.num_passes=-1"),
-        ({"max_forgetting": -0.1}, "max_forgetting=-0.1"),
-        ({"buffer_size": 0}, "buffer_size=0"),
-    ],
-)
-def test_mistakes_are_refused_by_key_and_value(options: dict[str, Any], says: str):
-    with pytest.raises(UsageError) as caught:
-        reward_of(Path("somewhere"), **options)
-    assert says in str(caught.value)
-
-
 def test_the_question_in_its_own_chat_template(folder: Path):
     spell = tokenizer()
     spell.chat_template = (
@@ -272,33 +232,3 @@ def test_the_question_in_its_own_chat_template(folder: Path):
     learn(reward, [1])
     prompt = next(iter(reward.iterations.history)).prompt
     assert prompt.startswith("<sep>q") and prompt.endswith("<bos>")
-
-
-@pytest.mark.parametrize("labeller", ["math_verifier", {"class_path": "MathVerifier"}])
-def test_the_command_line_builds_it(folder: Path, monkeypatch: pytest.MonkeyPatch, labeller: Any):
-    monkeypatch.setattr(sys, "argv", ["grpo"])
-    rewards = [
-        {"class_path": "MathVerifier", "init_args": {"weight": 0}},
-        {
-            "class_path": "LearnedReward",
-            "init_args": {
-                "path": str(folder),
-                "labeller": labeller,
-                "update": {"loss": {"class_path": "BradleyTerry", "init_args": {"center": 0.1}}},
-            },
-        },
-    ]
-    config = ROOT / "configs" / "quickstart.yaml"
-    monkeypatch.setattr(GRPOCLI, "after_instantiate_classes", lambda self: None)
-    monkeypatch.setattr(GRPOCLI, "_run_subcommand", lambda self, subcommand: None)
-    cli = GRPOCLI(["fit", f"--config={config}", f"--model.rewards={json.dumps(rewards)}"])
-    verifier, learned = cli.model.explorer.scorer.rewards
-    assert verifier.weight == 0 and isinstance(learned, LearnedReward) and learned.iterations.update.loss.center == 0.1
-    if isinstance(labeller, str):
-        assert learned.labeller == "math_verifier" and learned.parts == ()
-    else:
-        assert isinstance(learned.labeller, MathVerifier) and learned.parts == (learned.labeller,)
-
-
-def test_it_scores_whole_groups_so_not_early() -> None:
-    assert not LearnedReward.scores_early

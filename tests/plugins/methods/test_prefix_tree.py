@@ -2,25 +2,7 @@ import pytest
 import torch
 from helpers.tiny import branching_rollouts, rows_of
 
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.plugins.methods.target_probability import PrefixTree
-
-
-def test_a_tree_by_hand():
-    rollouts = Rollouts.from_lists(
-        prompts=[[1], [2]], group=[0, 0, 1, 0], completions=[[7, 8, 9], [7, 8, 8], [7, 8], [9]]
-    )
-    tree = PrefixTree.from_rollouts(rollouts)
-    a7, a78, a789, b7, b78, b788, c7, c78, d9 = tree.node.tolist()
-    # The first two share 7 and 8; the third belongs to another prompt.
-    assert (a7, a78) == (b7, b78)
-    assert tree.num_nodes == len({a7, a78, a789, b788, c7, c78, d9}) == 7
-    # 7 and 9 are tried at the start, 9 and 8 after 7 8.
-    parent = tree.parent.tolist()
-    assert parent[a7] == parent[d9]
-    assert parent[a789] == parent[b788]
-    assert len({parent[a7], parent[a78], parent[a789], parent[c7], parent[c78]}) == 5
-    assert all(0 <= number < tree.num_parents for number in parent)
+from grpo_lightning import PrefixTree, Rollouts
 
 
 @pytest.mark.parametrize("seed", range(10))

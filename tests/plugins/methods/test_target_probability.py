@@ -7,11 +7,8 @@ from helpers.fast import fit
 from helpers.fitting import of_updates
 from torch import Tensor
 
+from grpo_lightning import Rollouts, SurrogateResult, TargetProbability, spread
 from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.ragged import spread
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.surrogates import SurrogateResult
-from grpo_lightning.plugins.methods.target_probability import TargetProbability
 
 
 def rollouts_with(completions: list[list[int]], advantage: list[float], old: list[float]) -> Rollouts:
@@ -158,25 +155,6 @@ def test_the_value_is_level_beyond_the_target_and_does_not_jump_at_it():
         assert value.tolist() == pytest.approx(at_target, rel=1e-5)
     value = evaluate(rollouts, [0.4999, 0.0626])[0].value.detach()
     assert value.tolist() == pytest.approx(at_target, abs=2e-3)
-
-
-@pytest.mark.parametrize(("advantage", "target"), [(1.0, 0.5), (-1.0, 0.0625)])
-def test_ascent_takes_a_token_to_its_target_and_no_further(advantage, target):
-    rollouts = rollouts_with([[0]], [advantage], [0.25])
-    with_targets(rollouts)
-    logits = torch.zeros(4, requires_grad=True)
-    path = []
-    for _ in range(400):
-        logp = logits.log_softmax(0)[rollouts.token_ids]
-        value = TargetProbability()(logp, rollouts.old_logp, rollouts).value.sum()
-        (gradient,) = torch.autograd.grad(value, logits)
-        path.append(float(logp.detach().exp()))
-        with torch.no_grad():
-            logits += 0.01 * gradient
-    assert path[0] == pytest.approx(0.25)
-    assert path[-1] == path[-2] == pytest.approx(target, abs=0.005)
-    assert (path[-1] - target) * advantage >= 0
-    assert not gradient.any()
 
 
 def test_a_step_without_completions_has_no_targets():

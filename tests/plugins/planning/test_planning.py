@@ -12,17 +12,14 @@ from helpers.fitting import Digits, grouped
 from helpers.paths import ROOT
 from helpers.tiny import rollouts_of
 
+from grpo_lightning import Fast, GRPOLoop, GRPOModule, LoRA, NativeEngine, Objective, Policy, Validation
 from grpo_lightning.cli import run
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.maths.kl import K2
-from grpo_lightning.maths.objective import Objective
 from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary
 from grpo_lightning.plugins.distillation.self_teacher import SelfTeacher
 from grpo_lightning.plugins.distillation.teachers import Teachers
-from grpo_lightning.plugins.fast.compute import Fast
-from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.plugins.planning import memory, report
 from grpo_lightning.plugins.planning.memory import (
     Devices,
@@ -33,13 +30,9 @@ from grpo_lightning.plugins.planning.memory import (
     state_ratio,
     without_numbers,
 )
-from grpo_lightning.policy.adapter import LoRA
-from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy
 from grpo_lightning.policy.teacher import Teacher
-from grpo_lightning.training.evaluation import Validation
 from grpo_lightning.training.machine import LightningMachine
-from grpo_lightning.training.module import GRPOModule
 
 # tiny.py's Llama: embedding and head; queries, output, keys, values, MLP and norms of two layers; the last norm.
 PARAMETERS = 2 * 64 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32) + 32
@@ -232,19 +225,16 @@ def test_a_remedy_saves_what_it_says_and_leaves_the_run_as_it_is(quick: None) ->
 
 def test_a_plan_says_what_a_run_would_hold_and_writes_nothing(grpo: Grpo, quick: None) -> None:
     before = list(Path().rglob("*"))
-    code, out, errors = grpo("plan")
-    assert code == 0, errors
+    out = grpo.ok("plan")
     assert "longest prompt 1 tokens" in out and "it fits" in out
     Path("rows.jsonl").unlink()
     options = ("--trainer.accelerator=gpu", "--trainer.devices=8", "--trainer.num_nodes=2", "--trainer.strategy=fsdp2")
     code, _, errors = grpo("plan", *options)
     assert code == 2 and "rows.jsonl" in errors
-    code, out, errors = grpo("plan", *options, "--loop.prompts_per_step=16", "--prompt_tokens=512")
-    assert code == 0, errors
+    out = grpo.ok("plan", *options, "--loop.prompts_per_step=16", "--prompt_tokens=512")
     assert "longest prompt 512 tokens" in out
     assert "of 16 shards" in out and "CUDA context" in out and "give --memory_gib to compare" in out
-    code, out, errors = grpo("plan", "--memory_gib=0.001", "--prompt_tokens=30", "--trainer.precision=32")
-    assert code == 0, errors
+    out = grpo.ok("plan", "--memory_gib=0.001", "--prompt_tokens=30", "--trainer.precision=32")
     assert "longest prompt 30 tokens" in out and "it does not fit 1.0 MiB" in out
     assert "  loop.max_tokens=" in out
     assert {*Path().rglob("*")} < {*before}
@@ -263,7 +253,7 @@ def test_a_fit_says_what_it_holds(grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -
     said: list[str] = []
     monkeypatch.setattr(report, "rank_zero_info", said.append)
     options = ("--trainer.limit_val_batches=0", "--loop.group_size=8", "--prompt_tokens=1")
-    assert grpo("fit", "--memory.show=true", *options[:2])[0] == 0
+    grpo.ok("fit", "--memory.show=true", *options[:2])
     _, planned, _ = grpo("plan", *options)
     activations = [line for line in said[0].splitlines() if "activations" in line]
     assert activations == [line for line in planned.splitlines() if "activations" in line]  # it agrees with `grpo plan`
@@ -291,12 +281,10 @@ def test_out_of_memory_ends_with_phase_table_and_key(grpo: Grpo, monkeypatch: py
 
 
 def test_configurations_and_engines_elsewhere_can_be_planned(grpo: Grpo, quick: None) -> None:
-    code, config, errors = grpo("fit", "--ckpt_path=last", "--print_config")
-    assert code == 0, errors
+    config = grpo.ok("fit", "--ckpt_path=last", "--print_config")
     Path("config.yaml").write_text(config)
     server = ("--model.engine=VLLMServerEngine", "--model.engine.urls=[http://localhost:1]")
     for options in (["--model.engine=VLLMEngine"], server, ["--config=config.yaml"]):
-        code, out, errors = grpo("plan", *options)
-        assert code == 0, errors
+        out = grpo.ok("plan", *options)
         assert ("key-value cache" in out) is ("--config=config.yaml" in options)
     run(["plan", f"--config={ROOT}/configs/gsm8k_qwen2.5_0.5b.yaml", "--model.policy.path=policy", "--prompt_tokens=9"])

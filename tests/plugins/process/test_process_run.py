@@ -2,15 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
-import torch
-from helpers.fast import fit
-from helpers.fitting import Digits, Steps
 from helpers.tiny import prompts_of
 
-from grpo_lightning import FinishReason, ProcessSupervision, Reward, RewardResult, Sample, Segment, UsageError
+from grpo_lightning import FinishReason, Reward, RewardResult, Sample, Segment
 
 
 class Scripted(Reward):
@@ -45,41 +41,3 @@ def test_segments_that_do_not_fit_the_completion_are_an_error_of_the_sample(ends
     result = Scripted({2: [Segment(end, 1.0) for end in ends]})([sample(2)])
     assert result.status == ["error"]
     assert math.isnan(result.value[0])
-
-
-class Halves(Digits):
-    """Two segments: the first half of the tokens scores by the parity of their sum, all of them by whether they end."""
-
-    def score(self, samples: Sequence[Sample]) -> RewardResult:
-        result = super().score(samples)
-        result.segments = []
-        for one in samples:
-            half, last = (len(one.token_ids) - 1) // 2, len(one.token_ids) - 1
-            first = [Segment(half, float(sum(one.token_ids[: half + 1]) % 2))] if half < last else []
-            result.segments.append([*first, Segment(last, float(not one.truncated))])
-        return result
-
-
-def test_process_supervision_in_a_run(tmp_path: Path):
-    seen, advantage = Steps(), ProcessSupervision(advantage_eps=0)
-    fit(tmp_path, [seen], trainer={"max_epochs": 1}, rewards=[Halves()], advantage=advantage)
-    (exploration,) = seen.explorations
-    samples, found = exploration.samples, exploration.rollouts.advantage
-    expected: list[float] = []
-    segments = Halves().score(samples).segments
-    assert segments is not None
-    for first in range(0, len(samples), 4):
-        rewards = [segment.value for own in segments[first : first + 4] for segment in own]
-        mean = math.fsum(rewards) / len(rewards)
-        std = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1))
-        for one, own in zip(samples[first : first + 4], segments[first : first + 4], strict=True):
-            for place in range(len(one.token_ids)):
-                left = [(segment.value - mean) / std for segment in own if segment.end >= place]
-                expected.append(math.fsum(left) if std else 0.0)
-    assert len(set(expected)) > 4
-    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-6)
-
-
-def test_process_supervision_without_segments_is_refused(tmp_path: Path):
-    with pytest.raises(UsageError, match="no reward scores segments"):
-        fit(tmp_path, trainer={"max_epochs": 1}, advantage=ProcessSupervision())

@@ -11,15 +11,9 @@ from helpers.fitting import Gradients, Minibatches, fit, relative, resumes_exact
 from helpers.tiny import policy_of
 from torch import Tensor
 
-from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.grpo.step import Minibatch
+from grpo_lightning import FrozenCopy, Minibatch, Objective, Policy, Proximal, Sampling, ScriptedEngine, UsageError
 from grpo_lightning.maths.corrections import NoCorrection, RatioMask, TruncatedRatio
-from grpo_lightning.maths.objective import Objective
 from grpo_lightning.plugins.stale.source import EarlierWeights, StaleSource
-from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.snapshots import FrozenCopy, Proximal
-from grpo_lightning.types import UsageError
 
 
 def expected_objective(minibatch: Minibatch, cap: float) -> float:

@@ -187,15 +187,6 @@ def test_without_vllm_the_way_to_it_is_named(policy: Policy, monkeypatch: pytest
         VLLMEngine().check(policy, Sampling())
 
 
-@pytest.mark.parametrize(
-    "argument", [{"gpu_memory": 0}, {"gpu_memory": 1.5}, {"max_cache_gib": 0}, {"max_model_len": 1}], ids=str
-)
-def test_arguments_out_of_range_are_refused_by_name(argument: dict[str, Any]) -> None:
-    (name,) = argument
-    with pytest.raises(UsageError, match=rf"model\.engine\.{name}="):
-        VLLMEngine(**argument)
-
-
 def test_seeds_of_a_group_follow_one_another_and_groups_are_apart() -> None:
     requests = Request.from_prompts(prompts_of([3] * 200), 8)
     seeds = seeds_of(requests, RandomKey(3, 4))

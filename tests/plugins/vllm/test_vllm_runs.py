@@ -55,8 +55,7 @@ def found_in(folder: Path | str) -> dict[str, dict[int, float]]:
 def test_a_run_and_its_exact_resume(vllm: str, grpo: Grpo, policy_folder: Path) -> None:
     options = [*OPTIONS, f"--model.policy.path={policy_folder}"]
     for more in (["whole"], ["half", "--trainer.max_epochs=1"], ["half", "--ckpt_path=last"]):
-        code, _, err = grpo("fit", *options, f"--trainer.default_root_dir={more[0]}", *more[1:])
-        assert code == 0, err
+        grpo.ok("fit", *options, f"--trainer.default_root_dir={more[0]}", *more[1:])
     whole, resumed = (read_weights(folder) for folder in ("whole", "half"))
     assert whole.keys() == resumed.keys()
     assert [name for name, weight in whole.items() if not weight.equal(resumed[name])] == []
@@ -96,8 +95,7 @@ def test_two_ranks_learn_what_one_learns_and_validate_unequal_numbers_of_prompts
 ) -> None:
     # Seven questions: one rank has four of them, the other three.
     options = [f"--model.policy.path={policy_folder}", "--data.val_limit=7"]
-    code, _, err = grpo("fit", *OPTIONS, *options, "--trainer.default_root_dir=one")
-    assert code == 0, err
+    grpo.ok("fit", *OPTIONS, *options, "--trainer.default_root_dir=one")
     expected = found_in("one")
     more = [*options, "--trainer.devices=2", "--trainer.strategy=fsdp2", "--trainer.default_root_dir=two"]
     with programs({"two": arguments("fit", *OPTIONS, *more)}, tmp_path, anew=True) as started:
