@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from grpo_lightning.types import UsageError, at_least, require
+from grpo_lightning.types import UsageError, at_least
 
 FOLDERS = (Path("configs/benchmarks"), Path(__file__).parents[3] / "configs" / "benchmarks")
 """Where a benchmark's configuration is, by its name."""
