@@ -46,7 +46,9 @@ def test_the_first_line_of_a_layer_says_so() -> None:
         assert path.read_text().startswith("# A layer over ") != has_task, path
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)  # others: test_algorithms
+@pytest.mark.parametrize(
+    "path", sorted([*CONFIGS.glob("*.yaml"), *CONFIGS.glob("benchmarks/*.yaml")]), ids=lambda path: path.name
+)  # others: test_algorithms
 def test_config_fits_the_signatures(path: Path) -> None:
     if "TextArena" in path.read_text():
         pytest.importorskip("textarena", reason="the extra textarena is not installed")

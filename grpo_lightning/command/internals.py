@@ -46,7 +46,8 @@ def replacing() -> Iterator[None]:
 
     jsonargparse would hand the old class's arguments to the new one where it has arguments of these names: `CISPO`
     would get the bounds of `Clipped`. It does the same to the classes of a list, by their position. And a list of
-    classes takes the name of one, which is a list then: `--model.rewards FunctionReward`.
+    classes takes the name of one, which is a list then: `--model.rewards FunctionReward`. A second configuration adds
+    to a dict of the first.
 
     The short names of two loggers stand for this package's, which know the folder of the run.
     """
@@ -62,6 +63,9 @@ def replacing() -> Iterator[None]:
             name = value.get("class_path") if isinstance(value, dict) else value
             if isinstance(name, str) and re.fullmatch(r"[A-Za-z_][\w.]*", name) and not Path(name).exists():
                 value = [value]
+        before = kwargs.get("prev_val")
+        if get_origin(hint) is dict and isinstance(value, dict) and isinstance(before, dict):
+            value = {**before, **value}
         if isinstance(value, list) and not kwargs.get("append"):
             kwargs["prev_val"] = None
         return adapt(value, hint, *args, **kwargs)

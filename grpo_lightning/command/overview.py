@@ -11,19 +11,24 @@ from grpo_lightning.types import UsageError
 
 
 class Command(NamedTuple):
-    """What a command of `grpo` does, and where its `main(args) -> int` is; cli.py reads a configuration and runs it."""
+    """What a command of `grpo` does, and where its `main(args)` is; cli.py reads a configuration and runs it.
+
+    It returns the exit code, or None to let cli.py go on with the `sys.argv` that it left.
+    """
 
     summary: str
     module: str = "grpo_lightning.cli"
 
 
 INSPECT = "grpo_lightning.plugins.inspect"
+EVALUATE = "grpo_lightning.plugins.benchmarks.evaluate"
 
 COMMANDS: dict[str, Command] = {
     "fit": Command("Trains a policy by GRPO."),
     "validate": Command("Measures a policy, or a checkpoint, on the validation questions."),
     "test": Command("Measures a policy, or a checkpoint, on the test questions."),
     "predict": Command("Writes completions of your prompts, with their scores, to a file."),
+    "evaluate": Command("Measures a model on benchmarks, without a run.", EVALUATE),
     "inspect": Command("Writes a page that shows what a run did to each token.", f"{INSPECT}.page"),
     "report": Command("Compares runs on one page: curves, a table, what differs.", f"{INSPECT}.report"),
     "export": Command("Writes a run's policy as a model for transformers and vLLM.", f"{INSPECT}.export_command"),
@@ -119,7 +124,8 @@ def answer(args: Sequence[str]) -> int | None:
     if module == "grpo_lightning.cli":
         return None
     try:
-        return int(import_module(module).main(args[1:]))
+        code: int | None = import_module(module).main(args[1:])
+        return code
     except UsageError as error:
         print(f"grpo: error: {error}", file=sys.stderr)
         return 2

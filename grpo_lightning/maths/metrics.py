@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from functools import cache
+
+import mpmath
 
 RIGHT_ABOVE = 0.5  # a completion counts as right if the reward that decides gives it more
 
@@ -29,3 +32,24 @@ def nan_mean(values: Sequence[float]) -> float:
     """The mean of the numbers among `values`; NaN if there are none."""
     numbers = [value for value in values if not math.isnan(value)]
     return sum(numbers) / len(numbers) if numbers else math.nan
+
+
+def half_width(count: int, total: float, squares: float) -> float:
+    """Half the 95 % interval of a mean, t * s / √n, of n values with this sum and sum of squares; NaN below two.
+
+    Of the means of k samples each it is clustered by question: k samples of one question are one value.
+    """
+    if count < 2:
+        return math.nan
+    variance = max(0.0, squares - total * total / count) / (count - 1)
+    return t_quantile(count - 1) * math.sqrt(variance / count)
+
+
+@cache
+def t_quantile(df: int) -> float:
+    """Student's t at 97.5 %."""
+
+    def excess(t: mpmath.mpf) -> mpmath.mpf:
+        return mpmath.betainc(df / 2, 0.5, 0, df / (df + t * t), regularized=True) - 0.05
+
+    return float(mpmath.findroot(excess, (1.9, 13.0), solver="anderson"))

@@ -75,6 +75,8 @@ class _Table(Task):
             fault = f"no column {column!r} (data.task.{key}={column!r}); there are {others}"
             raise UsageError(f"{fault}: fix the row or set data.task.{key}")
         cell, name = row[column], f"column {column!r} (data.task.{key})"
+        if key == "answer" and isinstance(cell, list) and all(isinstance(part, str) for part in cell):
+            cell = ", ".join(cell)
         is_text = isinstance(cell, str | Number) and not isinstance(cell, bool)
         needed = "gold answer" if key == "answer" else key
         require(cell is not None and bool(str(cell).strip()), f"{name} is empty: every row needs a {needed}")

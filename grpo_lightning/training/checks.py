@@ -32,7 +32,10 @@ REPLACED_BY: dict[str, tuple[Any, str]] = {
 }
 """Trainer options that conflict with manual optimisation or exact resuming: default, and what to use instead."""
 
-BETTER = {"max": r"reward/mean|val/(reward|greedy|\w+@\d+)|rollout/right_and_finished", "min": "val/(truncated|failed)"}
+BETTER = {
+    "max": r"reward/mean|val/([\w-]+/)?(reward|greedy|\w+@\d+)|rollout/right_and_finished",
+    "min": r"val/([\w-]+/)?(truncated|failed|ci95)",
+}
 """The metrics of which it is known whether the largest is the best or the smallest."""
 
 

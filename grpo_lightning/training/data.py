@@ -1,11 +1,11 @@
 """The data module: the questions of a task as prompts, in a shuffled stream for training, in batches for validation."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import lightning as L
 import torch
@@ -13,6 +13,7 @@ import torch
 from grpo_lightning import ranks
 from grpo_lightning.engines.sampler import Sampler, SingleTurn
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.grpo.explore import Explorer
 from grpo_lightning.grpo.step import Minibatch
 from grpo_lightning.policy.chat import chat_text
 from grpo_lightning.policy.policy import Policy
@@ -35,10 +36,22 @@ class PromptBatch:
     prompts: list[Prompt]
     num_real: int
     """Number of real prompts. The others are padding, so that every rank makes the same number of calls."""
+    validation: str = ""
+    """The name of a validation beside the main one."""
 
     def to(self, device: torch.device | str) -> "PromptBatch":
         """Itself: it holds no tensors."""
         return self
+
+
+class NamedValidation(Protocol):
+    """A validation of data of its own."""
+
+    def evaluation(self, explorer: Explorer, sampling: Sampling) -> Any:
+        """The `Evaluation` of a run that explores so."""
+
+    def loader(self, name: str) -> "PromptLoader":
+        """Its prompts in batches."""
 
 
 @dataclass
@@ -47,6 +60,7 @@ class PromptLoader:
 
     data: "TaskData"
     split: Split
+    validation: str = ""
 
     def __len__(self) -> int:
         return -(-len(self.data.questions[self.split]) // (ranks.world_size() * self.data.val_batch_size))
@@ -58,7 +72,8 @@ class PromptLoader:
             everyone = range(first, min(first + span, len(questions)))
             mine = everyone[ranks.rank() :: world_size]
             padding = [0] * (-(-len(everyone) // world_size) - len(mine))
-            yield PromptBatch([self.data.prompt(questions[row], row) for row in (*mine, *padding)], len(mine))
+            prompts = [self.data.prompt(questions[row], row) for row in (*mine, *padding)]
+            yield PromptBatch(prompts, len(mine), self.validation)
 
 
 class TaskData(L.LightningDataModule):
@@ -111,6 +126,8 @@ class TaskData(L.LightningDataModule):
         self.seed = seed
         self.sampler: Sampler = SingleTurn()
         """Makes samples of what the engine draws."""
+        self.validations: Mapping[str, NamedValidation] = {}
+        """Validations beside the main one, by name."""
         self.train_loader: Iterable[Minibatch] | None = None
         """What `fit` trains on; the loop sets it."""
         self._policy: Policy | None = None
@@ -240,9 +257,12 @@ class TaskData(L.LightningDataModule):
             internals.log_at_step(self.trainer)
         return batch
 
-    def val_dataloader(self, split: Split = "val") -> PromptLoader:
-        """The prompts of validation, or of another split, in batches."""
-        return PromptLoader(self, split)
+    def val_dataloader(self, split: Split = "val") -> list[PromptLoader]:
+        """The prompts of each validation, or of another split, in batches."""
+        if split != "val":
+            return [PromptLoader(self, split)]
+        main = [PromptLoader(self, split)] if self.questions["val"] else []
+        return [*main, *(one.loader(name) for name, one in self.validations.items())]
 
     test_dataloader = partialmethod(val_dataloader, "test")
     predict_dataloader = partialmethod(val_dataloader, "predict")

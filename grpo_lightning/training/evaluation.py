@@ -12,11 +12,11 @@ import torch
 from jsonargparse.typing import import_object
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, Metric
 
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.grpo.explore import Explorer
-from grpo_lightning.maths.metrics import majority_at_k, nan_mean, pass_at_k
+from grpo_lightning.maths.metrics import half_width, majority_at_k, nan_mean, pass_at_k
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.base import Reward, measured_by, title_of
 from grpo_lightning.rewards.results import Scores
@@ -60,6 +60,26 @@ class Answer:
     version: int  # `Policy.version` of the weights that drew it
 
 
+class HalfWidth(Metric):
+    """Half the 95 % interval of a mean over questions, as in `half_width`, over all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("count", "total", "squares"):
+            self.add_state(name, torch.tensor(0.0), dist_reduce_fx="sum")
+
+    def update(self, value: float) -> None:
+        """Adds a question's value, unless it is NaN."""
+        if not math.isnan(value):
+            self.count += 1
+            self.total += value
+            self.squares += value * value
+
+    def compute(self) -> torch.Tensor:
+        """The half; NaN below two questions."""
+        return torch.tensor(half_width(int(self.count), float(self.total), float(self.squares)))
+
+
 class Evaluation(torch.nn.Module):
     """What the judge gives the greedy answer, and avg@k, pass@k and maj@k of k completions that are drawn.
 
@@ -76,6 +96,11 @@ class Evaluation(torch.nn.Module):
         """The rewards, and the judge as the one that decides what is right."""
         self._given: Reward | str | None = None
         self._make_metrics()
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether questions were asked since `reset`."""
+        return bool(cast(Metric, self.metrics["ci95"]).update_called)
 
     @property
     def judge(self) -> Reward:
@@ -110,11 +135,12 @@ class Evaluation(torch.nn.Module):
         names = ["greedy", f"avg@{k}", *([f"pass@{k}"] if k > 1 else []), "failed", "reward", "length", "truncated"]
         names += [f"maj@{k}"] if self.judge.finds_answers else []
         self.metrics = torch.nn.ModuleDict({name: MeanMetric(nan_strategy="ignore") for name in names})
+        self.metrics["ci95"] = HalfWidth()
 
     def reset(self) -> None:
         """Forgets everything. What `validate` left was made in inference mode, and `fit` could not add to it."""
         for metric in self.metrics.values():
-            cast(MeanMetric, metric).reset()
+            cast(Metric, metric).reset()
         for answers in self.kept.values():
             answers.clear()
 
@@ -133,6 +159,7 @@ class Evaluation(torch.nn.Module):
             group = slice(index * k, (index + 1) * k)
             values = scores.main.value[group]
             found = {"greedy": first, f"avg@{k}": nan_mean(values), f"pass@{k}": pass_at_k(values)}
+            found["ci95"] = found[f"avg@{k}"]
             found[f"maj@{k}"] = majority_at_k(values, answers[group])
             found["failed"] = nan_mean([math.isnan(value) for value in [first, *values]])
             found["reward"] = nan_mean(scores.total[group])
@@ -163,7 +190,7 @@ class Evaluation(torch.nn.Module):
 
     def _record(self, values: dict[str, float]) -> None:
         for name, metric in self.metrics.items():
-            cast(MeanMetric, metric).update(values[name])
+            cast(Metric, metric).update(values[name])
 
 
 class EvaluatingModule(L.LightningModule):
@@ -175,24 +202,48 @@ class EvaluatingModule(L.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
+        self.named = torch.nn.ModuleDict()
+        """Validations beside the main one, by name: `Evaluation`s of data of their own."""
         self._validating = ExitStack()
         """Held while a stage lasts: the engine is awake, and the trainer logs where the weights stand."""
         self._standing: int | None = None
         """Step of the checkpoint that these weights are from; None once they are trained, or if there is none."""
 
+    @property
+    def evaluations(self) -> dict[str, Evaluation]:
+        """By name; that of the main validation is empty."""
+        return {"": self.evaluation, **cast(dict[str, Evaluation], self.named)}
+
     def on_validation_start(self) -> None:
         """Begins the metrics anew, and wakes the engine for all batches."""
-        self.evaluation.reset()
+        for evaluation in self.evaluations.values():
+            evaluation.reset()
         if self.trainer.state.fn != TrainerFn.FITTING:
             self._validating.enter_context(internals.standing(self.trainer, self._standing))
         self._validating.enter_context(self.explorer.engine.awake())
 
-    def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
+    def validation_step(self, batch: PromptBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Adds the judge's verdict on the greedy answer, and avg@k, pass@k and maj@k of k completions."""
-        self.evaluation.update(self.policy, batch)
-        stage = "test" if self.trainer.testing else "val"
-        metrics: dict[str, Any] = {f"{stage}/{name}": metric for name, metric in self.evaluation.metrics.items()}
-        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=len(batch.prompts))
+        evaluation = self.evaluations[batch.validation]
+        evaluation.update(self.policy, batch)
+        place = "test" if self.trainer.testing else "val"
+        place += f"/{batch.validation}" if batch.validation else ""
+        metrics: dict[str, Any] = {f"{place}/{name}": metric for name, metric in evaluation.metrics.items()}
+        options = {"on_step": False, "on_epoch": True, "add_dataloader_idx": False}
+        self.log_dict(metrics, **options, batch_size=len(batch.prompts))
+
+    def validated(self) -> dict[str, float]:
+        """What the last validation found, as `avg@k` or `NAME/avg@k`. Every rank must call it."""
+        found = {name: one.metrics for name, one in self.evaluations.items() if one.was_asked}
+        every = {f"{of}/{name}".removeprefix("/"): one for of, all in found.items() for name, one in all.items()}
+        return {name: float(cast(Metric, metric).compute()) for name, metric in every.items()}
+
+    @property
+    def measure(self) -> str:
+        """The meaning of avg@k and greedy in the last validation; by name, where the judges differ."""
+        found = {name or "val": one.measure for name, one in self.evaluations.items() if one.was_asked}
+        alike = len({*found.values()}) == 1
+        return next(iter(found.values())) if alike else "; ".join(f"{name}: {one}" for name, one in found.items())
 
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
         """k completions of each prompt with their scores and statuses, as one JSON-ready record each."""
@@ -201,8 +252,9 @@ class EvaluatingModule(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Ends the run where a reward, or the judge, failed on more than `max_failed_rewards` of the samples."""
         if self.trainer.state.fn != TrainerFn.FITTING:
-            rank_zero_info(f"avg@{self.evaluation.num_samples} and greedy: {self.evaluation.measure}")
-        self.evaluation.scorer.stop_if_broken("validation")
+            rank_zero_info(f"avg@k and greedy: {self.measure}")
+        for evaluation in self.evaluations.values():
+            evaluation.scorer.stop_if_broken("validation")
 
     def on_predict_epoch_end(self) -> None:
         """Reports what got no score."""

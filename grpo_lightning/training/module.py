@@ -128,6 +128,9 @@ class GRPOModule(EvaluatingModule):
             raise UsageError("GRPOLoop needs prompts: trainer.fit(module, datamodule=PromptDataModule(...))")
         self.explorer.sampler = data.sampler
         self.evaluation.judge_by(self.validation.judge or data.task.judge)
+        for name, validation in data.validations.items():
+            if name not in self.named:
+                self.named[name] = validation.evaluation(self.explorer, self.sampling)
 
     def setup(self, stage: str) -> None:
         """Lets the data read its questions, and the rewards what they need of the run."""
@@ -137,9 +140,10 @@ class GRPOModule(EvaluatingModule):
         data = getattr(trainer, "datamodule", None)
         if isinstance(data, TaskData):
             self.read_questions(data, stage, validates)
-        scorer = self.evaluation.scorer if validates else self.explorer.scorer
         longest = self.explorer.sampler.longest(self.sampling)
-        scorer.setup(Run(trainer.strategy.root_device, self.policy.tokenizer, longest, trainer.global_rank))
+        run = Run(trainer.strategy.root_device, self.policy.tokenizer, longest, trainer.global_rank)
+        for scorer in [one.scorer for one in self.evaluations.values()] if validates else [self.explorer.scorer]:
+            scorer.setup(run)
 
     def read_questions(self, data: TaskData, stage: str, validates: bool) -> None:
         """Lets the data read what `stage` needs, and the rewards and the judge the questions that they will score."""
@@ -156,7 +160,7 @@ class GRPOModule(EvaluatingModule):
         self.policy.load()
         # What autocast computes is what is checked; the true half precisions convert the weights later.
         autocast = precision.forward_context() if isinstance(precision, MixedPrecision) else nullcontext()
-        samplings = self.sampling, self.val_sampling
+        samplings = self.sampling, *(one.sampling for one in self.evaluations.values())
         # As in training: Lightning loads where every new tensor is made on the GPU.
         with autocast, torch.device("cpu"):
             self.explorer.engine.check(self.policy, max(samplings, key=lambda sampling: sampling.max_new_tokens))
@@ -269,4 +273,6 @@ class GRPOModule(EvaluatingModule):
         """Closes the engine, the rewards and the environment."""
         super().teardown(stage)
         self.explorer.close()
-        self.evaluation.scorer.close()
+        for evaluation in self.evaluations.values():
+            evaluation.explorer.sampler.close()
+            evaluation.scorer.close()

@@ -95,12 +95,12 @@ class WholeSteps(Callback):
             self._validated = True
             internals.save_after_steps(self._savers, True)
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Logs the validation before the first step."""
         if not (trainer.sanity_checking and self.validates_now):
             return
-        found = trainer.callback_metrics
-        internals.write(trainer, {name: found[name] for name in sorted(found) if name.startswith("val/")}, step=-1)
+        found = pl_module.validated()
+        internals.write(trainer, {f"val/{name}": found[name] for name in sorted(found)}, step=-1)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Lets the checkpoints of the step be saved."""

@@ -1,6 +1,7 @@
 """Prompts of a task, and what answers the policy."""
 
 from grpo_lightning.engines.sampling import Sampling
+from grpo_lightning.plugins.benchmarks.benchmark import Benchmark, connect
 from grpo_lightning.plugins.conversations.base import Environment
 from grpo_lightning.plugins.conversations.conversations import Conversations, Limits
 from grpo_lightning.plugins.conversations.reward import EnvironmentReward
@@ -26,13 +27,15 @@ class PromptDataModule(TaskData):
         answer_prefix: Beginning of every answer, which is given and not drawn, such as `<think>`. It ends the prompt;
             in a chat the assistant's turn begins with it. Rewards see it before what the policy wrote.
         skip_long: Leave out questions whose prompt does not fit the model's context, instead of stopping.
-        val_limit: Validate on the first `val_limit` validation questions; None takes all. Test and predict take all.
+        val_limit: Validate on the first `val_limit` validation questions; None takes all. Test and predict take all. 0,
+            with `validations`, leaves them alone.
         val_batch_size: Questions validated at once.
         seed: Seed of the order of the training questions.
         environment: What answers the policy, so that a completion has several turns: an `Environment`, or the import
             path of a class whose methods are tools, such as `my_tools.Calculator`. By default it is the task, if that
             is an `Environment` too; else there is one turn.
         limits: Of a conversation with the environment.
+        validations: Validations beside that on the task's own questions, by name.
     """
 
     def __init__(
@@ -49,10 +52,16 @@ class PromptDataModule(TaskData):
         seed: int = 0,
         environment: Environment | str | None = None,
         limits: Limits | None = None,
+        validations: dict[str, Benchmark] | None = None,
     ) -> None:
+        most = val_limit or None if validations else val_limit
         super().__init__(
-            task, template, template_file, chat, system, answer_prefix, skip_long, val_limit, val_batch_size, seed
+            task, template, template_file, chat, system, answer_prefix, skip_long, most, val_batch_size, seed
         )
+        self.val_limit, self.validations = val_limit, validations or {}
+        if val_limit == 0:
+            self.questions["val"] = []
+        connect(self.validations, self)
         if isinstance(environment, str):
             environment = ToolEnvironment(environment)
         elif environment is None and isinstance(task, Environment):
@@ -79,6 +88,9 @@ class PromptDataModule(TaskData):
         elif named := [reward.name for reward in [*scorer.rewards, judge] if isinstance(reward, EnvironmentReward)]:
             raise UsageError(f"the reward {named[0]} is that of an environment: set data.environment, or leave it out")
         super().load(stage, policy, sampling, scorer, validates, val_sampling, judge)
+        if validates and stage in ("fit", "validate"):
+            for benchmark in self.validations.values():
+                benchmark.load(policy, sampling)
 
     def render(self, question: Question) -> str:
         """The text that the model sees; with an environment, that of the question alone."""

@@ -18,7 +18,7 @@ from grpo_lightning.types import FIRST_LOOK
 
 CURVES = {
     r"reward/mean": "1 reward",
-    r"val/(avg@\d+)": "2 val ",
+    r"val/((?:[\w-]+/)?avg@\d+)": "2 val ",
     r"val/(greedy)": "3 val ",
     r"rollout/length_mean": "4 length",
     r"policy/entropy": "5 entropy",
@@ -108,10 +108,15 @@ class FirstLook(Callback):
 
 def charts(module: GRPOModule, validates: bool) -> dict[str, list[str]]:
     """The metrics of each chart by its title, in the order to read them."""
-    scores = [f"val/{name}" for name in module.evaluation.metrics if "@" in name or name == "greedy"]
+    validations = {
+        f"validation {name}".strip() + f": {one.measure}": [
+            f"val/{name}/{metric}".replace("//", "/") for metric in one.metrics if "@" in metric or metric == "greedy"
+        ]
+        for name, one in module.evaluations.items()
+    }
     found = {
         "reward": ["reward/mean"],
-        f"validation: {module.evaluation.measure}": scores if validates else [],
+        **(validations if validates else {}),
         "length, in tokens": ["rollout/length_mean", *(["val/length"] if validates else [])],
         "length, right and wrong": ["rollout/length_right", "rollout/length_wrong"],
         "right and finished, truncated": ["rollout/right_and_finished", "rollout/truncated"],

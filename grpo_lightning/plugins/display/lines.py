@@ -78,7 +78,7 @@ class StepLines(Callback, Observer):
         assert isinstance(pl_module, GRPOModule)
         scores = headline(trainer)
         if trainer.sanity_checking and scores:
-            rank_zero_info(f"before training: {validation(scores)} ({pl_module.evaluation.measure})")
+            rank_zero_info(f"before training: {validation(scores)} ({pl_module.measure})")
         self._scores = {} if trainer.sanity_checking else scores
 
     def reported(self, metrics: Mapping[str, float]) -> None:
@@ -89,7 +89,7 @@ class StepLines(Callback, Observer):
 
 
 def headline(trainer: L.Trainer) -> Scores:
-    """avg@k, which GRPO improves most directly, and greedy, of the validation that has just ended.
+    """avg@k, which GRPO improves most directly, of each validation that has just ended, and greedy of the main one.
 
     Empty where Lightning only checks that validation works (`trainer.num_sanity_val_steps`). Every rank must call it.
     """
@@ -97,8 +97,9 @@ def headline(trainer: L.Trainer) -> Scores:
     first = any(isinstance(one, WholeSteps) and one.validates_now for one in callbacks)
     if trainer.sanity_checking and not first:
         return {}
-    names = sorted(name for name in trainer.callback_metrics if name == "val/greedy" or name.startswith("val/avg@"))
-    return {name.removeprefix("val/"): float(trainer.callback_metrics[name]) for name in names}
+    module: Any = trainer.lightning_module
+    found = {name: value for name, value in module.validated().items() if "avg@" in name or name == "greedy"}
+    return {name: found[name] for name in sorted(found, key=lambda name: ("/" in name, name))}
 
 
 def line(pace: Pace, metrics: Mapping[str, float], scores: Scores, remarks: Sequence[str] = ()) -> str:

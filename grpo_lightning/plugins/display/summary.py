@@ -48,7 +48,7 @@ class RunSummary(Callback):
         assert isinstance(pl_module, GRPOModule)
         if not (scores := headline(trainer)):
             return
-        if self._measure != (measure := pl_module.evaluation.measure):  # a resumed run may be judged by another
+        if self._measure != (measure := pl_module.measure):  # a resumed run may be judged by another
             self._first, self._measure = None, measure
         self._last = 0 if trainer.sanity_checking else trainer.current_epoch + 1, scores
         self._first = self._first or self._last

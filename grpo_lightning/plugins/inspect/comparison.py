@@ -12,12 +12,10 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
-import mpmath
 import numpy as np
 
+from grpo_lightning.maths.metrics import half_width
 from grpo_lightning.plugins.inspect.scalars import Scalars
 
 Arms = dict[str, dict[str, Scalars]]
@@ -51,23 +49,14 @@ class Estimate:
         return abs(self.mean) > self.half
 
 
-@cache
-def t_quantile(df: int) -> float:
-    """Student's t at 97.5 %."""
-
-    def excess(t: float) -> Any:
-        return mpmath.betainc(df / 2, 0.5, 0, df / (df + t * t), regularized=True) - 0.05
-
-    return float(mpmath.findroot(excess, (1.9, 13.0), solver="anderson"))
-
-
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean and 95 % interval, t * s / √n, of the values that are finite."""
     finite = [value for value in values if math.isfinite(value)]
     n = len(finite)
     if n < 2:
         return Estimate(finite[0] if finite else math.nan, math.nan, n)
-    return Estimate(float(np.mean(finite)), t_quantile(n - 1) * float(np.std(finite, ddof=1)) / n**0.5, n)
+    mean = float(np.mean(finite))
+    return Estimate(mean, half_width(n, 0.0, sum((value - mean) ** 2 for value in finite)), n)
 
 
 def with_interval(of: Estimate, sign: str = "") -> str:

@@ -28,7 +28,7 @@ DEFAULTS = ("reward/mean", "rollout/length_mean", "policy/entropy", "policy/kl_r
 def default_metrics(arms: Sequence[Arm]) -> list[str]:
     """The metrics to show of these arms."""
     runs = [run.scalars for arm in arms for run in arm.runs.values()]
-    validated = sorted({name for run in runs for name in validation_names(run)[:2]})
+    validated = sorted({name for run in runs for name in validation_names(run) if "/maj@" not in name})
     if not (found := [name for name in [*validated, *DEFAULTS] if any(name in run for run in runs)]):
         listed = "; ".join(f"{arm.name} has {', '.join(sorted(logged_by(arm)))}" for arm in arms)
         raise UsageError(f"none of the metrics shown by default is there: {listed}. Give --metrics")

@@ -43,6 +43,7 @@ NUM_COLORS = 7
 
 MEANINGS = {
     r"val/avg@\d+": "validation, sampled answers: {judged}",
+    r"val/[\w-]+/avg@\d+": "a validation of its own, sampled answers",
     r"val/greedy": "validation, greedy answers: {judged}",
     r"reward/mean": "total reward, averaged over the completions of a step",
     r"rollout/length_mean": "tokens per completion",

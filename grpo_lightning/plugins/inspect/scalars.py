@@ -1,6 +1,7 @@
 """The curves of a run, from its event files or, where it has none, its table."""
 
 import csv
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,10 @@ def _rows(path: Path) -> Iterator[tuple[str, int, float, float]]:
 
 
 def validation_names(scalars: Scalars) -> list[str]:
-    """`val/avg@k`, `val/greedy` and `val/maj@k` with the run's k; empty if it never validated."""
+    """`val/avg@k`, `val/greedy` and `val/maj@k` with the run's k, then `val/NAME/avg@k` of other validations.
+
+    Empty if it never validated.
+    """
     k = next((name.removeprefix("val/avg@") for name in scalars if name.startswith("val/avg@")), None)
-    return [] if k is None else [f"val/avg@{k}", "val/greedy", f"val/maj@{k}"]
+    main = [] if k is None else [f"val/avg@{k}", "val/greedy", f"val/maj@{k}"]
+    return main + [name for name in scalars if re.fullmatch(r"val/[\w-]+/avg@\d+", name)]

@@ -134,7 +134,8 @@ class Plan:
         memory = sys.maxsize if limit is None else int(limit * GIB)
         prompts = max(1, self.loop.prompts_per_step // self.trainer.count)
         trained = (prompts * self.loop.group_size, model.sampling)
-        for wanted, sampling in (trained, (self.validated * model.validation.samples, model.val_sampling)):
+        validations = [(self.validated * one.num_samples, one.sampling) for one in model.evaluations.values()]
+        for wanted, sampling in (trained, *validations):
             # An engine with weights of its own has a memory of its own.
             if wanted and self.engine.shares_weights:
                 tokens, most = self.prompt_tokens + self._longest(sampling), getattr(self.engine, "max_rows", wanted)

@@ -12,20 +12,12 @@ from grpo_lightning.plugins.inspect.comparison import (
     estimate,
     means,
     shown,
-    t_quantile,
     with_interval,
 )
 
 
 def cell(arms: dict, metric: str, name: str, axis: str = "step"):
     return compare(arms, [Metric.parse(metric)], axis).cells[name][0]
-
-
-@pytest.mark.parametrize(
-    ("df", "t"), [(1, 12.7062), (2, 4.3027), (30, 2.0423), (31, 2.0395), (40, 2.0211), (1000, 1.9623)]
-)
-def test_t_quantiles_are_those_of_the_tables(df: int, t: float):
-    assert t_quantile(df) == pytest.approx(t, abs=1e-4)
 
 
 def test_mean_and_interval_by_hand():

@@ -1,0 +1,1 @@
+"""Validations of a name of their own, and models measured by them without a run."""

@@ -1,0 +1,87 @@
+"""`grpo evaluate`: benchmarks on any model, without a run.
+
+    grpo evaluate Qwen/Qwen2.5-0.5B-Instruct --benchmarks gsm8k math500
+    grpo evaluate exported --benchmarks mine.yaml --samples 4 --limit 100 --trainer.precision bf16-mixed
+
+It is `grpo validate` with the benchmarks as `data.validations`, and takes its options too.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from grpo_lightning.types import UsageError, at_least
+
+FOLDERS = (Path("configs/benchmarks"), Path(__file__).parents[3] / "configs" / "benchmarks")
+"""Where a benchmark's configuration is, by its name."""
+
+UNASKED = {"--data.task": "Arithmetic", "--model.rewards": "FormatReward", "--data.val_limit": "0"}
+"""What a run must have, and an evaluation does not use."""
+
+QUIET = {"--verbose": "false", "--trainer.logger": "false", "--trainer.enable_checkpointing": "false"}
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Puts the options of `grpo validate` in place of these."""
+    parser = argparse.ArgumentParser(
+        "grpo evaluate",
+        description="Measures a model on benchmarks: avg@k with its 95 %% interval over questions, pass@k, maj@k, and "
+        "the greedy answer. Other options are those of `grpo validate`, such as --trainer.precision bf16-mixed.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a folder that transformers reads, such as an export, or a name of the Hub")
+    add("--benchmarks", nargs="+", required=True, metavar="NAME", help=f"configurations, by path or name: {known()}")
+    add("--samples", type=int, help="k of avg@k, pass@k and maj@k, for all of them")
+    add("--limit", type=int, help="ask the first questions of each")
+    add("-o", "--out", help="file for the numbers, as JSON")
+    given, others = parser.parse_known_args(args)
+    at_least("--samples", given.samples, 1)
+    at_least("--limit", given.limit, 1)
+    paths = [path_of(name) for name in given.benchmarks]
+    names = [name for path in paths for name in names_in(path)]
+    options = {"--model.policy.path": given.model} | UNASKED | QUIET
+    options |= {"--trainer.callbacks": f"{__package__}.table.EvaluationTable"}
+    options |= {"--trainer.callbacks.out": given.out} if given.out else {}
+    if not any(other.startswith("--data.chat") for other in others):
+        options["--data.chat"] = str(has_chat_template(given.model)).lower()
+    for key in ("samples", "limit"):
+        if (value := getattr(given, key)) is not None:
+            options |= {f"--data.validations.{name}.{key}": str(value) for name in names}
+    configs = [word for path in paths for word in ("--config", str(path))]
+    sys.argv[1:] = ["validate", *configs, *(word for option in options.items() for word in option), *others]
+
+
+def has_chat_template(model: str) -> bool:
+    """Whether the model's tokenizer has one; False for a model that cannot be read, which `validate` refuses."""
+    from transformers import AutoTokenizer  # it takes seconds, which --help need not wait for
+
+    try:
+        return bool(AutoTokenizer.from_pretrained(model).chat_template)
+    except (OSError, ValueError):
+        return False
+
+
+def known() -> str:
+    """The names of the benchmarks that are there."""
+    return ", ".join(sorted({path.stem for folder in FOLDERS for path in folder.glob("*.yaml")}))
+
+
+def path_of(name: str) -> Path:
+    """The configuration of a benchmark, by path or name."""
+    for path in (Path(name), *(folder / f"{name}.yaml" for folder in FOLDERS)):
+        if path.is_file():
+            return path
+    raise UsageError(f"--benchmarks {name}: no such file. Give the path of a configuration, or one of {known()}")
+
+
+def names_in(path: Path) -> list[str]:
+    """The names of the validations in a configuration."""
+    try:
+        return [*yaml.safe_load(path.read_text(encoding="utf-8"))["data"]["validations"]]
+    except (yaml.YAMLError, OSError, KeyError, TypeError) as error:
+        fix = "give a configuration with data.validations"
+        raise UsageError(f"--benchmarks {path}: {type(error).__name__}: {error}: {fix}") from error
