@@ -25,7 +25,7 @@ def go(folder: Path, first: bool = True, callbacks: Any = (), ckpt_path: str | N
 def test_it_stands_before_the_first_update_and_changes_nothing_else(tmp_path: Path) -> None:
     with_it, without = go(tmp_path / "with"), go(tmp_path / "without", first=False)
     names = [name for name in without if name.startswith("val/")]
-    assert len(names) == 8
+    assert len(names) == 9
     for name in names:
         assert [*with_it[name]] == [-1, 0, 1, 2] and [*without[name]] == [0, 1, 2]
         with_it[name].pop(-1)

@@ -1,0 +1,77 @@
+"""Validations of names of their own, in a run and without one."""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.command import LETTERS, Grpo
+from helpers.fitting import scalars
+
+from grpo_lightning.cli import run
+from grpo_lightning.command.overview import answer
+
+SAME = "{class_path: JsonPrompts, init_args: {test: rows.jsonl}}"
+
+
+def layer(folder: Path, text: str) -> str:
+    """The path of a configuration with these validations."""
+    (folder / "layer.yaml").write_text(f"data: {{validations: {text}}}\n")
+    return "layer.yaml"
+
+
+def test_a_benchmark_measures_as_validation_does(tmp_path: Path, grpo: Grpo, caplog: pytest.LogCaptureFixture) -> None:
+    """The same questions, judge and sampling give the same numbers under another name."""
+    judge = "{class_path: FormatReward, init_args: {pattern: '.*[a-m]+.*'}}"
+    config = layer(tmp_path, f"{{same: {{task: {SAME}, judge: {judge}, samples: 2}}}}")
+    watched = ["--trainer.max_epochs=2", "--checkpoint.monitor=val/same/avg@2"]
+    code, _, err = grpo("fit", f"--config={config}", LETTERS, *watched)
+    assert code == 0, err
+    found = scalars(tmp_path / "run")
+    assert len(found["val/avg@2"]) == 3
+    for name in ("avg@2", "greedy", "pass@2", "ci95", "length"):
+        assert found[f"val/same/{name}"] == pytest.approx(found[f"val/{name}"], nan_ok=True), name
+    assert "same/avg@2" in caplog.text
+
+
+def test_a_benchmark_is_asked_when_it_is_due(tmp_path: Path, grpo: Grpo) -> None:
+    """Before the first step, and after those whose number is a multiple of `every`; the main validation may be off."""
+    rare = f"{{rare: {{task: {SAME}, judge: FormatReward, samples: 1, every: 2, limit: 3}}}}"
+    code, _, err = grpo("fit", f"--config={layer(tmp_path, rare)}", "--trainer.max_epochs=3", "--data.val_limit=0")
+    assert code == 0, err
+    found = scalars(tmp_path / "run")
+    assert [*found["val/rare/avg@1"]] == [-1, 1]
+    assert not [name for name in found if name.startswith("val/") and not name.startswith("val/rare/")]
+
+
+@pytest.mark.usefixtures("grpo")
+def test_a_model_is_evaluated_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = layer(tmp_path, f"{{one: {{task: {SAME}, judge: FormatReward}}, two: {{task: Arithmetic}}}}")
+    sizes = ["--samples=2", "--limit=4", "--model.sampling.max_new_tokens=4", "-o", "found.json"]
+    assert answer(["evaluate", "policy", "--benchmarks", config, *sizes]) is None
+    run()
+    out = capsys.readouterr().out
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["model"] == "policy" and {"one", "two"} < found.keys()
+    lines = [line.split() for line in out.splitlines() if " ± " in line]
+    assert [line[:3] for line in lines] == [[of, "2", f"{found[of]['avg@2']:.3f}"] for of in ("one", "two")]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"{{a b: {{task: {SAME}, judge: FormatReward}}}}", "data.validations.a b: give a name of letters"),
+        (f"{{one: {{task: {SAME}}}}}", "set data.validations.one.judge: JsonPrompts names none"),
+        (f"{{one: {{task: {SAME}, judge: FormatReward, samples: 0}}}}", "data.validations.one.samples=0: give 1"),
+        ("{one: {task: JsonPrompts, judge: FormatReward}}", "data.validations.one: data.task.test is not set"),
+    ],
+)
+def test_a_mistake_names_the_benchmark(tmp_path: Path, grpo: Grpo, text: str, message: str) -> None:
+    code, _, err = grpo("fit", f"--config={layer(tmp_path, text)}")
+    assert code == 2 and message in err, err
+
+
+def test_a_benchmark_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(["evaluate", "policy", "--benchmarks", "gsm9k"]) == 2
+    err = capsys.readouterr().err
+    assert "--benchmarks gsm9k: no such file" in err and "gsm8k, math500" in err
