@@ -60,7 +60,7 @@ class Objective:
     @property
     def learns_from_advantage_alone(self) -> bool:
         """True if a token without advantage has no gradient."""
-        return self.beta == self.entropy_bonus == 0
+        return self.beta == self.entropy_bonus == 0 and self.surrogate.needs_advantage
 
     def token_weight(self, rollouts: Rollouts, batch: BatchSize) -> Tensor:
         """[N] float32: the weighting's weight of every token, 0 where a mask leaves the token out."""

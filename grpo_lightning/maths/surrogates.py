@@ -32,6 +32,8 @@ class SurrogateResult:
 class Surrogate(ABC):
     """The per-token objective. Gradient flows through `logp` alone; a token whose Â is 0 has value and gradient 0."""
 
+    needs_advantage: bool = True
+    """False if some tokens whose Â is 0 have a gradient: no row is then left out of the updates."""
     reads_old_logp: bool = False
     """True if `prepare` needs log π_old. If False, it is not computed when a step has only one update."""
 

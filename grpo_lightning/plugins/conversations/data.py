@@ -9,6 +9,7 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.tasks.base import Task
+from grpo_lightning.tasks.orders import QuestionOrder
 from grpo_lightning.training.data import QUESTION, TaskData
 from grpo_lightning.types import Prompt, Question, UsageError, require
 
@@ -29,6 +30,7 @@ class PromptDataModule(TaskData):
         val_limit: Validate on the first `val_limit` validation questions; None takes all. Test and predict take all.
         val_batch_size: Questions validated at once.
         seed: Seed of the order of the training questions.
+        order: Which training question is asked next.
         environment: What answers the policy, so that a completion has several turns: an `Environment`, or the import
             path of a class whose methods are tools, such as `my_tools.Calculator`. By default it is the task, if that
             is an `Environment` too; else there is one turn.
@@ -47,12 +49,12 @@ class PromptDataModule(TaskData):
         val_limit: int | None = None,
         val_batch_size: int = 64,
         seed: int = 0,
+        order: QuestionOrder | None = None,
         environment: Environment | str | None = None,
         limits: Limits | None = None,
     ) -> None:
-        super().__init__(
-            task, template, template_file, chat, system, answer_prefix, skip_long, val_limit, val_batch_size, seed
-        )
+        prompts = (task, template, template_file, chat, system, answer_prefix, skip_long)
+        super().__init__(*prompts, val_limit, val_batch_size, seed, order)
         if isinstance(environment, str):
             environment = ToolEnvironment(environment)
         elif environment is None and isinstance(task, Environment):
