@@ -108,6 +108,9 @@ from grpo_lightning.plugins.conversations.tool_calls import PlainTag as PlainTag
 from grpo_lightning.plugins.conversations.tool_calls import ToolCall as ToolCall
 from grpo_lightning.plugins.conversations.tool_calls import ToolFormat as ToolFormat
 from grpo_lightning.plugins.conversations.tools import ToolEnvironment as ToolEnvironment
+from grpo_lightning.plugins.demonstrations.source import Demonstrations as Demonstrations
+from grpo_lightning.plugins.demonstrations.surrogates import CHORD as CHORD
+from grpo_lightning.plugins.demonstrations.surrogates import LUFFY as LUFFY
 from grpo_lightning.plugins.display.completions import PredictionWriter as PredictionWriter
 from grpo_lightning.plugins.display.completions import SampledCompletions as SampledCompletions
 from grpo_lightning.plugins.display.config import SaveConfig as SaveConfig
@@ -142,6 +145,10 @@ from grpo_lightning.plugins.learned.reward import LearnedReward as LearnedReward
 from grpo_lightning.plugins.learned.update import RewardUpdate as RewardUpdate
 from grpo_lightning.plugins.methods.target_probability import PrefixTree as PrefixTree
 from grpo_lightning.plugins.methods.target_probability import TargetProbability as TargetProbability
+from grpo_lightning.plugins.orders.adaptive import Adaptive as Adaptive
+from grpo_lightning.plugins.orders.curriculum import Curriculum as Curriculum
+from grpo_lightning.plugins.orders.difficulty_pools import DifficultyPools as DifficultyPools
+from grpo_lightning.plugins.orders.replayed import Replayed as Replayed
 from grpo_lightning.plugins.planning.report import MemoryReport as MemoryReport
 from grpo_lightning.plugins.planning.report import Planner as Planner
 from grpo_lightning.plugins.process.models import TokenModel as TokenModel
@@ -190,6 +197,8 @@ from grpo_lightning.sandbox.pool import WorkerPool as WorkerPool
 from grpo_lightning.sandbox.worker import Outcome as Outcome
 from grpo_lightning.tasks.arithmetic import Arithmetic as Arithmetic
 from grpo_lightning.tasks.base import Task as Task
+from grpo_lightning.tasks.orders import QuestionOrder as QuestionOrder
+from grpo_lightning.tasks.orders import Shuffled as Shuffled
 from grpo_lightning.tasks.tables import HubPrompts as HubPrompts
 from grpo_lightning.tasks.tables import JsonPrompts as JsonPrompts
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint as StepCheckpoint

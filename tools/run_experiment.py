@@ -13,6 +13,9 @@ The experiment is described in `experiments/<name>/experiment.yaml`:
       no KL: {}
       beta 0.04: {model.objective.beta: 0.04}
       dapo: {config: configs/algorithms/dapo.yaml, loop.mu: 2}      # one or more files laid over those of every run
+    grid:                                 # a sweep: every arm, or that of every run, with each combination of values
+      model.optimizer.lr: [1.0e-4, 3.0e-4]
+      loop.group_size: [4, 8]
     metrics: [val/avg@8, "val/avg@8:mean", "val/avg@8>=0.9"]        # the last value, the mean over the curve, and
                                           # the first x at which that is reached; <= as well
     x: [step, seconds]                    # a table and a row of panels for each; step if left out
@@ -42,6 +45,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +60,10 @@ RECIPES = {
     "runs/slipping_policy": "tools/make_tiny_policy.py --digits 3 --mistakes columns --wrong 0.4 --updates 1000",
     "runs/plus_minus_policy": "tools/make_tiny_policy.py --operators +- --updates 1200",
     "runs/guess_policy": "tools/make_turns_policy.py --task guess",
+    "runs/sums_of_terms": "experiments/warm_start/make_data.py",
     "runs/plus_reward_model": "tools/make_reward_model.py --policy runs/plus_minus_policy",
 }
-"""How to make what experiments start from, in this order; `--out` is added."""
+"""How to make what experiments start from and ask, in this order; `--out` is added."""
 FIXED = {
     "trainer.enable_progress_bar": False,
     "trainer.enable_checkpointing": False,
@@ -67,7 +72,7 @@ FIXED = {
 }
 """Default options of every run; the experiment may change them."""
 OPEN, CLOSE = "<!-- results -->", "<!-- /results -->"
-KEYS = {"config", "args", "seeds", "arms", "metrics", "x"}
+KEYS = {"config", "args", "seeds", "arms", "grid", "metrics", "x"}
 
 
 class Mistake(ValueError):
@@ -121,9 +126,12 @@ class Experiment:
         if not path.exists():
             raise Mistake(f"{path} does not exist")
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict) or not {"seeds", "arms", "metrics"} <= found.keys() <= KEYS:
-            raise Mistake(f"{path}: give seeds, arms and metrics, and of {', '.join(sorted(KEYS))} nothing else")
-        arms = {str(name): options or {} for name, options in (found["arms"] or {}).items()}
+        needed = {"seeds", "metrics"}
+        if not isinstance(found, dict) or not needed <= found.keys() <= KEYS or not {"arms", "grid"} & found.keys():
+            given = "give seeds, metrics, and arms or a grid"
+            raise Mistake(f"{path}: {given}, and of {', '.join(sorted(KEYS))} nothing else")
+        arms = {str(name): options or {} for name, options in (found.get("arms", {"": None}) or {}).items()}
+        arms = crossed(arms, {key: as_values(values) for key, values in (found.get("grid") or {}).items()})
         slugs = [slug(arm) for arm in arms]
         if not arms or len(set(slugs)) < len(slugs) or "" in slugs:
             raise Mistake(f"{path}: the arms need names whose letters and digits differ; they are {', '.join(arms)}")
@@ -158,6 +166,23 @@ class Experiment:
 def as_list(value: Any) -> list[str]:
     """None, one or several as a list."""
     return [] if value is None else [str(one) for one in (value if isinstance(value, list) else [value])]
+
+
+def as_values(values: Any) -> list[Any]:
+    """The values of an option in a grid."""
+    if not isinstance(values, list) or not values:
+        raise Mistake(f"grid: give a list of values for each option, not {values}")
+    return values
+
+
+def crossed(arms: Mapping[str, dict[str, Any]], grid: Mapping[str, list[Any]]) -> dict[str, dict[str, Any]]:
+    """Each arm with each combination of the grid's values, which its name tells: `base, lr 0.0003, group_size 8`."""
+    found = {}
+    for (arm, options), values in product(arms.items(), product(*grid.values())):
+        own = dict(zip(grid, values, strict=True))
+        named = [f"{key.rpartition('.')[2]} {as_text(value)}" for key, value in own.items()]
+        found[", ".join([*([arm] if arm else []), *named])] = options | own
+    return found
 
 
 def as_text(value: Any) -> str:

@@ -58,6 +58,7 @@ DEFAULTS: dict[str, Any] = {
     "model.validation": {},
     "loop.stop": {"class_path": "FixedPasses"},
     "loop.source": {"class_path": "Synchronous"},
+    "data.order": {"class_path": "Shuffled"},
     "model.objective": {
         "surrogate": {"class_path": "Clipped"},
         "kl": {"class_path": "K3"},

@@ -64,7 +64,7 @@ class GRPOLoop(Callback):
             at_least(f"loop.{name}", getattr(self, name), 1)
         at_least("loop.max_tokens", max_tokens, 0)
         self.observers: list[Observer] = []
-        """The trainer's callbacks that are told how the steps go."""
+        """The trainer's data and callbacks that are told how the steps go."""
         self.step: Step | None = None
         """The step under way, and the last one until the next begins."""
         self._resumes = False
@@ -92,7 +92,7 @@ class GRPOLoop(Callback):
             return
         data: Any = getattr(trainer, "datamodule", None)
         pl_module.connect(data)
-        self.observers[:] = [one for one in trainer.callbacks if isinstance(one, Observer)]
+        self.observers[:] = [one for one in (data, *trainer.callbacks) if isinstance(one, Observer)]
         parts, sizes = pl_module.parts, (self.prompts_per_step, self.group_size, self.seed)
         data.train_loader = Minibatches(lambda: self.current_step, parts.policy, self.mu, self.num_minibatches)
         inputs = (parts.policy, parts.explorer, data, parts.sampling, *sizes, self.dynamic_sampling, self.observers)

@@ -95,9 +95,9 @@ class Synchronous(RolloutSource):
         return replace(exploration, rollouts=rollouts, metrics=metrics if dynamic else {})
 
     def _explore(self, ids: range, step: int) -> Exploration:
-        """Explores this rank's questions: dealt in turn, so that minibatches are the same for any number of ranks."""
+        """Explores this rank's questions."""
         run = self.inputs
-        prompts = [run.data.prompt(run.data.question(id), id) for id in ids[ranks.rank() :: ranks.world_size()]]
+        prompts = run.data.ask(ids)
         for observer in run.observers:
             observer.exploring(len(prompts) * run.group_size)
         key, told = RandomKey(run.seed, step), [observer.explored for observer in run.observers]

@@ -99,7 +99,7 @@ class Minibatches:
 
 
 class Observer:
-    """Follows exploration steps, such as a progress bar does: a callback that is an `Observer` too is told of them."""
+    """Follows exploration steps, as a progress bar does: data or callback that is an `Observer` is told of them."""
 
     def exploring(self, num_completions: int) -> None:
         """A step, or another round of it, begins to sample `num_completions` on this rank."""

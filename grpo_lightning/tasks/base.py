@@ -27,10 +27,10 @@ class Task(ABC):
 
 
 class Questions(Protocol):
-    """The endless stream of training questions. `PromptDataModule` decides their order."""
+    """The endless stream of training questions, as prompts."""
 
-    def question(self, index: int) -> Question:
-        """The question at `index`, from 0."""
+    def ask(self, ids: range) -> list[Prompt]:
+        """This rank's prompts of those that are asked under `ids`. Every rank asks, in the order of the ids.
 
-    def prompt(self, question: Question, id: int) -> Prompt:
-        """The question as a prompt; `id` keys its random numbers."""
+        An order may depend on rewards: a source asks in the main thread, so that a run can be repeated.
+        """

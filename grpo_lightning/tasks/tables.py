@@ -53,6 +53,8 @@ class _Table(Task):
         lacks_answer = split == "predict" and (given is None or not str(given).strip())
         answer = "" if lacks_answer else self._gold(self._cell(row, "answer", self.answer))
         metadata = {key: value for key, value in row.items() if key not in (self.question, self.answer)}
+        if self.answer_pattern is not None and not lacks_answer:
+            metadata.setdefault("solution", str(given))  # the whole cell
         return Question(text, answer, source, metadata)
 
     def _gold(self, cell: str) -> str:
@@ -87,7 +89,8 @@ class _Table(Task):
 class JsonPrompts(_Table):
     r"""Questions from your own files: JSON lines, a JSON list of objects, CSV or Parquet, by their ending.
 
-    All columns but the question and the answer go into the question's metadata. Cells are used as they are written
+    All columns but the question and the answer go into the question's metadata; with a pattern the whole answer cell
+    does too, as `solution`. Cells are used as they are written
     (CSV is all text); only the answer loses the white space around it.
 
     Args:

@@ -1,4 +1,4 @@
-"""The data module: the questions of a task as prompts, in a shuffled stream for training, in batches for validation."""
+"""The data module: the questions of a task as prompts, in a stream for training, in batches for validation."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,17 +9,19 @@ from typing import Any, Protocol
 
 import lightning as L
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 
 from grpo_lightning import ranks
 from grpo_lightning.engines.sampler import Sampler, SingleTurn
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.grpo.explore import Explorer
-from grpo_lightning.grpo.step import Minibatch
+from grpo_lightning.grpo.step import Minibatch, Observer, Step
 from grpo_lightning.policy.chat import chat_text
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.tasks.base import Split, Task
+from grpo_lightning.tasks.orders import QuestionOrder, Shuffled
 from grpo_lightning.training import internals
 from grpo_lightning.types import Prompt, Question, UsageError, at_least, require
 
@@ -76,7 +78,7 @@ class PromptLoader:
             yield PromptBatch(prompts, len(mine), self.validation)
 
 
-class TaskData(L.LightningDataModule):
+class TaskData(L.LightningDataModule, Observer):
     """Prompts from a task's questions.
 
     Args:
@@ -92,6 +94,7 @@ class TaskData(L.LightningDataModule):
         val_limit: Validate on the first `val_limit` validation questions; None takes all. Test and predict take all.
         val_batch_size: Questions validated at once.
         seed: Seed of the order of the training questions.
+        order: Which training question is asked next.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class TaskData(L.LightningDataModule):
         val_limit: int | None = None,
         val_batch_size: int = 64,
         seed: int = 0,
+        order: QuestionOrder | None = None,
     ) -> None:
         super().__init__()
         if template_file is not None:
@@ -123,7 +127,7 @@ class TaskData(L.LightningDataModule):
         self.task, self.template, self.chat, self.system = task, template, chat, system
         self.answer_prefix, self.skip_long = answer_prefix, skip_long
         self.val_limit, self.val_batch_size = val_limit, val_batch_size
-        self.seed = seed
+        self.seed, self.order = seed, order or Shuffled()
         self.sampler: Sampler = SingleTurn()
         """Makes samples of what the engine draws."""
         self.validations: Mapping[str, NamedValidation] = {}
@@ -132,7 +136,6 @@ class TaskData(L.LightningDataModule):
         """What `fit` trains on; the loop sets it."""
         self._policy: Policy | None = None
         self.questions: dict[Split, Sequence[Question]] = {}
-        self._order: tuple[int, list[int]] = (-1, [])
 
     def load(
         self,
@@ -162,6 +165,8 @@ class TaskData(L.LightningDataModule):
                     raise
                 raise UsageError(f"{error}; or set trainer.limit_val_batches=0 to fit without validation") from error
             self.questions[split] = questions[: self.val_limit] if split == "val" else questions
+            if split == "train":
+                self.order.setup(questions, self.seed)
         if stage != "predict":
             scorer.read_questions([question for split in missing for question in self.questions[split]])
             judged = [question for split in missing if split != "train" for question in self.questions[split]]
@@ -229,14 +234,30 @@ class TaskData(L.LightningDataModule):
         require(bool(token_ids), f"{question.source}: the prompt {text!r} has no tokens")
         return Prompt(id, text, token_ids, question, self.answer_prefix)
 
-    def question(self, index: int) -> Question:
-        """The training question at `index` of an endless stream; every pass over the data has its own order."""
-        questions = self.questions["train"]
-        cycle, position = divmod(index, len(questions))
-        if self._order[0] != cycle:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + cycle)
-            self._order = cycle, torch.randperm(len(questions), generator=generator).tolist()
-        return questions[self._order[1][position]]
+    def ask(self, ids: range) -> list[Prompt]:
+        """This rank's prompts of the training questions that are asked under `ids`.
+
+        They are dealt in turn, so that minibatches are the same for any number of ranks.
+        """
+        asked = [*zip(ids, self.order.next(ids), strict=True)][ranks.rank() :: ranks.world_size()]
+        return [self.prompt(self.questions["train"][row], id) for id, row in asked]
+
+    def prepared(self, step: Step) -> None:
+        """Tells the order the rewards of the step, of all ranks."""
+        exploration, own = step.exploration, dict[int, list[float]]()
+        for sample, value in zip(exploration.samples, exploration.scores.main.value, strict=True):
+            own.setdefault(sample.prompt.id, []).append(value)
+        everyone = {id: values for rewards in ranks.gather(own) for id, values in rewards.items()}
+        exploration.metrics |= self.order.observe({id: everyone[id] for id in sorted(everyone)})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the order, where it has one."""
+        return self.order.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores it, where the run is resumed: `validate` and its kin load it too."""
+        if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
+            self.order.load_state_dict(state_dict)
 
     @property
     def policy(self) -> Policy:

@@ -11,8 +11,9 @@ from helpers.fitting import Digits, Echo, fit
 from helpers.tiny import prompts_of
 from torch import Tensor
 
-from grpo_lightning import CosineLength, DynamicSampling, Gated, GroupFilter, Reward, RewardFailure, Scorer, TaskData
+from grpo_lightning import CosineLength, DynamicSampling, Gated, GroupFilter, Reward, RewardFailure, Scorer
 from grpo_lightning.rewards.results import RewardResult
+from grpo_lightning.tasks.orders import Shuffled
 from grpo_lightning.types import FinishReason, Question, Sample
 
 
@@ -123,9 +124,11 @@ class AllButTheFirst(GroupFilter):
 def test_one_bad_question_does_not_end_a_run_with_dynamic_sampling(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = TaskData(Echo())
-    data.questions["train"] = Echo().questions("train")
-    alone = data.question(4).source  # all of the second round: every sample of it fails, and 4 of the step's 20
+    order, questions = Shuffled(), Echo().questions("train")
+    order.setup(questions, seed=0)
+    alone = questions[
+        order.next(range(4, 5))[0]
+    ].source  # all of the second round: every sample of it fails, and 4 of the step's 20
     reward = OneBadQuestion(alone)
     loop = {"dynamic_sampling": DynamicSampling(filter=AllButTheFirst())}
     fit(tmp_path, rewards=[reward], loop=loop, trainer={"max_epochs": 2})

@@ -63,12 +63,28 @@ def fake_fit(arguments: list[str], log: Path) -> int:
     return 0
 
 
+def test_a_grid_crosses_every_arm(tmp_path: Path):
+    grid = {"model.optimizer.lr": [1e-4, 3e-4], "loop.stop": ["FixedPasses", "KLAbove"]}
+    crossed = tool.Experiment.read(write(tmp_path / "crossed", arms={"mu 1": {"loop.mu": 1}, "mu 2": {}}, grid=grid))
+    assert [*crossed.arms][:5] == [
+        *(f"mu 1, lr {lr}, stop {stop}" for lr in ("0.0001", "0.0003") for stop in ("FixedPasses", "KLAbove")),
+        "mu 2, lr 0.0001, stop FixedPasses",
+    ]
+    run = crossed.run("mu 1, lr 0.0003, stop KLAbove", 7, Path("runs"))
+    assert run.arguments[-5:-2] == ["--loop.mu=1", "--model.optimizer.lr=0.0003", "--loop.stop=KLAbove"]
+    assert run.folder == Path("runs/mu_1_lr_0.0003_stop_klabove/7")
+    alone = tool.Experiment.read(write(tmp_path / "alone", arms=None, grid={"loop.mu": [1, 4]}))
+    assert alone.arms == {"mu 1": {"loop.mu": 1}, "mu 4": {"loop.mu": 4}}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"arms": {"a b": {}, "A-B": {}}}, "letters and digits differ"),
         ({"arms": {}}, "the arms need names"),
         ({"seeds": []}, "one seed or more"),
+        ({"grid": {"loop.mu": 2}}, "give a list of values for each option, not 2"),
+        ({"arms": None}, "metrics, and arms or a grid"),
         ({"metric": ["val/x"]}, "nothing else"),
         ({"metrics": ["val/x:median"]}, "metric 'val/x:median'"),
         ({"x": "hours"}, "x: hours: give any of step"),

@@ -10,8 +10,9 @@ import pytest
 import torch
 from helpers.fitting import Digits, Echo, Gradients, Minibatches, fit, of_updates, relative, scalars
 
-from grpo_lightning import GRPOModule, RewardResult, Sample, TaskData
+from grpo_lightning import GRPOModule, RewardResult, Sample
 from grpo_lightning.maths.stopping import ObjectivePlateau
+from grpo_lightning.tasks.orders import Shuffled
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 
 
@@ -113,15 +114,19 @@ def test_too_many_bad_updates_stop_the_run_and_name_token_and_reward(tmp_path: P
 
 
 def test_every_pass_over_the_data_has_its_own_order_and_no_question_is_lost() -> None:
-    data = TaskData(Echo(), seed=3)
-    data.questions["train"] = Echo().questions("train")
-    drawn = [data.question(index).source for index in range(72)]
+    def order() -> Shuffled:
+        shuffled = Shuffled()
+        shuffled.setup(Echo().questions("train"), seed=3)
+        return shuffled
+
+    drawn = order().next(range(72))
     passes = [drawn[first : first + 24] for first in (0, 24, 48)]
-    assert all(sorted(sources) == sorted(passes[0]) for sources in passes)
-    assert len({tuple(sources) for sources in passes}) == 3
-    resumed = TaskData(Echo(), seed=3)
-    resumed.questions["train"] = data.questions["train"]
-    assert [resumed.question(index).source for index in range(30, 72)] == drawn[30:]
+    assert all(sorted(rows) == [*range(24)] for rows in passes)
+    assert len({tuple(rows) for rows in passes}) == 3
+    assert order().next(range(30, 72)) == drawn[30:]
+    # Runs of earlier versions go on in the order that they had.
+    orders = [torch.randperm(24, generator=torch.Generator().manual_seed(3 * 1_000_003 + i)).tolist() for i in range(3)]
+    assert passes == orders
 
 
 class Fading(Digits):

@@ -10,6 +10,7 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.scorer import Scorer
 from grpo_lightning.tasks.base import Task
+from grpo_lightning.tasks.orders import QuestionOrder
 from grpo_lightning.training.data import QUESTION, TaskData
 from grpo_lightning.types import Prompt, Question, UsageError, require
 
@@ -31,6 +32,7 @@ class PromptDataModule(TaskData):
             with `validations`, leaves them alone.
         val_batch_size: Questions validated at once.
         seed: Seed of the order of the training questions.
+        order: Which training question is asked next.
         environment: What answers the policy, so that a completion has several turns: an `Environment`, or the import
             path of a class whose methods are tools, such as `my_tools.Calculator`. By default it is the task, if that
             is an `Environment` too; else there is one turn.
@@ -50,14 +52,14 @@ class PromptDataModule(TaskData):
         val_limit: int | None = None,
         val_batch_size: int = 64,
         seed: int = 0,
+        order: QuestionOrder | None = None,
         environment: Environment | str | None = None,
         limits: Limits | None = None,
         validations: dict[str, Benchmark] | None = None,
     ) -> None:
         most = val_limit or None if validations else val_limit
-        super().__init__(
-            task, template, template_file, chat, system, answer_prefix, skip_long, most, val_batch_size, seed
-        )
+        prompts = (task, template, template_file, chat, system, answer_prefix, skip_long)
+        super().__init__(*prompts, most, val_batch_size, seed, order)
         self.val_limit, self.validations = val_limit, validations or {}
         if val_limit == 0:
             self.questions["val"] = []

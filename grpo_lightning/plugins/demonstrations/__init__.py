@@ -1,0 +1,1 @@
+"""Gold completions: supervised fine-tuning, and demonstrations among GRPO's completions."""

@@ -1,0 +1,57 @@
+"""The QuestionOrder family: which training question is asked next."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from grpo_lightning.types import Question
+
+
+class QuestionOrder(ABC):
+    """The order of the training questions. All ranks ask it alike and tell it the rewards of all: it is one order."""
+
+    questions: Sequence[Question]
+    seed: int
+
+    def setup(self, questions: Sequence[Question], seed: int) -> None:
+        """Takes the questions to choose from, before the first is asked and before `load_state_dict`."""
+        self.questions, self.seed = questions, seed
+
+    @abstractmethod
+    def next(self, ids: range) -> list[int]:
+        """The rows of the questions that are asked under `ids`, which count questions from 0 and key random numbers."""
+
+    def observe(self, rewards: Mapping[int, Sequence[float]]) -> dict[str, float]:
+        """Learns from a step as its rollouts are taken; returns metrics of the order by their whole names.
+
+        Args:
+            rewards: What decides what is right, of the completions of each id, by rising ids. NaN: scoring failed.
+        """
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold, questions that are asked and not observed yet too. The same on every rank."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned, perhaps that of another order."""
+
+
+class Shuffled(QuestionOrder):
+    """Every question once per pass over the data; each pass has its own order."""
+
+    def __init__(self) -> None:
+        self._pass: tuple[int, list[int]] = (-1, [])
+
+    def next(self, ids: range) -> list[int]:
+        """A pure function of the ids."""
+        return [self._row(id) for id in ids]
+
+    def _row(self, id: int) -> int:
+        cycle, position = divmod(id, len(self.questions))
+        if self._pass[0] != cycle:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + cycle)
+            self._pass = cycle, torch.randperm(len(self.questions), generator=generator).tolist()
+        return self._pass[1][position]
