@@ -27,6 +27,8 @@ class RolloutEngine(ABC):
     """True if it decodes with the policy's own weights, which are then whole on every rank while it generates.
 
     An engine with weights of its own copies them in `sync`, and finds whole weights only there."""
+    draws_elsewhere: ClassVar[bool] = False
+    """True if `generate` needs nothing of this process but a thread that waits: it may run while the policy learns."""
     gathers_weights: ClassVar[bool] = False
     """True if its `sync` assembles sharded weights itself, with `named_weights`: then no rank holds all of them."""
     gap_causes: ClassVar[str] = ""

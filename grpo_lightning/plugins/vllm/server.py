@@ -45,7 +45,7 @@ class VLLMServerEngine(RolloutEngine):
         wait: Seconds to wait at the beginning for servers that are still starting.
     """
 
-    gathers_weights = True
+    draws_elsewhere = gathers_weights = True
 
     gap_causes = (
         "Likely causes: a server has another model than model.policy.path, or computes this architecture in another "
