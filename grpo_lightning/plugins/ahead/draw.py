@@ -14,7 +14,7 @@ from grpo_lightning.rewards.scorer import Scoring
 from grpo_lightning.types import FinishReason, Prompt, RandomKey, Sample
 
 LOOK_SECONDS = 0.1
-NAMES = ("text", "token_ids", "stop_string", "logp")  # of a sample, in a checkpoint
+NAMES = ("text", "token_ids", "stop_string", "logp", "versions")  # of a sample, in a checkpoint
 
 
 class Draw(Thread):

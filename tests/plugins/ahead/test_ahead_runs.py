@@ -28,7 +28,7 @@ data:
   task: {{class_path: Arithmetic, init_args: {{num_train: 10, num_val: 8}}}}
 loop: {{group_size: 4, prompts_per_step: 4, mu: 2, num_minibatches: 2}}
 checkpoint: {{every_n_steps: 1}}
-inspector: {{every_n_steps: 0}}
+inspect: {{every_n_steps: 9}}
 """
 
 
