@@ -41,9 +41,10 @@ class Adaptive(QuestionOrder):
         return {}
 
     def next(self, ids: range) -> list[int]:
-        """As `QuestionOrder.next`."""
+        """As `QuestionOrder.next`; what is asked already stays so, as a source that resumes asks it again."""
         for id in ids:
-            self.asked[id] = self.choose(id)
+            if id not in self.asked:
+                self.asked[id] = self.choose(id)
         return [self.asked[id] for id in ids]
 
     def observe(self, rewards: Mapping[int, Sequence[float]]) -> dict[str, float]:
