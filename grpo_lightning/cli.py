@@ -45,8 +45,10 @@ refusal = optional("plugins.mistakes.imports:refusal") or str
 refused_argument = optional("plugins.mistakes.options:refused_argument") or UsageError
 """From an exception to its message, and to the user's mistake behind it."""
 
-PLUGINS = ("fast", "verifier", "learned", "methods", "process", "conversations", "distillation", "stale", "orders")
-PLUGINS += ("demonstrations", "ahead", "vllm")
+PLUGINS = (
+    *("fast", "verifier", "learned", "methods", "process", "conversations", "distillation", "stale", "ahead"),
+    *("orders", "demonstrations", "vllm"),
+)
 FAMILIES = ("maths", "tasks", "rewards", "policy", "engines", *(f"plugins.{name}" for name in PLUGINS))
 """The folders of the families. A class in any of their files is known by its short name in YAML."""
 

@@ -70,7 +70,7 @@ def test_the_tests_of_the_core_import_no_plugin() -> None:
 PLUGINS = {
     "process": {"verifier", "learned"},
     "conversations": {"benchmarks"},
-    "planning": {"fast"},
+    "planning": {"fast", "distillation"},
     "vllm": {"fast"},
     "display": {"inspect"},
     "inspect": {"mistakes"},

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from grpo_lightning.maths.ragged import segment_sum, spread
-from grpo_lightning.maths.reward_batch import EQUAL, RewardBatch, weighted_sum
+from grpo_lightning.maths.reward_batch import EQUAL, RewardBatch
 from grpo_lightning.types import at_least
 
 ROUNDING = 1e-6  # a deviation at most this fraction of the largest in its group is rounding
@@ -138,32 +138,6 @@ class Sign(AdvantageEstimator):
         size = deviation.abs()
         largest = size.new_zeros(num_groups).scatter_reduce(0, group, size, "amax")
         return torch.where(size > self.dead_zone + ROUNDING * largest[group], deviation.sign(), 0.0)
-
-
-class PerRewardStd(GroupStd):
-    """GDPO: each reward is normalised over the group by itself, then their weighted sum over the batch.
-
-    For several rewards: one of large spread does not drown one of small spread (arXiv 2601.05242, Sec. 3).
-    A_i = sum_k weight_k (r_ik - mean(r_k)) / (std(r_k) + eps) and Â_i = A_i / (std of A over the batch + eps).
-    The mean of A over the batch, which the paper subtracts, is 0 already.
-
-    Args:
-        advantage_eps: Added to the standard deviations.
-        std: Standard deviation over the group, as in `GroupStd`. Over the batch it is the population's.
-    """
-
-    def estimate(self, reward: Tensor, group: Tensor, num_groups: int) -> Tensor:
-        return over_batch(super().estimate(reward, group, num_groups), self.advantage_eps)
-
-    def per_token(self, rewards: RewardBatch) -> Tensor:
-        advantage = torch.zeros_like(rewards.total)
-        valid = ~rewards.total.isnan()
-        group = rewards.group[valid]
-        if valid.any():
-            one = super().estimate
-            each = [one(value, group, int(group.max()) + 1) for value in rewards.value[:, valid]]
-            advantage[valid] = over_batch(weighted_sum(rewards.weight, torch.stack(each)), self.advantage_eps)
-        return spread(advantage.float(), rewards.lengths)
 
 
 def centred(reward: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:

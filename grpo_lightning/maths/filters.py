@@ -10,7 +10,7 @@ from torch import Tensor
 from grpo_lightning.maths.advantages import has_spread
 from grpo_lightning.maths.prepared import Prepared
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.types import TOTAL, at_least, require
+from grpo_lightning.types import TOTAL, at_least
 
 ENTROPY_RANK = "entropy_rank"  # column: the fraction of the step's tokens, of all ranks, where π_old has less entropy
 
@@ -86,25 +86,6 @@ class Truncated(TokenMask):
 
     def __call__(self, rollouts: Rollouts) -> Tensor:
         return rollouts.spread(~rollouts.truncated)
-
-
-class TopEntropy(TokenMask):
-    """Keeps the tokens at which π_old has most entropy, of all tokens of the step (arXiv 2506.01939).
-
-    Those are the forks of a solution; in the paper, learning from them alone is as good or better.
-
-    Args:
-        fraction: ρ, the fraction of tokens that stay; 0.2 in the paper.
-    """
-
-    reads_entropy = True
-
-    def __init__(self, fraction: float = 0.2) -> None:
-        require(0 < fraction <= 1, f"fraction={fraction} of TopEntropy: give more than 0 and at most 1, e.g. 0.2")
-        self.fraction = fraction
-
-    def __call__(self, rollouts: Rollouts) -> Tensor:
-        return rollouts.columns[ENTROPY_RANK] >= 1 - self.fraction
 
 
 def mask_factor(masks: Sequence[TokenMask], rollouts: Rollouts) -> Tensor:

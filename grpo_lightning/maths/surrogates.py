@@ -11,7 +11,7 @@ from grpo_lightning.maths.kl import log_ratio
 from grpo_lightning.maths.prepared import Prepared
 from grpo_lightning.maths.ragged import segment_mean
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.types import at_least, require
+from grpo_lightning.types import require
 
 
 @dataclass(slots=True)
@@ -104,28 +104,6 @@ class CISPO(Surrogate):
         return result
 
 
-class SAPO(Surrogate):
-    """SAPO: Â * sigmoid(τ (ratio - 1)) * 4/τ, a soft gate instead of a clip (arXiv 2511.20347, Eq. 5-6).
-
-    The push of a token fades with the distance of its ratio from 1 instead of ending at a bound. At ratio 1 the
-    gradient is that of `Clipped`.
-
-    Args:
-        tau_good: τ where Â > 0.
-        tau_bad: τ elsewhere; larger, so that bad tokens fade sooner.
-    """
-
-    def __init__(self, tau_good: float = 1.0, tau_bad: float = 1.05) -> None:
-        require(tau_good > 0, f"tau_good={tau_good}: give more than 0; the paper takes 1.0")
-        require(tau_bad > 0, f"tau_bad={tau_bad}: give more than 0; the paper takes 1.05")
-        self.tau_good, self.tau_bad = tau_good, tau_bad
-
-    def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
-        ratio = log_ratio(logp, old_logp).exp()
-        tau = torch.where(rollouts.advantage > 0, self.tau_good, self.tau_bad)
-        return SurrogateResult.unbounded(rollouts.advantage * torch.sigmoid(tau * (ratio - 1)) * 4 / tau)
-
-
 class SequenceClipped(Surrogate):
     """GSPO: `Clipped` with the ratio of the sequence, s_i = exp(mean over t of log(π_θ/π_old)), for each of its tokens.
 
@@ -158,37 +136,6 @@ class SequenceClippedToken(SequenceClipped):
 
     def ratio(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> Tensor:
         return super().ratio(logp.detach(), old_logp, rollouts) * (logp - logp.detach()).exp()
-
-
-class OffPolicyMask(Surrogate):
-    """Leaves out bad completions that the policy has moved away from: mean over t of log(π_old/π_θ) above `threshold`.
-
-    For many updates per step: pushing down what the policy no longer writes only unsettles it. This is the off-policy
-    sequence masking of DeepSeek-V3.2 (arXiv 2512.02556, Sec. 3.1); the KL term stays.
-
-    Args:
-        surrogate: The per-token objective of the other completions; by default `Clipped`.
-        threshold: δ, in nats per token.
-    """
-
-    def __init__(self, surrogate: Surrogate | None = None, threshold: float = 0.1) -> None:
-        at_least("threshold", threshold, 0, "OffPolicyMask")
-        self.surrogate, self.threshold = surrogate or Clipped(), threshold
-        self.reads_old_logp = self.surrogate.reads_old_logp
-        self.moves_without_advantage = self.surrogate.moves_without_advantage
-
-    def prepare(self, rollouts: Rollouts) -> dict[str, Tensor]:
-        return self.surrogate.prepare(rollouts)
-
-    def __call__(self, logp: Tensor, old_logp: Tensor, rollouts: Rollouts) -> SurrogateResult:
-        result = self.surrogate(logp, old_logp, rollouts)
-        away = rollouts.spread(segment_mean(log_ratio(old_logp, logp.detach()), rollouts.lengths))
-        masked = (away > self.threshold) & (rollouts.advantage < 0)
-        result.value = torch.where(masked, 0.0, result.value)
-        # Not in place: a surrogate without bounds gives the same tensor for all three.
-        result.clipped_low = result.clipped_low | masked
-        result.clipped_high = result.clipped_high & ~masked
-        return result
 
 
 def bounds(clip_low: float | None, clip_high: float | None) -> tuple[float, float]:

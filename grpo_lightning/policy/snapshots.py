@@ -24,6 +24,8 @@ class PolicySnapshot(nn.Module, ABC):
     """True if it equals the policy right after `refresh`: as π_old it then makes the first ratios 1."""
     is_proximal: bool = False
     """True if it is π_old of rollouts of an earlier policy too. If not, that is what their sampler recorded."""
+    stays: bool = False
+    """True if it is another model, which `refresh` does not move."""
 
     @property
     def exists(self) -> bool:
@@ -179,6 +181,8 @@ class AdapterOff(PolicySnapshot):
 
     The choice for π_ref of a policy with an adapter. It never moves; `FrozenCopy` and `MovingAverage` can.
     """
+
+    stays = True
 
     def scored(self, policy: Policy, rollouts: Rollouts, read: Any = None) -> TokenLogp:
         """As `Policy.forward`, by the base model."""

@@ -13,7 +13,6 @@ from grpo_lightning.maths.kl import K3
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, MovingAverage, PolicySnapshot
-from grpo_lightning.policy.teacher import Teacher
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.training import disk, internals
 from grpo_lightning.types import TOTAL, UsageError, require
@@ -102,7 +101,8 @@ def check_module(module: Any, old_policy: PolicySnapshot | None, reference: Poli
     if isinstance(reference, AdapterOff) and policy.adapter is None:
         raise UsageError(f"model.reference={without} FrozenCopy, or set model.policy.adapter")
     require(not isinstance(old_policy, AdapterOff), f"model.old_policy={without} RecordedLogp")
-    require(not isinstance(old_policy, Teacher), "model.old_policy=Teacher: it is another model. Use model.reference")
+    stays = old_policy is not None and old_policy.stays
+    require(not stays, f"model.old_policy={type(old_policy).__name__}: it is another model. Use model.reference")
 
 
 def check_loop(loop: GRPOLoop, module: Any) -> None:
@@ -112,7 +112,7 @@ def check_loop(loop: GRPOLoop, module: Any) -> None:
             f"loop.group_size={loop.group_size}: give 2 or more; {type(module.advantage).__name__} compares the "
             "completions of one prompt"
         )
-    if loop.steps_per_iteration and isinstance(module.reference, (AdapterOff, Teacher)):
+    if loop.steps_per_iteration and module.reference and module.reference.stays:
         raise UsageError(
             f"loop.steps_per_iteration={loop.steps_per_iteration}: {type(module.reference).__name__} stays as it is. "
             "Set model.reference=FrozenCopy, or loop.steps_per_iteration=null"

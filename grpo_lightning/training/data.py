@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 import torch
@@ -14,7 +14,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from grpo_lightning import ranks
 from grpo_lightning.engines.sampler import Sampler, SingleTurn
 from grpo_lightning.engines.sampling import Sampling
-from grpo_lightning.grpo.explore import Explorer
 from grpo_lightning.grpo.step import Minibatch, Observer, Step
 from grpo_lightning.policy.chat import chat_text
 from grpo_lightning.policy.policy import Policy
@@ -44,16 +43,6 @@ class PromptBatch:
     def to(self, device: torch.device | str) -> "PromptBatch":
         """Itself: it holds no tensors."""
         return self
-
-
-class NamedValidation(Protocol):
-    """A validation of data of its own."""
-
-    def evaluation(self, explorer: Explorer, sampling: Sampling) -> Any:
-        """The `Evaluation` of a run that explores so."""
-
-    def loader(self, name: str) -> "PromptLoader":
-        """Its prompts in batches."""
 
 
 @dataclass
@@ -130,8 +119,8 @@ class TaskData(L.LightningDataModule, Observer):
         self.seed, self.order = seed, order or Shuffled()
         self.sampler: Sampler = SingleTurn()
         """Makes samples of what the engine draws."""
-        self.validations: Mapping[str, NamedValidation] = {}
-        """Validations beside the main one, by name."""
+        self.validations: Mapping[str, Any] = {}
+        """Validations beside the main one, by name: each has `evaluation(explorer, sampling)` and `loader(name)`."""
         self.train_loader: Iterable[Minibatch] | None = None
         """What `fit` trains on; the loop sets it."""
         self._policy: Policy | None = None

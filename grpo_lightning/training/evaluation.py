@@ -16,7 +16,7 @@ from torchmetrics import MeanMetric, Metric
 
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.grpo.explore import Explorer
-from grpo_lightning.maths.metrics import half_width, majority_at_k, nan_mean, pass_at_k
+from grpo_lightning.maths.metrics import majority_at_k, nan_mean, pass_at_k
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.base import Reward, measured_by, title_of
 from grpo_lightning.rewards.results import Scores
@@ -24,6 +24,7 @@ from grpo_lightning.rewards.scorer import Scorer, Scoring
 from grpo_lightning.sandbox.pool import WorkerPool
 from grpo_lightning.training import internals
 from grpo_lightning.training.data import PromptBatch
+from grpo_lightning.training.half_width import HalfWidth
 from grpo_lightning.types import Prompt, RandomKey, Sample, UsageError, at_least
 
 STEP = 2**32 - 1
@@ -58,26 +59,6 @@ class Answer:
     sample: Sample
     greedy: bool
     version: int  # `Policy.version` of the weights that drew it
-
-
-class HalfWidth(Metric):
-    """Half the 95 % interval of a mean over questions, as in `half_width`, over all ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("count", "total", "squares"):
-            self.add_state(name, torch.tensor(0.0), dist_reduce_fx="sum")
-
-    def update(self, value: float) -> None:
-        """Adds a question's value, unless it is NaN."""
-        if not math.isnan(value):
-            self.count += 1
-            self.total += value
-            self.squares += value * value
-
-    def compute(self) -> torch.Tensor:
-        """The half; NaN below two questions."""
-        return torch.tensor(half_width(int(self.count), float(self.total), float(self.squares)))
 
 
 class Evaluation(torch.nn.Module):
@@ -229,8 +210,8 @@ class EvaluatingModule(L.LightningModule):
         place = "test" if self.trainer.testing else "val"
         place += f"/{batch.validation}" if batch.validation else ""
         metrics: dict[str, Any] = {f"{place}/{name}": metric for name, metric in evaluation.metrics.items()}
-        options = {"on_step": False, "on_epoch": True, "add_dataloader_idx": False}
-        self.log_dict(metrics, **options, batch_size=len(batch.prompts))
+        size = len(batch.prompts)
+        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=size, add_dataloader_idx=False)
 
     def validated(self) -> dict[str, float]:
         """What the last validation found, as `avg@k` or `NAME/avg@k`. Every rank must call it."""

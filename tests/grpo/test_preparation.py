@@ -7,16 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.contracts import needs
 from helpers.tiny import forced_logp, policy_of, prompts_of, teacher_forced
 from torch import Tensor
 
 from grpo_lightning import GroupMean, Objective, Pack, Policy, Rollouts, Sampling, SingleTurn, TokenMean, ranks
+from grpo_lightning.command.overview import optional
 from grpo_lightning.grpo.prepare import prepare
-from grpo_lightning.maths.filters import ENTROPY_RANK, TopEntropy, Truncated
+from grpo_lightning.maths.filters import ENTROPY_RANK, Truncated
 from grpo_lightning.maths.kl import K1, KLPenalty
 from grpo_lightning.maths.packs import minibatch_of_rows
 from grpo_lightning.maths.reward_batch import RewardBatch
 from grpo_lightning.policy.snapshots import FrozenCopy, RecordedLogp
+
+TopEntropy: Any = optional("TopEntropy")
 
 LENGTHS = [4, 9, 1, 6, 2, 5, 3, 7]
 GROUP = [0, 0, 1, 1, 2, 2, 3, 3]
@@ -159,6 +163,7 @@ def test_a_kl_penalty_changes_the_rewards_of_all_completions(policy: Policy) -> 
     assert sorted(row for pack in packs[0] for row in pack.rollouts.row.tolist()) == list(range(8))
 
 
+@needs(TopEntropy)
 def test_the_rank_by_entropy_is_the_fraction_of_tokens_with_less_and_masks_reach_the_weights(policy: Policy) -> None:
     rollouts, packs = cut(policy, objective=Objective(beta=0.1, masks=[Truncated(), TopEntropy(0.5)]))
     prompts = rollouts.prompt_token_ids.split(rollouts.prompt_lengths.tolist())

@@ -27,15 +27,21 @@ VARIANTS: dict[str, Callable[[], Surrogate]] = {
     "Clipped twice": lambda: surrogates.Clipped(0.2, 0.28, dual_clip=3.0),
     "SequenceClipped without bounds": lambda: surrogates.SequenceClipped(None, None),
     "CISPO with both bounds": lambda: surrogates.CISPO(0.5, 0.5),
-    "OffPolicyMask of Reinforce": lambda: surrogates.OffPolicyMask(surrogates.Reinforce(), 0.0),
-    "OffPolicyMask of dual clip": lambda: surrogates.OffPolicyMask(surrogates.Clipped(dual_clip=1.5), 0.0),
 }
+if OffPolicyMask := optional("OffPolicyMask"):
+    VARIANTS["OffPolicyMask of Reinforce"] = lambda: OffPolicyMask(surrogates.Reinforce(), 0.0)
+    VARIANTS["OffPolicyMask of dual clip"] = lambda: OffPolicyMask(surrogates.Clipped(dual_clip=1.5), 0.0)
 examples = load_example("methods_of_2026")
 VARIANTS |= {f"{name}, an example": getattr(examples, name) for name in ("UP", "FIPO", "ClipCov", "KLCov", "DRO")}
 if DPPO := optional("DPPO"):
     VARIANTS["DPPO by KL"] = lambda: DPPO("kl", 0.02, 0.02)
 if TargetProbability := optional("TargetProbability"):
-    VARIANTS["OffPolicyMask of targets"] = lambda: surrogates.OffPolicyMask(TargetProbability())
+    VARIANTS["OffPolicyMask of targets"] = lambda: OffPolicyMask(TargetProbability())
+
+
+def needs(*found: Any) -> pytest.MarkDecorator:
+    """Skips a test where one of these classes of plugins, as `optional` finds them, is not there."""
+    return pytest.mark.skipif(None in found, reason="without plugins")
 
 
 def members(family: type) -> list[type]:

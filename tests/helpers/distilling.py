@@ -15,11 +15,11 @@ from grpo_lightning.plugins.conversations.data import PromptDataModule
 from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary
 from grpo_lightning.plugins.distillation.no_advantage import NoAdvantage
 from grpo_lightning.plugins.distillation.self_teacher import SelfTeacher
+from grpo_lightning.plugins.distillation.teacher import Teacher
 from grpo_lightning.plugins.distillation.teachers import Teachers
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy
-from grpo_lightning.policy.teacher import Teacher
 from grpo_lightning.tasks.base import Task
 from grpo_lightning.types import Question
 from helpers.fast import fit, policy_of

@@ -18,21 +18,12 @@ from torch import Tensor
 import grpo_lightning.training  # noqa: F401  # registers `fsdp2`
 from grpo_lightning import GRPOModule, KLAbove, Limits, Minibatch, Objective, Policy, Reward, Rollouts, Sampling, ranks
 from grpo_lightning.engines.scripted import ScriptedEngine
-from grpo_lightning.maths.advantages import AdvantageEstimator, BatchStd, GroupMean, GroupStd, LeaveOneOut, PerRewardStd
+from grpo_lightning.maths.advantages import AdvantageEstimator, BatchStd, GroupMean, GroupStd, LeaveOneOut
 from grpo_lightning.maths.corrections import TruncatedRatio
 from grpo_lightning.maths.entropy import FixedEntropy, NoEntropy
-from grpo_lightning.maths.filters import DynamicSampling, TokenMask, TopEntropy, Truncated
+from grpo_lightning.maths.filters import DynamicSampling, TokenMask, Truncated
 from grpo_lightning.maths.kl import K2, K3, ImportanceWeighted, KLEstimator, KLPenalty
-from grpo_lightning.maths.surrogates import (
-    CISPO,
-    SAPO,
-    Clipped,
-    OffPolicyMask,
-    Reinforce,
-    SequenceClipped,
-    SequenceClippedToken,
-    Surrogate,
-)
+from grpo_lightning.maths.surrogates import CISPO, Clipped, Reinforce, SequenceClipped, SequenceClippedToken, Surrogate
 from grpo_lightning.maths.weightings import (
     FixedLength,
     GroupTokenMean,
@@ -46,7 +37,11 @@ from grpo_lightning.plugins.conversations.reward import EnvironmentReward
 from grpo_lightning.plugins.fast.native import NativeEngine
 from grpo_lightning.plugins.methods.dppo import DPPO
 from grpo_lightning.plugins.methods.gmpo import GMPO
+from grpo_lightning.plugins.methods.off_policy_mask import OffPolicyMask
+from grpo_lightning.plugins.methods.per_reward_std import PerRewardStd
+from grpo_lightning.plugins.methods.sapo import SAPO
 from grpo_lightning.plugins.methods.target_probability import TargetProbability
+from grpo_lightning.plugins.methods.top_entropy import TopEntropy
 from grpo_lightning.plugins.methods.vespo import VESPO
 from grpo_lightning.plugins.process.supervision import ProcessSupervision
 from grpo_lightning.plugins.stale.source import StaleSource

@@ -174,11 +174,13 @@ SURROGATES: dict[type[Surrogate], tuple[Surrogate, Loop]] = {
     surrogates.Reinforce: (surrogates.Reinforce(), reinforce),
     surrogates.Clipped: (surrogates.Clipped(0.2, 0.1), ppo),
     surrogates.CISPO: (surrogates.CISPO(None, 0.1), cispo),
-    surrogates.SAPO: (surrogates.SAPO(), sapo),
     surrogates.SequenceClipped: (surrogates.SequenceClipped(0.1, 0.05), gspo),
     surrogates.SequenceClippedToken: (surrogates.SequenceClippedToken(0.1, 0.05), gspo_token),
-    surrogates.OffPolicyMask: (surrogates.OffPolicyMask(threshold=0.05), off_policy),
 }
+if SAPO := optional("SAPO"):
+    SURROGATES[SAPO] = SAPO(), sapo
+if OffPolicyMask := optional("OffPolicyMask"):
+    SURROGATES[OffPolicyMask] = OffPolicyMask(threshold=0.05), off_policy
 if TargetProbability := optional("TargetProbability"):
     SURROGATES[TargetProbability] = TargetProbability(0.97, 1.03), targets
 if GMPO := optional("GMPO"):

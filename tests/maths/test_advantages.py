@@ -1,10 +1,13 @@
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
+from helpers.contracts import needs
 from helpers.reward_batches import batch_of, float64_group_std
 
+from grpo_lightning.command.overview import optional
 from grpo_lightning.maths.advantages import (
     AdvantageEstimator,
     BatchStd,
@@ -12,10 +15,11 @@ from grpo_lightning.maths.advantages import (
     GroupStd,
     LeaveOneOut,
     NoBaseline,
-    PerRewardStd,
     Sign,
     has_spread,
 )
+
+PerRewardStd: Any = optional("PerRewardStd")
 
 
 def advantage(rewards: list[float], group: list[int] | None = None, **kwargs) -> list[float]:
@@ -90,6 +94,7 @@ def test_totals_that_differ_by_rounding_alone_are_equal(values: list[list[float]
         assert of(Sign(), rewards) == [-1, 1]
 
 
+@needs(PerRewardStd)
 def test_rewards_that_cancel_but_for_rounding_push_nothing():
     # Deviations of two thirds and minus two thirds, of which rounding is left, and the batch's std is no larger.
     batch = batch_of([[0.1, 0.2, 0.4]] * 3, [0.1, 0.2, -0.3], [0] * 3, [1] * 3)
@@ -161,6 +166,7 @@ def test_the_sum_of_rewards_is_what_a_group_is_compared_by():
     assert result.tolist() == pytest.approx([-1, -1, 0, 1, 1, 1])
 
 
+@needs(PerRewardStd)
 def test_per_reward_std_by_hand():
     # Rewards 1, 2, 3 and 300, 100, 200, each -1, 0, 1 and 1, -1, 0 when normalised; weights 1 and 2:
     # 1, -2, 1, of std sqrt(6/3) over the batch.
@@ -169,6 +175,7 @@ def test_per_reward_std_by_hand():
     assert PerRewardStd(advantage_eps=0).per_token(batch).tolist() == pytest.approx(expected)
 
 
+@needs(PerRewardStd)
 def test_per_reward_std_tells_apart_what_the_sum_does_not():
     # Beside a completion without any reward stands one with one of two, and in the other group one with both. By the
     # sums, 0 and 1 or 0 and 2, the groups look the same.
@@ -180,6 +187,7 @@ def test_per_reward_std_tells_apart_what_the_sum_does_not():
     assert apart == pytest.approx([-math.sqrt(0.4), math.sqrt(0.4), -math.sqrt(1.6), math.sqrt(1.6)])
 
 
+@needs(PerRewardStd)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("std", "ddof"), [("sample", 1), ("population", 0)])
 def test_per_reward_std_agrees_with_a_float64_loop(seed, std, ddof):

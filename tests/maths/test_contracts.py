@@ -55,7 +55,7 @@ SCALING = {
     advantages.GroupStd: INVARIANT,
     advantages.LeaveOneOut: EQUIVARIANT,
     advantages.NoBaseline: EQUIVARIANT,
-    advantages.PerRewardStd: INVARIANT,
+    optional("PerRewardStd"): INVARIANT,
     optional("MaxRL"): INVARIANT,
     optional("OPO"): EQUIVARIANT,
     optional("NoAdvantage"): INVARIANT,

@@ -3,15 +3,19 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.contracts import needs
 from helpers.tiny import rollouts_of, rows_of
 from torch import Tensor
 
-from grpo_lightning import Clipped, Diagnostics, Objective, Reinforce, Rollouts, TopEntropy, Truncated, spread
+from grpo_lightning import Clipped, Diagnostics, Objective, Reinforce, Rollouts, Truncated, spread
+from grpo_lightning.command.overview import optional
 from grpo_lightning.maths.entropy import FixedEntropy
 from grpo_lightning.maths.filters import TokenMask
 from grpo_lightning.maths.kl import K1, ImportanceWeighted
-from grpo_lightning.maths.surrogates import OffPolicyMask
 from grpo_lightning.maths.weightings import BatchSize, SequenceMean, TokenMean, TokenWeighting
+
+TopEntropy: Any = optional("TopEntropy")
+OffPolicyMask: Any = optional("OffPolicyMask")
 
 # Two prompts, G = 4.
 LENGTHS, GROUP = [3, 7, 1, 5, 2, 4, 6, 1], [0, 0, 0, 0, 1, 1, 1, 1]
@@ -209,6 +213,7 @@ def test_where_only_the_advantage_gives_a_gradient():
     assert not Objective(entropy=FixedEntropy(0.1)).learns_from_advantage_alone
 
 
+@needs(TopEntropy)
 def test_masks_take_the_weight_of_their_tokens_only():
     rollouts = rollouts_of([2, 1, 3], prompt_lengths=[2])
     rollouts.truncated = torch.tensor([False, False, True])
@@ -225,6 +230,7 @@ def test_masks_take_the_weight_of_their_tokens_only():
     assert weight(Truncated(), TopEntropy(0.2)) == pytest.approx([1 / 6, 0, 1 / 3, 0, 0, 0])
 
 
+@needs(TopEntropy)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_mask_leaves_the_gradients_of_other_tokens_as_they_are(seed):
     rollouts, logp = random_rollouts(seed)
@@ -303,6 +309,7 @@ def test_a_mask_may_be_a_factor():
     assert objective.token_weight(rollouts, BatchSize(1, 1, 3)).tolist() == pytest.approx([4 / 3, 1 / 12, 0])
 
 
+@needs(OffPolicyMask)
 def test_a_surrogate_may_move_tokens_without_advantage():
     class Penalty(Reinforce):
         moves_without_advantage = True

@@ -1,22 +1,26 @@
 import math
+from typing import Any
 
 import pytest
 import torch
+from helpers.contracts import needs
 from helpers.tiny import rollouts_of
 from torch import Tensor
 
+from grpo_lightning.command.overview import optional
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import (
     CISPO,
-    SAPO,
     Clipped,
-    OffPolicyMask,
     Reinforce,
     SequenceClipped,
     SequenceClippedToken,
     Surrogate,
     SurrogateResult,
 )
+
+SAPO: Any = optional("SAPO")
+OffPolicyMask: Any = optional("OffPolicyMask")
 
 # Worked examples of the write-up this project follows: π_old, Â, then rows of π_θ, ratio, clipped ratio and
 # clipped objective. The clipped ratio is min(ratio, clip(ratio)) for Â > 0 and max(...) for Â < 0.
@@ -229,6 +233,7 @@ def test_cispo_by_hand():
     assert gradient.tolist() == pytest.approx([0.5, -0.5])
 
 
+@needs(SAPO)
 def test_sapo_by_hand():
     # At ratio 1, sigmoid(0) 4/τ = 2/τ, and the gradient is Â. At ratio 2 with τ = 1: 4 sigmoid(1) = 2.924234, and the
     # gradient 4 sigmoid(1) sigmoid(-1) 2 = 1.572895. At ratio 0.5 with τ = 2: 2 sigmoid(-1) = 0.537883, and half of
@@ -238,6 +243,7 @@ def test_sapo_by_hand():
     assert gradient.tolist() == pytest.approx([1, 1.5728954, -1, -0.3932239])
 
 
+@needs(OffPolicyMask)
 def test_off_policy_mask_by_hand():
     # Mean log(π_old/π_θ): (log 2 + 0)/2 = 0.347 in the first, (log 2 - log 2)/2 = 0 in the second.
     ratio = [0.5, 1.0, 0.5, 2.0]
@@ -254,6 +260,7 @@ def test_off_policy_mask_by_hand():
     assert result.value.tolist() == pytest.approx([-r for r in ratio])
 
 
+@needs(OffPolicyMask)
 def test_off_policy_mask_of_a_surrogate_without_bounds_marks_one_of_them_only():
     result, _ = by_hand(OffPolicyMask(Reinforce(), threshold=0.3), [2, 1], [-1.0, -1.0], [0.5, 0.5, 1.0])
     assert result.clipped_low.tolist() == [True, True, False]

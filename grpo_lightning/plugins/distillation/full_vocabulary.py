@@ -12,10 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 from grpo_lightning.maths.kl import K3, KLEstimator
 from grpo_lightning.plugins.distillation.states import States
+from grpo_lightning.plugins.distillation.teacher import Teacher
 from grpo_lightning.policy.architecture import Head
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import PolicySnapshot
-from grpo_lightning.policy.teacher import Teacher
 from grpo_lightning.types import at_least, require
 
 CHUNK_ELEMENTS = 2**23

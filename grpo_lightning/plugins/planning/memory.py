@@ -22,6 +22,7 @@ from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.maths.entropy import NoEntropy
 from grpo_lightning.maths.kl import KLEstimator
 from grpo_lightning.maths.rollouts import Rollouts
+from grpo_lightning.plugins.distillation.teacher import Teacher
 from grpo_lightning.plugins.fast import kv_memory
 from grpo_lightning.plugins.fast.compute import Fast, has_full_attention
 from grpo_lightning.plugins.fast.kv_memory import GIB
@@ -31,7 +32,6 @@ from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.compute import TokenLogp
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy
-from grpo_lightning.policy.teacher import Teacher
 from grpo_lightning.training.module import GRPOModule
 
 # Sampling completions; passes without gradients over them; forward, backward and optimizer.

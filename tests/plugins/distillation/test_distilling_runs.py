@@ -17,8 +17,8 @@ from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.surrogates import Reinforce
 from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary
 from grpo_lightning.plugins.distillation.no_advantage import NoAdvantage
+from grpo_lightning.plugins.distillation.teacher import Teacher
 from grpo_lightning.plugins.inspect import read
-from grpo_lightning.policy.teacher import Teacher
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 

@@ -15,10 +15,10 @@ from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Reinforce
 from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary
 from grpo_lightning.plugins.distillation.self_teacher import SelfTeacher
+from grpo_lightning.plugins.distillation.teacher import Teacher
 from grpo_lightning.plugins.distillation.teachers import Teachers
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy
-from grpo_lightning.policy.teacher import Teacher
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 LENGTHS = [4, 9, 1, 6]

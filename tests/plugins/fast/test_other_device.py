@@ -12,9 +12,10 @@ from torch import Tensor
 
 from grpo_lightning import KLPenalty, LearnedReward, LeaveOneOut, Objective, RewardUpdate, Sampling, StepCheckpoint
 from grpo_lightning.maths.entropy import FixedEntropy
-from grpo_lightning.maths.filters import DynamicSampling, TopEntropy, Truncated
+from grpo_lightning.maths.filters import DynamicSampling, Truncated
 from grpo_lightning.maths.stopping import FirstOf, KLAbove, ObjectivePlateau
 from grpo_lightning.maths.surrogates import SequenceClipped
+from grpo_lightning.plugins.methods.top_entropy import TopEntropy
 from grpo_lightning.policy.snapshots import FrozenCopy, MovingAverage
 
 

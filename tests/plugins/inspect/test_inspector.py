@@ -22,11 +22,12 @@ from helpers.tiny import SPECIAL, STOP_IDS, rollouts_of
 import grpo_lightning
 from grpo_lightning import GRPOModule, Inspector, KLEstimator, Objective, Policy, RatioMask, Rollouts, Sample
 from grpo_lightning.maths.entropy import FixedEntropy
-from grpo_lightning.maths.filters import TopEntropy, Truncated
+from grpo_lightning.maths.filters import Truncated
 from grpo_lightning.maths.surrogates import Clipped, Surrogate
 from grpo_lightning.maths.weightings import TokenWeighting
 from grpo_lightning.plugins.inspect import read
 from grpo_lightning.plugins.inspect.record import CompletionRecord, GroupRecord, StepRecord
+from grpo_lightning.plugins.methods.top_entropy import TopEntropy
 from grpo_lightning.plugins.stale.source import StaleSource
 from grpo_lightning.policy.snapshots import FrozenCopy, Proximal
 from grpo_lightning.rewards.results import RewardResult

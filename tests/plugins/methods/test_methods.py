@@ -10,13 +10,13 @@ from helpers.tiny import rollouts_of
 from torch import Tensor
 
 from grpo_lightning.maths.advantages import AdvantageEstimator, GroupMean, GroupStd
-from grpo_lightning.maths.corrections import ProbabilityGap
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.surrogates import Clipped, Surrogate, SurrogateResult
 from grpo_lightning.plugins.methods.adaptive_entropy import AdaptiveEntropy, LinearEntropy
 from grpo_lightning.plugins.methods.dppo import DPPO
 from grpo_lightning.plugins.methods.gmpo import GMPO
 from grpo_lightning.plugins.methods.maxrl import MaxRL
+from grpo_lightning.plugins.methods.mismatch_masks import ProbabilityGap
 from grpo_lightning.plugins.methods.opo import OPO
 from grpo_lightning.plugins.methods.pass_at_k import PassAtK
 from grpo_lightning.plugins.methods.vespo import VESPO

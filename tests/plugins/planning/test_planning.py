@@ -19,6 +19,7 @@ from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.maths.kl import K2
 from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary
 from grpo_lightning.plugins.distillation.self_teacher import SelfTeacher
+from grpo_lightning.plugins.distillation.teacher import Teacher
 from grpo_lightning.plugins.distillation.teachers import Teachers
 from grpo_lightning.plugins.planning import memory, report
 from grpo_lightning.plugins.planning.memory import (
@@ -31,7 +32,6 @@ from grpo_lightning.plugins.planning.memory import (
     without_numbers,
 )
 from grpo_lightning.policy.snapshots import FrozenCopy
-from grpo_lightning.policy.teacher import Teacher
 from grpo_lightning.training.machine import LightningMachine
 
 # tiny.py's Llama: embedding and head; queries, output, keys, values, MLP and norms of two layers; the last norm.

@@ -12,7 +12,8 @@ from helpers.tiny import policy_of
 from torch import Tensor
 
 from grpo_lightning import FrozenCopy, Minibatch, Objective, Policy, Proximal, Sampling, ScriptedEngine, UsageError
-from grpo_lightning.maths.corrections import NoCorrection, RatioMask, TruncatedRatio
+from grpo_lightning.maths.corrections import NoCorrection, TruncatedRatio
+from grpo_lightning.plugins.methods.mismatch_masks import RatioMask
 from grpo_lightning.plugins.stale.source import EarlierWeights, StaleSource
 
 

@@ -22,7 +22,7 @@ class Teacher(FrozenCopy):
         trust_remote_code: Run Python code shipped with the model, as for the policy.
     """
 
-    is_policy = False
+    is_policy, stays = False, True
 
     def __init__(
         self, path: str, dtype: Literal["float32", "bfloat16"] = "float32", trust_remote_code: bool = False

@@ -5,7 +5,8 @@ import pytest
 import torch
 from helpers.tiny import rollouts_of
 
-from grpo_lightning.maths.filters import TopEntropy, Truncated
+from grpo_lightning.maths.filters import Truncated
+from grpo_lightning.plugins.methods.top_entropy import TopEntropy
 
 
 def test_truncated_leaves_out_whole_completions_by_hand():

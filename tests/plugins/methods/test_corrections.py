@@ -9,16 +9,9 @@ from helpers.tiny import rollouts_of
 from torch import Tensor
 
 from grpo_lightning import Clipped, Objective, Reinforce, Rollouts
-from grpo_lightning.maths.corrections import (
-    Correction,
-    GeometricMask,
-    NoCorrection,
-    ProbabilityGap,
-    RatioMask,
-    SequenceMask,
-    TruncatedRatio,
-)
+from grpo_lightning.maths.corrections import Correction, NoCorrection, TruncatedRatio
 from grpo_lightning.maths.mismatch import CLASSES, Mismatch
+from grpo_lightning.plugins.methods.mismatch_masks import GeometricMask, ProbabilityGap, RatioMask, SequenceMask
 
 
 def far_rollouts(seed: int = 0) -> Rollouts:

@@ -13,9 +13,9 @@ from grpo_lightning.maths.kl import K2
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Reinforce
+from grpo_lightning.plugins.distillation.teacher import Teacher
 from grpo_lightning.policy.adapter import LoRA
 from grpo_lightning.policy.policy import Policy
-from grpo_lightning.policy.teacher import Teacher
 from grpo_lightning.rewards.base import Reward
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.training.checks import check_loop
