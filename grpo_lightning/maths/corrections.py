@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from grpo_lightning.maths.kl import MAX_LOG_RATIO
 from grpo_lightning.maths.prepared import Prepared
 from grpo_lightning.maths.ragged import segment_sum, segments
 from grpo_lightning.maths.rollouts import Rollouts
