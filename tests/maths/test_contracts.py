@@ -10,7 +10,7 @@ from helpers.tiny import branching_rollouts
 from torch import Tensor
 
 import grpo_lightning
-from grpo_lightning import Diagnostics, KLEstimator, Rollouts, StopRule, UsageError
+from grpo_lightning import Diagnostics, KLEstimator, Rollouts, StopRule, TokenMask, UsageError
 from grpo_lightning.command.overview import optional
 from grpo_lightning.maths import (
     kl,
@@ -22,6 +22,14 @@ from grpo_lightning.maths.surrogates import Surrogate, SurrogateResult
 
 def each(family: type) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("cls", members(family), ids=lambda cls: cls.__name__)
+
+
+def positions_of(rows: list[int], lengths: Tensor) -> Tensor:
+    """Places of the tokens of these rows, in their order."""
+    first = [0]
+    for length in lengths.tolist():
+        first.append(first[-1] + length)
+    return torch.tensor([token for row in rows for token in range(first[row], first[row + 1])], dtype=torch.int64)
 
 
 def shuffled(count: int, seed: int) -> list[int]:
@@ -188,6 +196,19 @@ def test_kls_stay_finite_at_absurd_log_ratios(name):
 
 
 # Stop rules
+
+
+@each(TokenMask)
+@pytest.mark.parametrize("seed", range(2))
+def test_masks_say_of_each_token_whether_it_stays_and_follow_their_rows(cls, seed):
+    mask: TokenMask = make(cls)
+    rollouts = branching_rollouts(seed)
+    stays = mask(rollouts)
+    assert (stays.shape, stays.dtype) == (rollouts.token_ids.shape, torch.bool)
+    assert 0 < int(stays.sum()) < rollouts.num_tokens
+    order = shuffled(len(rollouts), seed)
+    for rows in (order, order[:5]):
+        assert mask(rollouts.select(torch.tensor(rows))).equal(stays[positions_of(rows, rollouts.lengths)])
 
 
 def random_updates(seed: int) -> list[Diagnostics]:
