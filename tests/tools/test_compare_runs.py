@@ -12,6 +12,11 @@ tool = load_tool("compare_runs")
 Metric = tool.Metric
 
 
+def test_a_run_that_does_not_count_is_a_dash():
+    arms = {"a": arm(scalars([0.5, 0.6])), "b": arm(scalars([0.7, 0.8], seconds=9.0))}
+    assert "| b | 1 | – | – |" in tool.markdown(tool.compare(arms, [Metric("val/x")], "seconds"))
+
+
 def test_bands_need_three_seeds_and_leave_gaps_out():
     runs = ([1.0, math.nan, 3.0], [2.0, 4.0], [3.0, 8.0])
     x, mean, half = tool.band([curve(scalars(values), "val/x", "step") for values in runs])
