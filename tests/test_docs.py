@@ -119,3 +119,8 @@ def test_every_metric_of_the_page_on_reading_a_run_is_documented():
     logged = {re.sub("<[a-z]+>", lambda found: filled[found[0]], name) for name in named}
     assert len(named) >= 30
     assert [name for name in sorted(logged) if not any(pattern(known).fullmatch(name) for known in NAMES)] == []
+
+
+def test_every_picture_of_it_is_shown():
+    shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", READING)
+    assert sorted(shown) == sorted(f"reading_a_run/{path.name}" for path in (ROOT / "docs/reading_a_run").iterdir())

@@ -11,6 +11,7 @@ from helpers.all_tokenizers import ALL, of
 from helpers.tiny import STOP_IDS, model_of, policy_of, prompts_of, requests_of
 
 from grpo_lightning import PlainEngine, Policy, RolloutEngine, Sampling, ScriptedEngine, StopStrings
+from grpo_lightning.engines.stop_strings import text_of
 from grpo_lightning.types import Completion, FinishReason, RandomKey, UsageError
 
 TRIALS = 15
@@ -74,6 +75,10 @@ def test_a_completion_ends_with_the_token_that_completes_a_string(kind: str) -> 
         assert cut.finish_reason is (FinishReason.LENGTH if expected is None else FinishReason.STOP)
         assert bool(cut.stop_string) is (expected is not None)
         assert stops.cut(cut) is cut
+        # What rewards see of it ends with the string, though its last token may not.
+        seen, written = text_of(cut, policy(kind, seed).tokenizer), text(kind, seed, cut.written)
+        assert seen == written[: first_end(written, [cut.stop_string] if cut.stop_string else [])]
+        assert seen.endswith(cut.stop_string)
         ended += expected is not None
     assert ended > TRIALS / 2
 

@@ -12,6 +12,11 @@ tool = load_tool("compare_runs")
 Metric = tool.Metric
 
 
+def test_a_run_that_does_not_count_is_a_dash():
+    arms = {"a": arm(scalars([0.5, 0.6])), "b": arm(scalars([0.7, 0.8], seconds=9.0))}
+    assert "| b | 1 | – | – |" in tool.markdown(tool.compare(arms, [Metric("val/x")], "seconds"))
+
+
 def test_bands_need_three_seeds_and_leave_gaps_out():
     runs = ([1.0, math.nan, 3.0], [2.0, 4.0], [3.0, 8.0])
     x, mean, half = tool.band([curve(scalars(values), "val/x", "step") for values in runs])
@@ -34,7 +39,7 @@ def test_from_event_files_to_table_and_picture(tmp_path: Path):
     assert step == "| more | 2 | 0.8 ± 1.3 | **+0.25 ± 0** \\* | 2 ± 0 | – |"
     # At 2 seconds, when plain has ended: 0.5 in both seeds, less 0.5 and 0.7.
     assert seconds == "| more | 2 | 0.5 ± 0 | -0.1 ± 1.3 | 4 ± 0 | – |"
-    assert "| plain | 2 | 0.6 ± 1.3 | – | never (0 of 2) | – |" in text
+    assert "| plain | 2 | 0.6 ± 1.3 | – | never (0 of 2) | – |" in text and "only k of n runs reached" in text
     with Image.open(out.with_suffix(".png")) as picture:
         assert picture.size == (600, 690)
     with pytest.raises(ValueError, match="no run has logged val/nothing; logged are optim/updates"):

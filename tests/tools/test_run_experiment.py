@@ -77,6 +77,18 @@ def test_a_grid_crosses_every_arm(tmp_path: Path):
     assert alone.arms == {"mu 1": {"loop.mu": 1}, "mu 4": {"loop.mu": 4}}
 
 
+def test_the_arms_file_lies_over_the_others_and_its_option_in_the_place_of_that_of_every_run(tmp_path: Path):
+    runs = tool.Experiment.read(write(tmp_path / "e")).runs(Path("runs/experiments/e"))
+    assert [(run.arm, run.seed) for run in runs] == [(arm, seed) for seed in (0, 7) for arm in EXPERIMENT["arms"]]
+    first, *others, folder = runs[2].arguments
+    assert [first, *others[:2]] == ["fit", "--config=configs/quickstart.yaml", "--config=configs/dapo.yaml"]
+    assert others[-4:] == [
+        '--model.rewards=[{"class_path": "MathVerifier"}]',
+        *("--trainer.max_epochs=5", "--loop.shuffle=true", "--seed_everything=0"),
+    ]
+    assert folder == "--trainer.default_root_dir=runs/experiments/e/dapo/0"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

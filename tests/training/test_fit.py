@@ -9,8 +9,9 @@ import lightning as L
 import pytest
 import torch
 from helpers.fitting import Digits, Echo, Gradients, Minibatches, fit, of_updates, relative, scalars
+from torch import Tensor
 
-from grpo_lightning import GRPOModule, RewardResult, Sample
+from grpo_lightning import GRPOModule, Pack, RewardResult, Sample, Watcher
 from grpo_lightning.maths.stopping import ObjectivePlateau
 from grpo_lightning.tasks.orders import Shuffled
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
@@ -102,6 +103,23 @@ def test_a_stop_rule_hides_no_bad_update_and_only_those_made_are_counted(tmp_pat
     seen = scalars(tmp_path)
     assert seen["optim/bad_updates"] == {1: 3}
     assert seen["optim/updates"][1] == 0
+
+
+class Seeing(Watcher, L.Callback):
+    """Counts what it sees, and logs a number per update."""
+
+    packs = 0
+
+    def see(self, pack: Pack) -> None:
+        self.packs += 1
+
+    def metrics(self, reduce: Any) -> dict[str, Tensor]:
+        return {"optim/seen": torch.tensor(float(self.packs))}
+
+
+def test_a_callback_that_is_a_watcher_sees_each_pack_and_adds_a_metric(tmp_path: Path) -> None:
+    fit(tmp_path, [Seeing()], loop={"max_tokens": 0})
+    assert scalars(tmp_path)["optim/seen"] == {0: 1, 1: 2, 2: 3}
 
 
 def test_too_many_bad_updates_stop_the_run_and_name_token_and_reward(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """What a run shows on the way: completions, configuration and metrics in any logger, the bar, and what stops it."""
 
+import io
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -155,6 +157,21 @@ def test_every_logger_gets_the_options(grpo: Grpo, tmp_path: Path) -> None:
     assert LOGGERS[-1].options["loop"]["group_size"] == 2
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["loop"]["group_size"] == 2
     assert len(LOGGERS[-1].tables) == 1
+
+
+# The bar.
+
+
+def test_an_error_has_a_line_of_its_own_below_a_bar(grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = io.StringIO()  # stdout and stderr in the order in which a terminal shows them
+    monkeypatch.setattr(sys, "stdout", both)
+    monkeypatch.setattr(sys, "stderr", both)
+    Path("fails.py").write_text("def score(sample):\n    raise KeyError\n")
+    reward = ["--model.rewards+=FunctionReward", "--model.rewards.function=fails.py:score"]
+    assert grpo("fit", "--trainer.enable_progress_bar=true", *reward)[0] == 1
+    lines = [line.rpartition("\r")[2] for line in both.getvalue().split("\n")]
+    (line,) = [line for line in lines if "grpo: error" in line]
+    assert line.startswith("grpo: error: reward score failed")
 
 
 # Monitors.

@@ -1,17 +1,19 @@
 """The precisions a policy may be trained in: how far they are from float32, and what must be exact in all of them."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.command import Grpo
 from helpers.fast import fit
-from helpers.fitting import checkpoint_of, scalars
-from helpers.tiny import model_of, tokenizer
+from helpers.fitting import checkpoint_of, relative, scalars
+from helpers.tiny import gradients, model_of, rollouts_of, tokenizer
 from safetensors.torch import load_file
+from torch import Tensor
 
-from grpo_lightning import Fast, FrozenCopy, Objective, PlainEngine, Policy, Sampling, TargetProbability
+from grpo_lightning import Fast, FrozenCopy, Objective, PlainEngine, Policy, Rollouts, Sampling, TargetProbability
 from grpo_lightning.maths.surrogates import Clipped, SequenceClipped, Surrogate
 from grpo_lightning.plugins.inspect.export import export
 
@@ -24,6 +26,8 @@ PRECISIONS = {
 
 LOGP_TOLERANCE = {"32-true": 1e-5, "bf16-mixed": 0.1, "bfloat16 weights": 0.1}
 """Largest error of a token's log-prob."""
+GRADIENT_TOLERANCE = {"32-true": 1e-5, "bf16-mixed": 0.03, "bfloat16 weights": 0.03}
+"""|g - g32| / |g32| over all parameters."""
 
 pytestmark = pytest.mark.filterwarnings("ignore:model.policy.dtype=bfloat16:UserWarning")
 
@@ -46,6 +50,11 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
         return found
 
     return policy
+
+
+def autocast(precision: str) -> AbstractContextManager[object]:
+    """What the trainer's precision does around a forward."""
+    return torch.autocast("cpu", torch.bfloat16) if PRECISIONS[precision][0] == "bf16-mixed" else nullcontext()
 
 
 def still(parameters: object) -> torch.optim.Optimizer:
@@ -92,6 +101,32 @@ def test_nothing_learned_leaves_every_ratio_at_one(
     for name in ("kl_old", "clip_low", "clip_high") if isinstance(surrogate, SequenceClipped) else ():
         assert set(seen[f"policy/{name}"].values()) == {0.0}, name
     assert "top_k" in str(options) or set(seen["policy/kl_ref"].values()) == {0.0}
+
+
+def score(policy: Policy, precision: str, rollouts: Rollouts) -> tuple[Tensor, dict[str, Tensor]]:
+    """Log-probs, and the gradient of their sum weighted by the advantage."""
+    policy.zero_grad()
+    rollouts.temperature = 0.8
+    with autocast(precision):
+        logp = policy(rollouts).logp
+    (logp * rollouts.advantage).sum().backward()
+    return logp.detach(), dict(gradients(policy))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("shares", [True, False], ids=["shared prefix", "rows"])
+@pytest.mark.parametrize("shape", ["llama", "gpt2"])
+def test_log_probs_and_gradients_are_near_float32(load: Load, shape: str, shares: bool, precision: str) -> None:
+    rollouts = rollouts_of([25, 9, 30, 17, 24, 3], [4, 6])
+    reference, policy = load(shape, "32-true"), load(shape, precision)
+    reference.shares_prefix, policy.compute.shares_prefix = False, shares
+    expected, expected_gradient = score(reference, "32-true", rollouts)
+    rollouts.layout = None
+    actual, gradient = score(policy, precision, rollouts)
+    assert actual.dtype == torch.float32
+    assert float((actual - expected).abs().max()) < LOGP_TOLERANCE[precision]
+    as_float = {name: value.float() for name, value in gradient.items()}
+    assert relative(as_float, expected_gradient) < GRADIENT_TOLERANCE[precision]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -50,7 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The record of the step is there, its checkpoint is not.
     assert len(read(folder / "two")) == 3
     (folder / "two" / "inspect" / "step-000007.jsonl").write_text("of a longer run\n")
-    (folder / "two" / "inspect" / "step-000003.jsonl.partial").write_text('{"step')
+    (folder / "two" / "inspect" / "step-000009.jsonl.partial").write_text('{"step')
     assert run({"two": [*FSDP2, LAST]}, folder) == {"two": 0}
     return folder
 

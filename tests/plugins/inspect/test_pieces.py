@@ -60,6 +60,7 @@ def test_any_tokens_in_any_order(kind: str) -> None:
         for _ in range(20):
             ids = [rng.randrange(len(tokenizer)) for _ in range(length)]
             assert "".join(pieces_of(tokenizer, ids)) == decode(tokenizer, ids)
+    assert pieces_of(tokenizer, []) == []
 
 
 def test_a_character_of_several_tokens_is_whole() -> None:

@@ -9,6 +9,8 @@ from helpers.adapters import adapted
 from helpers.tiny import policy_of
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from grpo_lightning import Policy, UsageError
 from grpo_lightning.plugins.vllm.named_weights import named_weights
@@ -67,3 +69,21 @@ def test_an_adapter_is_added_to_the_weights(shape: str) -> None:
 def test_dora_cannot_be_added() -> None:
     with pytest.raises(UsageError, match="NativeEngine"):
         dict(named_weights(adapted(dora=True)))
+
+
+def test_sharded_weights_are_assembled_one_at_a_time(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = dict(named_weights(policy_of()))
+    policy, assembled = policy_of(), []
+    policy.shard(mesh)
+    full_tensor = DTensor.full_tensor
+
+    def noted(self: DTensor, **kwargs: Any) -> Tensor:
+        assembled.append(self)
+        return full_tensor(self, **kwargs)
+
+    monkeypatch.setattr(DTensor, "full_tensor", noted)
+    for count, (name, weight) in enumerate(named_weights(policy), start=1):
+        assert len(assembled) == count
+        assert weight.equal(whole[name]) and not isinstance(weight, DTensor)
+    assert count == len(whole)
+    assert all(isinstance(parameter, DTensor) for parameter in policy.parameters())
