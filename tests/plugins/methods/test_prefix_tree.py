@@ -2,8 +2,7 @@ import pytest
 import torch
 from helpers.tiny import branching_rollouts, rows_of
 
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.plugins.methods.target_probability import PrefixTree
+from grpo_lightning import PrefixTree, Rollouts
 
 
 def test_a_tree_by_hand():

@@ -7,11 +7,7 @@ from helpers.fast import fit
 from helpers.fitting import of_updates
 from torch import Tensor
 
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.ragged import spread
-from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.surrogates import SurrogateResult
-from grpo_lightning.plugins.methods.target_probability import TargetProbability
+from grpo_lightning import Objective, Rollouts, SurrogateResult, TargetProbability, spread
 
 
 def rollouts_with(completions: list[list[int]], advantage: list[float], old: list[float]) -> Rollouts:
