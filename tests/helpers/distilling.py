@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import grpo_lightning.training  # noqa: F401  # registers `fsdp2`
 from grpo_lightning.maths.kl import K2
 from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.maths.surrogates import Reinforce
 from grpo_lightning.plugins.conversations.data import PromptDataModule
 from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary
@@ -81,6 +83,16 @@ def runs(folder: Path, parts: bool, **trainer: Any) -> dict[str, Any]:
         )
         found[name] = seen.updates
     return found
+
+
+def gradient(policy: Policy, reference: Any, rollouts: Rollouts, **options: Any) -> dict[str, Tensor]:
+    """That of a whole-vocabulary distillation of the rollouts."""
+    objective = Objective(Reinforce(), FullVocabulary(**options), beta=1.0)
+    rollouts = rollouts.with_columns({"advantage": torch.zeros(rollouts.num_tokens)})
+    policy.zero_grad()
+    scored = policy(rollouts, read=objective.kl.reading(reference, policy, rollouts))
+    objective(scored.logp, scored.entropy, rollouts, scored.read)[0].backward()
+    return {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
 
 
 def in_every_way(folder: Path) -> dict[str, dict[str, Any]]:

@@ -12,15 +12,8 @@ from helpers.fast import fit, policy_of
 from helpers.fitting import Digits, Gradients, KeepsSamples, checkpoint_of, relative, scalars
 from helpers.paths import ROOT
 
-from grpo_lightning.maths.kl import K2
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.surrogates import Reinforce
-from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary
-from grpo_lightning.plugins.distillation.no_advantage import NoAdvantage
-from grpo_lightning.plugins.distillation.teacher import Teacher
+from grpo_lightning import K2, FullVocabulary, NoAdvantage, Objective, Reinforce, RewardResult, StepCheckpoint, Teacher
 from grpo_lightning.plugins.inspect import read
-from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.distilling import gradient
 from helpers.fitting import relative
 from helpers.tiny import model_of, policy_of, rollouts_of, tokenizer
 from torch import Tensor, nn
@@ -12,8 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from grpo_lightning.maths.kl import K2, ImportanceWeighted, KLPenalty
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.maths.surrogates import Reinforce
 from grpo_lightning.plugins.distillation import full_vocabulary as module
 from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary
 from grpo_lightning.plugins.distillation.states import States
@@ -165,16 +164,8 @@ def test_tokens_that_no_model_writes_add_nothing() -> None:
     assert all(a.equal(b) and a.isfinite().all() for a, b in zip(*found.values(), strict=True))
 
 
-def distilled(policy: Policy, reference: Any, **options: Any) -> dict[str, Tensor]:
-    """The gradient of an update."""
-    rollouts = rollouts_of([4, 9, 1, 6], prompt_lengths=[3, 1])
-    objective = Objective(Reinforce(), FullVocabulary(**options), beta=1.0)
-    rollouts.advantage = torch.zeros_like(rollouts.advantage)
-    policy.zero_grad()
-    read = objective.kl.reading(reference, policy, rollouts)
-    scored = policy(rollouts, read=read)
-    objective(scored.logp, scored.entropy, rollouts, scored.read)[0].backward()
-    return {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+def distilled(policy: Policy, reference: Any) -> dict[str, Tensor]:
+    return gradient(policy, reference, rollouts_of([4, 9, 1, 6], prompt_lengths=[3, 1]))
 
 
 def test_a_frozen_copy_may_be_compared_with_too() -> None:

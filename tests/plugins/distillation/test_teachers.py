@@ -5,19 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.distilling import gradient
 from helpers.fitting import relative
 from helpers.tiny import policy_of, rollouts_of, tokenizer
-from torch import Tensor
 
-from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.packs import idle_pack
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.surrogates import Reinforce
-from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary
 from grpo_lightning.plugins.distillation.self_teacher import SelfTeacher
 from grpo_lightning.plugins.distillation.teacher import Teacher
 from grpo_lightning.plugins.distillation.teachers import Teachers
-from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
@@ -43,18 +39,8 @@ def samples_of(rollouts: Rollouts, columns: list[dict[str, Any]]) -> list[Sample
     ]
 
 
-def gradient(policy: Policy, reference: Any, rollouts: Rollouts) -> dict[str, Tensor]:
-    """That of the whole-vocabulary distillation of an update."""
-    objective = Objective(Reinforce(), FullVocabulary(), beta=1.0)
-    policy.zero_grad()
-    scored = policy(rollouts, read=objective.kl.reading(reference, policy, rollouts))
-    objective(scored.logp, scored.entropy, rollouts, scored.read)[0].backward()
-    return {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
-
-
 def test_each_row_has_its_teacher(tmp_path: Path) -> None:
     policy, rollouts = policy_of(), rollouts_of(LENGTHS, prompt_lengths=[3, 1])
-    rollouts.advantage = torch.zeros_like(rollouts.advantage)
     for name, seed, width in (("a", 1, 32), ("b", 2, 64), ("c", 3, 32)):
         policy_of(seed=seed, hidden_size=width).save_pretrained(tmp_path / name)
     names = ["b", "a", "a", "b"]
@@ -89,7 +75,6 @@ def test_the_policy_teaches_itself_from_another_prompt() -> None:
     rollouts = Rollouts.from_lists(
         own, [0, 1, 2, 3], [part.tolist() for part in rollouts.token_ids.split(LENGTHS)], columns=rollouts.columns
     )
-    rollouts.advantage = torch.zeros_like(rollouts.advantage)
     teacher = SelfTeacher("{question}is{answer}{hint}")
     teacher.begin(policy, samples)
     told = [f"Q{row}{row}is{row}{hint}A" for row, hint in enumerate(["xyz", "u", "", "t"])]

@@ -10,12 +10,7 @@ from helpers.fitting import of_updates, weights_of
 from helpers.loading import load_example
 from torch import Tensor
 
-from grpo_lightning.maths.advantages import GroupMean
-from grpo_lightning.maths.objective import Objective
-from grpo_lightning.plugins.methods.adaptive_entropy import AdaptiveEntropy
-from grpo_lightning.policy.snapshots import FrozenCopy
-from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
-from grpo_lightning.types import UsageError
+from grpo_lightning import AdaptiveEntropy, FrozenCopy, GroupMean, Objective, StepCheckpoint, UsageError
 
 methods = load_example("methods_of_2026")
 

@@ -7,8 +7,7 @@ from helpers.fast import fit
 from helpers.fitting import of_updates
 from torch import Tensor
 
-from grpo_lightning import Rollouts, SurrogateResult, TargetProbability, spread
-from grpo_lightning.maths.objective import Objective
+from grpo_lightning import Objective, Rollouts, SurrogateResult, TargetProbability, spread
 
 
 def rollouts_with(completions: list[list[int]], advantage: list[float], old: list[float]) -> Rollouts:
