@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "runs/warm_policy_run"
-STEPS = 240
+STEPS = 300
 
 
 def main() -> None:
@@ -22,7 +22,8 @@ def main() -> None:
     grpo = [sys.executable, "-m", "grpo_lightning"]
     task = ["--data.task=JsonPrompts", "--data.task.train=runs/longer_sums/train.jsonl"]
     files = [f"--config=configs/{name}.yaml" for name in ("quickstart", "warm_start")]
-    more = [f"--trainer.max_epochs={options.steps}", "--trainer.limit_val_batches=0", "--model.optimizer.lr=0.002"]
+    more = [f"--trainer.max_epochs={options.steps}", "--trainer.limit_val_batches=0"]
+    more += ["--model.optimizer.lr=0.002", "--model.lr_scheduler=WarmupCosine", "--model.sampling.max_new_tokens=48"]
     where = f"--trainer.default_root_dir={RUN}"
     shutil.rmtree(ROOT / RUN, ignore_errors=True)
     subprocess.run([*grpo, "fit", *files, *task, *more, where], cwd=ROOT, check=True)
