@@ -60,7 +60,8 @@ RECIPES = {
     "runs/slipping_policy": "tools/make_tiny_policy.py --digits 3 --mistakes columns --wrong 0.4 --updates 1000",
     "runs/plus_minus_policy": "tools/make_tiny_policy.py --operators +- --updates 1200",
     "runs/guess_policy": "tools/make_turns_policy.py --task guess",
-    "runs/sums_of_terms": "experiments/warm_start/make_data.py",
+    "runs/longer_sums": "experiments/warm_start/make_data.py",
+    "runs/warm_policy": "experiments/warm_start/make_policy.py",
     "runs/plus_reward_model": "tools/make_reward_model.py --policy runs/plus_minus_policy",
 }
 """How to make what experiments start from and ask, in this order; `--out` is added."""

@@ -1,54 +1,40 @@
-"""Writes sums with their worked solutions: train.jsonl and val.jsonl of several numbers of terms.
+"""Writes sums of numbers of three digits with their worked solutions; the tiny policy knows those of two digits.
 
-python experiments/warm_start/make_data.py --out runs/sums_of_terms
+python experiments/warm_start/make_data.py --out runs/longer_sums
 """
 
 import argparse
 import json
 import random
-from collections.abc import Sequence
+import sys
 from pathlib import Path
 
-HELD_OUT = 256
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+from make_tiny_policy import worked_solution
+
+NUM_TRAIN, NUM_VAL, NUM_SHORT = 4000, 256, 400
 
 
-def solution(numbers: Sequence[int]) -> str:
-    """The written method that the tiny policy knows for two numbers, column by column."""
-    columns, digits, carry = [], "", 0
-    for place in (1, 10):
-        column = [number // place % 10 for number in numbers]
-        value = sum(column) + carry
-        columns.append(f"{'+'.join(map(str, column))}{f'+{carry}' if carry else ''}={value}")
-        digits, carry = f"{value % 10}{digits}", value // 10
-    return f"<think>{' '.join(columns)}</think><answer>{int(f'{carry}{digits}')}</answer>"
-
-
-def rows(terms: Sequence[int], count: int, seed: int) -> list[dict[str, object]]:
-    """As many questions of each number of terms, all different, in turn."""
-    rng, seen, found = random.Random(seed), set[str](), list[dict[str, object]]()
-    while len(found) < count:
-        numbers = [rng.randrange(100) for _ in range(terms[len(found) % len(terms)])]
-        question = "+".join(map(str, numbers)) + "="
-        if question not in seen:
-            seen.add(question)
-            row = {"question": question, "answer": str(sum(numbers)), "terms": len(numbers)}
-            found.append(row | {"solution": solution(numbers)})
-    return found
+def row(left: int, right: int) -> dict[str, object]:
+    """A question; `digits` is that of its longer number."""
+    solution = worked_solution(f"{left}+{right}", wrong=0.0, rng=random.Random(0))
+    digits = len(str(max(left, right)))
+    return {"question": f"{left}+{right}=", "answer": str(left + right), "digits": digits, "solution": solution}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--terms", type=int, nargs="+", default=[3], help="numbers of terms to train on")
-    parser.add_argument("--val_terms", type=int, nargs="+", default=[3], help="numbers of terms to validate on")
-    parser.add_argument("--num_train", type=int, default=4000)
+    parser.add_argument("--short", action="store_true", help="train on some sums of two digits too")
     options = parser.parse_args()
     options.out.mkdir(parents=True)
-    val = rows(options.val_terms, HELD_OUT, seed=1)
-    held_out = {row["question"] for row in val}
-    train = [row for row in rows(options.terms, options.num_train, seed=0) if row["question"] not in held_out]
+    rng = random.Random(0)
+    pairs = dict.fromkeys((rng.randrange(100, 1000), rng.randrange(100, 1000)) for _ in range(NUM_TRAIN + NUM_VAL))
+    val, train = [*pairs][:NUM_VAL], [*pairs][NUM_VAL:]
+    if options.short:
+        train += [*dict.fromkeys((rng.randrange(10, 100), rng.randrange(10, 100)) for _ in range(NUM_SHORT))]
     for name, some in (("train", train), ("val", val)):
-        (options.out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+        (options.out / f"{name}.jsonl").write_text("".join(json.dumps(row(*pair)) + "\n" for pair in some))
 
 
 if __name__ == "__main__":

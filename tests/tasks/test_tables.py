@@ -47,7 +47,9 @@ def test_all_formats_give_the_same_questions(tmp_path: Path, ending: str):
     questions = JsonPrompts(train=str(path), answer_pattern=r"####\s*(.+)").questions("train")
     assert [question.text for question in questions] == [row["question"] for row in ROWS]
     assert [question.answer for question in questions] == GOLDS
-    assert [question.metadata for question in questions] == [{"level": row["level"]} for row in ROWS]
+    # Where a pattern reads the answer, the whole cell is kept beside the other columns: a gold completion.
+    cells = [{"level": row["level"], "solution": row["answer"]} for row in ROWS]
+    assert [question.metadata for question in questions] == cells
 
 
 def test_sources_are_lines(tmp_path: Path):
@@ -197,7 +199,7 @@ def test_hub(hub: str, capfd: pytest.CaptureFixture[str]):
     questions = task.questions("train")
     assert [(q.text, q.answer) for q in questions] == [(r["question"], g) for r, g in zip(ROWS, GOLDS, strict=True)]
     assert questions[1].source == f"{hub}/train:2"
-    assert questions[0].metadata == {"level": "easy"}
+    assert questions[0].metadata == {"level": "easy", "solution": ROWS[0]["answer"]}
     assert [question.answer for question in task.questions("val")] == GOLDS[1:]
     assert [question.answer for question in task.questions("predict")] == [""]
     assert capfd.readouterr().err == ""

@@ -73,11 +73,10 @@ class Demonstrations(Synchronous):
         for question in questions:
             # No tokenizer makes more tokens than bytes, bar a few special ones.
             if len(self.text(question).encode()) + 8 > inputs.sampling.max_new_tokens:
-                self.token_ids(question)
+                self.token_ids(question, getattr(inputs.data, "answer_prefix", ""))
 
     def next(self, step: int) -> Exploration:
         """As `Synchronous.next`, with demonstrations in each group."""
-        self.step = step
         exploration = super().next(step)
         shown: dict[str, float] = {"rollout/demonstrations": self.fraction}
         exploration.metrics |= shown | ({} if self.mu is None else {"rollout/mu": self.mu_at(step)})
@@ -102,12 +101,9 @@ class Demonstrations(Synchronous):
         scores = Scores(total, results, weight, run.explorer.scorer.correct)
         scores = Scores.concat([drawn.scores, scores]) if drawn else scores
         # Group after group: those drawn, then those shown.
-        first = len(samples) - len(shown)
-        rows = [
-            group * drawn_size + row if row < drawn_size else first + group * self.num_shown + row - drawn_size
-            for group in range(len(prompts))
-            for row in range(size)
-        ]
+        first, count = len(samples) - len(shown), len(prompts)
+        parts = torch.arange(first).view(count, -1), torch.arange(first, len(samples)).view(count, -1)
+        rows = torch.cat(parts, dim=1).flatten().tolist() if count else []
         ordered = [replace(samples[row], logp=None) for row in rows]
         of_shown = torch.tensor([row >= first for row in rows], dtype=torch.float32)
         rollouts = run.explorer.sampler.rollouts(ordered, size, run.sampling.temperature)
@@ -142,10 +138,8 @@ class Demonstrations(Synchronous):
         ends = any(text.endswith(stop) for stop in sampling.stop)
         ids = self.inputs.policy.tokenizer.encode(text, add_special_tokens=False) + ([] if ends else [self.end])
         most = sampling.max_new_tokens
-        fault = (
-            f"{question.source}: the gold completion has {len(ids)} tokens, over model.sampling.max_new_tokens={most}"
-        )
-        require(len(ids) <= most, f"{fault}: raise it, or leave the row out")
+        fault = f"{question.source}: the gold completion has {len(ids)} tokens"
+        require(len(ids) <= most, f"{fault}, over model.sampling.max_new_tokens={most}: raise it, or leave the row out")
         return ids
 
     def text(self, question: Question) -> str:
