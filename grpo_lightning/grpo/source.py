@@ -14,7 +14,7 @@ from grpo_lightning.grpo.step import Observer
 from grpo_lightning.maths.filters import DynamicSampling, GroupFilter
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.tasks.base import Questions
-from grpo_lightning.types import Prompt, RandomKey
+from grpo_lightning.types import RandomKey
 
 
 @dataclass(slots=True)
@@ -95,17 +95,13 @@ class Synchronous(RolloutSource):
         return replace(exploration, rollouts=rollouts, metrics=metrics if dynamic else {})
 
     def _explore(self, ids: range, step: int) -> Exploration:
-        """Explores this rank's questions."""
-        run, prompts = self.inputs, self.prompts(ids)
+        """Explores this rank's questions: dealt in turn, so that minibatches are the same for any number of ranks."""
+        run = self.inputs
+        prompts = [run.data.prompt(run.data.question(id), id) for id in ids[ranks.rank() :: ranks.world_size()]]
         for observer in run.observers:
             observer.exploring(len(prompts) * run.group_size)
         key, told = RandomKey(run.seed, step), [observer.explored for observer in run.observers]
         return run.explorer.explore(run.policy, prompts, run.group_size, run.sampling, key, told)
-
-    def prompts(self, ids: range) -> list[Prompt]:
-        """This rank's questions: dealt in turn, so that minibatches are the same for any number of ranks."""
-        data = self.inputs.data
-        return [data.prompt(data.question(id), id) for id in ids[ranks.rank() :: ranks.world_size()]]
 
     def state_dict(self) -> dict[str, Any]:
         """The number of questions drawn so far."""

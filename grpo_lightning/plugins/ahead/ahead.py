@@ -11,7 +11,7 @@ from grpo_lightning.engines.sampler import SingleTurn
 from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.source import SourceInputs, Synchronous
 from grpo_lightning.plugins.ahead.draw import Draw
-from grpo_lightning.types import require
+from grpo_lightning.types import Prompt, require
 
 
 class Ahead(Synchronous):
@@ -25,8 +25,7 @@ class Ahead(Synchronous):
     """
 
     is_late = True
-    depth = 1
-    """Steps that are drawn before they begin."""
+    depth = 1  # steps that are drawn before they begin
 
     def setup(self, inputs: SourceInputs) -> None:
         """Refuses what cannot be drawn ahead."""
@@ -50,10 +49,8 @@ class Ahead(Synchronous):
             f"score later: {late}. Leave it out, or use loop.source=Synchronous",
         )
         explorer.settle = self._settle
-        self._draws: deque[Draw] = deque()
-        """Of the steps to come, the next first."""
-        self._read = 0
-        """Rounds of the next step that were read."""
+        self._draws: deque[Draw] = deque()  # of the steps to come, the next first
+        self._read = 0  # rounds of the next step that were read
         self._rewards = Lock() if self.depth > 1 else None
         """Held while rewards score, where several steps are drawn at once."""
         self._waited = 0.0
@@ -88,10 +85,17 @@ class Ahead(Synchronous):
                 first = self._draws[-1].first + count if self._draws else self.drawn
                 draw = Draw(run, index, step, first, run.policy.version)
                 self._draws.append(draw)
-                draw.begin(self.prompts(range(first, first + count)), self._rewards)
+                draw.begin(self._prompts(range(first, first + count)), self._rewards)
+
+    def _prompts(self, ids: range) -> list[Prompt]:
+        """This rank's questions, dealt as in `Synchronous`."""
+        data = self.inputs.data
+        return [data.prompt(data.question(id), id) for id in ids[ranks.rank() :: ranks.world_size()]]
 
     def _settle(self) -> None:
-        """As `Explorer.settle`."""
+        """As `Explorer.settle`: afterwards engine and rewards are free. Every rank must call it."""
+        if self.inputs.explorer.engine.policy is None:  # it was closed
+            self._draws = deque(draw for draw in self._draws if draw.is_settled)
         for draw in self._draws:
             self._wait(draw)
 
@@ -122,7 +126,7 @@ class Ahead(Synchronous):
         """The next round: drawn ahead, or drawn now with the weights of the first."""
         run, draw, started = self.inputs, self._draws[0], perf_counter()
         if self._read == len(draw.rounds):
-            draw.draw(self.prompts(ids))
+            draw.draw(self._prompts(ids))
         samples, scoring = draw.rounds[self._read]
         self._read += 1
         return Exploration(
