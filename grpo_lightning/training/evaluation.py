@@ -207,8 +207,7 @@ class EvaluatingModule(L.LightningModule):
         """Adds the judge's verdict on the greedy answer, and avg@k, pass@k and maj@k of k completions."""
         evaluation = self.evaluations[batch.validation]
         evaluation.update(self.policy, batch)
-        place = "test" if self.trainer.testing else "val"
-        place += f"/{batch.validation}" if batch.validation else ""
+        place = "/".join(filter(None, ["test" if self.trainer.testing else "val", batch.validation]))
         metrics: dict[str, Any] = {f"{place}/{name}": metric for name, metric in evaluation.metrics.items()}
         size = len(batch.prompts)
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=size, add_dataloader_idx=False)
@@ -223,8 +222,7 @@ class EvaluatingModule(L.LightningModule):
     def measure(self) -> str:
         """The meaning of avg@k and greedy in the last validation; by name, where the judges differ."""
         found = {name or "val": one.measure for name, one in self.evaluations.items() if one.was_asked}
-        alike = len({*found.values()}) == 1
-        return next(iter(found.values())) if alike else "; ".join(f"{name}: {one}" for name, one in found.items())
+        return "; ".join({*found.values()} if len({*found.values()}) == 1 else map(": ".join, found.items()))
 
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
         """k completions of each prompt with their scores and statuses, as one JSON-ready record each."""

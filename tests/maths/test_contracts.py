@@ -245,7 +245,7 @@ def test_a_completion_without_advantage_has_value_and_gradient_zero(name, seed):
     result, gradient = evaluate(surrogate, logp, rollouts)
     idle = rollouts.advantage == 0
     if surrogate.moves_without_advantage:
-        assert gradient[idle].all()
+        assert gradient[idle].all() or name == "CHORD"  # it moves demonstrations; here are none
         return
     assert 0 < int(idle.sum()) < len(idle)
     assert not result.value[idle].any()

@@ -92,7 +92,8 @@ shared_and_not = pytest.mark.parametrize("shares", SHARES, ids=lambda shares: "s
 
 
 def test_every_surrogate_and_weighting_has_a_loop() -> None:
-    assert SURROGATES.keys() == set(members(Surrogate))
+    of_demonstrations = {optional("CHORD"), optional("LUFFY")}  # a loop of theirs decides
+    assert SURROGATES.keys() == set(members(Surrogate)) - of_demonstrations
     assert WEIGHTINGS.keys() == set(members(TokenWeighting))
     assert len(SURROGATES) >= len(WEIGHTINGS)
 

@@ -142,7 +142,7 @@ def test_training_knows_nothing_of_the_judge(tmp_path: Path) -> None:
     (one, weights), (other, judged) = runs["without"], runs["with"]
     assert all(torch.equal(weights[key], judged[key]) for key in weights)
     changed = {name for name in one | other if one.get(name) != other.get(name)}
-    assert changed == {"val/avg@2", "val/greedy", "val/pass@2", "val/maj@2"}
+    assert changed == {"val/avg@2", "val/greedy", "val/pass@2", "val/maj@2", "val/ci95"}
 
 
 @pytest.mark.parametrize("judge", [None, Counted("")])

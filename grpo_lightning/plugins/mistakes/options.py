@@ -145,11 +145,11 @@ def class_named(message: str, value: str) -> str:
 
 
 def families_in(hint: Any) -> list[type]:
-    """The base classes in a type, also in lists and as what a factory returns. Plain types are none."""
+    """The base classes in a type, also in lists and as what a factory returns. Plain types, and dicts, are none."""
     origin, parts = get_origin(hint), get_args(hint)
     if str(origin).endswith("Callable'>"):
         return families_in(parts[1])
-    if origin is not None and origin is not Literal:
+    if origin is not None and origin not in (Literal, dict):
         return list(dict.fromkeys(family for part in parts for family in families_in(part)))
     return [hint] if inspect.isclass(hint) and hint.__module__ not in ("builtins", "pathlib", "torch") else []
 

@@ -48,7 +48,10 @@ def test_defaults_and_classes_are_names(text: str) -> None:
     engines = re.search(r"default: NativeEngine; there are: ([^)]*)\)", words)
     assert engines, words[words.index("--model.engine") :][:400]
     assert {"NativeEngine", "ScriptedEngine", "PlainEngine"} <= {*engines[1].split(", ")}
-    assert "default: {surrogate: Clipped, kl: K3, weighting: SequenceMean, correction: NoCorrection})" in words
+    assert (
+        "default: {surrogate: Clipped, kl: K3, weighting: SequenceMean, correction: NoCorrection, entropy: NoEntropy})"
+        in words
+    )
     assert "default: AdamW {lr: 1e-06, weight_decay: 0.0}" in words
     assert "--loop.group_size GROUP_SIZE G, completions per prompt. (type: int, default: 8)" in words
 

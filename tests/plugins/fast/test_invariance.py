@@ -15,7 +15,7 @@ from helpers.fast import fit, policy_of
 from helpers.fitting import Gradients, relative, scalars
 from helpers.gradient_of_ranks import PRECISIONS, SURROGATES, WEIGHTINGS, cases, in_every_way
 
-from grpo_lightning import FixedEntropy, Objective, Surrogate, TokenWeighting
+from grpo_lightning import CHORD, LUFFY, FixedEntropy, Objective, Surrogate, TokenWeighting
 
 Found = dict[str, dict[str, Any]]
 
@@ -45,7 +45,8 @@ def largest_difference(ours: list[dict[str, torch.Tensor]], theirs: list[dict[st
 
 
 def test_every_surrogate_has_its_cases() -> None:
-    assert {*members(Surrogate)} == {type(surrogate) for surrogate in SURROGATES}
+    of_demonstrations = {CHORD, LUFFY}  # a loop of theirs decides, in tests/plugins/demonstrations
+    assert {*members(Surrogate)} - of_demonstrations == {type(surrogate) for surrogate in SURROGATES}
     assert {*members(TokenWeighting)} == {type(weighting) for weighting in WEIGHTINGS}
 
 

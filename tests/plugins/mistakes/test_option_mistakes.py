@@ -15,7 +15,7 @@ import grpo_lightning
 import torch
 from lightning.pytorch.callbacks import Callback
 
-class MaxRL(grpo_lightning.AdvantageEstimator):
+class Harder(grpo_lightning.AdvantageEstimator):
     def __init__(self, power: float = 1.0):
         self.power = power
 
@@ -25,19 +25,19 @@ class MaxRL(grpo_lightning.AdvantageEstimator):
 class NotOne:
     pass
 
-class Unpacks(MaxRL):
+class Unpacks(Harder):
     def __init__(self):
         low, high = (1, 2, 3)
 
-class Refuses(MaxRL):
+class Refuses(Harder):
     def __init__(self):
         raise ValueError("not on Sundays")
 
-class Imports(MaxRL):
+class Imports(Harder):
     def __init__(self):
         import nowhere_at_all
 
-class Calls(MaxRL):
+class Calls(Harder):
     def __init__(self):
         torch.optim.SGD([torch.zeros(1)], lr=-1.0)
 
