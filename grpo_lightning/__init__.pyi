@@ -147,11 +147,11 @@ from grpo_lightning.plugins.process.splitters import ByLine as ByLine
 from grpo_lightning.plugins.process.splitters import ByPattern as ByPattern
 from grpo_lightning.plugins.process.splitters import Splitter as Splitter
 from grpo_lightning.plugins.process.supervision import ProcessSupervision as ProcessSupervision
+from grpo_lightning.plugins.reasoning_gym.task import ReasoningGym as ReasoningGym
+from grpo_lightning.plugins.reasoning_gym.task import ReasoningGymReward as ReasoningGymReward
 from grpo_lightning.plugins.verifier.control import LastNumber as LastNumber
 from grpo_lightning.plugins.verifier.control import RandomReward as RandomReward
 from grpo_lightning.plugins.verifier.math_verifier import MathVerifier as MathVerifier
-from grpo_lightning.plugins.verifier.reasoning_gym import ReasoningGym as ReasoningGym
-from grpo_lightning.plugins.verifier.reasoning_gym import ReasoningGymReward as ReasoningGymReward
 from grpo_lightning.plugins.vllm.engine import VLLMEngine as VLLMEngine
 from grpo_lightning.plugins.vllm.server import VLLMServerEngine as VLLMServerEngine
 from grpo_lightning.plugins.vllm.weight_transfer import SharedFolder as SharedFolder

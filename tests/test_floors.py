@@ -69,6 +69,7 @@ def test_the_tests_of_the_core_import_no_plugin() -> None:
 
 PLUGINS = {
     "process": {"verifier", "learned"},
+    "reasoning_gym": {"verifier"},
     "planning": {"fast"},
     "vllm": {"fast"},
     "display": {"inspect"},
