@@ -22,12 +22,11 @@ from grpo_lightning.plugins.verifier.claims import (
     renamed,
     simple,
 )
-from grpo_lightning.plugins.verifier.grammar import MONTHS, Claim, Item, Node, read_claim
+from grpo_lightning.plugins.verifier.grammar import Claim, Item, Node, read_claim
 from grpo_lightning.plugins.verifier.numbers import (
     exact,
     infinity,
     is_decimal,
-    is_infinite,
     is_percent,
     literal,
     nodes,
@@ -37,7 +36,7 @@ from grpo_lightning.plugins.verifier.sentences import read_sentence
 from grpo_lightning.plugins.verifier.spans import FLIPPED, Span, is_only_span, span_of, union_of
 from grpo_lightning.plugins.verifier.tokens import Unreadable, tokenize
 from grpo_lightning.plugins.verifier.units import LOOSE, UNITS, Unit, conversion, product_of
-from grpo_lightning.plugins.verifier.words import changes, word_set
+from grpo_lightning.plugins.verifier.words import MONTHS, changes, word_set
 
 EQUAL, DIFFERENT, UNPARSEABLE, RESTATED, GOLD_BAD = "equal", "different", "unparseable", "restated", "gold_bad"
 _MODULAR = ("remainder", "mod", "units digit", "congruen", r"\equiv")
@@ -364,7 +363,7 @@ class Comparison:
             return False
         if {*kinds} & (WHOLES | {*LISTS, "record", "chain"}):
             return self.same_whole(gold, answer)
-        if is_infinite(gold) or is_infinite(answer):
+        if infinity(gold) or infinity(answer):
             return infinity(gold) == infinity(answer) != 0
         is_complex = any(node == ("constant", "i") for node in nodes(gold))
         left = finished.unfinished(answer) - self.allowed - ({"complex exp", "complex pow"} if is_complex else set())

@@ -6,7 +6,7 @@ from functools import lru_cache, reduce
 from typing import Any
 
 from grpo_lightning.plugins.verifier.grammar import Node
-from grpo_lightning.plugins.verifier.numbers import NoNumber, infinity, is_infinite, precise, symbols
+from grpo_lightning.plugins.verifier.numbers import NoNumber, infinity, precise, symbols
 
 SPANS = frozenset(["numbers", "union", "minus", "meet", "chain", "builder"])
 FLIPPED = {"<": ">", ">": "<", "le": "ge", "ge": "le"}
@@ -65,7 +65,7 @@ def is_only_span(tree: Node) -> bool:
     if tree[0] in ("list", "or", "both"):
         return any(part[0] == "chain" for part in tree[1:])
     is_open = tree[1:3] in (("[", ")"), ("(", "]"))
-    return tree[0] in SPANS or (tree[0] == "group" and (is_open or any(is_infinite(part) for part in tree[3:])))
+    return tree[0] in SPANS or (tree[0] == "group" and (is_open or any(infinity(part) for part in tree[3:])))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -139,7 +139,7 @@ def _side(operator: str, bound: Node) -> Span | None:
 def _size(tree: Node) -> Any:
     """The value of a number to 45 digits; None if it is not real."""
     context = precise(45).context
-    if is_infinite(tree):
+    if infinity(tree):
         return context.inf * infinity(tree)
     try:
         value = precise(45).value(tree, {})
@@ -154,9 +154,7 @@ def _point(value: Node) -> Span:
 
 def _interval(piece: Piece) -> Span | None:
     """The span of an interval; None if its ends are no numbers, or infinite ones in square brackets."""
-    is_infinite_end = (piece.left_closed and is_infinite(piece.left)) or (
-        piece.right_closed and is_infinite(piece.right)
-    )
+    is_infinite_end = (piece.left_closed and infinity(piece.left)) or (piece.right_closed and infinity(piece.right))
     if None in (_size(piece.left), _size(piece.right)) or is_infinite_end or piece.is_empty:
         return None
     return Span((piece,))

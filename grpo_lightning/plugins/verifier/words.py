@@ -28,6 +28,8 @@ PARTS |= {"fourth": 4, "twentieth": 20, "hundredth": 100, "thousandth": 1000, "m
 PARTS |= {f"{word}s": value for word, value in PARTS.items()} | {"halves": 2}
 _QUANTITIES = word_set("once twice thrice double triple score gross lakh crore myriad percent")
 
+MONTHS = word_set("january february march april may june july august september october november december")
+
 DENIALS = word_set(
     "not no never none nor neither nothing nobody cannot without except unless but or either if maybe perhaps possibly "
     "probably might could guess think suppose doubt unsure otherwise else alternatively wrong incorrect false instead "
