@@ -437,13 +437,15 @@ class Comparison:
 
     def same_spans(self, gold: Span, answer: Span) -> bool:
         """Whether two sets of real numbers are equal, and have the same variable if both name one."""
-        if (gold.name and answer.name and gold.name != answer.name) or len(gold.pieces) != len(answer.pieces):
+        golds, answers = gold.pieces, answer.pieces
+        if (gold.name and answer.name and gold.name != answer.name) or len(golds) != len(answers):
             return False
-        if any(finished.unfinished(end) - self.allowed for end in answer.ends):
+        ends = [pair for piece, other in zip(golds, answers, strict=True) for pair in zip(piece[:2], other[:2])]
+        if any(finished.unfinished(end) - self.allowed for _, end in ends):
             return False
-        closed = [[(piece.left_closed, piece.right_closed) for piece in span.pieces] for span in (gold, answer)]
-        ends = zip(gold.ends, answer.ends, strict=True)
-        return closed[0] == closed[1] and all(a == b or self.same_value(a, b) for a, b in ends)
+        return [piece[2:] for piece in golds] == [piece[2:] for piece in answers] and all(
+            a == b or self.same_value(a, b) for a, b in ends
+        )
 
     # ----- relations
 
