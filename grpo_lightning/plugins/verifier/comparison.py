@@ -13,11 +13,9 @@ from grpo_lightning.plugins.verifier.claims import (
     WHOLES,
     Form,
     agree,
-    bare_names,
     choice_of,
     expanded,
     form_of,
-    is_nothing,
     is_true,
     renamed,
     simple,
@@ -172,8 +170,11 @@ class Comparison:
 
     def same(self, gold: Claim, answer: Claim) -> bool:
         """Whether two claims are equal."""
-        if is_nothing(gold) or is_nothing(answer):
-            return is_nothing(gold) and is_nothing(answer)
+        nothing = [
+            tuple(item.chain for item in claim.items) == (("chain", (), (("set",),)),) for claim in (gold, answer)
+        ]
+        if any(nothing):
+            return all(nothing)
         gold_letter, letter = choice_of(gold), choice_of(answer)
         offered = self._offered(letter)
         if gold_letter or offered:
@@ -236,7 +237,12 @@ class Comparison:
         if answer.order and gold.value[0] == "record":
             value = ("record", *zip(answer.order, answer.value[3:], strict=False))
         is_equation = len(chains[0][1]) == len(chains[1][1]) == 1 and len(symbols(chains[0])) > 1
-        if gold.names and answer.names and not (gold.names & answer.names or bare_names(gold) & bare_names(answer)):
+        if (
+            gold.names
+            and answer.names
+            and gold.names.isdisjoint(answer.names)
+            and _bare(gold).isdisjoint(_bare(answer))
+        ):
             return is_equation and self.same_relation(*chains)
         is_span = span_of(gold.value) and span_of(value)
         is_copy = not self.known and value[0] == "chain" and value[2][0][0] == "abs"  # `|x| < 3`
@@ -510,6 +516,12 @@ def _with_counter(gold: Form, answer: Form) -> Form:
     if not is_counter or not (gold.domain or answer.domain or ("constant", "pi") in nodes(gold.value)):
         return answer
     return replace(answer, value=renamed(answer.value, dict(zip(names[1], names[0], strict=True))))
+
+
+def _bare(form: Form) -> set[str]:
+    """The names without the variables of the value: y of `y(x) = 2x`."""
+    ends = tuple(f"({name})" for name in symbols(form.value))
+    return {name.rpartition("(")[0] if name.endswith(ends) else name for name in form.names}
 
 
 def _is_free(domain: tuple[str, Node], gold: Form) -> bool:

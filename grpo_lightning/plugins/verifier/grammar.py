@@ -1,5 +1,6 @@
 """Reads the one claim of an answer: values and relations with their units. What the grammar does not know is none."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +24,19 @@ RELATIONS = word_set(
 CHOICES = "ABCDEFGHIJ"
 _CONDITIONS = word_set("for where when with provided if given assuming")
 _QUANTIFIERS = word_set("all any every some each is are an integer integers constant arbitrary real number numbers")
-_PHRASES: dict[str, Node] = dict.fromkeys(("all real numbers", "all reals"), ("numbers", "R"))
-_PHRASES |= dict.fromkeys(("infinity", "infinite", "infinitely many"), ("constant", "inf"))
+_PHRASES: tuple[tuple[re.Pattern[str], Node], ...] = (
+    (re.compile("all real(?:s| numbers)"), ("numbers", "R")),
+    (re.compile("infinity|infinite|infinitely many"), ("constant", "inf")),
+    (re.compile("dne|.*does not exist"), ("words", "dne")),
+    (
+        re.compile(
+            r"none|(?:there (?:is|are) )?no (?:such )?(?:real |valid |possible )?(?:solutions?|values?|roots?|numbers?)"
+            r"(?: exists?)?|(?:the )?(?:empty|null) set"
+        ),
+        ("set",),
+    ),
+)
+"""Words for values."""
 _OPENING = word_set("= : , approx therefore implies to Rightarrow Longrightarrow")
 """Signs before an answer that say nothing."""
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}
@@ -299,8 +311,9 @@ class _Parser:
         is_date = self.next.kind == "number" and self.peek(start).text.casefold() in MONTHS
         if is_date or (self.next.kind == "word" and not self.is_operand_word()):
             found = [self.advance(), *self.phrase("number", "command")]
-            return _PHRASES.get(" ".join(found).casefold(), ("words", *found))
+            return _meaning(" ".join(found)) or ("words", *found)
         node = self.name() or self.expression()
+        node = _meaning(node[1]) or node if node[0] == "symbol" else node
         if half := self.take_word("am", "pm"):
             parts = node[1:] if node[0] == "ratio" else (node,)
             if not all(part[0] == "number" for part in parts):
@@ -750,6 +763,11 @@ class _Parser:
         if len(values) != 1 or parser.next is not _END:
             raise Unreadable("a cell with more than one value")
         return values[0]
+
+
+def _meaning(text: str) -> Node | None:
+    """The value that words stand for: the empty set of `no solutions`; None for others."""
+    return next((value for words, value in _PHRASES if words.fullmatch(text.casefold().rstrip("."))), None)
 
 
 def read_unit(text: str) -> tuple[Unit, str, str]:

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from grpo_lightning.plugins.verifier.grammar import Node
-from grpo_lightning.plugins.verifier.numbers import NoNumber, infinity, precise, symbols
+from grpo_lightning.plugins.verifier.numbers import NoNumber, infinity, precise
 
 SPANS = frozenset(["numbers", "union", "minus", "meet", "chain", "builder"])
 FLIPPED = {"<": ">", ">": "<", "le": "ge", "ge": "le"}
