@@ -29,8 +29,6 @@ class Form:
     item: Item
     """The only item, or the last one: it has the unit."""
     names: frozenset[str] = frozenset()
-    order: tuple[str, ...] = ()
-    """The names of `(x, y) = (2, 3)`."""
     links: tuple[Node, ...] = ()
     """The other operands, which the item claims to equal the value."""
     close: Node | None = None
@@ -64,12 +62,12 @@ def form_of(claim: Claim, asked: frozenset[Node] | None = None) -> Form | None:
     fields = [(name, form.value) for form in forms for name in form.names]
     names = {name for name, _ in fields}
     domain = domain or forms[-1].domain
-    last = replace(forms[-1], names=frozenset(), order=(), links=(), close=None, domain=domain, joins=joins)
+    last = replace(forms[-1], names=frozenset(), links=(), close=None, domain=domain, joins=joins)
     if any(form.item.chain[1] and form.value is form.item.chain for form in forms):
         return replace(last, value=("or" if ";" in joins else kind, *(item.chain for item in items)))
     if any(form.item.unit not in ((), items[-1].unit) or not is_true(form) for form in forms):
         return None
-    if kind != "or" and len(fields) == len(names) == len(items) and not any(form.order for form in forms):
+    if kind != "or" and len(fields) == len(names) == len(items) and all(len(form.names) == 1 for form in forms):
         return replace(last, value=("record", *fields))
     is_one = kind == "or" and len({literal(form.value) for form in forms}) == len({i.unit for i in items}) == 1
     if is_one and literal(forms[0].value) is not None:  # `3/4 or 0.75`
@@ -118,7 +116,7 @@ def _settled(item: Item, asked: frozenset[Node] | None) -> Form:
     if operators == ("=",) and operands[1][0] == "symbol" and literal(operands[0]) is not None:
         operands = operands[::-1]  # `3 = t`
     if operators == ("in",) and operands[1][0] in WHOLES and (name := _names(operands[0], None)):
-        return Form(operands[1], item, frozenset(name), name if operands[0][0] == "group" else ())
+        return Form(operands[1], item, frozenset(name))
     unsolved = Form(item.chain, item)
     if set(operators) - {"=", "approx"} or "approx" in operators[:-1]:
         return unsolved
@@ -127,19 +125,17 @@ def _settled(item: Item, asked: frozenset[Node] | None) -> Form:
         close, operands = operands[-1], operands[:-1]
     *before, value = operands
     names: set[str] = set()
-    order: tuple[str, ...] = ()
     links = []
     for index, link in enumerate(before):
         is_identity = asked is not None and symbols(value) and link[0] not in WHOLES  # `x + (x + 4) = 2x + 4`
         if name := _names(link, asked):
             names |= set(name)
-            order = name if link[0] == "group" else order
         elif index or not symbols(link) or (is_identity and equality.equal(link, value)):
             links.append(link)
         else:
             return unsolved
     is_text = value[0] == "words" and bool(before)
-    return unsolved if is_text else Form(value, item, frozenset(names), order, tuple(links), close)
+    return unsolved if is_text else Form(value, item, frozenset(names), tuple(links), close)
 
 
 def _names(tree: Node, asked: frozenset[Node] | None) -> tuple[str, ...]:
@@ -206,9 +202,9 @@ def _scoped(claim: Claim) -> tuple[tuple[Item, ...], tuple[str, Node] | None, tu
         return _scoped(value[2])
     if not rest and value[0] == "cases" and all(len(row) == 1 and row[0][0] == "chain" for row in value[1:]):
         return tuple(Item(row[0]) for row in value[1:]), None, ()
-    if not rest and value[0] == "builder" and len(value) == 3 and value[1][0] not in ("symbol", "chain"):
-        if domain := _domain(value[2]):  # `\{n\pi \mid n \in \mathbb Z\}`
-            return (Item(("chain", (), (value[1],))),), domain, ()
+    is_family = not rest and value[0] == "builder" and len(value) == 3 and value[1][0] not in ("symbol", "chain")
+    if is_family and (domain := _domain(value[2])):  # `\{n\pi \mid n \in \mathbb Z\}`
+        return (Item(("chain", (), (value[1],))),), domain, ()
     if rest and (domain := _domain(rest[-1].chain)):
         return claim.items[:-1], domain, ()
     kinds = [item.chain[1] if item.chain[1] else literal(item.chain[2][0]) is not None for item in rest]

@@ -1,6 +1,6 @@
 """Compares two claims. It runs in a worker process, since the texts come from a model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
@@ -40,6 +40,7 @@ EQUAL, DIFFERENT, UNPARSEABLE, RESTATED, GOLD_BAD = "equal", "different", "unpar
 _MODULAR = ("remainder", "mod", "units digit", "congruen", r"\equiv")
 _ROUNDED = ("round", "nearest", "approximat", "closest", "estimat", "decimal", "about", "tenth", "hundredth")
 _VERDICTS = word_set("yes no true false")
+_NOTHING = (("chain", (), (("set",),)),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,77 +103,57 @@ class Comparison:
 
     def outcome(self, gold: str, answer: str) -> str:
         """The outcome, as of `compare`."""
-        try:
-            gold_tokens = _spelling(gold)
-        except Unreadable:
+        if not (spelling := _spelling(gold)):
             return GOLD_BAD
+        is_spelt = _spelling(answer) == spelling
         if gold.strip().casefold() in _VERDICTS and (verdict := _verdict_of(answer)):
             return EQUAL if verdict == gold.strip().casefold() else DIFFERENT
-        if answer.endswith(" !") and "!" in gold:
-            answer = f"{answer[:-2]}!"
         try:
             gold_claim = read_claim(gold, self.known)
         except Unreadable:
-            return EQUAL if _is_spelt(answer, gold_tokens) else UNPARSEABLE
+            return EQUAL if is_spelt else UNPARSEABLE
         self.allowed = finished.allowed((item.chain for item in gold_claim.items), bool(self.known))
-        try:
-            claim: Claim | None = self._without_modulus(gold_claim, read_claim(answer, self.known))
-        except Unreadable:
-            claim = self._rewritten(answer)
-        except RecursionError:
-            return UNPARSEABLE
-        equal = self._equal_reading(gold_claim, claim, answer)
-        if equal is None:
-            return EQUAL if not claim and _is_spelt(answer, gold_tokens) else DIFFERENT if claim else UNPARSEABLE
-        wants_work = self.policy.finished and self.question and not _is_spelt(answer, gold_tokens)
-        return RESTATED if wants_work and restated.is_restated(gold_claim, equal, self.question) else EQUAL
+        self.claims = [gold_claim]
+        for claim in self.readings(gold_claim, answer):
+            self.claims[1:] = [claim]
+            if self.is_other_name(form_of(gold_claim), form_of(claim)):
+                return DIFFERENT
+            if self.same(gold_claim, claim):
+                wants_work = self.policy.finished and self.question and not is_spelt
+                return RESTATED if wants_work and restated.is_restated(gold_claim, claim, self.question) else EQUAL
+        return DIFFERENT if self.claims[1:] else EQUAL if is_spelt else UNPARSEABLE
 
-    # ----- readings
-
-    def _equal_reading(self, gold: Claim, claim: Claim | None, answer: str) -> Claim | None:
-        """The claim of the first reading of an answer that equals the gold claim; None if none does."""
-        self.claims = [gold, claim] if claim else [gold]
-        if claim and self.same(gold, claim):
-            return claim
-        if len(gold.items) > 1 or gold.items[0].chain[2][-1][0] == "words":
-            return None
-        if claim and self.is_other_name(form_of(gold), form_of(claim)):
-            return None
-        if sentence := read_sentence(answer, self.known, self.question):
-            self.claims = [gold, sentence]
-            return sentence if self.same(gold, sentence) else None
-        return None
-
-    def _rewritten(self, answer: str) -> Claim | None:
-        r"""What follows the question's own words: 10 of `4 \star 3 = 10`."""
-        asked_for, _, rest = answer.partition("=")
-        bare = _without_layout(asked_for)
-        try:
-            is_asked = rest and len(bare) > 2 and bare in _without_layout(self.question)
-            return read_claim(rest, self.known) if is_asked else None
-        except (Unreadable, RecursionError):
-            return None
+    def readings(self, gold: Claim, answer: str) -> Iterator[Claim]:
+        """Yields the claims that an answer may make: read strictly, behind the question's own words, as a sentence."""
+        side, _, rest = answer.partition("=")
+        is_asked = rest and len(_bare_text(side)) > 2 and _bare_text(side) in _bare_text(self.question)
+        for text in (answer, rest) if is_asked else (answer,):
+            try:
+                yield self._without_modulus(gold, read_claim(text, self.known))
+                break
+            except (Unreadable, RecursionError):
+                continue
+        is_value = len(gold.items) == 1 and gold.items[0].chain[2][-1][0] != "words"
+        if is_value and (sentence := read_sentence(answer, self.known, self.question)):
+            yield sentence
 
     def _without_modulus(self, gold: Claim, answer: Claim) -> Claim:
         r"""2 of `2 \pmod 7` and of `2^{100} \equiv 2 \pmod 7`, if a remainder modulo 7 is asked for."""
         item, *others = answer.items
-        _, operators, operands = item.chain
-        if others or operands[-1][0] != "mod" or literal(gold.items[0].chain[2][-1]) is None:
+        _, operators, (*_, last) = item.chain
+        is_asked = literal(gold.items[0].chain[2][-1]) is not None and question.speaks_of(self.question, _MODULAR)
+        if others or last[0] != "mod" or not is_asked or {*operators} - {"equiv", "="}:
             return answer
-        value, modulus = literal(operands[-1][1]), literal(operands[-1][2])
+        value, modulus = literal(last[1]), literal(last[2])
         numbers = question.numbers_of(self.question) | ({Fraction(10)} if "digit" in self.known else set())
         is_least = value is not None and modulus is not None and 0 <= value < modulus and modulus in numbers
-        if not is_least or {*operators} - {"equiv", "="} or not question.speaks_of(self.question, _MODULAR):
-            return answer
-        return Claim((replace(item, chain=("chain", (), (operands[-1][1],))),), answer.joins)
+        return Claim((replace(item, chain=("chain", (), (last[1],))),), answer.joins) if is_least else answer
 
     # ----- claims
 
     def same(self, gold: Claim, answer: Claim) -> bool:
         """Whether two claims are equal."""
-        nothing = [
-            tuple(item.chain for item in claim.items) == (("chain", (), (("set",),)),) for claim in (gold, answer)
-        ]
+        nothing = [tuple(item.chain for item in claim.items) == _NOTHING for claim in (gold, answer)]
         if any(nothing):
             return all(nothing)
         gold_letter, letter = choice_of(gold), choice_of(answer)
@@ -187,7 +168,7 @@ class Comparison:
             return False
         if self.is_ordered and right.value[0] == "chain" and {*right.value[1]} in ({"<"}, {">"}):
             right = replace(right, value=("list", *right.value[2]))  # `1 < 2 < 3`
-        if not self.same_domain(left, right) or self.is_other_name(left, right):
+        if not self.same_domain(left, right):
             return False
         is_family = ("numbers", "Z") in [form.domain[1] for form in (left, right) if form.domain]
         names = [left.domain[0]] if left.domain else sorted(symbols(left.value) & COUNTERS)
@@ -216,34 +197,22 @@ class Comparison:
             is_bound = [form.domain[0] in symbols(form.value) for form in (gold, answer) if form.domain]
             if gold.domain[1] != answer.domain[1] or is_bound[0] != is_bound[1]:
                 return False
-        elif (gold.domain and not _is_free(gold.domain, answer)) or (
-            answer.domain and not _is_free(answer.domain, gold)
-        ):
+        elif not (_is_free(gold.domain, answer) and _is_free(answer.domain, gold)):
             return False
-        pairs = zip(gold.excluded, answer.excluded, strict=False)
+        pairs = [*zip(gold.excluded, answer.excluded, strict=False)]
         is_excluded = len(gold.excluded) == len(answer.excluded) and all(self.same_relation(a, b) for a, b in pairs)
         return not gold.excluded or is_excluded
 
     def same_form(self, gold: Form, answer: Form) -> bool:
         """Whether two claims are equal in names, unit and value."""
         if bool(gold.item.unit) != bool(answer.item.unit):
-            gold, answer = map(_with_unit, (gold, answer))
+            gold, answer = _with_unit(gold), _with_unit(answer)
         factor = self._unit_factor(gold.item.unit, answer.item.unit)
-        if factor is None:
-            return False
         value, chains = answer.value, (gold.item.chain, answer.item.chain)
-        if gold.order and answer.value[0] == "record":
-            gold = replace(gold, value=("record", *zip(gold.order, gold.value[3:], strict=False)))
-        if answer.order and gold.value[0] == "record":
-            value = ("record", *zip(answer.order, answer.value[3:], strict=False))
         is_equation = len(chains[0][1]) == len(chains[1][1]) == 1 and len(symbols(chains[0])) > 1
-        if (
-            gold.names
-            and answer.names
-            and gold.names.isdisjoint(answer.names)
-            and _bare(gold).isdisjoint(_bare(answer))
-        ):
-            return is_equation and self.same_relation(*chains)
+        names = gold.names, answer.names
+        if factor is None or (all(names) and names[0].isdisjoint(names[1]) and _bare(gold).isdisjoint(_bare(answer))):
+            return factor is not None and is_equation and self.same_relation(*chains)
         is_span = span_of(gold.value) and span_of(value)
         is_copy = not self.known and value[0] == "chain" and value[2][0][0] == "abs"  # `|x| < 3`
         if "chain" in (gold.value[0], value[0]) and (not is_span or is_copy):
@@ -251,14 +220,11 @@ class Comparison:
         if not self._is_kind(gold.item, gold.value, answer.item, value) or not self._is_one_value(gold, answer):
             return False
         if factor != 1:
-            if (number := literal(value)) is None:
-                return False
-            value = ("number", factor * number, None)
+            value = ("number", factor * (literal(value) or 0), None)
         if literal(gold.value) is not None and literal(value) is None and not symbols(value):
             value = next((link for link in answer.links if literal(link) is not None), answer.close or value)
-        pairs = [(gold.close, value)] if gold.close else []
         units = gold.item.unit or question.unit_of(self.question), answer.item.unit
-        return any(self.same_value(a, b, *units) for a, b in (*pairs, (gold.value, value)))
+        return any(self.same_value(part, value, *units) for part in (gold.close, gold.value) if part)
 
     def same_members(self, gold: Node, answer: Node) -> bool:
         """Whether two lists have the same members; a set drops repeated ones."""
@@ -316,11 +282,8 @@ class Comparison:
             return conversion(answer, gold) if self.policy.convert_units and self.known and not asked else None
         above = [tuple((name, power) for name, power in unit if power > 0) for unit in (wanted, answer)]
         is_rate = above[0] == above[1] and (above[0] == wanted or above[1] == answer)  # `miles` for `miles per day`
-        return (
-            Fraction(1)
-            if is_rate and all(question.speaks_of(self.question, [name]) for name in names[0] ^ names[1])
-            else None
-        )
+        is_spoken = all(question.speaks_of(self.question, [name]) for name in names[0] ^ names[1])
+        return Fraction(1) if is_rate and is_spoken else None
 
     def _is_kind(self, gold: Item, gold_value: Node, answer: Item, answer_value: Node) -> bool:
         """Whether the answer has a unit of the kind of the gold answer, or none: no dollars for degrees."""
@@ -446,7 +409,9 @@ class Comparison:
         golds, answers = gold.pieces, answer.pieces
         if (gold.name and answer.name and gold.name != answer.name) or len(golds) != len(answers):
             return False
-        ends = [pair for piece, other in zip(golds, answers, strict=True) for pair in zip(piece[:2], other[:2])]
+        ends = [
+            pair for piece, other in zip(golds, answers, strict=True) for pair in zip(piece[:2], other[:2], strict=True)
+        ]
         if any(finished.unfinished(end) - self.allowed for _, end in ends):
             return False
         return [piece[2:] for piece in golds] == [piece[2:] for piece in answers] and all(
@@ -524,10 +489,10 @@ def _bare(form: Form) -> set[str]:
     return {name.rpartition("(")[0] if name.endswith(ends) else name for name in form.names}
 
 
-def _is_free(domain: tuple[str, Node], gold: Form) -> bool:
-    """Whether a domain may be left out: the reals, or the integers for a counter of the gold answer."""
-    name, numbers = domain
-    is_counter = name in COUNTERS and bool(symbols(gold.value) & COUNTERS)
+def _is_free(domain: tuple[str, Node] | None, other: Form) -> bool:
+    """Whether a domain may be left out: the reals, or the integers for a counter of the other claim."""
+    name, numbers = domain or ("", ("numbers", "R"))
+    is_counter = name in COUNTERS and bool(symbols(other.value) & COUNTERS)
     return numbers == ("numbers", "R") or (numbers == ("numbers", "Z") and is_counter)
 
 
@@ -583,20 +548,15 @@ def _oriented(chain: Node) -> tuple[tuple[str, ...], tuple[Node, ...]] | None:
     return None if {">", "ge"} & {*operators} else (operators, operands)
 
 
-def _is_spelt(text: str, spelling: tuple[str, ...]) -> bool:
-    try:
-        return _spelling(text) == spelling
-    except Unreadable:
-        return False
-
-
-def _without_layout(text: str) -> str:
+def _bare_text(text: str) -> str:
+    """The text without its layout."""
     return "".join(c for c in text.replace(r"\text", "") if not c.isspace() and c not in "{}$\\,;!")
 
 
 def _spelling(text: str) -> tuple[str, ...]:
-    """The tokens of a text, without braces that only group."""
-    found = tuple(token.text for token in tokenize(text) if token.text not in ("{", "}"))
-    if text.count("{") - text.count(r"\{") != text.count("}") - text.count(r"\}") or not found:
-        raise Unreadable("open braces")
-    return found
+    """The tokens of a text, without braces that only group; none if it has none, or open braces."""
+    is_closed = text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
+    try:
+        return tuple(token.text for token in tokenize(text) if token.text not in ("{", "}") and is_closed)
+    except Unreadable:
+        return ()

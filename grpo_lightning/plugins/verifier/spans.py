@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from grpo_lightning.plugins.verifier.grammar import Node
@@ -38,7 +38,7 @@ class Span:
         finite = {precise(30).context.nstr(_size(end), 30): end for end in self.ends if not infinity(end)}
         ends = sorted(finite.values(), key=_size)
         sizes = [_size(end) for end in ends]
-        gaps = [(a + b) / 2 for a, b in zip(sizes, sizes[1:], strict=False)]
+        gaps = [(a + b) / 2 for a, b in pairwise(sizes)]
         gaps = [sizes[0] - 1, *gaps, sizes[-1] + 1] if sizes else [0]
         probes = [probe for pair in zip(gaps, [*sizes, 0], strict=True) for probe in pair][:-1]
         bounds = [("neg", _INFINITY), *ends, _INFINITY]
