@@ -275,7 +275,7 @@ class Comparison:
         asked = question.unit_of(self.question)
         wanted = gold or asked
         names = {*dict(wanted)}, {*dict(answer)}
-        is_angle = names[0] | names[1] <= _ANGLES or ({"degree"} in names and names[0] | names[1] <= _DEGREES)
+        is_angle = {"degree"} in names and names[0] | names[1] <= _DEGREES
         if wanted == answer or is_angle or any(part <= LOOSE for part in names):
             return Fraction(1)
         if gold:
@@ -295,7 +295,7 @@ class Comparison:
             return True
         if not answer_kinds:
             return not answer.counts
-        is_angle = (gold_kinds | answer_kinds) - {"degree"} <= {"celsius", "fahrenheit", "radian"}
+        is_angle = gold_kinds | answer_kinds <= _DEGREES
         both = bool(gold.unit and answer.unit) and not is_percent(answer_value)
         return both or gold_kinds == answer_kinds or is_angle
 
@@ -336,7 +336,8 @@ class Comparison:
             return infinity(gold) == infinity(answer) != 0
         is_complex = any(node == ("constant", "i") for node in nodes(gold))
         left = finished.unfinished(answer) - self.allowed - ({"complex exp", "complex pow"} if is_complex else set())
-        if self.policy.finished and left:
+        is_longer = not symbols(gold) and finished.num_terms(answer) > finished.num_terms(gold)
+        if self.policy.finished and (left or is_longer):
             return False
         is_short = answer[0] != "number" or len(str(answer[1].numerator)) < 9
         if other is not None and is_decimal(answer) and is_short and exact(gold) is None:
@@ -452,8 +453,7 @@ class Comparison:
 # ----- units
 
 
-_ANGLES = frozenset(["degree", "radian"])
-_DEGREES = frozenset(["degree", "celsius", "fahrenheit"])
+_DEGREES = frozenset(["degree", "celsius", "fahrenheit", "radian"])
 _SIGNS = ("degree", "percent")
 
 

@@ -298,6 +298,8 @@ class _Parser:
         value = operands[-1]
         if value[0] == "degree" and len(unit) == 1 and unit[0][0] in TEMPERATURES:
             operands[-1], unit = value[1], ((TEMPERATURES[unit[0][0]], 1),)
+        if unit == (("degree", 1),):
+            operands[-1], unit = value if value[0] == "degree" else ("degree", value), ()
         if scale != 1:
             factor = ("number", Fraction(scale), None)
             operands[-1] = ("number", value[1] * scale, None) if value[0] == "number" else ("mul", value, factor)
@@ -360,6 +362,8 @@ class _Parser:
         is_text = after.kind in ("number", "word", "symbol") or after.text in ("$", r"\{", "frac", "sqrt")
         if self.position or (texts[1] == "." and not after.spaced) or not is_text or after.text in ("no", "not"):
             return None
+        if changes([token.text for token in self.tokens[end:] if token.kind == "word"], self.known):
+            raise Unreadable("a choice that is taken back")
         rest = _Parser(self.tokens[end:], self.known).claim()
         self.position = len(self.tokens)
         if len(rest.items) > 1 or {*rest.items[0].chain[1]} - {"=", "approx"}:
