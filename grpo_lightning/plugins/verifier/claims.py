@@ -1,13 +1,21 @@
 """The normal form of a claim: one value with its names, its domain, what it excludes, and what is said to equal it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
 
 from grpo_lightning.plugins.verifier import equality
 from grpo_lightning.plugins.verifier.grammar import CHOICES, Claim, Item, Node
-from grpo_lightning.plugins.verifier.numbers import NoNumber, exact, is_decimal, literal, nodes, precise, symbols
+from grpo_lightning.plugins.verifier.numbers import (
+    NoNumber,
+    exact,
+    is_decimal,
+    literal,
+    mapped,
+    nodes,
+    precise,
+    symbols,
+)
 from grpo_lightning.plugins.verifier.question import key
 from grpo_lightning.plugins.verifier.units import conversion
 from grpo_lightning.plugins.verifier.words import word_set
@@ -150,7 +158,7 @@ def _names(tree: Node, asked: frozenset[Node] | None) -> tuple[str, ...]:
     if kind == "group" and tree[1:3] in (("(", ")"), ("[", "]")):
         parts = [_names(part, asked) for part in tree[3:]]
         return tuple(part[0] for part in parts) if all(len(part) == 1 for part in parts) else ()
-    is_upper = bool(names) and all(name[0].isupper() or name.startswith("angle") or name == "m" for name in names)
+    is_upper = bool(names) and all(name[0].isupper() or " " in name or name == "m" for name in names)
     is_sum = kind in ("add", "ratio") and all(part[0] == "symbol" for part in tree[1:])
     is_function = kind in ("call", "abs") and tree[1] not in ("exp", "ln") and bool(names)
     is_asked = asked is not None and (key(tree) in asked - {()} or (not asked and (is_sum or is_function)))
@@ -234,13 +242,6 @@ def choice_of(claim: Claim) -> str:
 # ----- values
 
 
-def mapped(tree: Any, change: Callable[[Node], Node]) -> Any:
-    """The tree with each node replaced by what `change` makes of it, from the leaves up."""
-    if not isinstance(tree, tuple):
-        return tree
-    return change(tuple(mapped(part, change) for part in tree))
-
-
 def expanded(values: Sequence[Node]) -> Iterator[Node]:
     r"""Yields the values with both signs of `\pm`: `1 + x` and `1 - x` for `1 \pm x`."""
     for value in values:
@@ -261,17 +262,9 @@ def _with_sign(tree: Node, sign: int) -> Node:
     return mapped(tree, change)
 
 
-def renamed(tree: Node, names: dict[str, str]) -> Node:
-    """The tree with variables renamed."""
-    return mapped(tree, lambda node: ("symbol", names.get(node[1], node[1])) if node[:1] == ("symbol",) else node)
-
-
 def simple(value: Node, gold: Node) -> Node:
     """The value in the spelling of the gold value: tuples for columns and unit vectors, without the name of a point."""
-    if value[0] in ("mul", "div") and [value[1][0], value[2][0]].count("matrix") == 1:  # a multiple of a matrix
-        factor, matrix = (value[1], value[2]) if value[0] == "mul" else (("div", _ONE, value[2]), value[1])
-        if matrix[0] == "matrix":
-            return ("matrix", *(tuple(_worked_out(("mul", factor, part)) for part in row) for row in matrix[1:]))
+    value = _multiplied(value)
     is_square = value[:3] == ("group", "[", "]") and all(part[:3] == value[:3] for part in value[3:])
     if is_square and gold[0] == "matrix":  # `[[1, 2], [3, 4]]`
         return ("matrix", *(part[3:] for part in value[3:]))
@@ -280,9 +273,21 @@ def simple(value: Node, gold: Node) -> Node:
         return ("group", "(", ")", *(value[1] if len(value) == 2 else (row[0] for row in value[1:])))
     if is_tuple and value[0] == "mul" and value[1][0] == "symbol" and value[2][:3] == ("group", "(", ")"):
         return value[2] if len(value[1][1].rstrip("_'0123456789")) == 1 else value
+    if value[0] == "pow" and value[1][0] == "group" and value[2] == ("symbol", "T"):  # `(1, 2)^T`
+        return value[1]
     if value[0] == "set" and len(value) == 2 and gold[0] not in WHOLES:
         return value[1]
     return _components(value)
+
+
+def _multiplied(tree: Node) -> Node:
+    """A multiple of a matrix as a matrix."""
+    kind, *parts = tree
+    inner = _multiplied(parts[-1 if kind == "mul" else 0]) if kind in ("mul", "neg", "div") else tree
+    if inner is tree or inner[0] != "matrix":
+        return tree
+    factor = parts[0] if kind == "mul" else ("neg", _ONE) if kind == "neg" else ("div", _ONE, parts[1])
+    return ("matrix", *(tuple(_worked_out(("mul", factor, part)) for part in row) for row in inner[1:]))
 
 
 def _worked_out(tree: Node) -> Node:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import chain
+from functools import reduce
+from itertools import chain, dropwhile
 from typing import Any
 
 from grpo_lightning.plugins.verifier import equality, finished, question, restated
@@ -17,7 +18,6 @@ from grpo_lightning.plugins.verifier.claims import (
     expanded,
     form_of,
     is_true,
-    renamed,
     simple,
 )
 from grpo_lightning.plugins.verifier.grammar import Claim, Item, Node, read_claim
@@ -28,10 +28,11 @@ from grpo_lightning.plugins.verifier.numbers import (
     is_percent,
     literal,
     nodes,
+    renamed,
     symbols,
 )
 from grpo_lightning.plugins.verifier.sentences import read_sentence
-from grpo_lightning.plugins.verifier.spans import FLIPPED, Span, is_only_span, span_of, union_of
+from grpo_lightning.plugins.verifier.spans import FLIPPED, LINE, Span, is_only_span, minus, span_of, union_of
 from grpo_lightning.plugins.verifier.tokens import Unreadable, tokenize
 from grpo_lightning.plugins.verifier.units import LOOSE, UNITS, Unit, conversion, product_of
 from grpo_lightning.plugins.verifier.words import MONTHS, changes, word_set
@@ -315,10 +316,11 @@ class Comparison:
 
     def _same_value(self, gold: Node, answer: Node, gold_unit: Unit, answer_unit: Unit) -> bool:
         kinds = gold[0], answer[0]
-        if gold[0] == "base" and "base" in self.known and gold[2] in question.numbers_of(self.question):
-            answer = ("base", str(answer[1]), gold[2]) if answer[0] == "number" else answer
-        if answer[0] == "base" and answer[2] == 10 and "base" in self.known:
-            answer = ("number", exact(answer), None)
+        if "base" in self.known and {*kinds} == {"base", "number"}:
+            base = gold[2] if gold[0] == "base" else answer[2]
+            based = [("base", str(node[1]), base) for node in (gold, answer)]
+            if base in question.numbers_of(self.question) and None not in map(exact, based):
+                gold, answer = based
         number, other = literal(gold), literal(answer)
         units = {*dict(gold_unit), *dict(answer_unit)}
         if units == {"degree", "radian"} or (number is not None and other is None):
@@ -327,7 +329,7 @@ class Comparison:
             is_open = self.policy.finished and finished.unfinished_number(answer) - self.allowed
             return not is_open and self._same_number(number, other, gold, answer)
         if "words" in kinds:
-            return bool(_text(gold)) and _text(gold) == _text(answer)
+            return bool(_texts(gold)) and _texts(gold)[0] in _texts(answer)
         if not self.policy.degrees and kinds.count("degree") == 1:
             return False
         if {*kinds} & (WHOLES | {*LISTS, "record", "chain"}):
@@ -390,7 +392,12 @@ class Comparison:
         if kind == "time" and answer[0] == "ratio":  # `17:00` for `5 p.m.`
             hours, *minutes = [literal(part) or Fraction() for part in (*others, (), ())]
             return gold[1] == "pm" and 13 <= hours <= 23 and gold[2:] == (hours - 12, *minutes[:2])
-        if kind in ("matrix", "cases") and kind == answer[0]:
+        if kind == answer[0] == "cases":
+            pairs = _rows(gold), _rows(answer)
+            return len(pairs[0]) == len(pairs[1]) and all(
+                any(self.same_value(a, b) and self.same_spans(s, t) for b, t in pairs[1]) for a, s in pairs[0]
+            )
+        if kind == answer[0] == "matrix":
             rows = [[len(row) for row in parts], [len(row) for row in others]]
             parts, others = tuple(chain(*parts)), tuple(chain(*others)) if rows[0] == rows[1] else ()
         if kind == "group":
@@ -510,17 +517,24 @@ def _distinct(values: Sequence[Node]) -> list[Node]:
     return found
 
 
-def _text(tree: Node) -> str:
+def _texts(tree: Node) -> list[str]:
+    """Words as one text, then what stands before and behind an `is` in them: `The function is odd`; none for others."""
     if tree[0] not in ("words", "symbol"):
-        return ""
+        return []
     words = [str(word).casefold().rstrip(".") for word in tree[1:]]
-    while len(words) > 1 and words[0] in _ARTICLES:
-        words = words[1:]
-    if "is" in words[1:-1] and not changes(words):  # `Cara is the tallest`
-        words = words[: words.index("is")]
     if MONTHS.intersection(words):
         words = sorted(word for word in words if word not in ("th", "st", "nd", "rd", "of", "the"))
-    return " ".join(words)
+    cuts = [index for index, word in enumerate(words) if word == "is"] if not changes(words) else []
+    texts = [words, *(part for cut in cuts for part in (words[:cut], words[cut + 1 :]))]
+    return [" ".join(dropwhile(_ARTICLES.__contains__, text[:-1])) + f" {text[-1]}" for text in texts if text]
+
+
+def _rows(tree: Node) -> list[tuple[Node, Span]]:
+    """The rows of a function by cases, each with its set of numbers; `otherwise` is what remains."""
+    spans = [span_of(row[-1]) for row in tree[1:]]
+    known = [span for span in spans if span]
+    rest = reduce(minus, known, LINE)
+    return [(row[0], span or rest) for row, span in zip(tree[1:], spans, strict=True)]
 
 
 _ARTICLES = frozenset(["the", "a", "an", "on", "in", "it", "it's", "is", "be", "will"])

@@ -9,7 +9,17 @@ from itertools import chain
 from typing import Any
 
 from grpo_lightning.plugins.verifier.grammar import Node
-from grpo_lightning.plugins.verifier.numbers import Evaluator, NoNumber, Point, exact, literal, nodes, precise, symbols
+from grpo_lightning.plugins.verifier.numbers import (
+    Evaluator,
+    NoNumber,
+    Point,
+    exact,
+    literal,
+    nodes,
+    precise,
+    renamed,
+    symbols,
+)
 
 DIGITS, MAX_DIGITS = 45, 4000
 NUM_POINTS, MIN_POINTS, NUM_PRECISE, NUM_SPARE, MAX_CONSTANTS = 64, 12, 12, 800, 4
@@ -30,6 +40,8 @@ class Context:
     """Whether some variables are integers."""
     given: frozenset[str] = frozenset()
     """The `CONSTANTS` that the question itself uses."""
+    free: frozenset[str] = frozenset()
+    """Letters that a constant may have in an answer, since the question has them not."""
 
 
 def equal(gold: Node, answer: Node, context: Context = Context()) -> bool:
@@ -38,6 +50,7 @@ def equal(gold: Node, answer: Node, context: Context = Context()) -> bool:
         return True
     if not symbols(gold) and not symbols(answer):
         return equal_constants(gold, answer)
+    answer = _with_constants(gold, answer, context)
     gold_constant, answer_constant = _integration_constant(gold), _integration_constant(answer)
     if gold_constant in CONSTANTS and gold_constant not in context.given and symbols(_without(gold, gold_constant)):
         gold, answer = _without(gold, gold_constant), _without(answer, answer_constant)
@@ -50,6 +63,15 @@ def equal(gold: Node, answer: Node, context: Context = Context()) -> bool:
     return _agree(gold, answer) or (
         context.counts and symbols(gold) <= _COUNTERS and _agree(gold, answer, in_integers=True)
     )
+
+
+def _with_constants(gold: Node, answer: Node, context: Context) -> Node:
+    r"""The answer with the constants of the gold answer: `C e^{2x}` for `A e^{2x}`."""
+    names = symbols(gold), symbols(answer)
+    missing, extra = sorted(names[0] - names[1]), sorted(names[1] - names[0])
+    are_free = all(name.partition("_")[0] in context.free for name in (*missing, *extra))
+    is_one_to_one = len(missing) == len(extra) < len(names[0])
+    return renamed(answer, dict(zip(extra, missing, strict=True))) if are_free and is_one_to_one else answer
 
 
 def same_family(gold: Node, answer: Node, counter: str) -> bool:

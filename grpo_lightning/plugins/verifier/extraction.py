@@ -237,8 +237,9 @@ def _claimed(answer: str, after: str) -> str:
     said, reason = (sentence[: because.start()], sentence[because.start() :]) if because else (sentence, "")
     words, reasons = _words(said), _words(reason)
     is_fault = not FAULTS.isdisjoint(reasons) and not any(map(_is_number, reasons))  # `which is incorrect`
-    if changes(words) or any(not word[0].isalpha() for word in words) or _OR.search(reason) or is_fault:
-        return f"{answer} {_LAYOUT.sub(' ', said).strip(' .,;')} {reason}"
+    is_asked = rest.startswith("?")
+    if is_asked or changes(words) or any(not word[0].isalpha() for word in words) or _OR.search(reason) or is_fault:
+        return f"{answer} {_LAYOUT.sub(' ', said).strip(' .,;')} {reason}{' or not' * is_asked}"
     rest = reason + rest if reason.lstrip()[:1] in (";", "—") else rest
     is_other = _NEXT.match(rest.lstrip(" .$\n*)\\]")) or _is_retracted({*filter(_is_number, _words(answer))}, rest)
     return f"{answer} or {rest.strip()[:200]}" if is_other else answer

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 from grpo_lightning.plugins.verifier.number_words import in_digits
@@ -26,7 +26,7 @@ _CONDITIONS = word_set("for where when with provided if given assuming")
 _QUANTIFIERS = word_set("all any every some each is are an integer integers constant arbitrary real number numbers")
 _PHRASES: tuple[tuple[re.Pattern[str], Node], ...] = (
     (re.compile("all real(?:s| numbers)"), ("numbers", "R")),
-    (re.compile("infinity|infinite|infinitely many"), ("constant", "inf")),
+    (re.compile("infinity|infinite(?:ly many)?(?: real)?(?: solutions)?"), ("constant", "inf")),
     (re.compile("dne|.*does not exist"), ("words", "dne")),
     (
         re.compile(
@@ -226,6 +226,8 @@ class _Parser:
             found: list[str] = []
             while join := self.take(",", ";", "and", "or"):
                 found.append(join)
+            if not found and items[-1].unit and self.next.kind == "number":
+                found = ["and"]  # `2 hours 30 minutes`
             if self.opens_condition():
                 joins.add("where")
                 items.append(self.condition())
@@ -289,6 +291,8 @@ class _Parser:
             operands.append(self.operand())
         if self.take("pmod"):
             operands[-1] = ("mod", operands[-1], self.argument())
+        elif operators[-1:] == ["equiv"] and operands[-1][:2] == ("call", "mod"):
+            operands[-1] = operands[-1][1:]
         elif self.take_all("(", "mod") or self.take_all("(", "bmod"):
             operands[-1] = ("mod", operands[-1], self.expression())
             self.expect(")")
@@ -336,7 +340,8 @@ class _Parser:
         texts = [token.text for token in side]
         opening = texts.index("(") if "(" in texts else 0
         is_composed = any(a.kind == "symbol" and b.text == "circ" for a, b in pairwise(side))
-        is_operator = texts[:1] in (["sum"], ["prod"], ["int"], ["lim"]) or texts[:3] == ["frac", "{", "d"]
+        is_operator = texts[:1] in (["sum"], ["prod"], ["int"], ["lim"], ["nabla"])
+        is_operator |= texts[:3] in (["frac", "{", "d"], ["frac", "{", "partial"])
         is_letter = bool(side) and (side[0].kind in ("symbol", "word") or texts[0] in ("mathbb P", "mathbb E", "Pr"))
         is_script = opening == 1 or (1 < opening < 9 and texts[1] in ("'", "_", "^"))
         is_whole = opening > 0 and self.matching(self.position + opening) == self.position + end - 1
@@ -422,7 +427,12 @@ class _Parser:
             is_inside = found and self.peek(-1).kind == "word" and (token.text in SHORT or name in TIMES)
             if is_inside or (token.text == "in" and self.peek(1).kind == "word"):
                 return found  # `5 litres in total`, `5 litres every day`, `$5 in total`
-            if name and (token.kind == "word" or self.is_letter_of_unit()):
+            if not found and self.take("frac"):  # `\frac{m}{s}`
+                for power in (sign, -sign):
+                    self.expect("{")
+                    self.unit_product(factors, power)
+                    self.expect("}")
+            elif name and (token.kind == "word" or self.is_letter_of_unit()):
                 self.position += 1
                 self.take(".")
                 power *= self.unit_power()
@@ -440,7 +450,7 @@ class _Parser:
         """Whether a letter begins here that is a unit: `m` of `7 m`, if it is no variable of the question."""
         token, before = self.next, self.peek(-1)
         is_unit = token.kind == "symbol" and token.text in UNITS and token.text not in self.known
-        return is_unit and (before.text in ("/", "*") or before.kind == "word" or self.opens_unit())
+        return is_unit and (before.text in ("/", "*", "{") or before.kind == "word" or self.opens_unit())
 
     def opens_unit(self) -> bool:
         """Whether letters behind a number, and a space, are its unit, up to the end of the item: `7 m/s`."""
@@ -448,15 +458,16 @@ class _Parser:
         if before.text == "circ" and token.kind == "symbol":
             return token.text in ("C", "F") and self.peek(1).text in ("", ",", "or", "and")
         is_known = bool(self.known) or self.peek(1).text == "/"
-        is_spaced = is_known and token.spaced and token.kind == "symbol" and before.kind == "number"
-        if not is_spaced or token.text not in UNITS or token.text in self.known:
+        is_first = token.kind == "symbol" or (token.text == "frac" and self.peek(2).kind != "number")
+        if not (is_known and is_first and token.spaced and before.kind == "number") or token.text in self.known:
             return False
-        rest = self.tokens[self.position :]
-        ends = [index for index, token in enumerate(rest) if token.text in (",", "or", "and")]
-        return all(
-            token.text in ("/", "^", "{", "}", "-", "*") or token.kind == "number" or token.text in UNITS
-            for token in rest[: ends[0] if ends else len(rest)]
+        rest = [*takewhile(lambda token: token.text not in (",", "or", "and"), self.tokens[self.position :])]
+        is_unit = [token.text in UNITS and token.text not in self.known for token in rest]
+        others = [token for token, is_one in zip(rest, is_unit, strict=True) if not is_one]
+        is_rest = all(
+            token.text in ("/", "^", "{", "}", "-", "*", "frac") or token.kind == "number" for token in others
         )
+        return is_rest and (is_unit[0] or (token.text == "frac" and any(is_unit)))
 
     def unit_power(self) -> int:
         word = self.take_word("squared", "cubed")
@@ -507,7 +518,7 @@ class _Parser:
     def starts_factor(self) -> bool:
         """Whether a factor of a product without a sign begins here."""
         token, after = self.next, self.peek(1)
-        if token.kind in ("number", "symbol", "function"):
+        if token.kind in ("number", "symbol", "function") or token.text == "frac":
             return not self.opens_unit()
         if token.text == "|":
             return "|" not in self.stops

@@ -41,6 +41,18 @@ def symbols(tree: Node) -> frozenset[str]:
     return frozenset(node[1] for node in nodes(tree) if node[0] == "symbol")
 
 
+def mapped(tree: Any, change: Callable[[Node], Node]) -> Any:
+    """The tree with each node replaced by what `change` makes of it, from the leaves up."""
+    if not isinstance(tree, tuple):
+        return tree
+    return change(tuple(mapped(part, change) for part in tree))
+
+
+def renamed(tree: Node, names: dict[str, str]) -> Node:
+    """The tree with variables renamed."""
+    return mapped(tree, lambda node: ("symbol", names.get(node[1], node[1])) if node[:1] == ("symbol",) else node)
+
+
 def literal(tree: Node) -> Fraction | None:
     """The value of a finished number: integer, decimal, fraction, power or scientific notation; None for others."""
     return exact(tree) if tree and _is_finished(tree) else None

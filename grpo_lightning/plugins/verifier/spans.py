@@ -49,7 +49,7 @@ class Span:
         return found
 
 
-_LINE = Span(lambda x: True)
+LINE = Span(lambda x: True)
 
 
 def union_of(tree: Node) -> Span | None:
@@ -88,18 +88,18 @@ def span_of(tree: Node) -> Span | None:
     if kind in ("list", "both") and all(part[0] == "chain" for part in parts):
         return reduce(_meet, spans) if (spans := _spans(parts)) else None
     if tree == ("numbers", "R"):
-        return _LINE
+        return LINE
     if kind == "set" and all(_size(part) is not None for part in parts):
         sizes = [_size(part) for part in parts]
         return Span(lambda x: x in sizes, tuple(parts))
     if kind == "builder" and parts[0][0] in ("symbol", "chain"):
         bodies = parts if parts[0][0] == "chain" else parts[1:]
         spans = [span for part in bodies if (span := span_of(part))]
-        return replace(reduce(_meet, spans, _LINE), name="") if len(spans) == len(bodies) else None
+        return replace(reduce(_meet, spans, LINE), name="") if len(spans) == len(bodies) else None
     if kind in ("union", "meet", "minus"):
         left, right = map(span_of, parts)
         if left and right:
-            return {"union": _union, "meet": _meet, "minus": _minus}[kind](left, right)
+            return {"union": _union, "meet": _meet, "minus": minus}[kind](left, right)
     return None
 
 
@@ -110,7 +110,7 @@ def _span_of_chain(operators: tuple[str, ...], operands: tuple[Node, ...]) -> Sp
         name, end = operands[0][1], operands[1]  # `|x| < 3`
         other = ("chain", (FLIPPED[operators[0]],), (name, ("neg", end)))
         return span_of(("both" if operators[0] in ("<", "le") else "either", ("chain", operators, (name, end)), other))
-    total, names = _LINE, set()
+    total, names = LINE, set()
     for left, operator, right in zip(operands, operators, operands[1:], strict=False):
         if left[0] != "symbol":
             left, operator, right = right, FLIPPED.get(operator, operator), left
@@ -158,5 +158,6 @@ def _meet(left: Span, right: Span) -> Span:
     return Span(lambda x: left.has(x) and right.has(x), left.ends + right.ends, left.name or right.name)
 
 
-def _minus(left: Span, right: Span) -> Span:
+def minus(left: Span, right: Span) -> Span:
+    """The numbers of one set that are not in the other."""
     return Span(lambda x: left.has(x) and not right.has(x), left.ends + right.ends, left.name or right.name)

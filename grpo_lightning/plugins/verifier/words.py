@@ -33,7 +33,7 @@ MONTHS = word_set("january february march april may june july august september o
 DENIALS = word_set(
     "not no never none nor neither nothing nobody cannot without except unless but or either if maybe perhaps possibly "
     "probably might could guess think suppose doubt unsure otherwise else alternatively wrong incorrect false instead "
-    "another other anything until hardly barely dne"
+    "another other anything until hardly barely dne too bound"
 )
 """Words that take a claim back or add another one, wherever they stand."""
 OPERATIONS = word_set("half twice halved doubled tripled squared cubed factorial times negative reciprocal inverse")
