@@ -92,6 +92,8 @@ from grpo_lightning.maths.weightings import Unweighted as Unweighted
 from grpo_lightning.plugins import inspect as inspect
 from grpo_lightning.plugins.cluster.strategy import FSDP2Strategy as FSDP2Strategy
 from grpo_lightning.plugins.cluster.time_limit import StepTimer as StepTimer
+from grpo_lightning.plugins.controls.rewards import LastNumber as LastNumber
+from grpo_lightning.plugins.controls.rewards import RandomReward as RandomReward
 from grpo_lightning.plugins.conversations.adapters.openenv import OpenEnv as OpenEnv
 from grpo_lightning.plugins.conversations.adapters.textarena import TextArena as TextArena
 from grpo_lightning.plugins.conversations.base import Environment as Environment
@@ -149,8 +151,6 @@ from grpo_lightning.plugins.process.splitters import Splitter as Splitter
 from grpo_lightning.plugins.process.supervision import ProcessSupervision as ProcessSupervision
 from grpo_lightning.plugins.reasoning_gym.task import ReasoningGym as ReasoningGym
 from grpo_lightning.plugins.reasoning_gym.task import ReasoningGymReward as ReasoningGymReward
-from grpo_lightning.plugins.verifier.control import LastNumber as LastNumber
-from grpo_lightning.plugins.verifier.control import RandomReward as RandomReward
 from grpo_lightning.plugins.verifier.math_verifier import MathVerifier as MathVerifier
 from grpo_lightning.plugins.vllm.engine import VLLMEngine as VLLMEngine
 from grpo_lightning.plugins.vllm.server import VLLMServerEngine as VLLMServerEngine

@@ -70,6 +70,7 @@ def test_the_tests_of_the_core_import_no_plugin() -> None:
 PLUGINS = {
     "process": {"verifier", "learned"},
     "reasoning_gym": {"verifier"},
+    "controls": {"verifier"},
     "planning": {"fast"},
     "vllm": {"fast"},
     "display": {"inspect"},
