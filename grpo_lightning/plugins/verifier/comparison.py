@@ -174,7 +174,7 @@ class Comparison:
         is_family = ("numbers", "Z") in [form.domain[1] for form in (left, right) if form.domain]
         names = [left.domain[0]] if left.domain else sorted(symbols(left.value) & COUNTERS)
         self.counter = names[0] if is_family and len(names) == 1 else ""
-        return self.same_form(left, _with_counter(left, right))
+        return self.same_form(left, _with_names(left, right, self.context.free))
 
     def is_other_name(self, gold: Form | None, answer: Form | None) -> bool:
         """Whether the answer is named, and the question has this variable but asks for another one."""
@@ -251,10 +251,12 @@ class Comparison:
             is_same = {*values} == {name for name, _ in gold[1:]}
             return is_same and all(self.same_part(value, values[name]) for name, value in gold[1:])
         named, other = (gold, answer) if gold[0] == "record" else (answer, gold)
+        values = [value for _, value in (gold[1:] if named is gold else sorted(answer[1:]))]
         if other[0] in LISTS and len({name.partition("_")[0] for name, _ in named[1:]}) == 1:  # roots `x_1`, `x_2`
-            return self.same_members(*(("list", *(v for _, v in t[1:])) if t is named else t for t in (gold, answer)))
-        golds = [value for _, value in gold[1:]] if gold[0] == "record" else _in_order(gold)
-        answers = _in_order(answer) if gold[0] == "record" else [value for _, value in sorted(answer[1:])]
+            pair = ("list", *values), other
+            return self.same_members(*(pair if named is gold else pair[::-1]))
+        others = other[3:] if other[:3] == ("group", "(", ")") else other[1:] if other[0] in ("list", "both") else ()
+        golds, answers = (values, others) if named is gold else (others, values)
         return len(golds) == len(answers) and all(map(self.same_part, golds, answers))
 
     def _is_one_value(self, gold: Form, answer: Form) -> bool:
@@ -479,15 +481,19 @@ def _with_unit(form: Form) -> Form:
 # ----- names, lists, words
 
 
-def _with_counter(gold: Form, answer: Form) -> Form:
-    r"""The answer with the counter of the gold answer, of the same domain or beside a pi: `2n\pi` becomes `2k\pi`."""
-    if gold.domain and answer.domain:
-        return replace(answer, value=renamed(answer.value, {answer.domain[0]: gold.domain[0]}))
-    names = [symbols(form.value) for form in (gold, answer)]
-    is_counter = len(names[0]) == len(names[1]) == 1 and names[0] | names[1] <= COUNTERS
-    if not is_counter or not (gold.domain or answer.domain or ("constant", "pi") in nodes(gold.value)):
+def _with_names(gold: Form, answer: Form, free: frozenset[str]) -> Form:
+    r"""The answer with the counters and constants of the gold answer: `2n\pi` becomes `2k\pi`, `A e^x` `C e^x`."""
+    counters = {form.domain[0] for form in (gold, answer) if form.domain}
+    if counters or ("constant", "pi") in nodes(gold.value):
+        counters |= COUNTERS
+    names = symbols(gold.value), symbols(answer.value)
+    missing, extra = sorted(names[0] - names[1]), sorted(names[1] - names[0])
+    are_free = {*missing, *extra} <= counters or all(
+        name.partition("_")[0] in free and {*missing} < names[0] for name in (*missing, *extra)
+    )
+    if len(missing) != len(extra) or not are_free or (gold.value[0] in LISTS and not counters):
         return answer
-    return replace(answer, value=renamed(answer.value, dict(zip(names[1], names[0], strict=True))))
+    return replace(answer, value=renamed(answer.value, dict(zip(extra, missing, strict=True))))
 
 
 def _bare(form: Form) -> set[str]:
@@ -501,11 +507,6 @@ def _is_free(domain: tuple[str, Node] | None, other: Form) -> bool:
     name, numbers = domain or ("", ("numbers", "R"))
     is_counter = name in COUNTERS and bool(symbols(other.value) & COUNTERS)
     return numbers == ("numbers", "R") or (numbers == ("numbers", "Z") and is_counter)
-
-
-def _in_order(tree: Node) -> tuple[Node, ...]:
-    """The values of a tuple or of a list, in their order."""
-    return tree[3:] if tree[:3] == ("group", "(", ")") else tree[1:] if tree[0] in ("list", "both") else ()
 
 
 def _distinct(values: Sequence[Node]) -> list[Node]:

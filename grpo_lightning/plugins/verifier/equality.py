@@ -17,7 +17,6 @@ from grpo_lightning.plugins.verifier.numbers import (
     literal,
     nodes,
     precise,
-    renamed,
     symbols,
 )
 
@@ -50,7 +49,6 @@ def equal(gold: Node, answer: Node, context: Context = Context()) -> bool:
         return True
     if not symbols(gold) and not symbols(answer):
         return equal_constants(gold, answer)
-    answer = _with_constants(gold, answer, context)
     gold_constant, answer_constant = _integration_constant(gold), _integration_constant(answer)
     if gold_constant in CONSTANTS and gold_constant not in context.given and symbols(_without(gold, gold_constant)):
         gold, answer = _without(gold, gold_constant), _without(answer, answer_constant)
@@ -63,15 +61,6 @@ def equal(gold: Node, answer: Node, context: Context = Context()) -> bool:
     return _agree(gold, answer) or (
         context.counts and symbols(gold) <= _COUNTERS and _agree(gold, answer, in_integers=True)
     )
-
-
-def _with_constants(gold: Node, answer: Node, context: Context) -> Node:
-    r"""The answer with the constants of the gold answer: `C e^{2x}` for `A e^{2x}`."""
-    names = symbols(gold), symbols(answer)
-    missing, extra = sorted(names[0] - names[1]), sorted(names[1] - names[0])
-    are_free = all(name.partition("_")[0] in context.free for name in (*missing, *extra))
-    is_one_to_one = len(missing) == len(extra) < len(names[0])
-    return renamed(answer, dict(zip(extra, missing, strict=True))) if are_free and is_one_to_one else answer
 
 
 def same_family(gold: Node, answer: Node, counter: str) -> bool:
