@@ -126,9 +126,12 @@ def _without(tree: Node, name: str) -> Node:
 # ----- values at points
 
 
-def _agree(gold: Node, answer: Node, in_integers: bool = False) -> bool:
-    """Whether two formulas have the same values, first in floating point, then at some points precisely."""
-    is_complex = any(node == ("constant", "i") for tree in (gold, answer) for node in nodes(tree))
+def _agree(gold: Node, answer: Node, in_integers: bool = False, is_complex: bool = False) -> bool:
+    """Whether two formulas have the same values, first in floating point, then at some points precisely.
+
+    Complex values count where the imaginary unit is in one of them, or where there are no real ones.
+    """
+    is_complex |= any(node == ("constant", "i") for tree in (gold, answer) for node in nodes(tree))
     good: list[Point] = []
     both = ("add", gold, answer)
     points = list(_integers(both) if in_integers else _points(both))
@@ -139,6 +142,8 @@ def _agree(gold: Node, answer: Node, in_integers: bool = False) -> bool:
         if verdict is False:
             return False
         good += [point] if verdict else []
+    if len(good) < MIN_POINTS and not is_complex:
+        return _agree(gold, answer, in_integers, is_complex=True)
     chosen = good[:: max(1, len(good) // NUM_PRECISE)][:NUM_PRECISE]
     verdicts = [_differ(gold, answer, point) for point in chosen]
     return len(good) >= MIN_POINTS and verdicts.count(False) >= min(3, len(verdicts)) and True not in verdicts

@@ -150,15 +150,15 @@ def _explains(text: str, claim: Claim, known: Collection[str]) -> bool:
         tokens = in_digits(_tokens(text.removeprefix("or ").removeprefix("i.e. ")))
     except Unreadable:
         return False
+    texts = [token.text for token in tokens]
     words = [token.text for token in tokens if token.kind == "word"]
     marks = {token.text for token in tokens if token.kind not in ("word", "number")}
-    numbers = [Fraction(token.text) for token in tokens if token.kind == "number" and "(" not in token.text]
-    if (
-        value is None
-        or marks - {*",+*=$%", "and"}
-        or changes(words, known)
-        or (numbers and not BOUNDS.isdisjoint(words))
-    ):
+    signed = [
+        ("-" * (before == "-") + token.text, token.kind) for before, token in zip(["", *texts], tokens, strict=False)
+    ]
+    numbers = [Fraction(text) for text, kind in signed if kind == "number" and "(" not in text]
+    is_bound = bool(numbers) and not BOUNDS.isdisjoint(words)
+    if value is None or marks - {*",+-*=$%", "and"} or changes(words, known) or is_bound:
         return False
     parts = numbers[:-1] if "=" in marks and numbers[-1:] == [value] else numbers
     return parts in ([], [value]) or sum(parts) == value or prod(parts) == value
