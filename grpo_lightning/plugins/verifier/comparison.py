@@ -106,6 +106,8 @@ class Comparison:
         """The outcome, as of `compare`."""
         if not (spelling := _spelling(gold)):
             return GOLD_BAD
+        if answer.endswith(" !") and "!" in gold:  # what ends a sentence may be a factorial here
+            answer = f"{answer[:-2]}!"
         is_spelt = _spelling(answer) == spelling
         if gold.strip().casefold() in _VERDICTS and (verdict := _verdict_of(answer)):
             return EQUAL if verdict == gold.strip().casefold() else DIFFERENT

@@ -153,10 +153,11 @@ def _explains(text: str, claim: Claim, known: Collection[str]) -> bool:
     texts = [token.text for token in tokens]
     words = [token.text for token in tokens if token.kind == "word"]
     marks = {token.text for token in tokens if token.kind not in ("word", "number")}
-    signed = [
-        ("-" * (before == "-") + token.text, token.kind) for before, token in zip(["", *texts], tokens, strict=False)
+    numbers = [
+        Fraction(token.text) * (-1 if before == "-" else 1)
+        for before, token in zip(["", *texts], tokens, strict=False)
+        if token.kind == "number" and "(" not in token.text
     ]
-    numbers = [Fraction(text) for text, kind in signed if kind == "number" and "(" not in text]
     is_bound = bool(numbers) and not BOUNDS.isdisjoint(words)
     if value is None or marks - {*",+-*=$%", "and"} or changes(words, known) or is_bound:
         return False
