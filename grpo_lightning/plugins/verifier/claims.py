@@ -163,7 +163,8 @@ def _names(tree: Node, asked: frozenset[Node] | None) -> tuple[str, ...]:
     is_function = kind in ("call", "abs") and tree[1] not in ("exp", "ln") and bool(names)
     is_asked = asked is not None and (key(tree) in asked - {()} or (not asked and (is_sum or is_function)))
     is_inverse = kind == "pow" and (literal(tree[2]) == -1 or tree[2] == ("symbol", "T"))
-    is_measure = is_upper and (kind in ("call", "abs") or is_inverse or (kind == "mul" and asked is not None))
+    is_part = kind in ("call", "abs") or is_inverse or (kind == "mul" and asked is not None)
+    is_measure = (is_upper and is_part) or tree[:2] == ("call", "norm")
     return (repr(tree),) if kind == "apply" or is_measure or is_asked or (is_sum and kind == "ratio") else ()
 
 

@@ -249,16 +249,17 @@ class Comparison:
     def same_records(self, gold: Node, answer: Node) -> bool:
         """Whether two claims give the same values, by name if both have names: `b=3, a=2`, `(2,3)` for `a=2, b=3`."""
         if gold[0] == answer[0]:
-            values = dict(answer[1:])
-            is_same = {*values} == {name for name, _ in gold[1:]}
-            return is_same and all(self.same_part(value, values[name]) for name, value in gold[1:])
-        named, other = (gold, answer) if gold[0] == "record" else (answer, gold)
-        values = [value for _, value in (gold[1:] if named is gold else sorted(answer[1:]))]
-        if other[0] in LISTS and len({name.partition("_")[0] for name, _ in named[1:]}) == 1:  # roots `x_1`, `x_2`
+            named = dict(answer[1:])
+            is_same = {*named} == {name for name, _ in gold[1:]}
+            return is_same and all(self.same_part(value, named[name]) for name, value in gold[1:])
+        is_gold = gold[0] == "record"
+        record, other = (gold, answer) if is_gold else (answer, gold)
+        values = [value for _, value in (gold[1:] if is_gold else sorted(answer[1:]))]
+        if other[0] in LISTS and len({name.partition("_")[0] for name, _ in record[1:]}) == 1:  # roots `x_1`, `x_2`
             pair = ("list", *values), other
-            return self.same_members(*(pair if named is gold else pair[::-1]))
+            return self.same_members(*(pair if is_gold else pair[::-1]))
         others = other[3:] if other[:3] == ("group", "(", ")") else other[1:] if other[0] in ("list", "both") else ()
-        golds, answers = (values, others) if named is gold else (others, values)
+        golds, answers = (values, others) if is_gold else (others, values)
         return len(golds) == len(answers) and all(map(self.same_part, golds, answers))
 
     def _is_one_value(self, gold: Form, answer: Form) -> bool:
@@ -342,6 +343,7 @@ class Comparison:
             return infinity(gold) == infinity(answer) != 0
         is_complex = any(node == ("constant", "i") for node in nodes(gold))
         left = finished.unfinished(answer) - self.allowed - ({"complex exp", "complex pow"} if is_complex else set())
+        left -= {"function cos", "function sin"} if {"complex exp", "complex pow"} & self.allowed else set()
         is_longer = not symbols(gold) and finished.num_terms(answer) > finished.num_terms(gold)
         if self.policy.finished and (left or is_longer):
             return False

@@ -33,7 +33,7 @@ _UNIT = re.compile(
     r"([A-Za-z¢°][A-Za-z/^{}\d]*(?: [A-Za-z/]+){0,4})"
 )
 _ORDER = re.compile(
-    r"(?i:\bin (?:\w+[ -])*?order\b(?! to\b| that\b| for\b)|\bfrom (?:the )?(?:least|smallest|lowest|greatest|largest))"
+    r"(?i:\bin (?:\w+[ -])*?order\b(?! to\b| that\b| for\b)|\b(?:least|smallest|lowest|greatest|largest) to\b)"
 )
 _ASKED = re.compile(
     r"(?i:\b(?:find|determine|compute|calculate|evaluate|what is|solve for)"
