@@ -26,6 +26,7 @@ LISTS = ("list", "or", "both", "set")
 COUNTERS = frozenset("knm")
 _OPEN = (("call", "det"), ("call", "norm"), ("call", "conj"))
 _ONE, _ZERO = (("number", Fraction(value), None) for value in (1, 0))
+_HALF = Fraction(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,29 +86,24 @@ def form_of(claim: Claim, asked: frozenset[Node] | None = None) -> Form | None:
 
 
 def _in_one_unit(items: tuple[Item, ...]) -> tuple[Item, ...]:
-    """`2 hours and 30 minutes` as minutes; other items as they are."""
-    last, total = items[-1], Fraction()
+    """`2 hours and 30 minutes` as hours; other items as they are."""
+    first, total = items[0], Fraction()
     for item in items:
-        factor, value = conversion(item.unit, last.unit), literal(item.chain[2][0])
-        if (
-            not item.unit
-            or factor is None
-            or value is None
-            or item.chain[1]
-            or (item.unit == last.unit) != (item is last)
-        ):
+        factor, value = conversion(item.unit, first.unit), literal(item.chain[2][0])
+        is_part = bool(item.unit) and not item.chain[1] and (item is first) == (item.unit == first.unit)
+        if factor is None or value is None or not is_part:
             return items
         total += factor * value
-    return (replace(last, chain=("chain", (), (("number", total, None),))),)
+    return (replace(first, chain=("chain", (), (("number", total, None),))),)
 
 
 def _with_one_modulus(items: tuple[Item, ...]) -> tuple[Item, ...]:
     r"""The items of `x \equiv 2, 5 \pmod 7`, each with the name and the modulus."""
     first, last = items[0].chain, items[-1].chain[2][-1]
-    if len(items) == 1 or last[0] != "mod" or first[1] != ("equiv",) or first[2][-1][0] == "mod":
+    if len(items) == 1 or last[0] != "mod" or first[1] not in ((), ("equiv",)) or first[2][-1][0] == "mod":
         return items
     values = [item.chain[2][-1] if item is not items[-1] else last[1] for item in items]
-    chains = [("chain", ("equiv",), (first[2][0], ("mod", value, last[2]))) for value in values]
+    chains = [("chain", first[1], (*first[2][:-1], ("mod", value, last[2]))) for value in values]
     return tuple(replace(item, chain=chain) for item, chain in zip(items, chains, strict=True))
 
 
@@ -265,30 +261,34 @@ def _with_sign(tree: Node, sign: int) -> Node:
 
 def simple(value: Node, gold: Node) -> Node:
     """The value in the spelling of the gold value: tuples for columns and unit vectors, without the name of a point."""
-    value = _multiplied(value)
-    is_square = value[:3] == ("group", "[", "]") and all(part[:3] == value[:3] for part in value[3:])
-    if is_square and gold[0] == "matrix":  # `[[1, 2], [3, 4]]`
-        return ("matrix", *(part[3:] for part in value[3:]))
     is_tuple = gold[:3] == ("group", "(", ")") and len(gold) > 4
+    value = _multiplied(value, 3 if is_tuple and len(gold) == 6 else 2)
+    if gold[0] == "matrix" and value[0] == "group" and len(value) > 4:  # `[[1, 2], [3, 4]]`, or a column as `[1, 2]`
+        rows = [part[3:] if part[0] == "group" else (part,) for part in value[3:]]
+        return ("matrix", *(rows if len(gold) > 2 or len(rows[0]) > 1 else [value[3:]]))
     if is_tuple and value[0] == "matrix" and (len(value) == 2 or all(len(row) == 1 for row in value[1:])):
         return ("group", "(", ")", *(value[1] if len(value) == 2 else (row[0] for row in value[1:])))
     if is_tuple and value[0] == "mul" and value[1][0] == "symbol" and value[2][:3] == ("group", "(", ")"):
         return value[2] if len(value[1][1].rstrip("_'0123456789")) == 1 else value
     if value[0] == "pow" and value[1][0] == "group" and value[2] == ("symbol", "T"):  # `(1, 2)^T`
-        return value[1]
-    if value[0] == "set" and len(value) == 2 and gold[0] not in WHOLES:
-        return value[1]
-    return _components(value)
+        return simple(value[1], gold)
+    return value[1] if value[0] == "set" and len(value) == 2 and gold[0] not in WHOLES else value
 
 
-def _multiplied(tree: Node) -> Node:
-    """A multiple of a matrix as a matrix."""
+def _multiplied(tree: Node, size: int) -> Node:
+    """A multiple of a matrix as a matrix, a fraction of a vector in any spelling as a tuple."""
     kind, *parts = tree
-    inner = _multiplied(parts[-1 if kind == "mul" else 0]) if kind in ("mul", "neg", "div") else tree
-    if inner is tree or inner[0] != "matrix":
+    tree = _components(tree, size)
+    if tree[0] == "group" or kind not in ("mul", "neg", "div"):
         return tree
+    inner = _multiplied(parts[-1 if kind == "mul" else 0], size)
     factor = parts[0] if kind == "mul" else ("neg", _ONE) if kind == "neg" else ("div", _ONE, parts[1])
-    return ("matrix", *(tuple(_worked_out(("mul", factor, part)) for part in row) for row in inner[1:]))
+    if inner[0] == "matrix":
+        return ("matrix", *(tuple(_worked_out(("mul", factor, part)) for part in row) for row in inner[1:]))
+    is_tuple = inner[:3] == ("group", "(", ")") and len(inner) > 4 and not symbols(factor)
+    if not is_tuple or (exact(factor) or _HALF).denominator == 1:  # but `2(1, 3)` is unfinished
+        return tree
+    return (*inner[:3], *(_worked_out(("mul", factor, part)) for part in inner[3:]))
 
 
 def _worked_out(tree: Node) -> Node:
@@ -296,8 +296,8 @@ def _worked_out(tree: Node) -> Node:
     return tree if value is None else ("number", value, None)
 
 
-def _components(value: Node) -> Node:
-    r"""The components of a sum of unit vectors: (2,-1) of `2\mathbf i-\mathbf j`; three if there is a k."""
+def _components(value: Node, size: int) -> Node:
+    r"""The components of a sum of unit vectors, at least `size`: (2,-1) of `2\mathbf i-\mathbf j`."""
     found: dict[str, Node] = {}
     for term in value[1:] if value[0] == "add" else (value,):
         inner = term[1] if term[0] == "neg" else term
@@ -306,4 +306,4 @@ def _components(value: Node) -> Node:
         if not marks or name not in ("i", "j", "k") or name in found:
             return value
         found[name] = _worked_out(("neg", factor)) if term[0] == "neg" else factor
-    return ("group", "(", ")", *(found.get(name, _ZERO) for name in ("ijk" if "k" in found else "ij")))
+    return ("group", "(", ")", *(found.get(name, _ZERO) for name in "ijk"[: 3 if "k" in found else size]))

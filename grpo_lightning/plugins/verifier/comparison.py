@@ -142,15 +142,16 @@ class Comparison:
 
     def _without_modulus(self, gold: Claim, answer: Claim) -> Claim:
         r"""2 of `2 \pmod 7` and of `2^{100} \equiv 2 \pmod 7`, if a remainder modulo 7 is asked for."""
-        item, *others = answer.items
-        _, operators, (*_, last) = item.chain
+        last = answer.items[-1].chain[2][-1]
         is_asked = literal(gold.items[0].chain[2][-1]) is not None and question.speaks_of(self.question, _MODULAR)
-        if others or last[0] != "mod" or not is_asked or {*operators} - {"equiv", "="}:
+        if last[0] != "mod" or not is_asked or any({*item.chain[1]} - {"equiv", "="} for item in answer.items):
             return answer
-        value, modulus = literal(last[1]), literal(last[2])
+        operands = [*(item.chain[2][-1] for item in answer.items[:-1]), last[1]]
+        modulus, values = literal(last[2]), [literal(operand) for operand in operands]
         numbers = question.numbers_of(self.question) | ({Fraction(10)} if "digit" in self.known else set())
-        is_least = value is not None and modulus is not None and 0 <= value < modulus and modulus in numbers
-        return Claim((replace(item, chain=("chain", (), (last[1],))),), answer.joins) if is_least else answer
+        if modulus not in numbers or not all(value is not None and 0 <= value < modulus for value in values):
+            return answer
+        return Claim(tuple(Item(("chain", (), (operand,))) for operand in operands), answer.joins)
 
     # ----- claims
 
@@ -313,8 +314,9 @@ class Comparison:
 
     def same_value(self, gold: Node, answer: Node, gold_unit: Unit = (), answer_unit: Unit = ()) -> bool:
         """Whether two values are equal and the answer is in finished form."""
-        simple_answer = simple(answer, gold)
-        is_same = self._same_value(simple(gold, simple_answer), simple_answer, gold_unit, answer_unit)
+        simple_gold = simple(gold, answer)
+        simple_answer = simple(answer, simple_gold)
+        is_same = self._same_value(simple(simple_gold, simple_answer), simple_answer, gold_unit, answer_unit)
         if not is_same and self.difference is None:
             self.difference = gold, answer
         return is_same
@@ -408,7 +410,8 @@ class Comparison:
             parts, others = tuple(chain(*parts)), tuple(chain(*others)) if rows[0] == rows[1] else ()
         if kind == "group":
             brackets = {gold[1:3], answer[1:3]}
-            if len(brackets) > 1 and not (self.policy.tuples_are_intervals and brackets == {("(", ")"), ("[", "]")}):
+            is_pair = len(gold) == 5 and not self.policy.tuples_are_intervals  # `[1, 2, 3]` is no interval
+            if len(brackets) > 1 and (is_pair or brackets != {("(", ")"), ("[", "]")}):
                 return False
             parts, others = gold[3:], answer[3:]
         if kind != answer[0] or kind in ("time", "numbers", "dots", "base", "builder"):

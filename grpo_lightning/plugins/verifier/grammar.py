@@ -24,19 +24,18 @@ RELATIONS = word_set(
 CHOICES = "ABCDEFGHIJ"
 _CONDITIONS = word_set("for where when with provided if given assuming")
 _QUANTIFIERS = word_set("all any every some each is are an integer integers constant arbitrary real number numbers")
-_PHRASES: tuple[tuple[re.Pattern[str], Node], ...] = (
-    (re.compile("all real(?:s| numbers)"), ("numbers", "R")),
-    (re.compile("infinity|infinite(?:ly many)?(?: real)?(?: solutions)?"), ("constant", "inf")),
-    (re.compile("dne|.*does not exist"), ("words", "dne")),
-    (
-        re.compile(
-            r"none|(?:there (?:is|are) )?no (?:such )?(?:real |valid |possible )?(?:solutions?|values?|roots?|numbers?)"
-            r"(?: exists?)?|(?:the )?(?:empty|null) set"
-        ),
-        ("set",),
-    ),
+_PHRASES = re.compile(
+    r"(?P<all>all real(?:s| numbers))|(?P<infinite>infinity|infinite(?:ly many)?(?: real)?(?: solutions)?)"
+    r"|(?P<dne>dne|undefined|.*does not exist)|(?P<none>none|(?:the )?(?:empty|null) set|(?:there (?:is|are) )?"
+    r"no (?:such )?(?:real |valid |possible )?(?:solutions?|values?|roots?|numbers?)(?: exists?)?)"
 )
-"""Words for values."""
+"""Words for the `_MEANINGS`."""
+_MEANINGS: dict[str | None, Node] = {
+    "all": ("numbers", "R"),
+    "infinite": ("constant", "inf"),
+    "dne": ("words", "dne"),
+    "none": ("set",),
+}
 _OPENING = word_set("= : , approx therefore implies to Rightarrow Longrightarrow")
 """Signs before an answer that say nothing."""
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}
@@ -457,9 +456,12 @@ class _Parser:
         token, before = self.next, self.peek(-1)
         if before.text == "circ" and token.kind == "symbol":
             return token.text in ("C", "F") and self.peek(1).text in ("", ",", "or", "and")
-        is_known = bool(self.known) or self.peek(1).text == "/"
-        is_first = token.kind == "symbol" or (token.text == "frac" and self.peek(2).kind != "number")
-        if not (is_known and is_first and token.spaced and before.kind == "number") or token.text in self.known:
+        is_fraction = token.text == "frac" and self.peek(1).text == "{"
+        is_text = is_fraction and self.peek(2).kind == "word"
+        is_known = bool(self.known) or self.peek(1).text == "/" or is_text
+        is_first = token.kind == "symbol" or (is_fraction and self.peek(2).kind != "number")
+        is_spaced = token.spaced or is_text
+        if not (is_known and is_first and is_spaced and before.kind == "number") or token.text in self.known:
             return False
         rest = [*takewhile(lambda token: token.text not in (",", "or", "and"), self.tokens[self.position :])]
         is_unit = [token.text in UNITS and token.text not in self.known for token in rest]
@@ -771,8 +773,8 @@ class _Parser:
         return ("call", "det", node) if name == "vmatrix" else node
 
     def cell(self, tokens: list[Token]) -> Node:
-        while tokens and (tokens[-1].text == "," or tokens[0].text in ("if", "for", "when")):
-            tokens = tokens[:-1] if tokens[-1].text == "," else tokens[1:]
+        while tokens and (tokens[-1].text in (",", ".") or tokens[0].text in ("if", "for", "when")):
+            tokens = tokens[:-1] if tokens[-1].text in (",", ".") else tokens[1:]
         parser = type(self)(tokens, self.known)
         values, _ = parser.values()
         if len(values) != 1 or parser.next is not _END:
@@ -782,7 +784,8 @@ class _Parser:
 
 def _meaning(text: str) -> Node | None:
     """The value that words stand for: the empty set of `no solutions`; None for others."""
-    return next((value for words, value in _PHRASES if words.fullmatch(text.casefold().rstrip("."))), None)
+    match = _PHRASES.fullmatch(text.casefold().rstrip("."))
+    return _MEANINGS[match.lastgroup] if match else None
 
 
 def read_unit(text: str) -> tuple[Unit, str, str]:
