@@ -156,7 +156,7 @@ def _names(tree: Node, asked: frozenset[Node] | None) -> tuple[str, ...]:
         return tuple(part[0] for part in parts) if all(len(part) == 1 for part in parts) else ()
     is_upper = bool(names) and all(name[0].isupper() or " " in name or name == "m" for name in names)
     is_sum = kind in ("add", "ratio") and all(part[0] == "symbol" for part in tree[1:])
-    is_function = kind in ("call", "abs") and tree[1] not in ("exp", "ln") and bool(names)
+    is_function = kind in ("call", "abs") and tree[1] != "ln" and bool(names)
     is_asked = asked is not None and (key(tree) in asked - {()} or (not asked and (is_sum or is_function)))
     is_inverse = kind == "pow" and (literal(tree[2]) == -1 or tree[2] == ("symbol", "T"))
     is_part = kind in ("call", "abs") or is_inverse or (kind == "mul" and asked is not None)

@@ -344,8 +344,8 @@ class Comparison:
         if infinity(gold) or infinity(answer):
             return infinity(gold) == infinity(answer) != 0
         is_complex = any(node == ("constant", "i") for node in nodes(gold))
-        left = finished.unfinished(answer) - self.allowed - ({"complex exp", "complex pow"} if is_complex else set())
-        left -= {"function cos", "function sin"} if {"complex exp", "complex pow"} & self.allowed else set()
+        left = finished.unfinished(answer) - self.allowed - ({"complex pow"} if is_complex else set())
+        left -= {"function cos", "function sin"} if "complex pow" in self.allowed else set()
         is_longer = not symbols(gold) and finished.num_terms(answer) > finished.num_terms(gold)
         if self.policy.finished and (left or is_longer):
             return False

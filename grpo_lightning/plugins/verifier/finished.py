@@ -12,7 +12,7 @@ from grpo_lightning.plugins.verifier.numbers import NoNumber, exact, literal, no
 _I, _PI, _TEN = ("constant", "i"), ("constant", "pi"), ("number", Fraction(10), None)
 _LARGEST = 10**6
 """Largest power that must be written out."""
-_KEPT = ("ln", "log", "lg", "log_", "exp", "root", "pow")
+_KEPT = ("ln", "log", "lg", "log_", "root", "pow")
 """Functions of numbers whose value stays as it is, unless it is a fraction."""
 TIDYING = frozenset(["division", "power", "like factors", "expansion"])
 """Operations that may remain if the question is unknown or has no numbers."""

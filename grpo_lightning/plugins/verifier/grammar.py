@@ -47,12 +47,12 @@ _SIGNS = ("+", "-", "pm", "mp")
 _OVER, _UNION, _RATIO, _SUM, _PRODUCT = range(5)
 
 
-def _add(left: Node, right: Node) -> Node:
-    return ("add", *(left[1:] if left[0] == "add" else [left]), right)
+def _joined(kind: str) -> Callable[[Node, Node], Node]:
+    """Builds `a + b + c` as one node."""
+    return lambda a, b: (kind, *(a[1:] if a[0] == kind else [a]), b)
 
 
-def _ratio(left: Node, right: Node) -> Node:
-    return ("ratio", *(left[1:] if left[0] == "ratio" else [left]), right)
+_add = _joined("add")
 
 
 def _signed(sign: str, node: Node) -> Node:
@@ -67,7 +67,7 @@ _INFIX: dict[str, tuple[int, Callable[[Node, Node], Node]]] = {
     "cup": (_UNION, lambda a, b: ("union", a, b)),
     "cap": (_UNION, lambda a, b: ("meet", a, b)),
     "setminus": (_UNION, lambda a, b: ("minus", a, b)),
-    ":": (_RATIO, _ratio),
+    ":": (_RATIO, _joined("ratio")),
     "+": (_SUM, _add),
     "-": (_SUM, lambda a, b: _add(a, _signed("-", b))),
     "pm": (_SUM, lambda a, b: _add(a, _signed("pm", b))),
@@ -708,6 +708,8 @@ class _Parser:
         else:
             raise Unreadable(f"{name} of nothing")
         called: Node = ("call", name + "_" * len(below), *below, *arguments)
+        if name == "exp" and len(arguments) == 1:
+            called = ("pow", ("constant", "e"), *arguments)
         return called if power is None else ("pow", called, power)
 
     # ----- brackets

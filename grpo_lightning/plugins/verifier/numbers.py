@@ -284,7 +284,6 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "lg": lambda ctx, a: _logarithm(ctx, a, ctx.mpf(10)),
     "log": lambda ctx, a: _logarithm(ctx, a, ctx.mpf(10)),
     "log_": lambda ctx, base, a: _logarithm(ctx, a, base),
-    "exp": lambda ctx, a: ctx.exp(_small(a)),
     "arccot": lambda ctx, a: ctx.pi / 2 - ctx.atan(a),
     **{f"arc{name}": _of(f"a{name}") for name in ("sin", "cos", "tan", "sec", "csc")},
     **{name: _of(name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")},

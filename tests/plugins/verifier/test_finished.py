@@ -19,7 +19,7 @@ WHAT_IS_LEFT = [
     (r"\ln3-\ln2", set()), (r"\log_2 6+\ln 2", set()), (r"\frac{12+4i}{2}", {"division"}),
     (r"\frac{50\pi}{2}", {"division"}), (r"\frac{6\pi}{4}", set()), (r"\frac{12}{2\sqrt3}", {"division"}),
     (r"\frac{6}{\sqrt3}", set()),
-    (r"\frac{\sqrt3}{\sqrt2}", set()), (r"\exp(i\pi/3)", {"complex exp"}), (r"5^2\pi", {"power"}),
+    (r"\frac{\sqrt3}{\sqrt2}", set()), (r"\exp(i\pi/3)", {"complex pow"}), (r"5^2\pi", {"power"}),
     (r"2(6r+6+10-10r)", {"arithmetic", "like terms"}), (r"2x\cdot 3x", {"arithmetic", "like factors"}),
     (r"\frac{x}{2}+\frac{x}{3}", {"like terms"}), (r"2a+2(a+3)", {"expansion"}),
     (r"\frac{x^2+1}{x-1}", set()), (r"\frac{x^2-2y^2}{x-y}", set()), (r"(2x)^3", {"power"}), (r"(x^2)^3", {"power"}),
