@@ -410,8 +410,7 @@ class Comparison:
             parts, others = tuple(chain(*parts)), tuple(chain(*others)) if rows[0] == rows[1] else ()
         if kind == "group":
             brackets = {gold[1:3], answer[1:3]}
-            is_pair = len(gold) == 5 and not self.policy.tuples_are_intervals  # `[1, 2, 3]` is no interval
-            if len(brackets) > 1 and (is_pair or brackets != {("(", ")"), ("[", "]")}):
+            if len(brackets) > 1 and not (self.policy.tuples_are_intervals and brackets == {("(", ")"), ("[", "]")}):
                 return False
             parts, others = gold[3:], answer[3:]
         if kind != answer[0] or kind in ("time", "numbers", "dots", "base", "builder"):
