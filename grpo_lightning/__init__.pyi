@@ -84,6 +84,8 @@ from grpo_lightning.plugins.ahead.stream import Stream as Stream
 from grpo_lightning.plugins.benchmarks.benchmark import Benchmark as Benchmark
 from grpo_lightning.plugins.cluster.strategy import FSDP2Strategy as FSDP2Strategy
 from grpo_lightning.plugins.cluster.time_limit import StepTimer as StepTimer
+from grpo_lightning.plugins.controls.rewards import LastNumber as LastNumber
+from grpo_lightning.plugins.controls.rewards import RandomReward as RandomReward
 from grpo_lightning.plugins.conversations.adapters.openenv import OpenEnv as OpenEnv
 from grpo_lightning.plugins.conversations.adapters.textarena import TextArena as TextArena
 from grpo_lightning.plugins.conversations.base import Environment as Environment
@@ -162,12 +164,10 @@ from grpo_lightning.plugins.process.splitters import ByLine as ByLine
 from grpo_lightning.plugins.process.splitters import ByPattern as ByPattern
 from grpo_lightning.plugins.process.splitters import Splitter as Splitter
 from grpo_lightning.plugins.process.supervision import ProcessSupervision as ProcessSupervision
+from grpo_lightning.plugins.reasoning_gym.task import ReasoningGym as ReasoningGym
+from grpo_lightning.plugins.reasoning_gym.task import ReasoningGymReward as ReasoningGymReward
 from grpo_lightning.plugins.stale.source import StaleSource as StaleSource
-from grpo_lightning.plugins.verifier.control import LastNumber as LastNumber
-from grpo_lightning.plugins.verifier.control import RandomReward as RandomReward
 from grpo_lightning.plugins.verifier.math_verifier import MathVerifier as MathVerifier
-from grpo_lightning.plugins.verifier.reasoning_gym import ReasoningGym as ReasoningGym
-from grpo_lightning.plugins.verifier.reasoning_gym import ReasoningGymReward as ReasoningGymReward
 from grpo_lightning.plugins.vllm.engine import VLLMEngine as VLLMEngine
 from grpo_lightning.plugins.vllm.server import VLLMServerEngine as VLLMServerEngine
 from grpo_lightning.plugins.vllm.weight_transfer import SharedFolder as SharedFolder

@@ -71,6 +71,8 @@ PLUGINS = {
     "process": {"verifier", "learned"},
     "conversations": {"benchmarks"},
     "planning": {"fast", "distillation"},
+    "reasoning_gym": {"verifier"},
+    "controls": {"verifier"},
     "vllm": {"fast"},
     "display": {"inspect"},
     "inspect": {"mistakes"},

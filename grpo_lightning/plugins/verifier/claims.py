@@ -1,27 +1,32 @@
 """The normal form of a claim: one value with its names, its domain, what it excludes, and what is said to equal it."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
 
 from grpo_lightning.plugins.verifier import equality
 from grpo_lightning.plugins.verifier.grammar import CHOICES, Claim, Item, Node
-from grpo_lightning.plugins.verifier.numbers import NoNumber, exact, is_decimal, literal, nodes, precise, symbols
+from grpo_lightning.plugins.verifier.numbers import (
+    NoNumber,
+    exact,
+    is_decimal,
+    literal,
+    mapped,
+    nodes,
+    precise,
+    symbols,
+)
 from grpo_lightning.plugins.verifier.question import key
+from grpo_lightning.plugins.verifier.units import conversion
 from grpo_lightning.plugins.verifier.words import word_set
 
 WHOLES = word_set("group set matrix cases builder ratio time base numbers union minus meet dots chain mod words")
 LISTS = ("list", "or", "both", "set")
 """Kinds without an order: `2, 3`, `2 or 3`, `2 and 3`, and the set of them."""
 COUNTERS = frozenset("knm")
-_NOTHING = re.compile(
-    r"none|(?:there (?:is|are) )?no (?:such )?(?:real |valid |possible )?(?:solutions?|values?|roots?|numbers?)"
-    r"(?: exists?)?|(?:the )?(?:empty|null) set"
-)
 _OPEN = (("call", "det"), ("call", "norm"), ("call", "conj"))
 _ONE, _ZERO = (("number", Fraction(value), None) for value in (1, 0))
+_HALF = Fraction(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +38,6 @@ class Form:
     item: Item
     """The only item, or the last one: it has the unit."""
     names: frozenset[str] = frozenset()
-    order: tuple[str, ...] = ()
-    """The names of `(x, y) = (2, 3)`."""
     links: tuple[Node, ...] = ()
     """The other operands, which the item claims to equal the value."""
     close: Node | None = None
@@ -57,29 +60,51 @@ def form_of(claim: Claim, asked: frozenset[Node] | None = None) -> Form | None:
     if "where" in claim.joins and not (domain or excluded):
         return None
     joins = claim.joins - {"where"} if len(items) > 1 or "trailing" in claim.joins else frozenset()
+    items = _with_one_modulus(_in_one_unit(items) if joins == {"and"} else items)
     if len(items) == 1:
         form = _settled(items[0], asked)
-        value = (
-            form.value if form.value[0] == "chain" or not has_signs(form.value) else ("list", *expanded([form.value]))
-        )
-        return replace(form, value=value, domain=domain or form.domain, excluded=excluded, joins=joins)
+        is_one = form.value[0] == "chain" or not has_signs(form.value)
+        value = form.value if is_one else ("list", *expanded([form.value]))
+        return replace(form, value=value, domain=domain or form.domain, excluded=excluded, joins=joins - {"and"})
     forms = [_settled(item, None) for item in items]
     kind = "or" if "or" in joins else "both" if "and" in joins else "list"
     fields = [(name, form.value) for form in forms for name in form.names]
-    names = [name for name, _ in fields]
-    last = replace(forms[-1], names=frozenset(), order=(), links=(), close=None, domain=domain, joins=joins)
+    names = {name for name, _ in fields}
+    domain = domain or forms[-1].domain
+    last = replace(forms[-1], names=frozenset(), links=(), close=None, domain=domain, joins=joins)
     if any(form.item.chain[1] and form.value is form.item.chain for form in forms):
-        chains = tuple(item.chain for item in items)
-        return replace(last, value=("or" if ";" in joins else kind, *chains))
+        return replace(last, value=("or" if ";" in joins else kind, *(item.chain for item in items)))
     if any(form.item.unit not in ((), items[-1].unit) or not is_true(form) for form in forms):
         return None
-    if kind != "or" and len(fields) == len({*names}) == len(items) and not any(form.order for form in forms):
+    if kind != "or" and len(fields) == len(names) == len(items) and all(len(form.names) == 1 for form in forms):
         return replace(last, value=("record", *fields))
-    stems = {frozenset(name.partition("_")[0] for name in form.names) for form in forms if form.names}
     is_one = kind == "or" and len({literal(form.value) for form in forms}) == len({i.unit for i in items}) == 1
     if is_one and literal(forms[0].value) is not None:  # `3/4 or 0.75`
         return replace(forms[0], domain=domain)
+    stems = {frozenset(name.partition("_")[0] for name in form.names) for form in forms if form.names}
     return replace(last, value=(kind, *expanded([form.value for form in forms]))) if len(stems) < 2 else None
+
+
+def _in_one_unit(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """`2 hours and 30 minutes` as hours; other items as they are."""
+    first, total = items[0], Fraction()
+    for item in items:
+        factor, value = conversion(item.unit, first.unit), literal(item.chain[2][0])
+        is_part = bool(item.unit) and not item.chain[1] and (item is first) == (item.unit == first.unit)
+        if factor is None or value is None or not is_part:
+            return items
+        total += factor * value
+    return (replace(first, chain=("chain", (), (("number", total, None),))),)
+
+
+def _with_one_modulus(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    r"""The items of `x \equiv 2, 5 \pmod 7`, each with the name and the modulus."""
+    first, last = items[0].chain, items[-1].chain[2][-1]
+    if len(items) == 1 or last[0] != "mod" or first[1] not in ((), ("equiv",)) or first[2][-1][0] == "mod":
+        return items
+    values = [item.chain[2][-1] if item is not items[-1] else last[1] for item in items]
+    chains = [("chain", first[1], (*first[2][:-1], ("mod", value, last[2]))) for value in values]
+    return tuple(replace(item, chain=chain) for item, chain in zip(items, chains, strict=True))
 
 
 # ----- one item
@@ -88,16 +113,15 @@ def form_of(claim: Claim, asked: frozenset[Node] | None = None) -> Form | None:
 def _settled(item: Item, asked: frozenset[Node] | None) -> Form:
     """The form of one item; its value is the chain if that is a relation that is not solved."""
     _, operators, operands = item.chain
-    unsolved = Form(item.chain, item)
     if operands[-1][0] == "mod" and (not operators or (operators == ("equiv",) and operands[0][0] == "symbol")):
         _, value, modulus = operands[-1]  # `x \equiv 2 \pmod 6` is `x = 2 + 6k`
         family = ("add", value, ("mul", modulus, ("symbol", "k")))
-        named = frozenset(operand[1] for operand in operands[:-1])
-        return Form(family, item, named, domain=("k", ("numbers", "Z")))
+        return Form(family, item, frozenset(part[1] for part in operands[:-1]), domain=("k", ("numbers", "Z")))
     if operators == ("=",) and operands[1][0] == "symbol" and literal(operands[0]) is not None:
         operands = operands[::-1]  # `3 = t`
     if operators == ("in",) and operands[1][0] in WHOLES and (name := _names(operands[0], None)):
-        return Form(operands[1], item, frozenset(name), name if operands[0][0] == "group" else ())
+        return Form(operands[1], item, frozenset(name))
+    unsolved = Form(item.chain, item)
     if set(operators) - {"=", "approx"} or "approx" in operators[:-1]:
         return unsolved
     close = None
@@ -105,24 +129,17 @@ def _settled(item: Item, asked: frozenset[Node] | None) -> Form:
         close, operands = operands[-1], operands[:-1]
     *before, value = operands
     names: set[str] = set()
-    order: tuple[str, ...] = ()
     links = []
     for index, link in enumerate(before):
+        is_identity = asked is not None and symbols(value) and link[0] not in WHOLES  # `x + (x + 4) = 2x + 4`
         if name := _names(link, asked):
             names |= set(name)
-            order = name if link[0] == "group" else order
-        elif index or not symbols(link) or _is_identity(link, value, asked):
+        elif index or not symbols(link) or (is_identity and equality.equal(link, value)):
             links.append(link)
         else:
             return unsolved
-    return (
-        unsolved if value[0] == "words" and before else Form(value, item, frozenset(names), order, tuple(links), close)
-    )
-
-
-def _is_identity(link: Node, value: Node, asked: frozenset[Node] | None) -> bool:
-    """Whether `x + (x + 4) = 2x + 4` is the calculation of a formula."""
-    return asked is not None and bool(symbols(value)) and link[0] not in WHOLES and equality.equal(link, value)
+    is_text = value[0] == "words" and bool(before)
+    return unsolved if is_text else Form(value, item, frozenset(names), tuple(links), close)
 
 
 def _names(tree: Node, asked: frozenset[Node] | None) -> tuple[str, ...]:
@@ -137,12 +154,13 @@ def _names(tree: Node, asked: frozenset[Node] | None) -> tuple[str, ...]:
     if kind == "group" and tree[1:3] in (("(", ")"), ("[", "]")):
         parts = [_names(part, asked) for part in tree[3:]]
         return tuple(part[0] for part in parts) if all(len(part) == 1 for part in parts) else ()
-    is_upper = bool(names) and all(name[0].isupper() or name.startswith("angle") or name == "m" for name in names)
+    is_upper = bool(names) and all(name[0].isupper() or " " in name or name == "m" for name in names)
     is_sum = kind in ("add", "ratio") and all(part[0] == "symbol" for part in tree[1:])
-    is_function = kind in ("call", "abs") and tree[1] not in ("exp", "ln") and bool(names)
+    is_function = kind in ("call", "abs") and tree[1] != "ln" and bool(names)
     is_asked = asked is not None and (key(tree) in asked - {()} or (not asked and (is_sum or is_function)))
     is_inverse = kind == "pow" and (literal(tree[2]) == -1 or tree[2] == ("symbol", "T"))
-    is_measure = is_upper and (kind in ("call", "abs") or is_inverse or (kind == "mul" and asked is not None))
+    is_part = kind in ("call", "abs") or is_inverse or (kind == "mul" and asked is not None)
+    is_measure = (is_upper and is_part) or tree[:2] == ("call", "norm")
     return (repr(tree),) if kind == "apply" or is_measure or is_asked or (is_sum and kind == "ratio") else ()
 
 
@@ -155,9 +173,8 @@ def is_true(form: Form) -> bool:
         if (is_other and not symbols(value)) or (link[0] == "ratio" != value[0] and symbols(link)):
             return False
         is_open = "pm" in inner or any(node[:2] in _OPEN for node in nodes(link)) or symbols(link)
-        if is_open or inner & WHOLES - {"base"} or agree(link, value) or is_close(link, value, True):
-            continue
-        return False
+        if not (is_open or inner & WHOLES - {"base"} or agree(link, value) or is_close(link, value, True)):
+            return False
     return form.close is None or is_close(value, form.close, False)
 
 
@@ -179,27 +196,26 @@ def is_close(value: Node, decimal: Node, rounded: bool) -> bool:
     return bool(abs(expected - actual) <= max(abs(expected) / 100, by.context.mpf(10) ** -decimals / 2))
 
 
-# ----- conditions, choices, nothing
+# ----- conditions and choices
 
 
 def _scoped(claim: Claim) -> tuple[tuple[Item, ...], tuple[str, Node] | None, tuple[Node, ...]]:
     """The items of a claim without its side conditions; the domain at its end or in a set; the excluded values."""
-    *items, last = claim.items
-    value = claim.items[0].chain[2][-1]
+    first, *rest = claim.items
+    value = first.chain[2][-1]
     if value[0] == "choice":
         return _scoped(value[2])
-    if not items and value[0] == "cases" and all(len(row) == 1 and row[0][0] == "chain" for row in value[1:]):
+    if not rest and value[0] == "cases" and all(len(row) == 1 and row[0][0] == "chain" for row in value[1:]):
         return tuple(Item(row[0]) for row in value[1:]), None, ()
-    is_family = not items and value[0] == "builder" and len(value) == 3 and value[1][0] not in ("symbol", "chain")
-    if is_family and (domain := _domain(value[2])):
+    is_family = not rest and value[0] == "builder" and len(value) == 3 and value[1][0] not in ("symbol", "chain")
+    if is_family and (domain := _domain(value[2])):  # `\{n\pi \mid n \in \mathbb Z\}`
         return (Item(("chain", (), (value[1],))),), domain, ()
-    if items and (domain := _domain(last.chain)):
-        return tuple(items), domain, ()
-    excluded = [item.chain for item in claim.items[1:] if _is_exclusion(item.chain, symbols(value))]
-    rest = [item for item in claim.items[1:] if item.chain not in excluded]
-    are_values = all(not item.chain[1] and literal(item.chain[2][0]) is not None for item in rest)
-    if excluded and are_values and not claim.joins - {",", ";", "where", "and"}:
-        return claim.items[:1], None, tuple(item.chain for item in claim.items[1:])
+    if rest and (domain := _domain(rest[-1].chain)):
+        return claim.items[:-1], domain, ()
+    kinds = [item.chain[1] if item.chain[1] else literal(item.chain[2][0]) is not None for item in rest]
+    is_exclusion = ("ne",) in kinds and all(kind in (("ne",), True) for kind in kinds)
+    if is_exclusion and not claim.joins - {",", ";", "where", "and"} and rest[0].chain[2][0][1] in symbols(value):
+        return claim.items[:1], None, tuple(item.chain for item in rest)
     return claim.items, None, ()
 
 
@@ -207,11 +223,6 @@ def _domain(chain: Node) -> tuple[str, Node] | None:
     if chain[0] == "chain" and chain[1] == ("in",) and chain[2][0][0] == "symbol" and chain[2][1][0] == "numbers":
         return chain[2][0][1], chain[2][1]
     return None
-
-
-def _is_exclusion(chain: Node, named: frozenset[str]) -> bool:
-    _, operators, operands = chain
-    return operators == ("ne",) and operands[0][0] == "symbol" and operands[0][1] in named
 
 
 def choice_of(claim: Claim) -> str:
@@ -225,27 +236,13 @@ def choice_of(claim: Claim) -> str:
     return name if len(name) == 1 and name in CHOICES and (value[0] != "symbol" or value[1] == name) else ""
 
 
-def is_nothing(claim: Claim) -> bool:
-    r"""Whether the claim is that there is no solution: `\emptyset`, `no solutions`."""
-    value = claim.items[0].chain[2][0]
-    text = " ".join(map(str, value[1:])).casefold().rstrip(".") if value[0] == "words" else ""
-    is_one = len(claim.items) == 1 and not claim.items[0].chain[1]
-    return is_one and (value == ("set",) or _NOTHING.fullmatch(text) is not None)
-
-
-def bare_names(form: Form) -> frozenset[str]:
-    """The names without the variables of the value: y of `y(x) = 2x`."""
-    ends = tuple(f"({name})" for name in symbols(form.value))
-    return frozenset(name.rpartition("(")[0] if name.endswith(ends) else name for name in form.names)
-
-
 # ----- values
 
 
 def expanded(values: Sequence[Node]) -> Iterator[Node]:
     r"""Yields the values with both signs of `\pm`: `1 + x` and `1 - x` for `1 \pm x`."""
     for value in values:
-        yield from (_with_sign(value, 1), _with_sign(value, -1)) if has_signs(value) else (value,)
+        yield from [_with_sign(value, 1), _with_sign(value, -1)] if has_signs(value) else [value]
 
 
 def has_signs(tree: Node) -> bool:
@@ -253,51 +250,45 @@ def has_signs(tree: Node) -> bool:
     return any(node[0] == "pm" for node in nodes(tree)) and tree[0] not in ("group", "set", "matrix", "union")
 
 
-def _with_sign(tree: Any, sign: int) -> Any:
-    if not isinstance(tree, tuple):
-        return tree
-    if tree[:1] != ("pm",):
-        return tuple(_with_sign(part, sign) for part in tree)
-    inner = _with_sign(tree[2], sign)
-    if sign * tree[1] > 0:
-        return inner
-    return ("number", -inner[1], inner[2]) if inner[0] == "number" else ("neg", inner)
+def _with_sign(tree: Node, sign: int) -> Node:
+    def change(node: Node) -> Node:
+        if node[:1] != ("pm",) or sign * node[1] > 0:
+            return node[2] if node[:1] == ("pm",) else node
+        return ("number", -node[2][1], node[2][2]) if node[2][0] == "number" else ("neg", node[2])
 
-
-def renamed(tree: Any, names: dict[str, str]) -> Any:
-    """The tree with variables renamed."""
-    if not isinstance(tree, tuple):
-        return tree
-    if tree[:1] == ("symbol",):
-        return ("symbol", names.get(tree[1], tree[1]))
-    return tuple(renamed(part, names) for part in tree)
+    return mapped(tree, change)
 
 
 def simple(value: Node, gold: Node) -> Node:
     """The value in the spelling of the gold value: tuples for columns and unit vectors, without the name of a point."""
-    value = _scaled(value)
     is_tuple = gold[:3] == ("group", "(", ")") and len(gold) > 4
+    value = _multiplied(value, 3 if is_tuple and len(gold) == 6 else 2)
+    if gold[0] == "matrix" and value[0] == "group" and len(value) > 4:  # `[[1, 2], [3, 4]]`, or a column as `[1, 2]`
+        rows = [part[3:] if part[0] == "group" else (part,) for part in value[3:]]
+        return ("matrix", *(rows if len(gold) > 2 or len(rows[0]) > 1 else [value[3:]]))
     if is_tuple and value[0] == "matrix" and (len(value) == 2 or all(len(row) == 1 for row in value[1:])):
         return ("group", "(", ")", *(value[1] if len(value) == 2 else (row[0] for row in value[1:])))
-    is_named = (
-        is_tuple and value[0] == "mul" and value[1][0] == "symbol" and len(value[1][1].rstrip("_'0123456789")) == 1
-    )
-    if is_named and value[2][:3] == ("group", "(", ")"):
-        return value[2]
-    if value[0] == "set" and len(value) == 2 and gold[0] not in WHOLES:
-        return value[1]
-    return _components(value)
+    if is_tuple and value[0] == "mul" and value[1][0] == "symbol" and value[2][:3] == ("group", "(", ")"):
+        return value[2] if len(value[1][1].rstrip("_'0123456789")) == 1 else value
+    if value[0] == "pow" and value[1][0] == "group" and value[2] == ("symbol", "T"):  # `(1, 2)^T`
+        return simple(value[1], gold)
+    return value[1] if value[0] == "set" and len(value) == 2 and gold[0] not in WHOLES else value
 
 
-def _scaled(tree: Node) -> Node:
-    """A number times a matrix, multiplied out."""
-    if tree[0] not in ("mul", "div") or [tree[1][0], tree[2][0]].count("matrix") != 1:
+def _multiplied(tree: Node, size: int) -> Node:
+    """A multiple of a matrix as a matrix, a fraction of a vector in any spelling as a tuple."""
+    kind, *parts = tree
+    tree = _components(tree, size)
+    if tree[0] == "group" or kind not in ("mul", "neg", "div"):
         return tree
-    factor, inner = (tree[1], tree[2]) if tree[0] == "mul" else (("div", _ONE, tree[2]), tree[1])
-    if inner[0] != "matrix":
+    inner = _multiplied(parts[-1 if kind == "mul" else 0], size)
+    factor = parts[0] if kind == "mul" else ("neg", _ONE) if kind == "neg" else ("div", _ONE, parts[1])
+    if inner[0] == "matrix":
+        return ("matrix", *(tuple(_worked_out(("mul", factor, part)) for part in row) for row in inner[1:]))
+    is_tuple = inner[:3] == ("group", "(", ")") and len(inner) > 4 and not symbols(factor)
+    if not is_tuple or (exact(factor) or _HALF).denominator == 1:  # but `2(1, 3)` is unfinished
         return tree
-    rows = [[("mul", factor, part) for part in row] for row in inner[1:]]
-    return ("matrix", *(tuple(_worked_out(part) for part in row) for row in rows))
+    return (*inner[:3], *(_worked_out(("mul", factor, part)) for part in inner[3:]))
 
 
 def _worked_out(tree: Node) -> Node:
@@ -305,18 +296,14 @@ def _worked_out(tree: Node) -> Node:
     return tree if value is None else ("number", value, None)
 
 
-def _components(value: Node) -> Node:
-    r"""The components of a sum of unit vectors: (2,-1) of `2\mathbf i-\mathbf j`; three if there is a k."""
+def _components(value: Node, size: int) -> Node:
+    r"""The components of a sum of unit vectors, at least `size`: (2,-1) of `2\mathbf i-\mathbf j`."""
     found: dict[str, Node] = {}
     for term in value[1:] if value[0] == "add" else (value,):
-        factor: Node = _ONE
-        inner = term
-        if inner[0] == "neg":
-            factor, inner = ("number", Fraction(-1), None), inner[1]
-        if inner[0] == "mul":
-            factor, inner = inner[1] if factor == _ONE else ("neg", inner[1]), inner[2]
-        *marks, vector = inner[1].split() if inner[0] == "symbol" else [""]  # `bold i`, `hat i`
-        if not marks or vector not in ("i", "j", "k") or vector in found:
+        inner = term[1] if term[0] == "neg" else term
+        factor, vector = (inner[1], inner[2]) if inner[0] == "mul" else (_ONE, inner)
+        *marks, name = vector[1].split() if vector[0] == "symbol" else [""]  # `bold i`, `hat i`
+        if not marks or name not in ("i", "j", "k") or name in found:
             return value
-        found[vector] = factor
-    return ("group", "(", ")", *(found.get(name, _ZERO) for name in ("ijk" if "k" in found else "ij")))
+        found[name] = _worked_out(("neg", factor)) if term[0] == "neg" else factor
+    return ("group", "(", ")", *(found.get(name, _ZERO) for name in "ijk"[: 3 if "k" in found else size]))

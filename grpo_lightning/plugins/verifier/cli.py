@@ -31,28 +31,16 @@ def grade(verifier: MathVerifier, samples: Sequence[Sample]) -> Iterator[dict[st
     start = time.perf_counter()
     answers, verdicts = verifier.grade(samples)
     result = verifier.report(samples, answers, verdicts)
-    milliseconds = 1000 * (time.perf_counter() - start) / max(1, len(samples))
+    milliseconds = round(1000 * (time.perf_counter() - start) / max(1, len(samples)), 3)
     for answer, verdict, status in zip(answers, verdicts, result.status, strict=True):
-        yield {
-            "right": verdict.outcome == EQUAL,
-            "status": status,
-            "extracted": answer,
-            "stage": verdict.stage,
-            "why": verdict.why,
-            "ms": round(milliseconds, 3),
-        }
+        one = {"right": verdict.outcome == EQUAL, "status": status, "extracted": answer}
+        yield one | {"stage": verdict.stage, "why": verdict.why, "ms": milliseconds}
 
 
 def sample_of(gold: str, completion: str, prompt: str = "", source: str = "", question: str = "") -> Sample:
     """The sample, as the verifier gets it in training."""
-    return Sample(
-        Prompt(0, prompt, [0], Question(question or prompt, gold, source)), completion, [0], FinishReason.STOP
-    )
-
-
-def boxed(answer: str) -> str:
-    """A completion with only the answer, in a box."""
-    return rf"\boxed{{{answer}}}"
+    asked = Question(question or prompt, gold, source)
+    return Sample(Prompt(0, prompt, [0], asked), completion, [0], FinishReason.STOP)
 
 
 def read_row(line: str, source: str) -> tuple[dict[str, Any], Sample]:
@@ -67,10 +55,9 @@ def read_row(line: str, source: str) -> tuple[dict[str, Any], Sample]:
         raise UsageError(f"{source}: no JSON: {error}") from None
     if not isinstance(row, dict):
         raise UsageError(f"{source}: a {type(row).__name__}; each line must be an object")
-    gold = row.get("gold", row.get("answer"))
-    completion = row.get("completion")
+    gold, completion = row.get("gold", row.get("answer")), row.get("completion")
     if completion is None and "gold" in row and "answer" in row:
-        completion = boxed(str(row["answer"]))
+        completion = rf"\boxed{{{row['answer']}}}"
     if gold is None or completion is None:
         raise UsageError(f"{source}: has {sorted(row)}; give `gold` with `completion` or `answer`, or both of these")
     return row, sample_of(str(gold), str(completion), str(row.get("prompt", "")), source, str(row.get("question", "")))
@@ -88,32 +75,23 @@ def grade_file(verifier: MathVerifier, path: Path, out: Path | None) -> bool:
     samples = [sample for _, sample in rows]
     verifier.read_questions([sample.prompt.question for sample in samples])
     grades = [one for start in range(0, len(samples), BATCH) for one in grade(verifier, samples[start : start + BATCH])]
-    for (_, sample), one in zip(rows, grades, strict=True):
+    graded = [row | one for (row, _), one in zip(rows, grades, strict=True)]
+    for sample, one in zip(samples, grades, strict=True):
         if not one["right"]:
-            print(f"{sample.prompt.question.source}: gold {sample.answer!r}: {in_words(one)}")
+            verdict = f"wrong (status {one['status']}), extracted {one['extracted']!r}, decided by {one['stage']}"
+            print(f"{sample.prompt.question.source}: gold {sample.answer!r}: {verdict}: {one['why']}")
     if out:
-        graded = (json.dumps(row | one, ensure_ascii=False) for (row, _), one in zip(rows, grades, strict=True))
-        out.write_text("".join(f"{line}\n" for line in graded), encoding="utf-8", errors="backslashreplace")
+        texts = (f"{json.dumps(row, ensure_ascii=False)}\n" for row in graded)
+        out.write_text("".join(texts), encoding="utf-8", errors="backslashreplace")
     num_right = sum(one["right"] for one in grades)
     print(f"{num_right} of {len(rows)} right ({num_right / len(rows):.1%})")
     for key in ("status", "stage"):
-        print(
-            f"{key}: " + ", ".join(f"{name} {count}" for name, count in Counter(g[key] for g in grades).most_common())
-        )
-    expected = [
-        (row["expected"], one["right"]) for (row, _), one in zip(rows, grades, strict=True) if "expected" in row
-    ]
-    if expected:
-        print(f"as `expected`: {sum(bool(a) == b for a, b in expected)} of {len(expected)}")
+        counts = Counter(one[key] for one in grades).most_common()
+        print(f"{key}: " + ", ".join(f"{name} {count}" for name, count in counts))
+    if expected := [row for row in graded if "expected" in row]:
+        num_expected = sum(bool(row["expected"]) == row["right"] for row in expected)
+        print(f"as `expected`: {num_expected} of {len(expected)}")
     return num_right == len(rows)
-
-
-def in_words(one: dict[str, Any]) -> str:
-    """The text of one grade, on one line."""
-    verdict = "right" if one["right"] else "wrong"
-    return (
-        f"{verdict} (status {one['status']}), extracted {one['extracted']!r}, decided by {one['stage']}: {one['why']}"
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -144,8 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0 if grade_file(verifier, options.jsonl, options.out) else 1
         text = sys.stdin.read() if options.completion and options.answer == "-" else options.answer
         verifier.read_questions([])  # so that the time below is that of a comparison
-        sample = sample_of(options.gold, text if options.completion else boxed(text), question=options.question)
-        (one,) = grade(verifier, [sample])
+        completion = text if options.completion else rf"\boxed{{{text}}}"
+        (one,) = grade(verifier, [sample_of(options.gold, completion, question=options.question)])
         if one["stage"] == "worker":
             one |= verifier.explain(options.gold, one["extracted"], options.question)
         width = max(map(len, one))

@@ -1,9 +1,10 @@
 """Compares two claims. It runs in a worker process, since the texts come from a model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import chain
+from functools import reduce
+from itertools import chain, dropwhile
 from typing import Any
 
 from grpo_lightning.plugins.verifier import equality, finished, question, restated
@@ -13,36 +14,34 @@ from grpo_lightning.plugins.verifier.claims import (
     WHOLES,
     Form,
     agree,
-    bare_names,
     choice_of,
     expanded,
     form_of,
-    is_nothing,
     is_true,
-    renamed,
     simple,
 )
-from grpo_lightning.plugins.verifier.grammar import MONTHS, Claim, Item, Node, read_claim
+from grpo_lightning.plugins.verifier.grammar import Claim, Item, Node, read_claim
 from grpo_lightning.plugins.verifier.numbers import (
     exact,
     infinity,
     is_decimal,
-    is_infinite,
     is_percent,
     literal,
     nodes,
+    renamed,
     symbols,
 )
 from grpo_lightning.plugins.verifier.sentences import read_sentence
-from grpo_lightning.plugins.verifier.spans import FLIPPED, Span, is_only_span, span_of, union_of
+from grpo_lightning.plugins.verifier.spans import FLIPPED, LINE, Span, is_only_span, minus, span_of, union_of
 from grpo_lightning.plugins.verifier.tokens import Unreadable, tokenize
 from grpo_lightning.plugins.verifier.units import LOOSE, UNITS, Unit, conversion, product_of
-from grpo_lightning.plugins.verifier.words import changes, word_set
+from grpo_lightning.plugins.verifier.words import MONTHS, changes, word_set
 
 EQUAL, DIFFERENT, UNPARSEABLE, RESTATED, GOLD_BAD = "equal", "different", "unparseable", "restated", "gold_bad"
 _MODULAR = ("remainder", "mod", "units digit", "congruen", r"\equiv")
 _ROUNDED = ("round", "nearest", "approximat", "closest", "estimat", "decimal", "about", "tenth", "hundredth")
 _VERDICTS = word_set("yes no true false")
+_NOTHING = (("chain", (), (("set",),)),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,76 +104,62 @@ class Comparison:
 
     def outcome(self, gold: str, answer: str) -> str:
         """The outcome, as of `compare`."""
-        try:
-            gold_tokens = _spelling(gold)
-        except Unreadable:
+        if not (spelling := _spelling(gold)):
             return GOLD_BAD
+        if answer.endswith(" !") and "!" in gold:  # what ends a sentence may be a factorial here
+            answer = f"{answer[:-2]}!"
+        is_spelt = _spelling(answer) == spelling
         if gold.strip().casefold() in _VERDICTS and (verdict := _verdict_of(answer)):
             return EQUAL if verdict == gold.strip().casefold() else DIFFERENT
-        if answer.endswith(" !") and "!" in gold:
-            answer = f"{answer[:-2]}!"
         try:
             gold_claim = read_claim(gold, self.known)
         except Unreadable:
-            return EQUAL if _is_spelt(answer, gold_tokens) else UNPARSEABLE
+            return EQUAL if is_spelt else UNPARSEABLE
         self.allowed = finished.allowed((item.chain for item in gold_claim.items), bool(self.known))
-        try:
-            claim: Claim | None = self._without_modulus(gold_claim, read_claim(answer, self.known))
-        except Unreadable:
-            claim = self._rewritten(answer)
-        except RecursionError:
-            return UNPARSEABLE
-        equal = self._equal_reading(gold_claim, claim, answer)
-        if equal is None:
-            return EQUAL if not claim and _is_spelt(answer, gold_tokens) else DIFFERENT if claim else UNPARSEABLE
-        wants_work = self.policy.finished and self.question and not _is_spelt(answer, gold_tokens)
-        return RESTATED if wants_work and restated.is_restated(gold_claim, equal, self.question) else EQUAL
+        self.claims = [gold_claim]
+        for claim in self.readings(gold_claim, answer):
+            self.claims[1:] = [claim]
+            if self.is_other_name(form_of(gold_claim), form_of(claim)):
+                return DIFFERENT
+            if self.same(gold_claim, claim):
+                wants_work = self.policy.finished and self.question and not is_spelt
+                return RESTATED if wants_work and restated.is_restated(gold_claim, claim, self.question) else EQUAL
+        return DIFFERENT if self.claims[1:] else EQUAL if is_spelt else UNPARSEABLE
 
-    # ----- readings
-
-    def _equal_reading(self, gold: Claim, claim: Claim | None, answer: str) -> Claim | None:
-        """The claim of the first reading of an answer that equals the gold claim; None if none does."""
-        self.claims = [gold, claim] if claim else [gold]
-        if claim and self.same(gold, claim):
-            return claim
-        if len(gold.items) > 1 or gold.items[0].chain[2][-1][0] == "words":
-            return None
-        if claim and self.is_other_name(form_of(gold), form_of(claim)):
-            return None
-        if sentence := read_sentence(answer, self.known, self.question):
-            self.claims = [gold, sentence]
-            return sentence if self.same(gold, sentence) else None
-        return None
-
-    def _rewritten(self, answer: str) -> Claim | None:
-        r"""What follows the question's own words: 10 of `4 \star 3 = 10`."""
-        asked_for, _, rest = answer.partition("=")
-        bare = _without_layout(asked_for)
-        try:
-            is_asked = rest and len(bare) > 2 and bare in _without_layout(self.question)
-            return read_claim(rest, self.known) if is_asked else None
-        except (Unreadable, RecursionError):
-            return None
+    def readings(self, gold: Claim, answer: str) -> Iterator[Claim]:
+        """Yields the claims that an answer may make: read strictly, behind the question's own words, as a sentence."""
+        side, _, rest = answer.partition("=")
+        is_asked = rest and len(_bare_text(side)) > 2 and _bare_text(side) in _bare_text(self.question)
+        for text in (answer, rest) if is_asked else (answer,):
+            try:
+                yield self._without_modulus(gold, read_claim(text, self.known))
+                break
+            except (Unreadable, RecursionError):
+                continue
+        is_value = len(gold.items) == 1 and gold.items[0].chain[2][-1][0] != "words"
+        if is_value and (sentence := read_sentence(answer, self.known, self.question)):
+            yield sentence
 
     def _without_modulus(self, gold: Claim, answer: Claim) -> Claim:
         r"""2 of `2 \pmod 7` and of `2^{100} \equiv 2 \pmod 7`, if a remainder modulo 7 is asked for."""
-        item, *others = answer.items
-        _, operators, operands = item.chain
-        if others or operands[-1][0] != "mod" or literal(gold.items[0].chain[2][-1]) is None:
+        last = answer.items[-1].chain[2][-1]
+        is_asked = literal(gold.items[0].chain[2][-1]) is not None and question.speaks_of(self.question, _MODULAR)
+        if last[0] != "mod" or not is_asked or any({*item.chain[1]} - {"equiv", "="} for item in answer.items):
             return answer
-        value, modulus = literal(operands[-1][1]), literal(operands[-1][2])
+        operands = [*(item.chain[2][-1] for item in answer.items[:-1]), last[1]]
+        modulus, values = literal(last[2]), [literal(operand) for operand in operands]
         numbers = question.numbers_of(self.question) | ({Fraction(10)} if "digit" in self.known else set())
-        is_least = value is not None and modulus is not None and 0 <= value < modulus and modulus in numbers
-        if not is_least or {*operators} - {"equiv", "="} or not question.speaks_of(self.question, _MODULAR):
+        if modulus not in numbers or not all(value is not None and 0 <= value < modulus for value in values):
             return answer
-        return Claim((replace(item, chain=("chain", (), (operands[-1][1],))),), answer.joins)
+        return Claim(tuple(Item(("chain", (), (operand,))) for operand in operands), answer.joins)
 
     # ----- claims
 
     def same(self, gold: Claim, answer: Claim) -> bool:
         """Whether two claims are equal."""
-        if is_nothing(gold) or is_nothing(answer):
-            return is_nothing(gold) and is_nothing(answer)
+        nothing = [tuple(item.chain for item in claim.items) == _NOTHING for claim in (gold, answer)]
+        if any(nothing):
+            return all(nothing)
         gold_letter, letter = choice_of(gold), choice_of(answer)
         offered = self._offered(letter)
         if gold_letter or offered:
@@ -187,12 +172,12 @@ class Comparison:
             return False
         if self.is_ordered and right.value[0] == "chain" and {*right.value[1]} in ({"<"}, {">"}):
             right = replace(right, value=("list", *right.value[2]))  # `1 < 2 < 3`
-        if not self.same_domain(left, right) or self.is_other_name(left, right):
+        if not self.same_domain(left, right):
             return False
         is_family = ("numbers", "Z") in [form.domain[1] for form in (left, right) if form.domain]
         names = [left.domain[0]] if left.domain else sorted(symbols(left.value) & COUNTERS)
         self.counter = names[0] if is_family and len(names) == 1 else ""
-        return self.same_form(left, _with_counter(left, right))
+        return self.same_form(left, _with_names(left, right, self.context.free))
 
     def is_other_name(self, gold: Form | None, answer: Form | None) -> bool:
         """Whether the answer is named, and the question has this variable but asks for another one."""
@@ -216,29 +201,22 @@ class Comparison:
             is_bound = [form.domain[0] in symbols(form.value) for form in (gold, answer) if form.domain]
             if gold.domain[1] != answer.domain[1] or is_bound[0] != is_bound[1]:
                 return False
-        elif (gold.domain and not _is_free(gold.domain, answer)) or (
-            answer.domain and not _is_free(answer.domain, gold)
-        ):
+        elif not (_is_free(gold.domain, answer) and _is_free(answer.domain, gold)):
             return False
-        pairs = zip(gold.excluded, answer.excluded, strict=False)
+        pairs = [*zip(gold.excluded, answer.excluded, strict=False)]
         is_excluded = len(gold.excluded) == len(answer.excluded) and all(self.same_relation(a, b) for a, b in pairs)
         return not gold.excluded or is_excluded
 
     def same_form(self, gold: Form, answer: Form) -> bool:
         """Whether two claims are equal in names, unit and value."""
         if bool(gold.item.unit) != bool(answer.item.unit):
-            gold, answer = map(_with_unit, (gold, answer))
+            gold, answer = _with_unit(gold), _with_unit(answer)
         factor = self._unit_factor(gold.item.unit, answer.item.unit)
-        if factor is None:
-            return False
         value, chains = answer.value, (gold.item.chain, answer.item.chain)
-        if gold.order and answer.value[0] == "record":
-            gold = replace(gold, value=("record", *zip(gold.order, gold.value[3:], strict=False)))
-        if answer.order and gold.value[0] == "record":
-            value = ("record", *zip(answer.order, answer.value[3:], strict=False))
         is_equation = len(chains[0][1]) == len(chains[1][1]) == 1 and len(symbols(chains[0])) > 1
-        if gold.names and answer.names and not (gold.names & answer.names or bare_names(gold) & bare_names(answer)):
-            return is_equation and self.same_relation(*chains)
+        names = gold.names, answer.names
+        if factor is None or (all(names) and names[0].isdisjoint(names[1]) and _bare(gold).isdisjoint(_bare(answer))):
+            return factor is not None and is_equation and self.same_relation(*chains)
         is_span = span_of(gold.value) and span_of(value)
         is_copy = not self.known and value[0] == "chain" and value[2][0][0] == "abs"  # `|x| < 3`
         if "chain" in (gold.value[0], value[0]) and (not is_span or is_copy):
@@ -246,14 +224,11 @@ class Comparison:
         if not self._is_kind(gold.item, gold.value, answer.item, value) or not self._is_one_value(gold, answer):
             return False
         if factor != 1:
-            if (number := literal(value)) is None:
-                return False
-            value = ("number", factor * number, None)
+            value = ("number", factor * (literal(value) or 0), None)
         if literal(gold.value) is not None and literal(value) is None and not symbols(value):
             value = next((link for link in answer.links if literal(link) is not None), answer.close or value)
-        pairs = [(gold.close, value)] if gold.close else []
         units = gold.item.unit or question.unit_of(self.question), answer.item.unit
-        return any(self.same_value(a, b, *units) for a, b in (*pairs, (gold.value, value)))
+        return any(self.same_value(part, value, *units) for part in (gold.close, gold.value) if part)
 
     def same_members(self, gold: Node, answer: Node) -> bool:
         """Whether two lists have the same members; a set drops repeated ones."""
@@ -275,14 +250,17 @@ class Comparison:
     def same_records(self, gold: Node, answer: Node) -> bool:
         """Whether two claims give the same values, by name if both have names: `b=3, a=2`, `(2,3)` for `a=2, b=3`."""
         if gold[0] == answer[0]:
-            values = dict(answer[1:])
-            is_same = {*values} == {name for name, _ in gold[1:]}
-            return is_same and all(self.same_part(value, values[name]) for name, value in gold[1:])
-        named, other = (gold, answer) if gold[0] == "record" else (answer, gold)
-        if other[0] in LISTS and len({name.partition("_")[0] for name, _ in named[1:]}) == 1:  # roots `x_1`, `x_2`
-            return self.same_members(*(("list", *(v for _, v in t[1:])) if t is named else t for t in (gold, answer)))
-        golds = [value for _, value in gold[1:]] if gold[0] == "record" else _in_order(gold)
-        answers = _in_order(answer) if gold[0] == "record" else [value for _, value in sorted(answer[1:])]
+            named = dict(answer[1:])
+            is_same = {*named} == {name for name, _ in gold[1:]}
+            return is_same and all(self.same_part(value, named[name]) for name, value in gold[1:])
+        is_gold = gold[0] == "record"
+        record, other = (gold, answer) if is_gold else (answer, gold)
+        values = [value for _, value in (gold[1:] if is_gold else sorted(answer[1:]))]
+        if other[0] in LISTS and len({name.partition("_")[0] for name, _ in record[1:]}) == 1:  # roots `x_1`, `x_2`
+            pair = ("list", *values), other
+            return self.same_members(*(pair if is_gold else pair[::-1]))
+        others = other[3:] if other[:3] == ("group", "(", ")") else other[1:] if other[0] in ("list", "both") else ()
+        golds, answers = (values, others) if is_gold else (others, values)
         return len(golds) == len(answers) and all(map(self.same_part, golds, answers))
 
     def _is_one_value(self, gold: Form, answer: Form) -> bool:
@@ -304,18 +282,15 @@ class Comparison:
         asked = question.unit_of(self.question)
         wanted = gold or asked
         names = {*dict(wanted)}, {*dict(answer)}
-        is_angle = names[0] | names[1] <= _ANGLES or ({"degree"} in names and names[0] | names[1] <= _DEGREES)
+        is_angle = {"degree"} in names and names[0] | names[1] <= _DEGREES
         if wanted == answer or is_angle or any(part <= LOOSE for part in names):
             return Fraction(1)
         if gold:
             return conversion(answer, gold) if self.policy.convert_units and self.known and not asked else None
         above = [tuple((name, power) for name, power in unit if power > 0) for unit in (wanted, answer)]
         is_rate = above[0] == above[1] and (above[0] == wanted or above[1] == answer)  # `miles` for `miles per day`
-        return (
-            Fraction(1)
-            if is_rate and all(question.speaks_of(self.question, [name]) for name in names[0] ^ names[1])
-            else None
-        )
+        is_spoken = all(question.speaks_of(self.question, [name]) for name in names[0] ^ names[1])
+        return Fraction(1) if is_rate and is_spoken else None
 
     def _is_kind(self, gold: Item, gold_value: Node, answer: Item, answer_value: Node) -> bool:
         """Whether the answer has a unit of the kind of the gold answer, or none: no dollars for degrees."""
@@ -327,7 +302,7 @@ class Comparison:
             return True
         if not answer_kinds:
             return not answer.counts
-        is_angle = (gold_kinds | answer_kinds) - {"degree"} <= {"celsius", "fahrenheit", "radian"}
+        is_angle = gold_kinds | answer_kinds <= _DEGREES
         both = bool(gold.unit and answer.unit) and not is_percent(answer_value)
         return both or gold_kinds == answer_kinds or is_angle
 
@@ -339,18 +314,20 @@ class Comparison:
 
     def same_value(self, gold: Node, answer: Node, gold_unit: Unit = (), answer_unit: Unit = ()) -> bool:
         """Whether two values are equal and the answer is in finished form."""
-        simple_answer = simple(answer, gold)
-        is_same = self._same_value(simple(gold, simple_answer), simple_answer, gold_unit, answer_unit)
+        simple_gold = simple(gold, answer)
+        simple_answer = simple(answer, simple_gold)
+        is_same = self._same_value(simple(simple_gold, simple_answer), simple_answer, gold_unit, answer_unit)
         if not is_same and self.difference is None:
             self.difference = gold, answer
         return is_same
 
     def _same_value(self, gold: Node, answer: Node, gold_unit: Unit, answer_unit: Unit) -> bool:
         kinds = gold[0], answer[0]
-        if gold[0] == "base" and "base" in self.known and gold[2] in question.numbers_of(self.question):
-            answer = ("base", str(answer[1]), gold[2]) if answer[0] == "number" else answer
-        if answer[0] == "base" and answer[2] == 10 and "base" in self.known:
-            answer = ("number", exact(answer), None)
+        if "base" in self.known and {*kinds} == {"base", "number"}:
+            base = gold[2] if gold[0] == "base" else answer[2]
+            based = [("base", str(node[1]), base) for node in (gold, answer)]
+            if base in question.numbers_of(self.question) and None not in map(exact, based):
+                gold, answer = based
         number, other = literal(gold), literal(answer)
         units = {*dict(gold_unit), *dict(answer_unit)}
         if units == {"degree", "radian"} or (number is not None and other is None):
@@ -359,16 +336,18 @@ class Comparison:
             is_open = self.policy.finished and finished.unfinished_number(answer) - self.allowed
             return not is_open and self._same_number(number, other, gold, answer)
         if "words" in kinds:
-            return bool(_text(gold)) and _text(gold) == _text(answer)
+            return bool(_texts(gold)) and _texts(gold)[0] in _texts(answer)
         if not self.policy.degrees and kinds.count("degree") == 1:
             return False
         if {*kinds} & (WHOLES | {*LISTS, "record", "chain"}):
             return self.same_whole(gold, answer)
-        if is_infinite(gold) or is_infinite(answer):
+        if infinity(gold) or infinity(answer):
             return infinity(gold) == infinity(answer) != 0
         is_complex = any(node == ("constant", "i") for node in nodes(gold))
-        left = finished.unfinished(answer) - self.allowed - ({"complex exp", "complex pow"} if is_complex else set())
-        if self.policy.finished and left:
+        left = finished.unfinished(answer) - self.allowed - ({"complex pow"} if is_complex else set())
+        left -= {"function cos", "function sin"} if "complex pow" in self.allowed else set()
+        is_longer = not symbols(gold) and finished.num_terms(answer) > finished.num_terms(gold)
+        if self.policy.finished and (left or is_longer):
             return False
         is_short = answer[0] != "number" or len(str(answer[1].numerator)) < 9
         if other is not None and is_decimal(answer) and is_short and exact(gold) is None:
@@ -421,7 +400,12 @@ class Comparison:
         if kind == "time" and answer[0] == "ratio":  # `17:00` for `5 p.m.`
             hours, *minutes = [literal(part) or Fraction() for part in (*others, (), ())]
             return gold[1] == "pm" and 13 <= hours <= 23 and gold[2:] == (hours - 12, *minutes[:2])
-        if kind in ("matrix", "cases") and kind == answer[0]:
+        if kind == answer[0] == "cases":
+            pairs = _rows(gold), _rows(answer)
+            return len(pairs[0]) == len(pairs[1]) and all(
+                any(self.same_value(a, b) and self.same_spans(s, t) for b, t in pairs[1]) for a, s in pairs[0]
+            )
+        if kind == answer[0] == "matrix":
             rows = [[len(row) for row in parts], [len(row) for row in others]]
             parts, others = tuple(chain(*parts)), tuple(chain(*others)) if rows[0] == rows[1] else ()
         if kind == "group":
@@ -438,13 +422,17 @@ class Comparison:
 
     def same_spans(self, gold: Span, answer: Span) -> bool:
         """Whether two sets of real numbers are equal, and have the same variable if both name one."""
-        if (gold.name and answer.name and gold.name != answer.name) or len(gold.pieces) != len(answer.pieces):
+        golds, answers = gold.pieces, answer.pieces
+        if (gold.name and answer.name and gold.name != answer.name) or len(golds) != len(answers):
             return False
-        if any(finished.unfinished(end) - self.allowed for end in answer.ends):
+        ends = [
+            pair for piece, other in zip(golds, answers, strict=True) for pair in zip(piece[:2], other[:2], strict=True)
+        ]
+        if any(finished.unfinished(end) - self.allowed for _, end in ends):
             return False
-        closed = [[(piece.left_closed, piece.right_closed) for piece in span.pieces] for span in (gold, answer)]
-        ends = zip(gold.ends, answer.ends, strict=True)
-        return closed[0] == closed[1] and all(a == b or self.same_value(a, b) for a, b in ends)
+        return [piece[2:] for piece in golds] == [piece[2:] for piece in answers] and all(
+            a == b or self.same_value(a, b) for a, b in ends
+        )
 
     # ----- relations
 
@@ -480,8 +468,7 @@ class Comparison:
 # ----- units
 
 
-_ANGLES = frozenset(["degree", "radian"])
-_DEGREES = frozenset(["degree", "celsius", "fahrenheit"])
+_DEGREES = frozenset(["degree", "celsius", "fahrenheit", "radian"])
 _SIGNS = ("degree", "percent")
 
 
@@ -500,27 +487,32 @@ def _with_unit(form: Form) -> Form:
 # ----- names, lists, words
 
 
-def _with_counter(gold: Form, answer: Form) -> Form:
-    r"""The answer with the counter of the gold answer, of the same domain or beside a pi: `2n\pi` becomes `2k\pi`."""
-    if gold.domain and answer.domain:
-        return replace(answer, value=renamed(answer.value, {answer.domain[0]: gold.domain[0]}))
-    names = [symbols(form.value) for form in (gold, answer)]
-    is_counter = len(names[0]) == len(names[1]) == 1 and names[0] | names[1] <= COUNTERS
-    if not is_counter or not (gold.domain or answer.domain or ("constant", "pi") in nodes(gold.value)):
+def _with_names(gold: Form, answer: Form, free: frozenset[str]) -> Form:
+    r"""The answer with the counters and constants of the gold answer: `2n\pi` becomes `2k\pi`, `A e^x` `C e^x`."""
+    counters = {form.domain[0] for form in (gold, answer) if form.domain}
+    if counters or ("constant", "pi") in nodes(gold.value):
+        counters |= COUNTERS
+    names = symbols(gold.value), symbols(answer.value)
+    missing, extra = sorted(names[0] - names[1]), sorted(names[1] - names[0])
+    are_free = {*missing, *extra} <= counters or all(
+        name.partition("_")[0] in free and {*missing} < names[0] for name in (*missing, *extra)
+    )
+    if len(missing) != len(extra) or not are_free or (gold.value[0] in LISTS and not counters):
         return answer
-    return replace(answer, value=renamed(answer.value, dict(zip(names[1], names[0], strict=True))))
+    return replace(answer, value=renamed(answer.value, dict(zip(extra, missing, strict=True))))
 
 
-def _is_free(domain: tuple[str, Node], gold: Form) -> bool:
-    """Whether a domain may be left out: the reals, or the integers for a counter of the gold answer."""
-    name, numbers = domain
-    is_counter = name in COUNTERS and bool(symbols(gold.value) & COUNTERS)
+def _bare(form: Form) -> set[str]:
+    """The names without the variables of the value: y of `y(x) = 2x`."""
+    ends = tuple(f"({name})" for name in symbols(form.value))
+    return {name.rpartition("(")[0] if name.endswith(ends) else name for name in form.names}
+
+
+def _is_free(domain: tuple[str, Node] | None, other: Form) -> bool:
+    """Whether a domain may be left out: the reals, or the integers for a counter of the other claim."""
+    name, numbers = domain or ("", ("numbers", "R"))
+    is_counter = name in COUNTERS and bool(symbols(other.value) & COUNTERS)
     return numbers == ("numbers", "R") or (numbers == ("numbers", "Z") and is_counter)
-
-
-def _in_order(tree: Node) -> tuple[Node, ...]:
-    """The values of a tuple or of a list, in their order."""
-    return tree[3:] if tree[:3] == ("group", "(", ")") else tree[1:] if tree[0] in ("list", "both") else ()
 
 
 def _distinct(values: Sequence[Node]) -> list[Node]:
@@ -532,17 +524,24 @@ def _distinct(values: Sequence[Node]) -> list[Node]:
     return found
 
 
-def _text(tree: Node) -> str:
+def _texts(tree: Node) -> list[str]:
+    """Words as one text, then what stands before and behind an `is` in them: `The function is odd`; none for others."""
     if tree[0] not in ("words", "symbol"):
-        return ""
+        return []
     words = [str(word).casefold().rstrip(".") for word in tree[1:]]
-    while len(words) > 1 and words[0] in _ARTICLES:
-        words = words[1:]
-    if "is" in words[1:-1] and not changes(words):  # `Cara is the tallest`
-        words = words[: words.index("is")]
     if MONTHS.intersection(words):
         words = sorted(word for word in words if word not in ("th", "st", "nd", "rd", "of", "the"))
-    return " ".join(words)
+    cuts = [index for index, word in enumerate(words) if word == "is"] if not changes(words) else []
+    texts = [words, *(part for cut in cuts for part in (words[:cut], words[cut + 1 :]))]
+    return [" ".join(dropwhile(_ARTICLES.__contains__, text[:-1])) + f" {text[-1]}" for text in texts if text]
+
+
+def _rows(tree: Node) -> list[tuple[Node, Span]]:
+    """The rows of a function by cases, each with its set of numbers; `otherwise` is what remains."""
+    spans = [span_of(row[-1]) for row in tree[1:]]
+    known = [span for span in spans if span]
+    rest = reduce(minus, known, LINE)
+    return [(row[0], span or rest) for row, span in zip(tree[1:], spans, strict=True)]
 
 
 _ARTICLES = frozenset(["the", "a", "an", "on", "in", "it", "it's", "is", "be", "will"])
@@ -570,20 +569,15 @@ def _oriented(chain: Node) -> tuple[tuple[str, ...], tuple[Node, ...]] | None:
     return None if {">", "ge"} & {*operators} else (operators, operands)
 
 
-def _is_spelt(text: str, spelling: tuple[str, ...]) -> bool:
-    try:
-        return _spelling(text) == spelling
-    except Unreadable:
-        return False
-
-
-def _without_layout(text: str) -> str:
+def _bare_text(text: str) -> str:
+    """The text without its layout."""
     return "".join(c for c in text.replace(r"\text", "") if not c.isspace() and c not in "{}$\\,;!")
 
 
 def _spelling(text: str) -> tuple[str, ...]:
-    """The tokens of a text, without braces that only group."""
-    found = tuple(token.text for token in tokenize(text) if token.text not in ("{", "}"))
-    if text.count("{") - text.count(r"\{") != text.count("}") - text.count(r"\}") or not found:
-        raise Unreadable("open braces")
-    return found
+    """The tokens of a text, without braces that only group; none if it has none, or open braces."""
+    is_closed = text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
+    try:
+        return tuple(token.text for token in tokenize(text) if token.text not in ("{", "}") and is_closed)
+    except Unreadable:
+        return ()

@@ -9,7 +9,16 @@ from itertools import chain
 from typing import Any
 
 from grpo_lightning.plugins.verifier.grammar import Node
-from grpo_lightning.plugins.verifier.numbers import Evaluator, NoNumber, Point, exact, literal, nodes, precise, symbols
+from grpo_lightning.plugins.verifier.numbers import (
+    Evaluator,
+    NoNumber,
+    Point,
+    exact,
+    literal,
+    nodes,
+    precise,
+    symbols,
+)
 from grpo_lightning.plugins.verifier.symbolic import identical
 
 DIGITS, MAX_DIGITS = 45, 4000
@@ -19,6 +28,7 @@ CONSTANTS = ("C", "K", "C_1", "C_0")
 _CONSTANTS = (*CONSTANTS, "c", "k", "c_1", "D")
 _SIZES = (Fraction(2, 5), Fraction(3, 2), Fraction(4), Fraction(15), Fraction(60))
 _COUNTERS = frozenset("nkmNijpq")
+ROUNDED = ("floor", "ceil", "mod")
 _FAST = Evaluator()
 
 
@@ -30,6 +40,8 @@ class Context:
     """Whether some variables are integers."""
     given: frozenset[str] = frozenset()
     """The `CONSTANTS` that the question itself uses."""
+    free: frozenset[str] = frozenset()
+    """Letters that a constant may have in an answer, since the question has them not."""
 
 
 def equal(gold: Node, answer: Node, context: Context = Context()) -> bool:
@@ -103,14 +115,8 @@ def constant(tree: Node) -> Any:
 def _integration_constant(tree: Node) -> str:
     """The name C of `F(x) + C`; empty if the tree is no such sum."""
     terms = tree[1:] if tree[0] == "add" else ()
-    return next(
-        (
-            name
-            for name in _CONSTANTS
-            if sum(name in symbols(term) for term in terms) == 1 and ("symbol", name) in terms
-        ),
-        "",
-    )
+    alone = (name for name in _CONSTANTS if ("symbol", name) in terms)
+    return next((name for name in alone if sum(name in symbols(term) for term in terms) == 1), "")
 
 
 def _without(tree: Node, name: str) -> Node:
@@ -121,9 +127,12 @@ def _without(tree: Node, name: str) -> Node:
 # ----- values at points
 
 
-def _agree(gold: Node, answer: Node, in_integers: bool = False) -> bool:
-    """Whether two formulas have the same values, first in floating point, then at some points precisely."""
-    is_complex = any(node == ("constant", "i") for tree in (gold, answer) for node in nodes(tree))
+def _agree(gold: Node, answer: Node, in_integers: bool = False, is_complex: bool = False) -> bool:
+    """Whether two formulas have the same values, first in floating point, then at some points precisely.
+
+    Complex values count where the imaginary unit is in one of them, or where there are no real ones.
+    """
+    is_complex |= any(node == ("constant", "i") for tree in (gold, answer) for node in nodes(tree))
     good: list[Point] = []
     both = ("add", gold, answer)
     points = list(_integers(both) if in_integers else _points(both))
@@ -134,34 +143,29 @@ def _agree(gold: Node, answer: Node, in_integers: bool = False) -> bool:
         if verdict is False:
             return False
         good += [point] if verdict else []
-    if len(good) < MIN_POINTS:
-        return identical(gold, answer)
+    if len(good) < MIN_POINTS and not is_complex:
+        return identical(gold, answer) or _agree(gold, answer, in_integers, is_complex=True)
     chosen = good[:: max(1, len(good) // NUM_PRECISE)][:NUM_PRECISE]
     verdicts = [_differ(gold, answer, point) for point in chosen]
-    return verdicts.count(False) >= min(3, len(verdicts)) and True not in verdicts
+    return len(good) >= MIN_POINTS and verdicts.count(False) >= min(3, len(verdicts)) and True not in verdicts
 
 
 def _agree_at(gold: Node, answer: Node, point: Point, is_complex: bool, in_integers: bool) -> bool | None:
     """Whether two formulas agree at a point; None if neither has a value there, or one is too large to tell."""
-    left, left_is_real = _fast_value(gold, point)
-    right, right_is_real = _fast_value(answer, point)
-    if left is None and right is None:
-        return None
+    (left, left_is_real), (right, right_is_real) = _fast_value(gold, point), _fast_value(answer, point)
+    is_real = is_complex or (left_is_real and right_is_real)
     if left is None or right is None:
-        if not is_complex and not (left_is_real if right is None else right_is_real):
-            return None
-        if in_integers and min(point.values()) < 0:
-            return None  # a counter is rarely negative
+        is_open = left is right or not is_real or (in_integers and min(point.values()) < 0)
         try:
-            _both(gold, answer, point)
+            is_open = is_open or bool(_both(gold, answer, point))  # too large for floating point only
         except NoNumber:
             return False
-        return None  # too large for floating point only
-    if not is_complex and left_is_real != right_is_real:
+        return None
+    if not is_real and left_is_real != right_is_real:
         # `\sqrt x \sqrt y` and `\sqrt{xy}` differ in their branch, at negative numbers
         is_branch = sum(value < 0 for value in point.values()) > 1 and abs(abs(left) - abs(right)) <= 1e-9 * abs(left)
         return None if is_branch else False
-    if not is_complex and not left_is_real:
+    if not is_real:
         return None
     return abs(left - right) <= 1e-9 * max(abs(left), abs(right)) or _differ(gold, answer, point) is False
 
@@ -169,9 +173,9 @@ def _agree_at(gold: Node, answer: Node, point: Point, is_complex: bool, in_integ
 def _fast_value(tree: Node, point: Point) -> tuple[complex | None, bool]:
     """The value in floating point, and whether it and all on the way to it is real."""
     try:
-        return _FAST.value(tree, point), not _FAST.left_reals
+        return _FAST.value(tree, point), _FAST.is_real
     except NoNumber:
-        return None, not _FAST.left_reals
+        return None, _FAST.is_real
 
 
 def _differ(gold: Node, answer: Node, point: Point) -> bool | None:
@@ -192,14 +196,12 @@ def _both(gold: Node, answer: Node, point: Point) -> tuple[Any, Any, int]:
         NoNumber: A formula has no value, or a term is too large.
     """
     digits = DIGITS
-    for _ in range(2):
+    while digits <= MAX_DIGITS + 2 * DIGITS:
         by = precise(digits)
         by.largest = 0
         values = by.value(gold, point), by.value(answer, point)
         if by.largest <= digits - DIGITS + 8:
             return *values, max(DIGITS, digits - by.largest)
-        if by.largest > MAX_DIGITS:
-            break
         digits = DIGITS + 100 * (by.largest // 100 + 1)
     raise NoNumber("too large")
 
@@ -216,59 +218,48 @@ def _points(tree: Node) -> Iterator[Point]:
     for size in sorted(sizes)[-MAX_CONSTANTS:]:
         for _ in range(8):
             yield {name: size * Fraction(rng.randrange(-300, 300) | 1, 97) for name in names}
-    if any(node[0] == "call" and node[1] in ("floor", "ceil", "mod") for node in nodes(tree)):
+    if any(node[0] == "call" and node[1] in ROUNDED for node in nodes(tree)):
         yield from _integers(tree)
 
 
 def _spare(tree: Node) -> Iterator[Point]:
     """More points, for formulas with a value at few points."""
-    rng = random.Random(2)
+    rng, names = random.Random(2), sorted(symbols(tree))
     for _ in range(NUM_SPARE):
-        yield {
-            name: rng.choice(_SIZES) * Fraction(rng.randrange(-1500, 1500) | 1, 997) for name in sorted(symbols(tree))
-        }
+        yield {name: rng.choice(_SIZES) * Fraction(rng.randrange(-1500, 1500) | 1, 997) for name in names}
 
 
 @lru_cache(maxsize=1 << 10)
-def _grid(names: tuple[str, ...]) -> tuple[dict[str, Fraction], ...]:
+def _grid(names: tuple[str, ...]) -> tuple[Point, ...]:
     rng = random.Random(repr(names))
     points = []
     for index in range(NUM_POINTS):
         bits = [index >> position & 1 if position < 5 else rng.getrandbits(1) for position in range(len(names))]
-        signs = [1 - 2 * bit for bit in bits]
-        points.append(
-            {
-                n: s * rng.choice(_SIZES) * Fraction(rng.randrange(500, 1500), 997)
-                for n, s in zip(names, signs, strict=True)
-            }
-        )
+        sizes = [rng.choice(_SIZES) * Fraction(rng.randrange(500, 1500), 997) for _ in names]
+        points.append({name: (1 - 2 * bit) * size for name, bit, size in zip(names, bits, sizes, strict=True)})
     return tuple(points)
 
 
 def _integers(tree: Node) -> Iterator[Point]:
     """Points of integers: most of them small, some negative, some large."""
     names = sorted(symbols(tree))
-    largest = 150 if any(map(_grows, nodes(tree))) else 10**4
+    grows = any(
+        node[0] == "fact" or node[1:2] in (("binom",), ("!!",)) or (node[0] == "pow" and symbols(node[2]))
+        for node in nodes(tree)
+    )
     rng = random.Random(0)
-    ranges = [(0, 8 + index) if index % 4 else (0, largest) for index in range(NUM_POINTS)]
+    ranges = [(0, 8 + index) if index % 4 else (0, 150 if grows else 10**4) for index in range(NUM_POINTS)]
     ranges += [(-8 - 4 * index, 4 * index) for index in range(NUM_POINTS // 4)]
     return ({name: Fraction(rng.randrange(*bounds)) for name in names} for bounds in ranges)
-
-
-def _grows(node: Node) -> bool:
-    """Whether the value at a large integer is too large to compute."""
-    if node[0] == "pow" and symbols(node[2]):
-        return abs(literal(node[1]) or 0) != 1
-    return node[0] == "fact" or (node[0] == "call" and node[1] in ("binom", "!!"))
 
 
 def _is_about_integers(gold: Node) -> bool:
     r"""Whether the gold answer is for integers only: `(-1)^n`, `n!!`, `\lfloor n/2 \rfloor`, `\cos n\pi`."""
     for node in nodes(gold):
-        is_alternating = node[0] == "pow" and symbols(node[2]) and (literal(node[1]) or 0) < 0
-        is_rounded = node[0] == "call" and node[1] in ("floor", "ceil", "mod")
-        is_periodic = node[0] == "call" and node[1] in ("sin", "cos", "tan") and ("constant", "pi") in nodes(node)
-        is_counted = (is_rounded or is_periodic) and symbols(node) and symbols(node) <= _COUNTERS
-        if is_alternating or is_counted or (node[0] == "call" and node[1] in ("!!", "gcd", "lcm")):
+        name = node[1] if node[0] == "call" else node[0]
+        is_alternating = name == "pow" and symbols(node[2]) and (literal(node[1]) or 0) < 0
+        is_periodic = name in ("sin", "cos", "tan") and ("constant", "pi") in nodes(node)
+        is_counted = (name in ROUNDED or is_periodic) and symbols(node) and symbols(node) <= _COUNTERS
+        if is_alternating or is_counted or name in ("!!", "gcd", "lcm"):
             return True
     return False

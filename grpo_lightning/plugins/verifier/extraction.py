@@ -94,9 +94,7 @@ def _boxed(text: str) -> str | None:
     first = len(boxes) - 1
     while first and _belongs(text, boxes[first - 1], boxes[first]):
         first -= 1
-    contents = list(
-        dict.fromkeys(_INNER.sub(r"\1", content).replace(" !", "!").strip() for *_, content in boxes[first:])
-    )
+    contents = dict.fromkeys(_INNER.sub(r"\1", content).replace(" !", "!").strip() for *_, content in boxes[first:])
     if not all(contents):
         return ""
     start, answer, end = boxes[first][0], "; ".join(contents), boxes[-1][1]
@@ -111,13 +109,7 @@ def _boxed(text: str) -> str | None:
         return f"not {answer}"
     if any(_LAYOUT.sub("", side) for side in (left, right)):
         answer = f"{left} {answer} {right}"
-    tail = after[len(right) :]
-    same = _SAME.match(tail)
-    form = (same[2] or same[3]).strip(" $.,;") if same else ""
-    if same and any(c.isdigit() for c in form) and not _PROSE.search(form.removesuffix("percent")):
-        answer = rf"{answer} \approx {form}" if same["near"] else f"{form} = {answer}"
-        tail = tail[same.end() :]
-    return answer + _taken_back(answer, *_split(tail))
+    return _claimed(answer, after[len(right) :])
 
 
 def _tagged(text: str) -> str | None:
@@ -128,7 +120,7 @@ def _tagged(text: str) -> str | None:
     _, earlier, gap = head.rpartition("</answer>")
     if earlier and not _SENTENCE_END.search(gap) and changes(_words(gap)):
         return f"{answer} or another"
-    return answer + _taken_back(answer, *_split(after[:_MAX_AROUND]))
+    return _claimed(answer, after[:_MAX_AROUND])
 
 
 def _stated(text: str) -> str | None:
@@ -152,14 +144,13 @@ def _stated(text: str) -> str | None:
     stop = _STATEMENT_END.search(masked)
     end = stop.start() if stop else len(statement)
     because = _BECAUSE.search(masked, 1, end)
-    is_explained = because and not _OR.search(statement[because.start() : end])
-    clause = statement[: because.start() if because and is_explained else end].strip(" *_")
-    clause = _MARKUP.sub(" ", clause).strip()
+    end = because.start() if because else end
+    clause = _MARKUP.sub(" ", statement[:end].strip(" *_")).strip()
     if clause.endswith("!") and clause[:-1].rstrip()[-1:].isdigit():
         clause = f"{clause[:-1].rstrip()} !"  # no factorial
     if clause.startswith("$") and clause.endswith("$") and clause.count("$") == 2:
         clause = clause[1:-1].strip()
-    return clause + _taken_back(clause, "", f"{statement[end:]}\n{rest[:_MAX_AROUND]}")
+    return _claimed(clause, f"{statement[end:]}\n{rest[:_MAX_AROUND]}")
 
 
 # ----- boxes
@@ -233,32 +224,25 @@ def _behind_value(words: list[str]) -> list[str]:
     return words[ends[-1] + 1 if ends else 0 :]
 
 
-def _split(text: str) -> tuple[str, str]:
-    """The sentence that a text begins with, and the rest."""
-    sentence, *_ = _SENTENCE_END.split(text, maxsplit=1)
-    return sentence, text[len(sentence) :]
-
-
-def _taken_back(answer: str, sentence: str, rest: str) -> str:
-    """The text after an answer that denies it or gives another one, in its sentence or later; else empty."""
+def _claimed(answer: str, after: str) -> str:
+    """An answer with what the text after it adds: its value in another form, a denial, another answer."""
+    same = _SAME.match(after)
+    form = (same[2] or same[3]).strip(" $.,;") if same else ""
+    if same and any(c.isdigit() for c in form) and not _PROSE.search(form.removesuffix("percent")):
+        answer = rf"{answer} \approx {form}" if same["near"] else f"{form} = {answer}"
+        after = after[same.end() :]
+    sentence, *_ = _SENTENCE_END.split(after, maxsplit=1)
+    rest = after[len(sentence) :]
     because = _BECAUSE.search(sentence)
-    claimed, reason = (sentence[: because.start()], sentence[because.start() :]) if because else (sentence, "")
-    words = _words(claimed)
-    if (
-        changes(words)
-        or any(not word[0].isalpha() for word in words)
-        or _OR.search(reason)
-        or _is_fault(_words(reason))
-    ):
-        return f" {_LAYOUT.sub(' ', claimed).strip(' .,;')} {reason}"
+    said, reason = (sentence[: because.start()], sentence[because.start() :]) if because else (sentence, "")
+    words, reasons = _words(said), _words(reason)
+    is_fault = not FAULTS.isdisjoint(reasons) and not any(map(_is_number, reasons))  # `which is incorrect`
+    is_asked = rest.startswith("?")
+    if is_asked or changes(words) or any(not word[0].isalpha() for word in words) or _OR.search(reason) or is_fault:
+        return f"{answer} {_LAYOUT.sub(' ', said).strip(' .,;')} {reason}{' or not' * is_asked}"
     rest = reason + rest if reason.lstrip()[:1] in (";", "—") else rest
     is_other = _NEXT.match(rest.lstrip(" .$\n*)\\]")) or _is_retracted({*filter(_is_number, _words(answer))}, rest)
-    return f" or {rest.strip()[:200]}" if is_other else ""
-
-
-def _is_fault(words: list[str]) -> bool:
-    """Whether words fault an answer and no other number: `which is incorrect`."""
-    return not FAULTS.isdisjoint(words) and not any(map(_is_number, words))
+    return f"{answer} or {rest.strip()[:200]}" if is_other else answer
 
 
 def _is_number(word: str) -> bool:

@@ -4,17 +4,15 @@ import math
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from functools import lru_cache
-from itertools import combinations
-from typing import Any
 
-from grpo_lightning.plugins.verifier.forms import addends, factors, normal
+from grpo_lightning.plugins.verifier.forms import addends, factors, normal, whole
 from grpo_lightning.plugins.verifier.grammar import Node
 from grpo_lightning.plugins.verifier.numbers import NoNumber, exact, literal, nodes, precise, symbols
 
 _I, _PI, _TEN = ("constant", "i"), ("constant", "pi"), ("number", Fraction(10), None)
-_LARGEST, _MAX_COMPARED = 10**6, 24
-"""Largest power that must be written out, and largest number of terms that are compared."""
-_KEPT = ("ln", "log", "lg", "log_", "exp", "root", "pow")
+_LARGEST = 10**6
+"""Largest power that must be written out."""
+_KEPT = ("ln", "log", "lg", "log_", "root", "pow")
 """Functions of numbers whose value stays as it is, unless it is a fraction."""
 TIDYING = frozenset(["division", "power", "like factors", "expansion"])
 """Operations that may remain if the question is unknown or has no numbers."""
@@ -53,6 +51,18 @@ def unfinished_number(tree: Node) -> frozenset[str]:
     return frozenset(f"number: {what}" for what in unfinished(tree) & TIDYING)
 
 
+def num_terms(tree: Node) -> int:
+    r"""The number of terms of a constant with its brackets opened: 1 of `8\sqrt2`, 2 of `\sqrt{50}+\sqrt{18}`."""
+    kind, *parts = tree
+    if kind == "add":
+        return sum(num_terms(part) for part in parts if literal(part) != 0)
+    if kind == "mul":
+        return math.prod(map(num_terms, parts))
+    if kind == "pow":
+        return 2 if _I in nodes(parts[1]) else num_terms(parts[0]) ** min(4, max(1, whole(parts[1]) or 1))
+    return num_terms(parts[-1] if kind == "pm" else parts[0]) if kind in ("neg", "div", "pm") else 1
+
+
 def _left_in_constant(node: Node, is_formula: bool) -> Iterator[str]:
     """Yields what can be computed in a number: a function, a root or a power with a rational value, `1/i`."""
     name = node[1] if node[0] == "call" else node[0]
@@ -68,17 +78,13 @@ def _left_in_constant(node: Node, is_formula: bool) -> Iterator[str]:
 
 
 def _left_in_sum(node: Node) -> Iterator[str]:
-    r"""Yields what can be added in a sum: `2 + 3`, `2x + 3x`, `3i - i`, `\sqrt{50} + \sqrt{18}`."""
+    r"""Yields what can be added in a sum: `2 + 3`, `2x + 3x`, `3i - i`."""
     terms = [term for _, term in addends(node)]
     rests = [normal(term)[1] for term in terms if literal(term) is None]
     if len(rests) < len(terms) - 1:
         yield "arithmetic"
-    if len({*rests}) < len(rests) or any(_is_fraction(a, b) for a, b in combinations(_irrational(terms), 2)):
+    if len({*rests}) < len(rests):
         yield "like terms"
-    logs = [part for term in terms for part in factors(term)[0] if part[0] == "call" and part[1] in _KEPT[:4]]
-    for a, b in combinations(((log[:-1], exact(log[-1]) or 1) for log in logs), 2):  # `\ln 10 - \ln 2`
-        if a[0] == b[0] and math.gcd(a[1].numerator * a[1].denominator, b[1].numerator * b[1].denominator) > 1:
-            yield "logarithms"
     for index, term in enumerate(terms):
         is_bracket = any(part[0] == "add" for part in factors(term)[0])
         if is_bracket and any(symbols(term) & symbols(other) for other in terms[:index] + terms[index + 1 :]):
@@ -97,9 +103,6 @@ def _left_in_product(node: Node) -> Iterator[str]:
     numbers = [top * _number_in(term) for term in terms] or [top]
     if abs(bottom) > 1 and all((number / bottom).denominator == 1 for number in numbers):
         yield "division"
-    sums = [sum(part[0] == "add" for part in parts) for parts in (above, below)]
-    if not symbols(node) and (max(sums) > 1 or (_I in above and sums[0])):
-        yield "product"
     bases = [part[1] if part[0] == "pow" and literal(part[2]) is not None else part for part in (*above, *below)]
     names = [base for base in bases if base[0] == "symbol" or base == _PI]
     if len({*names}) < len(names):
@@ -107,14 +110,14 @@ def _left_in_product(node: Node) -> Iterator[str]:
 
 
 def _left_in_power(node: Node) -> Iterator[str]:
-    r"""Yields what can be expanded: `12^2`, `(2x)^3`, `(x^2)^3`; in constants also `(1 + \sqrt 2)^2` and `i^3`."""
+    r"""Yields what can be expanded: `12^2`, `(2x)^3`, `(x^2)^3`; in constants also `i^3`."""
     base, exponent, result = node[1], exact(node[2]), literal(node)
     is_whole = exponent is not None and exponent.denominator == 1
     is_number = result is not None and base != _TEN and max(abs(result.numerator), result.denominator) <= _LARGEST
     has_number = base[0] == "mul" and any(_factor_value(part) for part in factors(base)[0])
     if is_number or (result is None and is_whole and (base[0] == "pow" or has_number)):
         yield "power"
-    if is_whole and not symbols(node) and (base == _I or base[0] == "add"):
+    if is_whole and base == _I:
         yield "product"
 
 
@@ -135,29 +138,17 @@ def _comes_out(tree: Node) -> bool:
     return literal(tree[2]) != 1 and (literal(tree) or Fraction(1, 2)).denominator == 1
 
 
-def _irrational(terms: Iterable[Node]) -> list[Any]:
-    """The values of the terms that have no variables and are not rational."""
-    found = []
-    for term in terms:
-        if not symbols(term) and exact(term) is None:
-            try:
-                found.append(precise(30).value(term, {}))
-            except NoNumber:
-                continue
-    return found[:_MAX_COMPARED]
-
-
 def _is_rational(tree: Node) -> bool:
     """Whether the value of a root, a power or a logarithm is a small fraction."""
-    return any(_is_fraction(value, 1) for value in _irrational([tree])) or exact(tree) is not None
-
-
-def _is_fraction(left: Any, right: Any) -> bool:
-    """Whether the ratio of two numbers is a small fraction."""
-    ratio = left / right if right else 0
+    if exact(tree) is not None:
+        return True
     context = precise(30).context
-    real = context.re(ratio)
+    try:
+        value = precise(30).value(tree, {})
+    except NoNumber:
+        return False
+    real = context.re(value)
     if not 1e-9 < abs(real) < 1e9:  # as a fraction it could be very long
         return False
     near = Fraction(str(real)).limit_denominator(1000)
-    return bool(near and abs(ratio - context.mpf(near.numerator) / near.denominator) < 1e-20)
+    return bool(near and abs(value - context.mpf(near.numerator) / near.denominator) < 1e-20)

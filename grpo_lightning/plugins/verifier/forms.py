@@ -94,8 +94,6 @@ def normal(tree: Node, pulls: bool = True) -> tuple[Fraction, Node]:
         return _power(tree[2], Fraction(1, degree), pulls)
     if kind == "pow" and (exponent := literal(tree[2])) is not None:
         return _power(tree[1], exponent, pulls)
-    if kind == "call" and tree[1] == "exp":
-        return normal(("pow", ("constant", "e"), tree[2]), pulls)
     return Fraction(1), tuple(("scaled", *normal(part, pulls)) if is_tree(part) else part for part in tree)
 
 

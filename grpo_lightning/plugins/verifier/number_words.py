@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from grpo_lightning.plugins.verifier.tokens import Token
-from grpo_lightning.plugins.verifier.words import BELOW_100, PARTS, SCALES, word_set
+from grpo_lightning.plugins.verifier.words import BELOW_100, LARGE, PARTS, SCALES, word_set
 
 _NO_NUMBER = word_set("each every this that which any no the another per")
 """Words after which `one` is no number: `each one`."""
@@ -59,22 +59,18 @@ def _number(words: Sequence[str], start: int) -> tuple[list[Token], int]:
             group += BELOW_100[word]
         elif word == "a" and end == start and after in SCALES:
             group = 1
-        elif word == "hundred" and 0 < group < 100:
-            group *= 100
-        elif word == "dozen" and group and not total:
-            return [Token("number", str(12 * group))], end + 1
-        elif word in SCALES and word != "dozen" and group and SCALES[word] > 100:
-            if SCALES[word] >= last:
-                return [], start
-            total, group, last = total + group * SCALES[word], 0, SCALES[word]
+        elif word in ("hundred", "dozen") and 0 < group < 100:
+            group *= SCALES[word]
+        elif word in LARGE and group > 0 and LARGE[word] < last:
+            total, group, last = total + group * LARGE[word], 0, LARGE[word]
+        elif word in LARGE and group:
+            return [], start
         elif not (word == "and" and after in BELOW_100 and end > start and words[end - 1] in SCALES):
             break
         end += 1
-    if end == start:
-        return [], start
-    if words[end : end + 1] and words[end] in PARTS and 0 < total + group < 100:
+    if end < len(words) and words[end] in PARTS and 0 < total + group < 100:
         return _quotient(total + group, PARTS[words[end]]), end + 1
-    return [Token("number", str(total + group))], end
+    return ([Token("number", str(total + group))] if end > start else []), end
 
 
 def _part(words: Sequence[str], start: int) -> tuple[list[Token], int]:

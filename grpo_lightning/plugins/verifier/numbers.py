@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 from zlib import crc32
 
@@ -39,6 +39,18 @@ def nodes(tree: Node) -> Iterator[Node]:
 def symbols(tree: Node) -> frozenset[str]:
     """The names of the variables of a tree."""
     return frozenset(node[1] for node in nodes(tree) if node[0] == "symbol")
+
+
+def mapped(tree: Any, change: Callable[[Node], Node]) -> Any:
+    """The tree with each node replaced by what `change` makes of it, from the leaves up."""
+    if not isinstance(tree, tuple):
+        return tree
+    return change(tuple(mapped(part, change) for part in tree))
+
+
+def renamed(tree: Node, names: dict[str, str]) -> Node:
+    """The tree with variables renamed."""
+    return mapped(tree, lambda node: ("symbol", names.get(node[1], node[1])) if node[:1] == ("symbol",) else node)
 
 
 def literal(tree: Node) -> Fraction | None:
@@ -87,20 +99,10 @@ def _exact_power(base: Fraction, exponent: Fraction) -> Fraction:
     return base ** _whole(exponent)
 
 
-def _whole(value: Fraction) -> int:
-    if value.denominator > 1 or abs(value) > 10**9:
+def _whole(value: Fraction, largest: int = 10**9) -> int:
+    if value.denominator > 1 or value > largest:
         raise ValueError
     return value.numerator
-
-
-def _of_wholes(function: Callable[..., int], largest: int) -> Callable[..., int]:
-    def apply(*values: Fraction) -> int:
-        wholes = [_whole(value) for value in values]
-        if max(wholes) > largest:
-            raise OverflowError
-        return function(*wholes)
-
-    return apply
 
 
 _EXACT: dict[str, Callable[..., Any]] = {
@@ -111,10 +113,10 @@ _EXACT: dict[str, Callable[..., Any]] = {
     "abs": abs,
     "percent": lambda a: a / 100,
     "pow": _exact_power,
-    "fact": _of_wholes(math.factorial, 3000),
-    "binom": _of_wholes(math.comb, 10_000),
-    "gcd": _of_wholes(math.gcd, 10**9),
-    "lcm": _of_wholes(math.lcm, 10**9),
+    "fact": lambda a: math.factorial(_whole(a, 3000)),
+    "binom": lambda n, k: math.comb(_whole(n, 10_000), _whole(k, 10_000)),
+    "gcd": lambda *values: math.gcd(*map(_whole, values)),
+    "lcm": lambda *values: math.lcm(*map(_whole, values)),
     "max": max,
     "min": min,
     "floor": math.floor,
@@ -134,14 +136,7 @@ def is_decimal(*trees: Node) -> bool:
 
 def infinity(tree: Node) -> int:
     """The sign of an infinity: 1 or -1; 0 for other trees."""
-    if tree[0] == "neg":
-        return -infinity(tree[1])
-    return int(tree == ("constant", "inf"))
-
-
-def is_infinite(tree: Node) -> bool:
-    """Whether the tree is an infinity of either sign."""
-    return infinity(tree) != 0
+    return -infinity(tree[1]) if tree[0] == "neg" else int(tree == ("constant", "inf"))
 
 
 class Evaluator:
@@ -152,8 +147,8 @@ class Evaluator:
         self.is_fast = not digits
         self.largest = 0
         """Order of magnitude of the largest intermediate value, if it has digits."""
-        self.left_reals = False
-        """Whether an intermediate value of the last one was not real, in floating point."""
+        self.is_real = True
+        """Whether all intermediate values of the last one were real, in floating point."""
         if digits:
             self.context.dps = digits
 
@@ -163,21 +158,37 @@ class Evaluator:
         Raises:
             NoNumber: The tree has no value there.
         """
-        self.left_reals = False
+        self.is_real = True
         try:
-            value = _evaluate(tree, point, self.context, self)
-        except (ValueError, ArithmeticError, ComplexResult, NoConvergence, TypeError, RecursionError) as error:
-            raise NoNumber(str(error)) from None
+            return self._seen(self._at(tree, point))
+        except (ValueError, ArithmeticError, ComplexResult, NoConvergence, TypeError, LookupError, RecursionError) as e:
+            raise NoNumber(str(e)) from None
+
+    def _at(self, tree: Node, point: Point) -> Any:
+        kind, *parts = tree
+        if kind in ("number", "symbol"):
+            value = parts[0] if kind == "number" else point[parts[0]]
+            return self._seen(self.context.mpf(value.numerator) / value.denominator)
+        if kind == "constant":
+            return {"pi": +self.context.pi, "e": +self.context.e, "i": self.context.mpc(0, 1)}[parts[0]]
+        if kind == "apply":
+            return _opaque(self.context, parts[0], [self._at(part, point) for part in parts[1:]])
+        name, arguments = (parts[0], parts[1:]) if kind == "call" else (kind, parts)
+        operation = _OPERATIONS[name]
+        values = [self._at(part, point) for part in arguments]
+        if kind == "add":
+            return reduce(lambda total, term: self._seen(total + term), values)
+        return self._seen(operation(self.context, *values))
+
+    def _seen(self, value: Any) -> Any:
+        """Notes an intermediate value, and returns it."""
         if not abs(value) < self.context.inf:
             raise NoNumber("not finite")
-        return value
-
-    def seen(self, value: Any) -> None:
-        """Notes an intermediate value."""
         if self.is_fast:
-            self.left_reals |= isinstance(value, complex) and abs(value.imag) > 1e-9 * abs(value)
+            self.is_real &= not isinstance(value, complex) or abs(value.imag) <= 1e-9 * abs(value)
         elif isinstance(magnitude := self.context.mag(value), int):
             self.largest = max(self.largest, abs(magnitude) * 301 // 1000)
+        return value
 
 
 @lru_cache(maxsize=8)
@@ -186,55 +197,13 @@ def precise(digits: int) -> Evaluator:
     return Evaluator(digits)
 
 
-def _evaluate(tree: Node, point: Point, ctx: Any, by: Any) -> Any:
-    kind = tree[0]
-    if kind == "number":
-        value = tree[1]
-        result = ctx.mpf(value.numerator) / value.denominator
-        by.seen(result)
-        return result
-    if kind == "symbol":
-        return ctx.convert(point[tree[1]]) if ctx is not fp else float(point[tree[1]])
-    if kind == "constant":
-        if tree[1] == "inf":
-            raise NoNumber("infinity")
-        return {"pi": +ctx.pi, "e": +ctx.e, "i": ctx.mpc(0, 1)}[tree[1]]
-    if kind == "add":
-        total = _evaluate(tree[1], point, ctx, by)
-        for part in tree[2:]:
-            term = _evaluate(part, point, ctx, by)
-            by.seen(term)
-            total = total + term
-        return total
-    if kind == "apply":
-        return _opaque(tree[1], [_evaluate(part, point, ctx, by) for part in tree[2:]], ctx)
-    if kind == "call":
-        function, arguments = tree[1], tree[2:]
-    elif kind in _OPERATIONS:
-        function, arguments = kind, tree[1:]
-    else:
-        raise NoNumber(f"a {kind} is no number")
-    values = [_evaluate(part, point, ctx, by) for part in arguments]
-    for value in values:
-        if value != value or abs(value) == ctx.inf:
-            raise NoNumber("not finite")
-    operation = _OPERATIONS.get(function)
-    if operation is None:
-        raise NoNumber(f"no {function} of numbers")
-    result = operation(ctx, *values)
-    by.seen(result)
-    return result
-
-
-def _opaque(name: str, values: list[Any], ctx: Any) -> Any:
+def _opaque(ctx: Any, name: str, values: list[Any]) -> Any:
     """The value of an unknown function: an arbitrary smooth function, fixed by its name."""
     seed = crc32(name.encode())
     total = ctx.mpf(seed % 977 + 1) / 331
     for index, value in enumerate(values):
         total = total + value * (ctx.mpf(seed // (index + 3) % 89 + 7) / 53)
-    if abs(total) > MAX_EXPONENT:
-        raise NoNumber("too large")
-    return ctx.sin(total) * (2 + seed % 5) + total / 7
+    return ctx.sin(_small(total)) * (2 + seed % 5) + total / 7
 
 
 def _small(value: Any, largest: int = MAX_EXPONENT) -> Any:
@@ -249,10 +218,6 @@ def _real(ctx: Any, value: Any) -> Any:
     return ctx.re(value)
 
 
-def _nearest(ctx: Any, value: Any) -> Any:
-    return ctx.floor(ctx.re(value) + ctx.mpf(0.5))
-
-
 def _raise(ctx: Any, base: Any, exponent: Any) -> Any:
     """x^y; an odd root of a negative number is real."""
     if base == 0:
@@ -263,7 +228,7 @@ def _raise(ctx: Any, base: Any, exponent: Any) -> Any:
     if not ctx.im(base) and not ctx.im(exponent) and ctx.re(base) < 0:
         base, exponent = ctx.re(base), ctx.re(exponent)
         for odd in (1, 3, 5, 7, 9):
-            nearest = _nearest(ctx, exponent * odd)
+            nearest = ctx.floor(exponent * odd + ctx.mpf(0.5))
             if abs(exponent * odd - nearest) <= 10 * ctx.eps * abs(nearest):
                 magnitude = ctx.power(-base, exponent)
                 return -magnitude if int(nearest) % 2 else magnitude
@@ -271,21 +236,20 @@ def _raise(ctx: Any, base: Any, exponent: Any) -> Any:
 
 
 def _factorial(ctx: Any, value: Any) -> Any:
-    _small(value)
     if not ctx.im(value) and ctx.re(value) < 0 and ctx.re(value) == ctx.floor(ctx.re(value)):
         raise NoNumber("a factorial of a negative integer")
-    return ctx.gamma(value + 1)
+    return ctx.gamma(_small(value) + 1)
 
 
-def _logarithm(ctx: Any, value: Any, base: Any = None) -> Any:
+def _logarithm(ctx: Any, value: Any, base: Any) -> Any:
     if value == 0:
         raise NoNumber("a logarithm of zero")
-    return ctx.log(value) if base is None else ctx.log(value) / ctx.log(base)
+    return ctx.log(value) / ctx.log(base)
 
 
 def _floor(ctx: Any, value: Any) -> Any:
     value = _real(ctx, value)
-    nearest = _nearest(ctx, value)
+    nearest = ctx.floor(value + ctx.mpf(0.5))
     return nearest if abs(value - nearest) <= 1e3 * ctx.eps * (1 + abs(value)) else ctx.floor(value)
 
 
@@ -294,6 +258,7 @@ def _of(name: str) -> Callable[..., Any]:
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
+    "add": lambda ctx, *values: sum(values),
     "neg": lambda ctx, a: -a,
     "mul": lambda ctx, a, b: a * b,
     "div": lambda ctx, a, b: a / b,
@@ -315,13 +280,11 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "Re": lambda ctx, a: ctx.re(a),
     "Im": lambda ctx, a: ctx.im(a),
     "arg": lambda ctx, a: ctx.arg(a),
-    "ln": _logarithm,
+    "ln": lambda ctx, a: _logarithm(ctx, a, ctx.e),
     "lg": lambda ctx, a: _logarithm(ctx, a, ctx.mpf(10)),
     "log": lambda ctx, a: _logarithm(ctx, a, ctx.mpf(10)),
     "log_": lambda ctx, base, a: _logarithm(ctx, a, base),
-    "exp": lambda ctx, a: ctx.exp(_small(a)),
-    "arcsin": _of("asin"), "arccos": _of("acos"), "arctan": _of("atan"),
     "arccot": lambda ctx, a: ctx.pi / 2 - ctx.atan(a),
-    "arcsec": _of("asec"), "arccsc": _of("acsc"), "sinh": _of("sinh"), "cosh": _of("cosh"), "tanh": _of("tanh"),
-    **{name: _of(name) for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
-}  # fmt: skip
+    **{f"arc{name}": _of(f"a{name}") for name in ("sin", "cos", "tan", "sec", "csc")},
+    **{name: _of(name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")},
+}

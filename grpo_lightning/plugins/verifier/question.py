@@ -33,7 +33,7 @@ _UNIT = re.compile(
     r"([A-Za-z¢°][A-Za-z/^{}\d]*(?: [A-Za-z/]+){0,4})"
 )
 _ORDER = re.compile(
-    r"(?i:\bin (?:\w+[ -])*?order\b(?! to\b| that\b| for\b)|\bfrom (?:the )?(?:least|smallest|lowest|greatest|largest))"
+    r"(?i:\bin (?:\w+[ -])*?order\b(?! to\b| that\b| for\b)|\b(?:least|smallest|lowest|greatest|largest) to\b)"
 )
 _ASKED = re.compile(
     r"(?i:\b(?:find|determine|compute|calculate|evaluate|what is|solve for)"
@@ -119,9 +119,10 @@ def numbers_of(question: str) -> frozenset[Fraction]:
 @lru_cache(maxsize=1 << 10)
 def context_of(question: str) -> Context:
     """Whether the question is about integers, and which constants it uses itself."""
-    letters = set() if speaks_of(question, _INTEGRAL) else {*_VARIABLE.findall(question)}
-    names = (name for name in CONSTANTS if name.partition("_")[0] in letters)
-    return Context(speaks_of(question, _INTEGERS), frozenset(names))
+    letters = {*_VARIABLE.findall(question)}
+    names = (name for name in CONSTANTS if name.partition("_")[0] in letters and not speaks_of(question, _INTEGRAL))
+    free = {*"ABCDKck"} - letters if question else set()
+    return Context(speaks_of(question, _INTEGERS), frozenset(names), frozenset(free))
 
 
 @lru_cache(maxsize=1 << 10)

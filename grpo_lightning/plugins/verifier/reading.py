@@ -9,7 +9,7 @@ from grpo_lightning.plugins.verifier.numbers import literal
 from grpo_lightning.plugins.verifier.sentences import read_sentence
 from grpo_lightning.plugins.verifier.tokens import Unreadable
 
-MAX_CHARS, MAX_DIGITS = 2000, 200
+MAX_CHARS = 2000
 
 _PLAIN = re.compile(r"-?\$?(?:[1-9]\d{0,2}(?:,\d{3}){1,60}|\d{1,200})(?:\.\d{1,100})?", re.ASCII)
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from grpo_lightning.plugins.verifier.forms import addends, factors, is_tree, normal, order, whole
-from grpo_lightning.plugins.verifier.grammar import Claim, Item, Node
+from grpo_lightning.plugins.verifier.grammar import Claim, Node
 from grpo_lightning.plugins.verifier.numbers import is_percent, literal, nodes, symbols
 from grpo_lightning.plugins.verifier.question import Asked, formulas_of, key, numbers_of
 
@@ -29,14 +29,13 @@ def is_restated(gold: Claim, answer: Claim, question: str) -> bool:
     """Whether the answer is copied from the question, only rewrites it, or has not the form asked for."""
     asked = formulas_of(question)
     rest = tuple(item for item in answer.items[1:] if item.chain[1] != ("ne",))  # an exclusion may be copied
-    answer = Claim((*answer.items[:1], *rest), answer.joins)
+    answer = Claim((answer.items[0], *rest), answer.joins)
     solved = [_solved_for(claim.items[0].chain) for claim in (gold, answer) if len(claim.items[0].chain[1]) == 1]
-    if len(gold.items) == 1 and len(solved) == 2 and all(solved) and solved[0].isdisjoint(solved[1]):
-        return True
     golds, answers = list(_parts(gold)), list(_parts(answer))
     is_undone = any(map(_is_undone, answers)) and not any(map(_is_undone, golds))
     return (
-        (is_undone and bool(numbers_of(question)))
+        (len(gold.items) == 1 and len(solved) == 2 and all(solved) and solved[0].isdisjoint(solved[1]))
+        or (is_undone and bool(numbers_of(question)))
         or _stands_there(golds, answers, asked)
         or any(_is_rearranged(golds, part, asked) for part in answers if part[0] == "chain" and part[1])
         or any(_has_other_form(*pair, question) for pair in _pairs(gold, answer))
@@ -127,11 +126,14 @@ def _is_undone(tree: Node) -> bool:
 
 
 def _is_rearranged(golds: Sequence[Node], answer: Node, asked: Asked) -> bool:
-    """Whether an equation has the terms of the question or multiples of them, and the gold equation has not."""
+    """Whether an equation has the terms of the question or multiples of them, and the gold equation has not.
+
+    A solved gold equation wants one that is solved for the same variable; `2x > 8` is not.
+    """
     solved, terms = _solved_for(answer), _terms(answer)
     relations = [part for part in golds if part[0] == "chain" and len(part[1]) == 1]
     if relations and (wanted := _solved_for(relations[0])) and terms:
-        return bool(asked.keys) and not solved & wanted  # `2x > 8`; another variable
+        return solved.isdisjoint(wanted) and bool(asked.keys)
     same = [chain for chain in asked.relations if terms and _terms(chain) == terms]
     if not same or not relations:
         return bool(same) and not solved
@@ -172,17 +174,11 @@ def _pairs(gold: Claim, answer: Claim) -> Iterator[tuple[Node, Node]]:
     if all(len(chain[1]) == 1 and chain[2][0][0] not in ("named", "apply") for chain in chains):
         yield chains
         return
-    gold_value, answer_value = (_with_degrees(claim.items[0]) for claim in (gold, answer))
+    is_rounded = chains[1][1][-1:] == ("approx",) and chains[1][2][-2][0] not in _NAMES
+    gold_value, answer_value = chains[0][2][-1], chains[1][2][-2 if is_rounded else -1]
     if {"chain", "set"}.isdisjoint(part[0] for claim in (gold, answer) for part in _parts(claim)):
         is_group = gold_value[0] == answer_value[0] == "group" and len(gold_value) == len(answer_value)
         yield from zip(gold_value[3:], answer_value[3:], strict=True) if is_group else [(gold_value, answer_value)]
-
-
-def _with_degrees(item: Item) -> Node:
-    _, operators, operands = item.chain
-    is_rounded = operators[-1:] == ("approx",) and operands[-2][0] not in _NAMES
-    value = operands[-2 if is_rounded else -1]
-    return ("degree", value) if "degree" in dict(item.unit) and value[0] != "degree" else value
 
 
 def _parts(claim: Claim) -> Iterator[Node]:

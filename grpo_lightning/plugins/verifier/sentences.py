@@ -5,14 +5,14 @@ to be known: the few that change a value, and any second number, make the senten
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache, partial
 from math import prod
 
 from grpo_lightning.plugins.verifier.grammar import Claim, parse
 from grpo_lightning.plugins.verifier.number_words import in_digits
-from grpo_lightning.plugins.verifier.numbers import exact, literal
+from grpo_lightning.plugins.verifier.numbers import literal
 from grpo_lightning.plugins.verifier.tokens import FUNCTIONS, SHORT, Token, Unreadable, tokenize
 from grpo_lightning.plugins.verifier.units import UNITS
 from grpo_lightning.plugins.verifier.words import BOUNDS, changes, take_back, word_set
@@ -47,13 +47,11 @@ def read_sentence(text: str, known: frozenset[str], question: str = "") -> Claim
     words = ["*" if word in ("x", "×") and after.strip("$")[:1].isdigit() else word for word, after in pairs]
     if len(words) > _MAX_WORDS or _ODD.search(text):
         return None
-    plain = _without_copies(words, f" {' '.join(question.casefold().replace('?', ' ').replace('.', ' ').split())} ")
-    explained = _EXPLAINED.fullmatch(plain)
-    if not explained:
-        return _claim(plain, known)
-    claim = _claim(explained[1], known)
-    inside = explained[2] or explained[3]
-    return claim if claim and _explains(inside, claim, known) else None
+    sentence = _without_copies(words, f" {' '.join(question.casefold().replace('?', ' ').replace('.', ' ').split())} ")
+    explained = _EXPLAINED.fullmatch(sentence)
+    claim = _claim(explained[1] if explained else sentence, known)
+    is_explained = not explained or (claim and _explains(explained[2] or explained[3], claim, known))
+    return claim if is_explained else None
 
 
 def _without_copies(words: Sequence[str], question: str) -> str:
@@ -66,24 +64,22 @@ def _without_copies(words: Sequence[str], question: str) -> str:
         end = next(phrases, start)
         kept += words[start : start + 1] if end == start else []
         start = max(end, start + 1)
-    plain = " ".join(kept)
-    return plain if _has_digit(plain) else " ".join(words)
+    return " ".join(kept if _has_digit(kept) else words)
 
 
-def _has_digit(text: str) -> bool:
-    return any(c.isdigit() for c in text)
+def _has_digit(text: Iterable[str]) -> bool:
+    return any(c.isdigit() for c in "".join(text))
 
 
-def _claim(sentence: str, known: Collection[str]) -> Claim | None:
+def _claim(sentence: str, known: frozenset[str]) -> Claim | None:
     """The claim of the value after the last `is`, or of all that is no word."""
-    verbs = list(_VERB.finditer(sentence))
-    cuts = [verbs[-1].end()] if verbs and not _has_digit(sentence[: verbs[-1].start()]) else []
-    for start in (*cuts, 0):
+    verbs = [match.end() for match in _VERB.finditer(sentence)]
+    for start in (*(verbs[-1:] if verbs and not _has_digit(sentence[: verbs[-1]]) else ()), 0):
         if changes([word.strip(",.()$") for word in sentence[:start].split()], known):
             return None
         try:
             tokens = _without_words(in_digits(_tokens(sentence[start:])), known)
-            return parse(tokens, frozenset(known)) if tokens else None
+            return parse(tokens, known) if tokens else None
         except (Unreadable, RecursionError):
             continue
     return None
@@ -116,19 +112,12 @@ def _without_words(tokens: Sequence[Token], known: Collection[str]) -> list[Toke
     behind = [token.text for token in tokens if token.kind == "word"]
     if not values or changes(behind, known) or take_back(words, known) or any(map(_is_letter, ["", *behind], behind)):
         return []
-    if any(map(_is_factor, tokens, tokens[1:])):
+    first = tokens[values[0]]
+    is_called = first.text in ("(", "[") and not first.spaced  # `len(5)`
+    if any(map(_is_factor, tokens, tokens[1:])) or (words and (is_called or first.text in tuple("+*/^%"))):
         return []
-    first = tokens[values[0]].text
-    if words and first in ("=", ":"):  # a label
-        tokens = tokens[values[0] + 1 :]
-        values = [index - values[0] - 1 for index in values[1:]]
-    elif words and first in ("+", "*", "/", "^", "%"):
-        return []  # `tom + 5`
-    elif words and first in ("(", "[") and not tokens[values[0]].spaced:
-        return []  # `len(5)`
-    if not values:
-        return []
-    return [token for index, token in enumerate(tokens) if index > values[-1] or not _is_word(tokens, index)]
+    start = values[0] + 1 if words and first.text in ("=", ":") else 0  # a label
+    return [token for index, token in enumerate(tokens) if index >= start and (index > values[-1] or index in values)]
 
 
 def _is_letter(before: str, word: str) -> bool:
@@ -155,25 +144,22 @@ def _is_word(tokens: Sequence[Token], index: int) -> bool:
 
 
 def _explains(text: str, claim: Claim, known: Collection[str]) -> bool:
-    """Whether a text in brackets or after a colon has no number, or numbers that give the value of the claim."""
+    """Whether a text in brackets or after a colon has no number, or numbers whose sum or product is the value."""
     value = literal(claim.items[0].chain[2][-1])
     try:
         tokens = in_digits(_tokens(text.removeprefix("or ").removeprefix("i.e. ")))
     except Unreadable:
         return False
-    if value is None or any(token.text == "or" for token in tokens):
-        return False
+    texts = [token.text for token in tokens]
     words = [token.text for token in tokens if token.kind == "word"]
-    if changes(words, known):
+    marks = {token.text for token in tokens if token.kind not in ("word", "number")}
+    numbers = [
+        Fraction(token.text) * (-1 if before == "-" else 1)
+        for before, token in zip(["", *texts], tokens, strict=False)
+        if token.kind == "number" and "(" not in token.text
+    ]
+    is_bound = bool(numbers) and not BOUNDS.isdisjoint(words)
+    if value is None or marks - {*",+-*=$%", "and"} or changes(words, known) or is_bound:
         return False
-    bare = [token for token in tokens if token.kind not in ("word", "join") and token.text not in ("$", "%", "a")]
-    if bare and not BOUNDS.isdisjoint(words):
-        return False
-    if all(token.kind == "number" or token.text == "," for token in bare):
-        parts = [Fraction(token.text) for token in bare if token.kind == "number" and "(" not in token.text]
-        return parts in ([], [value]) or sum(parts) == value or prod(parts) == value
-    try:
-        item, *others = parse(bare, frozenset(known)).items
-    except (Unreadable, RecursionError):
-        return False
-    return not others and all(exact(part) == value for part in item.chain[2])
+    parts = numbers[:-1] if "=" in marks and numbers[-1:] == [value] else numbers
+    return parts in ([], [value]) or sum(parts) == value or prod(parts) == value

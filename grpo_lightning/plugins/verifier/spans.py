@@ -1,48 +1,55 @@
 """Sets of real numbers: intervals, their unions, and the inequalities that describe them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
+from itertools import groupby, pairwise
 from typing import Any
 
 from grpo_lightning.plugins.verifier.grammar import Node
-from grpo_lightning.plugins.verifier.numbers import NoNumber, infinity, is_infinite, precise, symbols
+from grpo_lightning.plugins.verifier.numbers import NoNumber, infinity, precise
 
 SPANS = frozenset(["numbers", "union", "minus", "meet", "chain", "builder"])
 FLIPPED = {"<": ">", ">": "<", "le": "ge", "ge": "le"}
 _INFINITY: Node = ("constant", "inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """An interval; a point if both ends are equal and closed."""
-
-    left: Node = ("neg", _INFINITY)
-    right: Node = _INFINITY
-    left_closed: bool = False
-    right_closed: bool = False
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no number is in it."""
-        left, right = _size(self.left), _size(self.right)
-        return left > right or (left == right and not (self.left_closed and self.right_closed))
+_TESTS: dict[str, Callable[[Any, Any], bool]] = {
+    "<": lambda x, end: x < end,
+    ">": lambda x, end: x > end,
+    "le": lambda x, end: x <= end,
+    "ge": lambda x, end: x >= end,
+    "=": lambda x, end: x == end,
+    "ne": lambda x, end: x != end,
+}
+Piece = tuple[Node, Node, bool, bool]
+"""An interval: both ends, and whether each of them belongs to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A union of intervals, from left to right, and the name of its variable."""
+    """A set of real numbers: a test of numbers, all ends that it may have, and the name of its variable."""
 
-    pieces: tuple[Piece, ...]
+    has: Callable[[Any], bool]
+    ends: tuple[Node, ...] = ()
     name: str = ""
 
     @property
-    def ends(self) -> list[Node]:
-        """The ends of all intervals, from left to right."""
-        return [end for piece in self.pieces for end in (piece.left, piece.right)]
+    def pieces(self) -> list[Piece]:
+        """The intervals, from left to right."""
+        finite = {precise(30).context.nstr(_size(end), 30): end for end in self.ends if not infinity(end)}
+        ends = sorted(finite.values(), key=_size)
+        sizes = [_size(end) for end in ends]
+        gaps = [(a + b) / 2 for a, b in pairwise(sizes)]
+        gaps = [sizes[0] - 1, *gaps, sizes[-1] + 1] if sizes else [0]
+        probes = [probe for pair in zip(gaps, [*sizes, 0], strict=True) for probe in pair][:-1]
+        bounds = [("neg", _INFINITY), *ends, _INFINITY]
+        found = []
+        for is_in, run in groupby(range(len(probes)), key=lambda index: self.has(probes[index])):
+            first, *_, last = [*run] * 2
+            found += [(bounds[(first + 1) // 2], bounds[last // 2 + 1], first % 2 == 1, last % 2 == 1)] * is_in
+        return found
 
 
-_LINE = Span((Piece(),))
+LINE = Span(lambda x: True)
 
 
 def union_of(tree: Node) -> Span | None:
@@ -50,7 +57,7 @@ def union_of(tree: Node) -> Span | None:
     spans = _spans(tree[1:])
     if not spans or (tree[0] == "both" and any(part[0] == "chain" for part in tree[1:])):
         return None
-    total = _union(*spans)
+    total = reduce(_union, spans)
     return total if len(total.pieces) == sum(len(span.pieces) for span in spans) else None
 
 
@@ -65,127 +72,92 @@ def is_only_span(tree: Node) -> bool:
     if tree[0] in ("list", "or", "both"):
         return any(part[0] == "chain" for part in tree[1:])
     is_open = tree[1:3] in (("[", ")"), ("(", "]"))
-    return tree[0] in SPANS or (tree[0] == "group" and (is_open or any(is_infinite(part) for part in tree[3:])))
+    return tree[0] in SPANS or (tree[0] == "group" and (is_open or any(infinity(part) for part in tree[3:])))
 
 
 @lru_cache(maxsize=1 << 12)
 def span_of(tree: Node) -> Span | None:
     """The set of real numbers that a tree describes; None if it describes none."""
-    kind, parts = tree[0], tree[1:]
+    kind, *parts = tree
     if kind == "chain":
-        return _span_of_chain(tree)
+        return _span_of_chain(*parts)
     if kind == "group" and len(tree) == 5:
-        return _interval(Piece(tree[3], tree[4], tree[1] == "[", tree[2] == "]"))
+        return _interval(tree)
     if kind in ("or", "either"):
         return union_of(tree)
     if kind in ("list", "both") and all(part[0] == "chain" for part in parts):
-        spans = _spans(parts)
-        return reduce(_meet, spans) if spans else None
-    if kind == "numbers":
-        return _LINE if parts == ("R",) else None
+        return reduce(_meet, spans) if (spans := _spans(parts)) else None
+    if tree == ("numbers", "R"):
+        return LINE
     if kind == "set" and all(_size(part) is not None for part in parts):
-        return _union(*(_point(part) for part in parts))
+        sizes = [_size(part) for part in parts]
+        return Span(lambda x: x in sizes, tuple(parts))
     if kind == "builder" and parts[0][0] in ("symbol", "chain"):
         bodies = parts if parts[0][0] == "chain" else parts[1:]
         spans = [span for part in bodies if (span := span_of(part))]
-        return replace(reduce(_meet, spans, _LINE), name="") if len(spans) == len(bodies) else None
+        return replace(reduce(_meet, spans, LINE), name="") if len(spans) == len(bodies) else None
     if kind in ("union", "meet", "minus"):
         left, right = map(span_of, parts)
         if left and right:
-            return _union(left, right) if kind == "union" else _meet(left, right if kind == "meet" else _outside(right))
+            return {"union": _union, "meet": _meet, "minus": minus}[kind](left, right)
     return None
 
 
-def _span_of_chain(tree: Node) -> Span | None:
-    _, operators, operands = tree
+def _span_of_chain(operators: tuple[str, ...], operands: tuple[Node, ...]) -> Span | None:
     if not operators:
         return span_of(operands[0])
     if operands[0][0] == "abs" and operands[0][1][0] == "symbol" and len(operands) == 2 and operators[0] in FLIPPED:
         name, end = operands[0][1], operands[1]  # `|x| < 3`
         other = ("chain", (FLIPPED[operators[0]],), (name, ("neg", end)))
         return span_of(("both" if operators[0] in ("<", "le") else "either", ("chain", operators, (name, end)), other))
-    names = [index for index, operand in enumerate(operands) if operand[0] == "symbol"]
-    if len(names) != 1 or any(symbols(operand) for operand in operands if operand[0] != "symbol"):
-        return None
-    (position,) = names
-    name = operands[position][1]
-    if operators == ("in",) and position == 0:
-        span = span_of(operands[1])
-        return Span(span.pieces, name) if span else None
-    if len(operands) > 3 or (len(operands) == 3 and position != 1):
-        return None
-    total = _LINE
-    for index, operator in enumerate(operators):
-        is_left = index < position
-        side = _side(FLIPPED.get(operator, operator) if is_left else operator, operands[index + (not is_left)])
-        if side is None:
+    total, names = LINE, set()
+    for left, operator, right in zip(operands, operators, operands[1:], strict=False):
+        if left[0] != "symbol":
+            left, operator, right = right, FLIPPED.get(operator, operator), left
+        side = span_of(right) if operator == "in" else _side(operator, right)
+        if left[0] != "symbol" or side is None:
             return None
         total = _meet(total, side)
-    return Span(total.pieces, name) if total.pieces else None
+        names.add(left[1])
+    return replace(total, name=names.pop()) if len(names) == 1 and total.pieces else None
 
 
-def _side(operator: str, bound: Node) -> Span | None:
-    """The numbers x with `x < bound`, or another relation."""
-    if operator in ("<", "le"):
-        return _interval(Piece(right=bound, right_closed=operator == "le"))
-    if operator in (">", "ge"):
-        return _interval(Piece(left=bound, left_closed=operator == "ge"))
-    if operator not in ("=", "ne") or _size(bound) is None:
-        return None
-    return _point(bound) if operator == "=" else _outside(_point(bound))
+def _side(operator: str, end: Node) -> Span | None:
+    """The numbers x with `x < end`, or another relation."""
+    size, test = _size(end), _TESTS.get(operator)
+    is_no_end = size is None or (infinity(end) and operator not in ("<", ">"))
+    return None if test is None or is_no_end else Span(lambda x: test(x, size), (end,))
+
+
+def _interval(tree: Node) -> Span | None:
+    """The span of an interval; None if its ends are no numbers, or infinite ones in square brackets."""
+    _, opening, closing, left, right = tree
+    sides = _side("ge" if opening == "[" else ">", left), _side("le" if closing == "]" else "<", right)
+    span = _meet(sides[0], sides[1]) if sides[0] and sides[1] else None
+    return span if span and _size(left) <= _size(right) and span.pieces else None
 
 
 @lru_cache(maxsize=1 << 12)
 def _size(tree: Node) -> Any:
     """The value of a number to 45 digits; None if it is not real."""
     context = precise(45).context
-    if is_infinite(tree):
+    if infinity(tree):
         return context.inf * infinity(tree)
     try:
         value = precise(45).value(tree, {})
-    except (NoNumber, KeyError):
+    except NoNumber:
         return None
     return context.re(value) if abs(context.im(value)) < 1e-30 else None
 
 
-def _point(value: Node) -> Span:
-    return Span((Piece(value, value, True, True),))
-
-
-def _interval(piece: Piece) -> Span | None:
-    """The span of an interval; None if its ends are no numbers, or infinite ones in square brackets."""
-    is_infinite_end = (piece.left_closed and is_infinite(piece.left)) or (
-        piece.right_closed and is_infinite(piece.right)
-    )
-    if None in (_size(piece.left), _size(piece.right)) or is_infinite_end or piece.is_empty:
-        return None
-    return Span((piece,))
-
-
-def _union(*spans: Span) -> Span:
-    """All pieces from left to right, with touching ones joined."""
-    pieces = [piece for span in spans for piece in span.pieces]
-    merged: list[Piece] = []
-    for piece in sorted(pieces, key=lambda piece: (_size(piece.left), not piece.left_closed)):
-        last = merged[-1] if merged else piece
-        gap = _size(piece.left) - _size(last.right) if merged else 1
-        if gap < 0 or (gap == 0 and (piece.left_closed or last.right_closed)):
-            end = max((last, piece), key=lambda p: (_size(p.right), p.right_closed))
-            merged[-1] = replace(last, right=end.right, right_closed=end.right_closed)
-        else:
-            merged.append(piece)
-    return Span(tuple(merged), next((span.name for span in spans if span.name), ""))
-
-
-def _outside(span: Span) -> Span:
-    """All other real numbers."""
-    pieces, rest = [], Piece()
-    for piece in span.pieces:
-        pieces.append(replace(rest, right=piece.left, right_closed=not piece.left_closed))
-        rest = Piece(left=piece.right, left_closed=not piece.right_closed)
-    return Span(tuple(piece for piece in (*pieces, rest) if not piece.is_empty), span.name)
+def _union(left: Span, right: Span) -> Span:
+    return Span(lambda x: left.has(x) or right.has(x), left.ends + right.ends, left.name or right.name)
 
 
 def _meet(left: Span, right: Span) -> Span:
-    """The numbers in both: those that are not outside of one."""
-    return replace(_outside(_union(_outside(left), _outside(right))), name=left.name or right.name)
+    return Span(lambda x: left.has(x) and right.has(x), left.ends + right.ends, left.name or right.name)
+
+
+def minus(left: Span, right: Span) -> Span:
+    """The numbers of one set that are not in the other."""
+    return Span(lambda x: left.has(x) and not right.has(x), left.ends + right.ends, left.name or right.name)

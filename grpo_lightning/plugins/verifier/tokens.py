@@ -165,23 +165,15 @@ class _Cutter:
         """Reads a text in place of what was read."""
         self.text, self.position = text + self.text[self.position :], 0
 
-    def is_choice(self) -> bool:
-        """Whether the text is the letter of a choice: `B.`."""
-        return len(self.text.strip()) == 2 and self.text.strip()[0] in "ABCDE"
-
     # ----- one method per group of `_LEXEME`
 
     def _space(self, _match: re.Match[str]) -> None:
         self.spaced = True
 
     def _skipped(self, match: re.Match[str]) -> None:
-        if (
-            match[0] == "$"
-            and self.text.count("$") == 1
-            and not self.tokens
-            and self.text[self.position :][:1].isdigit()
-        ):
-            self.add("mark", "$")  # an amount of money
+        is_money = match[0] == "$" and self.text.count("$") == 1 and not self.tokens
+        if is_money and self.text[self.position :][:1].isdigit():
+            self.add("mark", "$")
 
     def _compound(self, match: re.Match[str]) -> None:
         """`3-digit` in `12 3-digit numbers`, or the number of a difference."""
@@ -205,8 +197,7 @@ class _Cutter:
         self.add("number", digits)
 
     def _mark(self, match: re.Match[str]) -> None:
-        text = match[0]
-        rest = self.text[self.position :]
+        text, rest = match[0], self.text[self.position :]
         if text == "!=" and not self.spaced and (self.last.kind == "number" or self.last.text == ")"):
             self.position -= 1  # a factorial: `6!=720`
             text = "!"
@@ -215,26 +206,22 @@ class _Cutter:
         elif text == "'" and self.last.kind == "word":
             self.position += rest.startswith("s")
             return
-        elif self.prose and text in ".!" and not rest.strip() and not self.is_choice():
-            return
+        elif self.prose and text in ".!" and not rest.strip() and self.text.strip()[:-1] not in tuple("ABCDE"):
+            return  # the end of a sentence, but not of `B.`
         self.depth += (text in ("(", "[")) - (text in (")", "]"))
         self.add("mark", _MARKS.get(text, text))
 
     def _command(self, match: re.Match[str]) -> None:
         name = match[0][1:].rstrip("*")
-        if not name:
-            return self.add("mark", "*") if match[0] == r"\*" else None
         if not name.isalpha():
-            return self._escaped(name)
+            return self._escaped(name or match[0][1:])
         name = _ALIASES.get(name, name).removeprefix("var")
         if name in _DROPPED or name.lower().rstrip("lr") in ("big", "bigg"):
             self.position += name in ("left", "right") and self.text.startswith(".", self.position)
         elif name in _FONTS:
             content = self.group()
-            if content.strip() in ("i", "j", "k", "e", "I"):  # a bold i is no imaginary unit
-                self.add("symbol", f"bold {content.strip()}")
-            else:
-                self.splice("{" + content + "}")
+            is_vector = content.strip() in ("i", "j", "k", "e", "I")  # a bold i is no imaginary unit
+            self.add("symbol", f"bold {content.strip()}") if is_vector else self.splice("{" + content + "}")
         elif name in _TEXTS:
             self._text(name)
         elif name in _BESIDE:
@@ -243,8 +230,6 @@ class _Cutter:
             self.add("environment", f"{name} {self.group().strip()}")
             if self.last.text == "begin array":
                 self.group()
-        elif name in ("imath", "jmath"):
-            self.add("symbol", name[0])
         elif name == "mathbb":
             self.add("command", f"mathbb {self.group().strip()}")
         elif name in ("min", "deg") and self.last.kind == "number" and not self.text[self.position :].strip(" .$"):
@@ -253,24 +238,20 @@ class _Cutter:
             self.add("function", name)
         elif name in ("and", "or"):
             self.add("join", name)
-        elif _is_greek(name):
-            self.add("symbol", name)
+        elif name in ("imath", "jmath") or _is_greek(name):
+            self.add("symbol", name.removesuffix("math"))
         else:
             self.depth += (name in ("(", "[", r"\{")) - (name in (")", "]", r"\}"))
             self.add("command" if name.isalpha() and name not in ("le", "ge", "ne", "ldots") else "mark", name)
 
     def _escaped(self, c: str) -> None:
         """A backslash before a character that is no letter."""
-        if c in "{}":
-            self.depth += 1 if c == "{" else -1
-        if c == "\\":
-            rest = self.text[self.position :].lstrip()
-            if rest.startswith("[") and "]" in rest:  # `\\[2pt]`
-                self.position = len(self.text) - len(rest) + rest.index("]") + 1
-        if c in r"{}\|":
-            self.add("mark", "\\" + c)
-        elif c in "$%":
-            self.add("mark", c)
+        self.depth += (c == "{") - (c == "}")
+        rest = self.text[self.position :].lstrip()
+        if c == "\\" and rest.startswith("[") and "]" in rest:  # `\\[2pt]`
+            self.position = len(self.text) - len(rest) + rest.index("]") + 1
+        if c in r"{}\|$%*":
+            self.add("mark", "\\" + c if c in r"{}\|" else c)
         elif c not in "-/()[]":
             raise Unreadable(f"what does \\{c} mean?")
 
@@ -307,14 +288,10 @@ class _Cutter:
         elif "$" in bare.replace(r"\$", "") or any(f"\\{font}" in bare for font in _FONTS | _TEXTS):
             self.splice(content)
         else:
-            self.prose_tokens(content)
-
-    def prose_tokens(self, content: str) -> None:
-        """Adds the tokens of a text."""
-        inner = _Cutter(content, self.brackets, prose=True)
-        inner.tokens, inner.spaced = self.tokens, self.spaced
-        inner.cut()
-        self.spaced = content[-1:].isspace()
+            inner = _Cutter(content, self.brackets, prose=True)
+            inner.tokens, inner.spaced = self.tokens, self.spaced
+            inner.cut()
+            self.spaced = content[-1:].isspace()
 
     def _word(self, start: int, text: str = "") -> None:
         """Adds a word: that with its hyphens and apostrophes at `start`, if no `text` is given."""
@@ -324,10 +301,8 @@ class _Cutter:
         low = word.casefold()
         if low in ("percent", "percentage", "pct"):
             self.add("mark", "%")
-        elif low in ("and", "or"):
-            self.add("join", low)
         else:
-            self.add("word", word)
+            self.add(*(("join", low) if low in ("and", "or") else ("word", word)))
 
     def _letters(self, match: re.Match[str]) -> None:
         run, start, after = match[0], match.start(), self.after_operand()

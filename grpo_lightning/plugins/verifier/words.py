@@ -28,10 +28,12 @@ PARTS |= {"fourth": 4, "twentieth": 20, "hundredth": 100, "thousandth": 1000, "m
 PARTS |= {f"{word}s": value for word, value in PARTS.items()} | {"halves": 2}
 _QUANTITIES = word_set("once twice thrice double triple score gross lakh crore myriad percent")
 
+MONTHS = word_set("january february march april may june july august september october november december")
+
 DENIALS = word_set(
     "not no never none nor neither nothing nobody cannot without except unless but or either if maybe perhaps possibly "
     "probably might could guess think suppose doubt unsure otherwise else alternatively wrong incorrect false instead "
-    "another other anything until hardly barely dne"
+    "another other anything until hardly barely dne too bound"
 )
 """Words that take a claim back or add another one, wherever they stand."""
 OPERATIONS = word_set("half twice halved doubled tripled squared cubed factorial times negative reciprocal inverse")

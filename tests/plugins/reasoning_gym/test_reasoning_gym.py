@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_lightning.plugins.verifier.reasoning_gym import ReasoningGym, ReasoningGymReward
+from grpo_lightning.plugins.reasoning_gym.task import ReasoningGym, ReasoningGymReward
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 reasoning_gym = pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not installed")

@@ -1,0 +1,1 @@
+"""Controls of experiments: rewards without a signal, and with a bad one."""
