@@ -183,8 +183,7 @@ class EvaluatingModule(L.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.named = torch.nn.ModuleDict()
-        """Validations beside the main one, by name: `Evaluation`s of data of their own."""
+        self.named = torch.nn.ModuleDict()  # validations beside the main one: `Evaluation`s of data of their own
         self._validating = ExitStack()
         """Held while a stage lasts: the engine is awake, and the trainer logs where the weights stand."""
         self._standing: int | None = None
@@ -208,9 +207,8 @@ class EvaluatingModule(L.LightningModule):
         evaluation = self.evaluations[batch.validation]
         evaluation.update(self.policy, batch)
         place = "/".join(filter(None, ["test" if self.trainer.testing else "val", batch.validation]))
-        metrics: dict[str, Any] = {f"{place}/{name}": metric for name, metric in evaluation.metrics.items()}
-        size = len(batch.prompts)
-        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=size, add_dataloader_idx=False)
+        found: dict[str, Any] = {f"{place}/{name}": metric for name, metric in evaluation.metrics.items()}
+        self.log_dict(found, batch_size=len(batch.prompts), on_step=False, on_epoch=True, add_dataloader_idx=False)
 
     def validated(self) -> dict[str, float]:
         """What the last validation found, as `avg@k` or `NAME/avg@k`. Every rank must call it."""
@@ -232,8 +230,8 @@ class EvaluatingModule(L.LightningModule):
         """Ends the run where a reward, or the judge, failed on more than `max_failed_rewards` of the samples."""
         if self.trainer.state.fn != TrainerFn.FITTING:
             rank_zero_info(f"avg@k and greedy: {self.measure}")
-        for evaluation in self.evaluations.values():
-            evaluation.scorer.stop_if_broken("validation")
+        for one in self.evaluations.values():
+            one.scorer.stop_if_broken("validation")
 
     def on_predict_epoch_end(self) -> None:
         """Reports what got no score."""
