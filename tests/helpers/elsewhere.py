@@ -31,6 +31,7 @@ class Elsewhere(NativeEngine):
         self.seconds, self.fails_at = seconds, fails_at
         self.twin: Any = None
         self.copied: tuple[Policy | None, int] = None, -1
+        self.drawn_while: list[int | None] = []
 
     def sync(self, policy: Policy) -> None:
         # Validation syncs in inference mode: a copy made there could never be written again.
@@ -57,7 +58,7 @@ class Elsewhere(NativeEngine):
 class ScriptedElsewhere(ScriptedEngine):
     """Completions from a function, whatever the policy does meanwhile."""
 
-    draws_elsewhere = renews_midway = True
+    draws_elsewhere = True
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, key: RandomKey) -> Drawn:
         time.sleep(0.01)

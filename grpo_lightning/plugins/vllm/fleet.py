@@ -93,12 +93,11 @@ class Fleet:
 
     def lose(self, server: Server, error: Exception) -> None:
         """Leaves a server out; raises the error if it is the last one."""
-        with self._changed:
-            if server not in self.live:
-                return
-            if len(self.live) == 1 or self._is_closed:
-                raise error
-            self.live.remove(server)
+        if server not in self.live:
+            return
+        if len(self.live) == 1 or self._is_closed:
+            raise error
+        self.live.remove(server)
         log.warning("%s is left out until the next weights: %s", server.url, error)
         with server.hung_up():
             pass
