@@ -41,10 +41,9 @@ class Adaptive(QuestionOrder):
         return {}
 
     def next(self, ids: range) -> list[int]:
-        """As `QuestionOrder.next`; what is asked already stays so, as a source that resumes asks it again."""
+        """As `QuestionOrder.next`."""
         for id in ids:
-            if id not in self.asked:
-                self.asked[id] = self.choose(id)
+            self.asked[id] = self.choose(id)
         return [self.asked[id] for id in ids]
 
     def observe(self, rewards: Mapping[int, Sequence[float]]) -> dict[str, float]:

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grpo_lightning.training.stale import StaleSource
 from helpers.fitting import Digits, Echo, fit, resumes_exactly, scalars
 from helpers.killing import check_alike, command, die_and_go_on, prepare
 from helpers.programs import programs
 
-from grpo_lightning import StaleSource
 from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.plugins.orders.curriculum import Curriculum
 from grpo_lightning.plugins.orders.difficulty_pools import DifficultyPools

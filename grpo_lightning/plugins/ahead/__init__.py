@@ -1,1 +1,0 @@
-"""Asynchronous runs: rollouts of later steps are drawn while a step is trained."""
