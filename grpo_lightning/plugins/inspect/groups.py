@@ -1,8 +1,9 @@
 """Groups, completions and tokens as they are recorded, from samples, scores and rollouts."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -13,12 +14,20 @@ from grpo_lightning.maths.metrics import RIGHT_ABOVE
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.inspect.choosing import mean_and_std
 from grpo_lightning.plugins.inspect.pieces import decode, pieces_of, vocabulary_of
-from grpo_lightning.plugins.inspect.record import CompletionRecord, GroupRecord, TokenRecord
-from grpo_lightning.plugins.inspect.turns import ConversationRecord, first_drawn
+from grpo_lightning.plugins.inspect.record import (
+    CompletionRecord,
+    ConversationRecord,
+    GroupRecord,
+    TokenRecord,
+    TurnRecord,
+)
 from grpo_lightning.policy.compute import TokenLogp
 from grpo_lightning.rewards.results import Scores
 from grpo_lightning.training.evaluation import none_if_nan
-from grpo_lightning.types import Prompt, Sample
+from grpo_lightning.types import Conversation, Prompt, Sample
+
+POLICY, PROMPT, HISTORY = "assistant", "prompt", "history"
+"""Who wrote the tokens of a turn, where it was not the environment."""
 
 
 @dataclass(slots=True)
@@ -105,7 +114,7 @@ def completion_record(
         tokens=tokens,
         greedy=greedy,
         judge=scores.correct or "",
-        conversation=ConversationRecord.from_piece(talk, piece, tokens.drawn.tolist()) if talk else None,
+        conversation=conversation_record(talk, piece, tokens.drawn.tolist()) if talk else None,
     )
 
 
@@ -139,3 +148,47 @@ def group_record(
         completions=completions,
         vocabulary=vocabulary_of(tokenizer, [id for top in tops if top is not None for id in top.flatten().tolist()]),
     )
+
+
+def conversation_record(talk: Conversation, piece: int, drawn: Sequence[bool]) -> ConversationRecord:
+    """The record of one piece.
+
+    `drawn` [T] tells of each recorded token whether the policy drew it; the piece may have more before them.
+    """
+    answers = answers_of(talk)
+    at, turns = first_drawn(talk, piece), list[TurnRecord]()
+    for own, run in groupby(range(len(drawn)), key=lambda t: drawn[t]):
+        indices = [*run]
+        if own:
+            # Turns of the policy in a row are one run.
+            for t in indices:
+                number = sum(end < at for end in talk.ends)
+                if talk.ends[number] == at or t == indices[-1]:
+                    turns.append(TurnRecord(POLICY, t, talk.rewards[number]))
+                at += 1
+        elif turns:
+            number = sum(end < at for end in talk.ends)
+            turns.append(TurnRecord(", ".join(dict.fromkeys(role for role, _ in answers[number - 1])), indices[-1]))
+        else:
+            turns.append(TurnRecord(HISTORY if piece else PROMPT, indices[-1]))
+    closing = answers[-1] if answers and piece >= len(talk.pieces) - 1 else []
+    calls = talk.num_calls, talk.num_failed_calls
+    return ConversationRecord(piece, len(talk.pieces), turns, closing, talk.outcome, *calls, talk.error)
+
+
+def first_drawn(talk: Conversation, piece: int) -> int:
+    """Index of a piece's first drawn token among all that the policy drew."""
+    return sum(sum(before.drawn) for before in talk.pieces[:piece])
+
+
+def answers_of(talk: Conversation) -> list[list[tuple[str, str]]]:
+    """[turns] role and text of the messages that follow each turn of the policy."""
+    found: list[list[tuple[str, str]]] = [[]]
+    for message in reversed(talk.messages):
+        if message["role"] == POLICY:
+            found.append([])
+        else:
+            name = message.get("name") if message["role"] == "tool" else None
+            found[-1].append((f"tool {name}" if name else message["role"], message["content"]))
+    # The first messages may have turns of an assistant too, which are examples.
+    return [answers[::-1] for answers in found[: len(talk.ends)]][::-1]

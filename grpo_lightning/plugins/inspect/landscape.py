@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.plugins.inspect.packing import NUM_CURVE
+from grpo_lightning.plugins.inspect.record import NUM_CURVE
 
 MOST = 2**22
 """The most values that are evaluated of a completion. Of a longer one the tokens that are pushed most have curves."""

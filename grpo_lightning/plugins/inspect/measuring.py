@@ -11,7 +11,7 @@ from grpo_lightning.grpo.step import Step
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.plugins.inspect.packing import NUM_ALTERNATIVES
+from grpo_lightning.plugins.inspect.record import NUM_ALTERNATIVES
 from grpo_lightning.policy.packer import Packer
 from grpo_lightning.policy.policy import Policy, TokenLogp
 

@@ -1,26 +1,44 @@
 """What a run's updates did to each token: the records under `inspect/` in its folder. docs/inspect.md describes them.
 
 A file holds one exploration step: a line of JSON about the step, then a line per group. Numbers per token are packed:
-base64 of little-endian float32, int32 or int8, so a token takes about 200 bytes.
+base64 of little-endian float32, float16, int32 or int8, so a token takes about 200 bytes.
 """
 
+import base64
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 import numpy as np
 
-from grpo_lightning.plugins.inspect.packing import Array, pack, unpack
-from grpo_lightning.plugins.inspect.turns import ConversationRecord
 from grpo_lightning.types import UsageError
+
+Array = np.ndarray
 
 FOLDER = "inspect"
 NAME = re.compile(r"step-[0-9]+\.jsonl")
 FORMAT = 1
+
+NUM_ALTERNATIVES = 5
+"""K, how many of the likeliest tokens are recorded at each position."""
+NUM_CURVE = 40
+
+DTYPES: Mapping[str, str] = {
+    **dict.fromkeys(("ids", "top_before_ids", "top_after_ids"), "<i4"),
+    **dict.fromkeys(("given", "clip"), "<i1"),
+    **dict.fromkeys(("curve", "curve_kl"), "<f2"),
+}
+"""Types of the arrays that are not float32, by the name of their field."""
+
+WIDTHS: Mapping[str, int] = {
+    **{f"top_{when}_{what}": NUM_ALTERNATIVES for when in ("before", "after") for what in ("ids", "logp")},
+    **{"near": 2, "curve": NUM_CURVE, "curve_kl": NUM_CURVE, "bounds": 2},
+}
 
 
 @dataclass(slots=True)
@@ -87,6 +105,37 @@ class TokenRecord:
     def drawn(self) -> Array:
         """[T] bool, whether the policy drew the token."""
         return np.ones(len(self), bool) if self.given is None else self.given == 0
+
+
+@dataclass(slots=True)
+class TurnRecord:
+    """Tokens of a conversation that one side wrote. What the chat template writes around them belongs to given ones."""
+
+    role: str
+    """`assistant` for the policy. Otherwise what the messages are: `user`, or `tool` and its name. `prompt` is what the
+    prompts of a group do not have in common, `history` what a branch begins with: the turns so far as they are now."""
+    end: int
+    reward: float | None = None
+    """What the environment gave for a turn of the policy; None for the others."""
+
+
+@dataclass(slots=True)
+class ConversationRecord:
+    """A conversation with an environment, and which piece of it a completion is."""
+
+    piece: int
+    """From 0. A later one is a branch: the chat template has rewritten the turns before it."""
+    num_pieces: int
+    """Pieces of the conversation. Its completions follow each other."""
+    turns: list[TurnRecord] = field(default_factory=list)
+    closing: list[tuple[str, str]] = field(default_factory=list)
+    """Role and text of what the environment wrote after the last turn. The policy did not see it."""
+    outcome: float | None = None
+    num_calls: int = 0
+    """Calls of tools in all pieces, failed ones included."""
+    num_failed_calls: int = 0
+    error: str = ""
+    """How the environment failed, in words."""
 
 
 @dataclass(slots=True)
@@ -170,6 +219,42 @@ class StepRecord:
             raise ValueError(f"its format is {head['format']!r}, not {FORMAT}")
         step: StepRecord = unpack(cls, head | {"groups": groups})
         return step
+
+
+def pack(value: Any, name: str = "") -> Any:
+    """A dataclass, an array, a container or a plain value as JSON; `name` is that of its field.
+
+    A field of a dataclass that could hold an array or a conversation, and is None, is left out.
+    """
+    if isinstance(value, Array):
+        return base64.b64encode(np.ascontiguousarray(value, DTYPES.get(name, "<f4")).tobytes()).decode()
+    if is_dataclass(value):
+        parts = [(field, getattr(value, field.name)) for field in fields(value)]
+        large = (Array, ConversationRecord)
+        return {f.name: pack(part, f.name) for f, part in parts if part is not None or get_args(f.type)[0] not in large}
+    if isinstance(value, dict):
+        return {str(key): pack(part) for key, part in value.items()}
+    return [pack(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def unpack(kind: Any, value: Any, name: str = "") -> Any:
+    """The inverse of `pack`: a value of JSON as an annotation says. Fields of a later version are left out."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return None if value is None else unpack(inner[0], value, name)
+    if kind is Array:
+        values = np.frombuffer(base64.b64decode(value, validate=True), DTYPES.get(name, "<f4"))
+        return values.reshape(-1, WIDTHS[name]) if name in WIDTHS else values
+    if is_dataclass(kind):
+        known = {f.name: unpack(f.type, value[f.name], f.name) for f in fields(kind) if f.name in value}
+        return kind(**known)  # type: ignore[operator]
+    if origin is list:
+        return [unpack(inner[0], one) for one in value]
+    if origin is tuple:
+        return tuple(unpack(part, one) for part, one in zip(inner, value, strict=True))
+    if origin is dict:
+        return {inner[0](key): unpack(inner[1], one) for key, one in value.items()}
+    return value
 
 
 def describe(part: Any, above: Sequence[int] = ()) -> Any:

@@ -13,8 +13,7 @@ from helpers.inspecting import terms_of
 
 from grpo_lightning import EnvironmentReward, Inspector, Limits, ProcessSupervision, PromptDataModule, Sampling
 from grpo_lightning.plugins.inspect import read
-from grpo_lightning.plugins.inspect.record import CompletionRecord, StepRecord, path_of
-from grpo_lightning.plugins.inspect.turns import ConversationRecord, TurnRecord
+from grpo_lightning.plugins.inspect.record import CompletionRecord, ConversationRecord, StepRecord, TurnRecord, path_of
 from grpo_lightning.types import Conversation, Piece, UsageError
 
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz"]
