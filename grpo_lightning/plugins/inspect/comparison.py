@@ -11,12 +11,14 @@ A value that is not finite is a gap. A run whose statistic meets one does not co
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from grpo_lightning.maths.metrics import half_width
 from grpo_lightning.plugins.inspect.scalars import Scalars
+from grpo_lightning.types import UsageError
 
 Arms = dict[str, dict[str, Scalars]]
 Array = np.ndarray
@@ -82,15 +84,12 @@ class Metric:
     @classmethod
     def parse(cls, text: str) -> "Metric":
         """`name`, `name:last`, `name:mean`, `name>=number` or `name<=number`."""
-        form = re.fullmatch(r"(?P<name>[^:<>=\s]+)\s*(:(?P<of>last|mean)|(?P<sign>>=|<=)\s*(?P<number>\S+))?", text)
-        if form is None:
-            raise ValueError(f"metric {text!r}: give a scalar's name, or name:mean, name>=number, name<=number")
-        if form["sign"] is None:
-            return cls(form["name"], form["of"] or "last")
-        try:
-            return cls(form["name"], form["sign"], float(form["number"]))
-        except ValueError:
-            raise ValueError(f"metric {text!r}: {form['number']!r} is not a number") from None
+        form = re.fullmatch(r"([^:<>=\s]+)\s*(?::(last|mean)|(>=|<=)\s*(\S+))?", text)
+        with suppress(ValueError):  # what should be a number is none
+            if form is not None:
+                name, statistic, sign, number = form.groups()
+                return cls(name, sign, float(number)) if sign else cls(name, statistic or "last")
+        raise UsageError(f"metric {text!r}: give a scalar's name, or name:mean, name>=number, name<=number")
 
     @property
     def is_threshold(self) -> bool:

@@ -19,9 +19,9 @@ from grpo_lightning.plugins.inspect.charts import Point, Series, XAxis, chart, o
 from grpo_lightning.plugins.inspect.comparison import (
     AXES,
     ENOUGH,
-    Arms,
     Curve,
     Metric,
+    Table,
     coarsened,
     compare,
     curves,
@@ -33,13 +33,15 @@ from grpo_lightning.plugins.inspect.configs import Config, differing, primary
 from grpo_lightning.plugins.inspect.judges import judge_of, measure, warning
 from grpo_lightning.plugins.inspect.markup import counted, filled, source_of
 from grpo_lightning.plugins.inspect.page import PAGE as INSPECTOR
-from grpo_lightning.plugins.inspect.results import results
 
 MOST_STEPS = 200
 """A curve with more points is drawn with so many at most, each the mean of several steps."""
 MANY_ROWS = 30
 NUM_COLORS = 7
 """Colours in the style; further arms repeat them with dashes."""
+
+HEADS = {"last": "last value", "mean": "mean of the curve"}
+"""The columns' heads by statistic; that of a threshold is `reached after`."""
 
 MEANINGS = {
     r"val/avg@\d+": "validation, sampled answers: {judged}",
@@ -65,11 +67,6 @@ class Report:
     axes: Sequence[str]
     folder: Path
     """The page's; links are relative to it."""
-
-    @property
-    def scalars(self) -> Arms:
-        """The curves by arm and seed."""
-        return {arm.name: {seed: run.scalars for seed, run in arm.runs.items()} for arm in self.arms}
 
     @property
     def runs(self) -> list[Run]:
@@ -101,15 +98,13 @@ class Report:
         base, *others = self.arms
         judges = {arm.name: judge_of(run.config or {}) for arm in self.arms for run in arm.runs.values()}
         found = [text] if (text := warning(judges)) else []
-        few = [arm.name for arm in self.arms if len(arm.runs) < ENOUGH]
+        few = ", ".join(arm.name for arm in self.arms if len(arm.runs) < ENOUGH)
         if few and len(runs) > 1:
             text = "No interval is drawn, and the seeds alone may make the difference"
-            found.append(f"fewer than {ENOUGH} seeds: {', '.join(few)}. {text}")
+            found.append(f"fewer than {ENOUGH} seeds: {few}. {text}")
         found += [f"{run.folder} {change}" for run in runs for change in run.changes]
-        most = max(run.steps for run in runs)
-        shorter = [run for run in runs if run.steps < most]
-        text = "last values and means compare up to there"
-        found += [f"{run.folder} has {run.steps} of {most} steps: {text}" for run in shorter]
+        most, text = max(run.steps for run in runs), "last values and means compare up to there"
+        found += [f"{run.folder} has {run.steps} of {most} steps: {text}" for run in runs if run.steps < most]
         for arm in self.arms:
             if keys := differing([run.config for run in arm.runs.values() if run.config is not None] or [{}]):
                 found.append(f"the runs of {arm.name} differ in more than the seed: {', '.join(keys[:5])}")
@@ -127,13 +122,34 @@ class Report:
         return [(key, key not in own, [arm.shown(key) for arm in self.arms]) for key in keys]
 
     def _axis(self, axis: str) -> dict[str, Any]:
-        """The figures and the numbers along an axis."""
-        found = {metric.name: curves(self.scalars, metric.name, axis) for metric in self.metrics}
+        """The figures and the tables along an axis, and how many differences are tested and marked there."""
+        arms = {arm.name: {seed: run.scalars for seed, run in arm.runs.items()} for arm in self.arms}
+        found = {metric.name: curves(arms, metric.name, axis) for metric in self.metrics}
         ends = [x for by_arm in found.values() for runs in by_arm.values() for of in runs.values() for x in of.x]
         x_axis = XAxis(min(ends), max(ends), AXES[axis], axis in ("step", "update"))
-        figures = [self._figure(name, by_arm, x_axis) for name, by_arm in found.items()]
-        table = compare(self.scalars, self.metrics, axis)
-        return {"over": AXES[axis], "figures": figures} | results(table, self.metrics)
+        table = compare(arms, self.metrics, axis)
+        differences = [cell.difference for cells in table.cells.values() for cell in cells]
+        tested = [one for one in differences if one is not None and math.isfinite(one.half)]
+        return {
+            "over": AXES[axis],
+            "figures": [self._figure(name, by_arm, x_axis) for name, by_arm in found.items()],
+            "tested": len(tested),
+            "marked": sum(one.excludes_zero for one in tested),
+            "cells": table.cells,
+            "blocks": [block for are in (False, True) if (block := self._block(table, are))[1]],
+        }
+
+    def _block(self, table: Table, are_thresholds: bool) -> tuple[list[str], list[tuple[str, str, dict[str, int]]]]:
+        """The heads of a table; per row its name, how far it was counted, and by head the index of its metric."""
+        rows: dict[tuple[str, str], dict[str, int]] = {}
+        for index, metric in enumerate(self.metrics):
+            if metric.is_threshold == are_thresholds:
+                sign = {">=": f" ≥ {metric.threshold:g}", "<=": f" ≤ {metric.threshold:g}"}.get(metric.statistic, "")
+                until = "" if sign else f"up to {table.labels[index].rpartition(' ')[2]} "
+                head = HEADS.get(metric.statistic, "reached after")
+                rows.setdefault((metric.name + sign, until), {})[head] = index
+        heads = list(dict.fromkeys(head for of in rows.values() for head in of))
+        return heads, [(name, until, of) for (name, until), of in rows.items()]
 
     def _figure(self, name: str, by_arm: Mapping[str, Mapping[str, Curve]], axis: XAxis) -> tuple[str, str, Markup]:
         """The name, the facts below it, and the chart, which is empty where no value is finite."""
