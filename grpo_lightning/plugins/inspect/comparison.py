@@ -1,11 +1,8 @@
 """The arms of an experiment compared over their seeds: curves, statistics of curves, differences seed by seed.
 
-x is `step` (exploration steps done, so equal rollouts), `update`, `seconds` (sum of time/step: without validation) or
-`tokens` (sum of rollout/tokens). The last value and the mean are taken where all runs of all arms have been: from the
-latest first x to the earliest last x, with straight lines between the points. So along `seconds` the last value is the
-one at equal time.
-
-A value that is not finite is a gap. A run whose statistic meets one does not count for it.
+The last value and the mean are taken where all runs of all arms have been: from the latest first x to the earliest
+last x, with straight lines between the points. A value that is not finite is a gap; a run whose statistic meets one
+does not count for it.
 """
 
 import math
@@ -30,7 +27,7 @@ AXES = {
     "tokens": "sampled tokens",
 }
 SUMMED = {"seconds": "time/step", "tokens": "rollout/tokens"}
-"""The scalar, logged once per exploration step, whose sum so far is x."""
+"""The scalar, logged once per exploration step, whose sum so far is x: time is without validation."""
 
 ENOUGH = 3
 """Seeds from which on an interval is drawn: with two it is 12.7 standard errors wide to each side."""

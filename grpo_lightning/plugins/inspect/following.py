@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from grpo_lightning import ranks
-from grpo_lightning.plugins.inspect.groups import Row, completion_record, group_record, measured
-from grpo_lightning.plugins.inspect.measuring import Measure
+from grpo_lightning.plugins.inspect.groups import Measure, Row, completion_record, group_record, measured
 from grpo_lightning.plugins.inspect.record import CompletionRecord, GroupRecord, TokenRecord
 from grpo_lightning.training.data import TaskData
 from grpo_lightning.training.evaluation import Answer

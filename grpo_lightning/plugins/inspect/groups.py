@@ -1,8 +1,10 @@
 """Groups, completions and tokens as they are recorded, from samples, scores and rollouts."""
 
 import math
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -10,18 +12,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from grpo_lightning.maths.advantages import has_spread
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.plugins.inspect.choosing import mean_and_std
 from grpo_lightning.plugins.inspect.pieces import decode, pieces_of, vocabulary_of
 from grpo_lightning.plugins.inspect.record import (
+    NUM_ALTERNATIVES,
     CompletionRecord,
     ConversationRecord,
     GroupRecord,
     TokenRecord,
     TurnRecord,
 )
-from grpo_lightning.policy.compute import TokenLogp
+from grpo_lightning.policy.packer import Packer
+from grpo_lightning.policy.policy import Policy, TokenLogp
 from grpo_lightning.rewards.results import Scores
 from grpo_lightning.training.evaluation import none_if_nan
 from grpo_lightning.types import Conversation, Prompt, Sample
@@ -81,6 +85,35 @@ class Row:
         whole = np.full((len(self.ids), *values.shape[1:]), np.nan if values.is_floating_point() else 0, dtype)
         whole[self.drawn] = values.numpy()
         return whole
+
+
+@dataclass(slots=True, frozen=True)
+class Measure:
+    """Measures completions with the policy as it is. Call it in eval mode, without gradients, on every rank."""
+
+    policy: Policy
+    max_tokens: int
+
+    def __call__(self, rollouts: Rollouts) -> TokenLogp:
+        """Log-probs, entropies and the likeliest tokens at each drawn token, on the CPU, in the order of `rollouts`."""
+        packer, packs = self._packs(rollouts)
+        # `trainer.precision: 64-true` changes the default type.
+        numbers = torch.zeros(rollouts.num_tokens, 2 + NUM_ALTERNATIVES, dtype=torch.float32)
+        ids = torch.zeros(rollouts.num_tokens, NUM_ALTERNATIVES, dtype=torch.int64)
+        for tokens, scored in packer.over(rollouts, packs, partial(self.policy, num_top=NUM_ALTERNATIVES)):
+            assert scored.top_ids is not None and scored.top_logp is not None
+            numbers[tokens] = torch.column_stack([scored.logp, scored.entropy, scored.top_logp]).cpu()
+            ids[tokens] = scored.top_ids.cpu()
+        return TokenLogp(numbers[:, 0], numbers[:, 1], ids, numbers[:, 2:])
+
+    def logp(self, rollouts: Rollouts, of: Callable[[Policy, Rollouts], Tensor]) -> Tensor:
+        """[N] float32 log-probs of a snapshot, on the CPU."""
+        packer, packs = self._packs(rollouts)
+        return packer.per_token(rollouts, packs, partial(of, self.policy))
+
+    def _packs(self, rollouts: Rollouts) -> tuple[Packer, list[Tensor]]:
+        packer = Packer(self.policy, self.max_tokens, rollouts.temperature)
+        return packer, packer.rows_of_packs(rollouts) if len(rollouts) else []
 
 
 def measured(scored: TokenLogp, pick: slice, when: str) -> dict[str, Tensor | None]:
@@ -192,3 +225,11 @@ def answers_of(talk: Conversation) -> list[list[tuple[str, str]]]:
             found[-1].append((f"tool {name}" if name else message["role"], message["content"]))
     # The first messages may have turns of an assistant too, which are examples.
     return [answers[::-1] for answers in found[: len(talk.ends)]][::-1]
+
+
+def mean_and_std(rewards: Sequence[float]) -> tuple[float, float]:
+    """Mean and population standard deviation; NaN and 0 without any, and 0 where rewards differ by rounding alone."""
+    if not rewards:
+        return math.nan, 0.0
+    differ = has_spread(torch.tensor(rewards, dtype=torch.float64), torch.zeros(len(rewards), dtype=torch.int64), 1)
+    return statistics.fmean(rewards), statistics.pstdev(rewards) if differ else 0.0

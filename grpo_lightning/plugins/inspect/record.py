@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin
 
 import numpy as np
 
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import UsageError, require
 
 Array = np.ndarray
 
@@ -260,13 +260,11 @@ def unpack(kind: Any, value: Any, name: str = "") -> Any:
 def describe(part: Any, above: Sequence[int] = ()) -> Any:
     """A part of the objective as JSON: its class, and its settings with the parts that it is made of.
 
-    What points back to a part that it belongs to is its class alone. What starts with `_` and what is no setting are
-    left out. `above` has the ids of the parts that it belongs to.
+    What points back to a part that it belongs to, one of the ids `above`, is its class alone. What starts with `_` and
+    what is no setting are left out.
     """
-    if isinstance(part, float) and not math.isfinite(part):
-        return None
     if part is None or isinstance(part, (bool, int, float, str)):
-        return part
+        return None if isinstance(part, float) and not math.isfinite(part) else part
     if isinstance(part, type):
         return part.__name__
     name = {"class": type(part).__name__}
@@ -277,8 +275,8 @@ def describe(part: Any, above: Sequence[int] = ()) -> Any:
         return [describe(item, above) for item in part]
     if isinstance(part, Mapping):
         return {str(key): describe(value, above) for key, value in part.items()}
-    settings = getattr(part, "__dict__", {})
-    return name | {key: describe(value, above) for key, value in settings.items() if not key.startswith("_")}
+    settings = {key: value for key, value in getattr(part, "__dict__", {}).items() if not key.startswith("_")}
+    return name | {key: describe(value, above) for key, value in settings.items()}
 
 
 def path_of(run: Path | str, step: int) -> Path:
@@ -310,13 +308,21 @@ def files_of(run: Path | str) -> list[Path]:
     return sorted(files, key=step_of)
 
 
+def recorded(run: Path | str) -> list[Path]:
+    """The files of a run's records; raises UsageError where there are none."""
+    require(Path(run).is_dir(), f"{run}: there is no such folder; give that of a run, such as runs/quickstart")
+    if not (files := files_of(run)):
+        raise UsageError(
+            f"{run}: no records in {Path(run) / FOLDER}; give the folder of a run with `inspect` on, which records its "
+            "first steps after a few minutes. A run in Python records with Trainer(callbacks=[..., Inspector()])"
+        )
+    return files
+
+
 def read(run: Path | str) -> list[StepRecord]:
     """The records of a run, in the order of its steps."""
-    files = files_of(run)
-    if not files:
-        raise UsageError(f"{run}: no records in {Path(run) / FOLDER}; give the folder of a run with `inspect` on")
     records = []
-    for file in files:
+    for file in recorded(run):
         try:
             records.append(read_file(file))
         except ValueError as error:
