@@ -115,10 +115,6 @@ class Learned:
     numbers: dict[str, Any]
     """Fields of a `TokenRecord`: [n] over its drawn tokens, or None."""
 
-    def is_of(self, row: Row) -> bool:
-        """True where it is of this completion, among the pieces of one conversation."""
-        return next(Row.all_of(self.rollouts)).ids == row.ids
-
 
 def learned_from(
     step: Step, rows: Collection[int], objective: Objective, num_minibatches: int
@@ -214,7 +210,8 @@ class Candidates:
         completions, updates = [], []
         for row in rows:
             index = int(row.rollouts.row)
-            seen = next((one for one in learned[index] if one.is_of(row)), None)
+            # Among the pieces of one conversation.
+            seen = next((one for one in learned[index] if next(Row.all_of(one.rollouts)).ids == row.ids), None)
             updates += [] if seen is None else [seen.update]
             sample, tokens = exploration.samples[index], self._tokens(row, seen, after)
             completions.append(completion_record(sample, exploration.scores, index, row, tokens))

@@ -67,15 +67,6 @@ class Inspector(Callback, Observer):
         pl_module.evaluation.kept = {}
         self._is_on = stage == "fit" and self.every_n_steps > 0 and not disk.is_trial(trainer)
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Keeps no more answers."""
-        assert isinstance(pl_module, GRPOModule)
-        pl_module.evaluation.kept = {}
-
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """As `teardown`, which Lightning skips after an exception."""
-        self.teardown(trainer, pl_module, "fit")
-
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Lets the validation before the first step answer the followed prompts."""
         if self._is_on:
@@ -90,8 +81,8 @@ class Inspector(Callback, Observer):
         if begins and trainer.is_global_zero:
             # The records of later steps will be repeated; the first step writes that of step 0 too.
             run, last = Path(trainer.default_root_dir), trainer.current_epoch or -1
-            late = [file for file in files_of(run) if step_of(file) > last]
-            for file in [*late, *(run / FOLDER).glob("step-*.jsonl.partial")]:
+            late = (file for file in files_of(run) if step_of(file) > last)
+            for file in (*late, *(run / FOLDER).glob("step-*.jsonl.partial")):
                 file.unlink()
         if begins and trainer.current_epoch == 0:
             with self._looking():

@@ -73,8 +73,7 @@ def _at(objective: Objective, one: Rollouts, old: Tensor, logp: Tensor) -> tuple
     if objective.beta > 0 and one.ref_logp is not None:
         kl = objective.kl(logp.flatten(), one.ref_logp.repeat(rows), old)
     clip = surrogate.clipped_high.to(torch.int8) - surrogate.clipped_low.to(torch.int8)
-    value, kl, clip = (part.view(rows, -1) for part in (surrogate.value, kl, clip))
-    return value, kl, clip
+    return surrogate.value.view(rows, -1), kl.view(rows, -1), clip.view(rows, -1)
 
 
 def _moved_alone(at: At, logp: Tensor, grid: Tensor, push: Tensor) -> tuple[Tensor, Tensor, Tensor]:
