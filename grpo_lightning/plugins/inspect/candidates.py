@@ -81,11 +81,10 @@ class Choice:
         by_movement = sorted(self.prompt_ids, key=lambda id: (-movement[id], id))
         moved = [id for id in by_movement if id in self.pushed][: self.num_moved]
         found = {id: [role] for id, role in self.taken.items()} | {id: [MOVED] for id in moved}
-        firsts = dict(self.firsts)
-        if by_movement and movement[by_movement[0]] > 0:
-            firsts[MOVED] = by_movement[0]
-        for id, roles in found.items():
-            roles += [role for role, first in firsts.items() if first == id and role not in roles]
+        most = {MOVED: by_movement[0]} if by_movement and movement[by_movement[0]] > 0 else {}
+        for role, id in (self.firsts | most).items():
+            if id in found and role not in found[id]:
+                found[id].append(role)
         return dict(sorted(found.items(), key=lambda item: ROLES.index(item[1][0])))
 
 
@@ -167,12 +166,10 @@ class Candidates:
     """The groups of this rank that may be recorded. Make it before the step's updates, on every rank."""
 
     def __init__(self, step: Step, module: GRPOModule, num_groups: int, measure: Measure) -> None:
-        self.step = step
-        self.module = module
-        self.measure = measure
+        self.step, self.module, self.measure = step, module, measure
         exploration = step.exploration
-        everyone = ranks.gather(summarise(exploration))
-        self.choice = Choice.from_groups([group for groups in everyone for group in groups], num_groups)
+        everyone = [group for groups in ranks.gather(summarise(exploration)) for group in groups]
+        self.choice = Choice.from_groups(everyone, num_groups)
         chosen = [row for row, id in enumerate(exploration.prompt_ids) if id in self.choice.prompt_ids]
         self.prompt_ids = [exploration.prompt_ids[row] for row in chosen]
         self.rollouts = exploration.rollouts.select(torch.tensor(chosen, dtype=torch.int64))

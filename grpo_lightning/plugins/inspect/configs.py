@@ -75,14 +75,12 @@ def flat(value: Any, key: str = "") -> Config:
         for name, inner in value.items():
             if name == "class_path" and key:
                 found[key] = str(inner).removeprefix("grpo_lightning.")
-            elif name in ("init_args", "dict_kwargs") and "class_path" in value:
-                found |= flat(inner, key)
             else:
-                found |= flat(inner, f"{key}.{name}" if key else str(name))
+                is_own = name in ("init_args", "dict_kwargs") and "class_path" in value
+                found |= flat(inner, key if is_own else f"{key}.{name}" if key else str(name))
         return found
     if isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
-        parts = [flat(inner, f"{key}.{index}") for index, inner in enumerate(value)]
-        return {name: inner for part in parts for name, inner in part.items()}
+        return {name: one for i, inner in enumerate(value) for name, one in flat(inner, f"{key}.{i}").items()}
     return {key: value}
 
 

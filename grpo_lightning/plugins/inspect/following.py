@@ -85,13 +85,10 @@ class Followed:
                 tokens = TokenRecord(np.zeros(0, np.int32), [])
                 if row is not None:
                     shown[sample.prompt.id] = row.prompt(sample, tokenizer)
-                    tokens = row.record(
-                        tokenizer,
-                        sampler_logp=None if answer.greedy else row.rollouts.sampler_logp,
-                        after_logp=after.logp[row.tokens],
-                        ref_logp=None if ref_logp is None else ref_logp[row.tokens],
-                        **measured(after, row.tokens, "after"),
-                    )
+                    logp = {"after_logp": after.logp, "ref_logp": ref_logp}
+                    numbers = {name: None if of is None else of[row.tokens] for name, of in logp.items()}
+                    numbers["sampler_logp"] = None if answer.greedy else row.rollouts.sampler_logp
+                    tokens = row.record(tokenizer, **numbers, **measured(after, row.tokens, "after"))
                 found[sample.prompt.id].append(completion_record(sample, scores, index, row, tokens, answer.greedy))
         return [
             group_record("validation", ["followed"], shown[id], None, completions, tokenizer)

@@ -55,8 +55,7 @@ class TokenRecord:
     given: Array | None = None
     """[T] int8, 1 for tokens that the policy did not draw; None: it drew all."""
     sampler_logp: Array | None = None
-    """Log-prob recorded when the token was drawn. A followed answer has it only where nothing but the
-    temperature set its distribution: not if it is greedy, or filtered by top_k, top_p or min_p."""
+    """Log-prob recorded when the token was drawn; a followed answer that is greedy or filtered has none."""
     old_logp: Array | None = None
     update_logp: Array | None = None
     """Log π_θ in the forward of the last update that the token took part in, so before that update."""
@@ -89,8 +88,8 @@ class TokenRecord:
     near: Array | None = None
     """[T, 2] float32 the probabilities around those of the policies, between which half of the curve's points are."""
     curve: Array | None = None
-    """[T, NUM_CURVE] float16 the surrogate with this token elsewhere, less `surrogate`: first at probabilities from 0
-    to 1, then at those of `near`, evenly spread, with the rest of the completion as in the last update."""
+    """[T, NUM_CURVE] float16 the surrogate with this token alone elsewhere, less `surrogate`: first at probabilities
+    from 0 to 1, then at those of `near`, evenly spread."""
     curve_kl: Array | None = None
     """[T, NUM_CURVE] float16 the same of `kl`."""
     bounds: Array | None = None
@@ -180,10 +179,7 @@ class GroupRecord:
     mean: float | None
     std: float | None
     update: int | None
-    """The last update of the step whose forward saw it, from 0.
-
-    It may be one that was not made: a stop rule refused it, or it was not finite. `update/*` leaves such ones out.
-    """
+    """The last update of the step whose forward saw it, from 0, though it may have been refused or not finite."""
     completions: list[CompletionRecord]
     vocabulary: dict[int, str]
 
@@ -208,8 +204,7 @@ class StepRecord:
     def lines(self) -> list[str]:
         """The lines of the step's file."""
         head = pack(self)
-        rows = [head, *head.pop("groups")]
-        return [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows]
+        return [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in (head, *head.pop("groups"))]
 
     @classmethod
     def from_lines(cls, lines: list[str]) -> "StepRecord":
@@ -217,8 +212,7 @@ class StepRecord:
         head, *groups = map(json.loads, lines)
         if head["format"] != FORMAT:
             raise ValueError(f"its format is {head['format']!r}, not {FORMAT}")
-        step: StepRecord = unpack(cls, head | {"groups": groups})
-        return step
+        return unpack(cls, head | {"groups": groups})  # type: ignore[no-any-return]
 
 
 def pack(value: Any, name: str = "") -> Any:
@@ -248,12 +242,11 @@ def unpack(kind: Any, value: Any, name: str = "") -> Any:
     if is_dataclass(kind):
         known = {f.name: unpack(f.type, value[f.name], f.name) for f in fields(kind) if f.name in value}
         return kind(**known)  # type: ignore[operator]
-    if origin is list:
-        return [unpack(inner[0], one) for one in value]
-    if origin is tuple:
-        return tuple(unpack(part, one) for part, one in zip(inner, value, strict=True))
     if origin is dict:
         return {inner[0](key): unpack(inner[1], one) for key, one in value.items()}
+    if origin in (list, tuple):
+        kinds = inner * len(value) if origin is list else inner
+        return origin(unpack(part, one) for part, one in zip(kinds, value, strict=True))
     return value
 
 

@@ -34,8 +34,7 @@ def metrics_of(texts: Sequence[str], logged: Sequence[str]) -> list[Metric]:
     for text in texts or default:
         metric = Metric.parse(text)
         if metric.name not in logged:
-            alike = [name for name in logged if metric.name in name]
-            fit = ", ".join((alike or difflib.get_close_matches(metric.name, logged, cutoff=0.4) or logged)[:5])
+            fit = ", ".join((difflib.get_close_matches(metric.name, logged, 5, cutoff=0.4) or logged)[:5])
             raise UsageError(f"--metrics {text}: no run has logged {metric.name}. Give a logged one, such as {fit}")
         found += [metric, Metric(metric.name, "mean")] if text == metric.name else [metric]
     return list(dict.fromkeys(found))

@@ -94,8 +94,7 @@ class Report:
 
     def notes(self) -> list[str]:
         """Facts that a reader should know before trusting the numbers."""
-        runs = self.runs
-        base, *others = self.arms
+        runs, (base, *others) = self.runs, self.arms
         judges = {arm.name: judge_of(run.config or {}) for arm in self.arms for run in arm.runs.values()}
         found = [text] if (text := warning(judges)) else []
         few = ", ".join(arm.name for arm in self.arms if len(arm.runs) < ENOUGH)
@@ -110,9 +109,6 @@ class Report:
                 found.append(f"the runs of {arm.name} differ in more than the seed: {', '.join(keys[:5])}")
         strange = [arm.name for arm in others if not arm.runs.keys() & base.runs.keys()]
         found += [f"{name} and {base.name} have no seed in common: no difference can be taken" for name in strange]
-        without = [str(run.folder) for run in runs if run.config is None]
-        if without and len(runs) > 1:
-            found.append(f"without config.yaml: {', '.join(without[:5])}{' ...' if len(without) > 5 else ''}")
         return found
 
     def differences(self) -> list[tuple[str, bool, list[str]]]:
@@ -195,7 +191,7 @@ def series_of(number: int, name: str, found: Sequence[Curve], x_label: str) -> S
 
 def bin_width(found: Sequence[Curve]) -> int:
     """The number of steps that a point of these curves stands for; 1 where they are short."""
-    is_long = max((len(of.step) for of in found), default=0) > MOST_STEPS
+    is_long = any(len(of.step) > MOST_STEPS for of in found)
     return math.ceil(max(of.step[-1] for of in found) / MOST_STEPS) if is_long else 1
 
 
