@@ -12,7 +12,7 @@ from pathlib import Path
 from grpo_lightning.plugins.inspect import configs
 from grpo_lightning.plugins.inspect.configs import Config
 from grpo_lightning.plugins.inspect.scalars import Scalars, folders_of_runs, read_scalars
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import UsageError, require
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,7 @@ def read_runs(arguments: Sequence[Path | str]) -> list[Run]:
 
 def run_folders(argument: Path) -> list[Path]:
     """The folder itself if it is a run's; otherwise the runs in it, or in its folders."""
-    if not argument.is_dir():
-        raise UsageError(f"{argument}: there is no such folder. Give the folder of a run, or one that holds runs")
+    require(argument.is_dir(), f"{argument}: there is no such folder. Give that of a run, or one that holds runs")
     if folders := next(filter(None, (folders_of_runs(argument, pattern) for pattern in ("", "*/", "*/*/"))), None):
         return sorted(folders, key=lambda folder: _natural(str(folder)))
     raise UsageError(
@@ -84,8 +83,7 @@ def run_folders(argument: Path) -> list[Path]:
 def read_run(folder: Path, arm: str | None = None) -> Run:
     """Reads the curves and the configuration of a run."""
     scalars = read_scalars(folder)
-    if not scalars:
-        raise UsageError(f"{folder}: its curves hold no readable scalars. Wait for the first step, or leave it out")
+    require(bool(scalars), f"{folder}: its curves hold no readable scalars. Wait for the first step, or leave it out")
     raw = configs.read_config(folder / "config.yaml")
     if raw is None:
         return Run(folder, scalars, None, folder.name, arm)

@@ -29,8 +29,14 @@ from grpo_lightning.plugins.inspect.comparison import (
     shown,
     with_interval,
 )
-from grpo_lightning.plugins.inspect.configs import Config, differing, primary
-from grpo_lightning.plugins.inspect.judges import judge_of, measure, warning
+from grpo_lightning.plugins.inspect.configs import (
+    Config,
+    differing,
+    judge_of,
+    judged_differently,
+    measure_of,
+    primary,
+)
 from grpo_lightning.plugins.inspect.markup import counted, filled, source_of
 from grpo_lightning.plugins.inspect.page import PAGE as INSPECTOR
 
@@ -96,7 +102,7 @@ class Report:
         """Facts that a reader should know before trusting the numbers."""
         runs, (base, *others) = self.runs, self.arms
         judges = {arm.name: judge_of(run.config or {}) for arm in self.arms for run in arm.runs.values()}
-        found = [text] if (text := warning(judges)) else []
+        found = [text] if (text := judged_differently(judges)) else []
         few = ", ".join(arm.name for arm in self.arms if len(arm.runs) < ENOUGH)
         if few and len(runs) > 1:
             text = "No interval is drawn, and the seeds alone may make the difference"
@@ -156,7 +162,7 @@ class Report:
         ]
         lines = [metric.threshold for metric in self.metrics if metric.name == name and metric.is_threshold]
         meaning = next((text for pattern, text in MEANINGS.items() if re.fullmatch(pattern, name)), "")
-        facts = [meaning.format(judged=measure(self.configs))]
+        facts = [meaning.format(judged=measure_of(self.configs))]
         facts += [f"a point per {width} steps, their mean"] if width > 1 else []
         drawn = Markup()
         if any(any(one.points()) for one in series):
@@ -174,19 +180,17 @@ class Report:
 
 def series_of(number: int, name: str, found: Sequence[Curve], x_label: str) -> Series:
     """The lines and bands of one arm."""
-    mean: list[list[Point]] = [[]]
-    band: list[list[tuple[float, float, float]]] = [[]]
-    labels = {}
-    for x, y in means(found):
-        if y.n < len(found):
-            mean, band = [*mean, []], [*band, []]
-            continue
-        mean[-1].append((x, y.mean))
-        if y.n >= ENOUGH:
-            band[-1].append((x, y.mean - y.half, y.mean + y.half))
-        labels[x] = f"{name} · {x_label} {x:g} · {with_interval(y)}"
-    seeds = [_pieces(one) for one in found] if len(found) > 1 else []
-    return Series(name, number, [p for p in mean if p], [p for p in band if len(p) > 1], seeds, labels)
+    pieces = groupby(means(found), lambda point: point[1].n == len(found))
+    whole = [[*piece] for has_all_seeds, piece in pieces if has_all_seeds]
+    bands = [piece for piece in whole if len(piece) > 1 and len(found) >= ENOUGH]
+    return Series(
+        name,
+        number,
+        mean=[[(x, y.mean) for x, y in piece] for piece in whole],
+        band=[[(x, y.mean - y.half, y.mean + y.half) for x, y in piece] for piece in bands],
+        seeds=[_pieces(one) for one in found] if len(found) > 1 else [],
+        labels={x: f"{name} · {x_label} {x:g} · {with_interval(y)}" for piece in whole for x, y in piece},
+    )
 
 
 def bin_width(found: Sequence[Curve]) -> int:
