@@ -36,7 +36,8 @@ from grpo_lightning.plugins.inspect.comparison import (
     shown,
     with_interval,
 )
-from grpo_lightning.plugins.inspect.configs import flat, judge_of, judged_differently, read_config
+from grpo_lightning.plugins.inspect.configs import flat, read_config
+from grpo_lightning.plugins.inspect.judges import judge_of, warning
 from grpo_lightning.plugins.inspect.scalars import read_scalars
 
 Array = np.ndarray
@@ -153,7 +154,7 @@ def write(folders: Mapping[str, Sequence[Path]], metrics: Sequence[Metric], axes
             raise ValueError(f"no run has logged {metric.name}; logged are {', '.join(known)}")
     text = "\n".join(markdown(compare(arms, metrics, axis)) for axis in axes)
     judges = {arm: judge_of(flat(read_config(runs[0] / "config.yaml") or {})) for arm, runs in folders.items()}
-    text += f"\n{note.capitalize()}.\n" if (note := judged_differently(judges)) else ""
+    text += f"\n{note.capitalize()}.\n" if (note := warning(judges)) else ""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_name(f"{out.name}.md").write_text(text, encoding="utf-8")
     plot(arms, metrics, axes, out.with_name(f"{out.name}.png"))

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from plot_run import plot
 
-from grpo_lightning.plugins.inspect.configs import flat, measure_of, read_config
+from grpo_lightning.plugins.inspect.configs import flat, read_config
+from grpo_lightning.plugins.inspect.judges import measure
 from grpo_lightning.plugins.inspect.scalars import read_scalars, validation_names
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,7 +53,7 @@ def summary(folder: Path) -> str:
         (first_update, first), *_, (_, last) = scalars[name]
         assert first_update == -1, f"{name} starts at {first_update}, not before training"
         found.append(f"{name.removeprefix('val/')} {first:.2f} -> {last:.2f}")
-    return f"{', '.join(found)} ({measure_of([flat(read_config(folder / 'config.yaml') or {})])})"
+    return f"{', '.join(found)} ({measure([flat(read_config(folder / 'config.yaml') or {})])})"
 
 
 def main() -> None:

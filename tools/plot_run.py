@@ -10,7 +10,8 @@ from pathlib import Path
 
 from jsonargparse import auto_cli
 
-from grpo_lightning.plugins.inspect.configs import flat, measure_of, read_config
+from grpo_lightning.plugins.inspect.configs import flat, read_config
+from grpo_lightning.plugins.inspect.judges import measure
 from grpo_lightning.plugins.inspect.scalars import read_scalars, validation_names
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
@@ -36,7 +37,7 @@ def plot(run: Path, out: Path, metrics: Sequence[str] = ()) -> None:
         there = f"; logged are {', '.join(scalars)}" if scalars else "; give a folder that grpo fit has logged to"
         raise ValueError(f"{run}: no {missing[0]} is logged there{there}")
     panels = {name: ("", [name]) for name in metrics}
-    measured = measure_of([flat(read_config(run / "config.yaml") or {})])
+    measured = measure([flat(read_config(run / "config.yaml") or {})])
     usual = {"reward/mean": ("Training", ["reward/mean"]), measured: ("Validation", validation_names(scalars))}
     panels = panels or usual
     figure = Figure(figsize=(4.5 * len(panels), 3.5), dpi=100, layout="constrained")

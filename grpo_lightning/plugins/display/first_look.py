@@ -11,7 +11,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
 from grpo_lightning.grpo.loop import GRPOLoop
-from grpo_lightning.plugins.inspect.configs import JUDGE, earlier, flat, judge_title, merged, reward_at, shown
+from grpo_lightning.plugins.inspect import judges
+from grpo_lightning.plugins.inspect.configs import earlier, flat, merged, shown
 from grpo_lightning.training import internals
 from grpo_lightning.training.module import GRPOModule
 from grpo_lightning.types import FIRST_LOOK
@@ -81,10 +82,10 @@ def hyperparameters(options: dict[str, Any]) -> dict[str, Any]:
     What is not set is left out, and so are the optimizer's switches that are off.
     """
     config = flat(options)
-    rewards = (reward_at(config, key) for key in config if re.fullmatch(r"model\.rewards\.\d+", key))
-    judge = reward_at(config, JUDGE)
-    chosen: dict[str, Any] = {"rewards": ", ".join(map(judge_title, rewards))}
-    chosen |= {"judge": judge_title(judge)} if judge else {}
+    rewards = (judges.reward_at(config, key) for key in config if re.fullmatch(r"model\.rewards\.\d+", key))
+    judge = judges.reward_at(config, judges.KEY)
+    chosen: dict[str, Any] = {"rewards": ", ".join(map(judges.title, rewards))}
+    chosen |= {"judge": judges.title(judge)} if judge else {}
     for start, title in VARIED.items():
         for key in (key for key in config if f"{key}.".startswith(f"{start}.")):
             name = (title + key.removeprefix(start)).removeprefix("optimizer.").removeprefix("objective.")

@@ -1,4 +1,4 @@
-"""The configuration of a run as plain values by dotted key, over its steps: what differs, and who judges validation.
+"""The configuration of a run as plain values by dotted key, over its steps: what differs, and how values are shown.
 
 The newest is in `config.yaml`; earlier ones, which a run was continued from with others, in `config.1.yaml` ...
 """
@@ -13,7 +13,6 @@ from typing import Any
 
 import yaml
 
-from grpo_lightning.rewards.base import measured_by, snake_case, title_of
 from grpo_lightning.types import UsageError
 
 Config = dict[str, Any]
@@ -157,56 +156,3 @@ def differing(configs: Sequence[Config]) -> list[str]:
     keys = dict.fromkeys(key for config in configs for key in config)
     missing = object()
     return [key for key in keys if any(config.get(key, missing) != configs[0].get(key, missing) for config in configs)]
-
-
-JUDGE = "model.validation.judge"
-INDIFFERENT = ("weight", "name", "num_workers")
-"""Arguments of a reward that change no verdict."""
-
-
-def judge_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The judge's class under the key `class`, and its arguments; empty where the configuration has none.
-
-    Where no judge was set it is the reward that `model.validation.correct` names, or the first.
-    """
-    if found := reward_at(config, JUDGE):
-        return found
-    for key in (key for key in config if re.fullmatch(r"model\.rewards\.\d+", key)):
-        function = str(config.get(f"{key}.function", "")).replace(":", ".").rpartition(".")[2]
-        name = config.get(f"{key}.name") or function or snake_case(str(config[key]).rpartition(".")[2])
-        if config.get("model.validation.correct") in (None, str(name)):
-            return reward_at(config, key)
-    return {}
-
-
-def judge_title(judge: Mapping[str, Any]) -> str:
-    """The judge's name in captions."""
-    return title_of(str(judge["class"]).rpartition(".")[2], judge)
-
-
-def measure_of(configs: Sequence[Mapping[str, Any] | None]) -> str:
-    """The meaning of avg@k and greedy in these runs, such as `fraction right by MathVerifier`."""
-    found = {measured_by(judge_title(judge)) for judge in map(judge_of, filter(None, configs)) if judge}
-    return found.pop() if len(found) == 1 else "by the judge of each run" if found else "by the judge of the run"
-
-
-def judged_differently(judges: Mapping[str, Mapping[str, Any]]) -> str:
-    """A sentence where arms were judged differently, with the arguments in which equal judges differ; or empty."""
-    known = {arm: judge for arm, judge in judges.items() if judge}
-    found = {}
-    for arm, judge in known.items():
-        alike = [other for other in known.values() if judge_title(other) == judge_title(judge)]
-        own = [f"{key} {judge[key]}" for key in judge if any(other.get(key) != judge[key] for other in alike)]
-        found[arm] = ", ".join([judge_title(judge), *own])
-    if len({*found.values()}) < 2:
-        return ""
-    by_arm = "; ".join(f"{arm} by {judge}" for arm, judge in found.items())
-    return f"validation was judged differently, so val/ does not compare: {by_arm}"
-
-
-def reward_at(config: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The class of the reward at a key under `class`, and its arguments; empty where there is none."""
-    if config.get(key) is None:
-        return {}
-    below = {name.removeprefix(f"{key}."): value for name, value in config.items() if name.startswith(f"{key}.")}
-    return {"class": config[key]} | {name: value for name, value in below.items() if name not in INDIFFERENT}

@@ -29,14 +29,8 @@ from grpo_lightning.plugins.inspect.comparison import (
     shown,
     with_interval,
 )
-from grpo_lightning.plugins.inspect.configs import (
-    Config,
-    differing,
-    judge_of,
-    judged_differently,
-    measure_of,
-    primary,
-)
+from grpo_lightning.plugins.inspect.configs import Config, differing, primary
+from grpo_lightning.plugins.inspect.judges import judge_of, measure, warning
 from grpo_lightning.plugins.inspect.markup import counted, filled, source_of
 from grpo_lightning.plugins.inspect.page import PAGE as INSPECTOR
 
@@ -102,7 +96,7 @@ class Report:
         """Facts that a reader should know before trusting the numbers."""
         runs, (base, *others) = self.runs, self.arms
         judges = {arm.name: judge_of(run.config or {}) for arm in self.arms for run in arm.runs.values()}
-        found = [text] if (text := judged_differently(judges)) else []
+        found = [text] if (text := warning(judges)) else []
         few = ", ".join(arm.name for arm in self.arms if len(arm.runs) < ENOUGH)
         if few and len(runs) > 1:
             text = "No interval is drawn, and the seeds alone may make the difference"
@@ -162,7 +156,7 @@ class Report:
         ]
         lines = [metric.threshold for metric in self.metrics if metric.name == name and metric.is_threshold]
         meaning = next((text for pattern, text in MEANINGS.items() if re.fullmatch(pattern, name)), "")
-        facts = [meaning.format(judged=measure_of(self.configs))]
+        facts = [meaning.format(judged=measure(self.configs))]
         facts += [f"a point per {width} steps, their mean"] if width > 1 else []
         drawn = Markup()
         if any(any(one.points()) for one in series):
