@@ -11,7 +11,7 @@ from pathlib import Path
 
 from grpo_lightning.plugins.inspect import configs
 from grpo_lightning.plugins.inspect.configs import Config
-from grpo_lightning.plugins.inspect.scalars import Scalars, folders_of_runs, read_scalars
+from grpo_lightning.plugins.inspect.scalars import EVENTS, TABLE, Scalars, read_scalars
 from grpo_lightning.types import UsageError, require
 
 
@@ -71,8 +71,9 @@ def read_runs(arguments: Sequence[Path | str]) -> list[Run]:
 def run_folders(argument: Path) -> list[Path]:
     """The folder itself if it is a run's; otherwise the runs in it, or in its folders."""
     require(argument.is_dir(), f"{argument}: there is no such folder. Give that of a run, or one that holds runs")
-    if folders := next(filter(None, (folders_of_runs(argument, pattern) for pattern in ("", "*/", "*/*/"))), None):
-        return sorted(folders, key=lambda folder: _natural(str(folder)))
+    for below in ("", "*/", "*/*/"):
+        if files := [file for name in (EVENTS, TABLE) for file in argument.glob(below + name)]:
+            return sorted({file.parent for file in files}, key=lambda folder: _natural(str(folder)))
     raise UsageError(
         f"{argument}: no curves (events.out.tfevents.* or metrics.csv) in it, nor one or two folders below. Give the "
         "folder of a run of `grpo fit`, or a folder arm/seed. A run in Python needs a logger: TensorBoardLogger(RUN, "

@@ -199,11 +199,11 @@ def conversation_record(talk: Conversation, piece: int, drawn: Sequence[bool]) -
                 if talk.ends[number] == at or t == indices[-1]:
                     turns.append(TurnRecord(POLICY, t, talk.rewards[number]))
                 at += 1
-        elif turns:
-            number = sum(end < at for end in talk.ends)
-            turns.append(TurnRecord(", ".join(dict.fromkeys(role for role, _ in answers[number - 1])), indices[-1]))
-        else:
-            turns.append(TurnRecord(HISTORY if piece else PROMPT, indices[-1]))
+            continue
+        role = HISTORY if piece else PROMPT
+        if turns:
+            role = ", ".join(dict.fromkeys(role for role, _ in answers[sum(end < at for end in talk.ends) - 1]))
+        turns.append(TurnRecord(role, indices[-1]))
     closing = answers[-1] if answers and piece >= len(talk.pieces) - 1 else []
     calls = talk.num_calls, talk.num_failed_calls
     return ConversationRecord(piece, len(talk.pieces), turns, closing, talk.outcome, *calls, talk.error)

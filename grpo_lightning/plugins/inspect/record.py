@@ -45,7 +45,8 @@ WIDTHS: Mapping[str, int] = {
 class TokenRecord:
     """The T tokens of a completion, drawn and given. An array is [T] float32, or None where the run has no such number.
 
-    Given tokens, which the policy did not draw, have NaN in every float32 array and 0 in `clip`.
+    A table in docs/inspect.md tells what each is. Given tokens, which the policy did not draw, have NaN in every
+    float32 array and 0 in `clip`.
     """
 
     ids: Array
@@ -55,35 +56,25 @@ class TokenRecord:
     given: Array | None = None
     """[T] int8, 1 for tokens that the policy did not draw; None: it drew all."""
     sampler_logp: Array | None = None
-    """Log-prob recorded when the token was drawn; a followed answer that is greedy or filtered has none."""
     old_logp: Array | None = None
     update_logp: Array | None = None
-    """Log π_θ in the forward of the last update that the token took part in, so before that update."""
     after_logp: Array | None = None
-    """Log π_θ after the step's updates."""
     ref_logp: Array | None = None
     advantage: Array | None = None
     weight: Array | None = None
     correction: Array | None = None
     """Factor for the mismatch of sampler and policy, which `weight` includes."""
     surrogate: Array | None = None
-    """The surrogate's value at `update_logp`."""
     kl: Array | None = None
-    """Estimate of KL(π_θ || π_ref) at `update_logp`."""
     push: Array | None = None
-    """Derivative of the objective by the token's log π_θ at `update_logp`."""
     clip: Array | None = None
-    """[T] int8 at `update_logp`: -1 at the lower bound or target, 1 at the upper, 0 between."""
     entropy_before: Array | None = None
-    """Entropy of π_θ before the step's updates, in nats."""
     entropy_update: Array | None = None
-    """Entropy in the forward of `update_logp`."""
     entropy_after: Array | None = None
     top_before_ids: Array | None = None
     """[T, K] int32 the likeliest tokens before the step's updates, likeliest first."""
     top_before_logp: Array | None = None
     top_after_ids: Array | None = None
-    """[T, K] int32 the likeliest tokens after the step's updates."""
     top_after_logp: Array | None = None
     near: Array | None = None
     """[T, 2] float32 the probabilities around those of the policies, between which half of the curve's points are."""
@@ -91,11 +82,9 @@ class TokenRecord:
     """[T, NUM_CURVE] float16 the surrogate with this token alone elsewhere, less `surrogate`: first at probabilities
     from 0 to 1, then at those of `near`, evenly spread."""
     curve_kl: Array | None = None
-    """[T, NUM_CURVE] float16 the same of `kl`."""
     bounds: Array | None = None
     """[T, 2] float32 probabilities where the token gets to its lower and its upper bound; NaN where there is none."""
     columns: dict[str, Array] = field(default_factory=dict)
-    """What the surrogate prepared, such as the targets of `TargetProbability`."""
 
     def __len__(self) -> int:
         return len(self.ids)

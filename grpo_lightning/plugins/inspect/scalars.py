@@ -15,11 +15,6 @@ EVENTS, TABLE = "events.out.tfevents.*", "metrics.csv"
 """The files of TensorBoard and of a CSVLogger, in the folder of a run."""
 
 
-def folders_of_runs(root: Path, below: str = "") -> set[Path]:
-    """The folders with curves that are as deep below `root` as a pattern such as `*/*/`."""
-    return {file.parent for name in (EVENTS, TABLE) for file in root.glob(below + name)}
-
-
 def read_scalars(folder: Path | str) -> Scalars:
     """Every scalar of a run as (step, value), by step. Of several values at a step, as in a resumed run, the last.
 
