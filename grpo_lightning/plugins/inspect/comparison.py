@@ -51,11 +51,9 @@ class Estimate:
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean and 95 % interval, t * s / √n, of the values that are finite."""
     finite = [value for value in values if math.isfinite(value)]
-    n = len(finite)
-    if n < 2:
-        return Estimate(finite[0] if finite else math.nan, math.nan, n)
-    mean = float(np.mean(finite))
-    return Estimate(mean, half_width(n, 0.0, sum((value - mean) ** 2 for value in finite)), n)
+    mean = float(np.mean(finite)) if finite else math.nan
+    squares = sum((value - mean) ** 2 for value in finite)
+    return Estimate(mean, half_width(len(finite), 0.0, squares), len(finite))
 
 
 def with_interval(of: Estimate, sign: str = "") -> str:

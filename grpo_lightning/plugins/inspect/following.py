@@ -47,19 +47,17 @@ class Followed:
         kept, evaluation.kept = evaluation.kept, {}
         if not self.prompts:
             return []
-        # Those that the rank validates.
-        mine = self.prompts[ranks.rank() :: ranks.world_size()]
+        mine = self.prompts[ranks.rank() :: ranks.world_size()]  # those that the rank validates
         # Validation answers greedily first.
         answers = [answer for prompt in mine for answer in kept.get(prompt.id, [])[: 1 + self.num_samples]]
         is_enough = len(answers) == len(mine) * (1 + self.num_samples)
         if not all(ranks.gather(is_enough and all(answer.version == policy.version for answer in answers))):
             with module.explorer.engine.awake():
                 answers = evaluation.answer(policy, mine, 1, greedy=True)
-                if self.num_samples:
-                    answers += evaluation.answer(policy, mine, self.num_samples, greedy=False)
+                answers += evaluation.answer(policy, mine, self.num_samples, greedy=False) if self.num_samples else []
             answers.sort(key=lambda answer: (answer.sample.prompt.id, not answer.greedy))
-        groups = self._groups(mine, answers, measure)
-        return sorted((one for groups in ranks.gather(groups) for one in groups), key=lambda group: group.prompt_id)
+        groups = ranks.gather(self._groups(mine, answers, measure))
+        return sorted((one for own in groups for one in own), key=lambda group: group.prompt_id)
 
     def _groups(self, prompts: list[Prompt], answers: list[Answer], measure: Measure) -> list[GroupRecord]:
         """The groups of this rank."""

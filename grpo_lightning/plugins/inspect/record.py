@@ -201,7 +201,7 @@ class StepRecord:
         head, *groups = map(json.loads, lines)
         if head["format"] != FORMAT:
             raise ValueError(f"its format is {head['format']!r}, not {FORMAT}")
-        return unpack(cls, head | {"groups": groups})  # type: ignore[no-any-return]
+        return unpack(cls, head | {"groups": groups})
 
 
 def pack(value: Any, name: str = "") -> Any:
