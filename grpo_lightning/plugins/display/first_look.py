@@ -61,7 +61,7 @@ class Board(TensorBoardLogger):
         """Shows what is varied between runs in the tab HPARAMS, with earlier values where a run went on with others."""
         before = [(until, hyperparameters(old)) for until, old in earlier(Path(self.log_dir))]
         # Without the summary of an experiment, the tab begins with what differs between the runs.
-        _, start, _ = hparams(merged(before, hyperparameters(params), str), {})
+        _, start, _ = hparams(merged([*before, (0, hyperparameters(params))], str), {})
         internals.summary_writer(self).add_summary(start)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:

@@ -9,17 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import count as count_from
 from pathlib import Path
 
-from grpo_lightning.plugins.inspect.configs import (
-    Config,
-    changes_of,
-    comparable,
-    merged,
-    read_config,
-    shown,
-    starts_of,
-)
-from grpo_lightning.plugins.inspect.scalars import Scalars, folders_of_runs, read_scalars
-from grpo_lightning.types import UsageError
+from grpo_lightning.plugins.inspect import configs
+from grpo_lightning.plugins.inspect.configs import Config
+from grpo_lightning.plugins.inspect.scalars import EVENTS, TABLE, Scalars, read_scalars
+from grpo_lightning.types import UsageError, require
 
 
 @dataclass(frozen=True)
@@ -55,8 +48,7 @@ class Arm:
 
     def shown(self, key: str) -> str:
         """The value of a key, or those of its runs where they differ; a dash where a run does not have it."""
-        configs = [run.config or {} for run in self.runs.values()]
-        return " / ".join(dict.fromkeys(shown(config[key]) if key in config else "–" for config in configs))
+        return " / ".join(dict.fromkeys(configs.value_of(run.config or {}, key) for run in self.runs.values()))
 
 
 def read_runs(arguments: Sequence[Path | str]) -> list[Run]:
@@ -69,8 +61,7 @@ def read_runs(arguments: Sequence[Path | str]) -> list[Run]:
         folders = run_folders(argument)
         depth = len(folders[0].relative_to(argument).parts)
         runs = [read_run(folder, folder.parent.name if depth == 2 else None) for folder in folders]
-        alike = all(run.config == runs[0].config for run in runs) and len({run.seed for run in runs}) == len(runs)
-        if depth == 1 and len(runs) > 1 and alike:
+        if depth == 1 and len(runs) > 1 and all(run.config == runs[0].config for run in runs) and not _repeats(runs):
             runs = [replace(run, arm=argument.resolve().name) for run in runs]
         for run in runs:
             found.setdefault(run.folder.resolve(), run)
@@ -79,10 +70,10 @@ def read_runs(arguments: Sequence[Path | str]) -> list[Run]:
 
 def run_folders(argument: Path) -> list[Path]:
     """The folder itself if it is a run's; otherwise the runs in it, or in its folders."""
-    if not argument.is_dir():
-        raise UsageError(f"{argument}: there is no such folder. Give the folder of a run, or one that holds runs")
-    if folders := next(filter(None, (folders_of_runs(argument, pattern) for pattern in ("", "*/", "*/*/"))), None):
-        return sorted(folders, key=lambda folder: _natural(str(folder)))
+    require(argument.is_dir(), f"{argument}: there is no such folder. Give that of a run, or one that holds runs")
+    for below in ("", "*/", "*/*/"):
+        if files := [file for name in (EVENTS, TABLE) for file in argument.glob(below + name)]:
+            return sorted({file.parent for file in files}, key=lambda folder: _natural(str(folder)))
     raise UsageError(
         f"{argument}: no curves (events.out.tfevents.* or metrics.csv) in it, nor one or two folders below. Give the "
         "folder of a run of `grpo fit`, or a folder arm/seed. A run in Python needs a logger: TensorBoardLogger(RUN, "
@@ -93,15 +84,14 @@ def run_folders(argument: Path) -> list[Path]:
 def read_run(folder: Path, arm: str | None = None) -> Run:
     """Reads the curves and the configuration of a run."""
     scalars = read_scalars(folder)
-    if not scalars:
-        raise UsageError(f"{folder}: its curves hold no readable scalars. Wait for the first step, or leave it out")
-    raw = read_config(folder / "config.yaml")
+    require(bool(scalars), f"{folder}: its curves hold no readable scalars. Wait for the first step, or leave it out")
+    raw = configs.read_config(folder / "config.yaml")
     if raw is None:
         return Run(folder, scalars, None, folder.name, arm)
     seed = raw.get("seed_everything")
-    known = isinstance(seed, int) and not isinstance(seed, bool)
-    config = merged(starts_of(folder), comparable(raw), shown)
-    return Run(folder, scalars, config, str(seed) if known else folder.name, arm, changes_of(folder, raw))
+    name = folder.name if isinstance(seed, bool) or not isinstance(seed, int) else str(seed)
+    starts = configs.starts_of(folder, raw)
+    return Run(folder, scalars, configs.merged(starts), name, arm, configs.changes_of(starts))
 
 
 def arms_of(runs: Sequence[Run]) -> list[Arm]:
@@ -125,7 +115,9 @@ def names(groups: Sequence[Sequence[Run]]) -> list[str]:
     folders = [Path(os.path.commonpath([run.folder.resolve() for run in group])) for group in groups]
     if len({*folders}) < len(folders):
         folders = [group[0].folder.resolve() for group in groups]
-    short = _short(folders)
+    # The fewest last parts of each folder that tell it from the others.
+    count = next(n for n in count_from(1) if len({folder.parts[-n:] for folder in folders}) == len({*folders}))
+    short = ["/".join(folder.parts[-count:]) for folder in folders]
     found = [group[0].arm or name for group, name in zip(groups, short, strict=True)]
     return [name if found.count(name) == 1 else whole for name, whole in zip(found, short, strict=True)]
 
@@ -135,24 +127,18 @@ def _split(group: list[Run]) -> list[list[Run]]:
 
     Where the folders name the arm they name the seeds too.
     """
-
-    def repeats(runs: Sequence[Run]) -> bool:
-        return len({run.seed for run in runs}) < len(runs)
-
-    if not repeats(group):
+    if not _repeats(group):
         return [group]
     if group[0].arm is not None:
         return [[replace(run, seed=run.folder.name) for run in group]]
     by_folder: dict[Path, list[Run]] = {}
     for run in group:
         by_folder.setdefault(run.folder.resolve().parent, []).append(run)
-    return [part for runs in by_folder.values() for part in ([[run] for run in runs] if repeats(runs) else [runs])]
+    return [part for runs in by_folder.values() for part in ([[run] for run in runs] if _repeats(runs) else [runs])]
 
 
-def _short(folders: Sequence[Path]) -> list[str]:
-    """The fewest last parts of each folder that tell it from the others."""
-    count = next(n for n in count_from(1) if len({folder.parts[-n:] for folder in folders}) == len({*folders}))
-    return ["/".join(folder.parts[-count:]) for folder in folders]
+def _repeats(runs: Sequence[Run]) -> bool:
+    return len({run.seed for run in runs}) < len(runs)
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:

@@ -1,6 +1,7 @@
 """The groups of a step that may be recorded: measured before its updates, and again after them."""
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,17 +9,99 @@ import torch
 from torch import Tensor
 
 from grpo_lightning import ranks
+from grpo_lightning.grpo.explore import Exploration
 from grpo_lightning.grpo.step import Pack, Step
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.ragged import take
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.plugins.inspect.choosing import Choice, summarise
-from grpo_lightning.plugins.inspect.groups import Row, completion_record, group_record, measured
+from grpo_lightning.plugins.inspect.groups import Measure, Row, completion_record, group_record, mean_and_std, measured
 from grpo_lightning.plugins.inspect.landscape import curves
-from grpo_lightning.plugins.inspect.measuring import Measure
 from grpo_lightning.plugins.inspect.record import GroupRecord, TokenRecord
 from grpo_lightning.policy.compute import TokenLogp
 from grpo_lightning.training.module import GRPOModule
+
+MIXED, MOVED, WORST, BEST = ROLES = ("mixed", "moved", "worst", "best")
+"""The reasons for which groups are recorded, in turn."""
+
+
+@dataclass(slots=True, frozen=True)
+class GroupSummary:
+    """What decides whether a group is recorded."""
+
+    prompt_id: int
+    mean: float
+    """Mean reward; NaN if every completion's reward failed."""
+    std: float
+    push: float
+    """Sum over the tokens of |weight * Â| (1 - p), p the probability that the token was drawn with."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """The groups of all ranks that may be recorded, known before the step's updates."""
+
+    taken: dict[int, str]
+    pushed: list[int]
+    """The prompt ids of those pushed hardest among the others: `num_moved` of them will be recorded."""
+    num_moved: int
+    firsts: dict[str, int]
+    """By role, the prompt id of the group that has most of it."""
+
+    @classmethod
+    def from_groups(cls, groups: Sequence[GroupSummary], num_groups: int) -> "Choice":
+        """The choice of `num_groups` among the groups of all ranks; of equal ones the lower prompt id comes first.
+
+        The roles take a group in turn, none twice. Twice as many groups as there are turns for `moved` stay open:
+        which of them moved most is known after the updates.
+        """
+        groups = sorted(groups, key=lambda group: group.prompt_id)
+        rewarded = [group for group in groups if not math.isnan(group.mean)]
+        rankings = {
+            MIXED: sorted((group for group in rewarded if group.std > 0), key=lambda group: -group.std),
+            WORST: sorted(rewarded, key=lambda group: group.mean),
+            BEST: sorted(rewarded, key=lambda group: -group.mean),
+        }
+        taken: dict[int, str] = {}
+        for turn in range(num_groups):
+            role = ROLES[turn % len(ROLES)]
+            left = [group.prompt_id for group in rankings.get(role, []) if group.prompt_id not in taken]
+            taken |= {left[0]: role} if left else {}
+        others = sorted((group for group in groups if group.prompt_id not in taken), key=lambda group: -group.push)
+        num_moved = num_groups - len(taken)
+        firsts = {role: ranking[0].prompt_id for role, ranking in rankings.items() if ranking}
+        return cls(taken, [group.prompt_id for group in others[: 2 * num_moved]], num_moved, firsts)
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The prompt ids of all groups that may be recorded."""
+        return [*self.taken, *self.pushed]
+
+    def roles(self, movement: Mapping[int, float]) -> dict[int, list[str]]:
+        """The roles of each group that is recorded, by prompt id, in the order of `ROLES`."""
+        by_movement = sorted(self.prompt_ids, key=lambda id: (-movement[id], id))
+        moved = [id for id in by_movement if id in self.pushed][: self.num_moved]
+        found = {id: [role] for id, role in self.taken.items()} | {id: [MOVED] for id in moved}
+        most = {MOVED: by_movement[0]} if by_movement and movement[by_movement[0]] > 0 else {}
+        for role, id in (self.firsts | most).items():
+            if id in found and role not in found[id]:
+                found[id].append(role)
+        return dict(sorted(found.items(), key=lambda item: ROLES.index(item[1][0])))
+
+
+def summarise(exploration: Exploration) -> list[GroupSummary]:
+    """The groups of this rank that are learned from. Their advantages and weights must be there."""
+    rollouts, total = exploration.rollouts, exploration.scores.total
+    push = (rollouts.weight * rollouts.advantage).abs().double()
+    if rollouts.sampler_logp is not None:
+        push *= -rollouts.sampler_logp.double().expm1()
+    per_row = [float(part.sum()) for part in push.split(rollouts.lengths.tolist())]
+    found: dict[int, tuple[list[float], list[float]]] = {}
+    rows, begins = rollouts.row.tolist(), rollouts.begins.tolist()
+    for row, is_new, pushed, prompt_id in zip(rows, begins, per_row, exploration.prompt_ids, strict=True):
+        rewards, pushes = found.setdefault(prompt_id, ([], []))
+        rewards += [total[row]] if is_new and not math.isnan(total[row]) else []
+        pushes.append(pushed)
+    return [GroupSummary(id, *mean_and_std(rewards), sum(pushes)) for id, (rewards, pushes) in found.items()]
 
 
 @dataclass(slots=True)
@@ -30,10 +113,6 @@ class Learned:
     """The completion, with what the update read."""
     numbers: dict[str, Any]
     """Fields of a `TokenRecord`: [n] over its drawn tokens, or None."""
-
-    def is_of(self, row: Row) -> bool:
-        """True where it is of this completion, among the pieces of one conversation."""
-        return next(Row.all_of(self.rollouts)).ids == row.ids
 
 
 def learned_from(
@@ -87,12 +166,10 @@ class Candidates:
     """The groups of this rank that may be recorded. Make it before the step's updates, on every rank."""
 
     def __init__(self, step: Step, module: GRPOModule, num_groups: int, measure: Measure) -> None:
-        self.step = step
-        self.module = module
-        self.measure = measure
+        self.step, self.module, self.measure = step, module, measure
         exploration = step.exploration
-        everyone = ranks.gather(summarise(exploration))
-        self.choice = Choice.from_groups([group for groups in everyone for group in groups], num_groups)
+        everyone = [group for groups in ranks.gather(summarise(exploration)) for group in groups]
+        self.choice = Choice.from_groups(everyone, num_groups)
         chosen = [row for row, id in enumerate(exploration.prompt_ids) if id in self.choice.prompt_ids]
         self.prompt_ids = [exploration.prompt_ids[row] for row in chosen]
         self.rollouts = exploration.rollouts.select(torch.tensor(chosen, dtype=torch.int64))
@@ -130,7 +207,8 @@ class Candidates:
         completions, updates = [], []
         for row in rows:
             index = int(row.rollouts.row)
-            seen = next((one for one in learned[index] if one.is_of(row)), None)
+            # Among the pieces of one conversation.
+            seen = next((one for one in learned[index] if next(Row.all_of(one.rollouts)).ids == row.ids), None)
             updates += [] if seen is None else [seen.update]
             sample, tokens = exploration.samples[index], self._tokens(row, seen, after)
             completions.append(completion_record(sample, exploration.scores, index, row, tokens))

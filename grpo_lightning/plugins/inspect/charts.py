@@ -4,7 +4,7 @@ Colours come from the page: a series stands in a group of class `a0`, `a1` ..., 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from markupsafe import Markup
@@ -40,21 +40,6 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Scale:
-    """A range of values, laid over a range of the picture."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> str:
-        """The coordinate, to a tenth."""
-        fraction = (value - self.low) / (self.high - self.low)
-        return f"{self.start + fraction * (self.end - self.start):.1f}"
-
-
-@dataclass(frozen=True)
 class XAxis:
     """What the charts of a page have in common."""
 
@@ -67,12 +52,17 @@ class XAxis:
 
 def chart(series: Sequence[Series], title: str, axis: XAxis, lines: Sequence[float] = ()) -> Markup:
     """The chart as an SVG element."""
-    x = Scale(*padded([axis.low, axis.high], 0.0), LEFT, WIDTH - RIGHT)
-    y = Scale(*y_range(series, lines), HEIGHT - BOTTOM, TOP)
+    x_ends, y_ends = padded([axis.low, axis.high], 0.0), y_range(series, lines)
     box = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "top": TOP}
     shown = {"series": series, "title": title, "label": axis.label, "lines": lines, "most_dots": MOST_DOTS}
-    scales = {"x": x, "y": y, "x_ticks": ticks(x.low, x.high, 6, axis.whole), "y_ticks": ticks(y.low, y.high, 5)}
-    return filled("chart.svg", **box, **shown, **scales, bottom=HEIGHT - BOTTOM)
+    scales = {"x": scale(*x_ends, LEFT, WIDTH - RIGHT), "y": scale(*y_ends, HEIGHT - BOTTOM, TOP)}
+    x_ticks, y_ticks = ticks(*x_ends, 6, axis.whole), ticks(*y_ends, 5)
+    return filled("chart.svg", **box, **shown, **scales, bottom=HEIGHT - BOTTOM, x_ticks=x_ticks, y_ticks=y_ticks)
+
+
+def scale(low: float, high: float, start: float, end: float) -> Callable[[float], str]:
+    """From a value between low and high to its coordinate between start and end, to a tenth."""
+    return lambda value: f"{start + (value - low) / (high - low) * (end - start):.1f}"
 
 
 def y_range(series: Sequence[Series], lines: Sequence[float] = ()) -> tuple[float, float]:

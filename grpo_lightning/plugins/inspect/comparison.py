@@ -1,22 +1,21 @@
 """The arms of an experiment compared over their seeds: curves, statistics of curves, differences seed by seed.
 
-x is `step` (exploration steps done, so equal rollouts), `update`, `seconds` (sum of time/step: without validation) or
-`tokens` (sum of rollout/tokens). The last value and the mean are taken where all runs of all arms have been: from the
-latest first x to the earliest last x, with straight lines between the points. So along `seconds` the last value is the
-one at equal time.
-
-A value that is not finite is a gap. A run whose statistic meets one does not count for it.
+The last value and the mean are taken where all runs of all arms have been: from the latest first x to the earliest
+last x, with straight lines between the points. A value that is not finite is a gap; a run whose statistic meets one
+does not count for it.
 """
 
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from grpo_lightning.maths.metrics import half_width
 from grpo_lightning.plugins.inspect.scalars import Scalars
+from grpo_lightning.types import UsageError
 
 Arms = dict[str, dict[str, Scalars]]
 Array = np.ndarray
@@ -28,7 +27,7 @@ AXES = {
     "tokens": "sampled tokens",
 }
 SUMMED = {"seconds": "time/step", "tokens": "rollout/tokens"}
-"""The scalar, logged once per exploration step, whose sum so far is x."""
+"""The scalar, logged once per exploration step, whose sum so far is x: time is without validation."""
 
 ENOUGH = 3
 """Seeds from which on an interval is drawn: with two it is 12.7 standard errors wide to each side."""
@@ -52,11 +51,9 @@ class Estimate:
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean and 95 % interval, t * s / √n, of the values that are finite."""
     finite = [value for value in values if math.isfinite(value)]
-    n = len(finite)
-    if n < 2:
-        return Estimate(finite[0] if finite else math.nan, math.nan, n)
-    mean = float(np.mean(finite))
-    return Estimate(mean, half_width(n, 0.0, sum((value - mean) ** 2 for value in finite)), n)
+    mean = float(np.mean(finite)) if finite else math.nan
+    squares = sum((value - mean) ** 2 for value in finite)
+    return Estimate(mean, half_width(len(finite), 0.0, squares), len(finite))
 
 
 def with_interval(of: Estimate, sign: str = "") -> str:
@@ -82,15 +79,12 @@ class Metric:
     @classmethod
     def parse(cls, text: str) -> "Metric":
         """`name`, `name:last`, `name:mean`, `name>=number` or `name<=number`."""
-        form = re.fullmatch(r"(?P<name>[^:<>=\s]+)\s*(:(?P<of>last|mean)|(?P<sign>>=|<=)\s*(?P<number>\S+))?", text)
-        if form is None:
-            raise ValueError(f"metric {text!r}: give a scalar's name, or name:mean, name>=number, name<=number")
-        if form["sign"] is None:
-            return cls(form["name"], form["of"] or "last")
-        try:
-            return cls(form["name"], form["sign"], float(form["number"]))
-        except ValueError:
-            raise ValueError(f"metric {text!r}: {form['number']!r} is not a number") from None
+        form = re.fullmatch(r"([^:<>=\s]+)\s*(?::(last|mean)|(>=|<=)\s*(\S+))?", text)
+        with suppress(ValueError):  # what should be a number is none
+            if form is not None:
+                name, statistic, sign, number = form.groups()
+                return cls(name, sign, float(number)) if sign else cls(name, statistic or "last")
+        raise UsageError(f"metric {text!r}: give a scalar's name, or name:mean, name>=number, name<=number")
 
     @property
     def is_threshold(self) -> bool:

@@ -53,20 +53,19 @@ def comparable(raw: dict[str, Any]) -> Config:
     return {key: moved(value) for key, value in flat(raw).items() if key not in IGNORED}
 
 
-def changes_of(folder: Path, newest: dict[str, Any]) -> list[str]:
+def starts_of(folder: Path, newest: dict[str, Any]) -> list[tuple[int, Config]]:
+    """The options of a run's starts, and the last step with each, 0 for the newest, which goes on."""
+    return [(until, comparable(options)) for until, options in [*earlier(folder), (0, newest)]]
+
+
+def changes_of(starts: Sequence[tuple[int, Config]]) -> list[str]:
     """The options that a run was started again with: `changed at step 5: lr 3e-4 → 1e-4`, a text per start."""
     found = []
-    for (until, old), (_, new) in pairwise([*starts_of(folder), (0, comparable(newest))]):
+    for (until, old), (_, new) in pairwise(starts):
         keys = primary(changed(old, new), [old, new])
-        both = ((key, *(value_of(options, key, shown) for options in (old, new))) for key in keys)
-        texts = ", ".join(f"{key} {value} → {other}" for key, value, other in both)
+        texts = ", ".join(f"{key} {value_of(old, key)} → {value_of(new, key)}" for key in keys)
         found += [f"changed at step {until + 1}: {texts}"] if keys else []
     return found
-
-
-def starts_of(folder: Path) -> list[tuple[int, Config]]:
-    """The options of a run's earlier starts, and the last step with each."""
-    return [(until, comparable(options)) for until, options in earlier(folder)]
 
 
 def flat(value: Any, key: str = "") -> Config:
@@ -76,14 +75,12 @@ def flat(value: Any, key: str = "") -> Config:
         for name, inner in value.items():
             if name == "class_path" and key:
                 found[key] = str(inner).removeprefix("grpo_lightning.")
-            elif name in ("init_args", "dict_kwargs") and "class_path" in value:
-                found |= flat(inner, key)
             else:
-                found |= flat(inner, f"{key}.{name}" if key else str(name))
+                is_own = name in ("init_args", "dict_kwargs") and "class_path" in value
+                found |= flat(inner, key if is_own else f"{key}.{name}" if key else str(name))
         return found
     if isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
-        parts = [flat(inner, f"{key}.{index}") for index, inner in enumerate(value)]
-        return {name: inner for part in parts for name, inner in part.items()}
+        return {name: one for i, inner in enumerate(value) for name, one in flat(inner, f"{key}.{i}").items()}
     return {key: value}
 
 
@@ -134,20 +131,17 @@ def earlier(run: Path) -> list[tuple[int, dict[str, Any]]]:
     return found
 
 
-def merged(before: Sequence[tuple[int, Config]], newest: Config, shown: Callable[[Any], str]) -> dict[str, Any]:
-    """The newest options; a value that was another one before is `0.0003 → 0.0001 at step 5`.
-
-    `before` has earlier options, and the last step of each.
-    """
+def merged(starts: Sequence[tuple[int, Config]], shown: Callable[[Any], str] = shown) -> dict[str, Any]:
+    """The newest options of the `starts`; a value that was another one before is `0.0003 → 0.0001 at step 5`."""
     texts: dict[str, str] = {}
-    for (until, old), (_, new) in pairwise([*before, (0, newest)]):
+    for (until, old), (_, new) in pairwise(starts):
         for key in changed(old, new):
             start = texts.get(key) or value_of(old, key, shown)
             texts[key] = f"{start} → {value_of(new, key, shown)} at step {until + 1}"
-    return {**newest, **texts}
+    return {**starts[-1][1], **texts}
 
 
-def value_of(options: Config, key: str, shown: Callable[[Any], str]) -> str:
+def value_of(options: Config, key: str, shown: Callable[[Any], str] = shown) -> str:
     """The value of an option as text; a dash where it is not there."""
     return shown(options[key]) if key in options else "–"
 

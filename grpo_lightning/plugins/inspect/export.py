@@ -23,7 +23,7 @@ from grpo_lightning.policy.architecture import stop_ids_of
 from grpo_lightning.policy.pretrained import first_line
 from grpo_lightning.training import disk
 from grpo_lightning.training.checkpoint_files import check_same_model, read_checkpoint
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import UsageError, require
 
 PREFIX = "policy.model."
 """What the names of the policy's weights begin with in a checkpoint."""
@@ -40,15 +40,14 @@ def export(run: Path, out: Path, checkpoint: Path | None = None, dtype: str | No
     log-probs by rounding; `adapter` writes it alone, for PEFT.
     """
     config = config_of(run)
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UsageError(f"--out={out}: something is there already. Give a folder that does not exist, or delete it")
+    is_free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    require(is_free, f"--out={out}: something is there already. Give a folder that does not exist, or delete it")
     path = checkpoint or run / "checkpoints" / "last.ckpt"
-    if not path.exists():
-        raise UsageError(f"{run}: there is no checkpoint {path}. Let a step of the run end, or give --ckpt_path")
+    require(path.exists(), f"{run}: there is no checkpoint {path}. Let a step of the run end, or give --ckpt_path")
     policy, sampling = config["model"]["policy"], config["model"].get("sampling") or {}
     adapter = adapter_of(policy)
-    if kind == "adapter" and adapter is None:
-        raise UsageError(f"--as=adapter: {run} has trained all weights, and has no adapter. Give --as model")
+    is_there = kind == "model" or adapter is not None
+    require(is_there, f"--as=adapter: {run} has trained all weights, and has no adapter. Give --as model")
     saved = read_checkpoint(path, mmap=True)
     tokenizer = read(AutoTokenizer, policy)
     model = model_of(policy, adapter, saved, path, kind)
@@ -87,15 +86,15 @@ def model_card(config: Mapping[str, Any], kind: str, made: str) -> str:
 def config_of(run: Path) -> dict[str, Any]:
     """The configuration that a run has written."""
     path = run / "config.yaml"
-    if not path.is_file():
-        raise UsageError(
-            f"{run}: no run is there, for it has no config.yaml. Give the folder that `grpo fit` wrote to. A run in "
-            "Python has none: call module.policy.save_pretrained(folder)"
-        )
+    require(
+        path.is_file(),
+        f"{run}: no run is there, for it has no config.yaml. Give the folder that `grpo fit` wrote to. A run in "
+        "Python has none: call module.policy.save_pretrained(folder)",
+    )
     try:
         config = read_config(path) or {}
         _ = config["model"]["policy"]["path"]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise UsageError(f"{path}: no configuration of `grpo fit`. Restore the one that the run has written") from error
     return config
 
@@ -128,11 +127,8 @@ def model_of(
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(read(AutoConfig, policy), trust_remote_code=trust)
     else:
-        if adapter is not None and adapter.quantise is not None:
-            raise UsageError(
-                f"--as=model: the adapter was trained beside weights in {adapter.quantise}, and cannot be added to "
-                "them. Give --as adapter"
-            )
+        kept = f"the adapter was trained beside weights in {adapter.quantise}, and cannot be" if adapter else ""
+        require(not (adapter and adapter.quantise), f"--as=model: {kept} added to them. Give --as adapter")
         model = read(AutoModelForCausalLM, policy, dtype=dtype)
     own, base = model.state_dict(), ""
     if adapter is not None:
@@ -170,8 +166,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
         mask = os.umask(0)
         os.umask(mask)
         for file in (path for path in partial.rglob("*") if path.is_file()):
-            # With the permissions of a file that `open` makes, and on the disk.
-            file.chmod(0o666 & ~mask)
+            file.chmod(0o666 & ~mask)  # as `open` makes files
             with file.open("rb") as opened:
                 os.fsync(opened.fileno())
         os.replace(partial, out)

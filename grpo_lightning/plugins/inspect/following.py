@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from grpo_lightning import ranks
-from grpo_lightning.plugins.inspect.groups import Row, completion_record, group_record, measured
-from grpo_lightning.plugins.inspect.measuring import Measure
+from grpo_lightning.plugins.inspect.groups import Measure, Row, completion_record, group_record, measured
 from grpo_lightning.plugins.inspect.record import CompletionRecord, GroupRecord, TokenRecord
 from grpo_lightning.training.data import TaskData
 from grpo_lightning.training.evaluation import Answer
@@ -48,19 +47,17 @@ class Followed:
         kept, evaluation.kept = evaluation.kept, {}
         if not self.prompts:
             return []
-        # Those that the rank validates.
-        mine = self.prompts[ranks.rank() :: ranks.world_size()]
+        mine = self.prompts[ranks.rank() :: ranks.world_size()]  # those that the rank validates
         # Validation answers greedily first.
         answers = [answer for prompt in mine for answer in kept.get(prompt.id, [])[: 1 + self.num_samples]]
         is_enough = len(answers) == len(mine) * (1 + self.num_samples)
         if not all(ranks.gather(is_enough and all(answer.version == policy.version for answer in answers))):
             with module.explorer.engine.awake():
                 answers = evaluation.answer(policy, mine, 1, greedy=True)
-                if self.num_samples:
-                    answers += evaluation.answer(policy, mine, self.num_samples, greedy=False)
+                answers += evaluation.answer(policy, mine, self.num_samples, greedy=False) if self.num_samples else []
             answers.sort(key=lambda answer: (answer.sample.prompt.id, not answer.greedy))
-        groups = self._groups(mine, answers, measure)
-        return sorted((one for groups in ranks.gather(groups) for one in groups), key=lambda group: group.prompt_id)
+        groups = ranks.gather(self._groups(mine, answers, measure))
+        return sorted((one for own in groups for one in own), key=lambda group: group.prompt_id)
 
     def _groups(self, prompts: list[Prompt], answers: list[Answer], measure: Measure) -> list[GroupRecord]:
         """The groups of this rank."""
@@ -86,13 +83,10 @@ class Followed:
                 tokens = TokenRecord(np.zeros(0, np.int32), [])
                 if row is not None:
                     shown[sample.prompt.id] = row.prompt(sample, tokenizer)
-                    tokens = row.record(
-                        tokenizer,
-                        sampler_logp=None if answer.greedy else row.rollouts.sampler_logp,
-                        after_logp=after.logp[row.tokens],
-                        ref_logp=None if ref_logp is None else ref_logp[row.tokens],
-                        **measured(after, row.tokens, "after"),
-                    )
+                    logp = {"after_logp": after.logp, "ref_logp": ref_logp}
+                    numbers = {name: None if of is None else of[row.tokens] for name, of in logp.items()}
+                    numbers["sampler_logp"] = None if answer.greedy else row.rollouts.sampler_logp
+                    tokens = row.record(tokenizer, **numbers, **measured(after, row.tokens, "after"))
                 found[sample.prompt.id].append(completion_record(sample, scores, index, row, tokens, answer.greedy))
         return [
             group_record("validation", ["followed"], shown[id], None, completions, tokenizer)

@@ -1,24 +1,37 @@
 """Groups, completions and tokens as they are recorded, from samples, scores and rollouts."""
 
 import math
-from collections.abc import Iterator
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from grpo_lightning.maths.advantages import has_spread
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.plugins.inspect.choosing import mean_and_std
 from grpo_lightning.plugins.inspect.pieces import decode, pieces_of, vocabulary_of
-from grpo_lightning.plugins.inspect.record import CompletionRecord, GroupRecord, TokenRecord
-from grpo_lightning.plugins.inspect.turns import ConversationRecord, first_drawn
-from grpo_lightning.policy.compute import TokenLogp
+from grpo_lightning.plugins.inspect.record import (
+    NUM_ALTERNATIVES,
+    CompletionRecord,
+    ConversationRecord,
+    GroupRecord,
+    TokenRecord,
+    TurnRecord,
+)
+from grpo_lightning.policy.packer import Packer
+from grpo_lightning.policy.policy import Policy, TokenLogp
 from grpo_lightning.rewards.results import Scores
 from grpo_lightning.training.evaluation import none_if_nan
-from grpo_lightning.types import Prompt, Sample
+from grpo_lightning.types import Conversation, Prompt, Sample
+
+POLICY, PROMPT, HISTORY = "assistant", "prompt", "history"
+"""Who wrote the tokens of a turn, where it was not the environment."""
 
 
 @dataclass(slots=True)
@@ -74,6 +87,35 @@ class Row:
         return whole
 
 
+@dataclass(slots=True, frozen=True)
+class Measure:
+    """Measures completions with the policy as it is. Call it in eval mode, without gradients, on every rank."""
+
+    policy: Policy
+    max_tokens: int
+
+    def __call__(self, rollouts: Rollouts) -> TokenLogp:
+        """Log-probs, entropies and the likeliest tokens at each drawn token, on the CPU, in the order of `rollouts`."""
+        packer, packs = self._packs(rollouts)
+        # `trainer.precision: 64-true` changes the default type.
+        numbers = torch.zeros(rollouts.num_tokens, 2 + NUM_ALTERNATIVES, dtype=torch.float32)
+        ids = torch.zeros(rollouts.num_tokens, NUM_ALTERNATIVES, dtype=torch.int64)
+        for tokens, scored in packer.over(rollouts, packs, partial(self.policy, num_top=NUM_ALTERNATIVES)):
+            assert scored.top_ids is not None and scored.top_logp is not None
+            numbers[tokens] = torch.column_stack([scored.logp, scored.entropy, scored.top_logp]).cpu()
+            ids[tokens] = scored.top_ids.cpu()
+        return TokenLogp(numbers[:, 0], numbers[:, 1], ids, numbers[:, 2:])
+
+    def logp(self, rollouts: Rollouts, of: Callable[[Policy, Rollouts], Tensor]) -> Tensor:
+        """[N] float32 log-probs of a snapshot, on the CPU."""
+        packer, packs = self._packs(rollouts)
+        return packer.per_token(rollouts, packs, partial(of, self.policy))
+
+    def _packs(self, rollouts: Rollouts) -> tuple[Packer, list[Tensor]]:
+        packer = Packer(self.policy, self.max_tokens, rollouts.temperature)
+        return packer, packer.rows_of_packs(rollouts) if len(rollouts) else []
+
+
 def measured(scored: TokenLogp, pick: slice, when: str) -> dict[str, Tensor | None]:
     """Fields of a `TokenRecord` that a pass `before` or `after` the updates gives, of the tokens `pick`."""
     assert scored.top_ids is not None and scored.top_logp is not None
@@ -105,7 +147,7 @@ def completion_record(
         tokens=tokens,
         greedy=greedy,
         judge=scores.correct or "",
-        conversation=ConversationRecord.from_piece(talk, piece, tokens.drawn.tolist()) if talk else None,
+        conversation=conversation_record(talk, piece, tokens.drawn.tolist()) if talk else None,
     )
 
 
@@ -139,3 +181,55 @@ def group_record(
         completions=completions,
         vocabulary=vocabulary_of(tokenizer, [id for top in tops if top is not None for id in top.flatten().tolist()]),
     )
+
+
+def conversation_record(talk: Conversation, piece: int, drawn: Sequence[bool]) -> ConversationRecord:
+    """The record of one piece.
+
+    `drawn` [T] tells of each recorded token whether the policy drew it; the piece may have more before them.
+    """
+    answers = answers_of(talk)
+    at, turns = first_drawn(talk, piece), list[TurnRecord]()
+    for own, run in groupby(range(len(drawn)), key=lambda t: drawn[t]):
+        indices = [*run]
+        if own:
+            # Turns of the policy in a row are one run.
+            for t in indices:
+                number = sum(end < at for end in talk.ends)
+                if talk.ends[number] == at or t == indices[-1]:
+                    turns.append(TurnRecord(POLICY, t, talk.rewards[number]))
+                at += 1
+            continue
+        role = HISTORY if piece else PROMPT
+        if turns:
+            role = ", ".join(dict.fromkeys(role for role, _ in answers[sum(end < at for end in talk.ends) - 1]))
+        turns.append(TurnRecord(role, indices[-1]))
+    closing = answers[-1] if answers and piece >= len(talk.pieces) - 1 else []
+    calls = talk.num_calls, talk.num_failed_calls
+    return ConversationRecord(piece, len(talk.pieces), turns, closing, talk.outcome, *calls, talk.error)
+
+
+def first_drawn(talk: Conversation, piece: int) -> int:
+    """Index of a piece's first drawn token among all that the policy drew."""
+    return sum(sum(before.drawn) for before in talk.pieces[:piece])
+
+
+def answers_of(talk: Conversation) -> list[list[tuple[str, str]]]:
+    """[turns] role and text of the messages that follow each turn of the policy."""
+    found: list[list[tuple[str, str]]] = [[]]
+    for message in reversed(talk.messages):
+        if message["role"] == POLICY:
+            found.append([])
+        else:
+            name = message.get("name") if message["role"] == "tool" else None
+            found[-1].append((f"tool {name}" if name else message["role"], message["content"]))
+    # The first messages may have turns of an assistant too, which are examples.
+    return [answers[::-1] for answers in found[: len(talk.ends)]][::-1]
+
+
+def mean_and_std(rewards: Sequence[float]) -> tuple[float, float]:
+    """Mean and population standard deviation; NaN and 0 without any, and 0 where rewards differ by rounding alone."""
+    if not rewards:
+        return math.nan, 0.0
+    differ = has_spread(torch.tensor(rewards, dtype=torch.float64), torch.zeros(len(rewards), dtype=torch.int64), 1)
+    return statistics.fmean(rewards), statistics.pstdev(rewards) if differ else 0.0

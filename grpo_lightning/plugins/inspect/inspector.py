@@ -14,10 +14,13 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from grpo_lightning import ranks
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.grpo.step import Observer, Step
+from grpo_lightning.maths.metrics import RIGHT_ABOVE
+from grpo_lightning.maths.objective import Objective
 from grpo_lightning.plugins.inspect.candidates import Candidates
 from grpo_lightning.plugins.inspect.following import Followed
-from grpo_lightning.plugins.inspect.measuring import Measure, movement
+from grpo_lightning.plugins.inspect.groups import Measure
 from grpo_lightning.plugins.inspect.record import FOLDER, GroupRecord, StepRecord, describe, files_of, path_of, step_of
+from grpo_lightning.policy.policy import Policy
 from grpo_lightning.training import disk
 from grpo_lightning.training.data import TaskData
 from grpo_lightning.training.module import GRPOModule
@@ -64,15 +67,6 @@ class Inspector(Callback, Observer):
         pl_module.evaluation.kept = {}
         self._is_on = stage == "fit" and self.every_n_steps > 0 and not disk.is_trial(trainer)
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Keeps no more answers."""
-        assert isinstance(pl_module, GRPOModule)
-        pl_module.evaluation.kept = {}
-
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """As `teardown`, which Lightning skips after an exception."""
-        self.teardown(trainer, pl_module, "fit")
-
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Lets the validation before the first step answer the followed prompts."""
         if self._is_on:
@@ -87,8 +81,8 @@ class Inspector(Callback, Observer):
         if begins and trainer.is_global_zero:
             # The records of later steps will be repeated; the first step writes that of step 0 too.
             run, last = Path(trainer.default_root_dir), trainer.current_epoch or -1
-            late = [file for file in files_of(run) if step_of(file) > last]
-            for file in [*late, *(run / FOLDER).glob("step-*.jsonl.partial")]:
+            late = (file for file in files_of(run) if step_of(file) > last)
+            for file in (*late, *(run / FOLDER).glob("step-*.jsonl.partial")):
                 file.unlink()
         if begins and trainer.current_epoch == 0:
             with self._looking():
@@ -124,7 +118,7 @@ class Inspector(Callback, Observer):
 
     @property
     def _measure(self) -> Measure:
-        return Measure(self._module.policy, GRPOLoop.find(self._trainer).max_tokens, self._module.device)
+        return Measure(self._module.policy, GRPOLoop.find(self._trainer).max_tokens)
 
     @property
     def _followed(self) -> Followed:
@@ -161,3 +155,35 @@ class Inspector(Callback, Observer):
         )
         disk.write_whole(path_of(folder, step), "".join(line + "\n" for line in record.lines()))
         self._seconds += perf_counter() - started
+
+
+METRICS = ("update/agreement", "update/delta_logp_right", "update/delta_logp_wrong")
+
+
+def movement(step: Step, policy: Policy, objective: Objective) -> dict[str, float]:
+    """The metrics of all ranks together, without those that are not defined; a forward per pack.
+
+    They are over the tokens that an update was made with: one that a stop rule refused, or that was skipped as not
+    finite, does not count. Every rank must call it, in eval mode and without gradients.
+    """
+    # For each metric a sum and what it is divided by.
+    total = torch.zeros(3, 2, dtype=torch.float64)
+    value = step.exploration.scores.main.value
+    for pack in (pack for packs in step.packs for pack in packs):
+        rollouts, layout = pack.rollouts, pack.layout or policy.compute.layout(pack.rollouts)
+        after = policy(rollouts, layout=layout).logp
+        layout.free()
+        if not pack.updated or pack.is_idle:
+            continue  # nothing was learned from it, or it is idle
+        assert rollouts.old_logp is not None
+        change = after - rollouts.old_logp
+        weight = rollouts.weight * objective.factor(rollouts.old_logp, rollouts)
+        push, counts = weight * rollouts.advantage, weight != 0
+        total[0] += torch.stack([push.abs()[change * push > 0].sum(), push.abs().sum()]).cpu()
+        # NaN, where the reward that decides failed, is neither right nor wrong.
+        judged = rollouts.spread(torch.tensor([value[row] for row in rollouts.row.tolist()], device=after.device))
+        for index, own in ((1, judged > RIGHT_ABOVE), (2, judged <= RIGHT_ABOVE)):
+            total[index] += torch.stack([change[counts & own].sum(), (counts & own).sum()]).cpu()
+    everyone = ranks.gather(total)
+    sums = sum(everyone[1:], everyone[0]).tolist()
+    return {name: total / count for name, (total, count) in zip(METRICS, sums, strict=True) if count}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.plugins.inspect.packing import NUM_CURVE
+from grpo_lightning.plugins.inspect.record import NUM_CURVE
 
 MOST = 2**22
 """The most values that are evaluated of a completion. Of a longer one the tokens that are pushed most have curves."""
@@ -73,8 +73,7 @@ def _at(objective: Objective, one: Rollouts, old: Tensor, logp: Tensor) -> tuple
     if objective.beta > 0 and one.ref_logp is not None:
         kl = objective.kl(logp.flatten(), one.ref_logp.repeat(rows), old)
     clip = surrogate.clipped_high.to(torch.int8) - surrogate.clipped_low.to(torch.int8)
-    value, kl, clip = (part.view(rows, -1) for part in (surrogate.value, kl, clip))
-    return value, kl, clip
+    return surrogate.value.view(rows, -1), kl.view(rows, -1), clip.view(rows, -1)
 
 
 def _moved_alone(at: At, logp: Tensor, grid: Tensor, push: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import UsageError, require
 
 ASSETS = Path(__file__).with_name("assets")
 
@@ -52,11 +52,10 @@ def source_of(text: str) -> str:
 
 def check_out(out: Path, default: str) -> None:
     """Finds before the runs are read what would fail, or destroy something, after."""
-    if out.is_dir():
-        raise UsageError(f"--out {out}: that is a folder. Give the name of a page, such as {out / default}")
-    if out.suffix.lower() not in (".html", ".htm"):
-        example = out.with_suffix(".html") if out.name else default
-        raise UsageError(f"--out {out}: give the name of a page, such as {example}")
+    require(not out.is_dir(), f"--out {out}: that is a folder. Give the name of a page, such as {out / default}")
+    example = out.with_suffix(".html") if out.name else default
+    is_page = out.suffix.lower() in (".html", ".htm")
+    require(is_page, f"--out {out}: give the name of a page, such as {example}")
 
 
 def write_page(out: Path, text: str) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 from markupsafe import escape
 
-from grpo_lightning.plugins.inspect.configs import changes_of, read_config
+from grpo_lightning.plugins.inspect.configs import changes_of, read_config, starts_of
 from grpo_lightning.plugins.inspect.markup import ASSETS, check_out, filled, source_of, write_page
-from grpo_lightning.plugins.inspect.record import FOLDER, files_of, read_file
+from grpo_lightning.plugins.inspect.record import FOLDER, read_file, recorded
 from grpo_lightning.plugins.inspect.scalars import Scalars, read_scalars, validation_names
-from grpo_lightning.types import UsageError, at_least
+from grpo_lightning.types import at_least
 
 PAGE = "inspect.html"
 SCRIPTS = [
@@ -52,17 +52,16 @@ class RunData:
     @classmethod
     def read(cls, folder: Path) -> "RunData":
         """The records and curves in a run's folder. A broken file is left out, and a note says so."""
-        check_folder(folder)
         name, steps = folder.resolve().name, dict[int, list[str]]()
-        notes = [f"{name} {change}." for change in changes_of(folder, read_config(folder / "config.yaml") or {})]
-        for file in files_of(folder):
+        starts = starts_of(folder, read_config(folder / "config.yaml") or {})
+        notes = [f"{name} {change}." for change in changes_of(starts)]
+        for file in recorded(folder):
             try:
                 record = read_file(file)
                 steps[record.step] = record.lines()
             except ValueError as error:
                 notes.append(f"{FOLDER}/{file.name} cannot be read and is left out: {error}.")
-        scalars = read_scalars(folder)
-        return cls(name, steps, curves_of(scalars), metrics_of(scalars), notes)
+        return cls(name, steps, *curves_of(read_scalars(folder)), notes)
 
     def size(self, steps: Iterable[int]) -> int:
         """The bytes of some of its steps in the page, about."""
@@ -89,41 +88,21 @@ def evenly(items: Sequence[Any], count: int) -> list[Any]:
     return [items[round(index * (len(items) - 1) / (count - 1))] for index in range(count)]
 
 
-def check_folder(folder: Path) -> None:
-    """Raises UsageError where `folder` is no folder with records, and names one that is."""
-    if not folder.is_dir():
-        raise UsageError(f"{folder}: there is no such folder; give that of a run, such as runs/quickstart")
-    if files_of(folder):
-        return
-    if folder.resolve().name == FOLDER and files_of(folder.resolve().parent):
-        raise UsageError(f"{folder}: this is where a run keeps its records; give the run's folder, one up")
-    if below := sorted(path for path in folder.glob("*") if path.is_dir() and files_of(path)):
-        raise UsageError(f"{folder}: no records here, but in folders below it; give one, such as {below[0]}")
-    raise UsageError(
-        f"{folder}: no records in {folder / FOLDER}; give the folder of a run with `inspect` on, which records its "
-        "first steps after a few minutes. A run in Python records with Trainer(callbacks=[..., Inspector()])"
-    )
+def curves_of(scalars: Scalars) -> tuple[dict[str, list[tuple[int, float]]], dict[str, str]]:
+    """The page's curves of a run, and the names of the scalars that they show.
 
-
-def curves_of(scalars: Scalars) -> dict[str, list[tuple[int, float]]]:
-    """The page's curves of a run, those that it has and that are not always 0, with four figures.
-
-    Each has at most NUM_POINTS finite points, evenly spread.
+    They are those that are not always 0, with four figures and at most NUM_POINTS finite points, evenly spread.
     """
-    sides = [dict(scalars.get(f"policy/clip_{side}", [])) for side in ("low", "high")]
-    clipped = [(step, sum(side.get(step, 0.0) for side in sides)) for step in sorted({*sides[0], *sides[1]})]
-    every = {name: scalars.get(key, []) for name, key in metrics_of(scalars).items()} | {"clipped": clipped}
+    names = CURVES | {"validation": next(iter(validation_names(scalars)), "")}
+    low, high = (dict(scalars.get(f"policy/clip_{side}", [])) for side in ("low", "high"))
+    clipped = [(step, low.get(step, 0.0) + high.get(step, 0.0)) for step in sorted({*low, *high})]
     found = {}
-    for name, points in every.items():
+    for name, key in names.items():
+        points = clipped if name == "clipped" else scalars.get(key, [])
         if any(value for _, value in points):
             finite = [(step, float(f"{value:.4g}")) for step, value in points if abs(value) < float("inf")]
             found[name] = evenly(finite, NUM_POINTS) if len(finite) > NUM_POINTS else finite
-    return found
-
-
-def metrics_of(scalars: Scalars) -> dict[str, str]:
-    """The names of the scalars that the page's curves show, by the curve's name."""
-    return CURVES | {"validation": next(iter(validation_names(scalars)), "")}
+    return found, names
 
 
 def build(runs: Sequence[RunData]) -> str:
@@ -132,13 +111,8 @@ def build(runs: Sequence[RunData]) -> str:
     scripts = [(ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
     script = "\n".join(['(() => {\n"use strict";', *scripts, "})();"])
     shown = [
-        {
-            "name": run.name,
-            "steps": [{"step": step} for step in run.steps],
-            "curves": run.curves,
-            "metrics": run.metrics,
-        }
-        for run in runs
+        {"name": one.name, "steps": [{"step": n} for n in one.steps], "curves": one.curves, "metrics": one.metrics}
+        for one in runs
     ]
     about = {"runs": shown, "notes": [note for run in runs for note in run.notes]}
     data = [data_block("page", json.dumps(about, ensure_ascii=False))]

@@ -1,33 +1,52 @@
 """What a run's updates did to each token: the records under `inspect/` in its folder. docs/inspect.md describes them.
 
 A file holds one exploration step: a line of JSON about the step, then a line per group. Numbers per token are packed:
-base64 of little-endian float32, int32 or int8, so a token takes about 200 bytes.
+base64 of little-endian float32, float16, int32 or int8, so a token takes about 200 bytes.
 """
 
+import base64
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 import numpy as np
 
-from grpo_lightning.plugins.inspect.packing import Array, pack, unpack
-from grpo_lightning.plugins.inspect.turns import ConversationRecord
-from grpo_lightning.types import UsageError
+from grpo_lightning.types import UsageError, require
+
+Array = np.ndarray
 
 FOLDER = "inspect"
 NAME = re.compile(r"step-[0-9]+\.jsonl")
 FORMAT = 1
+
+NUM_ALTERNATIVES = 5
+"""K, how many of the likeliest tokens are recorded at each position."""
+NUM_CURVE = 40
+
+DTYPES: Mapping[str, str] = {
+    **dict.fromkeys(("ids", "top_before_ids", "top_after_ids"), "<i4"),
+    **dict.fromkeys(("given", "clip"), "<i1"),
+    **dict.fromkeys(("curve", "curve_kl"), "<f2"),
+}
+"""Types of the arrays that are not float32, by the name of their field."""
+
+WIDTHS: Mapping[str, int] = {
+    **{f"top_{when}_{what}": NUM_ALTERNATIVES for when in ("before", "after") for what in ("ids", "logp")},
+    **{"near": 2, "curve": NUM_CURVE, "curve_kl": NUM_CURVE, "bounds": 2},
+}
 
 
 @dataclass(slots=True)
 class TokenRecord:
     """The T tokens of a completion, drawn and given. An array is [T] float32, or None where the run has no such number.
 
-    Given tokens, which the policy did not draw, have NaN in every float32 array and 0 in `clip`.
+    A table in docs/inspect.md tells what each is. Given tokens, which the policy did not draw, have NaN in every
+    float32 array and 0 in `clip`.
     """
 
     ids: Array
@@ -37,48 +56,35 @@ class TokenRecord:
     given: Array | None = None
     """[T] int8, 1 for tokens that the policy did not draw; None: it drew all."""
     sampler_logp: Array | None = None
-    """Log-prob recorded when the token was drawn. A followed answer has it only where nothing but the
-    temperature set its distribution: not if it is greedy, or filtered by top_k, top_p or min_p."""
     old_logp: Array | None = None
     update_logp: Array | None = None
-    """Log π_θ in the forward of the last update that the token took part in, so before that update."""
     after_logp: Array | None = None
-    """Log π_θ after the step's updates."""
     ref_logp: Array | None = None
     advantage: Array | None = None
     weight: Array | None = None
     correction: Array | None = None
     """Factor for the mismatch of sampler and policy, which `weight` includes."""
     surrogate: Array | None = None
-    """The surrogate's value at `update_logp`."""
     kl: Array | None = None
-    """Estimate of KL(π_θ || π_ref) at `update_logp`."""
     push: Array | None = None
-    """Derivative of the objective by the token's log π_θ at `update_logp`."""
     clip: Array | None = None
-    """[T] int8 at `update_logp`: -1 at the lower bound or target, 1 at the upper, 0 between."""
     entropy_before: Array | None = None
-    """Entropy of π_θ before the step's updates, in nats."""
     entropy_update: Array | None = None
-    """Entropy in the forward of `update_logp`."""
     entropy_after: Array | None = None
     top_before_ids: Array | None = None
     """[T, K] int32 the likeliest tokens before the step's updates, likeliest first."""
     top_before_logp: Array | None = None
     top_after_ids: Array | None = None
-    """[T, K] int32 the likeliest tokens after the step's updates."""
     top_after_logp: Array | None = None
     near: Array | None = None
     """[T, 2] float32 the probabilities around those of the policies, between which half of the curve's points are."""
     curve: Array | None = None
-    """[T, NUM_CURVE] float16 the surrogate with this token elsewhere, less `surrogate`: first at probabilities from 0
-    to 1, then at those of `near`, evenly spread, with the rest of the completion as in the last update."""
+    """[T, NUM_CURVE] float16 the surrogate with this token alone elsewhere, less `surrogate`: first at probabilities
+    from 0 to 1, then at those of `near`, evenly spread."""
     curve_kl: Array | None = None
-    """[T, NUM_CURVE] float16 the same of `kl`."""
     bounds: Array | None = None
     """[T, 2] float32 probabilities where the token gets to its lower and its upper bound; NaN where there is none."""
     columns: dict[str, Array] = field(default_factory=dict)
-    """What the surrogate prepared, such as the targets of `TargetProbability`."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -87,6 +93,37 @@ class TokenRecord:
     def drawn(self) -> Array:
         """[T] bool, whether the policy drew the token."""
         return np.ones(len(self), bool) if self.given is None else self.given == 0
+
+
+@dataclass(slots=True)
+class TurnRecord:
+    """Tokens of a conversation that one side wrote. What the chat template writes around them belongs to given ones."""
+
+    role: str
+    """`assistant` for the policy. Otherwise what the messages are: `user`, or `tool` and its name. `prompt` is what the
+    prompts of a group do not have in common, `history` what a branch begins with: the turns so far as they are now."""
+    end: int
+    reward: float | None = None
+    """What the environment gave for a turn of the policy; None for the others."""
+
+
+@dataclass(slots=True)
+class ConversationRecord:
+    """A conversation with an environment, and which piece of it a completion is."""
+
+    piece: int
+    """From 0. A later one is a branch: the chat template has rewritten the turns before it."""
+    num_pieces: int
+    """Pieces of the conversation. Its completions follow each other."""
+    turns: list[TurnRecord] = field(default_factory=list)
+    closing: list[tuple[str, str]] = field(default_factory=list)
+    """Role and text of what the environment wrote after the last turn. The policy did not see it."""
+    outcome: float | None = None
+    num_calls: int = 0
+    """Calls of tools in all pieces, failed ones included."""
+    num_failed_calls: int = 0
+    error: str = ""
+    """How the environment failed, in words."""
 
 
 @dataclass(slots=True)
@@ -131,10 +168,7 @@ class GroupRecord:
     mean: float | None
     std: float | None
     update: int | None
-    """The last update of the step whose forward saw it, from 0.
-
-    It may be one that was not made: a stop rule refused it, or it was not finite. `update/*` leaves such ones out.
-    """
+    """The last update of the step whose forward saw it, from 0, though it may have been refused or not finite."""
     completions: list[CompletionRecord]
     vocabulary: dict[int, str]
 
@@ -159,8 +193,7 @@ class StepRecord:
     def lines(self) -> list[str]:
         """The lines of the step's file."""
         head = pack(self)
-        rows = [head, *head.pop("groups")]
-        return [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows]
+        return [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in (head, *head.pop("groups"))]
 
     @classmethod
     def from_lines(cls, lines: list[str]) -> "StepRecord":
@@ -168,20 +201,52 @@ class StepRecord:
         head, *groups = map(json.loads, lines)
         if head["format"] != FORMAT:
             raise ValueError(f"its format is {head['format']!r}, not {FORMAT}")
-        step: StepRecord = unpack(cls, head | {"groups": groups})
-        return step
+        return unpack(cls, head | {"groups": groups})
+
+
+def pack(value: Any, name: str = "") -> Any:
+    """A dataclass, an array, a container or a plain value as JSON; `name` is that of its field.
+
+    A field of a dataclass that could hold an array or a conversation, and is None, is left out.
+    """
+    if isinstance(value, Array):
+        return base64.b64encode(np.ascontiguousarray(value, DTYPES.get(name, "<f4")).tobytes()).decode()
+    if is_dataclass(value):
+        parts = [(field, getattr(value, field.name)) for field in fields(value)]
+        large = (Array, ConversationRecord)
+        return {f.name: pack(part, f.name) for f, part in parts if part is not None or get_args(f.type)[0] not in large}
+    if isinstance(value, dict):
+        return {str(key): pack(part) for key, part in value.items()}
+    return [pack(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def unpack(kind: Any, value: Any, name: str = "") -> Any:
+    """The inverse of `pack`: a value of JSON as an annotation says. Fields of a later version are left out."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return None if value is None else unpack(inner[0], value, name)
+    if kind is Array:
+        values = np.frombuffer(base64.b64decode(value, validate=True), DTYPES.get(name, "<f4"))
+        return values.reshape(-1, WIDTHS[name]) if name in WIDTHS else values
+    if is_dataclass(kind):
+        known = {f.name: unpack(f.type, value[f.name], f.name) for f in fields(kind) if f.name in value}
+        return kind(**known)  # type: ignore[operator]
+    if origin is dict:
+        return {inner[0](key): unpack(inner[1], one) for key, one in value.items()}
+    if origin in (list, tuple):
+        kinds = inner * len(value) if origin is list else inner
+        return origin(unpack(part, one) for part, one in zip(kinds, value, strict=True))
+    return value
 
 
 def describe(part: Any, above: Sequence[int] = ()) -> Any:
     """A part of the objective as JSON: its class, and its settings with the parts that it is made of.
 
-    What points back to a part that it belongs to is its class alone. What starts with `_` and what is no setting are
-    left out. `above` has the ids of the parts that it belongs to.
+    What points back to a part that it belongs to, one of the ids `above`, is its class alone. What starts with `_` and
+    what is no setting are left out.
     """
-    if isinstance(part, float) and not math.isfinite(part):
-        return None
     if part is None or isinstance(part, (bool, int, float, str)):
-        return part
+        return None if isinstance(part, float) and not math.isfinite(part) else part
     if isinstance(part, type):
         return part.__name__
     name = {"class": type(part).__name__}
@@ -192,8 +257,8 @@ def describe(part: Any, above: Sequence[int] = ()) -> Any:
         return [describe(item, above) for item in part]
     if isinstance(part, Mapping):
         return {str(key): describe(value, above) for key, value in part.items()}
-    settings = getattr(part, "__dict__", {})
-    return name | {key: describe(value, above) for key, value in settings.items() if not key.startswith("_")}
+    settings = {key: value for key, value in getattr(part, "__dict__", {}).items() if not key.startswith("_")}
+    return name | {key: describe(value, above) for key, value in settings.items()}
 
 
 def path_of(run: Path | str, step: int) -> Path:
@@ -225,13 +290,21 @@ def files_of(run: Path | str) -> list[Path]:
     return sorted(files, key=step_of)
 
 
+def recorded(run: Path | str) -> list[Path]:
+    """The files of a run's records; raises UsageError where there are none."""
+    require(Path(run).is_dir(), f"{run}: there is no such folder; give that of a run, such as runs/quickstart")
+    if not (files := files_of(run)):
+        raise UsageError(
+            f"{run}: no records in {Path(run) / FOLDER}; give the folder of a run with `inspect` on, which records its "
+            "first steps after a few minutes. A run in Python records with Trainer(callbacks=[..., Inspector()])"
+        )
+    return files
+
+
 def read(run: Path | str) -> list[StepRecord]:
     """The records of a run, in the order of its steps."""
-    files = files_of(run)
-    if not files:
-        raise UsageError(f"{run}: no records in {Path(run) / FOLDER}; give the folder of a run with `inspect` on")
     records = []
-    for file in files:
+    for file in recorded(run):
         try:
             records.append(read_file(file))
         except ValueError as error:

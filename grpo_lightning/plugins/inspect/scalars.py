@@ -3,6 +3,7 @@
 import csv
 import re
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 
 from grpo_lightning.types import FIRST_LOOK
@@ -14,23 +15,16 @@ EVENTS, TABLE = "events.out.tfevents.*", "metrics.csv"
 """The files of TensorBoard and of a CSVLogger, in the folder of a run."""
 
 
-def folders_of_runs(root: Path, below: str = "") -> set[Path]:
-    """The folders with curves that are as deep below `root` as a pattern such as `*/*/`."""
-    return {file.parent for name in (EVENTS, TABLE) for file in root.glob(below + name)}
-
-
 def read_scalars(folder: Path | str) -> Scalars:
     """Every scalar of a run as (step, value), by step. Of several values at a step, as in a resumed run, the last.
 
     The copies that `Board` puts first in TensorBoard are left out.
     """
-    found: dict[str, dict[int, tuple[float, float]]] = {}
+    found: dict[str, dict[int, float]] = {}
     files = list(Path(folder).glob(EVENTS))
-    for name, step, time, value in _events(files) if files else _rows(Path(folder, TABLE)):
-        values = found.setdefault(name, {})
-        if step not in values or values[step][0] <= time:
-            values[step] = (time, value)
-    return {name: [(step, values[step][1]) for step in sorted(values)] for name, values in sorted(found.items())}
+    for name, step, _, value in sorted(_events(files) if files else _rows(Path(folder, TABLE)), key=itemgetter(2)):
+        found.setdefault(name, {})[step] = value
+    return {name: sorted(values.items()) for name, values in sorted(found.items())}
 
 
 def _events(files: list[Path]) -> Iterator[tuple[str, int, float, float]]:

@@ -7,7 +7,7 @@ import torch
 from helpers.tiny import prompts_of, rollouts_of
 
 from grpo_lightning import Exploration, FinishReason, RewardResult, Sample, Scores
-from grpo_lightning.plugins.inspect.choosing import Choice, GroupSummary, summarise
+from grpo_lightning.plugins.inspect.candidates import Choice, GroupSummary, summarise
 
 GROUPS = [
     # prompt id, mean, std, push

@@ -13,8 +13,8 @@ from helpers.inspecting import terms_of
 
 from grpo_lightning import EnvironmentReward, Inspector, Limits, ProcessSupervision, PromptDataModule, Sampling
 from grpo_lightning.plugins.inspect import read
-from grpo_lightning.plugins.inspect.record import CompletionRecord, StepRecord, path_of
-from grpo_lightning.plugins.inspect.turns import ConversationRecord, TurnRecord
+from grpo_lightning.plugins.inspect.groups import conversation_record
+from grpo_lightning.plugins.inspect.record import CompletionRecord, StepRecord, TurnRecord, path_of
 from grpo_lightning.types import Conversation, Piece, UsageError
 
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz"]
@@ -46,7 +46,7 @@ CONVERSATION = Conversation(
 
 
 def test_turns_of_a_piece_have_their_roles_and_rewards() -> None:
-    first = ConversationRecord.from_piece(CONVERSATION, 0, [False, True, True, False, False, True])
+    first = conversation_record(CONVERSATION, 0, [False, True, True, False, False, True])
     assert first.turns == [
         TurnRecord("prompt", 0),
         TurnRecord("assistant", 2, 0.25),
@@ -58,7 +58,7 @@ def test_turns_of_a_piece_have_their_roles_and_rewards() -> None:
 
 
 def test_a_branch_begins_with_history_and_the_last_has_the_closing_words() -> None:
-    second = ConversationRecord.from_piece(CONVERSATION, 1, [False, False, True])
+    second = conversation_record(CONVERSATION, 1, [False, False, True])
     assert second.turns == [TurnRecord("history", 1), TurnRecord("assistant", 2, 1.0)]
     assert second.closing == [("user", "bye")]
 

@@ -8,8 +8,7 @@ from helpers.chromium import Browser, needs_chromium
 from helpers.inspecting import completion_of, group_of, plain_tokens, step_of, write_records
 
 from grpo_lightning.plugins.inspect.page import write
-from grpo_lightning.plugins.inspect.record import CompletionRecord
-from grpo_lightning.plugins.inspect.turns import ConversationRecord, TurnRecord
+from grpo_lightning.plugins.inspect.record import CompletionRecord, ConversationRecord, TurnRecord
 
 pytestmark = [needs_chromium, pytest.mark.whole]
 OWN, USER, CALCULATE = "assistant", "user", "tool calculate"
