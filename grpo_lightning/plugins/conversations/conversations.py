@@ -221,7 +221,9 @@ class Conversations(Sampler):
         except Failure as failure:
             talk.status, talk.error = failure.args
         for piece in talk.pieces:
-            trim(piece)
+            while piece.drawn and not piece.drawn[-1]:  # Nothing is learned after the last drawn token.
+                piece.token_ids.pop()
+                piece.drawn.pop()
         talk.pieces = [piece for piece in talk.pieces if piece.drawn]
 
     def _has_room(self, sample: Sample, talk: Conversation, context: int | None, max_new_tokens: int) -> bool:
@@ -264,13 +266,6 @@ def add_turn(sample: Sample, talk: Conversation, drawn: Completion, text: str) -
     talk.messages = [*talk.messages, {"role": "assistant", "content": text}]
     talk.ends.append(len(sample.token_ids) - 1)
     talk.rewards.append(0.0)
-
-
-def trim(piece: Piece) -> None:
-    """Leaves out the tokens after the last drawn one; all of them, if none was drawn."""
-    while piece.drawn and not piece.drawn[-1]:
-        piece.token_ids.pop()
-        piece.drawn.pop()
 
 
 def contained(write: Callable[..., Any], *messages: Any) -> Any:

@@ -30,7 +30,7 @@ SCRIPT = Path(__file__).parent / "inside" / "instance.py"
 class Call:
     """A call of a method of one instance."""
 
-    key: int  # the instance; a second call of it waits for the first
+    key: int  # the instance
     method: str
     arguments: list[Any] = field(default_factory=list)
     seconds: float | None = None  # that it may take; None is as for all
@@ -77,22 +77,22 @@ class Instances:
     def call(self, calls: Sequence[Call]) -> list[Outcome]:
         """The outcome of each call, in order: `ok`, `error`, `timeout`, `memory`, `crash` or `too_long`.
 
-        An instance ends with a call whose outcome is neither `ok` nor `error`. Calls of one that has ended give
-        `crash`.
+        Calls are of different instances. An instance ends with a call whose outcome is neither `ok` nor `error`. A call
+        of one that has ended gives `crash`.
         """
         done: dict[int, Outcome] = {}
-        waiting, busy = deque(range(len(calls))), dict[int, int]()
-        while len(done) < len(calls):
-            while waiting and len(busy) < self.num_workers and calls[waiting[0]].key not in busy:
-                index = waiting.popleft()
-                key = calls[index].key
-                if key in self._running and self._running[key].send(calls[index], self.timeout):
-                    busy[key] = index
+        waiting, busy = deque(calls), set[int]()
+        while waiting or busy:
+            while waiting and len(busy) < self.num_workers:
+                call = waiting.popleft()
+                if call.key in self._running and self._running[call.key].send(call, self.timeout):
+                    busy.add(call.key)
                 else:
-                    done[index] = self._lose(key, Status.CRASH)
+                    done[call.key] = self._lose(call.key, Status.CRASH)
             for key in self._settled(busy):
-                done[busy.pop(key)] = self._outcome(key)
-        return [done[index] for index in range(len(calls))]
+                busy.remove(key)
+                done[key] = self._outcome(key)
+        return [done[call.key] for call in calls]
 
     def end(self, keys: Sequence[int]) -> None:
         """Ends instances. One that has ended already is left out."""

@@ -10,7 +10,7 @@ import pytest
 from helpers.paths import environment
 
 from grpo_lightning import OpenEnv, Question, Status, TextArena, UsageError
-from grpo_lightning.plugins.conversations.adapters.base import Seeds
+from grpo_lightning.plugins.conversations.adapters import Seeds
 from grpo_lightning.plugins.conversations.adapters.opponents import any_move, next_hand
 from grpo_lightning.plugins.conversations.base import Remote
 from grpo_lightning.plugins.conversations.instances import Call, Instances

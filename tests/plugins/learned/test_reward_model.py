@@ -7,8 +7,7 @@ import torch
 from helpers.learning import save_policy
 from helpers.tiny import CONTEXT, SHAPES, model_of, tokenizer
 
-from grpo_lightning.plugins.learned.classifier import float32
-from grpo_lightning.plugins.learned.model import RewardModel
+from grpo_lightning.plugins.learned.classifier import RewardModel, float32
 
 END = 5  # <end>
 
