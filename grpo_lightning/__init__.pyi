@@ -88,12 +88,11 @@ from grpo_lightning.plugins.conversations.adapters import OpenEnv as OpenEnv
 from grpo_lightning.plugins.conversations.adapters import TextArena as TextArena
 from grpo_lightning.plugins.conversations.base import Environment as Environment
 from grpo_lightning.plugins.conversations.base import Turn as Turn
-from grpo_lightning.plugins.conversations.calculator import Calculator as Calculator
 from grpo_lightning.plugins.conversations.conversations import Conversations as Conversations
-from grpo_lightning.plugins.conversations.conversations import Limits as Limits
 from grpo_lightning.plugins.conversations.data import PromptDataModule as PromptDataModule
 from grpo_lightning.plugins.conversations.dialogue import Dialogue as Dialogue
-from grpo_lightning.plugins.conversations.games.guess_number import GuessNumber as GuessNumber
+from grpo_lightning.plugins.conversations.guess_number import GuessNumber as GuessNumber
+from grpo_lightning.plugins.conversations.instances import Limits as Limits
 from grpo_lightning.plugins.conversations.reward import EnvironmentReward as EnvironmentReward
 from grpo_lightning.plugins.conversations.tool_calls import BadCall as BadCall
 from grpo_lightning.plugins.conversations.tool_calls import HermesJson as HermesJson
@@ -101,6 +100,7 @@ from grpo_lightning.plugins.conversations.tool_calls import LlamaJson as LlamaJs
 from grpo_lightning.plugins.conversations.tool_calls import PlainTag as PlainTag
 from grpo_lightning.plugins.conversations.tool_calls import ToolCall as ToolCall
 from grpo_lightning.plugins.conversations.tool_calls import ToolFormat as ToolFormat
+from grpo_lightning.plugins.conversations.tools import Calculator as Calculator
 from grpo_lightning.plugins.conversations.tools import ToolEnvironment as ToolEnvironment
 from grpo_lightning.plugins.demonstrations.source import Demonstrations as Demonstrations
 from grpo_lightning.plugins.demonstrations.surrogates import CHORD as CHORD

@@ -13,7 +13,7 @@ from helpers.paths import environment
 from helpers.waiting import LIMIT, wait_until
 from sandbox.test_pool import exists
 
-from grpo_lightning.plugins.conversations.instances import STARTED_AT_ONCE, Call, Instances
+from grpo_lightning.plugins.conversations.instances import STARTED_AT_ONCE, Call, Instances, Limits
 
 
 class Counter:
@@ -85,7 +85,7 @@ class Counter:
 
 @pytest.fixture
 def instances():
-    instances = Instances(Counter(10), num_workers=2, timeout=LIMIT, memory_limit_mb=256, max_answer_bytes=1000)
+    instances = Instances(Counter(10), Limits(seconds=LIMIT, memory_limit_mb=256, max_answer_bytes=1000))
     yield instances
     instances.close()
 
@@ -181,9 +181,9 @@ def test_after_the_first_process_is_lost_it_begins_anew(instances: Instances) ->
 
 PARENT = """
 import sys, time
-from grpo_lightning.plugins.conversations.instances import Call, Instances
+from grpo_lightning.plugins.conversations.instances import Call, Instances, Limits
 from plugins.conversations.test_instances import Counter
-instances = Instances(Counter(), timeout=600)
+instances = Instances(Counter(), Limits(seconds=600))
 instances.start({0: 0, 1: 0})
 pids = [o.value for o in instances.call([Call(0, "pid"), Call(1, "pid")])]
 path = instances.call([Call(0, "file")])[0].value
