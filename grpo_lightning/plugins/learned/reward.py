@@ -132,7 +132,7 @@ class LearnedReward(Reward):
                 [row.label for row in group],
             )
             self.iterations.pending.append(labelled.balanced(self.iterations.replay.per_label))
-        metrics = {}
+        metrics: dict[str, float] = {}
         if rows:
             values = [row.value if self.squash else sigmoid(row.value) for row in rows]
             numbers = [(value, row.label, row.id, row.length) for value, row in zip(values, rows, strict=True)]
