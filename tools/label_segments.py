@@ -24,8 +24,7 @@ from grpo_lightning.engines.base import RolloutEngine
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
 from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.plugins.process.reward import last_tokens
-from grpo_lightning.plugins.process.splitters import ByPattern
+from grpo_lightning.plugins.process.reward import ByPattern, last_tokens
 from grpo_lightning.plugins.verifier.math_verifier import MathVerifier
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.rewards.base import Reward

@@ -19,9 +19,8 @@ from transformers.utils.logging import disable_progress_bar
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.grpo.explore import Explorer
 from grpo_lightning.plugins.fast.native import NativeEngine
-from grpo_lightning.plugins.learned.labelled import write_labelled
 from grpo_lightning.plugins.learned.loss import BinaryCrossEntropy, BradleyTerry, SumOf
-from grpo_lightning.plugins.learned.replay import Replay
+from grpo_lightning.plugins.learned.replay import Replay, write_labelled
 from grpo_lightning.plugins.learned.reward import SEED, LearnedReward
 from grpo_lightning.plugins.learned.update import RewardUpdate
 from grpo_lightning.plugins.verifier.math_verifier import MathVerifier

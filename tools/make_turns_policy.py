@@ -23,10 +23,10 @@ from make_tiny_policy import BATCH, EOS, Example, learn, make_model, make_tokeni
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_lightning.plugins.conversations.adapters.textarena import TextArena
+from grpo_lightning.plugins.conversations.adapters import TextArena
 from grpo_lightning.plugins.conversations.base import Environment
-from grpo_lightning.plugins.conversations.calculator import value_of
-from grpo_lightning.plugins.conversations.games.guess_number import GuessNumber
+from grpo_lightning.plugins.conversations.guess_number import GuessNumber
+from grpo_lightning.plugins.conversations.tools import value_of
 from grpo_lightning.tasks.arithmetic import Arithmetic
 from grpo_lightning.types import Question
 

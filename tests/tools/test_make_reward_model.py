@@ -6,7 +6,7 @@ from helpers.loading import load_tool
 from transformers import AutoModelForSequenceClassification
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_lightning.plugins.learned.labelled import read_labelled
+from grpo_lightning.plugins.learned.replay import read_labelled
 from grpo_lightning.plugins.learned.reward import SEED, LearnedReward
 
 tool = load_tool("make_reward_model")

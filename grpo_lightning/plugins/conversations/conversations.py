@@ -1,7 +1,7 @@
 """Conversations of the policy with an environment: all of a step's advance together, one turn at a time."""
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from itertools import groupby, takewhile
 from typing import Any
@@ -15,7 +15,7 @@ from grpo_lightning.engines.stop_strings import text_of
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.conversations.base import Environment, Remote
 from grpo_lightning.plugins.conversations.dialogue import PLAIN, Dialogue
-from grpo_lightning.plugins.conversations.instances import Call, Instances
+from grpo_lightning.plugins.conversations.instances import Call, Instances, Limits
 from grpo_lightning.plugins.conversations.tool_calls import ToolFormat
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.sandbox.pool import LoadError, Outcome
@@ -31,39 +31,10 @@ from grpo_lightning.types import (
     Sample,
     Status,
     UsageError,
-    at_least,
 )
 
 Talk = Generator[Call | Request, Any, None]
 """A conversation under way: it yields what it waits for, and is sent what a call returns or the policy draws."""
-
-
-@dataclass
-class Limits:
-    """Limits of a conversation with an environment.
-
-    A conversation that reaches one of the first two ends there, and its completion is truncated. The limit of a turn is
-    `sampling.max_new_tokens`.
-
-    Args:
-        max_turns: Most turns of the policy.
-        max_tokens: Most tokens after the prompt, drawn and given; None sets no limit but the model's context.
-        seconds: Seconds that the environment may take per call of a tool, or per turn without calls.
-        memory_limit_mb: Memory per conversation in MiB, in addition to what imports need (Linux only).
-        max_answer_bytes: Most bytes that the environment may answer to a turn.
-        num_workers: Environments that compute at once. Give more for those that wait for a server.
-    """
-
-    max_turns: int = 8
-    max_tokens: int | None = None
-    seconds: float = 10.0
-    memory_limit_mb: int = 1024
-    max_answer_bytes: int = 65536
-    num_workers: int = 2
-
-    def __post_init__(self) -> None:
-        for limit in fields(self):
-            at_least(f"data.limits.{limit.name}", getattr(self, limit.name), 0.001 if limit.name == "seconds" else 1)
 
 
 class Conversations(Sampler):
@@ -85,9 +56,7 @@ class Conversations(Sampler):
         self.limits = limits = limits or Limits()
         self.system = system
         self.chat = chat
-        self._instances = Instances(
-            Remote(environment), limits.num_workers, limits.seconds, limits.memory_limit_mb, limits.max_answer_bytes
-        )
+        self._instances = Instances(Remote(environment), limits)
         self._dialogue: Dialogue | None = None
         self._format: ToolFormat | None = None
         self._system: list[Message] = []
@@ -221,7 +190,9 @@ class Conversations(Sampler):
         except Failure as failure:
             talk.status, talk.error = failure.args
         for piece in talk.pieces:
-            trim(piece)
+            while piece.drawn and not piece.drawn[-1]:  # Nothing is learned after the last drawn token.
+                piece.token_ids.pop()
+                piece.drawn.pop()
         talk.pieces = [piece for piece in talk.pieces if piece.drawn]
 
     def _has_room(self, sample: Sample, talk: Conversation, context: int | None, max_new_tokens: int) -> bool:
@@ -264,13 +235,6 @@ def add_turn(sample: Sample, talk: Conversation, drawn: Completion, text: str) -
     talk.messages = [*talk.messages, {"role": "assistant", "content": text}]
     talk.ends.append(len(sample.token_ids) - 1)
     talk.rewards.append(0.0)
-
-
-def trim(piece: Piece) -> None:
-    """Leaves out the tokens after the last drawn one; all of them, if none was drawn."""
-    while piece.drawn and not piece.drawn[-1]:
-        piece.token_ids.pop()
-        piece.drawn.pop()
 
 
 def contained(write: Callable[..., Any], *messages: Any) -> Any:

@@ -3,7 +3,8 @@
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.plugins.benchmarks.benchmark import Benchmark, connect
 from grpo_lightning.plugins.conversations.base import Environment
-from grpo_lightning.plugins.conversations.conversations import Conversations, Limits
+from grpo_lightning.plugins.conversations.conversations import Conversations
+from grpo_lightning.plugins.conversations.instances import Limits
 from grpo_lightning.plugins.conversations.reward import EnvironmentReward
 from grpo_lightning.plugins.conversations.tools import ToolEnvironment
 from grpo_lightning.policy.policy import Policy

@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from multiprocessing.connection import wait
 from pathlib import Path
 from time import monotonic
@@ -20,7 +20,7 @@ from typing import Any
 
 from grpo_lightning.sandbox.pool import LoadError
 from grpo_lightning.sandbox.worker import LOAD_SECONDS, Outcome, environment
-from grpo_lightning.types import Status
+from grpo_lightning.types import Status, at_least
 
 STARTED_AT_ONCE = 16  # instances started by one request: each closes the sockets of those after it
 SCRIPT = Path(__file__).parent / "inside" / "instance.py"
@@ -30,10 +30,38 @@ SCRIPT = Path(__file__).parent / "inside" / "instance.py"
 class Call:
     """A call of a method of one instance."""
 
-    key: int  # the instance; a second call of it waits for the first
+    key: int  # the instance
     method: str
     arguments: list[Any] = field(default_factory=list)
     seconds: float | None = None  # that it may take; None is as for all
+
+
+@dataclass
+class Limits:
+    """Limits of a conversation with an environment.
+
+    A conversation that reaches one of the first two ends there, and its completion is truncated. The limit of a turn is
+    `sampling.max_new_tokens`.
+
+    Args:
+        max_turns: Most turns of the policy.
+        max_tokens: Most tokens after the prompt, drawn and given; None sets no limit but the model's context.
+        seconds: Seconds that the environment may take per call of a tool, or per turn without calls.
+        memory_limit_mb: Memory per conversation in MiB, in addition to what imports need (Linux only).
+        max_answer_bytes: Most bytes that the environment may answer to a turn.
+        num_workers: Environments that compute at once. Give more for those that wait for a server.
+    """
+
+    max_turns: int = 8
+    max_tokens: int | None = None
+    seconds: float = 10.0
+    memory_limit_mb: int = 1024
+    max_answer_bytes: int = 65536
+    num_workers: int = 2
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            at_least(f"data.limits.{limit.name}", getattr(self, limit.name), 0.001 if limit.name == "seconds" else 1)
 
 
 @dataclass(eq=False)
@@ -41,17 +69,12 @@ class Instances:
     """Copies of an object, each in a process that can be killed: one that hangs costs nothing but itself.
 
     A first process imports what the object needs and copies itself by `fork`, which takes about a millisecond. A copy
-    may use as much time and memory as it is allowed, answers at most `max_answer_bytes`, and takes every process and
-    temporary file that it has made along when it ends. No file may be larger than the memory it may use. The prototype
-    is pickled, so its class must be in a module. `num_workers` calls are under way at once; other instances only wait.
-    A call may take `timeout` seconds; an instance `memory_limit_mb` MiB beside what its imports need (Linux only).
+    keeps to its limits, and takes every process and temporary file that it has made along when it ends. No file may be
+    larger than the memory it may use. The prototype is pickled, so its class must be in a module.
     """
 
     prototype: Any
-    num_workers: int = 4
-    timeout: float = 10.0
-    memory_limit_mb: int = 1024
-    max_answer_bytes: int = 1 << 16
+    limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         self._origin: _Origin | None = None
@@ -61,7 +84,7 @@ class Instances:
         """Starts the first process, unless it runs."""
         if self._origin is None or self._origin.pid != os.getpid():  # after a fork it belongs to the other process
             self._running.clear()
-            self._origin = _Origin(self.prototype, self.memory_limit_mb)
+            self._origin = _Origin(self.prototype, self.limits.memory_limit_mb)
             weakref.finalize(self, _finish, self._running, self._origin)  # for who forgets `close`
         return self._origin
 
@@ -77,22 +100,22 @@ class Instances:
     def call(self, calls: Sequence[Call]) -> list[Outcome]:
         """The outcome of each call, in order: `ok`, `error`, `timeout`, `memory`, `crash` or `too_long`.
 
-        An instance ends with a call whose outcome is neither `ok` nor `error`. Calls of one that has ended give
-        `crash`.
+        Calls are of different instances. An instance ends with a call whose outcome is neither `ok` nor `error`. A call
+        of one that has ended gives `crash`.
         """
         done: dict[int, Outcome] = {}
-        waiting, busy = deque(range(len(calls))), dict[int, int]()
-        while len(done) < len(calls):
-            while waiting and len(busy) < self.num_workers and calls[waiting[0]].key not in busy:
-                index = waiting.popleft()
-                key = calls[index].key
-                if key in self._running and self._running[key].send(calls[index], self.timeout):
-                    busy[key] = index
+        waiting, busy = deque(calls), set[int]()
+        while waiting or busy:
+            while waiting and len(busy) < self.limits.num_workers:
+                call = waiting.popleft()
+                if call.key in self._running and self._running[call.key].send(call, self.limits.seconds):
+                    busy.add(call.key)
                 else:
-                    done[index] = self._lose(key, Status.CRASH)
+                    done[call.key] = self._lose(call.key, Status.CRASH)
             for key in self._settled(busy):
-                done[busy.pop(key)] = self._outcome(key)
-        return [done[index] for index in range(len(calls))]
+                busy.remove(key)
+                done[key] = self._outcome(key)
+        return [done[call.key] for call in calls]
 
     def end(self, keys: Sequence[int]) -> None:
         """Ends instances. One that has ended already is left out."""
@@ -117,7 +140,7 @@ class Instances:
         ready = wait([instance.channel for instance in instances.values()], max(0.0, patience))
         for instance in instances.values():
             if instance.channel in ready:
-                instance.receive(self.max_answer_bytes)
+                instance.receive(self.limits.max_answer_bytes)
         now = monotonic()
         return [key for key, instance in instances.items() if instance.has_answered or now >= instance.deadline]
 
@@ -126,8 +149,8 @@ class Instances:
         instance = self._running[key]
         if not instance.has_answered:
             return self._lose(key, Status.TIMEOUT)
-        if len(instance.unread) > self.max_answer_bytes:
-            return self._lose(key, Status.TOO_LONG, f"the answer has more than {self.max_answer_bytes} bytes")
+        if len(instance.unread) > self.limits.max_answer_bytes:
+            return self._lose(key, Status.TOO_LONG, f"the answer has more than {self.limits.max_answer_bytes} bytes")
         try:
             outcome = Outcome.of_reply(instance.unread, instance.number)
         except ValueError:  # the process has ended, or something else wrote there

@@ -1,5 +1,6 @@
-"""The RewardLoss family: the function that a reward model minimises."""
+"""The RewardLoss family, the function that a reward model minimises, and its agreement with the verifier."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,8 +8,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torchmetrics.functional import pearson_corrcoef
+from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
 
-from grpo_lightning.plugins.learned.labelled import LabelledGroup
+from grpo_lightning.maths.metrics import RIGHT_ABOVE
+from grpo_lightning.plugins.learned.replay import LabelledGroup
 from grpo_lightning.types import at_least, require
 
 
@@ -102,3 +106,47 @@ def pairs(label: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         found.append((rows[better], rows[worse], torch.full((len(better),), 1 / max(len(better), 1)).to(label.device)))
     better, worse, weight = map(torch.cat, zip(*found, strict=True))
     return better, worse, weight
+
+
+def agreement(probability: Tensor, label: Tensor, group: Tensor, length: Tensor) -> dict[str, float]:
+    """How well a reward model agrees with the verifier on B completions, on the CPU. An undefined measure is NaN.
+
+    Args:
+        probability: [B] float64 σ(r), which is monotone in r.
+        label: [B] float64 value by the verifier, 0 to 1.
+        group: [B] int64 index of each completion's prompt; the completions of a prompt are adjacent.
+        length: [B] float64 number of tokens.
+    """
+    varies = min(len(probability.unique()), len(length.unique())) > 1
+    return {
+        "pairwise": pairwise(probability, label, group),
+        "auc": auc(probability, label),
+        "brier": float((probability - label).square().mean()),
+        "ece": float(binary_calibration_error(probability, (label > RIGHT_ABOVE).long(), n_bins=10, norm="l1")),
+        "length_correlation": float(pearson_corrcoef(probability, length)) if varies else math.nan,
+        "verified": float(label.mean()),
+        "overrated": float((probability - label).mean()),
+    }
+
+
+def pairwise(probability: Tensor, label: Tensor, group: Tensor) -> float:
+    """The fraction of pairs of a better and a worse completion that r orders correctly; equal r counts half.
+
+    The mean over a prompt's pairs, then over prompts.
+    """
+    better, worse, weight = pairs(label, group)
+    right = 0.5 + 0.5 * (probability[better] - probability[worse]).sign()
+    return float((weight * right).sum() / weight.sum())
+
+
+def auc(probability: Tensor, label: Tensor) -> float:
+    """The probability that a right completion has a larger r than a wrong one, of any prompt."""
+    right = (label > RIGHT_ABOVE).long()
+    return float(binary_auroc(probability, right)) if 0 < int(right.sum()) < len(right) else math.nan
+
+
+def accuracy(probability: Tensor, label: Tensor, group: Tensor) -> float:
+    """`pairwise`; without pairs `auc`; if all are right or all wrong, the fraction that σ(r) > 0.5 classifies."""
+    classified = float(((probability > RIGHT_ABOVE) == (label > RIGHT_ABOVE)).double().mean())
+    measures = (pairwise(probability, label, group), auc(probability, label), classified)
+    return next(value for value in measures if not math.isnan(value))

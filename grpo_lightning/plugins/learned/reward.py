@@ -9,12 +9,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from grpo_lightning import ranks
-from grpo_lightning.plugins.learned.agreement import Agreement
-from grpo_lightning.plugins.learned.iterations import Iterations
-from grpo_lightning.plugins.learned.labelled import LabelledGroup, read_labelled
-from grpo_lightning.plugins.learned.model import RewardModel
-from grpo_lightning.plugins.learned.replay import Replay
-from grpo_lightning.plugins.learned.update import RewardUpdate
+from grpo_lightning.plugins.learned.classifier import RewardModel
+from grpo_lightning.plugins.learned.loss import agreement
+from grpo_lightning.plugins.learned.replay import LabelledGroup, Replay, read_labelled
+from grpo_lightning.plugins.learned.update import Iterations, RewardUpdate
 from grpo_lightning.policy.chat import chat_text
 from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.results import RewardResult, Scores
@@ -134,7 +132,12 @@ class LearnedReward(Reward):
                 [row.label for row in group],
             )
             self.iterations.pending.append(labelled.balanced(self.iterations.replay.per_label))
-        metrics = self._agreement(rows) if rows else {}
+        metrics: dict[str, float] = {}
+        if rows:
+            values = [row.value if self.squash else sigmoid(row.value) for row in rows]
+            numbers = [(value, row.label, row.id, row.length) for value, row in zip(values, rows, strict=True)]
+            probability, label, id, length = torch.tensor(numbers, dtype=torch.float64).T.contiguous()
+            metrics = agreement(probability, label, id.long(), length)
         if iteration_ends:
             metrics |= self.iterations.end(self.name)
         return {key: value for key, value in metrics.items() if not math.isnan(value)}
@@ -148,24 +151,6 @@ class LearnedReward(Reward):
             if not (math.isnan(label) or math.isnan(value) or status in NO_LABEL):
                 ended, prompt = s.finish_reason is FinishReason.STOP, self._prompt(s.prompt)
                 yield Judged(s.prompt.id, prompt, s.text, len(s.token_ids), ended, label, value)
-
-    def _agreement(self, rows: Sequence[Judged]) -> dict[str, float]:
-        """The agreement of a step's rewards with the labels, over all completions."""
-        values = [row.value if self.squash else sigmoid(row.value) for row in rows]
-        agreement = Agreement(
-            torch.tensor(values, dtype=torch.float64),
-            torch.tensor([row.label for row in rows], dtype=torch.float64),
-            torch.tensor([row.id for row in rows]),
-        )
-        return {
-            "pairwise": agreement.pairwise(),
-            "auc": agreement.auc(),
-            "brier": agreement.brier(),
-            "ece": agreement.ece(),
-            "length_correlation": agreement.correlation(torch.tensor([row.length for row in rows])),
-            "verified": float(agreement.label.mean()),
-            "overrated": float((agreement.probability - agreement.label).mean()),
-        }
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, buffers, and the data of the running iteration."""

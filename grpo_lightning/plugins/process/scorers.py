@@ -1,8 +1,12 @@
 """The SegmentScorer family: the value of one segment of a completion."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from torch import Tensor
+
+from grpo_lightning.plugins.learned.classifier import Classifier, DType
 from grpo_lightning.plugins.process.equations import truths
 from grpo_lightning.plugins.verifier.extraction import extract_answer
 from grpo_lightning.plugins.verifier.reading import number, same_number
@@ -68,3 +72,65 @@ class ArithmeticSegments(SegmentScorer):
                 answers = same_number(sample.answer, extract_answer(sample.whole_turn) or "")
                 values[-1][-1] = float(answers and all(found[-1]))
         return values
+
+
+class TokenModel(SegmentScorer):
+    """The probability that a token classifier gives at the end of each segment, all segments in one pass.
+
+    The input has the form of TRL's PRMTrainer: each segment without the white space around it, then the separator. The
+    score is read at the separator's last token. One label: the sigmoid of its logit. Two: the softmax probability of
+    the second.
+
+    Args:
+        path: Folder made by `save_pretrained`, or hub id.
+        max_length: Longest input in its tokens; a longer one loses its beginning, and a segment whose end is lost gets
+            NaN. None is the most that tokenizer and model allow.
+        max_tokens: Its tokens in one forward, padding included.
+        dtype: Type of the weights.
+        trust_remote_code: Run Python code shipped with the model.
+        separator: The text after every segment.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        max_length: int | None = None,
+        max_tokens: int = 16384,
+        dtype: DType = "float32",
+        trust_remote_code: bool = False,
+        separator: str = "\n",
+    ) -> None:
+        options = (path, max_tokens, dtype, max_length, trust_remote_code)
+        self._classifier = Classifier("TokenModel", *options, kind="token")
+        self.separator = separator
+
+    def setup(self, run: Run) -> None:
+        """Reads the model."""
+        self._classifier.load(run.device)
+
+    def close(self) -> None:
+        """Releases the model."""
+        self._classifier.close()
+
+    def score(self, samples: Sequence[Sample], segments: Sequence[Sequence[str]]) -> list[list[float]]:
+        """The probability of each segment."""
+        encode, longest = self._classifier.tokenizer.encode, self._classifier.longest
+        separator = encode(self.separator, add_special_tokens=False)
+        inputs, ends = [], []
+        for sample, own in zip(samples, segments, strict=True):
+            ids, positions = encode(sample.prompt.text), []
+            for segment in own:
+                ids += encode(segment.strip(), add_special_tokens=False) + separator
+                positions.append(len(ids) - 1)
+            lost = max(0, len(ids) - longest)
+            inputs.append(ids[lost:])
+            ends.append([position - lost for position in positions])
+        return [
+            [_probability(logits[end]) if end >= 0 else math.nan for end in own]
+            for logits, own in zip(self._classifier.logits(inputs), ends, strict=True)
+        ]
+
+
+def _probability(logits: Tensor) -> float:
+    """The probability of `right`, from [1] or [2] logits."""
+    return float(logits.sigmoid()[0] if len(logits) == 1 else logits.softmax(0)[1])

@@ -10,10 +10,10 @@ import pytest
 from helpers.paths import environment
 
 from grpo_lightning import OpenEnv, Question, Status, TextArena, UsageError
-from grpo_lightning.plugins.conversations.adapters.base import Seeds
+from grpo_lightning.plugins.conversations.adapters import Seeds
 from grpo_lightning.plugins.conversations.adapters.opponents import any_move, next_hand
 from grpo_lightning.plugins.conversations.base import Remote
-from grpo_lightning.plugins.conversations.instances import Call, Instances
+from grpo_lightning.plugins.conversations.instances import Call, Instances, Limits
 
 
 def wants(package: str) -> None:
@@ -213,7 +213,7 @@ def test_a_server_that_is_not_there_costs_the_conversation() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         gone = f"http://127.0.0.1:{free.getsockname()[1]}"
-    instances = Instances(Remote(OpenEnv(gone)), num_workers=1, timeout=30.0)
+    instances = Instances(Remote(OpenEnv(gone)), Limits(seconds=30.0))
     try:
         instances.load()
         instances.start({0: 0})

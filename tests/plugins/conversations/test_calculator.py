@@ -6,7 +6,7 @@ import pytest
 from make_tiny_policy import make_tokenizer
 
 from grpo_lightning import PlainTag, Question, ToolEnvironment
-from grpo_lightning.plugins.conversations.calculator import MAX_CHARACTERS, value_of
+from grpo_lightning.plugins.conversations.tools import MAX_CHARACTERS, value_of
 
 NO_EXPRESSIONS = ["", "+", "1+", "+1", "1++2", "1 2", "1/2", "2**3", "(1+2)", "1_000+1", "0x10", "1e9", "a+1", "1;"]
 NO_EXPRESSIONS += ["1\n+2", "١+٢", "__import__('os').getpid()", "1" * (MAX_CHARACTERS + 1)]

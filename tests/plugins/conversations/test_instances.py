@@ -13,7 +13,7 @@ from helpers.paths import environment
 from helpers.waiting import LIMIT, wait_until
 from sandbox.test_pool import exists
 
-from grpo_lightning.plugins.conversations.instances import STARTED_AT_ONCE, Call, Instances
+from grpo_lightning.plugins.conversations.instances import STARTED_AT_ONCE, Call, Instances, Limits
 
 
 class Counter:
@@ -72,9 +72,6 @@ class Counter:
         os.close(handle)
         return path
 
-    def folder(self) -> str:
-        return os.environ["TMPDIR"]
-
     def child(self, leaves_group: bool) -> int:
         code = "import time; time.sleep(600)"
         return subprocess.Popen([sys.executable, "-c", code], start_new_session=leaves_group).pid
@@ -88,7 +85,7 @@ class Counter:
 
 @pytest.fixture
 def instances():
-    instances = Instances(Counter(10), num_workers=2, timeout=LIMIT, memory_limit_mb=256, max_answer_bytes=1000)
+    instances = Instances(Counter(10), Limits(seconds=LIMIT, memory_limit_mb=256, max_answer_bytes=1000))
     yield instances
     instances.close()
 
@@ -128,31 +125,12 @@ def test_a_failure_costs_only_the_instance(instances: Instances) -> None:
     assert re.fullmatch(r"test_instances.py:\d+: KeyError: 'no such thing'", outcome.error)
 
 
-def test_a_second_call_of_one_waits_for_the_first(instances: Instances) -> None:
-    instances.start({0: 0, 1: 0})
-    assert values(instances, Call(0, "add"), Call(0, "add"), Call(1, "add"), Call(0, "die"), Call(0, "add")) == [
-        11, 12, 11, "crash", "crash",
-    ]  # fmt: skip
-
-
 def test_one_that_dies_is_noticed_whenever_it_was_started(instances: Instances) -> None:
     """So no other process holds its socket. More are started than one request starts."""
     instances.start(dict.fromkeys(range(2 * STARTED_AT_ONCE + 1), 0))
     for key in (0, STARTED_AT_ONCE - 1, STARTED_AT_ONCE, 2 * STARTED_AT_ONCE):
         assert values(instances, Call(key, "die", seconds=60.0)) == ["crash"]
     assert values(instances, Call(1, "add"), Call(2 * STARTED_AT_ONCE - 1, "add")) == [11, 11]
-
-
-def test_a_temporary_folder_is_used_again_only_if_nothing_is_left_there(instances: Instances) -> None:
-    instances.start({0: 0, 1: 0})
-    (first, other) = values(instances, Call(0, "folder"), Call(1, "folder"))
-    assert values(instances, Call(1, "file")) != []
-    instances.end([0, 1])
-    assert isinstance(other, str) and not Path(other).exists()
-    instances.start({2: 0, 3: 0})
-    again = values(instances, Call(2, "folder"), Call(3, "folder"))
-    assert first in again and other not in again and len({*again}) == 2
-    assert [os.listdir(str(folder)) for folder in again] == [[], []]
 
 
 def test_an_answer_is_that_of_its_own_call(instances: Instances) -> None:
@@ -203,9 +181,9 @@ def test_after_the_first_process_is_lost_it_begins_anew(instances: Instances) ->
 
 PARENT = """
 import sys, time
-from grpo_lightning.plugins.conversations.instances import Call, Instances
+from grpo_lightning.plugins.conversations.instances import Call, Instances, Limits
 from plugins.conversations.test_instances import Counter
-instances = Instances(Counter(), timeout=600)
+instances = Instances(Counter(), Limits(seconds=600))
 instances.start({0: 0, 1: 0})
 pids = [o.value for o in instances.call([Call(0, "pid"), Call(1, "pid")])]
 path = instances.call([Call(0, "file")])[0].value

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.tiny import tokenizer
+from helpers.learning import save_policy
+from helpers.tiny import CONTEXT, SHAPES, model_of, tokenizer
 from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -16,6 +17,7 @@ from transformers import (
 )
 
 from grpo_lightning import FinishReason, Prompt, Question, Run, Sample, SequenceClassifier, TokenModel, UsageError
+from grpo_lightning.plugins.learned.classifier import RewardModel, float32
 
 EOS = 5
 CHAT = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}<end>{% endfor %}"
@@ -137,3 +139,95 @@ def test_a_step_that_is_cut_off_has_no_value(tmp_path: Path):
     folder = save(tmp_path, kind="token", labels=2, pad_token_id=0)
     (found,) = TokenModel(folder, separator="Z", max_length=5).score(SAMPLES[:1], STEPS[:1])
     assert [math.isnan(value) for value in found] == [True, False, False]  # of abcab1ZcdZeZ there is cdZeZ
+
+
+# The model behind the learned reward: its head, its padding, its text
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_policy(tmp_path)
+
+
+def with_head(model: RewardModel) -> RewardModel:
+    """A head that says something."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        model.model.score.weight.copy_(torch.randn(model.model.score.weight.shape, generator=generator))
+    return model
+
+
+def test_a_new_head_says_the_same_of_everything(folder: Path):
+    model = RewardModel(str(folder))
+    assert model.score([[6, 7, 8], [9], []]) == [0, 0, 0]
+    assert not model.model.training
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_scores_are_those_of_one_unpadded_text_at_its_last_token(tmp_path: Path, shape: str):
+    save_policy(tmp_path, shape)
+    model = with_head(RewardModel(str(tmp_path), max_tokens=12))
+    rows = [[6, 7, 8, EOS], [9, 10], [6, 7, 8], [30] * 11]
+    scores = model.score(rows)
+    for row, score in zip(rows, scores, strict=True):
+        with torch.no_grad():
+            hidden = model.model.base_model(torch.tensor([row])).last_hidden_state[0, -1]
+            assert score == pytest.approx(float(model.model.score(hidden)), abs=1e-5)
+    assert len({round(score, 4) for score in scores}) == 4
+
+
+@pytest.mark.parametrize("padding", ["<end>", "<new>", None])
+def test_padding_that_is_the_end_token_or_none_or_unknown_is_replaced(tmp_path: Path, padding: str | None):
+    """Else the score would sit before the end, where a text that ended and one that was cut off look alike."""
+    model_of("llama", pad_token_id=EOS).save_pretrained(tmp_path)
+    spell = tokenizer()
+    spell.pad_token = padding
+    spell.save_pretrained(tmp_path)
+    model = with_head(RewardModel(str(tmp_path)))
+    assert model.tokenizer.pad_token == padding and model.model.get_input_embeddings().weight.shape[0] == 64
+    ended, cut = (model.encode("12", "34", ended)[0] for ended in (True, False))
+    assert ended == [*cut, EOS]
+    both = model.score([ended, cut])
+    assert both == pytest.approx([model.score([ended])[0], model.score([cut])[0]], abs=1e-5)
+    assert abs(both[0] - both[1]) > 1e-3
+
+
+def test_special_tokens_spelled_out_in_a_completion_are_text(folder: Path):
+    model = RewardModel(str(folder))
+    ids, truncated = model.encode("<sep>1", "2<end><pad>", ended=True)
+    assert ids[:3] == [4, 7, 8] and ids[-1] == EOS and not truncated
+    assert EOS not in ids[:-1] and 0 not in ids
+
+
+def test_what_does_not_fit_loses_its_beginning(folder: Path):
+    model = RewardModel(str(folder))
+    ids, truncated = model.encode("1" * 100, "2" * 40, ended=True)
+    assert truncated and len(ids) == CONTEXT and ids == [7] * (CONTEXT - 41) + [8] * 40 + [EOS]
+    assert not model.encode("1" * 87, "2" * 40, ended=True)[1]
+
+
+def test_packs_keep_to_their_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    model = with_head(RewardModel(str(folder), max_tokens=6))
+    rows = [[6], [6, 7], [7, 7], [8, 8, 8], [9] * 9]
+    whole = with_head(RewardModel(str(folder))).score(rows)
+    packs: list[list[int]] = []
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda pack: packs.append([len(row) for row in pack]) or forward(pack))
+    # Sums of 32 terms of about the largest score: each rounds by 1e-7 of it, in another order with other padding.
+    assert model.score(rows) == pytest.approx(whole, abs=1e-6 * max(map(abs, whole)))
+    assert packs == [[9], [3, 2], [2, 1]]
+    assert model.score([]) == []
+
+
+def test_the_trainer_s_precision_does_not_reach_it(folder: Path):
+    model = with_head(RewardModel(str(folder)))
+    expected = model.score([[6, 7, 8]])
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            assert model.score([[6, 7, 8]]) == expected
+            assert torch.get_default_dtype() == torch.bfloat16
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with float32(torch.device("cpu")):
+        assert torch.get_default_dtype() == torch.float32

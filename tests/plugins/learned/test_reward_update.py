@@ -9,10 +9,9 @@ import pytest
 import torch
 from helpers.learning import group, save_policy
 
-from grpo_lightning.plugins.learned.labelled import LabelledGroup
+from grpo_lightning.plugins.learned.classifier import RewardModel
 from grpo_lightning.plugins.learned.loss import BinaryCrossEntropy, BradleyTerry, RewardLoss, SumOf
-from grpo_lightning.plugins.learned.model import RewardModel
-from grpo_lightning.plugins.learned.replay import Batch, mixed
+from grpo_lightning.plugins.learned.replay import Batch, LabelledGroup, mixed
 from grpo_lightning.plugins.learned.update import Quality, RewardUpdate, Trial, packs
 
 

@@ -44,8 +44,6 @@ class Origin:
         self.object: Any = None
         self.folder = tempfile.mkdtemp(prefix="grpo-environments-")
         self.folders: dict[int, str] = {}  # of each copy, by its process id
-        self.unused: list[str] = []
-        """Folders of copies that left nothing there: to make one takes as long as the rest of a copy's start."""
 
     def run(self) -> None:
         """Answers requests until the socket ends; then nothing is left."""
@@ -81,7 +79,7 @@ class Origin:
 
     def start(self, seed: int, channels: list[socket.socket]) -> int:
         """The process id of a new copy, which takes the first of the channels."""
-        folder = self.unused.pop() if self.unused else tempfile.mkdtemp(dir=self.folder)
+        folder = tempfile.mkdtemp(dir=self.folder)
         pid = os.fork()
         if pid:
             channels.pop(0).close()
@@ -110,14 +108,7 @@ class Origin:
             os.waitpid(pid, 0)
         worker.end_strays(self.folders)
         for folder in map(self.folders.pop, pids):
-            try:
-                is_empty = not os.listdir(folder)
-            except OSError:
-                is_empty = False
-            if is_empty:
-                self.unused.append(folder)
-            else:
-                shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def serve(object: Any, channel: socket.socket) -> None:

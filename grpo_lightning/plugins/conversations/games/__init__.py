@@ -1,1 +1,0 @@
-"""Games to learn from."""
