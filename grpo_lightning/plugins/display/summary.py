@@ -29,12 +29,10 @@ class RunSummary(Callback):
         self._first: tuple[int, Scores] | None = None
         self._last: tuple[int, Scores] | None = None
         self._measure = ""
-        self._begun = 0
-        self._started = perf_counter()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Starts the clock."""
-        self._started = perf_counter()
+        self._started, self._begun = perf_counter(), 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Notes with which step this start begins."""
