@@ -18,7 +18,6 @@ from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.maths.mismatch import CLASSES
 from grpo_lightning.plugins.conversations.data import PromptDataModule
 from grpo_lightning.plugins.display.completions import SampledCompletions
-from grpo_lightning.plugins.display.utilisation import Utilisation
 from grpo_lightning.plugins.learned.reward import LearnedReward
 from grpo_lightning.plugins.learned.update import RewardUpdate
 from grpo_lightning.rewards.results import RewardResult
@@ -82,11 +81,9 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     trainer["logger"] = Board(folder, name="", version="")
     loop = {"mu": 2, "stop": KLAbove(1e-9), "dynamic_sampling": DynamicSampling(), "source": StaleSource(1)}
     objective = Objective(beta=0.1, correction=TruncatedRatio(), entropy=FixedEntropy())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("grpo_lightning.plugins.display.utilisation.peak_of", lambda device, dtype: 1e12)
-        callbacks = [SampledCompletions(), Inspector(), OneBadUpdate(), Utilisation()]
-        data = PromptDataModule(Echo(), val_batch_size=5, environment=Once())
-        fit(folder, callbacks, loop, trainer, data=data, objective=objective, old_policy=Proximal(), rewards=rewards)
+    callbacks = [SampledCompletions(), Inspector(), OneBadUpdate()]
+    data = PromptDataModule(Echo(), val_batch_size=5, environment=Once())
+    fit(folder, callbacks, loop, trainer, data=data, objective=objective, old_policy=Proximal(), rewards=rewards)
     events = EventAccumulator(str(folder))
     events.Reload()
     tags = events.Tags()

@@ -29,7 +29,7 @@ sys.path += [str(HERE.parent / "roofline"), str(VERSUS), str(ROOT / "docs" / "fi
 import torch  # noqa: E402
 from compare import version_of  # noqa: E402
 from counts import Model, Sizes, total  # noqa: E402
-from machine import BANDWIDTHS, product_rate, read_rate  # noqa: E402
+from machine import DATA_SHEETS, product_rate, read_rate  # noqa: E402
 from plan_sizes import HEADS, SIZES  # noqa: E402
 from race import (  # noqa: E402
     Race,
@@ -43,8 +43,6 @@ from race import (  # noqa: E402
 from regimes import between  # noqa: E402
 from result_tables import NONE, table  # noqa: E402
 from transformers import LlamaConfig  # noqa: E402
-
-from grpo_lightning.plugins.display.utilisation import peak_operations  # noqa: E402
 
 README = HERE / "README.md"
 SIDES = {
@@ -103,10 +101,9 @@ def rates_of(accelerator: str, precision: str) -> tuple[float, float, str]:
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     if accelerator == "cuda":
         name = torch.cuda.get_device_name()
-        operations = peak_operations(name, dtype, tf32=False)
-        bandwidth = next((rate for chip, rate in BANDWIDTHS.items() if chip in name), 0.0)
-        if operations and bandwidth:
-            return operations, bandwidth, f"{name}: data sheet"
+        known = (rates for chip, rates in DATA_SHEETS.items() if chip in name and "Laptop" not in name)
+        for half, single, bandwidth in known:
+            return half if precision == "bf16" else single, bandwidth, f"{name}: data sheet"
     size, count = (8192, 2**30) if accelerator == "cuda" else (256, 2**22)
     seconds = 1.0 if accelerator == "cuda" else 0.05
     rates = product_rate(size, size, size, dtype, seconds, accelerator), read_rate(count, seconds, accelerator)

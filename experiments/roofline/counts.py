@@ -1,9 +1,8 @@
 """Operations and bytes of one GRPO step, from the model's configuration and the step's sizes alone.
 
-Operations are those of `perf/mfu` (`grpo_lightning.plugins.display.utilisation.Cost`): 2 per weight and token in a
-forward, 6 in a forward and backward, attention with all pairs of tokens. Bytes are what must come out of memory at
-least once: a weight per forward, a row's keys and values per position. What a kernel reads twice, or writes in between,
-is not in it.
+Operations: 2 per weight and token in a forward, 6 in a forward and backward, attention with all pairs of tokens. Bytes
+are what must come out of memory at least once: a weight per forward, a row's keys and values per position. What a
+kernel reads twice, or writes in between, is not in it.
 So a limit is what no implementation passes, as long as it computes the same.
 """
 
@@ -12,15 +11,59 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from grpo_lightning.plugins.display.utilisation import Cost
+from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.fast.kv_memory import cache_bytes_per_token
 from grpo_lightning.policy.adapter import num_elements
 
 FLOAT32 = 4
 ADAMW = 7 * FLOAT32
 """Bytes per parameter: AdamW reads weight, gradient and two moments, and writes weight and moments."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Floating-point operations of a token in forward and backward; those of a forward alone are a third.
+
+    Source: PaLM (arXiv 2204.02311), appendix B: 6N + 12LHQT per token. N is here without the input embedding, which
+    multiplies nothing, and the head counts only where log-probs are taken.
+    """
+
+    token: float
+    """Of the transformer below the head, attention aside."""
+    drawn: float
+    """Of the head."""
+    pair: float
+    """Of attention: per token, and per token of its sequence."""
+
+    @classmethod
+    def from_model(cls, model: PreTrainedModel) -> "Cost":
+        """The cost for a model, also on the meta device.
+
+        Raises:
+            ValueError: It is a mixture of experts, of whose weights a token uses a part.
+        """
+        config = model.config.get_text_config(decoder=True)
+        if any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+            raise ValueError(f"{type(model).__name__} is a mixture of experts: what a token uses of it is not known")
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        tables = {*head.parameters(), *embedding.parameters()}
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return cls(
+            token=6.0 * sum(num_elements(one) for one in model.parameters() if one not in tables),
+            drawn=6.0 * sum(map(num_elements, head.parameters())),
+            pair=12.0 * config.num_hidden_layers * config.num_attention_heads * size,
+        )
+
+    def of(self, pack: Rollouts, shares_prefix: bool) -> float:
+        """Operations of one forward and backward over a pack."""
+        sizes = pack.sizes
+        prompts = sizes.prompt_lengths if shares_prefix else sizes.prompt_lengths[sizes.group]
+        completions = sizes.completion_lengths
+        tokens = int(prompts.sum() + completions.sum())
+        pairs = int(prompts.square().sum() + (completions * sizes.sequence_lengths).sum())
+        return self.token * tokens + self.drawn * pack.num_tokens + self.pair * pairs
 
 
 @dataclass(frozen=True)
@@ -84,7 +127,6 @@ class Model:
     """What of a model decides how much a step asks for."""
 
     cost: Cost
-    """Operations of a forward and backward; a forward alone has a third."""
     parameters: int
     """Tied ones once."""
     weights: int
@@ -95,16 +137,10 @@ class Model:
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> "Model":
-        """A model that is never made: its tensors have shapes alone.
-
-        Raises:
-            ValueError: It is a mixture of experts, of whose weights a token uses a part.
-        """
+        """A model that is never made: its tensors have shapes alone. A mixture of experts is refused."""
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config)
         cost = Cost.from_model(model)
-        if cost is None:
-            raise ValueError(f"{type(model).__name__} is a mixture of experts: what a token uses of it is not known")
         text = config.get_text_config(decoder=True)
         return cls(
             cost=cost,

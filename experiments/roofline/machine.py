@@ -9,19 +9,22 @@ import torch.nn.functional as F
 
 from grpo_lightning.plugins.fast.products import product
 
-BANDWIDTHS = {
-    "B200": 8.0e12,
-    "H200": 4.8e12,
-    "H100 PCIe": 2.0e12,
-    "H100 NVL": 3.9e12,
-    "H100": 3.35e12,
-    "A100-SXM4-80GB": 2.039e12,
-    "A100-SXM4-40GB": 1.555e12,
-    "A100": 1.935e12,
-    "L40S": 0.864e12,
-    "RTX 4090": 1.008e12,
+DATA_SHEETS = {
+    "GB200": (2500e12, 80e12, 8.0e12),
+    "B200": (2250e12, 75e12, 8.0e12),
+    "H200": (989e12, 67e12, 4.8e12),
+    "H100 PCIe": (756e12, 51e12, 2.0e12),
+    "H100 NVL": (835e12, 60e12, 3.9e12),
+    "H100": (989e12, 67e12, 3.35e12),
+    "A100-SXM4-80GB": (312e12, 19.5e12, 2.039e12),
+    "A100-SXM4-40GB": (312e12, 19.5e12, 1.555e12),
+    "A100": (312e12, 19.5e12, 1.935e12),
+    "L40S": (362e12, 91.6e12, 0.864e12),
+    "RTX 4090": (165.2e12, 82.6e12, 1.008e12),
 }
-"""Bytes per second of a GPU's memory, from NVIDIA's data sheets; by a part of its name, the first that fits."""
+"""By a part of a GPU's name, the first that fits, from NVIDIA's data sheets.
+
+Operations per second of dense products in bfloat16 and in float32, and bytes per second of its memory."""
 SECONDS = 1.0
 """How long each measurement is repeated."""
 CACHES = 2**28

@@ -13,7 +13,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1] / "roofline"))
 
 import machine
-from counts import Model, Sizes, total
+from counts import Cost, Model, Sizes, total
 from forced_lengths import forcing_engine, marking_policies, stopping
 from race import Race, even_fraction, model_folder, prompts_file
 from stopwatches import PHASES, Parts, Timer, watch_trl
@@ -42,7 +42,6 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
     from grpo_lightning.grpo.loop import GRPOLoop
     from grpo_lightning.grpo.step import Observer
     from grpo_lightning.plugins.conversations.data import PromptDataModule
-    from grpo_lightning.plugins.display.utilisation import Cost, operations_of
     from grpo_lightning.plugins.fast.compute import Fast
     from grpo_lightning.plugins.fast.native import NativeEngine
     from grpo_lightning.policy.policy import Policy
@@ -75,7 +74,9 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
             samples = step.exploration.samples
             tokens.append(sum(len(one.prompt.token_ids) + len(one.token_ids) for one in samples))
             packs.append(sum(map(len, step.packs)))
-            updates.append(operations_of(step.packs, len(step.passes.updates), policy))
+            cost, shares = Cost.from_model(policy.model), policy.compute.shares_prefix
+            # One pass in one update: each pack was learned from once.
+            updates.append(sum(cost.of(pack.rollouts, shares) for minibatch in step.packs for pack in minibatch))
 
         def reported(self, metrics):
             for phase, name in METRICS.items():
@@ -125,7 +126,7 @@ def run_ours(folder: Path, race: Race, engine: str = "native", prefill: bool = F
     timed = slice(race.warm_up, None)
     phases = timer.medians(PHASES, race.warm_up)
     phases["forward and backward"] -= phases["optimizer"]
-    sampling = [sampling_operations(cost, race, step) if cost else 0.0 for step in range(len(timer.steps))]
+    sampling = [sampling_operations(cost, race, step) for step in range(len(timer.steps))]
     return {
         "ends": timer.ends,
         "tokens": tokens,

@@ -45,7 +45,7 @@ SECTIONS = {
 }
 """The callbacks with options of their own, by public name; beside `model`, `data` and `trainer`."""
 
-ALWAYS = ("FirstLook", "RunSummary", "plugins.display.utilisation:Utilisation")
+ALWAYS = ("FirstLook", "RunSummary")
 """The callbacks without options."""
 
 DEFAULTS: dict[str, Any] = {

@@ -27,6 +27,3 @@ class StepTimer(Timer):
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the time of an earlier process does not count."""
         return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing."""

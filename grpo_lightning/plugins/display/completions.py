@@ -60,11 +60,10 @@ class SampledCompletions(Callback):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8", errors="backslashreplace") as file:  # as JSON has lone surrogates
             file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in found))
-        page = as_page(exploration, rows, trainer.default_root_dir)
         lengths = torch.tensor([len(sample.token_ids) for sample in exploration.samples])
         totals = torch.tensor(exploration.scores.total).nan_to_num()
         for logger in trainer.loggers:
-            show(logger, as_table(exploration, rows), page, step)
+            show(logger, as_table(exploration, rows), step)
             draw: Any = getattr(getattr(logger, "experiment", None), "add_histogram", None)
             if callable(draw):
                 draw("rollout/length", lengths, step)
@@ -79,15 +78,15 @@ def _step_of(line: str) -> float:
         return math.inf
 
 
-def show(logger: Any, table: list[list[str]], page: str, step: int) -> None:
-    """Hands completions to a logger that can show them: as a table, header first, or as a page of Markdown."""
+def show(logger: Any, table: list[list[str]], step: int) -> None:
+    """Hands completions to a logger that can show them: as a table, header first, or as one of Markdown."""
     experiment: Any = getattr(logger, "experiment", None)
     if callable(getattr(logger, "log_table", None)):
         logger.log_table(key="completions", columns=table[0], data=table[1:], step=step)
     elif callable(getattr(experiment, "add_text", None)):
-        experiment.add_text("completions", page, step)
+        experiment.add_text("completions", as_page(table), step)
     elif callable(getattr(experiment, "log_text", None)) and hasattr(logger, "run_id"):
-        experiment.log_text(logger.run_id, page, f"completions/step-{step + 1}.md")
+        experiment.log_text(logger.run_id, as_page(table), f"completions/step-{step + 1}.md")
 
 
 class PredictionWriter(Callback):

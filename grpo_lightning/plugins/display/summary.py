@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 from grpo_lightning.plugins.display.lines import Scores, counted, duration, headline, number
+from grpo_lightning.plugins.inspect.record import FOLDER
 from grpo_lightning.training import disk
 from grpo_lightning.training.callbacks.checkpoint import StepCheckpoint
 from grpo_lightning.training.module import GRPOModule
@@ -22,22 +23,16 @@ class RunSummary(Callback):
 
     It also says in how many steps nothing was learned, and why. It does so however the run ends in order: after its
     last step, an EarlyStopping, SIGTERM or Ctrl-C.
-
-    Args:
-        records: Folder of the inspector's records, in that of the run.
     """
 
-    def __init__(self, records: str = "inspect") -> None:
-        self.records = records
+    def __init__(self) -> None:
         self._first: tuple[int, Scores] | None = None
         self._last: tuple[int, Scores] | None = None
         self._measure = ""
-        self._begun = 0
-        self._started = perf_counter()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Starts the clock."""
-        self._started = perf_counter()
+        self._started, self._begun = perf_counter(), 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Notes with which step this start begins."""
@@ -77,7 +72,7 @@ class RunSummary(Callback):
             "validation": self._change(),
             "remarks": "; ".join(f"{text} ({count} of {steps - self._begun} steps)" for text, count in remarks),
             "curves": "; ".join(map(curves_of, trainer.loggers)),
-            "tokens": f"grpo inspect {shlex.quote(str(folder))}" if (folder / self.records).is_dir() else "",
+            "tokens": f"grpo inspect {shlex.quote(str(folder))}" if (folder / FOLDER).is_dir() else "",
         }
         if checkpoint:
             rows |= {"best": best_of(checkpoint), "saved": checkpoint.saved_in, "go on": go_on(trainer, checkpoint)}

@@ -8,10 +8,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Union, get_args, get_origin
 
 from grpo_lightning.command import internals
-from grpo_lightning.plugins.mistakes import sentences
 from grpo_lightning.plugins.mistakes.imports import import_mistake, refusal
 from grpo_lightning.plugins.mistakes.internals import hint_of, left_by
-from grpo_lightning.plugins.mistakes.sentences import BY_CLASS, did_you_mean, no_such_argument, no_such_class, one_line
+from grpo_lightning.plugins.mistakes.sentences import (
+    BY_CLASS,
+    among,
+    did_you_mean,
+    instead,
+    no_such_argument,
+    one_line,
+)
 from grpo_lightning.types import UsageError
 
 PLAIN: dict[Any, str] = {
@@ -80,15 +86,10 @@ def unknown_key(parser: Any, given: str) -> OptionError:
 
 
 def unknown_option(options: Iterable[Any], flag: str) -> OptionError:
-    """A key that no option of a command has; in a file it has no dashes."""
-    return OptionError(flag, f": there is no such option.{sentences.instead(flag, names_of(options))}")
-
-
-def names_of(options: Iterable[Any]) -> list[str]:
-    """The keys of options, and behind them those of the arguments of the classes that they take."""
+    """A key that no option of a command has, nor any class that the options take; in a file it has no dashes."""
     hints = {option.dest: hint_of(option) for option in options}
-    taken = [(key, kind) for key, hint in hints.items() for family in families_in(hint) for kind in made_of(family)]
-    return [*hints, *(f"{key}.{name}" for key, kind in taken for name in arguments_of(kind))]
+    taken = [f"{key}.{name}" for key, hint in hints.items() for kind in kinds_of(hint) for name in arguments_of(kind)]
+    return OptionError(flag, f": there is no such option.{instead(flag, [*hints, *taken])}")
 
 
 def missing_keys(parser: Any, keys: str) -> OptionError:
@@ -103,7 +104,12 @@ def missing_keys(parser: Any, keys: str) -> OptionError:
 def wrong_value(parser: Any, key: str, message: str) -> OptionError:
     """A value that is not of the option's type."""
     hint = type_of(parser, key)
-    key, value = key_and_value(key, message)
+    given = r"Given value: (.*?)(?:\. Got value: .*)?\Z|Got value: (.*?)(?:\nSubclass types.*)?\Z"
+    if nested := re.search(r"NestedArg\(key='([^']*)', val='(.*?)'\)", message):
+        key, value = f"{key}.{nested[1]}", nested[2]
+    else:
+        found = re.search(f"{given}|Expected a path but (.*) either", message, re.DOTALL)
+        value = one_line(next(filter(None, found.groups()), "")) if found else "?"
     if families := families_in(hint):
         if named := class_named(message, value):
             return wrong_class(key, named, hint)
@@ -120,16 +126,8 @@ def wrong_class(key: str, name: str, hint: Any) -> OptionError:
     families = families_in(hint)
     if "." in name:
         return OptionError(key, f"={name}: {import_mistake(name, families)}")
-    return OptionError(key, no_such_class(name, [f.__name__ for f in families], classes_of(families)))
-
-
-def key_and_value(key: str, message: str) -> tuple[str, str]:
-    """The key, with what a flag adds to it, and the value, as far as the message shows it."""
-    if nested := re.search(r"NestedArg\(key='([^']*)', val='(.*?)'\)", message):
-        return f"{key}.{nested[1]}", nested[2]
-    given = r"Given value: (.*?)(?:\. Got value: .*)?\Z|Got value: (.*?)(?:\nSubclass types.*)?\Z"
-    found = re.search(f"{given}|Expected a path but (.*) either", message, re.DOTALL)
-    return key, one_line(next(filter(None, found.groups()), "")) if found else "?"
+    names = " or ".join(family.__name__ for family in families)
+    return OptionError(key, f"={name}: there is no such {names}.{there_are(hint, name)}")
 
 
 def class_named(message: str, value: str) -> str:
@@ -154,14 +152,14 @@ def families_in(hint: Any) -> list[type]:
     return [hint] if inspect.isclass(hint) and hint.__module__ not in ("builtins", "pathlib", "torch") else []
 
 
-def classes_of(families: Iterable[type]) -> list[str]:
-    """The names of the classes that can be made, of these families."""
-    return list(dict.fromkeys(kind.__name__ for family in families for kind in made_of(family)))
+def kinds_of(hint: Any) -> list[type]:
+    """The classes that a type allows: of each family those that derive from it, or itself."""
+    return [kind for family in families_in(hint) for kind in members_of(family) or [family]]
 
 
-def made_of(family: type) -> list[type]:
-    """The classes of a family that can be made: those that derive from it, or itself."""
-    return members_of(family) or [family]
+def there_are(hint: Any, given: str = "") -> str:
+    """The classes that a type allows, with the one nearest to what was given."""
+    return among([kind.__name__ for kind in kinds_of(hint)], given)
 
 
 def arguments_of(kind: Any) -> list[str]:
@@ -187,11 +185,6 @@ def words_of(hint: Any) -> list[str]:
     if origin is Literal:
         return [str(choice) for choice in parts]
     return [PLAIN.get(hint, "a list" if origin is list else getattr(hint, "__name__", str(hint)))]
-
-
-def there_are(hint: Any) -> str:
-    """The classes that a type allows."""
-    return sentences.there_are(classes_of(families_in(hint)))
 
 
 def type_of(parser: Any, key: str, subcommand: str = "") -> Any:

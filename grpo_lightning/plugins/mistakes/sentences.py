@@ -108,19 +108,14 @@ def no_such_argument(key: str, owner: str, names: Sequence[str]) -> str:
     return f": {owner} has no such option.{known}{there}"
 
 
-def no_such_class(given: str, families: Iterable[str], names: Iterable[str]) -> str:
-    """A name that no class of these families has."""
-    return f"={given}: there is no such {' or '.join(families)}.{there_are(names, given)}"
-
-
-def there_are(names: Iterable[str], given: str = "") -> str:
-    """The classes that there are, with the one nearest to what was given."""
+def among(names: Iterable[str], given: str) -> str:
+    """The names that there are, with the one nearest to what was given."""
     names = sorted({*names})
     if not names:
         return ""
     listed = names if len(names) <= MOST_NAMES else nearest(given, names, 8, 0.0)
-    among = "There is" if len(names) == 1 else "There are" if listed == names else "Among others there are"
-    return f"{did_you_mean(given, names)} {among} {', '.join(listed)}"
+    there = "There is" if len(names) == 1 else "There are" if listed == names else "Among others there are"
+    return f"{did_you_mean(given, names)} {there} {', '.join(listed)}"
 
 
 def did_you_mean(given: str, names: Sequence[str]) -> str:

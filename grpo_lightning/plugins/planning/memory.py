@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,7 +30,6 @@ from grpo_lightning.plugins.fast.kv_memory import GIB
 from grpo_lightning.plugins.fast.shared_prefix import ATTENTION
 from grpo_lightning.plugins.fast.token_logp import logits_at_once
 from grpo_lightning.policy.adapter import LoRA
-from grpo_lightning.policy.compute import TokenLogp
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy
 from grpo_lightning.training.module import GRPOModule
@@ -307,18 +307,6 @@ def without_numbers(policy: Policy, dtype: torch.dtype, device: str, beside: Pol
     return fake
 
 
-class StandIn(nn.Module):
-    """A policy without numbers in the place of a reference."""
-
-    def __init__(self, fake: Policy) -> None:
-        super().__init__()
-        self.policy = (fake,)  # in a tuple, so that it is no module of this one
-
-    def scored(self, policy: Policy, rollouts: Rollouts, read: Any = None) -> TokenLogp:
-        """As `PolicySnapshot.scored`."""
-        return Policy.forward(self.policy[0], rollouts, read=read)
-
-
 def peak_of(
     fake: Policy,
     pack: Rollouts,
@@ -345,11 +333,16 @@ def peak_of(
         with fake.__dict__["_mode"], live:
             return trunk(**inputs, use_cache=False)
 
+    def scored(policy: Policy, *args: Any, **kwargs: Any) -> Any:
+        return Policy.forward(reference, *args, **kwargs)
+
     for one in (fake, reference):
         vars(one.compute)["call"] = transformer
     with live, torch.autocast("cpu", torch.bfloat16, enabled=autocasts), torch.set_grad_enabled(backward):
-        read = kl.reading(StandIn(reference), fake, pack) if kl is not None else None
-        scored = Policy.forward(fake, pack, entropy_gradient, read=read)
+        # No module of it is sharded.
+        snapshot: Any = SimpleNamespace(scored=scored, modules=list)
+        read = kl.reading(snapshot, fake, pack) if kl is not None else None
+        found = Policy.forward(fake, pack, entropy_gradient, read=read)
         if backward:
-            (scored.logp + scored.entropy + (0 if read is None else scored.read)).sum().backward()
+            (found.logp + found.entropy + (0 if read is None else found.read)).sum().backward()
     return live.peak

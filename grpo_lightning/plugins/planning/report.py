@@ -70,7 +70,7 @@ class MemoryReport(Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Adds where memory ran out, the table, and the keys that help, as notes."""
-        if not is_out_of_memory(exception):
+        if not out_of_memory_message(exception):
             return
         names = [frame.f_code.co_qualname for frame, _ in walk_tb(exception.__traceback__)]
         phase = next((PHASE_OF[name] for name in names if name in PHASE_OF), "another part of the run")
@@ -195,15 +195,10 @@ def process_bytes(kind: str) -> float:
     return 600 * 2**20 if kind == "cuda" else pages * os.sysconf("SC_PAGE_SIZE") + 24 * 2**20
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, on a GPU or on this machine."""
-    said = re.search("(?i)out of memory|can't allocate memory|not enough memory", str(error))
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (isinstance(error, RuntimeError) and bool(said))
-
-
 def out_of_memory_message(error: BaseException) -> str:
     """One message for memory that ran out: the reason in one sentence, and the notes; empty for another error."""
-    if not is_out_of_memory(error):
+    said = re.search("(?i)out of memory|can't allocate memory|not enough memory", str(error))
+    if not (isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (said and isinstance(error, RuntimeError))):
         return ""
     notes = getattr(error, "__notes__", ["`grpo plan` with the same options prints what the run would hold"])
     return "\n".join([f"out of memory: {first_line(error).split(' Of the allocated memory')[0]}", *notes])
