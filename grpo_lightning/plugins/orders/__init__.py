@@ -1,1 +1,0 @@
-"""Orders of questions that depend on rewards."""
