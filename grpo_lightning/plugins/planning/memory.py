@@ -333,8 +333,8 @@ def peak_of(
         with fake.__dict__["_mode"], live:
             return trunk(**inputs, use_cache=False)
 
-    def scored(policy: Policy, *args: Any, **kwargs: Any) -> Any:
-        return Policy.forward(reference, *args, **kwargs)
+    def scored(policy: Policy, rollouts: Rollouts, read: Any = None) -> Any:
+        return Policy.forward(reference, rollouts, read=read)
 
     for one in (fake, reference):
         vars(one.compute)["call"] = transformer
