@@ -1,6 +1,7 @@
 """Completions that are decoded together, from their prompts to their last tokens."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
@@ -28,53 +29,32 @@ def groups_of(requests: Sequence[Request]) -> list[Sequence[int]]:
     return [groups[prompt] for prompt in sorted(groups, key=len, reverse=True)]
 
 
+@dataclass(eq=False)
 class Batch:
-    """Completions that are decoded together, a row of the cache each, until the last has ended.
+    """Completions that are decoded together, a row of the cache each, until the last has ended."""
 
-    Args:
-        policy: What to decode with, in eval mode and with the slab's attention.
-        requests: Some or all of them are decoded here.
-        groups: Indices of requests with equal `token_ids`, group by group, the longest prompts first.
-        sampling: The distribution to draw from.
-        key: Seed of the run and exploration step.
-        stops: What ends a completion.
-        kept: The rows of conversations, to continue from and to keep these; None keeps nothing.
-        read_tokens: Tokens of prompts, padding included, that are read at once.
-        shares: Let the rows of a group read their prompt's keys and values where they are, instead of copies.
-    """
+    policy: Policy  # in eval mode and with the slab's attention
+    requests: Sequence[Request]  # some or all of them are decoded here
+    groups: Sequence[Sequence[int]]  # indices of requests with equal `token_ids`, the longest prompts first
+    sampling: Sampling
+    key: RandomKey
+    stops: StopStrings
+    kept: KeptRows | None = None  # the rows of conversations, to continue from and to keep these; None keeps nothing
+    read_tokens: int = READ_TOKENS  # tokens of prompts, padding included, that are read at once
+    shares: bool = False  # the rows of a group read their prompt's keys and values where they are, instead of copies
 
-    def __init__(
-        self,
-        policy: Policy,
-        requests: Sequence[Request],
-        groups: Sequence[Sequence[int]],
-        sampling: Sampling,
-        key: RandomKey,
-        stops: StopStrings,
-        kept: KeptRows | None = None,
-        read_tokens: int = READ_TOKENS,
-        shares: bool = False,
-    ) -> None:
-        self.policy = policy
-        self.requests = requests
-        self.groups = groups
-        self.sampling = sampling
-        self.key = key
-        self.stops = stops
-        self.kept = kept
-        self.read_tokens = read_tokens
-        self.shares = shares
+    def __post_init__(self) -> None:
         self.shared: SharedPrompts | None = None
-        self.going = [*chain.from_iterable(groups)]
+        self.going = [*chain.from_iterable(self.groups)]
         """The request of each row."""
         self.drawn: dict[int, tuple[list[int], list[float]]] = {index: ([], []) for index in self.going}
         self.num_drawn = 0
-        own = [requests[index] for index in self.going]
+        own = [self.requests[index] for index in self.going]
         keys = [(one.prompt_id, one.sample, one.position, len(one.token_ids)) for one in own]
-        self.keys = torch.tensor(keys, device=policy.device)
+        self.keys = torch.tensor(keys, device=self.policy.device)
         """[r, 4] int64 prompt id, sample, position of the first new token, and length of the prompt."""
         self.width = max(len(one.token_ids) for one in own)
-        plain = plain_layers(policy)
+        plain = plain_layers(self.policy)
         self.num_layers, self.windows = len(plain), any(layer.is_sliding for layer in plain)
         self.layers: list[SlabLayer] = []
         self.logits = torch.empty(0)

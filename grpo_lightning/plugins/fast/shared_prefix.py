@@ -3,10 +3,16 @@
 The prompts and completions of a pack are in one flat sequence: first all prompts, then all completions. Everything in a
 transformer but attention works token by token. Attention is exact: a completion's token sees its prompt and the earlier
 tokens of its completion. All are at the positions that they would have in a separate sequence.
+
+In attention each completion's queries see a copy of its prompt's keys and their own. Rows of similar shape are attended
+to together in a bucket: one prompt length, completions of similar length. So no mask depends on the row, and one long
+completion pads no short ones.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,10 +22,36 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 
 from grpo_lightning.maths import ragged
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.plugins.fast.attention import causal
-from grpo_lightning.plugins.fast.copies import Copies
+from grpo_lightning.plugins.fast.attention import causal, fold_mask, masked
 
 ATTENTION = "grpo_shared_prefix"
+
+BLOCK = 256
+"""Queries per call: those of a block see no later key, which saves up to half of the scores."""
+
+
+class Bucket(NamedTuple):
+    """Rows of one shape: `rows` x `length` queries, each row after a prefix of `prefix` keys."""
+
+    rows: int
+    prefix: int
+    length: int
+
+
+def length_class(length: int) -> int:
+    """The largest length in the bucket of `length`: 16, 24, 36, ..., each 1.5 times the previous."""
+    bound = 16
+    while bound < length:
+        bound += bound // 2
+    return bound
+
+
+def buckets_of(prefixes: Sequence[int], lengths: Sequence[int]) -> list[tuple[Bucket, list[int]]]:
+    """The buckets of rows of so many tokens after so many others, and the rows in each."""
+    rows: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for row, (prefix, length) in enumerate(zip(prefixes, lengths, strict=True)):
+        rows[prefix, length_class(length)].append(row)
+    return [(Bucket(len(own), prefix, max(lengths[row] for row in own)), own) for (prefix, _), own in rows.items()]
 
 
 @dataclass(slots=True)
@@ -32,33 +64,54 @@ class SharedPrefix:
     """[1, T] position of each token in its own sequence."""
     predicts: Tensor
     """[N] index of the token after which each drawn token was drawn."""
-    copies: Copies
+    buckets: list[Bucket]
+    queries: Tensor
+    """[sum of the buckets' queries] index of each query in the flat sequence; any index where the row is shorter."""
+    keys: Tensor
+    """[sum of the buckets' keys] index of each key, the copies of prompts included."""
+    filled: Tensor
+    """[T] index in `queries` of each token of the flat sequence."""
+    masks: dict[tuple[int, int, int, torch.dtype], Tensor] = field(default_factory=dict)
+    """The masks made so far, by offset, length, query heads per key head and dtype; all layers use the same ones."""
 
     @classmethod
     def from_rollouts(cls, rollouts: Rollouts) -> "SharedPrefix":
         """Lays out the prompts and completions of `rollouts`. The work is done on the host."""
         sizes, device = rollouts.sizes, rollouts.token_ids.device
-        group, lengths, prompt_lengths = sizes.group, sizes.completion_lengths, sizes.prompt_lengths
-        num_prompt_tokens = int(prompt_lengths.sum())
-        prompt_starts, starts = ragged.starts(prompt_lengths), num_prompt_tokens + ragged.starts(lengths)
-        positions = ragged.positions(lengths)
-        last_of_prompt = (prompt_starts + prompt_lengths - 1)[group]
-        previous = ragged.spread(starts, lengths) + positions - 1
-        before = torch.where(positions == 0, ragged.spread(last_of_prompt, lengths), previous)
-        position_ids = [ragged.positions(prompt_lengths), ragged.spread(prompt_lengths[group], lengths) + positions]
+        num_prompts, num_prompt_tokens = len(sizes.prompt_lengths), int(sizes.prompt_lengths.sum())
+        # A row is a prompt, after nothing, or a completion, after its prompt.
+        lengths = torch.cat([sizes.prompt_lengths, sizes.completion_lengths])
+        prefixes = torch.cat([torch.zeros_like(sizes.prompt_lengths), sizes.prompt_lengths[sizes.group]])
+        starts, prompt = ragged.starts(lengths), torch.cat([torch.arange(num_prompts), sizes.group])
+        last_of_prompt = ragged.spread((starts[prompt] + prefixes - 1)[num_prompts:], sizes.completion_lengths)
+        previous = torch.arange(num_prompt_tokens, int(lengths.sum())) - 1
+        before = torch.where(ragged.positions(sizes.completion_lengths) == 0, last_of_prompt, previous)
         tokens = None
         if rollouts.context is not None:
             tokens = torch.cat([torch.arange(num_prompt_tokens), num_prompt_tokens + sizes.order]).to(device)
+        buckets = buckets_of(prefixes.tolist(), lengths.tolist())
+        queries, keys, filled, first = [], [], torch.empty(int(lengths.sum()), dtype=torch.int64), 0
+        for bucket, members in buckets:
+            rows, step = torch.tensor(members), torch.arange(bucket.length)
+            index = starts[rows, None] + torch.minimum(step, lengths[rows, None] - 1)
+            real = step < lengths[rows, None]
+            filled[index[real]] = first + real.flatten().nonzero().squeeze(1)
+            first += index.numel()
+            queries.append(index.flatten())
+            keys.append(torch.cat([starts[prompt[rows], None] + torch.arange(bucket.prefix), index], dim=1).flatten())
         return cls(
             tokens=tokens,
-            position_ids=torch.cat(position_ids)[None].to(device),
+            position_ids=(ragged.spread(prefixes, lengths) + ragged.positions(lengths))[None].to(device),
             predicts=before[sizes.drawn].to(device),
-            copies=Copies.from_lengths(prompt_lengths, group, lengths, prompt_starts, starts, device),
+            buckets=[bucket for bucket, _ in buckets],
+            queries=torch.cat(queries).to(device),
+            keys=torch.cat(keys).to(device),
+            filled=filled.to(device),
         )
 
     def free(self) -> None:
         """Frees the attention masks, which a backward pass may have made again."""
-        self.copies.masks.clear()
+        self.masks.clear()
 
     def inputs(self, rollouts: Rollouts) -> dict[str, Any]:
         """The arguments of the transformer."""
@@ -73,18 +126,33 @@ class SharedPrefix:
             "shared_prefix": self,
         }
 
+    @torch.compiler.disable
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float) -> Tensor:
+        """[H, T, D], [K, T, D], [K, T, E] -> [T, H, E]: every token sees its prompt and its completion up to itself.
 
-@torch.compiler.disable
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, layout: SharedPrefix, scaling: float | None, dropout: float
-) -> Tensor:
-    """[H, T, D], [K, T, D], [K, T, E] -> [T, H, E]: every token sees its prompt and its completion up to itself.
-
-    Not compiled: every pack has other buckets.
-    """
-    # [T, heads, D]: one row per token, as a model's projections leave them.
-    query, key, value = (states.transpose(0, 1) for states in (query, key, value))
-    return layout.copies.attend(query, key, value, scaling, dropout)
+        Not compiled: every pack has other buckets.
+        """
+        groups = query.shape[0] // key.shape[0]
+        # [T, heads, D]: one row per token, as a model's projections leave them.
+        query = query.transpose(0, 1).index_select(0, self.queries)
+        key, value = (states.transpose(0, 1).index_select(0, self.keys) for states in (key, value))
+        outputs = []
+        sizes = [rows * length for rows, _, length in self.buckets]
+        key_sizes = [rows * (prefix + length) for rows, prefix, length in self.buckets]
+        parts = zip(self.buckets, query.split(sizes), key.split(key_sizes), value.split(key_sizes), strict=True)
+        for (rows, prefix, length), *states in parts:
+            q, k, v = (part.unflatten(0, (rows, -1)).transpose(1, 2) for part in states)
+            blocks = [] if prefix else [causal(q, k, v, scaling, dropout)]
+            for first in range(0, length if prefix else 0, BLOCK):
+                block = q[:, :, first : first + BLOCK]
+                shape = prefix + first, block.shape[2], groups, q.dtype
+                if shape not in self.masks:
+                    self.masks[shape] = fold_mask(*shape, q.device)
+                end = prefix + first + block.shape[2]
+                blocks.append(masked(block, k[:, :, :end], v[:, :, :end], self.masks[shape], scaling, dropout))
+            output = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
+            outputs.append(output.transpose(1, 2).flatten(0, 1))
+        return torch.cat(outputs).index_select(0, self.filled)
 
 
 def attention(
@@ -110,11 +178,10 @@ def attention(
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if shared_prefix is not None:
-        return attend(query[0], key[0], value[0], shared_prefix, scaling, dropout)[None], None
-    if padded_rows:
-        return causal(query, key, value, scaling, dropout).transpose(1, 2).contiguous(), None
+        return shared_prefix.attend(query[0], key[0], value[0], scaling, dropout)[None], None
     own = is_causal is not False and getattr(module, "is_causal", True) and 1 < query.shape[2] == key.shape[2]
-    if attention_mask is None and own and kwargs.get("position_bias") is None and kwargs.get("softcap") is None:
+    own = own and attention_mask is None and kwargs.get("position_bias") is None and kwargs.get("softcap") is None
+    if padded_rows or own:
         return causal(query, key, value, scaling, dropout).transpose(1, 2).contiguous(), None
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs

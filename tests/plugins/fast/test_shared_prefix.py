@@ -7,8 +7,8 @@ from helpers.fitting import relative
 from helpers.tiny import gradients, rollouts_of
 
 from grpo_lightning import Policy, Rollouts
-from grpo_lightning.plugins.fast import copies
-from grpo_lightning.plugins.fast.copies import Bucket, buckets_of
+from grpo_lightning.plugins.fast import shared_prefix
+from grpo_lightning.plugins.fast.shared_prefix import Bucket, buckets_of
 from grpo_lightning.policy.architecture import recompute_activations
 
 
@@ -25,7 +25,7 @@ def both_ways(policy: Policy, rollouts: Rollouts) -> list[tuple[torch.Tensor, di
 
 
 def test_a_long_completion_pads_no_short_ones() -> None:
-    buckets = [bucket for bucket, _ in buckets_of([3], [0] * 9, [20] * 8 + [1000])]
+    buckets = [bucket for bucket, _ in buckets_of([0] + [3] * 9, [3] + [20] * 8 + [1000])]
     assert buckets == [Bucket(1, 0, 3), Bucket(8, 3, 20), Bucket(1, 3, 1000)]
 
 
@@ -33,15 +33,15 @@ def test_a_long_completion_pads_no_short_ones() -> None:
 def test_padding_is_bounded_by_half(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     lengths = (64 * torch.randn(200, generator=generator).exp()).long().clamp(16, 3000).tolist()
-    buckets = [bucket for bucket, _ in buckets_of([5, 9], [row % 2 for row in range(200)], lengths)][1:]
-    assert sum(bucket.queries for bucket in buckets if bucket.prefix) <= 1.5 * sum(lengths)
+    buckets = [bucket for bucket, _ in buckets_of([5, 9] * 100, lengths)]
+    assert sum(bucket.rows * bucket.length for bucket in buckets) <= 1.5 * sum(lengths)
 
 
 @pytest.mark.parametrize("shape", ["llama", "gpt2"])
 def test_long_completions_go_in_blocks_of_queries(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, rollouts = policy_of(shape, scale=0.05), rollouts_of([25, 9, 30, 17, 24], [4, 6])
     (_, whole), (single, expected) = both_ways(policy, rollouts)
-    monkeypatch.setattr(copies, "BLOCK", 8)
+    monkeypatch.setattr(shared_prefix, "BLOCK", 8)
     rollouts.layout = None
     (blocks, gradient), _ = both_ways(policy, rollouts)
     assert float((blocks - single).abs().max()) < 2e-6
