@@ -26,8 +26,6 @@ from torch.nn import functional as F
 
 from grpo_lightning.plugins.fast.products import Products, is_plain, products_of
 
-WIDTH = 6
-
 
 def fuse(model: nn.Module) -> None:
     """Exchanges the layers of `model` that have a fused equal."""
@@ -48,8 +46,12 @@ def fused(kind: Any, by: Any, activation: Any = None) -> Any:
     try:
         with torch.random.fork_rng([]), torch.device("cpu"), torch.enable_grad():
             torch.manual_seed(0)
-            parts = norm_parts() if by is FusedRMSNorm else mlp_parts(activation)
-            hidden = torch.randn(3, WIDTH, dtype=torch.float32)
+            hidden = torch.randn(3, 6, dtype=torch.float32)
+            parts: dict[str, Any] = {"weight": nn.Parameter(hidden[0].clone()), "variance_epsilon": 0.1}
+            if by is FusedGatedMLP:
+                sizes = {"gate_proj": (6, 9), "up_proj": (6, 9), "down_proj": (9, 6)}
+                parts = {name: nn.Linear(*size, dtype=torch.float32) for name, size in sizes.items()}
+                parts["act_fn"] = activation()
             same = all(
                 torch.allclose(own, other, rtol=1e-4, atol=1e-5)
                 for own, other in zip(*(passed(each, parts, hidden) for each in (kind, joined)), strict=True)
@@ -57,17 +59,6 @@ def fused(kind: Any, by: Any, activation: Any = None) -> Any:
     except Exception:  # a class that needs more than these parts is another
         same = False
     return joined if same else kind
-
-
-def norm_parts() -> dict[str, Any]:
-    """The attributes of a small norm."""
-    return {"weight": nn.Parameter(torch.randn(WIDTH, dtype=torch.float32)), "variance_epsilon": 0.1}
-
-
-def mlp_parts(activation: Any) -> dict[str, Any]:
-    """The attributes of a small gated MLP."""
-    into, out = [nn.Linear(WIDTH, 9, dtype=torch.float32) for _ in range(2)], nn.Linear(9, WIDTH, dtype=torch.float32)
-    return {"gate_proj": into[0], "up_proj": into[1], "down_proj": out, "act_fn": activation()}
 
 
 def passed(kind: Any, parts: dict[str, Any], hidden: Tensor) -> tuple[Tensor, Tensor]:
