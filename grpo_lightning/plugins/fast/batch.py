@@ -109,7 +109,9 @@ class Batch:
         if self.shares:
             tokens = torch.tensor([*map(len, prompts)], device=device)
             self.shared = SharedPrompts([layer.slabs for layer in self.layers], tokens, prompt)
-            self.layers = [layer.following(len(prompt), longest) for layer in self.layers]
+            self.layers = [SlabLayer(longest) for _ in self.layers]
+            for layer, states in zip(self.layers, self.shared.layers, strict=True):
+                layer.allocate(states, len(prompt))
         else:
             for layer in self.layers:
                 layer.expand(prompt, self.width + longest)

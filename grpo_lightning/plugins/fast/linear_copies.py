@@ -17,8 +17,6 @@ from grpo_lightning.policy.policy import Policy
 ROWS = 16
 """Rows that a layout is made for. Others work too: oneDNN chooses the same layout from 2 rows to thousands."""
 
-Forward = Callable[[Tensor], Tensor]
-
 
 class LinearCopies:
     """The weights of a policy's linear layers as they are now, which `in_use` computes with.
@@ -54,25 +52,19 @@ def linear_layers(model: PreTrainedModel) -> list[Any]:
 
 
 @torch.no_grad()
-def _forward(layer: Any, dtype: torch.dtype) -> Forward | None:
+def _forward(layer: Any, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
     """Computes as the layer does, from a copy of its weight; None if a copy would be no better."""
     weight = layer.weight.detach()
     weight = weight.t() if isinstance(layer, Conv1D) else weight
-    packs = weight.device.type == "cpu" and dtype in _packed_types()
+    packs = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    if packs and dtype != torch.float32:
+        packs = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     if not packs and weight.dtype == dtype:
         return None
     weight = weight.to(dtype)
     if packs:
         weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
     return partial(_product, dtype, weight, None if layer.bias is None else layer.bias.detach().to(dtype))
-
-
-def _packed_types() -> set[torch.dtype]:
-    """Types that oneDNN multiplies fast on this machine."""
-    if not torch.backends.mkldnn.is_available():
-        return set()
-    fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return {torch.float32, torch.bfloat16} if fast else {torch.float32}
 
 
 def _product(dtype: torch.dtype, weight: Tensor, bias: Tensor | None, hidden: Tensor) -> Tensor:

@@ -45,7 +45,13 @@ def read(
         index, position = ragged.segments(lengths), ragged.positions(lengths)
         places = (row[index], first[index] + position), (index, position)
         after = (row, seen) if starts[rows[0]] else None
-        options = _options(first, max(len(rest[row]) for row in rows), seen) if after else {}
+        options = {}
+        if after:
+            column = torch.arange(seen, device=device)
+            position_ids = first[:, None] + column[: max(len(rest[row]) for row in rows)]
+            # The model may have no positions for the padding.
+            options["position_ids"] = position_ids.clamp(max=seen - 1)
+            options["attention_mask"] = (column <= position_ids[..., None])[:, None]
         cache = Cache(layers=[_PackLayer(layer, len(prompts), *places, after) for layer in layers])
         flat = torch.tensor([token for row in rows for token in rest[row]], device=device)
         hidden = policy.hidden(ragged.pad(flat, lengths), past_key_values=cache, use_cache=True, **options)
@@ -64,17 +70,6 @@ def _packs(starts: list[int], rest: Sequence[list[int]], width: int, read_tokens
         budget = ragged.token_budget([cost * len(rest[row]) for row in rows], limit)
         packs += [sorted(rows[index] for index in pack) for pack in budget]
     return packs
-
-
-def _options(first: Tensor, length: int, seen: int) -> dict[str, Tensor]:
-    """Positions and mask of up to `length` new tokens per row, after `first` [r] that are known."""
-    column = torch.arange(seen, device=first.device)
-    position = first[:, None] + column[:length]
-    # The model may have no positions for the padding.
-    return {
-        "position_ids": position.clamp(max=seen - 1),
-        "attention_mask": (column <= position[..., None])[:, None],
-    }
 
 
 class _PackLayer(DynamicLayer):

@@ -43,12 +43,6 @@ class SlabLayer(DynamicLayer):
         """Positions filled so far."""
         return self.length
 
-    def following(self, rows: int, capacity: int) -> "SlabLayer":
-        """An empty layer for what so many rows draw after these."""
-        layer = SlabLayer(capacity)
-        layer.allocate(self.slabs, rows)
-        return layer
-
     def expand(self, rows: Tensor, capacity: int) -> None:
         """Makes row i of a slab of the new capacity a copy of row `rows[i]`, which may occur any number of times."""
         old, self.capacity = self.slabs, capacity

@@ -12,9 +12,7 @@ from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from grpo_lightning import Fast, Policy
-from grpo_lightning.plugins.fast.fused_layers import fuse, fused
-from grpo_lightning.plugins.fast.gated_mlp import FusedGatedMLP
-from grpo_lightning.plugins.fast.rms_norm import FusedRMSNorm, _RMSNorm
+from grpo_lightning.plugins.fast.fused_layers import FusedGatedMLP, FusedRMSNorm, _RMSNorm, fuse, fused
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "smollm3", "granite", "gemma", "phi3", "olmo2", "gpt2")
 
