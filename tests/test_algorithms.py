@@ -1,6 +1,7 @@
 """Every method by its name: from the command line, as a file of configs/algorithms/, and as a user's own file."""
 
 import re
+import sys
 from itertools import zip_longest
 from pathlib import Path
 
@@ -128,7 +129,8 @@ def test_every_member_is_reached_by_its_class_name(monkeypatch: pytest.MonkeyPat
             assert import_object(part.class_path) is cls
 
 
-def test_a_method_in_a_file_of_the_users(folder: Path, command: Grpo) -> None:
+def test_a_method_in_a_file_of_the_users(folder: Path, command: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "my_method", raising=False)  # another test may have a file of this name
     text = EXTENDING.read_text(encoding="utf-8")
     code, shell = re.findall(r"```python\n(.*?)```", text, re.DOTALL), re.search(r"```bash\n(.*?)```", text, re.DOTALL)
     assert len(code) == 2 and shell

@@ -45,6 +45,8 @@ NOT_RUN = {
     r"torchrun .*": "starts processes; this very line in tests/plugins/cluster/test_launched_ranks.py",
     r"(?!grpo plan).*--trainer.devices.*": "starts processes; in tests/plugins/cluster/test_sharding.py",
     r"(?!grpo plan).*--trainer.strategy.*": "needs several devices; in tests/plugins/cluster/test_sharding.py",
+    r".*runs/sweep.*": "needs the runs of a loop, which is a program of the shell",
+    r".*\$task.*|grpo export runs/warm .*": "needs runs of minutes; small in tests/plugins/demonstrations",
     r"sbatch .*": "needs SLURM; the script runs in tests/test_slurm_script.py",
     r".*bitsandbytes.*": "a package of one's own; in tests/plugins/planning/test_eight_bits.py, where it is there",
     r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report| export| evaluate|)": "a name alone",

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 from plot_run import BLUE, GREY, ORANGE
 
+from grpo_lightning import CISPO, SAPO, Clipped, Reinforce, SequenceClipped, Surrogate
 from grpo_lightning.maths.kl import K3
 from grpo_lightning.maths.rollouts import Rollouts
-from grpo_lightning.maths.surrogates import CISPO, SAPO, Clipped, Reinforce, SequenceClipped, Surrogate
 from grpo_lightning.plugins.methods.gmpo import GMPO
 from grpo_lightning.plugins.methods.target_probability import TargetProbability
 
