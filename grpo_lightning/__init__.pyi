@@ -165,6 +165,7 @@ from grpo_lightning.policy.snapshots import MovingAverage as MovingAverage
 from grpo_lightning.policy.snapshots import PolicySnapshot as PolicySnapshot
 from grpo_lightning.policy.snapshots import Proximal as Proximal
 from grpo_lightning.policy.snapshots import RecordedLogp as RecordedLogp
+from grpo_lightning.rewards.base import GroupReward as GroupReward
 from grpo_lightning.rewards.base import Reward as Reward
 from grpo_lightning.rewards.base import RewardFailure as RewardFailure
 from grpo_lightning.rewards.base import Run as Run

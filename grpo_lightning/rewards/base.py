@@ -146,6 +146,44 @@ class Reward(ABC):
         return result
 
 
+class GroupReward(Reward):
+    """A reward that compares the completions of one prompt: their rank, their diversity. A failure costs the group.
+
+    Args:
+        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
+        name: Its name in the metrics; by default the class name in snake case.
+    """
+
+    @abstractmethod
+    def score_group(self, group: Sequence[Sample]) -> RewardResult:
+        """Scores the completions of one prompt, in order. The greedy answer of a validation comes alone."""
+
+    def score(self, samples: Sequence[Sample]) -> RewardResult:
+        """The scores of every group."""
+        groups = rows_by_prompt(samples)
+        parts = [self._contained_group([samples[row] for row in rows]) for rows in groups]
+        index = {row: index for index, row in enumerate(row for rows in groups for row in rows)}
+        return RewardResult.concat(parts).rows([index[row] for row in range(len(samples))])
+
+    def _contained_group(self, group: Sequence[Sample]) -> RewardResult:
+        try:
+            result = self.score_group(group)
+            if not len(result.value) == len(result.status) == len(group):
+                raise ValueError(f"score_group returned {len(result.value)} values for {len(group)} samples")
+        except Exception as error:
+            self.tally.explain(group[0], Status.ERROR, f"{type(error).__name__}: {error}")
+            result = RewardResult([math.nan] * len(group), [Status.ERROR] * len(group))
+        return result
+
+
+def rows_by_prompt(samples: Sequence[Sample]) -> list[list[int]]:
+    """The indices of the samples of each prompt."""
+    groups: dict[int, list[int]] = {}
+    for row, sample in enumerate(samples):
+        groups.setdefault(sample.prompt.id, []).append(row)
+    return [*groups.values()]
+
+
 VERDICTS = ("MathVerifier", "ReasoningGymReward")
 """The rewards whose value is 1 for a right completion, and 0 for any other."""
 
