@@ -92,6 +92,7 @@ from grpo_lightning.maths.weightings import Unweighted as Unweighted
 from grpo_lightning.plugins import inspect as inspect
 from grpo_lightning.plugins.cluster.strategy import FSDP2Strategy as FSDP2Strategy
 from grpo_lightning.plugins.cluster.time_limit import StepTimer as StepTimer
+from grpo_lightning.plugins.code.reward import CodeReward as CodeReward
 from grpo_lightning.plugins.conversations.adapters.openenv import OpenEnv as OpenEnv
 from grpo_lightning.plugins.conversations.adapters.textarena import TextArena as TextArena
 from grpo_lightning.plugins.conversations.base import Environment as Environment
