@@ -129,6 +129,7 @@ from grpo_lightning.plugins.inspect.record import CompletionRecord as Completion
 from grpo_lightning.plugins.inspect.record import GroupRecord as GroupRecord
 from grpo_lightning.plugins.inspect.record import StepRecord as StepRecord
 from grpo_lightning.plugins.inspect.record import TokenRecord as TokenRecord
+from grpo_lightning.plugins.judge.reward import JudgeReward as JudgeReward
 from grpo_lightning.plugins.learned.classifier import SequenceClassifier as SequenceClassifier
 from grpo_lightning.plugins.learned.loss import BinaryCrossEntropy as BinaryCrossEntropy
 from grpo_lightning.plugins.learned.loss import BradleyTerry as BradleyTerry

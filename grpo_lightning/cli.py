@@ -1,4 +1,4 @@
-"""The command line: `grpo fit|validate|test|predict|plan`; `inspect`, `report` and `export` are apart."""
+"""The command line: `grpo fit|validate|test|predict|plan`; `inspect`, `report`, `export` and `judge` are apart."""
 
 import pkgutil
 import random
@@ -46,7 +46,7 @@ refusal = optional("plugins.mistakes.imports:refusal") or str
 refused_argument = optional("plugins.mistakes.options:refused_argument") or UsageError
 """From an exception to its message, and to the user's mistake behind it."""
 
-PLUGINS = ("fast", "verifier", "learned", "process", "conversations", "code", "vllm")
+PLUGINS = ("fast", "verifier", "learned", "process", "conversations", "code", "judge", "vllm")
 FAMILIES = ("maths", "tasks", "rewards", "policy", "engines", *(f"plugins.{name}" for name in PLUGINS))
 """The folders of the families. A class in any of their files is known by its short name in YAML."""
 

@@ -47,9 +47,11 @@ NOT_RUN = {
     r"(?!grpo plan).*--trainer.strategy.*": "needs several devices; in tests/plugins/cluster/test_sharding.py",
     r"sbatch .*": "needs SLURM; the script runs in tests/test_slurm_script.py",
     r".*bitsandbytes.*": "a package of one's own; in tests/plugins/planning/test_eight_bits.py, where it is there",
-    r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report| export|)": "a name, no command",
+    r"(grpo|grpo-verify)( fit| validate| test| predict| plan| inspect| report| export| judge|)": "a name, no command",
     r".*(vllm|VLLMEngine).*": "needs vLLM; in tests/plugins/vllm/test_vllm_runs.py",
     r".*WandbLogger": "needs wandb and an account",
+    r"grpo judge judge.yaml .*": "needs a judge; in tests/plugins/judge/test_judge.py",
+    r"(vllm serve|python tools/scripted_judge.py).*": "serves until it is stopped",
     r".*HubPrompts.*": "needs the network",
     r".*(rock_paper_scissors|tools_calculator|guess_number).yaml.*": "in tests/tools/test_make_turns_policy.py",
 }
