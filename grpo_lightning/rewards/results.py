@@ -128,6 +128,10 @@ class Scores:
         """Value and status of one sample by the name of each reward."""
         return {name: (result.value[row], result.status[row]) for name, result in self.results.items()}
 
+    def notes(self, row: int) -> dict[str, str]:
+        """Why one sample has its values, by the names of the rewards that say so."""
+        return {name: result.note[row] for name, result in self.results.items() if result.note and result.note[row]}
+
 
 @dataclass(slots=True)
 class Tally:

@@ -101,7 +101,7 @@ class CodeReward(Reward):
         Without a fenced program it is `no_answer`. A sandbox that fails gives NaN.
         """
         whole = not self.partial_credit
-        tasks = [[sample.text, self._tests(sample.prompt.question), self.limits, whole] for sample in samples]
+        tasks = [[sample.turn, self._tests(sample.prompt.question), self.limits, whole] for sample in samples]
         result = RewardResult([], [], note=[])
         for sample, outcome in zip(samples, self._pool.map(inside("grading.grade", __file__), tasks), strict=True):
             value, status, note = self._verdict(outcome.value) if outcome.status == Status.OK else self._lost(outcome)

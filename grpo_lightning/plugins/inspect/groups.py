@@ -106,6 +106,7 @@ def completion_record(
         greedy=greedy,
         judge=scores.correct or "",
         conversation=ConversationRecord.from_piece(talk, piece, tokens.drawn.tolist()) if talk else None,
+        notes=scores.notes(index),
     )
 
 

@@ -122,7 +122,7 @@ class JudgeReward(Reward):
         result = RewardResult([math.nan] * len(samples), [Status.OK] * len(samples), note=[""] * len(samples))
         groups = rows_by_prompt(samples) if self.group else [[row] for row in range(len(samples))]
         # Equal completions are one answer: they get the same value.
-        texts = [[*dict.fromkeys(samples[row].text for row in rows)] for rows in groups]
+        texts = [[*dict.fromkeys(samples[row].turn for row in rows)] for rows in groups]
         prompts = [samples[rows[0]].prompt.question for rows in groups]
         if self.group:
             for question, several in zip(prompts, texts, strict=True):
@@ -134,7 +134,7 @@ class JudgeReward(Reward):
             for row in rows:
                 result.status[row], result.note[row] = reply.status, reply.text
                 if reply.status == Status.OK:
-                    result.value[row] = reply.value[several.index(samples[row].text)]
+                    result.value[row] = reply.value[several.index(samples[row].turn)]
                 else:
                     self.tally.explain(samples[row], reply.status, reply.text)
         return result
