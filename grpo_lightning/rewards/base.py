@@ -147,19 +147,12 @@ class Reward(ABC):
 
 
 class GroupReward(Reward):
-    """A reward that compares the completions of one prompt: their rank, their diversity. A failure costs the group.
+    """A reward whose `score` gets the completions of one prompt together, to compare them. A failure costs them all.
 
-    Args:
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
-        name: Its name in the metrics; by default the class name in snake case.
+    The greedy answer of a validation comes alone.
     """
 
-    @abstractmethod
-    def score_group(self, group: Sequence[Sample]) -> RewardResult:
-        """Scores the completions of one prompt, in order. The greedy answer of a validation comes alone."""
-
-    def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """The scores of every group."""
+    def _contained(self, samples: Sequence[Sample]) -> RewardResult:
         groups = rows_by_prompt(samples)
         parts = [self._contained_group([samples[row] for row in rows]) for rows in groups]
         index = {row: index for index, row in enumerate(row for rows in groups for row in rows)}
@@ -167,13 +160,10 @@ class GroupReward(Reward):
 
     def _contained_group(self, group: Sequence[Sample]) -> RewardResult:
         try:
-            result = self.score_group(group)
-            if not len(result.value) == len(result.status) == len(group):
-                raise ValueError(f"score_group returned {len(result.value)} values for {len(group)} samples")
+            return self._checked(group)
         except Exception as error:
             self.tally.explain(group[0], Status.ERROR, f"{type(error).__name__}: {error}")
-            result = RewardResult([math.nan] * len(group), [Status.ERROR] * len(group))
-        return result
+            return RewardResult([math.nan] * len(group), [Status.ERROR] * len(group))
 
 
 def rows_by_prompt(samples: Sequence[Sample]) -> list[list[int]]:

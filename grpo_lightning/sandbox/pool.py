@@ -143,8 +143,8 @@ class _Run:
             if worker.job == IDLE and worker.function != self.function:
                 worker.load(self.function)
             elif worker.job == IDLE and self.waiting:
-                index = self.waiting.popleft()
-                worker.send(index, {"task": self.tasks[index]}, self.pool.timeout)
+                worker.job = self.waiting.popleft()
+                worker.send({"task": self.tasks[worker.job]}, self.pool.timeout)
 
     def _start(self) -> None:
         self.pool._running.append(Worker(self.pool.timeout, self.pool.memory_limit_mb, self.pool.cpu_seconds))

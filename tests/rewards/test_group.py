@@ -1,4 +1,4 @@
-"""Rewards of a whole group: a class with `score_group`, and functions of a prompt's completions."""
+"""Rewards of a whole group: classes, and functions of a prompt's completions."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from grpo_lightning.types import FinishReason, Prompt, Question, Sample
 class LongestWins(GroupReward):
     """1 for the longest completions of a prompt; refuses groups with the word `raise`, miscounts at `short`."""
 
-    def score_group(self, group: Sequence[Sample]) -> RewardResult:
+    def score(self, group: Sequence[Sample]) -> RewardResult:
         texts = [sample.text for sample in group]
         if "raise" in texts:
             raise KeyError("raise")
