@@ -51,7 +51,7 @@ NOT_RUN = {
     r".*(vllm|VLLMEngine).*": "needs vLLM; in tests/plugins/vllm/test_vllm_runs.py",
     r".*WandbLogger": "needs wandb and an account",
     r"grpo judge judge.yaml .*": "needs a judge; in tests/plugins/judge/test_judge.py",
-    r"(vllm serve|python tools/scripted_judge.py).*": "serves until it is stopped",
+    r".*code_(functions|judge).yaml.*": "needs a policy of its own; small in tests/plugins/judge/test_judged_run.py",
     r".*HubPrompts.*": "needs the network",
     r".*(rock_paper_scissors|tools_calculator|guess_number).yaml.*": "in tests/tools/test_make_turns_policy.py",
 }

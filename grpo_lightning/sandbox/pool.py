@@ -154,7 +154,9 @@ class _Run:
         try:
             reply = worker.receive() if readable else None
         except EOFError:
-            late = monotonic() >= worker.deadline or worker.process.wait() == 128 + signal.SIGPROF
+            late = monotonic() >= worker.deadline
+            worker.kill()  # it may have answered nonsense
+            late = late or worker.process.returncode == 128 + signal.SIGPROF
             return self._lose(worker, Status.TIMEOUT if late else Status.CRASH)
         if reply is None:
             if monotonic() >= worker.deadline:

@@ -92,8 +92,8 @@ class Worker(Channel):
         with other:
             self.process = subprocess.Popen(
                 [sys.executable, str(SCRIPT), str(memory_limit_mb), str(timeout), str(cpu_seconds or 0)],
-                stdin=other,
-                stdout=other,
+                stdin=other.fileno(),
+                stdout=other.fileno(),
                 env=environment(),
                 start_new_session=True,  # a group of its own: kill() reaches child processes, Ctrl-C does not
             )
@@ -105,15 +105,6 @@ class Worker(Channel):
         """Lets the worker import a function."""
         self.function, self.job = function, LOADING
         self.send({"load": function, "path": sys.path}, LOAD_SECONDS)
-
-    def receive(self) -> Outcome | None:
-        """As `Channel.receive`; a worker that answers nonsense is killed."""
-        try:
-            return super().receive()
-        except EOFError:
-            if self.unread:
-                self.kill()
-            raise
 
     def kill(self) -> None:
         """Ends the process and all that it has started."""

@@ -118,11 +118,11 @@ class Instances:
         """The outcomes of the calls that are answered or late, by their instances, after waiting for one."""
         instances = {key: self._running[key] for key in keys}
         patience = min((instance.deadline for instance in instances.values()), default=0.0) - monotonic()
-        ready = wait([*instances.values()], max(0.0, patience))
+        ready = wait([instance.socket for instance in instances.values()], max(0.0, patience))
         found: dict[int, Outcome] = {}
         for key, instance in instances.items():
             try:
-                outcome = instance.receive() if instance in ready else None
+                outcome = instance.receive() if instance.socket in ready else None
             except EOFError:
                 outcome = Outcome(Status.CRASH)
             if outcome is None and monotonic() >= instance.deadline:

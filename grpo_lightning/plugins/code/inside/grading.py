@@ -238,14 +238,16 @@ def refusal(limits: dict[str, Any]) -> str:
 
 
 def last_fence(text: str) -> str | None:
-    """The program in the last fence of a text that was closed."""
-    found, begun = None, None
+    """The program in the last fence of a text, unless that is open."""
+    found: list[str] | None = None
+    is_open = False
     for line in text.splitlines(keepends=True):
         if line.lstrip().startswith("```"):
-            found, begun = (found, []) if begun is None else ("".join(begun), None)
-        elif begun is not None:
-            begun.append(line)
-    return found if begun is None else None
+            is_open = not is_open
+            found = [] if is_open else found
+        elif is_open and found is not None:
+            found.append(line)
+    return None if is_open or found is None else "".join(found)
 
 
 def same_output(actual: str, expected: str) -> bool:

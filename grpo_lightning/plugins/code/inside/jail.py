@@ -174,9 +174,8 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
         return value
     if isinstance(value, int):
         return {"int": hex(value)}
-    for plain in (float, str):
-        if isinstance(value, plain):
-            return plain.__new__(plain, value)
+    if isinstance(value, float | str):
+        return str.__str__(value) if isinstance(value, str) else float.__float__(value)
     for items in (list, tuple, set, frozenset):
         if isinstance(value, items):
             return {items.__name__: [encode(one, refer) for one in value]}
@@ -270,7 +269,7 @@ def run_test(test: dict[str, Any], descriptors: list[int], code: Any) -> None:
     sys.argv, sys.path[:0] = ["main.py"], [os.getcwd()]
     vars(builtins).update(exit=sys.exit, quit=sys.exit)
     if asked:
-        return answer_calls(code)
+        answer_calls(code)
     program = sys.modules["__main__"] = ModuleType("__main__")
     exec(code, program.__dict__)
     sys.stdout.flush()
