@@ -119,9 +119,12 @@ class Service:
                     key = waiting.get_nowait()
                 except Empty:
                     return
-                reply = self._reply(bodies[first[key]], partial(read, first[key]))
-                if reply.status == Status.OK:
-                    self._keep(key, reply.text)
+                try:
+                    reply = self._reply(bodies[first[key]], partial(read, first[key]))
+                    if reply.status == Status.OK:
+                        self._keep(key, reply.text)
+                except Exception as error:  # a disk that is full: who waits must be told
+                    reply = Reply(None, f"{type(error).__name__}: {error}", Status.ERROR)
                 done.put((key, reply))
 
         for _ in range(min(self.concurrency, waiting.qsize())):
@@ -161,7 +164,8 @@ class Service:
         try:
             answer = self._post(data)
             actual[1] = float(answer.get("usage", {}).get("total_tokens", costs[1]))
-            return str(answer["choices"][0]["message"]["content"])
+            text = str(answer["choices"][0]["message"]["content"])
+            return text.encode(errors="replace").decode()  # no file takes half a character
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise Unavailable(f"not the reply of a chat: {type(error).__name__}: {error}") from error
         finally:

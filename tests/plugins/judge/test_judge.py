@@ -157,6 +157,14 @@ def test_a_reply_that_breaks_a_rule_is_a_failure(make: Any, reply: str) -> None:
     assert result.status == ["unparseable"] and math.isnan(result.value[0])
 
 
+def test_half_a_character_and_a_full_disk_keep_nobody_waiting(make: Any, tmp_path: Path) -> None:
+    with judging(lambda index, body: '{"reason": "\ud800", "score": 7}') as server:
+        assert make(server.url)([sample("x")]).note == ['{"reason": "?", "score": 7}']
+        (tmp_path / "file").write_text("")
+        result = make(server.url, cache=str(tmp_path / "file" / "cache.sqlite"))([sample("x")])
+        assert result.status == ["error"] and "Error: " in result.note[0]
+
+
 def order_of(body: dict[str, Any]) -> list[str]:
     return quoted(body)[1:]
 

@@ -307,7 +307,10 @@ def run_pytest(program: Program, text: str, seed: str) -> list[tuple[str, str]]:
             if report.when == "call" or report.failed:
                 lines = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
                 status = "ok" if report.passed else "wrong"
-                found[report.nodeid] = status, "" if report.passed else f"{item_name(report)}: {''.join(lines[:1])}"
+                found[report.nodeid] = (
+                    status,
+                    "" if report.passed else f"{item_name(report)}: {''.join(lines[:1])[:300]}",
+                )
 
     def item_name(report: Any) -> str:
         return str(report.nodeid).split("::", 1)[-1]
