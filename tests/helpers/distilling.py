@@ -1,14 +1,11 @@
 """Runs that distil, for test_distilling_runs; as a script, `distilling.py FOLDER` does them on two ranks."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import grpo_lightning.training  # noqa: F401  # registers `fsdp2`
 from grpo_lightning.maths.kl import K2
 from grpo_lightning.maths.objective import Objective
 from grpo_lightning.maths.rollouts import Rollouts
@@ -24,14 +21,12 @@ from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import FrozenCopy
 from grpo_lightning.tasks.base import Task
 from grpo_lightning.types import Question
+from helpers import two_ranks
 from helpers.fast import fit, policy_of
 from helpers.fitting import Gradients
-from helpers.paths import environment
 from helpers.tiny import model_of, tokenizer
-from helpers.waiting import LIMIT
 
 RUNS = ("sampled", "exact", "teachers", "self", "adapter")
-STRATEGIES = ("ddp", "fsdp2")
 MODELS = {"a": ("llama", 1, 48), "b": ("qwen2", 2, 64)}
 """Shape, seed and width of the teachers."""
 
@@ -99,25 +94,8 @@ def in_every_way(folder: Path) -> dict[str, dict[str, Any]]:
     """What the runs find in whole minibatches, in parts, and on two ranks with ddp and fsdp2."""
     for name, (shape, seed, width) in MODELS.items():
         policy_of(shape, seed, scale=0.1, hidden_size=width).save_pretrained(folder / name)
-    process = subprocess.Popen(
-        [sys.executable, __file__, folder],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(OMP_WAIT_POLICY="PASSIVE"),
-    )
-    try:
-        here = {name: runs(folder / name, parts) for name, parts in (("whole", False), ("parts", True))}
-        _, errors = process.communicate(timeout=LIMIT)
-        assert process.returncode == 0, errors[-3000:]
-    finally:
-        with process:
-            process.kill()
-    return here | {strategy: torch.load(folder / f"{strategy}.pt") for strategy in STRATEGIES}
+    return two_ranks.in_every_way(__file__, folder, runs)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    for strategy in STRATEGIES:
-        found = runs(Path(sys.argv[1], strategy), True, devices=2, strategy=strategy)
-        if torch.distributed.get_rank() == 0:
-            torch.save(found, Path(sys.argv[1], f"{strategy}.pt"))
+    two_ranks.as_program(runs)

@@ -4,8 +4,6 @@ Gradients of every objective, each with its own advantage, KL, masks and bonus, 
 an old policy far from it; runs that learn, whose ranks must decide alike; and conversations of unequal lengths.
 """
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +13,6 @@ import lightning as L
 import torch
 from torch import Tensor
 
-import grpo_lightning.training  # noqa: F401  # registers `fsdp2`
 from grpo_lightning import GRPOModule, KLAbove, Limits, Minibatch, Objective, Policy, Reward, Rollouts, Sampling, ranks
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.maths.advantages import AdvantageEstimator, BatchStd, GroupMean, GroupStd, LeaveOneOut
@@ -48,11 +45,10 @@ from grpo_lightning.plugins.stale.source import StaleSource
 from grpo_lightning.policy.snapshots import MovingAverage, PolicySnapshot, Proximal
 from grpo_lightning.rewards.results import RewardResult, Segment
 from grpo_lightning.types import Completion, Sample
+from helpers import two_ranks
 from helpers.fast import fit, policy_of
 from helpers.fitting import Another, Digits, Gradients, scalars
 from helpers.guessing import Guess
-from helpers.paths import environment
-from helpers.waiting import LIMIT
 
 # Bounds that both sides of the `Elsewhere` ratios cross.
 SURROGATES: list[Surrogate] = [
@@ -267,30 +263,10 @@ def runs(folder: Path, parts: bool, **trainer: Any) -> dict[str, Any]:
     return found
 
 
-STRATEGIES = ("ddp", "fsdp2")
-
-
 def in_every_way(folder: Path) -> dict[str, dict[str, Any]]:
     """What the runs find in whole minibatches, in parts, and on two ranks with ddp and fsdp2."""
-    process = subprocess.Popen(
-        [sys.executable, __file__, folder],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(OMP_WAIT_POLICY="PASSIVE"),
-    )
-    try:
-        here = {name: runs(folder / name, parts) for name, parts in (("whole", False), ("parts", True))}
-        _, errors = process.communicate(timeout=LIMIT)
-        assert process.returncode == 0, errors[-3000:]
-    finally:
-        with process:  # it is waited for: else a later test is blamed for an unclosed process
-            process.kill()
-    return here | {strategy: torch.load(folder / f"{strategy}.pt") for strategy in STRATEGIES}
+    return two_ranks.in_every_way(__file__, folder, runs)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    for strategy in STRATEGIES:
-        found = runs(Path(sys.argv[1], strategy), True, devices=2, strategy=strategy)
-        if torch.distributed.get_rank() == 0:
-            torch.save(found, Path(sys.argv[1], f"{strategy}.pt"))
+    two_ranks.as_program(runs)

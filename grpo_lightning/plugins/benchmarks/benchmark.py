@@ -73,7 +73,9 @@ class Benchmark:
             kind = self.task.judge
             fix = f"set {key}.judge: {type(self.task).__name__} names none"
             require(kind is not None, f"{key}: nothing decides what is right. So {fix}")
-            self.judge = judges.setdefault(str(kind), judge_class(str(kind))())
+            if kind not in judges:
+                judges[str(kind)] = judge_class(str(kind))()
+            self.judge = judges[str(kind)]
         self.scorer = Scorer([self.judge])
 
     def evaluation(self, explorer: Explorer, sampling: Sampling) -> Evaluation:

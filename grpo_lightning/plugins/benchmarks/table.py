@@ -1,13 +1,12 @@
 """What `grpo evaluate` found."""
 
 import json
-import math
 from pathlib import Path
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from grpo_lightning.training.evaluation import Evaluation
+from grpo_lightning.training.evaluation import Evaluation, none_if_nan
 from grpo_lightning.training.module import GRPOModule
 
 
@@ -34,8 +33,7 @@ class EvaluationTable(Callback):
         print(table([row(name, pl_module.evaluations[name], values) for name, values in by_name.items()]))
         if self.out is not None:
             numbers = {
-                name: {key: None if math.isnan(value) else value for key, value in values.items()}
-                for name, values in by_name.items()
+                name: {key: none_if_nan(value) for key, value in values.items()} for name, values in by_name.items()
             }
             Path(self.out).write_text(json.dumps({"model": pl_module.policy.path, **numbers}, indent=2) + "\n")
 

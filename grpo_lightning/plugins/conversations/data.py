@@ -61,11 +61,10 @@ class PromptDataModule(TaskData):
         most = val_limit or None if validations else val_limit
         prompts = (task, template, template_file, chat, system, answer_prefix, skip_long)
         super().__init__(*prompts, most, val_batch_size, seed, order)
-        self.val_limit, self.benchmarks = val_limit, validations or {}
-        self.validations = self.benchmarks
+        self.val_limit, self.validations = val_limit, validations or {}
         if val_limit == 0:
             self.questions["val"] = []
-        connect(self.benchmarks, self)
+        connect(self.validations, self)
         if isinstance(environment, str):
             environment = ToolEnvironment(environment)
         elif environment is None and isinstance(task, Environment):
@@ -93,7 +92,7 @@ class PromptDataModule(TaskData):
             raise UsageError(f"the reward {named[0]} is that of an environment: set data.environment, or leave it out")
         super().load(stage, policy, sampling, scorer, validates, val_sampling, judge)
         if validates and stage in ("fit", "validate"):
-            for benchmark in self.benchmarks.values():
+            for benchmark in self.validations.values():
                 benchmark.load(policy, sampling)
 
     def render(self, question: Question) -> str:

@@ -92,7 +92,8 @@ class Demonstrations(Synchronous):
         run, drawn_size, size = self.inputs, self.group_size - self.num_shown, self.group_size
         drawn = super()._explore(ids, step) if drawn_size else None
         prompts = [sample.prompt for sample in drawn.samples[::drawn_size]] if drawn else run.data.ask(ids)
-        shown = [self.demonstration(prompt) for prompt in prompts for _ in range(self.num_shown)]
+        gold = [self.demonstration(prompt) for prompt in prompts]
+        shown = [sample for sample in gold for _ in range(self.num_shown)]
         samples = [*(drawn.samples if drawn else ()), *shown]
         weight = {reward.name: reward.weight for reward in run.explorer.scorer.rewards if reward.weight != 0}
         unscored = RewardResult([math.nan] * len(shown), [STATUS] * len(shown))
