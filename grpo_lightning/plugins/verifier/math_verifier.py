@@ -54,14 +54,11 @@ class MathVerifier(Reward):
             the run stops: a timeout is worth 0, so with many timeouts correct answers are worth 0 too.
         percent: Whether `25` and `0.25` are both equal to `25\%`: a question for a percentage may be answered in
             either way. If False, only `0.25` is, which has the same value.
-        degrees: Whether `90^\circ`, `90` and, where one of them has a degree sign, `\frac\pi2` are equal.
         convert_units: Whether `1\text{ foot}` is `12\text{ inches}`, if there is a question and it names no unit. If
             False, another unit is always wrong.
         ordered_lists: Whether `2, 1` is wrong where the gold answer is `1, 2`. Sets in braces never have an order.
-        tuples_are_intervals: Whether `(1,2)` and `[1,2]` are equal.
         finished: Whether an answer must be in finished form: not `\sqrt{50}+\sqrt{18}` for `8\sqrt2`, and no copy of
             the question. If the gold answer is a number, the answer must be one in any case.
-        decimals: Significant digits to which a decimal must agree with a fraction that has no finite decimal.
         weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
         name: Name in the metrics.
     """
@@ -76,29 +73,21 @@ class MathVerifier(Reward):
         num_workers: int = 2,
         max_timeouts: float = 0.05,
         percent: bool = True,
-        degrees: bool = True,
         convert_units: bool = True,
         ordered_lists: bool = False,
-        tuples_are_intervals: bool = False,
         finished: bool = True,
-        decimals: int = 10,
         weight: float = 1.0,
         name: str | None = None,
     ) -> None:
         super().__init__(weight, name)
         if not 0 <= max_timeouts <= 1:
             raise UsageError(f"max_timeouts={max_timeouts}: give a fraction from 0 to 1")
-        if not 3 <= decimals <= 30:
-            raise UsageError(f"decimals={decimals}: give a number from 3 to 30")
         self.max_timeouts = max_timeouts
         self.policy: dict[str, Any] = {
             "percent": percent,
-            "degrees": degrees,
             "convert_units": convert_units,
             "ordered_lists": ordered_lists,
-            "tuples_are_intervals": tuples_are_intervals,
             "finished": finished,
-            "decimals": decimals,
         }
         self._pool = WorkerPool(num_workers, _PATIENCE * timeout, memory_limit_mb, cpu_seconds=timeout)
         self._known: dict[Pair, str] = {}  # in the order of their last use
