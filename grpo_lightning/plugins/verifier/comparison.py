@@ -1,6 +1,6 @@
 """Compares two claims. It runs in a worker process, since the texts come from a model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import reduce
@@ -112,7 +112,7 @@ class Comparison:
             gold_claim = read_claim(gold, self.known)
         except Unreadable:
             return EQUAL if is_spelt else UNPARSEABLE
-        self.allowed = finished.allowed((item.chain for item in gold_claim.items), bool(self.known))
+        self.allowed = finished.allowed((part for item in gold_claim.items for part in item.chain[2]), self.question)
         self.claims = [gold_claim]
         for claim in self.readings(gold_claim, answer):
             self.claims[1:] = [claim]
@@ -330,25 +330,27 @@ class Comparison:
         if units == {"degree", "radian"} or (number is not None and other is None):
             return self.same_angle(gold, answer, gold_unit, answer_unit)
         if number is not None and other is not None:
-            is_open = self.policy.finished and finished.unfinished_number(answer) - self.allowed
-            return not is_open and self._same_number(number, other, gold, answer)
+            return not self.is_open(answer) and self._same_number(number, other, gold, answer)
         if "words" in kinds:
             return bool(_texts(gold)) and _texts(gold)[0] in _texts(answer)
         if {*kinds} & (WHOLES | {*LISTS, "record", "chain"}):
             return self.same_whole(gold, answer)
         if infinity(gold) or infinity(answer):
             return infinity(gold) == infinity(answer) != 0
-        is_complex = any(node == ("constant", "i") for node in nodes(gold))
-        left = finished.unfinished(answer) - self.allowed - ({"complex pow"} if is_complex else set())
-        left -= {"function cos", "function sin"} if "complex pow" in self.allowed else set()
+        kept = {"complex pow"} if ("constant", "i") in nodes(gold) else set()
+        kept |= {"function cos", "function sin"} if "complex pow" in self.allowed else set()
         is_longer = not symbols(gold) and finished.num_terms(answer) > finished.num_terms(gold)
-        if self.policy.finished and (left or is_longer):
+        if self.is_open(answer, kept) or (is_longer and self.policy.finished):
             return False
         is_short = answer[0] != "number" or len(str(answer[1].numerator)) < 9
         if other is not None and is_decimal(answer) and is_short and exact(gold) is None:
             return False
         is_same = equality.equal(gold, answer, self.context) or equality.same_family(gold, answer, self.counter)
         return is_same or self.same_angle(gold, answer, gold_unit, answer_unit)
+
+    def is_open(self, answer: Node, kept: Set[str] = frozenset()) -> bool:
+        """Whether an operation remains in an answer that neither the gold answer nor `kept` has."""
+        return self.policy.finished and not finished.unfinished(answer) <= self.allowed | kept
 
     def _same_number(self, number: Fraction, other: Fraction, gold: Node, answer: Node) -> bool:
         """Whether two numbers are equal, a decimal up to its digits."""
@@ -418,7 +420,7 @@ class Comparison:
         ends = [
             pair for piece, other in zip(golds, answers, strict=True) for pair in zip(piece[:2], other[:2], strict=True)
         ]
-        if any(finished.unfinished(end) - self.allowed for _, end in ends):
+        if any(self.is_open(end) for _, end in ends):
             return False
         return [piece[2:] for piece in golds] == [piece[2:] for piece in answers] and all(
             a == b or self.same_value(a, b) for a, b in ends
@@ -437,7 +439,7 @@ class Comparison:
             return True
         if len(operators) > 1 or operators[0] not in ("=", "ne", "<", "le"):
             return False
-        if self.policy.finished and any(finished.unfinished(side) - self.allowed - {"power"} for side in answers):
+        if any(self.is_open(side, {"power", "power in a number"}) for side in answers):
             return False
         is_solved = golds[0][0] in ("symbol", "named", "apply") and not symbols(golds[1])
         if is_solved and len(symbols(gold)) < 2 and operators == ("=",):

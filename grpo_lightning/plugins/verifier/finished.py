@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from functools import lru_cache
 
+from grpo_lightning.plugins.verifier import question
 from grpo_lightning.plugins.verifier.forms import addends, factors, normal, whole
 from grpo_lightning.plugins.verifier.grammar import Node
 from grpo_lightning.plugins.verifier.numbers import NoNumber, exact, literal, nodes, precise, symbols
@@ -14,41 +15,41 @@ _LARGEST = 10**6
 """Largest power that must be written out."""
 _KEPT = ("ln", "log", "lg", "log_", "root", "pow")
 """Functions of numbers whose value stays as it is, unless it is a fraction."""
-TIDYING = frozenset(["division", "power", "like factors", "expansion"])
-"""Operations that may remain if the question is unknown or has no numbers."""
+_TIDYING = frozenset(["division", "power", "like factors", "expansion"])
 
 
 @lru_cache(maxsize=1 << 13)
 def unfinished(tree: Node) -> frozenset[str]:
     """The operations that remain to be done, in words. An answer may leave those that the gold answer leaves."""
     found = set[str]()
-    value = tree[1] if tree[0] == "neg" else tree  # a fraction alone is a finished number
+    is_number = literal(tree) is not None
     for node in nodes(tree):
         kind = node[0]
         if kind == "add":
             found.update(_left_in_sum(node))
-        elif kind in ("mul", "div") and literal(node) is None:
-            found.update(_left_in_product(node))
-        elif kind == "div" and node is not value and _comes_out(node):
-            found.add("division")
+        elif kind in ("mul", "div"):
+            found.update(_left_in_product(node) if literal(node) is None else _left_in_quotient(node))
         elif kind == "pow":
             found.update(_left_in_power(node))
-        if not symbols(node):
+        if not symbols(node) and not is_number:
             found.update(_left_in_constant(node, bool(symbols(tree))))
-    return frozenset(found)
+    if tree[0] == "pow" and tree[1] == _TEN and literal(tree[2]) in (2, 3):  # scientific notation begins at 10^4
+        found.add("last step")
+    return frozenset(f"{what} in a number" if is_number and what == "power" else what for what in found)
 
 
-def allowed(trees: Iterable[Node], is_concrete: bool) -> frozenset[str]:
-    """The operations that an answer may leave, given the trees of the gold answer."""
-    found = frozenset[str]().union(*map(unfinished, trees))
+def allowed(golds: Iterable[Node], asked: str) -> frozenset[str]:
+    """The operations that an answer may leave: those of the gold answer, and some that the question does not want.
+
+    Without a question anything may be left that only tidies a formula. Without numbers in it the last step may be left.
+    Fractions are in lowest terms only if that is asked.
+    """
+    found = frozenset[str]().union(*map(unfinished, golds))
     if "power" in found:
-        found |= {"arithmetic"}  # `5^2` and `5 \cdot 5`
-    return found | {f"number: {what}" for what in found} | (frozenset() if is_concrete else TIDYING)
-
-
-def unfinished_number(tree: Node) -> frozenset[str]:
-    r"""The operations that remain in a number: some in `12^2` and `3^6/3`, none in `6/3` and `3 \cdot 10^4`."""
-    return frozenset(f"number: {what}" for what in unfinished(tree) & TIDYING)
+        found |= {"arithmetic", "power in a number"}  # `5^2` and `5 \cdot 5`
+    found |= frozenset() if question.words_of(asked) else _TIDYING
+    found |= frozenset() if question.numbers_of(asked) else {"last step"}
+    return found | (frozenset() if question.wants_simplest(asked) or question.wants_form(asked) else {"reduction"})
 
 
 def num_terms(tree: Node) -> int:
@@ -99,6 +100,8 @@ def _left_in_product(node: Node) -> Iterator[str]:
     if len(values[0]) > 1 or len(values[1]) > 1 or is_split:
         yield "arithmetic"
     top, bottom = (math.prod(part, start=Fraction(1)) for part in values)
+    if math.gcd(top.numerator, bottom.numerator) > 1:
+        yield "reduction"
     terms = [term for part in above if part[0] in ("add", "degree") for _, term in addends(part)]
     numbers = [top * _number_in(term) for term in terms] or [top]
     if abs(bottom) > 1 and all((number / bottom).denominator == 1 for number in numbers):
@@ -107,6 +110,17 @@ def _left_in_product(node: Node) -> Iterator[str]:
     names = [base for base in bases if base[0] == "symbol" or base == _PI]
     if len({*names}) < len(names):
         yield "like factors"
+
+
+def _left_in_quotient(node: Node) -> Iterator[str]:
+    r"""Yields what can be done in a quotient of numbers: `48/2` comes out, `4/6` and `0.75/0.6` can be reduced."""
+    if node[0] == "div":
+        top, bottom = (literal(part) or Fraction(1) for part in node[1:])
+        is_decimal = top.denominator > 1 or bottom.denominator > 1
+        if is_decimal or (abs(bottom) != 1 and (top / bottom).denominator == 1):
+            yield "last step"
+        if is_decimal or math.gcd(top.numerator, bottom.numerator) > 1:
+            yield "reduction"
 
 
 def _left_in_power(node: Node) -> Iterator[str]:
@@ -131,11 +145,6 @@ def _number_in(term: Node) -> Fraction:
     r"""The product of the factors of a term that are numbers: 6 of `\pm 2 \cdot 3x`."""
     bare = term[-1] if term[0] in ("pm", "degree") else term
     return math.prod(filter(None, map(literal, factors(bare)[0])), start=Fraction(1))
-
-
-def _comes_out(tree: Node) -> bool:
-    """Whether a division of numbers has a whole result."""
-    return literal(tree[2]) != 1 and (literal(tree) or Fraction(1, 2)).denominator == 1
 
 
 def _is_rational(tree: Node) -> bool:

@@ -1,27 +1,22 @@
 r"""Tells whether an answer of equal value has not the form asked for: copied, rearranged, or another skeleton."""
 
-import math
-import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
-from grpo_lightning.plugins.verifier.forms import addends, factors, is_tree, normal, order, whole
+from grpo_lightning.plugins.verifier.forms import addends, factors, normal, order, whole
 from grpo_lightning.plugins.verifier.grammar import Claim, Node
 from grpo_lightning.plugins.verifier.numbers import is_percent, literal, nodes, symbols
-from grpo_lightning.plugins.verifier.question import Asked, formulas_of, key, numbers_of
+from grpo_lightning.plugins.verifier.question import (
+    Asked,
+    formulas_of,
+    key,
+    numbers_of,
+    wants_form,
+    wants_notation,
+    wants_simplest,
+)
 
-_SHAPE = re.compile(
-    r"(?i:\b(?:expand|multiply out|factor(?!ial)|partial fraction|complet\w+ the square|vertex form"
-    r"|rectangular form|a ?\+ ?bi|radian|positive exponents|slope[- ]intercept|power of|(?:scientific )?notation"
-    r"|form[\s$]*(?:[a-z] = )?[a-z]?\s*(?:\\left)?\([a-z]\s*[-+]\s*[a-z](?:\\right)?\)\^)|\by\s*=\s*mx)"
-)
-"""Questions for a form: the answer has the skeleton of the gold answer."""
-_NOTATION = re.compile(
-    r"(?i:\b(?:as|to|in|into)\s+(?:an?\s+)?(?:\w+\s+){0,2}(?:decimal|fraction|percent|mixed number))"
-)
-_SIMPLEST = re.compile(r"(?i:\b(?:reduce|simplif|simplest|lowest|rationali[sz]|radical form))")
-_TEN: Node = ("number", Fraction(10), None)
 _NAMES = ("symbol", "named", "apply")
 
 
@@ -32,10 +27,8 @@ def is_restated(gold: Claim, answer: Claim, question: str) -> bool:
     answer = Claim((answer.items[0], *rest), answer.joins)
     solved = [_solved_for(claim.items[0].chain) for claim in (gold, answer) if len(claim.items[0].chain[1]) == 1]
     golds, answers = list(_parts(gold)), list(_parts(answer))
-    is_undone = any(map(_is_undone, answers)) and not any(map(_is_undone, golds))
     return (
         (len(gold.items) == 1 and len(solved) == 2 and all(solved) and solved[0].isdisjoint(solved[1]))
-        or (is_undone and bool(numbers_of(question)))
         or _stands_there(golds, answers, asked)
         or any(_is_rearranged(golds, part, asked) for part in answers if part[0] == "chain" and part[1])
         or any(_has_other_form(*pair, question) for pair in _pairs(gold, answer))
@@ -57,18 +50,16 @@ def _stands_there(golds: Sequence[Node], answers: Sequence[Node], asked: Asked) 
 
 def _has_other_form(gold: Node, answer: Node, question: str) -> bool:
     """Whether a question asks for a form, and the answer has another one than the gold answer."""
-    is_simplest, is_shape = _SIMPLEST.search(question), _SHAPE.search(question)
-    if (is_simplest or is_shape) and any(map(_is_reducible, nodes(answer))) > any(map(_is_reducible, nodes(gold))):
-        return True
+    is_shape = wants_form(question)
     if literal(gold) is not None:
         is_sign = literal(gold) == literal(answer) and is_percent(gold) != is_percent(answer)
-        return bool(is_shape or _NOTATION.search(question)) and (is_sign or _notation(gold) != _notation(answer))
+        return bool(is_shape or wants_notation(question)) and (is_sign or _notation(gold) != _notation(answer))
     kinds, others = ({_operation(node) for node in nodes(tree)} for tree in (gold, answer))
     if numbers_of(question) and symbols(gold) and kinds == {""} != others:  # a polynomial wants a polynomial
         return True
     if "choice" in (gold[0], answer[0]) or answer[0] != gold[0] == "ratio":
         return False
-    return bool(is_shape or (is_simplest and not symbols(gold))) and _skeleton(gold) != _skeleton(answer)
+    return bool(is_shape or (wants_simplest(question) and not symbols(gold))) and _skeleton(gold) != _skeleton(answer)
 
 
 def _operation(tree: Node) -> str:
@@ -97,29 +88,6 @@ def _notation(tree: Node) -> Any:
     if tree[0] in ("pow", "mul"):
         return (tree[0], literal(tree[1]))
     return (tree[0], tree[0] == "number" and (tree[1].denominator > 1, tree[2] is not None and tree[1].denominator > 1))
-
-
-def _is_reducible(tree: Node) -> bool:
-    """Whether numbers above and below a line have a common factor; in `3/4` also whether they are no whole numbers."""
-    if not is_tree(tree) or tree[0] in ("symbol", "number"):
-        return False
-    is_number = tree[0] == "div" and literal(tree) is not None
-    both = ([tree[1]], [tree[2]]) if is_number else factors(tree)
-    above, below = (math.prod(filter(None, map(literal, parts)), start=Fraction(1)) for parts in both)
-    return math.gcd(above.numerator, below.numerator) > 1 or (is_number and above.denominator * below.denominator > 1)
-
-
-def _is_undone(tree: Node) -> bool:
-    r"""Whether a division of numbers comes out, such as `48/2`, or has no whole numbers, such as `\frac{0.75}{0.6}`."""
-    if tree[0] == "neg":
-        return _is_undone(tree[1])
-    if tree[0] == "pow" and tree[1] == _TEN:
-        return literal(tree[2]) in (2, 3)  # scientific notation begins at larger powers
-    if tree[0] != "div" or literal(tree) is None:
-        return False
-    top, bottom = (literal(part) or Fraction() for part in tree[1:])
-    comes_out = abs(bottom) != 1 and (top / bottom).denominator == 1
-    return comes_out or top.denominator > 1 or bottom.denominator > 1
 
 
 # ----- equations
