@@ -103,10 +103,7 @@ def _is_rearranged(golds: Sequence[Node], answer: Node, asked: Asked) -> bool:
     if relations and (wanted := _solved_for(relations[0])) and terms:
         return solved.isdisjoint(wanted) and bool(asked.keys)
     same = [chain for chain in asked.relations if terms and _terms(chain) == terms]
-    if not same or not relations:
-        return bool(same) and not solved
-    sides = {*map(_sides, same)}
-    return _terms(relations[0]) != terms or _sides(answer) in sides != _sides(relations[0]) in sides
+    return bool(same) and (_terms(relations[0]) != terms if relations else not solved)
 
 
 def _terms(chain: Node) -> tuple[tuple[Fraction, Node], ...]:
@@ -117,11 +114,6 @@ def _terms(chain: Node) -> tuple[tuple[Fraction, Node], ...]:
     parts = [(sign * number, rest) for sign, term in addends(both) for number, rest in [normal(term)] if number]
     parts.sort(key=lambda part: (order(part[1]), abs(part[0])))
     return tuple((number / parts[0][0], rest) for number, rest in parts)
-
-
-def _sides(chain: Node) -> frozenset[Node]:
-    """Both sides, each up to a factor."""
-    return frozenset(normal(side)[1] for side in chain[2])
 
 
 def _solved_for(chain: Node) -> frozenset[str]:
