@@ -24,7 +24,6 @@ WHOLES = word_set("group set matrix cases builder ratio time base numbers union 
 LISTS = ("list", "or", "both", "set")
 """Kinds without an order: `2, 3`, `2 or 3`, `2 and 3`, and the set of them."""
 COUNTERS = frozenset("knm")
-_OPEN = (("call", "det"), ("call", "norm"), ("call", "conj"))
 _ONE, _ZERO = (("number", Fraction(value), None) for value in (1, 0))
 _HALF = Fraction(1, 2)
 
@@ -60,7 +59,7 @@ def form_of(claim: Claim, asked: frozenset[Node] | None = None) -> Form | None:
     if "where" in claim.joins and not (domain or excluded):
         return None
     joins = claim.joins - {"where"} if len(items) > 1 or "trailing" in claim.joins else frozenset()
-    items = _with_one_modulus(_in_one_unit(items) if joins == {"and"} else items)
+    items = _in_one_unit(items) if joins == {"and"} else items
     if len(items) == 1:
         form = _settled(items[0], asked)
         is_one = form.value[0] == "chain" or not has_signs(form.value)
@@ -97,16 +96,6 @@ def _in_one_unit(items: tuple[Item, ...]) -> tuple[Item, ...]:
     return (replace(first, chain=("chain", (), (("number", total, None),))),)
 
 
-def _with_one_modulus(items: tuple[Item, ...]) -> tuple[Item, ...]:
-    r"""The items of `x \equiv 2, 5 \pmod 7`, each with the name and the modulus."""
-    first, last = items[0].chain, items[-1].chain[2][-1]
-    if len(items) == 1 or last[0] != "mod" or first[1] not in ((), ("equiv",)) or first[2][-1][0] == "mod":
-        return items
-    values = [item.chain[2][-1] if item is not items[-1] else last[1] for item in items]
-    chains = [("chain", first[1], (*first[2][:-1], ("mod", value, last[2]))) for value in values]
-    return tuple(replace(item, chain=chain) for item, chain in zip(items, chains, strict=True))
-
-
 # ----- one item
 
 
@@ -131,15 +120,13 @@ def _settled(item: Item, asked: frozenset[Node] | None) -> Form:
     names: set[str] = set()
     links = []
     for index, link in enumerate(before):
-        is_identity = asked is not None and symbols(value) and link[0] not in WHOLES  # `x + (x + 4) = 2x + 4`
         if name := _names(link, asked):
             names |= set(name)
-        elif index or not symbols(link) or (is_identity and equality.equal(link, value)):
+        elif index or not symbols(link) or (link[0] not in WHOLES and equality.equal(link, value)):
             links.append(link)
         else:
             return unsolved
-    is_text = value[0] == "words" and bool(before)
-    return unsolved if is_text else Form(value, item, frozenset(names), tuple(links), close)
+    return Form(value, item, frozenset(names), tuple(links), close)
 
 
 def _names(tree: Node, asked: frozenset[Node] | None) -> tuple[str, ...]:
@@ -147,21 +134,19 @@ def _names(tree: Node, asked: frozenset[Node] | None) -> tuple[str, ...]:
     kind, names = tree[0], symbols(tree)
     if kind in ("symbol", "named"):
         return (tree[1],)
-    if kind == "apply" and len(tree) == 3 and tree[2][0] == "symbol":
+    if kind == "apply" and tree[2][0] == "symbol":
         return (f"{tree[1]}({tree[2][1]})",)
-    if kind == "words":
-        return (" ".join(map(str, tree[1:])),)
     if kind == "group" and tree[1:3] in (("(", ")"), ("[", "]")):
         parts = [_names(part, asked) for part in tree[3:]]
         return tuple(part[0] for part in parts) if all(len(part) == 1 for part in parts) else ()
     is_upper = bool(names) and all(name[0].isupper() or " " in name or name == "m" for name in names)
     is_sum = kind in ("add", "ratio") and all(part[0] == "symbol" for part in tree[1:])
-    is_function = kind in ("call", "abs") and tree[1] != "ln" and bool(names)
-    is_asked = asked is not None and (key(tree) in asked - {()} or (not asked and (is_sum or is_function)))
-    is_inverse = kind == "pow" and (literal(tree[2]) == -1 or tree[2] == ("symbol", "T"))
-    is_part = kind in ("call", "abs") or is_inverse or (kind == "mul" and asked is not None)
-    is_measure = (is_upper and is_part) or tree[:2] == ("call", "norm")
-    return (repr(tree),) if kind == "apply" or is_measure or is_asked or (is_sum and kind == "ratio") else ()
+    is_asked = asked is not None and (
+        key(tree) in asked - {()} or (not asked and (is_sum or (names and kind in ("call", "abs"))))
+    )
+    is_measure = is_upper and (kind in ("call", "abs", "pow") or (kind == "mul" and asked is not None))
+    is_name = kind == "apply" or is_measure or is_asked or tree[:2] == ("call", "norm") or (is_sum and kind == "ratio")
+    return (repr(tree),) if is_name else ()
 
 
 def is_true(form: Form) -> bool:
@@ -169,10 +154,9 @@ def is_true(form: Form) -> bool:
     value = form.value
     for link in form.links:
         inner = {node[0] for node in nodes(link)}
-        is_other = link[0] == "mul" and literal(link[1]) is not None and link[2][0] == "symbol"  # `m = 6n = 7`
-        if (is_other and not symbols(value)) or (link[0] == "ratio" != value[0] and symbols(link)):
-            return False
-        is_open = "pm" in inner or any(node[:2] in _OPEN for node in nodes(link)) or symbols(link)
+        if link[0] == "mul" and literal(link[1]) is not None and link[2][0] == "symbol" and not symbols(value):
+            return False  # `m = 6n = 7`
+        is_open = "pm" in inner or any(node[:2] == ("call", "det") for node in nodes(link)) or symbols(link)
         if not (is_open or inner & WHOLES - {"base"} or agree(link, value) or is_close(link, value, True)):
             return False
     return form.close is None or is_close(value, form.close, False)
@@ -191,7 +175,7 @@ def is_close(value: Node, decimal: Node, rounded: bool) -> bool:
     try:
         expected, actual = by.value(value, {}), by.value(decimal, {})
     except NoNumber:
-        return value[0] in WHOLES and value[0] == decimal[0]
+        return False
     decimals = max((node[2] for node in nodes(decimal) if node[0] == "number" and node[2] is not None), default=0)
     return bool(abs(expected - actual) <= max(abs(expected) / 100, by.context.mpf(10) ** -decimals / 2))
 
@@ -205,7 +189,7 @@ def _scoped(claim: Claim) -> tuple[tuple[Item, ...], tuple[str, Node] | None, tu
     value = first.chain[2][-1]
     if value[0] == "choice":
         return _scoped(value[2])
-    if not rest and value[0] == "cases" and all(len(row) == 1 and row[0][0] == "chain" for row in value[1:]):
+    if not rest and value[0] == "cases" and all(row[0][0] == "chain" for row in value[1:]):
         return tuple(Item(row[0]) for row in value[1:]), None, ()
     is_family = not rest and value[0] == "builder" and len(value) == 3 and value[1][0] not in ("symbol", "chain")
     if is_family and (domain := _domain(value[2])):  # `\{n\pi \mid n \in \mathbb Z\}`
