@@ -13,7 +13,6 @@ from grpo_lightning.plugins.verifier.claims import (
     LISTS,
     WHOLES,
     Form,
-    agree,
     choice_of,
     expanded,
     form_of,
@@ -34,13 +33,12 @@ from grpo_lightning.plugins.verifier.numbers import (
 from grpo_lightning.plugins.verifier.sentences import read_sentence
 from grpo_lightning.plugins.verifier.spans import FLIPPED, LINE, Span, is_only_span, minus, span_of, union_of
 from grpo_lightning.plugins.verifier.tokens import Unreadable, tokenize
-from grpo_lightning.plugins.verifier.units import LOOSE, UNITS, Unit, conversion, product_of
+from grpo_lightning.plugins.verifier.units import LOOSE, Unit, conversion
 from grpo_lightning.plugins.verifier.words import MONTHS, changes, word_set
 
 EQUAL, DIFFERENT, UNPARSEABLE, RESTATED, GOLD_BAD = "equal", "different", "unparseable", "restated", "gold_bad"
 _MODULAR = ("remainder", "mod", "units digit", "congruen", r"\equiv")
 _ROUNDED = ("round", "nearest", "approximat", "closest", "estimat", "decimal", "about", "tenth", "hundredth")
-_VERDICTS = word_set("yes no true false")
 _NOTHING = (("chain", (), (("set",),)),)
 
 
@@ -89,7 +87,7 @@ class Comparison:
         self.policy, self.question = policy, asked
         self.known = question.words_of(asked)
         self.asked = question.formulas_of(asked).keys | ({("known",)} if self.known else set())
-        self.context = question.context_of(asked)
+        self.counts = question.is_about_integers(asked)
         self.is_ordered = policy.ordered_lists or question.wants_order(asked)
         self.counter = ""
         """The counter of the families that are compared: k of `k \\pi`."""
@@ -104,8 +102,6 @@ class Comparison:
         if not (spelling := _spelling(gold)):
             return GOLD_BAD
         is_spelt = _spelling(answer) == spelling
-        if gold.strip().casefold() in _VERDICTS and (verdict := _verdict_of(answer)):
-            return EQUAL if verdict == gold.strip().casefold() else DIFFERENT
         try:
             gold_claim = read_claim(gold, self.known)
         except Unreadable:
@@ -170,7 +166,7 @@ class Comparison:
         is_family = ("numbers", "Z") in [form.domain[1] for form in (left, right) if form.domain]
         names = [left.domain[0]] if left.domain else sorted(symbols(left.value) & COUNTERS)
         self.counter = names[0] if is_family and len(names) == 1 else ""
-        return self.same_form(left, _with_names(left, right, self.context.free))
+        return self.same_form(left, _with_names(left, right, _CONSTANTS - self.known))
 
     def is_other_name(self, gold: Form | None, answer: Form | None) -> bool:
         """Whether the answer is named, and the question has this variable but asks for another one."""
@@ -202,8 +198,6 @@ class Comparison:
 
     def same_form(self, gold: Form, answer: Form) -> bool:
         """Whether two claims are equal in names, unit and value."""
-        if bool(gold.item.unit) != bool(answer.item.unit):
-            gold, answer = _with_unit(gold), _with_unit(answer)
         factor = self._unit_factor(gold.item.unit, answer.item.unit)
         value, chains = answer.value, (gold.item.chain, answer.item.chain)
         is_equation = len(chains[0][1]) == len(chains[1][1]) == 1 and len(symbols(chains[0])) > 1
@@ -228,7 +222,7 @@ class Comparison:
         golds, answers = ([*expanded(node[1:] if node[0] in LISTS else [node])] for node in (gold, answer))
         is_set = any(node[0] == "set" for tree in (gold, answer) for node in nodes(tree))
         if is_set:
-            golds, answers = _distinct(golds), _distinct(answers)
+            golds, answers = [*dict.fromkeys(golds)], [*dict.fromkeys(answers)]
         if len(golds) != len(answers):
             return False
         if ("dots",) in golds or ("dots",) in answers or (self.is_ordered and not is_set):
@@ -338,7 +332,7 @@ class Comparison:
         is_short = answer[0] != "number" or len(str(answer[1].numerator)) < 9
         if other is not None and is_decimal(answer) and is_short and exact(gold) is None:
             return False
-        is_same = equality.equal(gold, answer, self.context) or equality.same_family(gold, answer, self.counter)
+        is_same = equality.equal(gold, answer, self.counts) or equality.same_family(gold, answer, self.counter)
         return is_same or self.same_angle(gold, answer, gold_unit, answer_unit)
 
     def is_open(self, answer: Node, kept: Set[str] = frozenset()) -> bool:
@@ -459,26 +453,17 @@ def _kinds(item: Item, value: Node) -> set[str]:
     return {name for name, _ in item.unit} | {value[0]} & {*_SIGNS}
 
 
-def _with_unit(form: Form) -> Form:
-    """A value times a letter as a value with a unit: `7m` beside `7 m`."""
-    is_product = form.value[0] == "mul" and len(form.value) == 3 and form.value[2][0] == "symbol"
-    unit = UNITS.get(form.value[2][1]) if is_product else None
-    return replace(form, value=form.value[1], item=replace(form.item, unit=product_of(unit))) if unit else form
-
-
 # ----- names, lists, words
 
 
-def _with_names(gold: Form, answer: Form, free: frozenset[str]) -> Form:
+def _with_names(gold: Form, answer: Form, free: Set[str]) -> Form:
     r"""The answer with the counters and constants of the gold answer: `2n\pi` becomes `2k\pi`, `A e^x` `C e^x`."""
     counters = {form.domain[0] for form in (gold, answer) if form.domain}
     if counters or ("constant", "pi") in nodes(gold.value):
         counters |= COUNTERS
     names = symbols(gold.value), symbols(answer.value)
     missing, extra = sorted(names[0] - names[1]), sorted(names[1] - names[0])
-    are_free = {*missing, *extra} <= counters or all(
-        name.partition("_")[0] in free and {*missing} < names[0] for name in (*missing, *extra)
-    )
+    are_free = {*missing, *extra} <= counters | free and (counters or {*missing} < names[0])
     if len(missing) != len(extra) or not are_free or (gold.value[0] in LISTS and not counters):
         return answer
     return replace(answer, value=renamed(answer.value, dict(zip(extra, missing, strict=True))))
@@ -495,15 +480,6 @@ def _is_free(domain: tuple[str, Node] | None, other: Form) -> bool:
     name, numbers = domain or ("", ("numbers", "R"))
     is_counter = name in COUNTERS and bool(symbols(other.value) & COUNTERS)
     return numbers == ("numbers", "R") or (numbers == ("numbers", "Z") and is_counter)
-
-
-def _distinct(values: Sequence[Node]) -> list[Node]:
-    """The values without repetitions."""
-    found: list[Node] = []
-    for value in values:
-        if not any(agree(value, other) for other in found):
-            found.append(value)
-    return found
 
 
 def _texts(tree: Node) -> list[str]:
@@ -526,18 +502,12 @@ def _rows(tree: Node) -> list[tuple[Node, Span]]:
     return [(row[0], span or rest) for row, span in zip(tree[1:], spans, strict=True)]
 
 
+_CONSTANTS = word_set("A B C D K c k C_1 C_2")
+"""Names that a constant of integration has."""
 _ARTICLES = frozenset(["the", "a", "an", "on", "in", "it", "it's", "is", "be", "will"])
 
 
 # ----- relations and spellings
-
-
-def _verdict_of(answer: str) -> str:
-    r"""The verdict before a comma and its reason: no of `No, 57 = 3 \cdot 19`; empty if the reason has conditions."""
-    verdict, _, reason = answer.casefold().removeprefix(r"\text").lstrip("{ ").partition(",")
-    others = _VERDICTS | {"if", "unless", "but", "maybe", "or"}
-    is_plain = verdict in _VERDICTS and reason and others.isdisjoint(reason.replace("}", " ").split())
-    return verdict if is_plain else ""
 
 
 def _oriented(chain: Node) -> tuple[tuple[str, ...], tuple[Node, ...]] | None:

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import chain
@@ -23,45 +22,27 @@ from grpo_lightning.plugins.verifier.symbolic import identical
 
 DIGITS, MAX_DIGITS = 45, 4000
 NUM_POINTS, MIN_POINTS, NUM_PRECISE, NUM_SPARE, MAX_CONSTANTS = 64, 12, 12, 800, 4
-CONSTANTS = ("C", "K", "C_1", "C_0")
-"""Names of a constant of integration in a gold answer; an answer may use more."""
-_CONSTANTS = (*CONSTANTS, "c", "k", "c_1", "D")
+_C: Node = ("symbol", "C")
+"""The constant of integration: `\\sin^2 x + C` is `-\\cos^2 x + C`."""
 _SIZES = (Fraction(2, 5), Fraction(3, 2), Fraction(4), Fraction(15), Fraction(60))
 _COUNTERS = frozenset("nkmNijpq")
 ROUNDED = ("floor", "ceil", "mod")
 _FAST = Evaluator()
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
-    """Facts from the question about the variables of its answer."""
-
-    counts: bool = False
-    """Whether some variables are integers."""
-    given: frozenset[str] = frozenset()
-    """The `CONSTANTS` that the question itself uses."""
-    free: frozenset[str] = frozenset()
-    """Letters that a constant may have in an answer, since the question has them not."""
-
-
-def equal(gold: Node, answer: Node, context: Context = Context()) -> bool:
-    """Whether two formulas have the same value wherever one of them has a value."""
+def equal(gold: Node, answer: Node, counts: bool = False) -> bool:
+    """Whether two formulas have the same value wherever one of them has a value; `counts`: at integers only."""
     if gold == answer:
         return True
     if not symbols(gold) and not symbols(answer):
         return equal_constants(gold, answer)
-    gold_constant, answer_constant = _integration_constant(gold), _integration_constant(answer)
-    if gold_constant in CONSTANTS and gold_constant not in context.given and symbols(_without(gold, gold_constant)):
-        gold, answer = _without(gold, gold_constant), _without(answer, answer_constant)
-        is_family = bool(answer_constant) and symbols(answer) <= symbols(gold)
-        return is_family and constant(("add", gold, ("neg", answer))) is not None
     if not symbols(answer) <= symbols(gold):
         return False
-    if _is_about_integers(gold):
-        return _agree(gold, answer, in_integers=True)
-    return _agree(gold, answer) or (
-        context.counts and symbols(gold) <= _COUNTERS and _agree(gold, answer, in_integers=True)
-    )
+    if _C in gold[1:] and _C in answer[1:] and len(symbols(gold)) > 1:
+        return constant(("add", gold, ("neg", answer))) is not None
+    in_integers = _is_about_integers(gold)
+    is_counted = counts and not in_integers and symbols(gold) <= _COUNTERS
+    return _agree(gold, answer, in_integers) or (is_counted and _agree(gold, answer, in_integers=True))
 
 
 def same_family(gold: Node, answer: Node, counter: str) -> bool:
@@ -110,18 +91,6 @@ def constant(tree: Node) -> Any:
             break
     is_one = len(values) > MIN_POINTS and all(abs(value - values[0]) <= 1e-20 * (1 + abs(value)) for value in values)
     return values[0] if is_one else None
-
-
-def _integration_constant(tree: Node) -> str:
-    """The name C of `F(x) + C`; empty if the tree is no such sum."""
-    terms = tree[1:] if tree[0] == "add" else ()
-    alone = (name for name in _CONSTANTS if ("symbol", name) in terms)
-    return next((name for name in alone if sum(name in symbols(term) for term in terms) == 1), "")
-
-
-def _without(tree: Node, name: str) -> Node:
-    terms = [term for term in tree[1:] if term != ("symbol", name)]
-    return tree if not name else terms[0] if len(terms) == 1 else ("add", *terms)
 
 
 # ----- values at points

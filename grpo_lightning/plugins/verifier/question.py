@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from grpo_lightning.plugins.verifier.equality import CONSTANTS, Context
 from grpo_lightning.plugins.verifier.forms import ONE, normal
 from grpo_lightning.plugins.verifier.grammar import Node, read_claim, read_unit
 from grpo_lightning.plugins.verifier.numbers import literal, nodes
@@ -15,7 +14,6 @@ from grpo_lightning.plugins.verifier.units import Unit
 from grpo_lightning.plugins.verifier.words import BELOW_100, PARTS, SCALES
 
 _WORD = re.compile(r"[^\W\d_]{3,}")
-_INTEGRAL = ("\\int", "\\iint", "integra", "antiderivative", "primitive", "differential", "constant", "dx")
 _INTEGERS = ("integer", "natural number", "sequence", "recurrence", "series", "th term", "a_n", "\\sum")
 _FORMULA = re.compile(r"\$\$?((?:\\\$|[^$])+)\$\$?|\\\(((?s:.+?))\\\)|\\\[((?s:.+?))\\\]")
 _PLAIN = re.compile(
@@ -125,13 +123,9 @@ def numbers_of(question: str) -> frozenset[Fraction]:
     return frozenset((*digits, *(Fraction(_COUNTS[word]) for word in words if word in _COUNTS)))
 
 
-@lru_cache(maxsize=1 << 10)
-def context_of(question: str) -> Context:
-    """Whether the question is about integers, and which constants it uses itself."""
-    letters = {*_VARIABLE.findall(question)}
-    names = (name for name in CONSTANTS if name.partition("_")[0] in letters and not speaks_of(question, _INTEGRAL))
-    free = {*"ABCDKck"} - letters if question else set()
-    return Context(speaks_of(question, _INTEGERS), frozenset(names), frozenset(free))
+def is_about_integers(question: str) -> bool:
+    """Whether the question is about integers."""
+    return speaks_of(question, _INTEGERS)
 
 
 @lru_cache(maxsize=1 << 10)
