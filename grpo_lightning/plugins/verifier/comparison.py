@@ -87,7 +87,6 @@ class Comparison:
         self.policy, self.question = policy, asked
         self.known = question.words_of(asked)
         self.asked = question.formulas_of(asked).keys | ({("known",)} if self.known else set())
-        self.counts = question.is_about_integers(asked)
         self.is_ordered = policy.ordered_lists or question.wants_order(asked)
         self.counter = ""
         """The counter of the families that are compared: k of `k \\pi`."""
@@ -332,7 +331,9 @@ class Comparison:
         is_short = answer[0] != "number" or len(str(answer[1].numerator)) < 9
         if other is not None and is_decimal(answer) and is_short and exact(gold) is None:
             return False
-        is_same = equality.equal(gold, answer, self.counts) or equality.same_family(gold, answer, self.counter)
+        is_same = equality.equal(gold, answer, *question.kind_of(self.question)) or equality.same_family(
+            gold, answer, self.counter
+        )
         return is_same or self.same_angle(gold, answer, gold_unit, answer_unit)
 
     def is_open(self, answer: Node, kept: Set[str] = frozenset()) -> bool:

@@ -30,15 +30,22 @@ ROUNDED = ("floor", "ceil", "mod")
 _FAST = Evaluator()
 
 
-def equal(gold: Node, answer: Node, counts: bool = False) -> bool:
-    """Whether two formulas have the same value wherever one of them has a value; `counts`: at integers only."""
+def equal(gold: Node, answer: Node, counts: bool = False, integrates: bool = False) -> bool:
+    """Whether two formulas have the same value wherever one of them has a value.
+
+    Args:
+        gold: One formula.
+        answer: The other.
+        counts: Whether it is enough that they agree at integers.
+        integrates: Whether C is a constant of integration.
+    """
     if gold == answer:
         return True
     if not symbols(gold) and not symbols(answer):
         return equal_constants(gold, answer)
     if not symbols(answer) <= symbols(gold):
         return False
-    if _C in gold[1:] and _C in answer[1:] and len(symbols(gold)) > 1:
+    if integrates and _C in gold[1:] and _C in answer[1:]:
         return constant(("add", gold, ("neg", answer))) is not None
     in_integers = _is_about_integers(gold)
     is_counted = counts and not in_integers and symbols(gold) <= _COUNTERS

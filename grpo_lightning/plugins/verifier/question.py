@@ -14,6 +14,7 @@ from grpo_lightning.plugins.verifier.units import Unit
 from grpo_lightning.plugins.verifier.words import BELOW_100, PARTS, SCALES
 
 _WORD = re.compile(r"[^\W\d_]{3,}")
+_INTEGRALS = ("\\int", "integra", "antiderivative", "differential", "constant", "dx")
 _INTEGERS = ("integer", "natural number", "sequence", "recurrence", "series", "th term", "a_n", "\\sum")
 _FORMULA = re.compile(r"\$\$?((?:\\\$|[^$])+)\$\$?|\\\(((?s:.+?))\\\)|\\\[((?s:.+?))\\\]")
 _PLAIN = re.compile(
@@ -123,9 +124,10 @@ def numbers_of(question: str) -> frozenset[Fraction]:
     return frozenset((*digits, *(Fraction(_COUNTS[word]) for word in words if word in _COUNTS)))
 
 
-def is_about_integers(question: str) -> bool:
-    """Whether the question is about integers."""
-    return speaks_of(question, _INTEGERS)
+@lru_cache(maxsize=1 << 10)
+def kind_of(question: str) -> tuple[bool, bool]:
+    """Whether the question is about integers, and whether it is about integrals."""
+    return speaks_of(question, _INTEGERS), speaks_of(question, _INTEGRALS)
 
 
 @lru_cache(maxsize=1 << 10)
