@@ -232,8 +232,6 @@ class _Parser:
                 items.append(self.condition())
             elif not found or self.next.text in ("", ")", "]", r"\}", "}"):
                 return items, joins | ({"trailing"} if found else set())
-            elif found.count(",") > 1:
-                raise Unreadable("an empty item in a list")
             else:
                 joins.add("or" if "or" in found else "and" if "and" in found else found[0])
                 items.append(self.item())
@@ -321,22 +319,18 @@ class _Parser:
         node = _meaning(node[1]) or node if node[0] == "symbol" else node
         if half := self.take_word("am", "pm"):
             parts = node[1:] if node[0] == "ratio" else (node,)
-            if not all(part[0] == "number" for part in parts):
-                raise Unreadable("no time")
             return ("time", half, *(*(part[1] for part in parts), Fraction(), Fraction())[:3])
         return node
 
     def name(self) -> Node | None:
         r"""The left side of `P(X = 2) =` or `(f \circ g)(x) =`: any symbol or group applied to any group."""
         end = depth = 0
-        side: list[Token] = []
         while depth or self.peek(end).text not in ("=", "approx"):
-            side.append(self.peek(end))
-            depth += _NESTING.get(side[-1].text, 0)
-            end += 1
-            if side[-1].kind in ("end", "join"):
+            depth += _NESTING.get(self.peek(end).text, 0)
+            if self.peek(end).kind in ("end", "join"):
                 return None
-        texts = [token.text for token in side]
+            end += 1
+        side, texts = self.tokens[self.position : self.position + end], self.texts(end)
         opening = texts.index("(") if "(" in texts else 0
         is_composed = any(a.kind == "symbol" and b.text == "circ" for a, b in pairwise(side))
         is_operator = texts[:1] in (["sum"], ["prod"], ["int"], ["lim"], ["nabla"])
@@ -359,8 +353,6 @@ class _Parser:
         if not end or len(letter) != 1 or letter not in CHOICES:
             return None
         if after.text in ("", ",", ";", "and", "or", ")"):
-            if texts[1] == ")" and self.position:
-                return None
             self.position += end
             return ("symbol", letter)
         is_text = after.kind in ("number", "word", "symbol") or after.text in ("$", r"\{", "frac", "sqrt")
@@ -370,8 +362,6 @@ class _Parser:
             raise Unreadable("a choice that is taken back")
         rest = _Parser(self.tokens[end:], self.known).claim()
         self.position = len(self.tokens)
-        if len(rest.items) > 1 or {*rest.items[0].chain[1]} - {"=", "approx"}:
-            raise Unreadable("a second claim")
         return ("choice", letter, rest)
 
     # ----- units
@@ -454,22 +444,16 @@ class _Parser:
     def opens_unit(self) -> bool:
         """Whether letters behind a number, and a space, are its unit, up to the end of the item: `7 m/s`."""
         token, before = self.next, self.peek(-1)
-        if before.text == "circ" and token.kind == "symbol":
-            return token.text in ("C", "F") and self.peek(1).text in ("", ",", "or", "and")
-        is_fraction = token.text == "frac" and self.peek(1).text == "{"
-        is_text = is_fraction and self.peek(2).kind == "word"
-        is_known = bool(self.known) or self.peek(1).text == "/" or is_text
-        is_first = token.kind == "symbol" or (is_fraction and self.peek(2).kind != "number")
-        is_spaced = token.spaced or is_text
-        if not (is_known and is_first and is_spaced and before.kind == "number") or token.text in self.known:
+        if before.text == "circ":
+            return token.text in ("C", "F")
+        is_text = token.text == "frac" and self.peek(1).text == "{" and self.peek(2).kind == "word"
+        if before.kind != "number" or not (is_text or (token.spaced and (self.known or self.peek(1).text == "/"))):
             return False
         rest = [*takewhile(lambda token: token.text not in (",", "or", "and"), self.tokens[self.position :])]
         is_unit = [token.text in UNITS and token.text not in self.known for token in rest]
         others = [token for token, is_one in zip(rest, is_unit, strict=True) if not is_one]
-        is_rest = all(
-            token.text in ("/", "^", "{", "}", "-", "*", "frac") or token.kind == "number" for token in others
-        )
-        return is_rest and (is_unit[0] or (token.text == "frac" and any(is_unit)))
+        is_rest = all(token.kind == "number" or token.text in tuple("/^{}-*") or token is rest[0] for token in others)
+        return is_rest and (is_unit[0] or is_text)
 
     def unit_power(self) -> int:
         word = self.take_word("squared", "cubed")
