@@ -77,9 +77,7 @@ def extract_answer(text: str) -> str | None:
     for find in (_boxed, _tagged, _stated):
         answer = find(text)
         if answer is not None:
-            label = _PHRASE.search(answer, 0, 40)
-            is_label = label and answer[: label.start()].strip().casefold() in ("", "the", "final", "the final")
-            return (answer[label.end() :].removesuffix(".") if label and is_label else answer).strip() or None
+            return answer.strip() or None
     return None
 
 
@@ -137,8 +135,6 @@ def _stated(text: str) -> str | None:
         opening = line.strip()[:2]
         if opening in ("$$", r"\["):
             return text[start:].lstrip()[2:].partition("$$" if opening == "$$" else r"\]")[0]
-    if r"\boxed" in line or r"\fbox" in line:
-        return ""
     statement = line.lstrip(" \t*_")[:_MAX_STATEMENT].replace(r"\$", "$").strip()
     masked = _FORMULA.sub(lambda match: "0" * len(match[0]), statement)  # a formula has no sentences
     stop = _STATEMENT_END.search(masked)
@@ -148,8 +144,6 @@ def _stated(text: str) -> str | None:
     clause = _MARKUP.sub(" ", statement[:end].strip(" *_")).strip()
     if clause.endswith("!") and clause[:-1].rstrip()[-1:].isdigit():
         clause = f"{clause[:-1].rstrip()} !"  # no factorial
-    if clause.startswith("$") and clause.endswith("$") and clause.count("$") == 2:
-        clause = clause[1:-1].strip()
     return _claimed(clause, f"{statement[end:]}\n{rest[:_MAX_AROUND]}")
 
 
@@ -203,8 +197,6 @@ def _beside(before: str, after: str) -> tuple[str, str]:
     else:
         left = next(match[0] for match in _TOUCHING_LEFT.finditer(before))
         right = next(match[0] for match in _TOUCHING_RIGHT.finditer(after))
-    if _PROSE.search(left) or _PROSE.search(right):
-        return "", ""
     cuts = [match.end() for match in _RELATION.finditer(left)]
     return left[cuts[-1] if cuts else 0 :], right
 

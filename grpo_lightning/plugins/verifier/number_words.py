@@ -45,8 +45,6 @@ def _is_sign(tokens: Sequence[Token], words: Sequence[str], position: int) -> bo
 
 def _number(words: Sequence[str], start: int) -> tuple[list[Token], int]:
     """The tokens of the number that begins at `start`, and its end; none if there is no number."""
-    if list(words[start : start + 3]) == ["half", "a", "dozen"]:
-        return [Token("number", "6")], start + 3
     part, end = _part(words, start)
     if part:
         return part, end
@@ -63,8 +61,6 @@ def _number(words: Sequence[str], start: int) -> tuple[list[Token], int]:
             group *= SCALES[word]
         elif word in LARGE and group > 0 and LARGE[word] < last:
             total, group, last = total + group * LARGE[word], 0, LARGE[word]
-        elif word in LARGE and group:
-            return [], start
         elif not (word == "and" and after in BELOW_100 and end > start and words[end - 1] in SCALES):
             break
         end += 1

@@ -75,8 +75,6 @@ def _claim(sentence: str, known: frozenset[str]) -> Claim | None:
     """The claim of the value after the last `is`, or of all that is no word."""
     verbs = [match.end() for match in _VERB.finditer(sentence)]
     for start in (*(verbs[-1:] if verbs and not _has_digit(sentence[: verbs[-1]]) else ()), 0):
-        if changes([word.strip(",.()$") for word in sentence[:start].split()], known):
-            return None
         try:
             tokens = _without_words(in_digits(_tokens(sentence[start:])), known)
             return parse(tokens, known) if tokens else None

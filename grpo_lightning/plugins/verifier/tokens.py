@@ -201,8 +201,6 @@ class _Cutter:
         if text == "!=" and not self.spaced and (self.last.kind == "number" or self.last.text == ")"):
             self.position -= 1  # a factorial: `6!=720`
             text = "!"
-        elif text == "**" and not (self.after_operand() and (rest[:1].isalnum() or rest[:1] in tuple("({-"))):
-            return  # bold
         elif text == "'" and self.last.kind == "word":
             self.position += rest.startswith("s")
             return
@@ -232,8 +230,6 @@ class _Cutter:
                 self.group()
         elif name == "mathbb":
             self.add("command", f"mathbb {self.group().strip()}")
-        elif name in ("min", "deg") and self.last.kind == "number" and not self.text[self.position :].strip(" .$"):
-            self.add("word", name)
         elif name in FUNCTIONS:
             self.add("function", name)
         elif name in ("and", "or"):
@@ -280,13 +276,10 @@ class _Cutter:
         content = self.group()
         bare = content.strip()
         is_unit = self.is_unit_function(f"{bare} {self.text[self.position :].lstrip()}")
-        is_command = bare[:1] == "\\" and bare[1:].isalpha()
         if bare in FUNCTIONS and not is_unit and not (name == "text" and self.after_operand()):
             self.add("function", bare)
-        elif name == "mathrm" and (bare in ("e", "i", "d", "E") or is_command):
+        elif bare[:1] == "\\" and bare[1:].isalpha():
             self.splice(f"{bare} ")
-        elif "$" in bare.replace(r"\$", "") or any(f"\\{font}" in bare for font in _FONTS | _TEXTS):
-            self.splice(content)
         else:
             inner = _Cutter(content, self.brackets, prose=True)
             inner.tokens, inner.spaced = self.tokens, self.spaced
