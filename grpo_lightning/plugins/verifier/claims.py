@@ -59,7 +59,7 @@ def form_of(claim: Claim, asked: frozenset[Node] | None = None) -> Form | None:
     if "where" in claim.joins and not (domain or excluded):
         return None
     joins = claim.joins - {"where"} if len(items) > 1 or "trailing" in claim.joins else frozenset()
-    items = _in_one_unit(items) if joins == {"and"} else items
+    items = _with_one_modulus(_in_one_unit(items) if joins == {"and"} else items)
     if len(items) == 1:
         form = _settled(items[0], asked)
         is_one = form.value[0] == "chain" or not has_signs(form.value)
@@ -94,6 +94,16 @@ def _in_one_unit(items: tuple[Item, ...]) -> tuple[Item, ...]:
             return items
         total += factor * value
     return (replace(first, chain=("chain", (), (("number", total, None),))),)
+
+
+def _with_one_modulus(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    r"""The items of `x \equiv 2, 5 \pmod 7`, each with the name and the modulus."""
+    first, last = items[0].chain, items[-1].chain[2][-1]
+    if len(items) == 1 or last[0] != "mod" or first[1] not in ((), ("equiv",)) or first[2][-1][0] == "mod":
+        return items
+    values = [item.chain[2][-1] if item is not items[-1] else last[1] for item in items]
+    chains = [("chain", first[1], (*first[2][:-1], ("mod", value, last[2]))) for value in values]
+    return tuple(replace(item, chain=chain) for item, chain in zip(items, chains, strict=True))
 
 
 # ----- one item

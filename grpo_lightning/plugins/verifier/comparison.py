@@ -33,12 +33,13 @@ from grpo_lightning.plugins.verifier.numbers import (
 from grpo_lightning.plugins.verifier.sentences import read_sentence
 from grpo_lightning.plugins.verifier.spans import FLIPPED, LINE, Span, is_only_span, minus, span_of, union_of
 from grpo_lightning.plugins.verifier.tokens import Unreadable, tokenize
-from grpo_lightning.plugins.verifier.units import LOOSE, Unit, conversion
+from grpo_lightning.plugins.verifier.units import LOOSE, UNITS, Unit, conversion, product_of
 from grpo_lightning.plugins.verifier.words import MONTHS, changes, word_set
 
 EQUAL, DIFFERENT, UNPARSEABLE, RESTATED, GOLD_BAD = "equal", "different", "unparseable", "restated", "gold_bad"
 _MODULAR = ("remainder", "mod", "units digit", "congruen", r"\equiv")
 _ROUNDED = ("round", "nearest", "approximat", "closest", "estimat", "decimal", "about", "tenth", "hundredth")
+_VERDICTS = word_set("yes no true false")
 _NOTHING = (("chain", (), (("set",),)),)
 
 
@@ -101,6 +102,10 @@ class Comparison:
         if not (spelling := _spelling(gold)):
             return GOLD_BAD
         is_spelt = _spelling(answer) == spelling
+        words = answer.casefold().replace(r"\text", "").replace("{", "").replace("}", "").split()
+        is_verdict = gold.strip().casefold() in _VERDICTS and words[:1] == [f"{gold.strip().casefold()},"]
+        if is_verdict and _VERDICTS.isdisjoint(words) and not changes(words[1:]):
+            return EQUAL  # `No, 57 = 3 \cdot 19`
         try:
             gold_claim = read_claim(gold, self.known)
         except Unreadable:
@@ -160,6 +165,8 @@ class Comparison:
         left, right = form_of(gold), form_of(answer, None if is_relation else self.asked)
         if left is None or right is None or "trailing" in right.joins - left.joins:
             return False
+        if self.is_ordered and right.value[0] == "chain" and {*right.value[1]} in ({"<"}, {">"}):
+            right = replace(right, value=("list", *right.value[2]))  # `1 < 2 < 3`
         if not self.same_domain(left, right):
             return False
         is_family = ("numbers", "Z") in [form.domain[1] for form in (left, right) if form.domain]
@@ -197,6 +204,8 @@ class Comparison:
 
     def same_form(self, gold: Form, answer: Form) -> bool:
         """Whether two claims are equal in names, unit and value."""
+        if gold.item.unit and not answer.item.unit:
+            answer = _with_unit(answer)
         factor = self._unit_factor(gold.item.unit, answer.item.unit)
         value, chains = answer.value, (gold.item.chain, answer.item.chain)
         is_equation = len(chains[0][1]) == len(chains[1][1]) == 1 and len(symbols(chains[0])) > 1
@@ -454,6 +463,12 @@ def _kinds(item: Item, value: Node) -> set[str]:
     return {name for name, _ in item.unit} | {value[0]} & {*_SIGNS}
 
 
+def _with_unit(form: Form) -> Form:
+    """A value times a letter as a value with a unit: `7m` beside `7 m`."""
+    unit = UNITS.get(form.value[2][1]) if form.value[0] == "mul" and form.value[2][0] == "symbol" else None
+    return replace(form, value=form.value[1], item=replace(form.item, unit=product_of(unit))) if unit else form
+
+
 # ----- names, lists, words
 
 
@@ -503,7 +518,7 @@ def _rows(tree: Node) -> list[tuple[Node, Span]]:
     return [(row[0], span or rest) for row, span in zip(tree[1:], spans, strict=True)]
 
 
-_CONSTANTS = word_set("A B C D K c k C_1 C_2")
+_CONSTANTS = word_set("A B C D K c k C_1 C_2 c_1 c_2")
 """Names that a constant of integration has."""
 _ARTICLES = frozenset(["the", "a", "an", "on", "in", "it", "it's", "is", "be", "will"])
 

@@ -144,6 +144,8 @@ def _stated(text: str) -> str | None:
     clause = _MARKUP.sub(" ", statement[:end].strip(" *_")).strip()
     if clause.endswith("!") and clause[:-1].rstrip()[-1:].isdigit():
         clause = f"{clause[:-1].rstrip()} !"  # no factorial
+    if clause.startswith("$") and clause.endswith("$") and clause.count("$") == 2:
+        clause = clause[1:-1].strip()
     return _claimed(clause, f"{statement[end:]}\n{rest[:_MAX_AROUND]}")
 
 

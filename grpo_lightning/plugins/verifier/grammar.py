@@ -362,6 +362,8 @@ class _Parser:
             raise Unreadable("a choice that is taken back")
         rest = _Parser(self.tokens[end:], self.known).claim()
         self.position = len(self.tokens)
+        if len(rest.items) > 1 or {*rest.items[0].chain[1]} - {"=", "approx"}:
+            raise Unreadable("a second claim")
         return ("choice", letter, rest)
 
     # ----- units
@@ -446,7 +448,7 @@ class _Parser:
         token, before = self.next, self.peek(-1)
         if before.text == "circ":
             return token.text in ("C", "F")
-        is_text = token.text == "frac" and self.peek(1).text == "{" and self.peek(2).kind == "word"
+        is_text = self.texts(2) == ["frac", "{"] and self.peek(2).text in UNITS.keys() - self.known
         if before.kind != "number" or not (is_text or (token.spaced and (self.known or self.peek(1).text == "/"))):
             return False
         rest = [*takewhile(lambda token: token.text not in (",", "or", "and"), self.tokens[self.position :])]

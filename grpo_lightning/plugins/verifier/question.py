@@ -126,8 +126,8 @@ def numbers_of(question: str) -> frozenset[Fraction]:
 
 @lru_cache(maxsize=1 << 10)
 def kind_of(question: str) -> tuple[bool, bool]:
-    """Whether the question is about integers, and whether it is about integrals."""
-    return speaks_of(question, _INTEGERS), speaks_of(question, _INTEGRALS)
+    """Whether the question is about integers, and whether it is, or may be, about integrals."""
+    return speaks_of(question, _INTEGERS), not words_of(question) or speaks_of(question, _INTEGRALS)
 
 
 @lru_cache(maxsize=1 << 10)

@@ -30,7 +30,6 @@ ANSWERS = [
     ("The answer is 12 or 14.", "12 or 14"), ("The answer is $12$ or $14$.", "$12$ or $14$"),
     ("The answer is **$12$**, as it was.", "12"), ("The answer is not 12.", "not 12"),
     ("The answer is:\n\\[\n\\frac{2}{3}\n\\]\nDone.", "\\frac{2}{3}"), ("The answer is $$x^2$$", "x^2"),
-    (r"\boxed{The answer is 9}", "9"), ("<answer>The answer is 9.</answer>", "9"),
     ("The answer is 8. Let me check: 3 + 5 = 8.", "8"), ("The answer is 3.5.", "3.5"),
     (r"The answer is \(x^2\), as I said", "x^2"), ("Answer:\n42", "42"), ("#### Step 3\nThe answer is 9.", "9"),
     ("There are 42 students and 17 teachers.", None), ("", None), (r"<think>\boxed{6}</think> \boxed{7}", "7"),

@@ -105,7 +105,8 @@ def test_a_copied_question_has_a_status_of_its_own(verifier):
 
 
 SWITCHES = [
-    ({"percent": False}, "25", r"25\%"), ({"ordered_lists": True}, "1, 2", "2, 1"), ({"finished": False}, r"8\sqrt2", r"\sqrt{50}+\sqrt{18}"),
+    ({"percent": False}, "25", r"25\%"), ({"ordered_lists": True}, "1, 2", "2, 1"),
+    ({"finished": False}, r"8\sqrt2", r"\sqrt{50}+\sqrt{18}"),
     ({"convert_units": False}, r"12\text{ inches}", r"1\text{ foot}"),
 ]  # fmt: skip
 

@@ -20,7 +20,7 @@ QUESTION = (
 NUMBERS_IN_WORDS = [
     ("thirty-six", "36"), ("Forty two", "42"), ("two hundred and five", "205"),
     ("two thousand three hundred forty-one", "2341"), ("nineteen hundred", "1900"), ("two million and six", "2000006"),
-    ("a dozen eggs", "12 eggs"), ("two dozen", "24"), ("half a dozen", "6"), ("a hundred", "100"),
+    ("a dozen eggs", "12 eggs"), ("two dozen", "24"), ("a hundred", "100"),
     ("two thirds", "2 / 3"), ("three-quarters", "3 / 4"), ("one and a half", "1 1 / 2"), ("minus three", "- 3"),
     ("seven eleven", "7 11"), ("twenty twenty", "20 20"), ("five million", "5000000"), ("5 million", "5 million"),
     ("7 dozen", "7 dozen"), ("two, three and four", "2 , 3 and 4"), ("each one", "each one"),
