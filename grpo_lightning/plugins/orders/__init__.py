@@ -1,0 +1,1 @@
+"""Orders of questions that depend on rewards."""
