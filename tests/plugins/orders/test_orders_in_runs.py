@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grpo_lightning.training.stale import StaleSource
+from grpo_lightning.plugins.stale.source import StaleSource
 from helpers.fitting import Digits, Echo, fit, resumes_exactly, scalars
 from helpers.killing import check_alike, command, die_and_go_on, prepare
 from helpers.programs import programs
