@@ -84,8 +84,6 @@ from grpo_lightning.plugins.cluster.strategy import FSDP2Strategy as FSDP2Strate
 from grpo_lightning.plugins.cluster.time_limit import StepTimer as StepTimer
 from grpo_lightning.plugins.controls.rewards import LastNumber as LastNumber
 from grpo_lightning.plugins.controls.rewards import RandomReward as RandomReward
-from grpo_lightning.plugins.conversations.adapters import OpenEnv as OpenEnv
-from grpo_lightning.plugins.conversations.adapters import TextArena as TextArena
 from grpo_lightning.plugins.conversations.base import Environment as Environment
 from grpo_lightning.plugins.conversations.base import Turn as Turn
 from grpo_lightning.plugins.conversations.conversations import Conversations as Conversations

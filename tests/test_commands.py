@@ -53,7 +53,7 @@ NOT_RUN = {
     r".*(vllm|VLLMEngine).*": "needs vLLM; in tests/plugins/vllm/test_vllm_runs.py",
     r".*WandbLogger": "needs wandb and an account",
     r".*HubPrompts.*|.*benchmarks.*": "needs the network; small in tests/plugins/benchmarks",
-    r".*(rock_paper_scissors|tools_calculator|guess_number).yaml.*": "in tests/tools/test_make_turns_policy.py",
+    r".*(tools_calculator|guess_number).yaml.*": "in tests/tools/test_make_turns_policy.py",
 }
 """What is not tried, and why."""
 
