@@ -127,7 +127,6 @@ from grpo_lightning.plugins.inspect.record import CompletionRecord as Completion
 from grpo_lightning.plugins.inspect.record import GroupRecord as GroupRecord
 from grpo_lightning.plugins.inspect.record import StepRecord as StepRecord
 from grpo_lightning.plugins.inspect.record import TokenRecord as TokenRecord
-from grpo_lightning.plugins.learned.classifier import SequenceClassifier as SequenceClassifier
 from grpo_lightning.plugins.learned.loss import BinaryCrossEntropy as BinaryCrossEntropy
 from grpo_lightning.plugins.learned.loss import BradleyTerry as BradleyTerry
 from grpo_lightning.plugins.learned.loss import LabelledBatchSize as LabelledBatchSize
@@ -180,9 +179,7 @@ from grpo_lightning.rewards.format import FormatReward as FormatReward
 from grpo_lightning.rewards.function import FunctionReward as FunctionReward
 from grpo_lightning.rewards.gate import Gated as Gated
 from grpo_lightning.rewards.length import CosineLength as CosineLength
-from grpo_lightning.rewards.length import LengthReward as LengthReward
 from grpo_lightning.rewards.length import OverlongPenalty as OverlongPenalty
-from grpo_lightning.rewards.length import RepetitionPenalty as RepetitionPenalty
 from grpo_lightning.rewards.results import RewardResult as RewardResult
 from grpo_lightning.rewards.results import Scores as Scores
 from grpo_lightning.rewards.results import Segment as Segment
