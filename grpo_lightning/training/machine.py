@@ -9,7 +9,6 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor, nn
 
-from grpo_lightning.grpo.step import Minibatch
 from grpo_lightning.policy.machine import Machine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import UsageError, at_least
@@ -40,8 +39,8 @@ class Guard:
 class LightningMachine(Machine):
     """The trainer's strategy and the optimizer of a `GRPOModule`, which counts bad updates, for one update."""
 
-    def __init__(self, module: Any, minibatch: Minibatch, optimizer: LightningOptimizer) -> None:
-        self.module, self.minibatch, self.optimizer = module, minibatch, optimizer
+    def __init__(self, module: Any, optimizer: LightningOptimizer) -> None:
+        self.module, self.optimizer = module, optimizer
 
     @property
     def reduce(self) -> Callable[..., Any]:

@@ -69,7 +69,7 @@ class Classifier:
         wanted = f"it has {self.config.num_labels} labels; expected 1, or 2 of which the second is `right`"
         require(self.config.num_labels <= 2, f"{given}: {wanted}")
         options = self.options | {"dtype": self.dtype}
-        model: PreTrainedModel = pretrained.load(AutoModelForTokenClassification, self.path, self.key, **options)
+        model = pretrained.load(AutoModelForTokenClassification, self.path, self.key, **options)
         return model.requires_grad_(False).to(self.device)
 
     def load(self, device: torch.device) -> None:

@@ -58,9 +58,7 @@ class Plan:
     validated: int = 0
 
     def __post_init__(self) -> None:
-        self.policy, self.engine = Policy.__new__(Policy), self.model.explorer.engine
-        # A sharded policy is of another class, which cannot be copied.
-        vars(self.policy).update(vars(self.model.policy))
+        self.policy, self.engine = unsharded(self.model.policy), self.model.explorer.engine
 
     def changed(self, key: str, value: Any) -> "Plan":
         """The plan with another value for a key such as `loop.max_tokens`."""
@@ -145,7 +143,7 @@ class Plan:
         copied = (copies + self.loop.source.num_copies) * (whole / shards if fake.adapter is None else gradients)
         # While exploring all weights are gathered; in a pass those in no layer, and two layers with their gradients.
         gathered = gathered_bytes(fake) if shards > 1 else 0
-        teachers = [one.policy for one in self.snapshots if isinstance(one, Teacher)]
+        teachers = [unsharded(one.policy) for one in self.snapshots if isinstance(one, Teacher)]
         others = [without_numbers(one, self._dtype(one), self.trainer.kind) for one in teachers]
         held = sum(one.nbytes for other in others for one in (*other.parameters(), *other.buffers()))
         both = gathered + min(gathered, gradients * shards)
@@ -189,6 +187,13 @@ class Plan:
             return self
         part = kv_memory.CUDA_FRACTION if self.trainer.kind == "cuda" else kv_memory.CPU_FRACTION
         return self.changed("model.engine.max_cache_gib", max(0, (has - self.sums[0] + self.decoding[2]) * part / GIB))
+
+
+def unsharded(policy: Policy) -> Policy:
+    """The policy as one of this class: a sharded one is of another, which cannot be copied."""
+    own = Policy.__new__(Policy)
+    vars(own).update(vars(policy))
+    return own
 
 
 def gathered_bytes(fake: Policy) -> int:
