@@ -59,7 +59,6 @@ from grpo_lightning.maths.reward_batch import SegmentRewards as SegmentRewards
 from grpo_lightning.maths.rollouts import Rollouts as Rollouts
 from grpo_lightning.maths.sizes import Context as Context
 from grpo_lightning.maths.stopping import AllSettled as AllSettled
-from grpo_lightning.maths.stopping import FirstOf as FirstOf
 from grpo_lightning.maths.stopping import FixedPasses as FixedPasses
 from grpo_lightning.maths.stopping import KLAbove as KLAbove
 from grpo_lightning.maths.stopping import ObjectivePlateau as ObjectivePlateau
