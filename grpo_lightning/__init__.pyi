@@ -59,7 +59,6 @@ from grpo_lightning.maths.reward_batch import SegmentRewards as SegmentRewards
 from grpo_lightning.maths.rollouts import Rollouts as Rollouts
 from grpo_lightning.maths.sizes import Context as Context
 from grpo_lightning.maths.stopping import AllSettled as AllSettled
-from grpo_lightning.maths.stopping import FirstOf as FirstOf
 from grpo_lightning.maths.stopping import FixedPasses as FixedPasses
 from grpo_lightning.maths.stopping import KLAbove as KLAbove
 from grpo_lightning.maths.stopping import ObjectivePlateau as ObjectivePlateau
@@ -84,8 +83,6 @@ from grpo_lightning.plugins.cluster.strategy import FSDP2Strategy as FSDP2Strate
 from grpo_lightning.plugins.cluster.time_limit import StepTimer as StepTimer
 from grpo_lightning.plugins.controls.rewards import LastNumber as LastNumber
 from grpo_lightning.plugins.controls.rewards import RandomReward as RandomReward
-from grpo_lightning.plugins.conversations.adapters import OpenEnv as OpenEnv
-from grpo_lightning.plugins.conversations.adapters import TextArena as TextArena
 from grpo_lightning.plugins.conversations.base import Environment as Environment
 from grpo_lightning.plugins.conversations.base import Turn as Turn
 from grpo_lightning.plugins.conversations.conversations import Conversations as Conversations
@@ -129,7 +126,6 @@ from grpo_lightning.plugins.inspect.record import CompletionRecord as Completion
 from grpo_lightning.plugins.inspect.record import GroupRecord as GroupRecord
 from grpo_lightning.plugins.inspect.record import StepRecord as StepRecord
 from grpo_lightning.plugins.inspect.record import TokenRecord as TokenRecord
-from grpo_lightning.plugins.learned.classifier import SequenceClassifier as SequenceClassifier
 from grpo_lightning.plugins.learned.loss import BinaryCrossEntropy as BinaryCrossEntropy
 from grpo_lightning.plugins.learned.loss import BradleyTerry as BradleyTerry
 from grpo_lightning.plugins.learned.loss import LabelledBatchSize as LabelledBatchSize
@@ -186,9 +182,7 @@ from grpo_lightning.rewards.format import FormatReward as FormatReward
 from grpo_lightning.rewards.function import FunctionReward as FunctionReward
 from grpo_lightning.rewards.gate import Gated as Gated
 from grpo_lightning.rewards.length import CosineLength as CosineLength
-from grpo_lightning.rewards.length import LengthReward as LengthReward
 from grpo_lightning.rewards.length import OverlongPenalty as OverlongPenalty
-from grpo_lightning.rewards.length import RepetitionPenalty as RepetitionPenalty
 from grpo_lightning.rewards.results import RewardResult as RewardResult
 from grpo_lightning.rewards.results import Scores as Scores
 from grpo_lightning.rewards.results import Segment as Segment

@@ -44,7 +44,6 @@ FAMILIES = {
 }
 REQUIRED = {
     "FixedLength": ".length=12",
-    "FirstOf": ".rules=[KLAbove]",
     "Teacher": ".path=./teacher",
     "Teachers": ".paths={a: ./teacher}",
 }

@@ -50,8 +50,6 @@ def test_the_first_line_of_a_layer_says_so() -> None:
     "path", sorted([*CONFIGS.glob("*.yaml"), *CONFIGS.glob("benchmarks/*.yaml")]), ids=lambda path: path.name
 )  # others: test_algorithms
 def test_config_fits_the_signatures(path: Path) -> None:
-    if "TextArena" in path.read_text():
-        pytest.importorskip("textarena", reason="the extra textarena is not installed")
     cli = build(path)
     assert cli.model.explorer.scorer.rewards and cli.datamodule.task is not None
 

@@ -3,18 +3,17 @@
 `calculator`: it calls the tool `Calculator` in one answer of two, often with a wrong digit, and copies what it reads,
 often with a wrong digit. It has seen no sum that it could learn to add from: without the tool its answers are random
 numbers. `guess`: it plays `GuessNumber`. Every second guess is any number, the others are any number that the answers
-allow. `hands`: it plays rock, paper, scissors of TextArena, each as often. That needs the package textarena.
+allow.
 
     python tools/make_turns_policy.py --task calculator --out runs/calculator_policy
     python tools/make_turns_policy.py --task guess --out runs/guess_policy
-    python tools/make_turns_policy.py --task hands --out runs/hands_policy
 """
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jsonargparse import auto_cli
@@ -23,30 +22,21 @@ from make_tiny_policy import BATCH, EOS, Example, learn, make_model, make_tokeni
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_lightning.plugins.conversations.adapters import TextArena
-from grpo_lightning.plugins.conversations.base import Environment
 from grpo_lightning.plugins.conversations.guess_number import GuessNumber
 from grpo_lightning.plugins.conversations.tools import value_of
 from grpo_lightning.tasks.arithmetic import Arithmetic
 from grpo_lightning.types import Question
 
-Task = Literal["calculator", "guess", "hands"]
+Task = Literal["calculator", "guess"]
 Part = tuple[str, bool]
 """Text, and whether the policy writes it."""
 
 WORDS = ["<tool>", "</tool>", "higher", "lower"]
 """A token each."""
 DIGITS, NUM_QUESTIONS = 5, 8000
-HANDS = ["[rock]", "[paper]", "[scissors]"]
-HANDS_GAME: dict[str, Any] = {
-    "game": "IteratedRockPaperScissors-v0",
-    "opponent": "grpo_lightning.plugins.conversations.adapters.opponents.next_hand",
-    "options": {"num_rounds": 3},
-}
 SIZES: dict[Task, dict[str, int]] = {
     "calculator": {"hidden": 128, "layers": 2, "updates": 800},
     "guess": {"hidden": 64, "layers": 2, "updates": 600},
-    "hands": {"hidden": 64, "layers": 2, "updates": 200},
 }
 
 
@@ -100,20 +90,11 @@ def guesses(game: GuessNumber, question: Question, careless: bool, rng: random.R
         careless: Whether every second guess forgets the answers. The others are any number that they allow.
         rng: Decides.
     """
-
-    def guess(told: str) -> str:
-        forgets = careless and rng.random() < 0.5
-        return str(rng.randint(1, game.highest) if forgets else rng.randint(game.low, game.high))
-
-    return played(game, question, guess)
-
-
-def played(game: Environment, question: Question, move: Callable[[str], str]) -> list[Part]:
-    """A game, in which the policy's moves follow from what it was told last."""
     told = game.reset(question)[0]["content"]
     parts = [(told, False)]
     while True:
-        written = move(told)
+        forgets = careless and rng.random() < 0.5
+        written = str(rng.randint(1, game.highest) if forgets else rng.randint(game.low, game.high))
         parts.append((written + EOS, True))
         turn = game.step({"role": "assistant", "content": written})
         if turn.done:
@@ -154,14 +135,12 @@ def make(
     rng = random.Random(seed)
     tokenizer = make_tokenizer(WORDS)
     model = make_model(tokenizer, sizes["hidden"], sizes["layers"])
-    game = TextArena(**HANDS_GAME) if task == "hands" else GuessNumber(highest)
+    game = GuessNumber(highest)
     questions = (Arithmetic(DIGITS, num_train=NUM_QUESTIONS) if task == "calculator" else game).questions("train")
 
     def talk(update: int) -> list[Part]:
         question = rng.choice(questions)
         careless = update >= 0.7 * sizes["updates"]
-        if isinstance(game, TextArena):
-            return played(game, question, lambda told: rng.choice(HANDS))
         return guesses(game, question, careless, rng) if task == "guess" else calculation(question, careless, rng)
 
     learn(model, sizes["updates"], lambda update: [example(talk(update), tokenizer) for _ in range(BATCH)])

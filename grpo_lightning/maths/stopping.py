@@ -15,11 +15,6 @@ class StopRule(ABC):
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
         """True to stop before the last of two or more `updates` is made; a pass has `num_minibatches` of them."""
 
-    @property
-    def parts(self) -> list["StopRule"]:
-        """The rules that may stop: this one, unless it is made of others."""
-        return [self]
-
 
 class FixedPasses(StopRule):
     """Never stops: all μ passes, as in DeepSeekMath's Algorithm 1.
@@ -29,10 +24,6 @@ class FixedPasses(StopRule):
 
     def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
         return False
-
-    @property
-    def parts(self) -> list[StopRule]:
-        return []
 
 
 class AllSettled(StopRule):
@@ -103,25 +94,6 @@ class KLAbove(StopRule):
         return bool(updates[-1].kl_old > self.target * updates[-1].tokens)
 
 
-class FirstOf(StopRule):
-    """Stops as soon as one of several rules does: a guard and a criterion together.
-
-    Args:
-        rules: The rules, asked in this order.
-    """
-
-    def __init__(self, rules: list[StopRule]) -> None:
-        require(bool(rules), "rules=[] of FirstOf: give at least one stop rule")
-        self.rules = rules
-
-    def __call__(self, updates: Sequence[Diagnostics], num_minibatches: int) -> bool:
-        return any(rule(updates, num_minibatches) for rule in self.rules)
-
-    @property
-    def parts(self) -> list[StopRule]:
-        return [part for rule in self.rules for part in rule.parts]
-
-
 @dataclass(slots=True)
 class Passes:
     """The optimizer updates of one exploration step as they happen, and what ended them."""
@@ -139,6 +111,5 @@ class Passes:
     def record(self, update: Diagnostics, is_finite: bool = True) -> None:
         """Notes an update before the optimizer makes it, and asks the rule if its numbers are finite."""
         self.updates.append(update)
-        if len(self.updates) > 1 and is_finite:
-            stops = (type(part).__name__ for part in self.rule.parts if part(self.updates, self.num_minibatches))
-            self.ended_by = next(stops, None)
+        if len(self.updates) > 1 and is_finite and self.rule(self.updates, self.num_minibatches):
+            self.ended_by = type(self.rule).__name__

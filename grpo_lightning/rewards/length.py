@@ -1,4 +1,4 @@
-"""Rewards for the length of a completion, and for text that is not repeated."""
+"""Rewards for the length of a completion."""
 
 import math
 from collections.abc import Sequence
@@ -7,30 +7,6 @@ from grpo_lightning.rewards.base import Reward, Run
 from grpo_lightning.rewards.gate import part_of
 from grpo_lightning.rewards.results import RewardResult
 from grpo_lightning.types import Sample, Status, at_least
-
-
-class LengthReward(Reward):
-    """The closeness of the length to a target: 0 at `target` tokens, falling linearly to -1 at 0 and at 2 target.
-
-    -min(1, ||o_i| - target| / target). With weight α * target this is the term -α ||o_i| - target| of LCPO-Exact
-    (arXiv 2503.04697, Eq. 1), which is not clamped. Use it for answers of one length; for an upper limit alone use
-    `OverlongPenalty`.
-
-    Args:
-        target: The length wanted in tokens, the stop token included.
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
-        name: Its name in the metrics.
-    """
-
-    def __init__(self, target: int, weight: float = 1.0, name: str | None = None) -> None:
-        super().__init__(weight, name)
-        at_least("target", target, 1, "LengthReward")
-        self.target = target
-
-    def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """A number from -1 to 0 per sample; it never fails."""
-        away = [abs(len(sample.token_ids) - self.target) / self.target for sample in samples]
-        return RewardResult([-min(1.0, fraction) for fraction in away], [Status.OK] * len(samples))
 
 
 class CosineLength(Reward):
@@ -132,31 +108,3 @@ class OverlongPenalty(Reward):
         cache = self.cache or max(1, self._longest // 5)
         over = [len(sample.token_ids) - (self._longest - cache) for sample in samples]
         return RewardResult([-min(max(tokens / cache, 0.0), 1.0) for tokens in over], [Status.OK] * len(samples))
-
-
-class RepetitionPenalty(Reward):
-    """Minus the fraction of n-grams that occurred earlier in the completion: 0 without repetition, at worst near -1.
-
-    distinct / all - 1 over the n-grams of its tokens (the repetition penalty of arXiv 2502.03373, summed over a
-    completion as in open-r1). A completion too short for an n-gram gets 0. The stop token counts as a token. It keeps
-    a policy that is paid for length from repeating itself.
-
-    Args:
-        ngram: n, in tokens. Short n-grams repeat in any text; 20 tokens are one or two sentences.
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
-        name: Its name in the metrics.
-    """
-
-    def __init__(self, ngram: int = 20, weight: float = 1.0, name: str | None = None) -> None:
-        super().__init__(weight, name)
-        at_least("ngram", ngram, 1, "RepetitionPenalty")
-        self.ngram = ngram
-
-    def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """A number above -1 and at most 0 per sample; it never fails."""
-        values = []
-        for sample in samples:
-            ids, count = sample.token_ids, len(sample.token_ids) - self.ngram + 1
-            distinct = {tuple(ids[start : start + self.ngram]) for start in range(count)}
-            values.append(len(distinct) / count - 1 if count > 0 else 0.0)
-        return RewardResult(values, [Status.OK] * len(samples))

@@ -11,6 +11,7 @@ from grpo_lightning.engines.recorded import check_late
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.maths.kl import K3
 from grpo_lightning.maths.objective import Objective
+from grpo_lightning.maths.stopping import FixedPasses
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.policy.snapshots import AdapterOff, FrozenCopy, MovingAverage, PolicySnapshot
 from grpo_lightning.rewards.base import Reward
@@ -130,7 +131,7 @@ def check_loop(loop: GRPOLoop, module: Any) -> None:
             "model.objective.beta=0, and no reward that learns. Give a beta above 0, such as 0.04, or "
             "loop.steps_per_iteration=null"
         )
-    if loop.stop.parts and loop.updates_per_step == 1:
+    if not isinstance(loop.stop, FixedPasses) and loop.updates_per_step == 1:
         raise UsageError(
             f"loop.stop={type(loop.stop).__name__}: it is asked from the second update of a step on, and loop.mu=1 "
             "with loop.num_minibatches=1 makes one. Give a larger loop.mu, or loop.stop=FixedPasses"

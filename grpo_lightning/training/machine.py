@@ -5,13 +5,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor, nn
 
-from grpo_lightning.grpo.step import Minibatch
-from grpo_lightning.maths.ragged import segments
 from grpo_lightning.policy.machine import Machine
 from grpo_lightning.policy.policy import Policy
 from grpo_lightning.types import UsageError, at_least
@@ -42,8 +39,8 @@ class Guard:
 class LightningMachine(Machine):
     """The trainer's strategy and the optimizer of a `GRPOModule`, which counts bad updates, for one update."""
 
-    def __init__(self, module: Any, minibatch: Minibatch, optimizer: LightningOptimizer) -> None:
-        self.module, self.minibatch, self.optimizer = module, minibatch, optimizer
+    def __init__(self, module: Any, optimizer: LightningOptimizer) -> None:
+        self.module, self.optimizer = module, optimizer
 
     @property
     def reduce(self) -> Callable[..., Any]:
@@ -81,28 +78,6 @@ class LightningMachine(Machine):
         if module.bad_updates_in_a_row >= module.guard.max_bad_updates:
             raise FloatingPointError(
                 f"{int(module.bad_updates_in_a_row)} updates in a row were not finite (objective {float(objective)}, "
-                f"gradient norm {float(grad_norm)}); guard.max_bad_updates={module.guard.max_bad_updates}.\n  "
-                + culprits(module.policy, self.minibatch)
+                f"gradient norm {float(grad_norm)}); guard.max_bad_updates={module.guard.max_bad_updates}. Lower the "
+                "learning rate, use precision 32-true, or look at the last step with `grpo inspect`"
             )
-
-
-@torch.no_grad()
-def culprits(policy: Policy, minibatch: Minibatch) -> str:
-    """The first token of each pack whose log-prob, advantage or weight is not finite, with prompt and rewards."""
-    found, exploration = [], minibatch.step.exploration
-    for pack in [pack.rollouts for pack in minibatch.packs if not pack.is_idle]:
-        logp = policy(pack).logp
-        bad = ~(logp.isfinite() & pack.advantage.isfinite() & pack.weight.isfinite())
-        for token in bad.nonzero().flatten().tolist()[:1]:
-            row = int(pack.row[segments(pack.lengths)[token]])
-            sample, parts = exploration.samples[row], exploration.scores.describe(row)
-            scores = ", ".join(f"{name}={value} ({status})" for name, (value, status) in parts.items())
-            text = policy.tokenizer.decode([int(pack.token_ids[token])])
-            found.append(
-                f"token {text!r} (logp {float(logp[token])}, advantage {float(pack.advantage[token])}) of prompt "
-                f"{sample.prompt.text!r} completion {sample.text!r} rewards {scores}"
-            )
-    return "\n  ".join(found) or (
-        "no single token has a log-prob or advantage that is not finite: the gradient overflowed; lower the learning "
-        "rate or use precision 32-true"
-    )

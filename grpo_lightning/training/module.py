@@ -254,7 +254,7 @@ class GRPOModule(EvaluatingModule):
             return
         optimizer: Any = self.optimizers()
         started, rate = time.perf_counter(), optimizer.param_groups[0]["lr"]
-        machine, callbacks = LightningMachine(self, minibatch, optimizer), getattr(self.trainer, "callbacks", [])
+        machine, callbacks = LightningMachine(self, optimizer), getattr(self.trainer, "callbacks", [])
         watchers = [SamplerGap(self.parts), *(one for one in callbacks if isinstance(one, Watcher))]
         is_made, metrics = update(minibatch, self.parts, machine, self.guard.grad_clip, watchers)
         optimizer.zero_grad()

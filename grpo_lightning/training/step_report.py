@@ -20,7 +20,7 @@ from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.grpo.step import Minibatch, Step
 from grpo_lightning.maths.advantages import has_spread
 from grpo_lightning.maths.metrics import RIGHT_ABOVE
-from grpo_lightning.maths.stopping import Passes
+from grpo_lightning.maths.stopping import FixedPasses, Passes
 from grpo_lightning.training import internals
 from grpo_lightning.types import Status
 
@@ -93,8 +93,8 @@ class StepReport(Callback):
         step.remarks = (some if made < loop.updates_per_step else []) + remarks
         if loop.updates_per_step > 1:
             metrics["optim/updates"] = made
-        rules = [type(part).__name__ for part in loop.stop.parts]
-        metrics |= {f"optim/stopped_by/{name}": float(name == rule) for name in rules}
+        if not isinstance(loop.stop, FixedPasses):
+            metrics[f"optim/stopped_by/{type(loop.stop).__name__}"] = float(rule is not None)
         if bad_updates := int(pl_module.bad_updates):  # no curve that is 0 throughout
             metrics["optim/bad_updates"] = bad_updates
         if loop.dynamic_sampling is None and not metrics.get("rollout/wasted") and "rollout/wasted" not in self._rates:

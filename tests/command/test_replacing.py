@@ -12,14 +12,14 @@ model:
   objective: {surrogate: {class_path: Clipped, init_args: {clip_low: 0.1, clip_high: 0.28}}}
   optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.5, weight_decay: 0.25}}
   rewards:
-    - class_path: RepetitionPenalty
+    - class_path: OverlongPenalty
     - {class_path: FormatReward, init_args: {weight: 0.3}}
 """
 
 
-AFTER = "model: {objective: {surrogate: CISPO}, optimizer: torch.optim.SGD, rewards: [RepetitionPenalty, FormatReward]}"
+AFTER = "model: {objective: {surrogate: CISPO}, optimizer: torch.optim.SGD, rewards: [OverlongPenalty, FormatReward]}"
 FLAGS = ["--model.objective.surrogate=CISPO", "--model.optimizer=torch.optim.SGD"]
-FLAGS += ["--model.rewards=[RepetitionPenalty, FormatReward]"]
+FLAGS += ["--model.rewards=[OverlongPenalty, FormatReward]"]
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_another_class_has_its_own_defaults_and_a_list_is_replaced_as_a_whole(op
     found = model(*options)
     assert found["objective"]["surrogate"] == {"class_path": "CISPO", "init_args": {"clip_low": None, "clip_high": 4.0}}
     assert found["optimizer"]["init_args"]["lr"] == 0.001
-    assert [reward["class_path"] for reward in found["rewards"]] == ["RepetitionPenalty", "FormatReward"]
+    assert [reward["class_path"] for reward in found["rewards"]] == ["OverlongPenalty", "FormatReward"]
     assert found["rewards"][1]["init_args"]["weight"] == 1.0
 
 
@@ -50,5 +50,5 @@ def test_the_same_class_keeps_what_is_not_changed_and_a_list_may_grow(model: Any
     assert surrogate["init_args"] | {"dual_clip": None} == {"clip_low": 0.3, "clip_high": 0.28, "dual_clip": None}
     again = model("--model.objective.surrogate=Clipped")["objective"]["surrogate"]
     assert again["init_args"]["clip_high"] == 0.28
-    assert [reward["class_path"] for reward in rewards] == ["RepetitionPenalty", "FormatReward", "OverlongPenalty"]
+    assert [reward["class_path"] for reward in rewards] == ["OverlongPenalty", "FormatReward", "OverlongPenalty"]
     assert [reward["init_args"]["weight"] for reward in rewards] == [1.0, 0.3, 1.0]

@@ -8,7 +8,7 @@ import pytest
 
 from grpo_lightning.cli import import_families
 from grpo_lightning.command.overview import optional
-from grpo_lightning.maths import stopping, surrogates, weightings
+from grpo_lightning.maths import surrogates, weightings
 from grpo_lightning.maths.surrogates import Surrogate
 from helpers.loading import load_example
 
@@ -16,7 +16,6 @@ import_families()
 
 ARGUMENTS: dict[type, Callable[[], Any]] = {
     weightings.FixedLength: lambda: weightings.FixedLength(12),
-    stopping.FirstOf: lambda: stopping.FirstOf([stopping.KLAbove(0.02), stopping.ObjectivePlateau(2)]),
 }
 """Classes that cannot be made without arguments."""
 

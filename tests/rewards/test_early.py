@@ -12,7 +12,7 @@ from helpers.tiny import prompts_of
 from helpers.waiting import LIMIT
 
 from grpo_lightning import FormatReward, FunctionReward, Gated, Reward, RewardResult, Scorer
-from grpo_lightning.rewards.length import CosineLength, LengthReward
+from grpo_lightning.rewards.length import CosineLength, OverlongPenalty
 from grpo_lightning.types import Conversation, FinishReason, Sample, Status
 
 THREADS = "grpo-reward"
@@ -79,7 +79,7 @@ def rewards(module: Path) -> Iterator[Callable[[], list[Reward]]]:
                 FunctionReward(f"{module}:graded", num_workers=3, weight=0.1),
                 Gated(FormatReward(pattern=".*boxed.*"), Exact(), weight=0.7),
                 CosineLength(Exact(), max_length=5),
-                LengthReward(3, weight=-0.3),
+                OverlongPenalty(3, weight=-0.3),
             ]
         )
         return new
@@ -160,11 +160,11 @@ def test_a_reward_that_is_in_the_list_twice_is_called_from_one_thread(around: An
 
 
 def test_a_reward_around_others_begins_early_if_all_of_them_do() -> None:
-    assert FunctionReward.scores_early and not LengthReward.scores_early
+    assert FunctionReward.scores_early and not OverlongPenalty.scores_early
     assert Gated(FormatReward(), Exact()).scores_early
-    assert not Gated(LengthReward(3), Exact()).scores_early
+    assert not Gated(OverlongPenalty(3), Exact()).scores_early
     assert CosineLength(Exact(), 5).scores_early
-    assert not CosineLength(LengthReward(3), 5).scores_early
+    assert not CosineLength(OverlongPenalty(3), 5).scores_early
 
 
 class Leaves(Early):

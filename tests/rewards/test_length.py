@@ -1,4 +1,4 @@
-"""Rewards for length, and the repetition penalty."""
+"""Rewards for length."""
 
 import math
 from collections.abc import Sequence
@@ -9,19 +9,12 @@ from helpers.fitting import Exact
 from helpers.tiny import prompts_of
 
 from grpo_lightning import FinishReason, Reward, RewardResult, Run, Sample, UsageError
-from grpo_lightning.rewards.length import CosineLength, LengthReward, OverlongPenalty, RepetitionPenalty
+from grpo_lightning.rewards.length import CosineLength, OverlongPenalty
 
 
 def sample(length: int, text: str = "", truncated: bool = False) -> Sample:
     """Its gold answer is 1."""
     return Sample(prompts_of([3])[0], text, [7] * length, FinishReason.LENGTH if truncated else FinishReason.STOP)
-
-
-@pytest.mark.parametrize(("length", "expected"), [(10, 0), (12, -0.2), (5, -0.5), (1, -0.9), (20, -1), (99, -1)])
-def test_distance_from_the_target(length, expected):
-    result = LengthReward(target=10)([sample(length)])
-    assert result.value == [pytest.approx(expected)]
-    assert result.status == ["ok"]
 
 
 @pytest.mark.parametrize(
@@ -55,24 +48,6 @@ def test_a_failed_verdict_has_no_length():
     result = CosineLength(Exact(), 20, truncated=-1.0)([bad_gold])
     assert result.status == ["gold_bad"]
     assert math.isnan(result.value[0])
-
-
-@pytest.mark.parametrize(
-    ("token_ids", "ngram", "expected"),
-    [
-        ([1, 2, 3, 4], 2, 0.0),
-        ([1, 2, 1, 2, 1], 2, -0.5),  # 12 21 12 21: two of four
-        ([7, 7, 7, 7, 7], 2, -0.75),  # 77 four times
-        ([7, 7, 7, 7, 7], 1, -0.8),
-        ([1, 2, 3, 1, 2, 3], 3, -0.25),  # 123 231 312 123
-        ([1, 2, 3], 3, 0.0),  # one of its kind
-        ([1, 2, 3], 4, 0.0),  # none
-    ],
-)
-def test_share_of_repeated_ngrams(token_ids, ngram, expected):
-    result = RepetitionPenalty(ngram)([Sample(prompts_of([3])[0], "", token_ids, FinishReason.STOP)])
-    assert result.value == [pytest.approx(expected)]
-    assert result.status == ["ok"]
 
 
 def penalty(length: int, **kwargs) -> float:

@@ -1,12 +1,9 @@
-"""experiments/versus_trl without TRL: sizes, the lengths that both sides are made to have, and refusals."""
+"""experiments/versus_trl without TRL: the lengths that both sides are made to have."""
 
 import importlib
-import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -14,12 +11,8 @@ from helpers.fast import policy_of
 from helpers.paths import ROOT
 from helpers.tiny import requests_of
 
-from grpo_lightning import Fast, FinishReason, Policy, RandomKey, Rollouts, Sampling
+from grpo_lightning import FinishReason, RandomKey, Rollouts, Sampling
 from grpo_lightning.plugins.fast import batch
-
-GIB = 2**30
-SIZES = {"prompt_tokens": 5, "new_tokens": 8, "prompts": 2, "group_size": 4}
-SIZES |= {"warm_up": 1, "steps": 3, "max_tokens": 100, "trl_rows": 8}
 
 
 @pytest.fixture(scope="module")
@@ -34,52 +27,6 @@ def parts() -> Iterator[SimpleNamespace]:
         finally:
             for name in names:
                 sys.modules.pop(name, None)
-
-
-def race_of(parts: SimpleNamespace, **changes: Any) -> Any:
-    return parts.race.Race(**SIZES | changes)
-
-
-def test_an_endless_model_is_the_same_model(parts: SimpleNamespace, policy_folder: Path, tmp_path: Path):
-    parts.race.make_endless(policy_folder, tmp_path / "model")
-    before, endless = Policy(str(policy_folder), compute=Fast()), Policy(str(tmp_path / "model"), compute=Fast())
-    before.load()
-    endless.load()
-    assert all((a == b).all() for a, b in zip(before.parameters(), endless.parameters(), strict=True))
-    assert before.stop_ids and min(before.stop_ids) < before.config.vocab_size
-    assert min(endless.stop_ids) >= endless.config.vocab_size
-    assert endless.tokenizer.encode("abc") == before.tokenizer.encode("abc")
-    assert endless.tokenizer.pad_token_id < endless.config.vocab_size
-
-
-def ended_with(parts: SimpleNamespace, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    """Lets processes end with what is given, instead of running."""
-    ended = {"returncode": 0, "peak": GIB, "exceeded": False, "tokens": [64, 64], "seconds": [1.0]} | changes
-
-    def run(command: list[str], limit: float, environment: Any, log: Path) -> Any:
-        log.write_text("why")
-        (folder / f"{command[2]}.json").write_text(json.dumps(ended))
-        return parts.memory_limit.Ended(ended["returncode"], ended["peak"], ended["exceeded"])
-
-    monkeypatch.setattr(parts.memory_limit, "run", run)
-
-
-def test_a_side_that_passed_other_tokens_is_refused(
-    parts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    ended_with(parts, tmp_path, monkeypatch, tokens=[64, 63])
-    outcome = parts.result_tables.Outcome()
-    parts.compare.run_side("ours", tmp_path, race_of(parts, new_tokens=3), GIB, outcome, exact=False)
-    with pytest.raises(parts.compare.Failure, match=r"grpo_lightning had \[64, 63\] tokens per step, not \[64, 64\]"):
-        parts.compare.run_side("ours", tmp_path, race_of(parts, new_tokens=3), GIB, outcome, exact=True)
-
-
-def test_a_side_that_fails_says_why(parts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    ended_with(parts, tmp_path, monkeypatch, returncode=1)
-    with pytest.raises(parts.compare.Failure, match=r"TRL failed at 5 \+ 3 tokens:\nwhy"):
-        parts.compare.run_side(
-            "trl", tmp_path, race_of(parts, new_tokens=3), GIB, parts.result_tables.Outcome(), exact=True
-        )
 
 
 def test_lengths_are_a_function_of_the_step(parts: SimpleNamespace) -> None:

@@ -122,13 +122,9 @@ def test_a_callback_that_is_a_watcher_sees_each_pack_and_adds_a_metric(tmp_path:
     assert scalars(tmp_path)["optim/seen"] == {0: 1, 1: 2, 2: 3}
 
 
-def test_too_many_bad_updates_stop_the_run_and_name_token_and_reward(tmp_path: Path) -> None:
-    with pytest.raises(
-        FloatingPointError, match=r"2 updates in a row(.|\n)*token '.*' \(logp nan(.|\n)*digits="
-    ) as stop:
+def test_too_many_bad_updates_stop_the_run(tmp_path: Path) -> None:
+    with pytest.raises(FloatingPointError, match=r"2 updates in a row .*max_bad_updates=2\. Lower the learning rate"):
         fit(tmp_path, [Poison(1, 2)], trainer={"max_epochs": 5}, max_bad_updates=2)
-    assert "prompt '" in str(stop.value)
-    assert "max_bad_updates=2" in str(stop.value)
 
 
 def test_every_pass_over_the_data_has_its_own_order_and_no_question_is_lost() -> None:

@@ -87,21 +87,16 @@ class ToolEnvironment(Environment):
 
 
 @cache
-def found_at(path: str, key: str = "") -> Any:
-    """The object at `my_tools.Calculator` or `path/to/my_tools.py:Calculator`; None if the module has no such name."""
+def class_at(path: str) -> type:
+    """The class at `my_tools.Calculator` or `path/to/my_tools.py:Calculator`."""
     try:
-        module, name = module_of(path)
-        return getattr(module, name, None)
+        source, name = module_of(path)
+        found = getattr(source, name, None)
     except Exception as error:  # a module may raise what it likes
         raise UsageError(
-            f"{key}{path}: it cannot be imported ({type(error).__name__}: {error}). Give an import path such as "
-            "my_tools.Calculator or path/to/my_tools.py:Calculator"
+            f"data.environment={path}: it cannot be imported ({type(error).__name__}: {error}). Give an import path "
+            "such as my_tools.Calculator or path/to/my_tools.py:Calculator"
         ) from error
-
-
-def class_at(path: str) -> type:
-    """The class at an import path, as `found_at`."""
-    found = found_at(path, "data.environment=")
     if not isinstance(found, type):
         module, _, name = path.replace(":", ".").rpartition(".")
         raise UsageError(f"data.environment={path}: {module} has no class {name}")

@@ -10,7 +10,6 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
-from grpo_lightning.plugins.inspect import judges
 from grpo_lightning.plugins.inspect.configs import earlier, flat, merged, shown
 from grpo_lightning.training import internals
 from grpo_lightning.training.module import GRPOModule
@@ -24,15 +23,6 @@ CURVES = {
     r"policy/entropy": "5 entropy",
 }
 """The metrics in the first group, as regular expressions, and what they are called there; a group is added to that."""
-
-VARIED = {
-    **{f"model.{key}": key for key in ("optimizer", "objective", "advantage", "old_policy", "reference", "sampling")},
-    **{"model.lr_scheduler": "lr_scheduler", "model.guard.grad_clip": "grad_clip", "model.policy.path": "policy"},
-    **{f"loop.{key}": key for key in ("group_size", "prompts_per_step", "mu", "num_minibatches")},
-    **{f"loop.{key}": key for key in ("steps_per_iteration", "stop", "dynamic_sampling", "source", "seed")},
-    **{"trainer.max_epochs": "steps", "trainer.precision": "precision"},
-}
-"""What one varies between runs: options, and their names in the tab HPARAMS."""
 
 
 class Board(TensorBoardLogger):
@@ -58,10 +48,12 @@ class Board(TensorBoardLogger):
         super().__init__(save_dir or "", name, version, default_hp_metric=default_hp_metric, **kwargs)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Shows what is varied between runs in the tab HPARAMS, with earlier values where a run went on with others."""
-        before = [(until, hyperparameters(old)) for until, old in earlier(Path(self.log_dir))]
+        """Shows the options in the tab HPARAMS, with earlier values where a run went on with others."""
+        before = [(until, flat(old)) for until, old in earlier(Path(self.log_dir))]
+        options = merged([*before, (0, flat(params))], str)
+        plain = {k: v if isinstance(v, (bool, int, float)) else shown(v) for k, v in options.items()}
         # Without the summary of an experiment, the tab begins with what differs between the runs.
-        _, start, _ = hparams(merged([*before, (0, hyperparameters(params))], str), {})
+        _, start, _ = hparams(plain, {})
         internals.summary_writer(self).add_summary(start)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -73,24 +65,6 @@ def copies(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The metrics that are in the first group, by their names there."""
     matches = ((re.fullmatch(pattern, name), title) for name in metrics for pattern, title in CURVES.items())
     return {f"{FIRST_LOOK}/{title}{''.join(match.groups())}": metrics[match[0]] for match, title in matches if match}
-
-
-def hyperparameters(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that one varies between runs, under short names: a class by its name, and its settings below it.
-
-    What is not set is left out, and so are the optimizer's switches that are off.
-    """
-    config = flat(options)
-    rewards = (judges.reward_at(config, key) for key in config if re.fullmatch(r"model\.rewards\.\d+", key))
-    judge = judges.reward_at(config, judges.KEY)
-    chosen: dict[str, Any] = {"rewards": ", ".join(map(judges.title, rewards))}
-    chosen |= {"judge": judges.title(judge)} if judge else {}
-    for start, title in VARIED.items():
-        for key in (key for key in config if f"{key}.".startswith(f"{start}.")):
-            name = (title + key.removeprefix(start)).removeprefix("optimizer.").removeprefix("objective.")
-            if not (title == "optimizer" and config[key] is False):
-                chosen[name] = config[key] if isinstance(config[key], (bool, int, float)) else shown(config[key])
-    return {name: value for name, value in chosen.items() if value not in ("", "null", "[]")}
 
 
 class FirstLook(Callback):

@@ -1,4 +1,4 @@
-"""Classification models of transformers with their own tokenizers; one is a reward, one learns."""
+"""Classification models of transformers with their own tokenizers; one scores segments, one learns."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,20 +18,15 @@ from transformers import (
 
 from grpo_lightning.maths.ragged import token_budget
 from grpo_lightning.policy import pretrained
-from grpo_lightning.policy.chat import chat_text
-from grpo_lightning.rewards.base import Reward, Run
-from grpo_lightning.rewards.results import RewardResult
-from grpo_lightning.types import Sample, Status, UsageError, at_least
+from grpo_lightning.types import at_least, require
 
 DType = Literal["float32", "bfloat16", "float16"]
-Pooling = Literal["model", "last"]
-CLASSES = {"sequence": AutoModelForSequenceClassification, "token": AutoModelForTokenClassification}
 
 
 class Classifier:
     """A classification model of transformers with its own tokenizer, in eval mode. What it needs is read at first use.
 
-    `owner` is the class that has the other arguments: they are as in `SequenceClassifier`.
+    `owner` is the class that has the other arguments: they are as in `TokenModel`.
     """
 
     def __init__(
@@ -42,16 +37,12 @@ class Classifier:
         dtype: DType,
         max_length: int | None = None,
         trust_remote_code: bool = False,
-        pooling: Pooling = "model",
-        kind: Literal["sequence", "token"] = "sequence",
     ) -> None:
         at_least("max_length", max_length, 1, owner)
         at_least("max_tokens", max_tokens, 1, owner)
         self.key, self.path = f"{owner}.path", path
         self.max_tokens = max_tokens
         self.max_length = max_length
-        self.pooling = pooling
-        self.kind: Literal["sequence", "token"] = kind
         self.device = torch.device("cpu")
         self.options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         self.dtype: torch.dtype = getattr(torch, dtype)
@@ -68,17 +59,17 @@ class Classifier:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The weights."""
+        """The weights, of a classifier of tokens."""
         architecture = (self.config.architectures or [""])[0]
-        if self.kind.capitalize() not in architecture.removesuffix("Classification"):
-            raise UsageError(
-                f"{self.key}={self.path}: its architecture is {architecture or 'unknown'}; give a model that "
-                f"classifies {self.kind}s"
-            )
-        if self.config.num_labels > (1 if self.kind == "sequence" else 2):
-            wanted = "1" if self.kind == "sequence" else "1, or 2 of which the second is `right`"
-            raise UsageError(f"{self.key}={self.path}: it has {self.config.num_labels} labels; expected {wanted}")
-        model = pretrained.load(CLASSES[self.kind], self.path, self.key, **self.options | {"dtype": self.dtype})
+        given = f"{self.key}={self.path}"
+        classifies = architecture.endswith("TokenClassification")
+        require(
+            classifies, f"{given}: its architecture is {architecture or 'unknown'}; give one that classifies tokens"
+        )
+        wanted = f"it has {self.config.num_labels} labels; expected 1, or 2 of which the second is `right`"
+        require(self.config.num_labels <= 2, f"{given}: {wanted}")
+        options = self.options | {"dtype": self.dtype}
+        model = pretrained.load(AutoModelForTokenClassification, self.path, self.key, **options)
         return model.requires_grad_(False).to(self.device)
 
     def load(self, device: torch.device) -> None:
@@ -99,11 +90,8 @@ class Classifier:
 
     @property
     def padding(self) -> int | None:
-        """The token that inputs are padded with on the right; None is one that no input of the pack contains.
-
-        A score of `model` is read at the last token that is not padding.
-        """
-        return self.config.pad_token_id if self.pooling == "model" else None
+        """The token that inputs are padded with on the right; None is one that no input of the pack contains."""
+        return None
 
     def forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """The float32 logits of token ids: [B, num_labels] of sequences, [B, longest, num_labels] of tokens."""
@@ -142,76 +130,6 @@ def float32(device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(default)
-
-
-class SequenceClassifier(Reward):
-    """The score of a reward model, used as it is: `AutoModelForSequenceClassification` with one label.
-
-    Use it for answers that no rule can verify. It reads prompt and completion as text, with its own tokenizer. An input
-    that is too long loses its beginning.
-
-    Args:
-        path: Folder made by `save_pretrained`, or hub id.
-        chat: Render question and completion as two turns of its own chat template, as most open reward models expect.
-            Otherwise it reads the prompt as the policy saw it, followed by the completion.
-        max_length: Longest input in its tokens; None is the most that tokenizer and model allow.
-        max_tokens: Its tokens in one forward, padding included.
-        pooling: The token at which a decoder's score is read. `model`: the last one that is not its pad token, as in
-            transformers. If its pad token is its end token, it never sees the end, and cannot tell completions that
-            ended from those that were cut off. `last`: the last token, for a model that was trained so.
-        dtype: Type of the weights; the score is float32.
-        trust_remote_code: Run Python code shipped with the model. Leave it off for models you have not read.
-        weight: Factor of this reward in the total. At 0 it is scored and logged, but not learned from.
-        name: Its name in the metrics.
-
-    Raises:
-        UsageError: Before the run starts: there is no such model, it has several labels, or no chat template.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        chat: bool = False,
-        max_length: int | None = None,
-        max_tokens: int = 16384,
-        pooling: Pooling = "model",
-        dtype: DType = "float32",
-        trust_remote_code: bool = False,
-        weight: float = 1.0,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(weight, name)
-        self.chat = chat
-        options = (max_tokens, dtype, max_length, trust_remote_code, pooling)
-        self._classifier = Classifier(type(self).__name__, path, *options)
-
-    def setup(self, run: Run) -> None:
-        """Reads the model."""
-        self._classifier.load(run.device)
-        if self.chat:
-            self._render("question", "answer")
-
-    def score(self, samples: Sequence[Sample]) -> RewardResult:
-        """The logit. Status `ok`, or `cut` where the model did not read the beginning."""
-        if self.chat:
-            texts = [self._render(sample.prompt.question.text, sample.turn) for sample in samples]
-        else:
-            texts = [sample.prompt.text + sample.text for sample in samples]
-        encode, longest, special = self._classifier.tokenizer.encode, self._classifier.longest, not self.chat
-        ids = [encode(text, add_special_tokens=special) for text in texts]
-        cut = [len(own) > longest for own in ids]
-        for row, text in enumerate(texts):
-            if cut[row]:  # by the tokenizer, which keeps special tokens
-                ids[row] = encode(text, add_special_tokens=special, truncation=True, max_length=longest)
-        values = [float(logits[0]) for logits in self._classifier.logits(ids)]
-        return RewardResult(values, [Status.CUT if is_cut else Status.OK for is_cut in cut])
-
-    def close(self) -> None:
-        """Releases the model."""
-        self._classifier.close()
-
-    def _render(self, question: str, answer: str) -> str:
-        return chat_text(self._classifier.tokenizer, question, answer, key=f"chat=true of {self.name}")
 
 
 class RewardModel(Classifier):

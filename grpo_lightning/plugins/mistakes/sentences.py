@@ -54,28 +54,11 @@ ELSEWHERE = {
 }
 """Options here, and what TRL calls them | what verl calls them."""
 
-COMPUTE = "attention fused gradient_checkpointing products share_prefix threads"
-RENAMED = (
-    ("model.policy.", "model.policy.compute.", COMPUTE),
-    ("model.", "model.guard.", "grad_clip max_bad_updates max_failed_rewards"),
-    ("model.val_", "model.validation.", "samples sampling"),
-    ("model.", "model.validation.", "correct"),
-    ("model.", "model.objective.", "reward_kl"),
-    ("LearnedReward.", "update.", "batch_size loss lr max_forgetting min_gain num_passes"),
-    ("LearnedReward.", "replay.", "buffer_size held_out per_label seed"),
-)
-MOVED = {"Objective.entropy_bonus": "entropy.coefficient of FixedEntropy"}
-MOVED |= {f"{old}{name}": f"{now}{name}" for old, now, names in RENAMED for name in names.split()}
-"""Keys of earlier versions, and what they are now; an argument of a class stands behind the class."""
-
 
 def instead(flag: str, names: Sequence[str]) -> str:
     """The option that was meant by a key that is none: of TRL's, of the same name elsewhere, or spelled alike."""
     key = flag.removeprefix("--")
     dashes, (head, dot, rest) = flag.removesuffix(key), key.partition(".")
-    for old, now in MOVED.items():
-        if f"{key}.".startswith(f"{old}."):
-            return f" It is {dashes}{now}{key.removeprefix(old)} now"
     sections = list(dict.fromkeys(name.partition(".")[0] for name in names if "." in name))
     same = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
     if not same and (known := elsewhere(key)):
@@ -99,8 +82,6 @@ def elsewhere(key: str) -> str:
 
 def no_such_argument(key: str, owner: str, names: Sequence[str]) -> str:
     """A key that is no argument of a class."""
-    if now := MOVED.get(f"{owner}.{key}"):
-        return f": {owner} has no such option. It is {now} now"
     if key in ("init_arg", "init_args", "class", "class_paths", "args", "name", "type"):
         return f": {owner} has no such option; {BY_CLASS}"
     there = f" There {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if names else " It has none"

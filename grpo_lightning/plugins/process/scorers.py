@@ -101,7 +101,7 @@ class TokenModel(SegmentScorer):
         separator: str = "\n",
     ) -> None:
         options = (path, max_tokens, dtype, max_length, trust_remote_code)
-        self._classifier = Classifier("TokenModel", *options, kind="token")
+        self._classifier = Classifier("TokenModel", *options)
         self.separator = separator
 
     def setup(self, run: Run) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grpo_lightning import Clipped, Objective, Reinforce, Rollouts
 from grpo_lightning.maths.corrections import Correction, NoCorrection, TruncatedRatio
-from grpo_lightning.maths.mismatch import CLASSES, Mismatch
+from grpo_lightning.maths.mismatch import Mismatch
 from grpo_lightning.plugins.methods.mismatch_masks import GeometricMask, ProbabilityGap, RatioMask, SequenceMask
 
 
@@ -124,17 +124,13 @@ def test_where_pi_old_is_the_policy_the_factor_comes_from_its_own_log_probs() ->
 # The mismatch
 
 
-def expected_mismatch(
-    rollouts: Rollouts, factor: Tensor, longest: float = math.inf, over: float = 0
-) -> dict[str, float]:
-    """The measures of the completions with `over` < length <= `longest`, in plain Python."""
+def expected_mismatch(rollouts: Rollouts, factor: Tensor) -> dict[str, float]:
+    """The measures of the completions, in plain Python."""
     kl, gaps, corrected, masked, wholes = [], [], [], [], []
     start = 0
     for length in rollouts.lengths.tolist():
         own = range(start, start + length)
         start += length
-        if not over < length <= longest:
-            continue
         logs = [float(rollouts.old_logp[t]) - float(rollouts.sampler_logp[t]) for t in own]
         counting = [log for t, log in zip(own, logs, strict=True) if rollouts.weight[t] != 0]
         kl += [math.exp(log) - 1 - log for log in counting]
@@ -153,7 +149,7 @@ def expected_mismatch(
     }
 
 
-def test_the_mismatch_is_that_of_a_loop_by_length_and_pack() -> None:
+def test_the_mismatch_is_that_of_a_loop_by_pack() -> None:
     rollouts = far_rollouts()
     rollouts.weight[3], rollouts.weight[-1] = 0.0, 0.0  # a token of the second completion, and the whole last one
     objective = Objective(correction=RatioMask(0.8, 1.2))
@@ -168,13 +164,8 @@ def test_the_mismatch_is_that_of_a_loop_by_length_and_pack() -> None:
     assert whole.gaps() == pytest.approx((float(off.mean()), float((off > 1).float().mean())), rel=1e-5)
     found = whole.metrics()
     factor = objective.factor(rollouts.old_logp, rollouts)
-    lengths = {"": {}, "/16": {"longest": 16}, "/64": {"longest": 64, "over": 16}}
-    assert found.keys() == {
-        f"mismatch/{name}{by}" for name in ("kl", "gap", "corrected", "masked", "ess") for by in lengths
-    }
-    for by, bounds in lengths.items():
-        for name, value in expected_mismatch(rollouts, factor, **bounds).items():
-            assert float(found[f"mismatch/{name}{by}"]) == pytest.approx(value, rel=1e-4), (name, by)
+    expected = {f"mismatch/{name}": value for name, value in expected_mismatch(rollouts, factor).items()}
+    assert {name: float(value) for name, value in found.items()} == pytest.approx(expected, rel=1e-4)
     assert 0 < float(found["mismatch/masked"]) < float(found["mismatch/corrected"]) < 1
     assert float(found["mismatch/ess"]) < 0.9
 
@@ -190,9 +181,3 @@ def test_the_mismatch_of_ranks_is_that_of_all() -> None:
     assert float(both.tokens.sum()) == 2 * rollouts.num_tokens
     for name, value in half.metrics().items():
         assert float(both.metrics()[name]) == pytest.approx(float(value), rel=1e-5)
-
-
-def test_the_longest_class_has_no_end() -> None:
-    rollouts = rollouts_of([16385])
-    found = Mismatch.from_pack(rollouts, rollouts.old_logp, torch.ones_like(rollouts.old_logp)).metrics()
-    assert f"mismatch/kl/{CLASSES[-1]}" in found and CLASSES[-1] == "longer"

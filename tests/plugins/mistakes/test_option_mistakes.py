@@ -67,7 +67,6 @@ FILES = {
     "surrogate_key.yaml": "model: {objective: {surrogate: {class_path: Clipped, init_args: {clip_hihg: 0.3}}}}\n",
     "rewards.yaml": "model: {rewards: [{class_path: MathVerifier}, {class_path: FormatRewrd}]}\n",
     "reward_class.yaml": "model: {rewards: [{class: FormatReward}]}\n",
-    "learned.yaml": "model: {rewards: [{class_path: LearnedReward, init_args: {path: x, lr: 0.1}}]}\n",
     "replay.yaml": "model: {rewards: [{class_path: LearnedReward, init_args: {path: x, replay: 0.1}}]}\n",
     "section.yaml": "modle: {grad_clip: 1}\n",
     "loop_key.yaml": "loop: {grup_size: 4}\n",

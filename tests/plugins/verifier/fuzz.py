@@ -2,6 +2,7 @@ r"""Makes up gold answers, equal rewritings of them and wrong mutations, with ve
 
 Formulas are trees of this file's own, valued by Python's floats: that is how a rewriting is known to be equal and a
 mutation to be wrong. Everything else (lists, intervals, units, hedges, restatements) is right or wrong by construction.
+Kinds of which only the numbers would vary (matrices, choices, clocks, bases, curves) are in cases.jsonl alone.
 """
 
 import cmath
@@ -244,7 +245,7 @@ THINGS = ["apples", "marbles", "books", "cookies", "tickets"]
 
 def natural(rng: random.Random) -> Pair:
     """An ending in words, as models write it under a question in words, or one that hedges or says something else."""
-    make = rng.choice([_story, _money, _choice, _clock, _spelt, _nothing, _condition, _vector])
+    make = rng.choice([_story, _money, _spelt])
     gold, question, rights, wrongs = make(rng)
     right = rng.random() < 0.5
     return Pair(gold, rng.choice(rights if right else wrongs), right, f"natural, {make.__name__[1:]}", question)
@@ -258,10 +259,6 @@ def _said(rng: random.Random, answers: list[str]) -> list[str]:
     frames = ["#### %s", "Answer: %s", "The answer is %s.", "**Final Answer:** %s", "The final answer is **%s**."]
     text = r"\boxed{\text{%s}}"
     return [rng.choice([*frames, text]) % (answer.replace("$", r"\$") if text else answer) for answer in answers]
-
-
-def _boxes(answers: list[str]) -> list[str]:
-    return [rf"So $\boxed{{{answer}}}$." for answer in answers]
 
 
 def _story(rng: random.Random) -> Endings:
@@ -307,33 +304,6 @@ def _money(rng: random.Random) -> Endings:
     return gold, question, _said(rng, rights), _said(rng, wrongs)
 
 
-def _choice(rng: random.Random) -> Endings:
-    values = rng.sample(range(2, 90), 4)
-    letters = "ABCD"
-    index = rng.randrange(4)
-    layout = rng.choice([("({}) ", " "), (r"$\textbf{{({})}}\ $", r" $\qquad$ "), ("{}. ", "\n")])
-    question = "Which? " + layout[1].join(
-        layout[0].format(letter) + str(v) for letter, v in zip(letters, values, strict=True)
-    )
-    letter, value, other = letters[index], values[index], values[index - 1]
-    rights = [f"({letter}) {value}", rf"\text{{{letter}. }}{value}", letter, rf"\textbf{{({letter})}}\ {value}"]
-    wrongs = each(
-        rf"({letter}) {other} ; \text{{{letter}. }}{other} ; ({letters[index - 1]}) {value} ; {letters[index - 1]} ; "
-        rf"({letter}) 99 ; ({letters[index - 1]}) {other}"
-    )
-    return rng.choice([letter, f"{value}"]), question, _boxes(rights), _boxes(wrongs)
-
-
-def _clock(rng: random.Random) -> Endings:
-    hour, minute = rng.randrange(1, 12), rng.randrange(10, 60)
-    gold = rf"{hour}:{minute}\text{{ p.m.}}"
-    rights = [f"{hour + 12}:{minute}", gold, rf"{hour}:{minute} PM"]
-    wrongs = each(
-        rf"{hour + 11}:{minute} ; {hour}:{minute}\text{{ a.m.}} ; {hour + 12}:{minute - 1} ; {hour + 12}{minute}"
-    )
-    return gold, "", _boxes(rights), _boxes(wrongs)
-
-
 def _words(n: int, joint: str = " ") -> str:
     return in_words(n).replace("hundred ", f"hundred{joint}")
 
@@ -348,50 +318,6 @@ def _spelt(rng: random.Random) -> Endings:
         f"{_words(n)} dozen ; dozens"
     )
     return f"{n}", "", _said(rng, rights), _said(rng, wrongs)
-
-
-def _nothing(rng: random.Random) -> Endings:
-    golds = [r"\emptyset", r"\text{no solution}", r"\text{no solutions}", r"\varnothing", r"\text{none}"]
-    rights = [*golds, r"\{\}", r"\text{There are no solutions.}", r"\text{no real solutions}", r"\text{the empty set}"]
-    wrongs = each(
-        r"0 ; \{0\} ; \text{one solution} ; \text{no solution or }1 ; \text{all real numbers} ; \{\emptyset\}"
-    )
-    return rng.choice(golds), "", _boxes(rights), _boxes(wrongs)
-
-
-def _condition(rng: random.Random) -> Endings:
-    a, b = rng.sample(range(1, 30), 2)
-    if rng.random() < 0.5:
-        gold = rf"{a}n\pi"
-        rights = each(
-            rf"{gold}\text{{ for integer }}n ; {gold},\ n\text{{ an integer}} ; {gold}\ (n\in\mathbb{{Z}}) ; "
-            rf"{a}k\pi \text{{ for any integer }} k ; {gold}\text{{, where }}n\text{{ is an integer}}"
-        )
-        wrongs = each(
-            rf"{gold}\text{{ for }}n=1 ; {gold}\text{{ for positive integer }}n ; {b}n\pi\text{{ for integer }}n"
-        )
-        return gold, "", _boxes(rights), _boxes([*wrongs, rf"{gold}\text{{ for integer }}n\text{{ or }}{b}"])
-    gold = f"x+{a}"
-    rights = each(
-        rf"x+{a}, x\ne {b} ; x+{a}\text{{ for }}x\neq {b} ; x+{a}\ (x\ne -{b}) ; x+{a}\text{{, where }}x\ne {b}"
-    )
-    wrongs = each(
-        rf"x+{b}, x\ne {a} ; x+{a}, x={b} ; x+{a}, x>{b} ; x+{a}, x+{b} ; x+{a}\text{{ or }}x\ne {b} ; x+{a}, {b}"
-    )
-    return gold, "", _boxes(rights), _boxes(wrongs)
-
-
-def _vector(rng: random.Random) -> Endings:
-    a, b = rng.sample(range(2, 30), 2)
-    rights = each(
-        rf"{a}\mathbf{{i}}-{b}\mathbf{{j}} ; {a}\hat{{i}}-{b}\hat{{j}} ; V({a},-{b}) ; P({a}, -{b}) ; "
-        rf"-{b}\vec{{j}}+{a}\vec{{i}} ; \text{{vertex }}({a},-{b}) ; {a}\hat{{\imath}}-{b}\hat{{\jmath}}"
-    )
-    wrongs = each(
-        rf"{a}\mathbf{{i}}+{b}\mathbf{{j}} ; {b}\mathbf{{i}}-{a}\mathbf{{j}} ; V({b},-{a}) ; 2V({a},-{b}) ; "
-        rf"{a}\mathbf{{i}}-{b}\mathbf{{k}} ; V({a},-{b}), W(0,0) ; \text{{not the vertex }}({a},-{b})"
-    )
-    return f"({a},-{b})", "", _boxes(rights), _boxes(wrongs)
 
 
 # ----- answers by kind: a gold answer, right ones, wrong ones
@@ -592,86 +518,6 @@ def sets(rng: random.Random) -> Answers:
     return gold, rights, wrongs
 
 
-def matrices(rng: random.Random) -> Answers:
-    rows = [[rng.randrange(-9, 10) for _ in range(2)] for _ in range(2)]
-    if rows[0][1] == rows[1][0]:
-        rows[0][1] += 1
-
-    def render(cells: list[list[int]], kind: str = "pmatrix", gap: str = r"\\") -> str:
-        body = gap.join(" & ".join(map(str, row)) for row in cells)
-        return rf"\begin{{{kind}}}{body}\end{{{kind}}}"
-
-    gold = render(rows)
-    other = [[rows[0][0] + 1, rows[0][1]], rows[1]]
-    doubled = render([[2 * cell for cell in row] for row in rows])
-    rights = [render(rows, "bmatrix"), render(rows, gap=r"\\[6pt]"), f"A={gold}", rf"\frac12{doubled}"]
-    rights += [rf"\left({render(rows, 'matrix')}\right)"]
-    wrongs = [
-        render([list(row) for row in zip(*rows, strict=True)]),
-        render(other),
-        render(rows, "vmatrix"),
-        f"{gold}^{{-1}}",
-        f"2{gold}",
-        f"{gold}^T",
-    ]
-    wrongs += [render(rows[:1]), rf"\det{gold}"]
-    return gold, rights, wrongs
-
-
-def words(rng: random.Random) -> Answers:
-    gold, *others = rng.sample(
-        ["Monday", "Tuesday", "Alice", "even", "odd", "neither", "yes", "no", "blue", "Navin"], 3
-    )
-    rights = [rf"\text{{{gold}}}", gold, rf"\textbf{{{gold}}}", rf"\text{{{gold.upper()}}}", rf"\text{{{gold}}}."]
-    wrongs = each(
-        rf"\text{{{others[0]}}} ; \text{{{gold} or {others[0]}}} ; \text{{{gold}, {others[1]}}} ; "
-        rf"\text{{not {gold}}} ; {gold[0]}"
-    )
-    return rf"\text{{{gold}}}", rights, wrongs
-
-
-def choices(rng: random.Random) -> Answers:
-    gold, other = rng.sample("ABCDE", 2)
-    rights = each(
-        rf"{gold} ; ({gold}) ; \text{{({gold})}} ; \textbf{{({gold})}} ; \textbf{{({gold}) }} 12 ; {gold}) ; "
-        rf"\mathrm{{({gold})}}"
-    )
-    wrongs = each(
-        rf"{other} ; ({other}) ; \text{{{gold} or {other}}} ; {gold},{other} ; ({gold})({other}) ; {gold}/{other} ; "
-        rf"\text{{({gold}) 12, ({other}) 13}}"
-    )
-    return rf"\text{{({gold})}}", rights, [*wrongs, f"{gold}^2", f"{gold}+1"]
-
-
-def times(rng: random.Random) -> Answers:
-    hour, minute, half = rng.randrange(1, 12), rng.randrange(10, 59), rng.choice("ap")
-    other = "p" if half == "a" else "a"
-    gold = rf"{hour}:{minute}\text{{ {half}.m.}}"
-    rights = each(
-        rf"{hour}:{minute} \text{{ {half.upper()}M}} ; \text{{{hour}:{minute} {half}m}} ; {hour}:{minute} {half}.m."
-    )
-    wrongs = each(
-        rf"{hour}:{minute}\text{{ {other}.m.}} ; {hour}:{minute + 1}\text{{ {half}.m.}} ; "
-        rf"{hour + 1}:{minute}\text{{ {half}.m.}} ; {hour}.{minute}"
-    )
-    return gold, rights, wrongs
-
-
-def ratios(rng: random.Random) -> Answers:
-    a, b = rng.sample(range(2, 40), 2)
-    return (
-        f"{a}:{b}",
-        [f"{a} : {b}", rf"{a}\colon {b}", f"x:y={a}:{b}"],
-        [f"{b}:{a}", f"{a}:{b + 1}", f"{a}:{b}:1", f"{a},{b}", f"{a}{b}"],
-    )
-
-
-def bases(rng: random.Random) -> Answers:
-    digits, base = "".join(rng.choice("1234") for _ in range(3)), rng.randrange(5, 10)
-    wrongs = [digits, f"{digits}_{base + 1 if base < 9 else 3}", f"{digits[::-1]}1_{base}", f"{int(digits, base)}"]
-    return f"{digits}_{base}", [f"{digits}_{{{base}}}", rf"{digits}_{{{base}}}", rf"N={digits}_{base}"], wrongs
-
-
 # ----- formulas
 
 
@@ -700,42 +546,6 @@ def formulas(rng: random.Random) -> Answers:
     wrongs += [f"{render(tree)}+1", f"-({render(tree)})" if not _is_odd(values) else "0", f"{render(tree)}=0"]
     wrongs += [f"{render(tree)}, {render(('add', tree, ('num', 1)))}"]
     return render(tree), rights, wrongs
-
-
-def lines(rng: random.Random) -> Answers:
-    a, b, k = rng.randrange(2, 12), rng.randrange(1, 20), rng.randrange(2, 6)
-    rights = each(
-        rf"y={a}x+{b} ; {a}x-y+{b}=0 ; y-{b}={a}x ; {a}x+{b} ; {k}y={k * a}x+{k * b} ; \frac{{y-{b}}}{{{a}}}=x"
-    )
-    wrongs = each(
-        f"y={a}x-{b} ; y=-{a}x+{b} ; x={a}y+{b} ; y<{a}x+{b} ; {a}x+y={b} ; y={a + 1}x+{b} ; (y-{a}x-{b})(y-x)=0"
-    )
-    return f"y={a}x+{b}", rights, [*wrongs, f"y={a}x+{b},y=x", f"|y|={a}x+{b}"]
-
-
-def circles(rng: random.Random) -> Answers:
-    a, b, r = rng.randrange(1, 9), rng.randrange(1, 9), rng.randrange(2, 9)
-    gold = f"(x-{a})^2+(y+{b})^2={r * r}"
-    flat = f"x^2+y^2-{2 * a}x+{2 * b}y+{a * a + b * b}={r * r}"
-    wrongs = each(
-        f"(x+{a})^2+(y-{b})^2={r * r} ; (x-{a})^2+(y+{b})^2={r * r + 1} ; (x-{a})^2-(y+{b})^2={r * r} ; "
-        f"(x-{a})^2+(y+{b})^2<{r * r}"
-    )
-    return gold, [gold, flat, f"{r * r}=(y+{b})^2+(x-{a})^2", f"(x-{a})^2+(y+{b})^2-{r * r}=0"], [*wrongs, f"{r * r}"]
-
-
-def antiderivatives(rng: random.Random) -> Answers:
-    a, n = rng.randrange(2, 9), rng.randrange(2, 5)
-    gold = rf"\frac{{x^{n}}}{{{n}}}+{a}\ln|x|+C"
-    rights = each(
-        rf"{a}\ln|x|+\frac{{x^{n}}}{{{n}}}+C ; C+\frac1{n}x^{n}+{a}\ln|x| ; \frac{{x^{n}}}{{{n}}}+\ln|x^{a}|+C ; "
-        rf"\frac{{x^{n}}}{{{n}}}+{a}\ln|2x|+C"
-    )
-    wrongs = each(
-        rf"\frac{{x^{n}}}{{{n}}}+{a}\ln|x| ; \frac{{x^{n}}}{{{n}}}+{a}\ln x+C ; \frac{{x^{n}}}{{{n}}}-{a}\ln|x|+C ; "
-        rf"x^{n}+{a}\ln|x|+C"
-    )
-    return gold, rights, [*wrongs, rf"\frac{{x^{n}}}{{{n}}}+{a}\ln|x|+Cx"]
 
 
 def _formula(rng: random.Random, depth: int, names: list[str]) -> Tree:
@@ -925,5 +735,5 @@ def _is_odd(values: list[float | None]) -> bool:
 
 MAKERS: list[Callable[[random.Random], Answers]] = [
     integers, fractions, decimals, units, radicals, with_pi, complexes, intervals, unions, tuples, lists, sets,
-    matrices, words, choices, times, ratios, bases, formulas, formulas, formulas, lines, circles, antiderivatives,
+    formulas, formulas, formulas,
 ]  # fmt: skip
