@@ -15,7 +15,6 @@ from grpo_lightning import Board, GRPOModule, Inspector, KLAbove, Objective, Pro
 from grpo_lightning.maths.corrections import TruncatedRatio
 from grpo_lightning.maths.entropy import FixedEntropy
 from grpo_lightning.maths.filters import DynamicSampling
-from grpo_lightning.maths.mismatch import CLASSES
 from grpo_lightning.plugins.conversations.data import PromptDataModule
 from grpo_lightning.plugins.display.completions import SampledCompletions
 from grpo_lightning.plugins.learned.reward import LearnedReward
@@ -42,7 +41,6 @@ def pattern(name: str) -> re.Pattern[str]:
         name.replace("<status>", f"({'|'.join(STATUSES)})")
         .replace("<name>", "[a-z_]+")
         .replace("<rule>", "[A-Za-z]+")
-        .replace("<length>", f"({'|'.join(CLASSES)})")
     )
     return re.compile(name.replace("@k", r"@\d+"))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from grpo_lightning.engines.sampling import Sampling
 from grpo_lightning.grpo.loop import GRPOLoop
 from grpo_lightning.maths.entropy import NoEntropy
+from grpo_lightning.maths.kl import KLEstimator
 from grpo_lightning.maths.rollouts import Rollouts
 from grpo_lightning.plugins.distillation.teacher import Teacher
 from grpo_lightning.plugins.fast import kv_memory
@@ -58,7 +60,9 @@ class Plan:
     validated: int = 0
 
     def __post_init__(self) -> None:
-        self.policy, self.engine = unsharded(self.model.policy), self.model.explorer.engine
+        self.policy, self.engine = Policy.__new__(Policy), self.model.explorer.engine
+        # A sharded policy is of another class, which cannot be copied.
+        vars(self.policy).update(vars(self.model.policy))
 
     def changed(self, key: str, value: Any) -> "Plan":
         """The plan with another value for a key such as `loop.max_tokens`."""
@@ -68,7 +72,7 @@ class Plan:
             setattr(owner, step, copy.copy(getattr(owner, step)))
             owner = getattr(owner, step)
         setattr(owner, name, value)
-        lost = ("rows",) if part == "engine" or name == "strategy" else ("rows", "fake", "passes")
+        lost = ("rows",) if part == "engine" or name == "strategy" else ("rows", "fake", "teachers", "passes")
         plan.__dict__ = {name: value for name, value in vars(plan).items() if name not in lost}
         return plan
 
@@ -76,6 +80,16 @@ class Plan:
     def fake(self) -> Policy:
         """The policy without numbers."""
         return without_numbers(self.policy, self._dtype(self.policy), self.trainer.kind)
+
+    @cached_property
+    def teachers(self) -> list[Policy]:
+        """Other models that are the reference, without numbers; the one of the most weights first."""
+        found = []
+        for teacher in (one for one in self.snapshots if isinstance(one, Teacher)):
+            own = Policy.__new__(Policy)
+            vars(own).update(vars(teacher.policy) | {"compute": self.policy.compute})
+            found.append(without_numbers(own, self._dtype(own), self.trainer.kind, beside=self.fake))
+        return sorted(found, key=lambda one: -sum(map(torch.numel, one.parameters())))
 
     @property
     def snapshots(self) -> list[nn.Module]:
@@ -99,7 +113,10 @@ class Plan:
             rollouts = Rollouts.from_lists([prompt] * prompts, group, [[0] * max(1, longest * n // 8)] * len(group))
             packs += rollouts.packs(loop.max_tokens, self.fake.compute.shares_prefix)
         pack = max(packs, key=lambda one: len(one.all_token_ids))
-        scored, updated = (peak_of(self.fake, pack, way, mixed, entropy) for way in (False, True))
+        kl = self.model.objective.kl if self.model.objective.kl.reads_distributions else None
+        teacher = self.teachers[0] if self.teachers else None
+        scored = max(peak_of(one, pack, False, mixed, entropy) for one in (self.fake, *self.teachers))
+        updated = peak_of(self.fake, pack, True, mixed, entropy, kl, teacher)
         return len(pack.all_token_ids), len(pack), scored, updated
 
     def _longest(self, sampling: Sampling) -> int:
@@ -143,9 +160,8 @@ class Plan:
         copied = (copies + self.loop.source.num_copies) * (whole / shards if fake.adapter is None else gradients)
         # While exploring all weights are gathered; in a pass those in no layer, and two layers with their gradients.
         gathered = gathered_bytes(fake) if shards > 1 else 0
-        teachers = [unsharded(one.policy) for one in self.snapshots if isinstance(one, Teacher)]
-        others = [without_numbers(one, self._dtype(one), self.trainer.kind) for one in teachers]
-        held = sum(one.nbytes for other in others for one in (*other.parameters(), *other.buffers()))
+        held = sum(one.nbytes for teacher in self.teachers for one in (*teacher.parameters(), *teacher.buffers()))
+        reading = max(map(gathered_bytes, self.teachers)) if shards > 1 and self.teachers else 0
         both = gathered + min(gathered, gradients * shards)
         rows, tokens, cache = self.decoding
         total, own = sum(map(torch.numel, fake.parameters())), sum(map(torch.numel, trained))
@@ -156,7 +172,7 @@ class Plan:
             ("gradients", (0, 0, gradients * (1 + exchanged)), "and a copy to exchange" if exchanged else ""),
             ("optimizer", (state * gradients,) * 3, f"{state:.2g} x the gradients"),
             ("frozen copies", (copied,) * 3, "reference, old policies"),
-            ("teachers", (held / shards,) * 3, "the reference; its logits come on top"),
+            ("teachers", (held / shards, held / shards + reading, held / shards + reading), "the reference"),
             ("gathered weights", (whole - whole / shards, gathered, both), f"of {shards} shards"),
             ("key-value cache", (cache, 0, 0), f"{rows} rows x {tokens} tokens, and logits"),
             ("activations, logits", (scored, scored, max(updated, stepping)), f"{packed} tokens in {in_rows} rows"),
@@ -187,13 +203,6 @@ class Plan:
             return self
         part = kv_memory.CUDA_FRACTION if self.trainer.kind == "cuda" else kv_memory.CPU_FRACTION
         return self.changed("model.engine.max_cache_gib", max(0, (has - self.sums[0] + self.decoding[2]) * part / GIB))
-
-
-def unsharded(policy: Policy) -> Policy:
-    """The policy as one of this class: a sharded one is of another, which cannot be copied."""
-    own = Policy.__new__(Policy)
-    vars(own).update(vars(policy))
-    return own
 
 
 def gathered_bytes(fake: Policy) -> int:
@@ -263,8 +272,11 @@ class LiveBytes(TorchDispatchMode):
         self.live -= size
 
 
-def without_numbers(policy: Policy, dtype: torch.dtype, device: str) -> Policy:
-    """A policy of the same settings and shape, loaded or not, without numbers; as on a device of this kind."""
+def without_numbers(policy: Policy, dtype: torch.dtype, device: str, beside: Policy | None = None) -> Policy:
+    """A policy of the same settings and shape, loaded or not, without numbers; as on a device of this kind.
+
+    Its tensors go together with those of the one `beside` it.
+    """
     fake = copy.copy(policy)
     fake._modules = {}
     compute = fake.compute = copy.copy(policy.compute)
@@ -287,7 +299,7 @@ def without_numbers(policy: Policy, dtype: torch.dtype, device: str) -> Policy:
             trust_remote_code=policy.trust_remote_code,
         )
         fake.prepare(fake.model)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = beside.__dict__["_mode"] if beside else FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         fake.model.to_empty(device="cpu")
     fake.model.tie_weights()
@@ -295,23 +307,42 @@ def without_numbers(policy: Policy, dtype: torch.dtype, device: str) -> Policy:
     return fake
 
 
-def peak_of(fake: Policy, pack: Rollouts, backward: bool, autocasts: bool, entropy_gradient: bool = False) -> int:
-    """Most bytes at once beside weights and gradients: of a forward over `pack`, and perhaps its backward."""
+def peak_of(
+    fake: Policy,
+    pack: Rollouts,
+    backward: bool,
+    autocasts: bool,
+    entropy_gradient: bool = False,
+    kl: KLEstimator | None = None,
+    reference: Policy | None = None,
+) -> int:
+    """Most bytes at once beside weights and gradients: of a forward over `pack`, and perhaps its backward.
+
+    A `kl` that reads distributions compares those of `fake` with those of `reference`, by default of its own shape.
+    """
+    reference = reference or fake
     fake.model.train(backward)
     with fake.__dict__["_mode"]:
         for parameter in fake.parameters():
             parameter.grad = torch.zeros_like(parameter) if backward and parameter.requires_grad else None
     grads = [parameter.grad for parameter in fake.parameters() if parameter.grad is not None]
-    live = LiveBytes([*fake.parameters(), *fake.buffers(), *grads])
+    live = LiveBytes([*fake.parameters(), *fake.buffers(), *reference.parameters(), *reference.buffers(), *grads])
 
     def transformer(trunk: nn.Module, **inputs: Any) -> Any:
         # What the transformer makes itself must be fake too; packs and their layouts must not.
         with fake.__dict__["_mode"], live:
             return trunk(**inputs, use_cache=False)
 
-    vars(fake.compute)["call"] = transformer
+    def scored(policy: Policy, rollouts: Rollouts, read: Any = None) -> Any:
+        return Policy.forward(reference, rollouts, read=read)
+
+    for one in (fake, reference):
+        vars(one.compute)["call"] = transformer
     with live, torch.autocast("cpu", torch.bfloat16, enabled=autocasts), torch.set_grad_enabled(backward):
-        found = Policy.forward(fake, pack, entropy_gradient)
+        # No module of it is sharded.
+        snapshot: Any = SimpleNamespace(scored=scored, modules=list)
+        read = kl.reading(snapshot, fake, pack) if kl is not None else None
+        found = Policy.forward(fake, pack, entropy_gradient, read=read)
         if backward:
-            (found.logp + found.entropy).sum().backward()
+            (found.logp + found.entropy + (0 if read is None else found.read)).sum().backward()
     return live.peak

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grpo_lightning.plugins.stale.source import StaleSource
 from helpers.fitting import Digits, Echo, fit, resumes_exactly, scalars
 from helpers.killing import check_alike, command, die_and_go_on, prepare
 from helpers.programs import programs
@@ -13,6 +12,7 @@ from grpo_lightning.maths.filters import DynamicSampling
 from grpo_lightning.plugins.orders.curriculum import Curriculum
 from grpo_lightning.plugins.orders.difficulty_pools import DifficultyPools
 from grpo_lightning.plugins.orders.replayed import Replayed
+from grpo_lightning.plugins.stale.source import StaleSource
 from grpo_lightning.tasks.orders import QuestionOrder
 from grpo_lightning.training.data import TaskData
 from grpo_lightning.types import Question

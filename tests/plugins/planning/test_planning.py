@@ -17,6 +17,7 @@ from grpo_lightning.cli import run
 from grpo_lightning.engines.sampling import Sampling, ValidationSampling
 from grpo_lightning.engines.scripted import ScriptedEngine
 from grpo_lightning.maths.kl import K2
+from grpo_lightning.plugins.distillation.full_vocabulary import FullVocabulary
 from grpo_lightning.plugins.distillation.self_teacher import SelfTeacher
 from grpo_lightning.plugins.distillation.teacher import Teacher
 from grpo_lightning.plugins.distillation.teachers import Teachers
@@ -130,17 +131,18 @@ def test_rows_decoded_at_once() -> None:
         assert plan_of(**changes).decoding == (rows, tokens, rows * (tokens * CACHE + LOGITS))
 
 
-def truly_held(policy: Policy, backward: bool, autocasts: bool) -> int:
-    """The peak of a real forward, and backward, over tensors with numbers."""
+def truly_held(policy: Policy, backward: bool, autocasts: bool, kl: Any = None, teacher: Any = None) -> int:
+    """The peak of a real forward, and backward, over tensors with numbers; and of what `kl` reads of a teacher."""
     policy.train(backward)
     for parameter in policy.parameters():
         parameter.grad = torch.zeros_like(parameter) if backward and parameter.requires_grad else None
     grads = [parameter.grad for parameter in policy.parameters() if parameter.grad is not None]
-    live = LiveBytes([*policy.parameters(), *policy.buffers(), *grads])
+    others = [*teacher.parameters(), *teacher.buffers()] if teacher else []
+    live = LiveBytes([*policy.parameters(), *policy.buffers(), *grads, *others])
     with live, torch.autocast("cpu", torch.bfloat16, enabled=autocasts), torch.set_grad_enabled(backward):
-        scored = policy(a_pack())
+        scored = policy(a_pack(), read=kl and kl.reading(teacher, policy, a_pack()))
         if backward:
-            (scored.logp + scored.entropy).sum().backward()
+            (scored.logp + scored.entropy + (scored.read if kl else 0)).sum().backward()
         del scored
     return live.peak
 
@@ -173,6 +175,21 @@ def test_a_policy_without_numbers_holds_what_it_holds(shape: str, settings: dict
     assert policy.model is not fake.model and all(parameter.grad is None for parameter in policy.parameters())
 
 
+@pytest.mark.parametrize("kl", [FullVocabulary(), FullVocabulary("jensen_shannon", top_k=8)], ids=["all", "top"])
+def test_a_teacher_without_numbers_holds_what_it_holds(kl: FullVocabulary, tmp_path: Path) -> None:
+    """Its states and both models' logits, which an update has beside the policy's own forward and backward."""
+    policy = policy_of()
+    policy.prepare(policy.model)
+    policy_of(seed=1, hidden_size=96).save_pretrained(tmp_path / "teacher")
+    teacher = Teacher(str(tmp_path / "teacher"))
+    teacher.refresh(policy)
+    fake = without_numbers(policy, torch.float32, "cpu")
+    other = without_numbers(teacher.policy, torch.float32, "cpu", beside=fake)
+    found = peak_of(fake, a_pack(), True, False, False, kl, other)
+    assert found == pytest.approx(truly_held(policy, True, False, kl, teacher), rel=0.03)
+    assert found > 1.05 * peak_of(fake, a_pack(), True, False)
+
+
 def test_a_teacher_is_counted_before_it_is_read(quick: None, tmp_path: Path) -> None:
     policy_of(seed=1, hidden_size=96).save_pretrained(tmp_path / "teacher")
     whole = sum(one.nbytes for one in policy_of(hidden_size=96).parameters()) + 2 * 4 * 24 // 2  # RoPE's frequencies
@@ -183,7 +200,7 @@ def test_a_teacher_is_counted_before_it_is_read(quick: None, tmp_path: Path) -> 
     half = Teacher(str(tmp_path / "teacher"), dtype="bfloat16")
     assert bytes_of(plan_of(objective=objective, reference=half))["teachers"][0] == pytest.approx(whole / 2, rel=0.01)
     sharded = bytes_of(plan_of(Devices(count=4, strategy="fsdp2"), objective=objective, reference=teacher))
-    assert sharded["teachers"] == (whole / 4,) * 3
+    assert sharded["teachers"] == (whole / 4, whole / 4 + whole, whole / 4 + whole)  # both layers at once
     both = Teachers({"a": str(tmp_path / "teacher"), "b": str(tmp_path / "teacher")})
     assert bytes_of(plan_of(objective=objective, reference=both))["teachers"][0] == 2 * whole
     told = SelfTeacher(snapshot=FrozenCopy())
