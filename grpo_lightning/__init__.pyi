@@ -81,8 +81,6 @@ from grpo_lightning.plugins import inspect as inspect
 from grpo_lightning.plugins.benchmarks.benchmark import Benchmark as Benchmark
 from grpo_lightning.plugins.cluster.strategy import FSDP2Strategy as FSDP2Strategy
 from grpo_lightning.plugins.cluster.time_limit import StepTimer as StepTimer
-from grpo_lightning.plugins.controls.rewards import LastNumber as LastNumber
-from grpo_lightning.plugins.controls.rewards import RandomReward as RandomReward
 from grpo_lightning.plugins.conversations.base import Environment as Environment
 from grpo_lightning.plugins.conversations.base import Turn as Turn
 from grpo_lightning.plugins.conversations.conversations import Conversations as Conversations

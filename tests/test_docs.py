@@ -38,9 +38,7 @@ NAMES, STATUSES = map(names_in, METRICS.split("\n## Statuses of the rewards\n"))
 def pattern(name: str) -> re.Pattern[str]:
     """What a documented name stands for: `<name>` is any reward, `<status>` any status, `@k` any number."""
     name = (
-        name.replace("<status>", f"({'|'.join(STATUSES)})")
-        .replace("<name>", "[a-z_]+")
-        .replace("<rule>", "[A-Za-z]+")
+        name.replace("<status>", f"({'|'.join(STATUSES)})").replace("<name>", "[a-z_]+").replace("<rule>", "[A-Za-z]+")
     )
     return re.compile(name.replace("@k", r"@\d+"))
 

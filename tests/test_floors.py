@@ -72,7 +72,6 @@ PLUGINS = {
     "conversations": {"benchmarks"},
     "planning": {"fast", "distillation"},
     "reasoning_gym": {"verifier"},
-    "controls": {"verifier"},
     "vllm": {"fast"},
     "display": {"inspect"},
     "inspect": {"mistakes"},

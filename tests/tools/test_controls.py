@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from grpo_lightning.plugins.controls.rewards import LastNumber, RandomReward, last_number
+from experiments.controls import LastNumber, RandomReward, last_number
 from grpo_lightning.types import FinishReason, Prompt, Question, Sample, UsageError
 
 

@@ -1,1 +1,0 @@
-"""Controls of experiments: rewards without a signal, and with a bad one."""
